@@ -1,0 +1,81 @@
+//! The workspace as many threads see it: rows by number, each written by one task at a time.
+//!
+//! The borrow checker cannot follow rows that tasks divide among themselves; this is the one place where that is a promise instead,
+//! and every caller says in a SAFETY line why it keeps it.
+
+use plimsoll_memory::Region;
+
+use crate::device::Buf;
+
+/// A view of the workspace region for the length of one operation.
+#[derive(Clone, Copy)]
+pub(super) struct Arena {
+    base: *mut u8,
+    /// Bytes in which matrices lie.
+    len: usize,
+    /// Floats of each thread's scratch, which follows.
+    scratch: usize,
+}
+
+// SAFETY: the pointer is used through `row`, `scratch` and `bytes`, whose callers promise disjoint use.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    pub fn new(region: &mut Region, len: usize, scratch: usize) -> Self {
+        assert!(len <= region.len(), "matrices end inside the region");
+        Self { base: region.bytes_mut().as_mut_ptr(), len, scratch }
+    }
+
+    /// Row `row` of `x`.
+    ///
+    /// # Safety
+    /// The region outlives the slice, and no other slice of this row is alive.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn row<'a>(&self, x: Buf, row: usize) -> &'a mut [f32] {
+        debug_assert!(row < x.rows && x.offset + x.bytes() <= self.len);
+        // SAFETY: inside the region (asserted above), aligned (matrices start on cache lines), any bits are an f32.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(x).add(row * x.cols), x.cols) }
+    }
+
+    /// All elements of `x`, to read.
+    ///
+    /// # Safety
+    /// As for [`Self::row`], for every row, but other readers may be alive.
+    pub unsafe fn matrix<'a>(&self, x: Buf) -> &'a [f32] {
+        debug_assert!(x.offset + x.bytes() <= self.len);
+        // SAFETY: as in `row`.
+        unsafe { std::slice::from_raw_parts(self.pointer(x), x.rows * x.cols) }
+    }
+
+    /// Bytes `offset..offset + len` of the workspace.
+    ///
+    /// # Safety
+    /// The region outlives the slice, and no other slice of these bytes is alive.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn bytes<'a>(&self, offset: usize, len: usize) -> &'a mut [u8] {
+        assert!(offset + len <= self.len, "inside the workspace");
+        // SAFETY: inside the region.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), len) }
+    }
+
+    /// The scratch of `thread`.
+    ///
+    /// # Safety
+    /// The region outlives the slice, and `thread` is the caller's own number in the pool.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn scratch<'a>(&self, thread: usize) -> &'a mut [f32] {
+        // SAFETY: scratch lies behind the matrices, one part a thread; the workspace was sized for all threads.
+        unsafe {
+            let first = self.base.add(self.len).cast::<f32>().add(thread * self.scratch);
+            std::slice::from_raw_parts_mut(first, self.scratch)
+        }
+    }
+
+    /// The first element of `x`.
+    pub fn pointer(&self, x: Buf) -> *mut f32 {
+        // SAFETY: inside the region: `x` was handed out by its stack.
+        unsafe { self.base.add(x.offset).cast() }
+    }
+}

@@ -1,0 +1,274 @@
+//! The CPU device: carries out a step on the host's cores.
+//!
+//! Weights live as long as the device; keys, values and workspace belong to one generation and come and go as
+//! one value ([`CpuMemory`]), so nothing can point into a generation that is gone.
+
+mod arena;
+mod attention;
+mod linear;
+mod weights;
+
+use std::sync::Arc;
+
+use plimsoll_kernels::{self as kernels, Isa, KvLayout, RopeStyle};
+use plimsoll_memory::step::StepStack;
+use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
+
+use crate::device::{Activation, Attention, Buf, Device, DeviceError, Mark, Mode, StepInput};
+use crate::kv::{KvShape, ModelShape};
+use crate::pool::ThreadPool;
+use crate::weights::{LinearId, VectorId};
+use arena::Arena;
+
+pub use weights::{CpuWeights, LoadError};
+
+/// Rows of small operations per task; fewer rows than this are not worth waking another thread.
+const ROWS_PER_TASK: usize = 16;
+
+/// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised.
+pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
+    threads * thread_scratch_floats(shape) * size_of::<f32>()
+}
+
+fn thread_scratch_floats(shape: &ModelShape) -> usize {
+    let attention = attention::scratch_floats(&shape.kv.layout(), shape.heads / shape.kv.kv_heads);
+    attention.max(shape.hidden).next_multiple_of(16)
+}
+
+/// Keys, values and step workspace of one generation.
+pub struct CpuMemory {
+    kv: Region,
+    shape: KvShape,
+    layout: KvLayout,
+    workspace: Region,
+    stack: StepStack,
+    /// Floats of each thread's scratch, at the end of the workspace.
+    scratch: usize,
+    scratch_at: usize,
+}
+
+impl CpuMemory {
+    /// Maps a pool of `pages` pages and a workspace of `workspace` bytes, scratch for `threads` threads included.
+    ///
+    /// `touch`: pages of the pool are committed now, not on first use.
+    pub fn map(
+        ledger: &Arc<Ledger>,
+        shape: &ModelShape,
+        pages: usize,
+        workspace: usize,
+        threads: usize,
+        touch: bool,
+    ) -> Result<Self, OutOfMemory> {
+        let kv = Region::map(ledger, Component::KvPages, (pages * shape.kv.page_bytes()) as u64, touch)?;
+        let workspace = Region::map(ledger, Component::StepWorkspace, workspace as u64, true)?;
+        let scratch = thread_scratch_floats(shape);
+        let scratch_at = workspace.len().saturating_sub(scratch_bytes(shape, threads)) / 64 * 64;
+        let shape = shape.kv;
+        Ok(Self { kv, shape, layout: shape.layout(), workspace, stack: StepStack::new(scratch_at), scratch, scratch_at })
+    }
+
+    /// Pages of the pool.
+    pub fn pages(&self) -> usize {
+        self.kv.len() / self.shape.page_bytes()
+    }
+
+    /// The most bytes of workspace that steps have used, scratch included.
+    pub fn workspace_peak(&self) -> usize {
+        self.stack.high_water() + (self.workspace.len() - self.scratch_at)
+    }
+
+    /// Gives the physical memory of a page back (elastic mode); its contents are lost.
+    pub fn decommit_page(&mut self, page: usize) {
+        let bytes = self.shape.page_bytes();
+        self.kv.decommit(page * bytes..(page + 1) * bytes);
+    }
+}
+
+/// The device: weights, threads, and the memory of the current generation.
+pub struct CpuDevice {
+    weights: CpuWeights,
+    pool: ThreadPool,
+    isa: Isa,
+    memory: CpuMemory,
+}
+
+impl CpuDevice {
+    /// A device over loaded weights.
+    pub fn new(weights: CpuWeights, pool: ThreadPool, isa: Isa, memory: CpuMemory) -> Self {
+        Self { weights, pool, isa, memory }
+    }
+
+    /// The memory of the current generation.
+    pub fn memory(&mut self) -> &mut CpuMemory {
+        &mut self.memory
+    }
+
+    /// Takes the device apart, to build another generation over the same weights.
+    pub fn into_parts(self) -> (CpuWeights, ThreadPool, CpuMemory) {
+        (self.weights, self.pool, self.memory)
+    }
+
+    /// Starts a step: all temporaries of the last one are given back.
+    pub fn begin_step(&mut self) {
+        self.memory.stack.clear();
+    }
+
+    /// A row of a matrix of the current step, to read and to change.
+    pub fn row_mut(&mut self, x: Buf, row: usize) -> &mut [f32] {
+        assert!(row < x.rows, "row {row} of {}", x.rows);
+        let arena = self.arena();
+        // SAFETY: the row is inside the workspace, and `&mut self` makes this the only view of it.
+        unsafe { arena.row(x, row) }
+    }
+
+    fn arena(&mut self) -> Arena {
+        Arena::new(&mut self.memory.workspace, self.memory.scratch_at, self.memory.scratch)
+    }
+
+    /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the arena, the thread and the row.
+    fn rows(&mut self, rows: usize, each: impl Fn(&Arena, usize, usize) + Sync) {
+        let arena = self.arena();
+        let tasks = rows.div_ceil(ROWS_PER_TASK);
+        self.pool.run(tasks, &|thread, task| {
+            let first = task * ROWS_PER_TASK;
+            (first..(first + ROWS_PER_TASK).min(rows)).for_each(|row| each(&arena, thread, row));
+        });
+    }
+}
+
+impl Device for CpuDevice {
+    fn temp(&mut self, rows: usize, cols: usize) -> Result<Buf, DeviceError> {
+        let buf = Buf { offset: 0, rows, cols };
+        let offset = self.memory.stack.take(buf.bytes())?;
+        Ok(Buf { offset, ..buf })
+    }
+
+    fn mark(&self) -> Mark {
+        Mark(self.memory.stack.mark())
+    }
+
+    fn release(&mut self, mark: Mark) {
+        self.memory.stack.release(mark.0);
+    }
+
+    fn embed(&mut self, out: Buf, table: LinearId, tokens: &[u32], scale: f32) {
+        assert_eq!(out.rows, tokens.len(), "one token a row");
+        let (isa, arena) = (self.isa, self.arena());
+        let (linear, data) = self.weights.linear(table);
+        self.pool.run(tokens.len().div_ceil(ROWS_PER_TASK), &|_, task| {
+            let first = task * ROWS_PER_TASK;
+            for row in first..(first + ROWS_PER_TASK).min(tokens.len()) {
+                // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
+                let out = unsafe { arena.row(out, row) };
+                kernels::unpack_row(&linear.packing, data, tokens[row] as usize, out);
+                if scale != 1.0 {
+                    kernels::scale(isa, out, scale);
+                }
+            }
+        });
+    }
+
+    fn rms_norm(&mut self, out: Buf, x: Buf, weight: VectorId, eps: f32) {
+        assert_eq!((out.rows, out.cols), (x.rows, x.cols), "rms_norm keeps the shape");
+        let (isa, arena) = (self.isa, self.arena());
+        let weight = self.weights.vector(weight);
+        self.pool.run(x.rows.div_ceil(ROWS_PER_TASK), &|thread, task| {
+            let first = task * ROWS_PER_TASK;
+            for row in first..(first + ROWS_PER_TASK).min(x.rows) {
+                // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread. `out` may be
+                // `x`: the row is copied before `out` is formed.
+                let (copy, out) = unsafe {
+                    let copy = &mut arena.scratch(thread)[..x.cols];
+                    copy.copy_from_slice(arena.row(x, row));
+                    (copy, arena.row(out, row))
+                };
+                kernels::rms_norm(isa, out, copy, weight, eps);
+            }
+        });
+    }
+
+    fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError> {
+        self.run_linear(x, layers, mode)
+    }
+
+    fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {
+        assert_eq!(out.rows, positions.len(), "one position a row");
+        let arena = self.arena();
+        let inv_freq = self.weights.vector(inv_freq);
+        let half = inv_freq.len();
+        assert_eq!(out.cols, 2 * half, "cosines and sines");
+        self.pool.run(positions.len().div_ceil(ROWS_PER_TASK), &|_, task| {
+            let first = task * ROWS_PER_TASK;
+            for row in first..(first + ROWS_PER_TASK).min(positions.len()) {
+                // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
+                let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
+                for (i, freq) in inv_freq.iter().enumerate() {
+                    // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after rounding.
+                    let angle = f64::from(positions[row] as f32 * freq);
+                    cos[i] = angle.cos() as f32 * scale;
+                    sin[i] = angle.sin() as f32 * scale;
+                }
+            }
+        });
+    }
+
+    fn rope(&mut self, x: Buf, angles: Buf, interleaved: bool) {
+        let (isa, head_dim) = (self.isa, angles.cols);
+        let style = if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves };
+        // `x` may be seen as one row per head; a row of angles serves all heads of its token.
+        let x = Buf { rows: angles.rows, cols: x.rows * x.cols / angles.rows, ..x };
+        self.rows(x.rows, |arena, _, row| {
+            // SAFETY: rows are inside the workspace, `x` and `angles` do not overlap, each row belongs to one task.
+            let (x, angles) = unsafe { (arena.row(x, row), arena.row(angles, row)) };
+            let (cos, sin) = angles.split_at(head_dim / 2);
+            kernels::rope(isa, style, x, head_dim, cos, sin);
+        });
+    }
+
+    fn glu(&mut self, gate: Buf, up: Buf, act: Activation) {
+        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
+        let isa = self.isa;
+        let act = match act {
+            Activation::Silu => kernels::Activation::Silu,
+            Activation::GeluTanh => kernels::Activation::GeluTanh,
+        };
+        self.rows(gate.rows, |arena, _, row| {
+            // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
+            let (gate, up) = unsafe { (arena.row(gate, row), arena.row(up, row)) };
+            kernels::glu(isa, act, gate, up);
+        });
+    }
+
+    fn add(&mut self, x: Buf, y: Buf) {
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "both have one shape");
+        let isa = self.isa;
+        self.rows(x.rows, |arena, _, row| {
+            // SAFETY: as in `glu`.
+            let (x, y) = unsafe { (arena.row(x, row), arena.row(y, row)) };
+            kernels::add(isa, x, y);
+        });
+    }
+
+    fn attention(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf, step: &StepInput<'_>) {
+        self.store_kv(spec.layer, k, v, step);
+        self.attend(spec, out, q, step);
+    }
+
+    fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]) {
+        assert_eq!((out.rows, out.cols), (rows.len(), x.cols), "gather keeps the width");
+        let arena = self.arena();
+        for (to, from) in rows.iter().enumerate() {
+            assert!((*from as usize) < x.rows, "row {from} of {}", x.rows);
+            // SAFETY: both rows are inside the workspace, the matrices do not overlap, and this is the only thread.
+            unsafe { arena.row(out, to).copy_from_slice(arena.row(x, *from as usize)) };
+        }
+    }
+
+    fn softcap(&mut self, x: Buf, cap: f32) {
+        let isa = self.isa;
+        self.rows(x.rows, |arena, _, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task.
+            kernels::softcap(isa, unsafe { arena.row(x, row) }, cap);
+        });
+    }
+}

@@ -1,0 +1,224 @@
+//! Loading: from the mapped checkpoint straight into the weight region, packed, one copy.
+//!
+//! Panels of 16 rows are decoded and packed in parallel; each tensor's file pages are given back when it is done, so the
+//! load peak is the final size plus one tensor.
+
+use std::sync::{Arc, Mutex};
+
+use plimsoll_formats::{Checkpoint, FormatError, Row, RowBuf, RowScales};
+use plimsoll_kernels::{PANEL, PackError, PackKind, Packing, QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant};
+use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
+use thiserror::Error;
+
+use crate::pool::ThreadPool;
+use crate::weights::{LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
+
+/// Panels per task: enough work to be worth claiming, few enough to balance.
+const PANELS_PER_TASK: usize = 8;
+
+/// Why weights could not be loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// The weight region could not be had.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// A tensor's bytes could not be decoded.
+    #[error("loading '{tensor}': {source}")]
+    Format {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+    /// A tensor's rows do not fit the declared packing: a bug.
+    #[error("packing '{tensor}': {source}")]
+    Pack {
+        /// The tensor.
+        tensor: String,
+        /// The kernels' reason.
+        source: PackError,
+    },
+}
+
+/// A model's weights, packed, in one region.
+pub struct CpuWeights {
+    table: WeightTable,
+    region: Region,
+}
+
+impl CpuWeights {
+    /// Packs every weight of `table` from `checkpoint`. `progress` is told the packed bytes as they come.
+    pub fn load(
+        table: WeightTable,
+        checkpoint: &Checkpoint,
+        ledger: &Arc<Ledger>,
+        pool: &mut ThreadPool,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Self, LoadError> {
+        let mut region = Region::map(ledger, Component::Weights, table.bytes as u64, false)?;
+        for linear in &table.linears {
+            let target = &mut region.bytes_mut()[linear.offset..][..linear.packing.bytes()];
+            pack_linear(linear, checkpoint, target, pool)?;
+            checkpoint.release(&linear.name);
+            progress(linear.packing.bytes() as u64);
+        }
+        for vector in &table.vectors {
+            let target = &mut region.bytes_mut()[vector.offset..][..vector.len * 4];
+            write_vector(vector, checkpoint, target)?;
+        }
+        Ok(Self { table, region })
+    }
+
+    /// The declarations.
+    pub fn table(&self) -> &WeightTable {
+        &self.table
+    }
+
+    /// A packed matrix with its declaration.
+    pub(crate) fn linear(&self, id: LinearId) -> (&LinearDecl, &[u8]) {
+        let linear = self.table.linear(id);
+        (linear, &self.region.bytes()[linear.offset..][..linear.packing.bytes()])
+    }
+
+    /// A vector's values.
+    pub(crate) fn vector(&self, id: VectorId) -> &[f32] {
+        let vector = self.table.vector(id);
+        let bytes = &self.region.bytes()[vector.offset..][..vector.len * 4];
+        // SAFETY: every bit pattern is an f32; the assertion below checks alignment and length.
+        let (before, values, after) = unsafe { bytes.align_to::<f32>() };
+        assert!(before.is_empty() && after.is_empty(), "vectors start on cache lines");
+        values
+    }
+}
+
+fn pack_linear(linear: &LinearDecl, checkpoint: &Checkpoint, target: &mut [u8], pool: &mut ThreadPool) -> Result<(), LoadError> {
+    let packing = &linear.packing;
+    let chunk_bytes = packing.panel_bytes() * PANELS_PER_TASK;
+    let chunks: Vec<Mutex<&mut [u8]>> = target.chunks_mut(chunk_bytes).map(Mutex::new).collect();
+    let failed: Mutex<Option<LoadError>> = Mutex::new(None);
+    pool.run(chunks.len(), &|_, task| {
+        let mut chunk = chunks[task].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut scratch = Scratch::new(packing.k());
+        for (i, panel) in chunk.chunks_exact_mut(packing.panel_bytes()).enumerate() {
+            let first = (task * PANELS_PER_TASK + i) * PANEL;
+            let rows = first..(first + PANEL).min(packing.out());
+            if let Err(error) = scratch.pack_panel(linear, checkpoint, rows, panel) {
+                failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+                return;
+            }
+        }
+    });
+    failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+}
+
+fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8]) -> Result<(), LoadError> {
+    let mut write = |values: &mut dyn Iterator<Item = f32>| {
+        target.chunks_exact_mut(4).zip(values).for_each(|(bytes, value)| bytes.copy_from_slice(&value.to_le_bytes()));
+    };
+    match &vector.source {
+        VectorSource::Values(values) => write(&mut values.iter().copied()),
+        VectorSource::Tensor { name, plus } => {
+            let mut row = RowBuf::new();
+            decode(checkpoint, name, 0, &mut row)?;
+            let mut values = vec![0.0; vector.len];
+            row.dequantize(&mut values);
+            write(&mut values.iter().map(|value| value + plus));
+        }
+    }
+    Ok(())
+}
+
+fn decode(checkpoint: &Checkpoint, name: &str, row: usize, out: &mut RowBuf) -> Result<(), LoadError> {
+    checkpoint.decode_rows(name, row, out).map_err(|source| LoadError::Format { tensor: name.into(), source })
+}
+
+/// One thread's buffers for one panel.
+struct Scratch {
+    rows: Vec<RowBuf>,
+    floats: Vec<Vec<f32>>,
+    groups: Vec<Groups>,
+}
+
+/// Scales of one row in the form the packer takes: groups wider than its own repeated.
+#[derive(Default)]
+struct Groups {
+    scale: Vec<f32>,
+    offset: Vec<f32>,
+    scale_bits: Vec<u16>,
+    offset_bits: Vec<u16>,
+    m: Vec<u8>,
+}
+
+impl Scratch {
+    fn new(k: usize) -> Self {
+        Self {
+            rows: vec![RowBuf::new(); PANEL],
+            floats: vec![vec![0.0; k]; PANEL],
+            groups: (0..PANEL).map(|_| Groups::default()).collect(),
+        }
+    }
+
+    fn pack_panel(&mut self, linear: &LinearDecl, checkpoint: &Checkpoint, rows: std::ops::Range<usize>, panel: &mut [u8]) -> Result<(), LoadError> {
+        let count = rows.len();
+        for (buf, row) in self.rows.iter_mut().zip(rows) {
+            decode(checkpoint, &linear.name, row, buf)?;
+        }
+        let packed = match linear.packing.kind() {
+            PackKind::Quant(_) => self.pack_quant(&linear.packing, count, panel),
+            PackKind::F32 | PackKind::F16 | PackKind::Bf16 => self.pack_floats(&linear.packing, count, panel),
+        };
+        packed.map_err(|source| LoadError::Pack { tensor: linear.name.clone(), source })
+    }
+
+    fn pack_floats(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {
+        for (buf, floats) in self.rows.iter().zip(&mut self.floats).take(count) {
+            buf.dequantize(floats);
+        }
+        let rows: [&[f32]; PANEL] = std::array::from_fn(|i| self.floats[i].as_slice());
+        pack_panel_f32(packing, &rows[..count], panel)
+    }
+
+    fn pack_quant(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {
+        let PackKind::Quant(quant) = packing.kind() else { return Err(PackError::KindMismatch) };
+        for (buf, groups) in self.rows.iter().zip(&mut self.groups).take(count) {
+            groups.fill(buf.row(), usize::from(quant.group));
+        }
+        let mut rows = Vec::with_capacity(count);
+        for (buf, groups) in self.rows.iter().zip(&self.groups).take(count) {
+            let Row::Quant { codes, scales, .. } = buf.row() else { return Err(PackError::KindMismatch) };
+            let scales = match scales {
+                RowScales::Super { d, dmin, sc, .. } => QuantRowScales::Super { d, dmin, sc, m: &groups.m },
+                RowScales::Group { .. } if quant.scales == plimsoll_kernels::PackScales::F16 => {
+                    QuantRowScales::F16 { scale: &groups.scale_bits, offset: &groups.offset_bits }
+                }
+                RowScales::Group { .. } => QuantRowScales::F32 { scale: &groups.scale, offset: &groups.offset },
+            };
+            rows.push(QuantRow { codes, scales });
+        }
+        pack_panel_quant(packing, &rows, panel)
+    }
+}
+
+impl Groups {
+    fn fill(&mut self, row: Row<'_>, group: usize) {
+        let Row::Quant { layout, scales, .. } = row else { return };
+        let times = layout.group / group;
+        match scales {
+            RowScales::Super { m, .. } => {
+                self.m.clear();
+                self.m.extend(m.iter().map(|m| m.cast_unsigned()));
+            }
+            RowScales::Group { scale, offset, scale_bits, offset_bits } => {
+                repeat(scale, times, &mut self.scale);
+                repeat(offset, times, &mut self.offset);
+                repeat(scale_bits, times, &mut self.scale_bits);
+                repeat(offset_bits, times, &mut self.offset_bits);
+            }
+        }
+    }
+}
+
+fn repeat<T: Copy>(from: &[T], times: usize, to: &mut Vec<T>) {
+    to.clear();
+    to.extend(from.iter().flat_map(|value| std::iter::repeat_n(*value, times)));
+}

@@ -1,0 +1,70 @@
+//! The shape of the key/value cache: pages of 16 positions over all layers.
+//!
+//! A page holds every layer's keys and values of 16 consecutive positions of one sequence, one layer after another, so
+//! that a page can be given back to the system as one range.
+
+use plimsoll_kernels::KvLayout;
+pub use plimsoll_kernels::KvDtype;
+
+/// Positions per page.
+pub const PAGE_TOKENS: usize = plimsoll_kernels::PAGE;
+
+/// The storage type that `name` stands for: f32, f16, bf16 or q8.
+pub fn parse_kv_dtype(name: &str) -> Result<KvDtype, String> {
+    match name {
+        "f32" => Ok(KvDtype::F32),
+        "f16" => Ok(KvDtype::F16),
+        "bf16" => Ok(KvDtype::Bf16),
+        "q8" => Ok(KvDtype::Q8),
+        _ => Err(format!("'{name}' is no KV type: use f32, f16, bf16 or q8")),
+    }
+}
+
+/// What the cache of one model looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Attention layers.
+    pub layers: usize,
+    /// Key/value heads per layer.
+    pub kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Element type.
+    pub dtype: KvDtype,
+}
+
+impl KvShape {
+    /// The kernels' view of one layer of one page.
+    ///
+    /// # Panics
+    /// When no kernel takes the head width; models refuse such configurations when they declare their weights.
+    pub fn layout(&self) -> KvLayout {
+        KvLayout::new(self.kv_heads, self.head_dim, self.dtype).expect("checked at declaration")
+    }
+
+    /// Bytes of one layer of one page, in whole cache lines.
+    pub fn layer_bytes(&self) -> usize {
+        self.layout().bytes_per_page().next_multiple_of(64)
+    }
+
+    /// Bytes of one page over all layers.
+    pub fn page_bytes(&self) -> usize {
+        self.layers * self.layer_bytes()
+    }
+
+    /// Bytes of one token over all layers, page padding included, rounded up.
+    pub fn token_bytes(&self) -> usize {
+        self.page_bytes().div_ceil(PAGE_TOKENS)
+    }
+}
+
+/// What a device must know of a model to reserve its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelShape {
+    /// The cache.
+    pub kv: KvShape,
+    /// Query heads of a layer; a multiple of the cache's.
+    pub heads: usize,
+    /// Width of the widest row that is normalised.
+    pub hidden: usize,
+}

@@ -1,0 +1,20 @@
+//! Devices: one model code, several interpreters.
+//!
+//! Models are written against the [`Device`] trait. [`PlanDevice`] runs their `forward` without data and yields exact
+//! bytes and work; [`CpuDevice`] executes it. No operation allocates: temporaries come from the step arena.
+//! **Architecture invariant:** this crate knows shapes and bytes, but no architecture and no request.
+
+pub mod cpu;
+pub mod device;
+pub mod kv;
+pub mod plan_device;
+pub mod pool;
+pub mod weights;
+
+pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
+pub use device::{Activation, Attention, Buf, Device, DeviceError, Mode, SeqSpan, StepInput};
+pub use kv::{KvDtype, KvShape, ModelShape, PAGE_TOKENS, parse_kv_dtype};
+pub use plimsoll_kernels::Isa;
+pub use plan_device::{PlanDevice, Work};
+pub use pool::ThreadPool;
+pub use weights::{DeclareError, Declare, DtypePolicy, LinearId, VectorId, WeightTable};

@@ -1,0 +1,126 @@
+//! The planner's device: runs a model's `forward` without data and keeps count.
+//!
+//! It takes temporaries from the same stack bookkeeping as the real device, in the same order and sizes, so its high-water mark is
+//! the real one. It also adds up floating-point operations and bytes moved, for what-if answers and rooflines.
+
+use plimsoll_kernels::ActLayout;
+use plimsoll_memory::step::StepStack;
+
+use crate::device::{Activation, Attention, Buf, Device, DeviceError, Mark, Mode, StepInput};
+use crate::kv::{KvShape, PAGE_TOKENS};
+use crate::weights::{LinearId, VectorId, WeightTable};
+
+/// Work of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Multiplications and additions.
+    pub flops: u64,
+    /// Bytes of weights read.
+    pub weight_bytes: u64,
+    /// Bytes of keys and values read and written.
+    pub kv_bytes: u64,
+}
+
+/// A device without memory.
+pub struct PlanDevice<'a> {
+    weights: &'a WeightTable,
+    kv: KvShape,
+    stack: StepStack,
+    work: Work,
+}
+
+impl<'a> PlanDevice<'a> {
+    /// A planner over a model's weights and cache shape.
+    pub fn new(weights: &'a WeightTable, kv: KvShape) -> Self {
+        Self { weights, kv, stack: StepStack::new(usize::MAX), work: Work::default() }
+    }
+
+    /// The most bytes of step workspace that were in use.
+    pub fn high_water(&self) -> usize {
+        self.stack.high_water()
+    }
+
+    /// Work of everything that ran.
+    pub fn work(&self) -> Work {
+        self.work
+    }
+}
+
+/// Bytes of workspace for the quantized copy of a linear layer's input; 0 when no layer needs one.
+pub(crate) fn acts_bytes(weights: &WeightTable, x: Buf, layers: &[(LinearId, Buf)]) -> usize {
+    let quantized = |(id, _): &(LinearId, Buf)| weights.linear(*id).packing.wants_acts();
+    if layers.iter().any(quantized) {
+        ActLayout { rows: x.rows, k: x.cols }.bytes()
+    } else {
+        0
+    }
+}
+
+impl Device for PlanDevice<'_> {
+    fn temp(&mut self, rows: usize, cols: usize) -> Result<Buf, DeviceError> {
+        let buf = Buf { offset: 0, rows, cols };
+        let offset = self.stack.take(buf.bytes())?;
+        Ok(Buf { offset, ..buf })
+    }
+
+    fn mark(&self) -> Mark {
+        Mark(self.stack.mark())
+    }
+
+    fn release(&mut self, mark: Mark) {
+        self.stack.release(mark.0);
+    }
+
+    fn embed(&mut self, out: Buf, _table: LinearId, _tokens: &[u32], _scale: f32) {
+        self.work.flops += (out.rows * out.cols) as u64;
+    }
+
+    fn rms_norm(&mut self, out: Buf, _x: Buf, _weight: VectorId, _eps: f32) {
+        self.work.flops += 4 * (out.rows * out.cols) as u64;
+    }
+
+    fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], _mode: Mode) -> Result<(), DeviceError> {
+        let scope = self.mark();
+        self.stack.take(acts_bytes(self.weights, x, layers))?;
+        for (id, _) in layers {
+            let packing = &self.weights.linear(*id).packing;
+            self.work.flops += 2 * (x.rows * packing.out() * packing.k()) as u64;
+            self.work.weight_bytes += packing.bytes() as u64;
+        }
+        self.release(scope);
+        Ok(())
+    }
+
+    fn rope_angles(&mut self, out: Buf, _inv_freq: VectorId, _positions: &[u32], _scale: f32) {
+        self.work.flops += (out.rows * out.cols) as u64;
+    }
+
+    fn rope(&mut self, x: Buf, _angles: Buf, _interleaved: bool) {
+        self.work.flops += 3 * (x.rows * x.cols) as u64;
+    }
+
+    fn glu(&mut self, gate: Buf, _up: Buf, _act: Activation) {
+        self.work.flops += 8 * (gate.rows * gate.cols) as u64;
+    }
+
+    fn add(&mut self, x: Buf, _y: Buf) {
+        self.work.flops += (x.rows * x.cols) as u64;
+    }
+
+    fn attention(&mut self, spec: &Attention, _out: Buf, q: Buf, _k: Buf, _v: Buf, step: &StepInput<'_>) {
+        for seq in step.seqs {
+            let last = seq.start + seq.rows;
+            let seen = |position: usize| spec.window.map_or(position + 1, |w| w.min(position + 1));
+            let pairs: usize = (seq.start..last).map(seen).sum();
+            self.work.flops += 4 * (pairs * q.cols) as u64;
+            let pages = seen(last - 1).div_ceil(PAGE_TOKENS);
+            self.work.kv_bytes += (pages * self.kv.layer_bytes()) as u64;
+        }
+    }
+
+    fn gather(&mut self, _out: Buf, _x: Buf, _rows: &[u32]) {}
+
+    fn softcap(&mut self, x: Buf, _cap: f32) {
+        self.work.flops += 8 * (x.rows * x.cols) as u64;
+    }
+}

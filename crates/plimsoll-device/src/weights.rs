@@ -1,0 +1,257 @@
+//! The weight table: what a model declares, before any byte is read.
+//!
+//! A model names its tensors once, through [`Declare`]. The result says for each weight where it lies, how it is
+//! packed and how large it is: the planner adds it up, the CPU device packs it. Plan and load cannot differ.
+
+use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
+use plimsoll_kernels::{PackKind, PackScales, Packing, QuantPacking};
+use thiserror::Error;
+
+/// Every weight starts on a cache line.
+const ALIGN: usize = 64;
+
+/// Index of a packed matrix in the weight table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearId(pub(crate) usize);
+
+/// Index of an f32 vector in the weight table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VectorId(pub(crate) usize);
+
+/// How the checkpoint's element types become packed ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DtypePolicy {
+    /// As stored: no value changes.
+    #[default]
+    Auto,
+    /// Everything as f32, quantized weights dequantized: the reference arithmetic.
+    F32,
+    /// Floats as bf16 (rounded to nearest even); quantized weights as stored.
+    Bf16,
+}
+
+impl std::str::FromStr for DtypePolicy {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "f32" | "float32" => Ok(Self::F32),
+            "bf16" | "bfloat16" => Ok(Self::Bf16),
+            _ => Err(format!("'{name}' is no weight type: use auto, f32 or bf16")),
+        }
+    }
+}
+
+/// Why a checkpoint does not fit the model.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum DeclareError {
+    /// A weight is not there.
+    #[error("the checkpoint has no tensor '{0}'")]
+    Missing(String),
+    /// A weight has another shape than the configuration implies.
+    #[error("tensor '{name}' has shape {found:?}; the configuration implies {expected:?}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// The shape the configuration implies.
+        expected: Vec<usize>,
+    },
+    /// No kernel takes this width.
+    #[error("tensor '{name}': {reason}")]
+    Packing {
+        /// The tensor.
+        name: String,
+        /// The kernels' reason.
+        reason: String,
+    },
+    /// The configuration asks for something this architecture's code does not do.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+/// One packed matrix.
+#[derive(Clone, Debug)]
+pub struct LinearDecl {
+    /// The tensor it comes from.
+    pub name: String,
+    /// Shape and packed format.
+    pub packing: Packing,
+    /// How the checkpoint stores it.
+    pub encoding: Encoding,
+    /// Added to every output row.
+    pub bias: Option<VectorId>,
+    /// Byte offset in the weight region.
+    pub offset: usize,
+}
+
+/// Where a vector's values come from.
+#[derive(Clone, Debug)]
+pub enum VectorSource {
+    /// A tensor of the checkpoint, with a constant added to each element.
+    Tensor {
+        /// The tensor's name.
+        name: String,
+        /// Added to each element.
+        plus: f32,
+    },
+    /// Computed from the configuration.
+    Values(Vec<f32>),
+}
+
+/// One f32 vector.
+#[derive(Clone, Debug)]
+pub struct VectorDecl {
+    /// Where its values come from.
+    pub source: VectorSource,
+    /// Elements.
+    pub len: usize,
+    /// Byte offset in the weight region.
+    pub offset: usize,
+}
+
+/// Everything a model holds, with offsets into one region.
+#[derive(Clone, Debug, Default)]
+pub struct WeightTable {
+    /// The matrices.
+    pub linears: Vec<LinearDecl>,
+    /// The vectors.
+    pub vectors: Vec<VectorDecl>,
+    /// Bytes of the region.
+    pub bytes: usize,
+}
+
+impl WeightTable {
+    /// The declaration behind an id.
+    pub fn linear(&self, id: LinearId) -> &LinearDecl {
+        &self.linears[id.0]
+    }
+
+    /// The declaration behind an id.
+    pub fn vector(&self, id: VectorId) -> &VectorDecl {
+        &self.vectors[id.0]
+    }
+
+    fn place(&mut self, bytes: usize) -> usize {
+        let offset = self.bytes;
+        self.bytes = (offset + bytes).next_multiple_of(ALIGN);
+        offset
+    }
+}
+
+/// Collects a model's weights, checking each against the checkpoint.
+pub struct Declare<'a> {
+    checkpoint: &'a Checkpoint,
+    policy: DtypePolicy,
+    table: WeightTable,
+}
+
+impl<'a> Declare<'a> {
+    /// Starts an empty table over `checkpoint`.
+    pub fn new(checkpoint: &'a Checkpoint, policy: DtypePolicy) -> Self {
+        Self { checkpoint, policy, table: WeightTable::default() }
+    }
+
+    /// The finished table.
+    pub fn finish(self) -> WeightTable {
+        self.table
+    }
+
+    /// Whether the checkpoint has this tensor; for a checkpoint without data, whether it may be assumed.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.tensor(name).is_some()
+    }
+
+    /// The values of a small vector that the declaration itself depends on; none when it is not there.
+    pub fn read_vector(&self, name: &str) -> Result<Option<Vec<f32>>, DeclareError> {
+        let Some(info) = self.checkpoint.tensor(name) else { return Ok(None) };
+        let mut row = RowBuf::default();
+        let mut values = vec![0.0; info.cols()];
+        let decoded = self.checkpoint.decode_rows(name, 0, &mut row).map(|()| row.dequantize(&mut values));
+        decoded.map_err(|e| DeclareError::Unsupported(format!("tensor '{name}': {e}")))?;
+        Ok(Some(values))
+    }
+
+    /// A matrix [out, k] without bias.
+    pub fn linear(&mut self, name: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
+        self.matrix(name, out, k, None)
+    }
+
+    /// A matrix `prefix.weight` [out, k] with the vector `prefix.bias` [out].
+    pub fn linear_with_bias(&mut self, prefix: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
+        let bias = self.vector(&format!("{prefix}.bias"), out, 0.0)?;
+        self.matrix(&format!("{prefix}.weight"), out, k, Some(bias))
+    }
+
+    fn matrix(&mut self, name: &str, out: usize, k: usize, bias: Option<VectorId>) -> Result<LinearId, DeclareError> {
+        let encoding = self.encoding(name, &[out, k])?;
+        let kind = pack_kind(&encoding, self.policy, k);
+        let packing = Packing::new(kind, out, k).map_err(|e| DeclareError::Packing {
+            name: name.into(),
+            reason: e.to_string(),
+        })?;
+        let offset = self.table.place(packing.bytes());
+        self.table.linears.push(LinearDecl { name: name.into(), packing, encoding, bias, offset });
+        Ok(LinearId(self.table.linears.len() - 1))
+    }
+
+    /// A vector of the checkpoint, with `plus` added to each element.
+    pub fn vector(&mut self, name: &str, len: usize, plus: f32) -> Result<VectorId, DeclareError> {
+        self.encoding(name, &[len])?;
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), plus }, len))
+    }
+
+    /// A vector of values computed from the configuration.
+    pub fn values(&mut self, values: Vec<f32>) -> VectorId {
+        let len = values.len();
+        self.push_vector(VectorSource::Values(values), len)
+    }
+
+    fn push_vector(&mut self, source: VectorSource, len: usize) -> VectorId {
+        let offset = self.table.place(len * size_of::<f32>());
+        self.table.vectors.push(VectorDecl { source, len, offset });
+        VectorId(self.table.vectors.len() - 1)
+    }
+
+    fn encoding(&self, name: &str, expected: &[usize]) -> Result<Encoding, DeclareError> {
+        match self.checkpoint.tensor(name) {
+            Some(info) if info.shape == expected => Ok(info.encoding.clone()),
+            Some(info) => Err(DeclareError::Shape {
+                name: name.into(),
+                found: info.shape.clone(),
+                expected: expected.into(),
+            }),
+            None if !self.checkpoint.has_data() => Ok(self.checkpoint.config.planned_encoding(name, expected.len())),
+            None => Err(DeclareError::Missing(name.into())),
+        }
+    }
+}
+
+/// The packed format for a stored one: exact, except where the policy asks otherwise.
+fn pack_kind(encoding: &Encoding, policy: DtypePolicy, k: usize) -> PackKind {
+    match (encoding, policy) {
+        (_, DtypePolicy::F32) | (Encoding::F32, DtypePolicy::Auto) => PackKind::F32,
+        (Encoding::F16, DtypePolicy::Auto) => PackKind::F16,
+        (Encoding::BF16 | Encoding::F32 | Encoding::F16, _) => PackKind::Bf16,
+        // The integer kernels work on groups of 32; a narrower matrix is kept as exact f32.
+        (Encoding::Quant(_), _) if k % 32 != 0 => PackKind::F32,
+        (Encoding::Quant(layout), _) => PackKind::Quant(quant_packing(layout)),
+    }
+}
+
+fn quant_packing(layout: &QuantLayout) -> QuantPacking {
+    QuantPacking {
+        bits: if layout.code_bits <= 4 { 4 } else { 8 },
+        group: layout.group.min(32) as u8,
+        scales: match layout.scales {
+            ScaleKind::F16 => PackScales::F16,
+            // bf16 scales do not fit f16's range.
+            ScaleKind::Bf16 | ScaleKind::F32 => PackScales::F32,
+            ScaleKind::Super => PackScales::Super,
+        },
+        zero: layout.zero,
+        offset: layout.offset,
+    }
+}

@@ -1,0 +1,17 @@
+//! Where computed attention state lives and how it is found again: the pool of KV pages and the prefix index over it.
+//!
+//! One page holds the keys and values of [`PAGE_TOKENS`] tokens in every layer. The pool counts who holds a page; the
+//! index remembers which tokens a page stands for. Neither knows bytes of KV, devices or requests: they hand out
+//! numbers, and whoever owns the arena turns a [`PageId`] into an address.
+//!
+//! The life of a sequence: [`PrefixIndex::lookup`] (pages arrive held), [`PagePool::alloc`] for the rest,
+//! [`PrefixIndex::insert`] once its prompt is computed so that others can share it while it runs, and at the end either
+//! [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
+
+mod pages;
+mod radix;
+#[cfg(test)]
+mod tests;
+
+pub use pages::{PageId, PagePool, PoolError};
+pub use radix::{IndexError, IndexStats, Match, PAGE_TOKENS, PrefixIndex};

@@ -1,0 +1,477 @@
+//! The prefix index: a tree over whole pages of tokens that finds KV which was computed before.
+//!
+//! A node is one page: its [`PAGE_TOKENS`] token ids, its parent, and the salt of its tree. A node's number *is* its
+//! page's number, so the node table has one row a page, is allocated once, and tables kept elsewhere (state
+//! checkpoints, say) can be indexed by [`PageId`] too. Children are found through one open-addressing table keyed by
+//! a secret hash of (parent, salt, tokens); a hit is always confirmed by comparing all of them.
+//!
+//! Least recently used order lives in the pool: a page goes to the warm end of the idle queue when its last running
+//! holder lets go. Whoever holds a cached page also holds the pages before it, and lets go deepest first; hence
+//! the coldest idle page is a leaf, every idle page can be evicted, and [`PagePool::idle`] is the exact, constant-time
+//! answer to "how many pages could eviction free". Both operations that add nodes keep that rule.
+//!
+//! What must not be in here: bytes of KV, requests, scheduling policy.
+
+use std::hash::{BuildHasher, RandomState};
+
+use thiserror::Error;
+
+use super::pages::{PageId, PagePool};
+
+/// Tokens in one page of KV.
+pub const PAGE_TOKENS: usize = 16;
+
+/// The parent of a node that starts a prompt, and an empty place in the table.
+const ROOT: u32 = u32::MAX;
+/// The parent of a row that is no node at present.
+const DEAD: u32 = u32::MAX - 1;
+
+/// One page of a known prefix.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    tokens: [u32; PAGE_TOKENS],
+    salt: u64,
+    parent: u32,
+    children: u32,
+    hash: u32,
+}
+
+/// What a lookup found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Pages found, and now held by the caller.
+    pub pages: usize,
+    /// Tokens those pages stand for; the caller computes the rest of its prompt.
+    pub tokens: usize,
+}
+
+/// What an index has done since it was built, and what it holds now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IndexStats {
+    /// Nodes in the tree, which is also the number of pages the index holds.
+    pub nodes: usize,
+    /// Bytes of host memory of the index's tables; constant.
+    pub bytes: usize,
+    /// Prompt tokens that lookups found.
+    pub hit_tokens: u64,
+    /// Prompt tokens that lookups did not find.
+    pub miss_tokens: u64,
+    /// Pages that entered the index.
+    pub inserted_pages: u64,
+    /// Pages that eviction freed.
+    pub evicted_pages: u64,
+}
+
+/// Why an index could not be built, or what [`PrefixIndex::check`] found wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum IndexError {
+    /// More pages than [`PagePool::PAGES_MAX`].
+    #[error("a prefix index over {pages} pages was asked for, the limit is {limit}")]
+    TooManyPages {
+        /// The number of pages asked for.
+        pages: usize,
+        /// The largest number of pages an index can cover.
+        limit: usize,
+    },
+    /// The host has no memory left for the tables.
+    #[error("no host memory for a prefix index over {pages} pages ({bytes} bytes)")]
+    OutOfMemory {
+        /// The number of pages asked for.
+        pages: usize,
+        /// The bytes the tables would have taken.
+        bytes: usize,
+    },
+    /// A node is not linked the way it should be.
+    #[error("the prefix index is broken at page {page}: {what}")]
+    Broken {
+        /// The page whose node is wrong.
+        page: u32,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The number of nodes is not what the counter says.
+    #[error("the prefix index has {found} nodes, its counter says {counted}")]
+    Miscounted {
+        /// Nodes found in the table.
+        found: usize,
+        /// What the counter says.
+        counted: usize,
+    },
+}
+
+/// Finds the longest prefix of a prompt whose pages are still there. Serves exactly one [`PagePool`].
+#[derive(Debug)]
+pub struct PrefixIndex {
+    nodes: Box<[Node]>,
+    table: Box<[u32]>,
+    /// Secrets of the hash: prompts are hostile, and known secrets would let them collide on purpose.
+    keys: [u64; 2],
+    stats: IndexStats,
+}
+
+impl PrefixIndex {
+    /// Builds an empty index over a pool of `pages` pages; the only allocation it ever makes.
+    ///
+    /// # Errors
+    /// [`IndexError::TooManyPages`] above [`PagePool::PAGES_MAX`], [`IndexError::OutOfMemory`] if the host has no memory.
+    pub fn new(pages: usize) -> Result<Self, IndexError> {
+        // Nothing the index answers depends on the secret, only how long a crafted prompt could keep it busy.
+        Self::with_hash_seed(pages, RandomState::new().hash_one(pages))
+    }
+
+    /// As [`Self::new`] with a fixed secret, so that a test can show that no answer depends on it.
+    pub(super) fn with_hash_seed(pages: usize, seed: u64) -> Result<Self, IndexError> {
+        let limit = PagePool::PAGES_MAX;
+        if pages > limit {
+            return Err(IndexError::TooManyPages { pages, limit });
+        }
+        let bytes = Self::bytes_for(pages);
+        let full = |_| IndexError::OutOfMemory { pages, bytes };
+        let (mut nodes, mut table) = (Vec::new(), Vec::new());
+        nodes.try_reserve_exact(pages).map_err(full)?;
+        table
+            .try_reserve_exact(Self::table_len(pages))
+            .map_err(full)?;
+        nodes.resize(
+            pages,
+            Node {
+                tokens: [0; PAGE_TOKENS],
+                salt: 0,
+                parent: DEAD,
+                children: 0,
+                hash: 0,
+            },
+        );
+        table.resize(Self::table_len(pages), ROOT);
+        Ok(Self {
+            nodes: nodes.into_boxed_slice(),
+            table: table.into_boxed_slice(),
+            keys: [
+                fold(seed, 0x9e37_79b9_7f4a_7c15),
+                fold(!seed, 0xd1b5_4a32_d192_ed03),
+            ],
+            stats: IndexStats {
+                bytes,
+                ..IndexStats::default()
+            },
+        })
+    }
+
+    /// Bytes of host memory an index over `pages` pages takes.
+    #[must_use]
+    pub const fn bytes_for(pages: usize) -> usize {
+        pages * size_of::<Node>() + Self::table_len(pages) * size_of::<u32>()
+    }
+
+    /// At most half full, so that a probe is short and always ends at an empty place.
+    const fn table_len(pages: usize) -> usize {
+        (pages * 2 + 1).next_power_of_two()
+    }
+
+    /// What the index has done and holds.
+    #[must_use]
+    pub fn stats(&self) -> IndexStats {
+        self.stats
+    }
+
+    /// Finds the longest known prefix of `tokens` and makes the caller a holder of its pages, in order, in `pages`
+    /// (cleared first; reserve `tokens.len() / PAGE_TOKENS` to keep this free of allocation).
+    ///
+    /// At least one token is always left to compute, since something must produce the first logits. `salt` names the
+    /// media and adapters of the prompt: equal tokens under different salts never match. The caller owes
+    /// one release for every page, by [`Self::donate`] or [`PagePool::release_all`].
+    pub fn lookup(
+        &mut self,
+        salt: u64,
+        tokens: &[u32],
+        pool: &mut PagePool,
+        pages: &mut Vec<PageId>,
+    ) -> Match {
+        pages.clear();
+        let matched = self.matched_pages(salt, tokens, |page| pages.push(PageId(page)));
+        for &page in pages.iter() {
+            pool.retain(page);
+        }
+        let found = Match {
+            pages: matched,
+            tokens: matched * PAGE_TOKENS,
+        };
+        self.stats.hit_tokens += found.tokens as u64;
+        self.stats.miss_tokens += (tokens.len() - found.tokens) as u64;
+        found
+    }
+
+    /// How many tokens [`Self::lookup`] would find, without holding, warming or counting anything; for pricing.
+    #[must_use]
+    pub fn peek(&self, salt: u64, tokens: &[u32]) -> usize {
+        self.matched_pages(salt, tokens, |_| {}) * PAGE_TOKENS
+    }
+
+    /// Lets others share the pages of a sequence that goes on running; returns how many pages were added.
+    ///
+    /// `pages[i]` holds `tokens[i * PAGE_TOKENS..][..PAGE_TOKENS]`; the caller holds every one of them and keeps its
+    /// claims, the index adds its own. Only whole pages count. A prefix that is known already keeps its page; where
+    /// that is not the caller's own page the rest is left to [`Self::donate`], because a running sequence that held a
+    /// page without its predecessor would make idle pages impossible to evict.
+    pub fn insert(
+        &mut self,
+        salt: u64,
+        tokens: &[u32],
+        pages: &[PageId],
+        pool: &mut PagePool,
+    ) -> usize {
+        let (mut parent, mut added) = (ROOT, 0);
+        for (chunk, &page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
+            let hash = self.hash(parent, salt, chunk);
+            match self.find(hash, parent, salt, chunk) {
+                Some(known) if known == page.0 => {}
+                Some(_) => break,
+                None if self.attach(hash, parent, salt, chunk, page, pool) => added += 1,
+                None => break,
+            }
+            parent = page.0;
+        }
+        added
+    }
+
+    /// Takes over all the pages of a finished sequence: what is new becomes part of the index, the rest is released.
+    ///
+    /// As [`Self::insert`], but the caller's claim on every one of `pages` is gone afterwards, the partly filled last page's
+    /// included. Where a prefix is known under another page, that page stays and the sequence's own is
+    /// released. Returns how many pages were added.
+    pub fn donate(
+        &mut self,
+        salt: u64,
+        tokens: &[u32],
+        pages: &[PageId],
+        pool: &mut PagePool,
+    ) -> usize {
+        let (mut parent, mut depth, mut added, mut foreign) = (ROOT, 0, 0, false);
+        for (chunk, &page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
+            let hash = self.hash(parent, salt, chunk);
+            parent = match self.find(hash, parent, salt, chunk) {
+                Some(known) => {
+                    if known != page.0 {
+                        // Held until the way back below, which leaves it warmer than what is added under it.
+                        pool.retain(PageId(known));
+                        foreign = true;
+                    }
+                    known
+                }
+                // Another holder (a fork) of this page may not hold the known pages before it.
+                None if foreign && pool.holders(page) > 1 => break,
+                None if self.attach(hash, parent, salt, chunk, page, pool) => {
+                    added += 1;
+                    page.0
+                }
+                None => break,
+            };
+            depth += 1;
+        }
+        for (i, &page) in pages.iter().enumerate().rev() {
+            pool.release(page);
+            if i < depth {
+                if parent != page.0 {
+                    pool.release(PageId(parent));
+                }
+                parent = self.nodes[parent as usize].parent;
+            }
+        }
+        added
+    }
+
+    /// Frees up to `want` idle pages, the coldest leaves first, and returns how many became free.
+    ///
+    /// Costs a constant time a page. Frees fewer than `want` only if no more pages are idle.
+    pub fn evict(&mut self, want: usize, pool: &mut PagePool) -> usize {
+        self.evict_with(want, pool, |_| {})
+    }
+
+    /// As [`Self::evict`], telling `on_evict` each page before it becomes free, so that what was kept for that prefix
+    /// elsewhere (a recurrent state checkpoint) can go with it.
+    pub fn evict_with(
+        &mut self,
+        want: usize,
+        pool: &mut PagePool,
+        mut on_evict: impl FnMut(PageId),
+    ) -> usize {
+        let (mut freed, mut tries) = (0, pool.idle());
+        while freed < want && tries > 0 {
+            let Some(page) = pool.coldest() else { break };
+            tries -= 1;
+            if self.nodes[page.index()].children > 0 {
+                // Only if a holder let go in the wrong order; the leaf below it is warmer, so look there first.
+                pool.warm(page);
+                continue;
+            }
+            on_evict(page);
+            self.detach(page);
+            pool.uncache(page);
+            freed += 1;
+        }
+        self.stats.evicted_pages += freed as u64;
+        freed
+    }
+
+    /// Forgets everything. Idle pages become free, pages of running sequences stay with those.
+    pub fn clear(&mut self, pool: &mut PagePool) {
+        for (page, node) in self.nodes.iter_mut().enumerate() {
+            if node.parent != DEAD {
+                node.parent = DEAD;
+                node.children = 0;
+                pool.uncache(PageId(page as u32));
+            }
+        }
+        self.table.fill(ROOT);
+        self.stats.nodes = 0;
+    }
+
+    /// Compares nodes, links, table and the pool's idea of what is cached. Costs time in proportion to the pool.
+    ///
+    /// # Errors
+    /// [`IndexError::Broken`] names the first page that is wrong, [`IndexError::Miscounted`] a wrong number of nodes.
+    pub fn check(&self, pool: &PagePool) -> Result<(), IndexError> {
+        let (mut found, mut children_counted, mut children) = (0, 0, 0);
+        for (page, node) in (0u32..).zip(&self.nodes) {
+            let broken = |what| Err(IndexError::Broken { page, what });
+            let live = node.parent != DEAD;
+            if live != pool.is_cached(PageId(page)) {
+                return broken("index and pool disagree on whether it is cached");
+            }
+            if !live {
+                continue;
+            }
+            if self.find(node.hash, node.parent, node.salt, &node.tokens) != Some(page) {
+                return broken("the table does not lead to it");
+            }
+            if node.parent != ROOT {
+                children += 1;
+                let parent = &self.nodes[node.parent as usize];
+                if parent.parent == DEAD || parent.salt != node.salt {
+                    return broken("its parent is not of its tree");
+                }
+            }
+            found += 1;
+            children_counted += node.children;
+        }
+        let filled = self.table.iter().filter(|&&place| place != ROOT).count();
+        if found != self.stats.nodes || filled != found || children != children_counted {
+            return Err(IndexError::Miscounted {
+                found,
+                counted: self.stats.nodes,
+            });
+        }
+        Ok(())
+    }
+
+    /// Walks down the tree along `tokens`, telling `visit` each node, and returns how many pages matched.
+    fn matched_pages(&self, salt: u64, tokens: &[u32], mut visit: impl FnMut(u32)) -> usize {
+        let pages_max = tokens.len().saturating_sub(1) / PAGE_TOKENS;
+        let (mut parent, mut matched) = (ROOT, 0);
+        for chunk in tokens.as_chunks::<PAGE_TOKENS>().0.iter().take(pages_max) {
+            let Some(node) = self.find(self.hash(parent, salt, chunk), parent, salt, chunk) else {
+                break;
+            };
+            visit(node);
+            (parent, matched) = (node, matched + 1);
+        }
+        matched
+    }
+
+    fn hash(&self, parent: u32, salt: u64, tokens: &[u32; PAGE_TOKENS]) -> u32 {
+        let [first, second] = self.keys;
+        let mut hash = fold(salt ^ first, u64::from(parent) ^ second);
+        for four in tokens.as_chunks::<4>().0 {
+            let low = u64::from(four[0]) | u64::from(four[1]) << 32;
+            let high = u64::from(four[2]) | u64::from(four[3]) << 32;
+            hash = fold(low ^ hash, high ^ second);
+        }
+        (hash >> 32) as u32 ^ hash as u32
+    }
+
+    fn find(&self, hash: u32, parent: u32, salt: u64, tokens: &[u32; PAGE_TOKENS]) -> Option<u32> {
+        let mask = self.table.len() - 1;
+        let mut place = hash as usize & mask;
+        loop {
+            // An empty place holds ROOT, which is no row of the node table.
+            let node = self.nodes.get(self.table[place] as usize)?;
+            if node.hash == hash
+                && node.parent == parent
+                && node.salt == salt
+                && node.tokens == *tokens
+            {
+                return Some(self.table[place]);
+            }
+            place = (place + 1) & mask;
+        }
+    }
+
+    /// Makes `page` the node for `tokens` under `parent`; false if the page may not enter (misuse, counted by the pool).
+    fn attach(
+        &mut self,
+        hash: u32,
+        parent: u32,
+        salt: u64,
+        tokens: &[u32; PAGE_TOKENS],
+        page: PageId,
+        pool: &mut PagePool,
+    ) -> bool {
+        if page.index() >= self.nodes.len() || !pool.cache(page) {
+            return false;
+        }
+        self.nodes[page.index()] = Node {
+            tokens: *tokens,
+            salt,
+            parent,
+            children: 0,
+            hash,
+        };
+        if let Some(above) = self.nodes.get_mut(parent as usize) {
+            above.children += 1;
+        }
+        let mask = self.table.len() - 1;
+        let mut place = hash as usize & mask;
+        while self.table[place] != ROOT {
+            place = (place + 1) & mask;
+        }
+        self.table[place] = page.0;
+        self.stats.nodes += 1;
+        self.stats.inserted_pages += 1;
+        true
+    }
+
+    /// Takes a leaf out of the tree. The table closes the gap behind it, so no tombstones build up.
+    fn detach(&mut self, page: PageId) {
+        let Node { hash, parent, .. } = self.nodes[page.index()];
+        self.nodes[page.index()].parent = DEAD;
+        if let Some(above) = self.nodes.get_mut(parent as usize) {
+            above.children -= 1;
+        }
+        let mask = self.table.len() - 1;
+        let mut gap = hash as usize & mask;
+        while self.table[gap] != page.0 {
+            gap = (gap + 1) & mask;
+        }
+        let mut place = gap;
+        loop {
+            place = (place + 1) & mask;
+            let Some(node) = self.nodes.get(self.table[place] as usize) else {
+                break;
+            };
+            let home = node.hash as usize & mask;
+            // An entry may move into the gap unless its home lies after the gap.
+            if place.wrapping_sub(home) & mask >= place.wrapping_sub(gap) & mask {
+                self.table[gap] = self.table[place];
+                gap = place;
+            }
+        }
+        self.table[gap] = ROOT;
+        self.stats.nodes -= 1;
+    }
+}
+
+/// The two halves of a 128-bit product, folded: every input bit reaches every output bit.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    (product >> 64) as u64 ^ product as u64
+}

@@ -1,0 +1,156 @@
+//! Delivery: from sampled token to the client's outbox — text, stop conditions, log-probabilities.
+//!
+//! Everything here belongs to one request and goes with it. State is fixed in size: output already delivered is not kept.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
+
+use crate::handle::{Arrival, HostReservation};
+use crate::metrics::Metrics;
+use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
+use crate::request::Request;
+use crate::sampling::TokenCounts;
+
+/// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
+pub(crate) struct Delivery {
+    pub request: Request,
+    /// Occurrences for the penalties; empty when the request has none.
+    pub counts: TokenCounts,
+    outbox: Outbox,
+    _host: HostReservation,
+    arrived: Instant,
+    scheduled: Option<Instant>,
+    last_token: Option<Instant>,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    /// Output tokens delivered.
+    pub generated: u32,
+    /// Bytes of text seen, held-back ones included.
+    text_len: u32,
+    /// Reused between tokens.
+    piece: String,
+    finished: bool,
+}
+
+impl Delivery {
+    /// Takes over an arrival. Returns the delivery and the prompt.
+    pub fn new(arrival: Arrival) -> (Self, Vec<u32>) {
+        let Arrival { mut request, outbox, arrived, host } = arrival;
+        let prompt = std::mem::take(&mut request.prompt);
+        let mut counts = TokenCounts::new(request.distinct_tokens_max(prompt.len()));
+        if request.sampling.needs_counts() {
+            prompt.iter().for_each(|id| counts.add_prompt(*id).expect("room for every distinct token"));
+        }
+        let delivery = Self {
+            counts,
+            outbox,
+            _host: host,
+            arrived,
+            scheduled: None,
+            last_token: None,
+            detokenizer: Detokenizer::continuing(request.skip_special_tokens),
+            stops: StopMatcher::new(&request.stop).expect("stop strings were checked at submission"),
+            generated: 0,
+            text_len: 0,
+            piece: String::new(),
+            finished: false,
+            request,
+        };
+        (delivery, prompt)
+    }
+
+    /// Whether the client has gone.
+    pub fn abandoned(&self) -> bool {
+        self.outbox.reader_gone()
+    }
+
+    /// Whether the request's last word has been delivered.
+    pub fn finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Notes the first step it takes part in, and how much of its prompt came from the cache.
+    pub fn scheduled(&mut self, now: Instant, cached_tokens: usize, metrics: &Metrics) {
+        if self.scheduled.is_none() {
+            self.scheduled = Some(now);
+            metrics.queue_seconds.observe((now - self.arrived).as_secs_f64());
+            metrics.cached_tokens.inc_by(cached_tokens as u64);
+            self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
+        }
+    }
+
+    /// Reports a prompt token's log-probability.
+    pub fn prompt_logprobs(&mut self, logprobs: TokenLogprobs) {
+        self.outbox.push(|delta| delta.prompt_logprobs.push(logprobs));
+    }
+
+    /// Delivers a sampled token and decides whether it was the last.
+    pub fn token(&mut self, id: u32, logprobs: Option<TokenLogprobs>, tokenizer: &Tokenizer, eos: &[u32], metrics: &Metrics) {
+        self.note_time(metrics);
+        self.generated += 1;
+        if self.request.sampling.needs_counts() {
+            self.counts.add_output(id).expect("room for every distinct token");
+        }
+        let may_stop = self.generated > self.request.min_tokens;
+        let ends = (!self.request.ignore_eos && eos.contains(&id)) || self.request.stop_token_ids.contains(&id);
+        let ends = may_stop && ends;
+        self.piece.clear();
+        let text_offset = self.text_len;
+        if !ends {
+            self.detokenizer.push(tokenizer, id, &mut self.piece);
+            self.text_len += self.piece.len() as u32;
+        }
+        let out = TokenOut { id, text_offset, logprobs };
+        let last = self.generated >= self.request.max_tokens;
+        let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
+        let (request, finished) = (&self.request, &mut self.finished);
+        self.outbox.push(|delta| {
+            delta.tokens.push(out);
+            let stopped = may_stop && stops.push(piece, &mut delta.text);
+            if !may_stop {
+                delta.text.push_str(piece);
+            }
+            if !stopped && (ends || last) {
+                piece.clear();
+                detokenizer.finish(piece);
+                if !stops.push(piece, &mut delta.text) {
+                    stops.finish(&mut delta.text);
+                }
+            }
+            delta.stop_reason = stops.matched().map(|index| request.stop[index].clone());
+            delta.finish = match (stops.matched().is_some() || ends, last) {
+                (true, _) => Some(FinishReason::Stop),
+                (false, true) => Some(FinishReason::Length),
+                (false, false) => None,
+            };
+            *finished = delta.finish.is_some();
+        });
+        metrics.generated_tokens.inc();
+    }
+
+    /// Ends a request that wanted no output, only its prompt's log-probabilities.
+    pub fn end_without_output(&mut self) {
+        self.finished = true;
+        self.outbox.push(|delta| delta.finish = Some(FinishReason::Length));
+    }
+
+    /// Ends the request with an error.
+    pub fn fail(&mut self, message: String) {
+        self.finished = true;
+        self.outbox.push(|delta| delta.error = Some(message));
+    }
+
+    fn note_time(&mut self, metrics: &Metrics) {
+        let now = Instant::now();
+        match self.last_token {
+            None => metrics.ttft_seconds.observe((now - self.arrived).as_secs_f64()),
+            Some(last) => metrics.inter_token_seconds.observe((now - last).as_secs_f64()),
+        }
+        self.last_token = Some(now);
+    }
+}
+
+/// What the engine needs of a tokenizer, shared with the server.
+pub type SharedTokenizer = Arc<Tokenizer>;

@@ -1,0 +1,224 @@
+//! The engine's front door: submit, look, drain. Cheap to clone; everything else stays inside the engine thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use plimsoll_memory::Ledger;
+use plimsoll_memory::Plan;
+
+use crate::metrics::Metrics;
+use crate::outbox::{Outbox, Reader, outbox};
+use crate::request::{Limits, Refusal, Request};
+
+/// A request on its way to the engine thread, with all it has reserved.
+pub(crate) struct Arrival {
+    pub request: Request,
+    pub outbox: Outbox,
+    pub arrived: Instant,
+    pub host: HostReservation,
+}
+
+/// Host bytes reserved for one request; given back on drop.
+pub(crate) struct HostReservation {
+    shared: Arc<Shared>,
+    bytes: u64,
+}
+
+impl Drop for HostReservation {
+    fn drop(&mut self) {
+        self.shared.host_reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.shared.in_system.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What the handle and the engine thread both see.
+pub(crate) struct Shared {
+    pub limits: Limits,
+    pub plan: Plan,
+    pub ledger: Arc<Ledger>,
+    pub metrics: Metrics,
+    pub status: Status,
+    pub draining: AtomicBool,
+    pub stop: AtomicBool,
+    pub stopped: AtomicBool,
+    host_reserved: AtomicU64,
+    in_system: AtomicU64,
+}
+
+/// Numbers the engine thread refreshes every step.
+#[derive(Debug, Default)]
+pub struct Status {
+    /// Requests that hold a slot.
+    pub running: AtomicU64,
+    /// Requests that wait for one.
+    pub waiting: AtomicU64,
+    /// Pages in use, by requests or by the prefix index.
+    pub pages_used: AtomicU64,
+    /// Pages of the pool.
+    pub pages_total: AtomicU64,
+    /// Pages held by the prefix index alone.
+    pub pages_cached: AtomicU64,
+    /// Steps taken since start.
+    pub steps: AtomicU64,
+    /// Milliseconds since the engine's epoch at which the last step ended (or the engine was idle).
+    pub progress_ms: AtomicU64,
+}
+
+impl Shared {
+    pub fn new(limits: Limits, plan: Plan, ledger: Arc<Ledger>) -> Self {
+        Self {
+            limits,
+            plan,
+            ledger,
+            metrics: Metrics::default(),
+            status: Status::default(),
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            host_reserved: AtomicU64::new(0),
+            in_system: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A clonable handle to a running engine.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) arrivals: SyncSender<Arrival>,
+    pub(crate) epoch: Instant,
+}
+
+impl EngineHandle {
+    /// Checks, prices and queues a request. Never blocks.
+    pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
+        request.check(&self.shared.limits).inspect_err(|_| {
+            self.shared.metrics.refused_invalid.inc();
+        })?;
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(unavailable("the server is shutting down and accepts no new requests"));
+        }
+        let host = self.reserve(&request)?;
+        let (outbox, reader) = outbox();
+        let arrival = Arrival { request, outbox, arrived: Instant::now(), host };
+        match self.arrivals.try_send(arrival) {
+            Ok(()) => Ok(reader),
+            Err(TrySendError::Full(_)) => Err(self.full("queue")),
+            Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
+        }
+    }
+
+    /// Reserves the request's place (count) and its host bytes, or says what is full.
+    fn reserve(&self, request: &Request) -> Result<HostReservation, Refusal> {
+        let limits = &self.shared.limits;
+        let bytes = request.host_bytes();
+        if bytes > limits.host_bytes {
+            return Err(Refusal::Invalid {
+                param: "max_tokens",
+                message: format!(
+                    "the request may hold {bytes} bytes on the host (ids, output, log-probabilities); the limit is {}",
+                    limits.host_bytes
+                ),
+            });
+        }
+        let places = u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting);
+        let reservation = HostReservation { shared: Arc::clone(&self.shared), bytes };
+        let in_system = self.shared.in_system.fetch_add(1, Ordering::AcqRel);
+        let reserved = self.shared.host_reserved.fetch_add(bytes, Ordering::AcqRel);
+        // From here on the reservation's drop undoes both additions.
+        if in_system >= places {
+            return Err(self.full("queue"));
+        }
+        if reserved + bytes > limits.host_bytes {
+            return Err(self.full("host"));
+        }
+        Ok(reservation)
+    }
+
+    fn full(&self, what: &str) -> Refusal {
+        let limits = &self.shared.limits;
+        self.shared.metrics.refused_full.inc();
+        let message = match what {
+            "host" => format!(
+                "all {} bytes for requests on the host are reserved; try again later",
+                limits.host_bytes
+            ),
+            _ => format!(
+                "{} requests are running and {} wait, which is the limit; try again later",
+                limits.running_max_req_size, limits.max_waiting
+            ),
+        };
+        Refusal::Full { message, retry_after_s: 1 }
+    }
+
+    /// The bounds requests are checked against.
+    pub fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    /// The plan this engine was built from.
+    pub fn plan(&self) -> &Plan {
+        &self.shared.plan
+    }
+
+    /// The ledger, live.
+    pub fn ledger(&self) -> &Ledger {
+        &self.shared.ledger
+    }
+
+    /// Counters and histograms.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Gauges, refreshed every step.
+    pub fn status(&self) -> &Status {
+        &self.shared.status
+    }
+
+    /// Host bytes reserved by requests in the system, and how many requests that are.
+    pub fn reserved(&self) -> (u64, u64) {
+        (
+            self.shared.host_reserved.load(Ordering::Acquire),
+            self.shared.in_system.load(Ordering::Acquire),
+        )
+    }
+
+    /// Whether the engine is alive and has made progress within `within` (or had nothing to do).
+    pub fn healthy(&self, within: Duration) -> bool {
+        let progress = Duration::from_millis(self.shared.status.progress_ms.load(Ordering::Acquire));
+        !self.shared.stopped.load(Ordering::Acquire) && self.epoch.elapsed().saturating_sub(progress) <= within
+    }
+
+    /// Whether new requests are refused because of shutdown.
+    pub fn draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Stops admitting; requests already accepted are finished.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// Ends every request with an error and the engine thread with them.
+    pub fn stop(&self) {
+        self.drain();
+        self.shared.stop.store(true, Ordering::Release);
+    }
+
+    /// Whether the engine thread has ended.
+    pub fn stopped(&self) -> bool {
+        self.shared.stopped.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing is running or waiting.
+    pub fn idle(&self) -> bool {
+        self.shared.in_system.load(Ordering::Acquire) == 0
+    }
+}
+
+fn unavailable(message: &str) -> Refusal {
+    Refusal::Unavailable { message: message.into(), retry_after_s: 5 }
+}

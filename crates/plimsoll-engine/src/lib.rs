@@ -1,0 +1,32 @@
+//! The engine: requests, scheduler, cache, sampling.
+//!
+//! One thread owns device and model; everybody else holds an [`EngineHandle`]. A request is one owner value: all it
+//! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
+
+pub mod cache;
+pub mod cpu;
+mod delivery;
+pub mod handle;
+mod lease;
+pub mod loading;
+pub mod metrics;
+pub mod options;
+pub mod outbox;
+pub mod planner;
+pub mod request;
+pub mod runner;
+pub mod sampling;
+pub mod scheduler;
+pub mod startup;
+mod step;
+mod stress;
+pub mod testing;
+mod worker;
+
+pub use handle::EngineHandle;
+pub use loading::{LoadedModel, LoadingError};
+pub use options::Options;
+pub use outbox::{Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
+pub use planner::{Blueprint, EnginePlan, Line, PlanError};
+pub use request::{Limits, Refusal, Request};
+pub use startup::{Host, StartError, start};

@@ -1,0 +1,89 @@
+//! From a path to everything a served model is made of: checkpoint, tokenizer, chat template.
+//!
+//! The one place that knows where GGUF metadata and checkpoint directories keep what the text side needs.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use plimsoll_formats::{Checkpoint, FormatError, GgufMeta};
+use plimsoll_text::{ChatTemplate, GgufVocab, TextError, Tokenizer};
+use thiserror::Error;
+
+/// Why a model cannot be opened.
+#[derive(Debug, Error)]
+pub enum LoadingError {
+    /// The checkpoint is broken or not one.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Tokenizer or chat template are broken.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The tokenizer is not there.
+    #[error("no tokenizer: {0}")]
+    NoTokenizer(String),
+    /// The checkpoint holds a configuration only.
+    #[error("'{0}' has a configuration but no weights: it can be planned, not served")]
+    NoWeights(String),
+}
+
+/// An opened model; nothing is packed yet.
+pub struct LoadedModel {
+    /// Configuration and tensors.
+    pub checkpoint: Checkpoint,
+    /// Characters to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Messages to prompt; none when the model has no template.
+    pub template: Option<Arc<ChatTemplate>>,
+}
+
+impl LoadedModel {
+    /// Opens a `.gguf` file or a checkpoint directory.
+    pub fn open(path: &Path) -> Result<Self, LoadingError> {
+        let checkpoint = Checkpoint::open(path)?;
+        if !checkpoint.has_data() {
+            return Err(LoadingError::NoWeights(path.display().to_string()));
+        }
+        let (tokenizer, template) = match checkpoint.gguf() {
+            Some(meta) => from_gguf(meta)?,
+            None => from_directory(checkpoint.dir())?,
+        };
+        let template = template.map(|source| template_of(&source, &tokenizer)).transpose()?;
+        Ok(Self { tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), checkpoint })
+    }
+}
+
+fn template_of(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, TextError> {
+    let name = |id: Option<u32>| id.map_or("", |id| tokenizer.token_name(id));
+    ChatTemplate::new(source, name(tokenizer.bos()), name(tokenizer.eos().first().copied()))
+}
+
+fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<String>), LoadingError> {
+    let missing = |key: &str| LoadingError::NoTokenizer(format!("the GGUF file has no '{key}'"));
+    let strings = |key: &str| meta.strings(key).map(|strings| strings.iter().map(str::to_owned).collect::<Vec<_>>());
+    let id = |key: &str| meta.u64(&format!("tokenizer.ggml.{key}_token_id")).and_then(|id| u32::try_from(id).ok());
+    let vocab = GgufVocab {
+        model: meta.str("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?.to_owned(),
+        pre: meta.str("tokenizer.ggml.pre").unwrap_or_default().to_owned(),
+        tokens: strings("tokenizer.ggml.tokens").ok_or_else(|| missing("tokenizer.ggml.tokens"))?,
+        scores: meta.f32s("tokenizer.ggml.scores").unwrap_or_default().to_vec(),
+        token_types: meta.i32s("tokenizer.ggml.token_type").unwrap_or_default().to_vec(),
+        merges: strings("tokenizer.ggml.merges").unwrap_or_default(),
+        bos: id("bos"),
+        eos: id("eos"),
+        extra_eos: ["eot", "eom"].iter().filter_map(|key| id(key)).collect(),
+        unknown: id("unknown"),
+        add_bos: meta.bool("tokenizer.ggml.add_bos_token"),
+        add_space_prefix: meta.bool("tokenizer.ggml.add_space_prefix"),
+    };
+    let template = meta.str("tokenizer.chat_template").map(str::to_owned);
+    Ok((Tokenizer::from_gguf(&vocab)?, template))
+}
+
+fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<String>), LoadingError> {
+    let file = dir.join("tokenizer.json");
+    if !file.is_file() {
+        return Err(LoadingError::NoTokenizer(format!("there is no '{}'", file.display())));
+    }
+    let tokenizer = Tokenizer::from_file(&file)?;
+    Ok((tokenizer, plimsoll_text::chat_template_source(dir)?))
+}

@@ -1,0 +1,96 @@
+//! Counters and histograms of the engine, named as Prometheus users expect.
+//!
+//! The metrics live here, where they are incremented; the server only encodes them.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+/// What the engine counts.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// Prompt tokens computed (not those found in the prefix cache).
+    pub prompt_tokens: Counter,
+    /// Prompt tokens found in the prefix cache.
+    pub cached_tokens: Counter,
+    /// Tokens generated, those of aborted requests included.
+    pub generated_tokens: Counter,
+    /// Requests that ended well.
+    pub finished: Counter,
+    /// Requests whose client went away, or that were cancelled.
+    pub aborted: Counter,
+    /// Requests that failed.
+    pub failed: Counter,
+    /// Requests refused because they can never run here.
+    pub refused_invalid: Counter,
+    /// Requests refused because the server was full.
+    pub refused_full: Counter,
+    /// Times a request was preempted, to be recomputed later.
+    pub preemptions: Counter,
+    /// Steps that failed and were run again sequence by sequence.
+    pub failed_steps: Counter,
+    /// Pages evicted from the prefix index.
+    pub evicted_pages: Counter,
+    /// Seconds from arrival to the first scheduled step.
+    pub queue_seconds: Histogram,
+    /// Seconds from arrival to the first token.
+    pub ttft_seconds: Histogram,
+    /// Seconds between tokens of one request.
+    pub inter_token_seconds: Histogram,
+    /// Seconds of one step.
+    pub step_seconds: Histogram,
+}
+
+fn seconds() -> Histogram {
+    // 0.5 ms to about 262 s, doubling.
+    Histogram::new(exponential_buckets(0.0005, 2.0, 20))
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            finished: Counter::default(),
+            aborted: Counter::default(),
+            failed: Counter::default(),
+            refused_invalid: Counter::default(),
+            refused_full: Counter::default(),
+            preemptions: Counter::default(),
+            failed_steps: Counter::default(),
+            evicted_pages: Counter::default(),
+            queue_seconds: seconds(),
+            ttft_seconds: seconds(),
+            inter_token_seconds: seconds(),
+            step_seconds: seconds(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Registers every metric under its public name (the encoder appends `_total` to counters).
+    pub fn register(&self, registry: &mut Registry) {
+        let mut counter = |name: &str, help: &str, counter: &Counter| {
+            registry.register(format!("plimsoll_{name}"), help, counter.clone());
+        };
+        counter("prompt_tokens", "Prompt tokens computed", &self.prompt_tokens);
+        counter("prompt_cached_tokens", "Prompt tokens found in the prefix cache", &self.cached_tokens);
+        counter("generated_tokens", "Tokens generated", &self.generated_tokens);
+        counter("requests_finished", "Requests that ended well", &self.finished);
+        counter("requests_aborted", "Requests whose client went away or cancelled", &self.aborted);
+        counter("requests_failed", "Requests that failed", &self.failed);
+        counter("requests_refused_invalid", "Requests refused with a 4xx", &self.refused_invalid);
+        counter("requests_refused_full", "Requests refused with a 429", &self.refused_full);
+        counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
+        counter("steps_failed", "Steps that failed and were run again sequence by sequence", &self.failed_steps);
+        counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);
+        let mut histogram = |name: &str, help: &str, histogram: &Histogram| {
+            registry.register(format!("plimsoll_{name}_seconds"), help, histogram.clone());
+        };
+        histogram("queue", "From arrival to the first scheduled step", &self.queue_seconds);
+        histogram("ttft", "From arrival to the first token", &self.ttft_seconds);
+        histogram("inter_token", "Between tokens of one request", &self.inter_token_seconds);
+        histogram("step", "One engine step", &self.step_seconds);
+    }
+}

@@ -1,0 +1,65 @@
+//! What the operator asked for. Names are those of the flags; absent means "decide from the model and the machine".
+
+use plimsoll_device::{DtypePolicy, KvDtype};
+use plimsoll_memory::host::MemoryBudget;
+use plimsoll_memory::sizing::Fraction;
+
+/// Options of one engine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The line, if lower than what the machine allows.
+    pub memory_budget: Option<MemoryBudget>,
+    /// Share of the room for keys and values that is used.
+    pub mem_fraction: Fraction,
+    /// Tokens of the page pool, exactly; absent: sized from the room.
+    pub max_total_token_num: Option<u64>,
+    /// Token rows of one step.
+    pub batch_max_tokens: usize,
+    /// Largest decode batch, which is the number of logit rows of one step.
+    pub graph_max_batch_size: usize,
+    /// Requests that run at once.
+    pub running_max_req_size: usize,
+    /// Requests that wait at most.
+    pub max_waiting: usize,
+    /// Prompt plus output of one request; absent: the model's context, or what the pool can hold.
+    pub max_req_total_len: Option<usize>,
+    /// Storage of keys and values.
+    pub kv_dtype: KvDtype,
+    /// Storage of weights.
+    pub dtype: DtypePolicy,
+    /// Compute threads; absent: the usable cores.
+    pub threads: Option<usize>,
+    /// Instruction set; absent: the best this machine has.
+    pub isa: Option<plimsoll_device::Isa>,
+    /// Share the pages of equal prefixes.
+    pub prefix_cache: bool,
+    /// Commit pages on demand instead of at start.
+    pub elastic: bool,
+    /// Host bytes that requests may hold together.
+    pub request_bytes: u64,
+    /// Host bytes the HTTP side may hold: bodies, connections, buffers.
+    pub http_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            memory_budget: None,
+            mem_fraction: Fraction::DEFAULT,
+            max_total_token_num: None,
+            batch_max_tokens: 512,
+            graph_max_batch_size: 64,
+            running_max_req_size: 64,
+            max_waiting: 512,
+            max_req_total_len: None,
+            kv_dtype: KvDtype::Bf16,
+            dtype: DtypePolicy::Auto,
+            threads: None,
+            isa: None,
+            prefix_cache: true,
+            elastic: false,
+            request_bytes: 64 << 20,
+            http_bytes: 128 << 20,
+        }
+    }
+}

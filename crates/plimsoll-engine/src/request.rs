@@ -1,0 +1,180 @@
+//! What a client asks for, and what it is told when it cannot have it.
+//!
+//! A request arrives tokenized. Everything it will ever hold is bounded by the numbers in it, so that admission can price
+//! it before anything is allocated.
+
+use thiserror::Error;
+
+use crate::sampling::{SamplingParams, TokenCounts};
+
+/// One sequence to generate. `n` completions are `n` requests; they share their prompt's pages.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The id the client sees; unique while the request lives.
+    pub id: String,
+    /// Prompt token ids; at least one.
+    pub prompt: Vec<u32>,
+    /// How to choose tokens.
+    pub sampling: SamplingParams,
+    /// At most this many tokens are generated; at least 1, except 0 with `prompt_logprobs` (echo only).
+    pub max_tokens: u32,
+    /// End-of-sequence and stop tokens are not sampled before this many tokens were generated.
+    pub min_tokens: u32,
+    /// Stop strings: generation ends before the first of them; it is not part of the text.
+    pub stop: Vec<String>,
+    /// Token ids that end generation in addition to the model's own.
+    pub stop_token_ids: Vec<u32>,
+    /// Do not stop at the model's end-of-sequence tokens.
+    pub ignore_eos: bool,
+    /// Report the log-probability of each generated token with this many alternatives (0 = only its own).
+    pub logprobs: Option<u32>,
+    /// The same for each prompt token.
+    pub prompt_logprobs: Option<u32>,
+    /// Drop special tokens from the text.
+    pub skip_special_tokens: bool,
+    /// Requests whose salts differ never share cached pages.
+    pub cache_salt: u64,
+}
+
+/// The bounds every request is checked against. One value, made from the plan; the same numbers `plimsoll plan` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Limits {
+    /// Tokens of prompt plus output of one request, the least of the model's context and the page pool.
+    pub max_req_total_len: u32,
+    /// Tokens the page pool holds.
+    pub max_total_token_num: u64,
+    /// Requests that run at once.
+    pub running_max_req_size: u32,
+    /// Requests that wait at most.
+    pub max_waiting: u32,
+    /// Token rows of one step.
+    pub batch_max_tokens: u32,
+    /// Vocabulary size; token ids are below it.
+    pub vocab_size: u32,
+    /// Alternatives per reported log-probability.
+    pub max_logprobs: u32,
+    /// Stop strings per request.
+    pub max_stop_strings: u32,
+    /// Bytes of one stop string.
+    pub max_stop_bytes: u32,
+    /// Bytes that all requests together may hold on the host (ids, outputs not yet read).
+    pub host_bytes: u64,
+}
+
+/// Why a request was not accepted. The message is what the client reads.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum Refusal {
+    /// The request can never run on this server: 400.
+    #[error("{message}")]
+    Invalid {
+        /// The field at fault, as the API names it.
+        param: &'static str,
+        /// What is wrong and what the limit is.
+        message: String,
+    },
+    /// The server is full: 429 with Retry-After.
+    #[error("{message}")]
+    Full {
+        /// What is full and how large it is.
+        message: String,
+        /// After this many seconds a retry has a chance.
+        retry_after_s: u32,
+    },
+    /// The server is draining, or its engine has stopped: 503.
+    #[error("{message}")]
+    Unavailable {
+        /// Why.
+        message: String,
+        /// After this many seconds a retry has a chance.
+        retry_after_s: u32,
+    },
+}
+
+impl Request {
+    /// Checks the request against the limits, without allocating.
+    pub fn check(&self, limits: &Limits) -> Result<(), Refusal> {
+        let invalid = |param, message| Err(Refusal::Invalid { param, message });
+        if self.prompt.is_empty() {
+            return invalid("prompt", "the prompt is empty: at least one token is needed".into());
+        }
+        if self.max_tokens == 0 && self.prompt_logprobs.is_none() {
+            return invalid("max_tokens", "max_tokens must be at least 1".into());
+        }
+        if self.min_tokens > self.max_tokens {
+            let (min, max) = (self.min_tokens, self.max_tokens);
+            return invalid("min_tokens", format!("min_tokens is {min}, more than max_tokens ({max})"));
+        }
+        let total = self.prompt.len() as u64 + u64::from(self.max_tokens);
+        if total > u64::from(limits.max_req_total_len) {
+            return invalid(
+                "max_tokens",
+                format!(
+                    "this server's maximum context length is {} tokens; the request asks for {total} ({} in the prompt, {} to generate)",
+                    limits.max_req_total_len,
+                    self.prompt.len(),
+                    self.max_tokens
+                ),
+            );
+        }
+        let outside = |id: &&u32| **id >= limits.vocab_size;
+        if let Some(id) = self.prompt.iter().find(outside) {
+            return invalid("prompt", format!("token id {id} is outside the vocabulary of {}", limits.vocab_size));
+        }
+        if let Some(id) = self.stop_token_ids.iter().find(outside) {
+            return invalid("stop_token_ids", format!("token id {id} is outside the vocabulary of {}", limits.vocab_size));
+        }
+        self.check_bounds(limits)
+    }
+
+    fn check_bounds(&self, limits: &Limits) -> Result<(), Refusal> {
+        let invalid = |param, message| Err(Refusal::Invalid { param, message });
+        for (param, n) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if let Some(n) = n.filter(|n| *n > limits.max_logprobs) {
+                return invalid(param, format!("{param} is {n}, more than the limit of {}", limits.max_logprobs));
+            }
+        }
+        if self.stop.len() > limits.max_stop_strings as usize {
+            let n = self.stop.len();
+            return invalid("stop", format!("{n} stop strings, more than the limit of {}", limits.max_stop_strings));
+        }
+        if self.stop_token_ids.len() > limits.max_stop_strings as usize {
+            let n = self.stop_token_ids.len();
+            return invalid("stop_token_ids", format!("{n} stop token ids, more than the limit of {}", limits.max_stop_strings));
+        }
+        if let Some(stop) = self.stop.iter().find(|s| s.is_empty() || s.len() > limits.max_stop_bytes as usize) {
+            let n = stop.len();
+            return invalid("stop", format!("a stop string has {n} bytes; 1 to {} are allowed", limits.max_stop_bytes));
+        }
+        if let Err(error) = self.sampling.validate(limits.vocab_size as usize) {
+            return invalid("sampling", error.to_string());
+        }
+        Ok(())
+    }
+
+    /// Bytes this request may hold on the host over its whole life: its ids, its output before the client reads it,
+    /// log-probabilities, stop strings and fixed state. Admission reserves them; they go back when it ends.
+    pub fn host_bytes(&self) -> u64 {
+        let prompt = self.prompt.len() as u64;
+        let output = u64::from(self.max_tokens);
+        let alternatives = |n: Option<u32>| n.map_or(0, |n| 24 + 8 * (u64::from(n) + 1));
+        // An output token is kept as an id by the sequence and, until read, as id and text in the outbox.
+        let ids = 4 * prompt + (4 + OUTBOX_BYTES_PER_TOKEN) * output;
+        let logprobs = output * alternatives(self.logprobs) + prompt * alternatives(self.prompt_logprobs);
+        let stops: u64 = self.stop.iter().map(|s| 64 + 10 * s.len() as u64).sum();
+        let bias = 8 * self.sampling.logit_bias.len() as u64;
+        let counts = TokenCounts::bytes_for(self.distinct_tokens_max(self.prompt.len())) as u64;
+        REQUEST_FIXED_BYTES + ids + logprobs + stops + bias + counts
+    }
+
+    /// Distinct tokens whose occurrences must be counted: 0 without penalties.
+    pub(crate) fn distinct_tokens_max(&self, prompt_len: usize) -> usize {
+        if self.sampling.needs_counts() { prompt_len + self.max_tokens as usize } else { 0 }
+    }
+}
+
+/// Outbox bytes per unread output token: its record and its text (tokens of the field's vocabularies are 4 bytes on average;
+/// 16 leaves room, and text beyond it counts against the fixed part).
+const OUTBOX_BYTES_PER_TOKEN: u64 = 40 + 16;
+
+/// A request's fixed state: the record itself, detokenizer, stop matcher, page table.
+const REQUEST_FIXED_BYTES: u64 = 4096;

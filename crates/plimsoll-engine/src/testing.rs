@@ -1,0 +1,278 @@
+//! A scripted engine: the same front door, a thread behind it that answers from a script instead of a model.
+//!
+//! For tests of what sits above the engine (HTTP, streaming, aborts, drain, overload), which must not need weights. It
+//! receives arrivals through the same channel, sees aborts the same way and keeps the same gauges. It knows nothing
+//! of scheduling: every request advances at its own script's pace.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use plimsoll_memory::{Ledger, Plan};
+
+use crate::handle::{Arrival, EngineHandle, Shared};
+use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
+use crate::request::{Limits, Request};
+
+/// One thing the scripted engine does for a request.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Does nothing for this long.
+    Wait(Duration),
+    /// Produces a token with its text (empty: the text is held back).
+    Token(u32, String),
+    /// Reports this many prompt tokens as found in the cache.
+    Cached(u32),
+    /// Ends the request well, with the stop string that ended it, if any.
+    Finish(FinishReason, Option<String>),
+    /// Ends the request with an error.
+    Fail(String),
+    /// Ends the whole engine: every request's outbox is dropped as it is.
+    StopEngine,
+}
+
+/// What the engine will do for one request; when it runs out without an end, the request hangs until it is aborted.
+pub type Script = Box<dyn Iterator<Item = Step> + Send>;
+
+/// What a test can see of the scripted engine, and the one thing it can do to it.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// Every request that arrived, in order.
+    pub requests: Mutex<Vec<Request>>,
+    /// Requests that are being answered.
+    pub active: AtomicU64,
+    /// Requests whose reader went away before the end.
+    pub aborted: AtomicU64,
+    /// Requests that ended by themselves.
+    pub ended: AtomicU64,
+    /// While set, the engine takes no step and reports no progress.
+    pub frozen: AtomicBool,
+}
+
+/// A running scripted engine.
+pub struct Scripted {
+    /// The front door.
+    pub handle: EngineHandle,
+    /// What happens behind it.
+    pub observed: Arc<Observed>,
+}
+
+/// Small limits for tests: a context of 512 tokens, 8 running requests, 8 waiting.
+pub fn limits() -> Limits {
+    Limits {
+        max_req_total_len: 512,
+        max_total_token_num: 8 * 512,
+        running_max_req_size: 8,
+        max_waiting: 8,
+        batch_max_tokens: 128,
+        vocab_size: 258,
+        max_logprobs: 20,
+        max_stop_strings: 16,
+        max_stop_bytes: 256,
+        host_bytes: 16 << 20,
+    }
+}
+
+/// Starts a scripted engine. `script` is asked once for every request; the thread ends with the last handle.
+pub fn scripted(
+    limits: Limits,
+    script: impl FnMut(&Request) -> Script + Send + 'static,
+) -> Scripted {
+    let places = limits.running_max_req_size + limits.max_waiting;
+    let (arrivals, inbox) = sync_channel(places as usize);
+    let plan = Plan {
+        limit: 1 << 30,
+        limit_source: "a test".into(),
+        lines: Vec::new(),
+    };
+    let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
+    let observed = Arc::new(Observed::default());
+    let epoch = Instant::now();
+    let engine = Engine {
+        shared: Arc::clone(&shared),
+        observed: Arc::clone(&observed),
+        epoch,
+        active: Vec::new(),
+        script: Box::new(script),
+    };
+    std::thread::spawn(move || engine.run(&inbox));
+    Scripted {
+        handle: EngineHandle {
+            shared,
+            arrivals,
+            epoch,
+        },
+        observed,
+    }
+}
+
+/// Lower-case letters that depend on the prompt alone, one per token, up to `max_tokens`.
+pub fn letters(request: &Request) -> Script {
+    let seed: u32 = request
+        .prompt
+        .iter()
+        .fold(7, |h, id| h.wrapping_mul(31).wrapping_add(*id));
+    let token = move |i: u32| {
+        let id = 97 + (seed.wrapping_add(i.wrapping_mul(i))) % 26;
+        Step::Token(id, char::from_u32(id).unwrap_or('a').to_string())
+    };
+    let end = std::iter::once(Step::Finish(FinishReason::Length, None));
+    Box::new((0..request.max_tokens).map(token).chain(end))
+}
+
+struct Active {
+    arrival: Arrival,
+    script: Script,
+    due: Instant,
+    text_bytes: u32,
+}
+
+struct Engine {
+    shared: Arc<Shared>,
+    observed: Arc<Observed>,
+    epoch: Instant,
+    active: Vec<Active>,
+    script: Box<dyn FnMut(&Request) -> Script + Send>,
+}
+
+enum Outcome {
+    Goes,
+    Ends,
+    Stops,
+}
+
+impl Engine {
+    fn run(mut self, inbox: &Receiver<Arrival>) {
+        while self.receive(inbox) {
+            if self.observed.frozen.load(Ordering::Acquire) {
+                continue;
+            }
+            if self.shared.stop.load(Ordering::Acquire) || !self.step() {
+                break;
+            }
+        }
+        self.shared.stopped.store(true, Ordering::Release);
+    }
+
+    /// Takes what has arrived, waiting a moment for it. False when every handle is gone.
+    fn receive(&mut self, inbox: &Receiver<Arrival>) -> bool {
+        let wait = if self.active.is_empty() { 20_000 } else { 200 };
+        match inbox.recv_timeout(Duration::from_micros(wait)) {
+            Ok(arrival) => {
+                self.admit(arrival);
+                while let Ok(arrival) = inbox.try_recv() {
+                    self.admit(arrival);
+                }
+                true
+            }
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    fn admit(&mut self, mut arrival: Arrival) {
+        let request = &arrival.request;
+        let script = (self.script)(request);
+        if let Some(n) = request.prompt_logprobs {
+            let own = |(i, id): (usize, &u32)| report(*id, n, i == 0);
+            let reports: Vec<_> = request.prompt.iter().enumerate().map(own).collect();
+            arrival.outbox.push(|delta| delta.prompt_logprobs = reports);
+        }
+        if let Ok(mut requests) = self.observed.requests.lock() {
+            requests.push(arrival.request.clone());
+        }
+        self.active.push(Active {
+            arrival,
+            script,
+            due: Instant::now(),
+            text_bytes: 0,
+        });
+    }
+
+    /// One round over all requests. False when a script stopped the engine.
+    fn step(&mut self) -> bool {
+        let now = Instant::now();
+        let mut stops = false;
+        let observed = &self.observed;
+        self.active.retain_mut(|active| match active.advance(now) {
+            _ if active.arrival.outbox.reader_gone() => {
+                observed.aborted.fetch_add(1, Ordering::AcqRel);
+                false
+            }
+            Outcome::Goes => true,
+            Outcome::Ends => {
+                observed.ended.fetch_add(1, Ordering::AcqRel);
+                false
+            }
+            Outcome::Stops => {
+                stops = true;
+                true
+            }
+        });
+        let running = self.active.len() as u64;
+        observed.active.store(running, Ordering::Release);
+        self.shared.status.running.store(running, Ordering::Release);
+        self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
+        let progress = self.epoch.elapsed().as_millis() as u64;
+        self.shared
+            .status
+            .progress_ms
+            .store(progress, Ordering::Release);
+        !stops
+    }
+}
+
+impl Active {
+    fn advance(&mut self, now: Instant) -> Outcome {
+        if now < self.due {
+            return Outcome::Goes;
+        }
+        let Some(step) = self.script.next() else {
+            return Outcome::Goes;
+        };
+        let outbox = &mut self.arrival.outbox;
+        match step {
+            Step::Wait(time) => self.due = now + time,
+            Step::Cached(tokens) => outbox.push(|delta| delta.cached_tokens = tokens),
+            Step::Token(id, text) => {
+                let logprobs = self.arrival.request.logprobs.map(|n| report(id, n, false));
+                let token = TokenOut {
+                    id,
+                    text_offset: self.text_bytes,
+                    logprobs,
+                };
+                self.text_bytes += text.len() as u32;
+                outbox.push(|delta| {
+                    delta.text.push_str(&text);
+                    delta.tokens.push(token);
+                });
+            }
+            Step::Finish(reason, stop) => {
+                outbox.push(|delta| {
+                    delta.finish = Some(reason);
+                    delta.stop_reason = stop;
+                });
+                return Outcome::Ends;
+            }
+            Step::Fail(message) => {
+                outbox.push(|delta| delta.error = Some(message));
+                return Outcome::Ends;
+            }
+            Step::StopEngine => return Outcome::Stops,
+        }
+        Outcome::Goes
+    }
+}
+
+/// A made-up report: -0.5 for the token itself, then one less for each alternative.
+fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
+    if first_of_prompt {
+        return TokenLogprobs::default();
+    }
+    let top = (0..n).map(|i| ((id + i) % 256, -0.5 - i as f32)).collect();
+    TokenLogprobs {
+        own: Some(-0.5),
+        top,
+    }
+}

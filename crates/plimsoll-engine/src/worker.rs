@@ -1,0 +1,300 @@
+//! The engine thread: one loop that admits, schedules, runs, samples and delivers.
+//!
+//! It owns everything. A request that fails takes only itself along: a step that fails is run again sequence by
+//! sequence, and those that fail alone are ended with an error; the others get the very bits they would have got.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use plimsoll_device::DeviceError;
+
+use crate::cache::PAGE_TOKENS;
+use crate::delivery::{Delivery, SharedTokenizer};
+use crate::handle::{Arrival, Shared};
+use crate::lease::{PageLease, SharedCache};
+use crate::outbox::TokenLogprobs;
+use crate::runner::Runner;
+use crate::sampling::{Sampler, top_logprobs};
+use crate::scheduler::{Scheduler, Seq, Share, StepLimits};
+use crate::step::StepBuffers;
+
+/// How long an idle engine waits for an arrival before it looks around.
+const IDLE_WAIT: Duration = Duration::from_millis(200);
+
+/// Everything the engine thread owns.
+pub(crate) struct Worker<R> {
+    pub shared: Arc<Shared>,
+    pub arrivals: Receiver<Arrival>,
+    pub epoch: Instant,
+    runner: R,
+    cache: SharedCache,
+    scheduler: Scheduler<Delivery>,
+    buffers: StepBuffers,
+    shares: Vec<Share>,
+    sampler: Sampler,
+    /// A copy of the row being sampled, kept while its log-probabilities are still to be reported.
+    raw: Vec<f32>,
+    tokenizer: SharedTokenizer,
+    /// The model's own end-of-sequence tokens.
+    eos: Vec<u32>,
+    arrived: u64,
+}
+
+/// What a worker is built from.
+pub(crate) struct Parts<R> {
+    pub shared: Arc<Shared>,
+    pub arrivals: Receiver<Arrival>,
+    pub epoch: Instant,
+    pub runner: R,
+    pub cache: SharedCache,
+    pub limits: StepLimits,
+    pub sampler: Sampler,
+    pub tokenizer: SharedTokenizer,
+    pub eos: Vec<u32>,
+}
+
+impl<R: Runner> Worker<R> {
+    /// Reserves every buffer a step will use.
+    pub fn new(parts: Parts<R>) -> Self {
+        let Parts { shared, arrivals, epoch, runner, cache, limits, sampler, tokenizer, eos } = parts;
+        let pages = cache.borrow().pool.total();
+        let page_ids = limits.running * (shared.limits.max_req_total_len as usize).div_ceil(PAGE_TOKENS);
+        Self {
+            scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
+            // Shared pages are named once per sequence; without sharing the pool bounds the sum.
+            buffers: StepBuffers::new(&limits, pages.min(page_ids)),
+            shares: Vec::with_capacity(limits.running),
+            arrivals,
+            epoch,
+            runner,
+            cache,
+            sampler,
+            raw: Vec::with_capacity(shared.limits.vocab_size as usize),
+            shared,
+            tokenizer,
+            eos,
+            arrived: 0,
+        }
+    }
+
+    /// Runs until every handle is gone or a stop is asked for.
+    pub fn run(mut self) {
+        loop {
+            let open = self.take_arrivals();
+            let step = catch_unwind(AssertUnwindSafe(|| self.turn()));
+            if step.is_err() {
+                tracing::error!("the scheduler panicked; every request in flight is ended and the engine starts over");
+                self.fail_all("the engine failed and recovered; the request was lost");
+            }
+            self.refresh_status();
+            if self.shared.stop.load(Acquire) {
+                self.fail_all("the server is shutting down");
+                break;
+            }
+            if !open && self.scheduler.is_empty() {
+                break;
+            }
+        }
+        self.shared.stopped.store(true, Release);
+    }
+
+    /// Takes what has arrived; waits for it when there is nothing else to do. False once no handle is left.
+    fn take_arrivals(&mut self) -> bool {
+        if self.scheduler.is_empty() {
+            match self.arrivals.recv_timeout(IDLE_WAIT) {
+                Ok(arrival) => self.accept(arrival),
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        while let Ok(arrival) = self.arrivals.try_recv() {
+            self.accept(arrival);
+        }
+        true
+    }
+
+    fn accept(&mut self, arrival: Arrival) {
+        let total_max = arrival.request.prompt.len() + arrival.request.max_tokens as usize;
+        let salt = arrival.request.cache_salt;
+        let from_start = arrival.request.prompt_logprobs.is_some();
+        let (work, mut tokens) = Delivery::new(arrival);
+        let prompt_len = tokens.len();
+        tokens.reserve_exact(total_max - prompt_len);
+        self.scheduler.push(Seq {
+            order: self.arrived,
+            salt,
+            prompt_len,
+            total_max,
+            computed: 0,
+            pages: PageLease::new(&self.cache, total_max.div_ceil(PAGE_TOKENS)),
+            logits_from: if from_start { 0 } else { prompt_len - 1 },
+            tokens,
+            work,
+        });
+        self.arrived += 1;
+    }
+
+    /// One step: drop what nobody waits for, schedule, run, deliver.
+    fn turn(&mut self) {
+        let metrics = &self.shared.metrics;
+        self.scheduler.remove(|seq| seq.work.abandoned(), |_gone| {
+            metrics.aborted.inc();
+        });
+        if self.scheduler.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        let (shares, events) = self.scheduler.schedule();
+        self.shares.clear();
+        self.shares.extend_from_slice(shares);
+        self.shared.metrics.preemptions.inc_by(events.preempted);
+        for share in &self.shares {
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            seq.work.scheduled(began, share.start, &self.shared.metrics);
+        }
+        match self.forward(0..self.shares.len()) {
+            Ok(()) => self.deliver(0..self.shares.len()),
+            Err(error) => self.isolate(&error),
+        }
+        self.retire();
+        self.shared.metrics.step_seconds.observe(began.elapsed().as_secs_f64());
+    }
+
+    /// Runs the given shares as one step. A panic in a kernel is an error like any other.
+    fn forward(&mut self, which: std::ops::Range<usize>) -> Result<(), String> {
+        let step = self.buffers.fill(&self.shares[which], self.scheduler.running());
+        match catch_unwind(AssertUnwindSafe(|| self.runner.forward(&step))) {
+            Ok(result) => result.map_err(|error: DeviceError| error.to_string()),
+            Err(panic) => Err(panic_message(panic)),
+        }
+    }
+
+    /// After a failed step: each sequence alone. Whoever fails alone is ended.
+    fn isolate(&mut self, error: &str) {
+        tracing::error!(error, shares = self.shares.len(), "a step failed; running its sequences one by one");
+        self.shared.metrics.failed_steps.inc();
+        for i in 0..self.shares.len() {
+            match self.forward(i..i + 1) {
+                Ok(()) => self.deliver(i..i + 1),
+                Err(error) => self.scheduler.running_mut()[self.shares[i].seq].work.fail(error),
+            }
+        }
+    }
+
+    /// Turns the logits of the given shares, which were one step, into tokens.
+    fn deliver(&mut self, which: std::ops::Range<usize>) {
+        let mut logit_row = 0;
+        for i in which {
+            let share = self.shares[i];
+            self.scheduler.commit(share);
+            let computed = share.rows - share.logit_rows.min(share.rows);
+            for j in 0..share.logit_rows {
+                let position = share.start + computed + j;
+                let outcome = catch_unwind(AssertUnwindSafe(|| self.deliver_row(share.seq, position, logit_row)));
+                let work = &mut self.scheduler.running_mut()[share.seq].work;
+                match outcome {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => work.fail(error),
+                    Err(panic) => work.fail(panic_message(panic)),
+                }
+                logit_row += 1;
+            }
+            let rows = share.rows as u64;
+            let seq = &self.scheduler.running()[share.seq];
+            if share.start < seq.prompt_len {
+                self.shared.metrics.prompt_tokens.inc_by(rows);
+            }
+        }
+    }
+
+    /// The logits at `position`: a report for the next prompt token, or the next token itself.
+    fn deliver_row(&mut self, index: usize, position: usize, logit_row: usize) -> Result<(), String> {
+        let seq = &mut self.scheduler.running_mut()[index];
+        if seq.work.finished() {
+            return Ok(());
+        }
+        let logits = self.runner.logits(logit_row);
+        if let (Some(n), true) = (seq.work.request.prompt_logprobs, position < seq.prompt_len) {
+            if position == 0 {
+                seq.work.prompt_logprobs(TokenLogprobs::default());
+            }
+            if position + 1 < seq.prompt_len {
+                let report = logprobs(logits, seq.tokens[position + 1], n)?;
+                seq.work.prompt_logprobs(report);
+            }
+            // Recomputing after a preemption must not report twice.
+            seq.logits_from = position + 1;
+        }
+        if position + 1 < seq.tokens.len() {
+            return Ok(());
+        }
+        if seq.work.request.max_tokens == 0 {
+            seq.work.end_without_output();
+            return Ok(());
+        }
+        let report = seq.work.request.logprobs;
+        if report.is_some() {
+            self.raw.clear();
+            self.raw.extend_from_slice(logits);
+        }
+        if seq.work.generated < seq.work.request.min_tokens {
+            let stops = self.eos.iter().chain(&seq.work.request.stop_token_ids);
+            stops.for_each(|id| logits[*id as usize] = f32::NEG_INFINITY);
+        }
+        let params = &seq.work.request.sampling;
+        let sampled = self.sampler.sample(logits, params, &seq.work.counts, seq.tokens.len() as u64, None);
+        let token = sampled.map_err(|error| error.to_string())?.token;
+        let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
+        seq.tokens.push(token);
+        seq.work.token(token, report, &self.tokenizer, &self.eos, &self.shared.metrics);
+        Ok(())
+    }
+
+    /// Takes finished sequences out.
+    fn retire(&mut self) {
+        for index in (0..self.scheduler.running().len()).rev() {
+            if self.scheduler.running()[index].work.finished() {
+                self.scheduler.finish(index);
+                self.shared.metrics.finished.inc();
+            }
+        }
+    }
+
+    fn fail_all(&mut self, message: &str) {
+        while let Ok(arrival) = self.arrivals.try_recv() {
+            self.accept(arrival);
+        }
+        let metrics = &self.shared.metrics;
+        self.scheduler.remove(|_| true, |mut seq| {
+            seq.work.fail(message.into());
+            metrics.failed.inc();
+        });
+    }
+
+    fn refresh_status(&self) {
+        let status = &self.shared.status;
+        let cache = self.cache.borrow();
+        status.running.store(self.scheduler.running().len() as u64, Release);
+        status.waiting.store(self.scheduler.waiting().len() as u64, Release);
+        status.pages_used.store(cache.pool.used() as u64, Release);
+        status.pages_total.store(cache.pool.total() as u64, Release);
+        status.pages_cached.store(cache.pool.idle() as u64, Release);
+        status.steps.fetch_add(1, Release);
+        status.progress_ms.store(self.epoch.elapsed().as_millis() as u64, Release);
+    }
+}
+
+fn logprobs(logits: &[f32], chosen: u32, n: u32) -> Result<TokenLogprobs, String> {
+    let mut top = Vec::with_capacity(n as usize + 1);
+    let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| error.to_string())?;
+    Ok(TokenLogprobs { own: Some(own.logprob), top })
+}
+
+/// The words of a panic.
+fn panic_message(panic: Box<dyn std::any::Any + Send>) -> String {
+    let words = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
+    words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".into())
+}

@@ -1,0 +1,312 @@
+//! The model configuration: one struct for all families and both file formats, and the bounds it must keep.
+//!
+//! Where the values come from is the business of `hf::config` and `gguf::config`. Numbers here are what a forward
+//! pass needs, after all defaults and format-specific conventions have been resolved.
+
+use crate::encoding::Encoding;
+use crate::error::FormatError;
+use crate::hf::Quantization;
+
+/// The family of a model, which decides the code that runs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama and models of its shape (Mistral, SmolLM).
+    Llama,
+    /// Qwen 2 and 2.5: Llama with biases on the query, key and value projections.
+    Qwen2,
+    /// Qwen 3: Llama with norms on queries and keys.
+    Qwen3,
+    /// Gemma 3: norms around each half layer, sliding and global layers, scaled embeddings.
+    Gemma3,
+    /// Anything else, by the name the file gives. No model code runs it.
+    Other(String),
+}
+
+/// The activation between the gate and the up projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU through its tanh approximation.
+    GeluTanh,
+    /// GELU through the error function.
+    Gelu,
+}
+
+/// A float type that a checkpoint declares for its weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of a binary32.
+    Bf16,
+}
+
+/// How rotary frequencies are stretched beyond the context of pre-training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all (or, for GGUF, through the tensor `model.rope_freqs`).
+    None,
+    /// Every frequency divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    Llama3 {
+        /// The divisor of the long wavelengths.
+        factor: f32,
+        /// Wavelengths above `original / low` are divided.
+        low: f32,
+        /// Wavelengths below `original / high` are kept.
+        high: f32,
+        /// Context of pre-training in tokens.
+        original: usize,
+    },
+    /// YaRN.
+    Yarn(YarnScaling),
+}
+
+/// The parameters of YaRN, named as in its paper and in transformers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct YarnScaling {
+    /// How many times the context grows.
+    pub factor: f32,
+    /// Context of pre-training in tokens.
+    pub original: usize,
+    /// What sine and cosine are multiplied with; already resolved from `mscale` and the default rule.
+    pub attention_factor: f32,
+    /// Rotations over the original context above which a frequency is kept.
+    pub beta_fast: f32,
+    /// Rotations below which a frequency is divided.
+    pub beta_slow: f32,
+    /// Whether the ramp's ends are rounded to whole dimensions.
+    pub truncate: bool,
+}
+
+/// Everything a forward pass must know about a model besides its weights. Every value has been bounded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of transformer layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head; `heads * head_dim` need not equal `hidden_size`.
+    pub head_dim: usize,
+    /// Width between the projections of the feed-forward part.
+    pub intermediate_size: usize,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Epsilon of every RMS norm.
+    pub norm_eps: f32,
+    /// Base of the rotary frequencies (of global layers, where a model has two kinds).
+    pub rope_theta: f32,
+    /// Base of the rotary frequencies of sliding layers; equals `rope_theta` where a model has one kind. Sliding layers
+    /// of a model with its own local base take no `rope_scaling`.
+    pub rope_local_theta: f32,
+    /// Stretching of the rotary frequencies of global layers.
+    pub rope_scaling: RopeScaling,
+    /// Whether a head rotates neighbouring pairs (2i, 2i+1) rather than halves (i, i + head_dim/2). True for GGUF files
+    /// of architecture `llama`, whose converter permutes the rows of the query and key projections.
+    pub rope_interleaved: bool,
+    /// Longest context in tokens that the model was made for.
+    pub max_context: usize,
+    /// How many tokens, itself included, a token of a sliding layer attends to.
+    pub sliding_window: Option<usize>,
+    /// Per layer, whether it attends through the sliding window. All false when there is no window.
+    pub layer_is_sliding: Vec<bool>,
+    /// Whether the query, key and value projections have biases.
+    pub attention_bias: bool,
+    /// Whether the attention output projection has a bias.
+    pub attention_output_bias: bool,
+    /// Whether the feed-forward projections have biases.
+    pub mlp_bias: bool,
+    /// Whether queries and keys are normed per head before rotation.
+    pub qk_norm: bool,
+    /// Whether the output projection is the embedding table.
+    pub tie_word_embeddings: bool,
+    /// The activation of the feed-forward part.
+    pub hidden_act: Activation,
+    /// What attention scores are multiplied with.
+    pub query_scale: f32,
+    /// What embeddings are multiplied with. Gemma 3: the square root of the hidden size, unrounded.
+    pub embedding_scale: f32,
+    /// What is added to every norm weight before use: 1 for Gemma 3 in Hugging Face form, 0 elsewhere.
+    pub norm_weight_offset: f32,
+    /// Bound of the tanh soft cap on attention scores.
+    pub attn_logit_softcap: Option<f32>,
+    /// Bound of the tanh soft cap on output logits.
+    pub final_logit_softcap: Option<f32>,
+    /// The token that begins a sequence.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end an answer, without repetition.
+    pub eos_token_ids: Vec<u32>,
+    /// The float type that a Hugging Face configuration declares.
+    pub torch_dtype: Option<Dtype>,
+    /// MLX group quantization, when the configuration declares it.
+    pub quantization: Option<Quantization>,
+}
+
+/// Most layers of a model.
+const LAYERS_MAX: usize = 1000;
+/// Most heads of a layer.
+const HEADS_MAX: usize = 1024;
+/// Widest head.
+const HEAD_DIM_MAX: usize = 1024;
+/// Widest residual stream, and widest product of heads and head width.
+const HIDDEN_MAX: usize = 1 << 17;
+/// Widest feed-forward part.
+const INTERMEDIATE_MAX: usize = 1 << 20;
+/// Largest vocabulary.
+const VOCAB_MAX: usize = 1 << 22;
+/// Longest context in tokens.
+const CONTEXT_MAX: usize = 1 << 28;
+
+impl ModelConfig {
+    /// Checks every size against its bound, and that the parts fit together.
+    pub(crate) fn check(&self) -> Result<(), FormatError> {
+        within("layers", self.layers, LAYERS_MAX)?;
+        within("hidden size", self.hidden_size, HIDDEN_MAX)?;
+        within("attention heads", self.heads, HEADS_MAX)?;
+        within("key-value heads", self.kv_heads, self.heads)?;
+        within("head width", self.head_dim, HEAD_DIM_MAX)?;
+        within(
+            "attention width (heads x head width)",
+            self.heads * self.head_dim,
+            HIDDEN_MAX,
+        )?;
+        within(
+            "intermediate size",
+            self.intermediate_size,
+            INTERMEDIATE_MAX,
+        )?;
+        within("vocabulary", self.vocab_size, VOCAB_MAX)?;
+        within("context", self.max_context, CONTEXT_MAX)?;
+        within(
+            "sliding window",
+            self.sliding_window.unwrap_or(1),
+            CONTEXT_MAX,
+        )?;
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return wrong(format!(
+                "{} key-value heads do not divide {} heads",
+                self.kv_heads, self.heads
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return wrong(format!(
+                "a head width of {} cannot be rotated",
+                self.head_dim
+            ));
+        }
+        if self.layer_is_sliding.len() != self.layers {
+            return wrong(format!(
+                "{} layer types for {} layers",
+                self.layer_is_sliding.len(),
+                self.layers
+            ));
+        }
+        positive("norm epsilon", self.norm_eps, 1.0)?;
+        positive("rope theta", self.rope_theta, 1e15)?;
+        positive("local rope theta", self.rope_local_theta, 1e15)?;
+        positive("query scale", self.query_scale, 1e6)?;
+        positive(
+            "attention soft cap",
+            self.attn_logit_softcap.unwrap_or(1.0),
+            1e6,
+        )?;
+        positive(
+            "final soft cap",
+            self.final_logit_softcap.unwrap_or(1.0),
+            1e6,
+        )?;
+        self.rope_scaling.check()
+    }
+
+    /// The encoding that a tensor will have, judged from the configuration alone, for planning before any weight is
+    /// there: `name` is canonical and ends in `.weight` or `.bias`, `dims` is the number of its dimensions.
+    pub fn planned_encoding(&self, name: &str, dims: usize) -> Encoding {
+        if dims == 2
+            && let Some(quantization) = &self.quantization
+            && let Some(group) = quantization.of(name.strip_suffix(".weight").unwrap_or(name))
+        {
+            return Encoding::Quant(group.layout(self.torch_dtype.unwrap_or(Dtype::Bf16)));
+        }
+        self.torch_dtype.unwrap_or(Dtype::Bf16).encoding()
+    }
+}
+
+impl RopeScaling {
+    /// Checks the ranges of all factors.
+    fn check(&self) -> Result<(), FormatError> {
+        match *self {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => positive("rope factor", factor, 1e6),
+            RopeScaling::Llama3 {
+                factor,
+                low,
+                high,
+                original,
+            } => {
+                positive("rope factor", factor, 1e6)?;
+                positive("rope low_freq_factor", low, 1e6)?;
+                positive("rope high_freq_factor", high, 1e6)?;
+                if high <= low {
+                    return wrong(format!(
+                        "rope high_freq_factor {high} is not above low_freq_factor {low}"
+                    ));
+                }
+                within("original context", original, CONTEXT_MAX)
+            }
+            RopeScaling::Yarn(yarn) => {
+                positive("rope factor", yarn.factor, 1e6)?;
+                positive("rope attention_factor", yarn.attention_factor, 1e6)?;
+                positive("rope beta_fast", yarn.beta_fast, 1e6)?;
+                positive("rope beta_slow", yarn.beta_slow, 1e6)?;
+                within("original context", yarn.original, CONTEXT_MAX)
+            }
+        }
+    }
+}
+
+impl Dtype {
+    /// The tensor encoding of this type.
+    pub fn encoding(self) -> Encoding {
+        match self {
+            Dtype::F32 => Encoding::F32,
+            Dtype::F16 => Encoding::F16,
+            Dtype::Bf16 => Encoding::BF16,
+        }
+    }
+}
+
+/// Refuses a size of 0 or above `most`.
+fn within(what: &str, value: usize, most: usize) -> Result<(), FormatError> {
+    if (1..=most).contains(&value) {
+        return Ok(());
+    }
+    wrong(format!("{what}: {value}, allowed are 1 to {most}"))
+}
+
+/// Refuses a number that is not finite, not above 0, or above `most`.
+fn positive(what: &str, value: f32, most: f32) -> Result<(), FormatError> {
+    if value > 0.0 && value <= most {
+        return Ok(());
+    }
+    wrong(format!(
+        "{what}: {value}, allowed are numbers above 0 and up to {most}"
+    ))
+}
+
+/// A configuration error.
+pub(crate) fn wrong<T>(message: String) -> Result<T, FormatError> {
+    Err(FormatError::Config(message))
+}

@@ -1,0 +1,14 @@
+//! Turns the stored bytes of one row into codes and scales (or floats) in a row buffer.
+//!
+//! Pure functions from byte slices to a [`RowBuf`](crate::RowBuf): no files, no names. The callers guarantee that a
+//! slice holds exactly one row, which the readers checked against the file when they built the directory.
+
+pub(crate) mod affine;
+pub(crate) mod blocks;
+pub(crate) mod float;
+pub(crate) mod superblocks;
+
+/// The little-endian 16-bit word at byte `at`.
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}

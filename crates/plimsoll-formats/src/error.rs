@@ -1,0 +1,72 @@
+//! The one error type of this crate: what was wrong with which file, with the offending value in the message.
+//!
+//! No behaviour lives here, only the vocabulary of refusal and two helpers that build it.
+
+use std::path::{Path, PathBuf};
+
+/// Why a checkpoint, or one row of it, could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    /// The operating system refused to open, stat, read or map a file.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or directory concerned.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The path is neither a GGUF file, nor a Hugging Face directory, nor a `config.json`.
+    #[error("{}: not a checkpoint: {reason}", path.display())]
+    NotACheckpoint {
+        /// The path that was given.
+        path: PathBuf,
+        /// What was looked for and not found.
+        reason: String,
+    },
+    /// A GGUF file breaks the format or one of this reader's limits.
+    #[error("GGUF: {0}")]
+    Gguf(String),
+    /// A safetensors file or its index breaks the format or one of this reader's limits.
+    #[error("safetensors: {0}")]
+    Safetensors(String),
+    /// The model configuration lacks a key, or holds a value of the wrong type or outside the sane range.
+    #[error("model configuration: {0}")]
+    Config(String),
+    /// The file is well formed but uses something that this engine does not implement.
+    #[error("unsupported: {0}")]
+    Unsupported(String),
+    /// Two tensors of the checkpoint map to the same canonical name.
+    #[error("two tensors are named {0}")]
+    DuplicateTensor(String),
+    /// The checkpoint has no tensor of this name.
+    #[error("no tensor named {0:?} in this checkpoint")]
+    NoSuchTensor(String),
+    /// The row index is not below the number of rows of the tensor.
+    #[error("tensor {name:?} has {rows} rows, row {row} was asked for")]
+    NoSuchRow {
+        /// Canonical name of the tensor.
+        name: String,
+        /// Number of rows that the tensor has.
+        rows: usize,
+        /// The row that was asked for.
+        row: usize,
+    },
+}
+
+impl FormatError {
+    /// Attaches `path` to an I/O error, for use in `map_err`.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> FormatError {
+        let path = path.to_path_buf();
+        move |source| FormatError::Io { path, source }
+    }
+}
+
+/// Shortens text from a file for use in an error message, so that a hostile name cannot flood the log.
+pub(crate) fn quote(text: &str) -> String {
+    const LIMIT_CHARS: usize = 96;
+    if text.chars().count() <= LIMIT_CHARS {
+        return format!("{text:?}");
+    }
+    let head: String = text.chars().take(LIMIT_CHARS).collect();
+    format!("{head:?}... ({} bytes)", text.len())
+}

@@ -1,0 +1,110 @@
+//! GGUF files, versions 2 and 3, little endian: one file or the parts of a split one.
+//!
+//! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `types` and `names` are
+//! tables, `config` turns metadata into a [`ModelConfig`](crate::ModelConfig). Decoding of blocks is in `decode`.
+
+mod config;
+mod cursor;
+mod header;
+mod meta;
+mod names;
+mod types;
+
+pub use meta::{GgufMeta, GgufStrings, GgufValue};
+pub(crate) use types::GgmlType;
+
+use crate::config::{Architecture, ModelConfig};
+use crate::directory::Directory;
+use crate::error::FormatError;
+use crate::mapping::Mapping;
+use std::path::{Path, PathBuf};
+
+/// The first four bytes of every GGUF file.
+pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
+
+/// Most files that a split checkpoint may consist of.
+const PARTS_MAX: u64 = 1000;
+
+/// What a GGUF checkpoint consists of.
+pub(crate) struct Opened {
+    pub(crate) files: Vec<Mapping>,
+    pub(crate) config: ModelConfig,
+    pub(crate) directory: Directory,
+    pub(crate) meta: GgufMeta,
+}
+
+/// Opens the GGUF file at `path`, and its sisters when it is the first part of a split checkpoint.
+pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
+    let mut files = Vec::new();
+    let first = add_file(&mut files, path, None)?;
+    let architecture = first.architecture;
+    let mut entries = first.entries;
+    for sister in sisters(path, &first.meta)? {
+        entries.append(&mut add_file(&mut files, &sister, Some(&architecture))?.entries);
+    }
+    let directory = Directory::new(entries)?;
+    let config = config::from_meta(&first.meta, architecture, &directory)?;
+    Ok(Opened {
+        files,
+        config,
+        directory,
+        meta: first.meta,
+    })
+}
+
+/// Maps and parses one more file. What matters of its head is copied, so the head's pages are let go: a vocabulary's
+/// worth of them.
+fn add_file(
+    files: &mut Vec<Mapping>,
+    path: &Path,
+    inherited: Option<&Architecture>,
+) -> Result<header::Header, FormatError> {
+    let mapping = Mapping::open(path)?;
+    let header = header::parse(mapping.bytes(), files.len(), inherited)?;
+    mapping.release(0..header.head_bytes);
+    files.push(mapping);
+    Ok(header)
+}
+
+/// The other files of a split checkpoint, of which `path` must be the first (`...-00001-of-00003.gguf`).
+fn sisters(path: &Path, meta: &GgufMeta) -> Result<Vec<PathBuf>, FormatError> {
+    let parts = meta.u64("split.count").unwrap_or(1);
+    if parts <= 1 {
+        return Ok(Vec::new());
+    }
+    if parts > PARTS_MAX {
+        return Err(FormatError::Gguf(format!(
+            "split.count is {parts}, allowed are {PARTS_MAX}"
+        )));
+    }
+    if meta.u64("split.no") != Some(0) {
+        return Err(FormatError::Gguf(format!(
+            "{} is not the first part of a split checkpoint",
+            path.display()
+        )));
+    }
+    let suffix = format!("-00001-of-{parts:05}.gguf");
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let stem = name.strip_suffix(&suffix).ok_or_else(|| {
+        FormatError::Gguf(format!(
+            "split.count is {parts}, but the name {name:?} does not end in {suffix:?}"
+        ))
+    })?;
+    Ok((2..=parts)
+        .map(|part| path.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf")))
+        .collect())
+}
+
+/// The architecture that `general.architecture` names.
+fn architecture_of(name: &str) -> Architecture {
+    match name {
+        "llama" => Architecture::Llama,
+        "qwen2" => Architecture::Qwen2,
+        "qwen3" => Architecture::Qwen3,
+        "gemma3" => Architecture::Gemma3,
+        other => Architecture::Other(other.to_owned()),
+    }
+}

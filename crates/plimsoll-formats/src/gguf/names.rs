@@ -1,0 +1,86 @@
+//! GGUF tensor names → the names that transformers use.
+//!
+//! A name that is not in the table is kept as it is, so that nothing in the file becomes invisible.
+
+use crate::config::Architecture;
+
+/// The canonical name of a GGUF tensor of a model of this architecture.
+pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
+    match name {
+        "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
+        "output_norm.weight" => return "model.norm.weight".to_owned(),
+        "output.weight" => return "lm_head.weight".to_owned(),
+        "rope_freqs.weight" => return "model.rope_freqs".to_owned(),
+        _ => {}
+    }
+    block_name(name, architecture).unwrap_or_else(|| name.to_owned())
+}
+
+/// The canonical name of `blk.<layer>.<part>.<weight|bias>`.
+fn block_name(name: &str, architecture: &Architecture) -> Option<String> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    if layer.is_empty() || !layer.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let (part, leaf) = rest.rsplit_once('.')?;
+    // Gemma norms both sides of each half of a layer, so "ffn_norm" is not what comes after attention.
+    let sandwich = *architecture == Architecture::Gemma3;
+    let module = match part {
+        "attn_norm" => "input_layernorm",
+        "attn_q" => "self_attn.q_proj",
+        "attn_k" => "self_attn.k_proj",
+        "attn_v" => "self_attn.v_proj",
+        "attn_output" => "self_attn.o_proj",
+        "attn_q_norm" => "self_attn.q_norm",
+        "attn_k_norm" => "self_attn.k_norm",
+        "ffn_norm" if sandwich => "pre_feedforward_layernorm",
+        "ffn_norm" => "post_attention_layernorm",
+        "post_attention_norm" => "post_attention_layernorm",
+        "post_ffw_norm" => "post_feedforward_layernorm",
+        "ffn_gate" => "mlp.gate_proj",
+        "ffn_up" => "mlp.up_proj",
+        "ffn_down" => "mlp.down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.{module}.{leaf}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_norm_after_attention_depends_on_the_architecture() {
+        let of = |name, architecture| canonical(name, &architecture);
+        assert_eq!(
+            of("blk.7.ffn_norm.weight", Architecture::Llama),
+            "model.layers.7.post_attention_layernorm.weight"
+        );
+        assert_eq!(
+            of("blk.7.ffn_norm.weight", Architecture::Gemma3),
+            "model.layers.7.pre_feedforward_layernorm.weight"
+        );
+        assert_eq!(
+            of("blk.7.post_attention_norm.weight", Architecture::Gemma3),
+            "model.layers.7.post_attention_layernorm.weight"
+        );
+    }
+
+    #[test]
+    fn biases_follow_their_weights_and_strangers_keep_their_names() {
+        let of = |name| canonical(name, &Architecture::Qwen2);
+        assert_eq!(
+            of("blk.0.attn_q.bias"),
+            "model.layers.0.self_attn.q_proj.bias"
+        );
+        assert_eq!(of("output.weight"), "lm_head.weight");
+        for stranger in [
+            "blk.x.attn_q.weight",
+            "blk.0.ffn_gate_exps.weight",
+            "blk.0",
+            "v.patch_embd.weight",
+        ] {
+            assert_eq!(of(stranger), stranger);
+        }
+    }
+}

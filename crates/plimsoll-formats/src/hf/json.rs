@@ -1,0 +1,110 @@
+//! Bounded access to small JSON files: size checked before reading, keys fetched with their type.
+//!
+//! Only for configuration. Heads of weight files are parsed in `safetensors` without building a tree.
+
+use crate::error::FormatError;
+use serde_json::{Map, Value};
+use std::io::Read;
+use std::path::Path;
+
+/// Largest configuration file. Real ones have some kilobytes, with per-layer overrides some hundreds.
+const CONFIG_BYTES_MAX: u64 = 2 << 20;
+
+/// Reads a whole file of at most `limit` bytes.
+pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FormatError> {
+    let file = std::fs::File::open(path).map_err(FormatError::io(path))?;
+    let mut bytes = Vec::new();
+    file.take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(FormatError::io(path))?;
+    if bytes.len() as u64 > limit {
+        return Err(FormatError::Config(format!(
+            "{} is longer than {limit} bytes",
+            path.display()
+        )));
+    }
+    Ok(bytes)
+}
+
+/// Reads a configuration file, which must hold an object.
+pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, FormatError> {
+    let bytes = read_bounded(path, CONFIG_BYTES_MAX)?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
+}
+
+/// An object and, where it lacks a key (or holds null), the object around it.
+#[derive(Clone, Copy)]
+pub(super) struct Lookup<'a> {
+    pub(super) inner: &'a Map<String, Value>,
+    pub(super) outer: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Lookup<'a> {
+    /// The value of a key; null counts as absent.
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+        let here = self.inner.get(key).filter(|value| !value.is_null());
+        here.or_else(|| self.outer?.get(key).filter(|value| !value.is_null()))
+    }
+
+    /// A non-negative integer.
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, FormatError> {
+        self.typed(key, "a non-negative integer", |value| {
+            whole(value).and_then(|n| usize::try_from(n).ok())
+        })
+    }
+
+    /// A number.
+    pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, FormatError> {
+        self.typed(key, "a number", |value| {
+            value.as_f64().map(|number| number as f32)
+        })
+    }
+
+    /// A boolean.
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, FormatError> {
+        self.typed(key, "a boolean", Value::as_bool)
+    }
+
+    /// A text.
+    pub(super) fn str(&self, key: &str) -> Result<Option<&'a str>, FormatError> {
+        self.typed(key, "a text", Value::as_str)
+    }
+
+    /// An object.
+    pub(super) fn object(&self, key: &str) -> Result<Option<Lookup<'a>>, FormatError> {
+        self.typed(key, "an object", |value| {
+            value.as_object().map(|inner| Lookup { inner, outer: None })
+        })
+    }
+
+    /// A required non-negative integer.
+    pub(super) fn need(&self, key: &str) -> Result<usize, FormatError> {
+        self.size(key)?
+            .ok_or_else(|| FormatError::Config(format!("{key} is missing")))
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        what: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, FormatError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        match convert(value) {
+            Some(converted) => Ok(Some(converted)),
+            None => Err(FormatError::Config(format!("{key} is not {what}"))),
+        }
+    }
+}
+
+/// A non-negative integer, also one written as `2.0`.
+pub(super) fn whole(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| {
+        let number = value.as_f64()?;
+        (number >= 0.0 && number <= (1u64 << 53) as f64 && number.fract() == 0.0)
+            .then_some(number as u64)
+    })
+}

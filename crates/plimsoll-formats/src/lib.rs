@@ -1,0 +1,51 @@
+//! Reads checkpoints: files in, one [`Checkpoint`] value out.
+//!
+//! A checkpoint is a model's configuration, a directory of its tensors under the names that Hugging Face's
+//! transformers use, and a way to decode any row of any tensor. Two families of files are understood: GGUF (one
+//! file, or a split one) and a Hugging Face directory (`config.json` beside safetensors, with MLX group
+//! quantization as an option).
+//!
+//! Every byte of these files is hostile until checked. Counts, lengths, shapes and offsets are compared with the
+//! file's size before anything is allocated, sums and products are checked, and a file that lies ends in a
+//! [`FormatError`] which names the value.
+//!
+//! This crate must not contain: packing for kernels, tokenizers, chat templates, downloads. It knows nothing of
+//! devices or memory budgets; it only promises to own little (a directory of names) and to let go of the file's
+//! pages tensor by tensor ([`Checkpoint::release`]).
+//!
+//! ```no_run
+//! use plimsoll_formats::{Checkpoint, Row, RowBuf};
+//!
+//! let checkpoint = Checkpoint::open("model.gguf".as_ref())?;
+//! let mut row = RowBuf::new();
+//! for (name, info) in checkpoint.tensors() {
+//!     for index in 0..info.rows() {
+//!         checkpoint.decode_rows(name, index, &mut row)?;
+//!         match row.row() {
+//!             Row::Float(values) => assert_eq!(values.len(), info.cols()),
+//!             Row::Quant { codes, .. } => assert_eq!(codes.len(), info.cols()),
+//!         }
+//!     }
+//!     checkpoint.release(name);
+//! }
+//! # Ok::<(), plimsoll_formats::FormatError>(())
+//! ```
+
+mod checkpoint;
+mod config;
+mod decode;
+mod directory;
+mod encoding;
+mod error;
+mod gguf;
+mod hf;
+mod mapping;
+mod row;
+
+pub use checkpoint::Checkpoint;
+pub use config::{Activation, Architecture, Dtype, ModelConfig, RopeScaling, YarnScaling};
+pub use encoding::{Encoding, QuantLayout, ScaleKind, TensorInfo};
+pub use error::FormatError;
+pub use gguf::{GgufMeta, GgufStrings, GgufValue};
+pub use hf::{GroupQuant, Quantization};
+pub use row::{Row, RowBuf, RowScales};

@@ -1,0 +1,186 @@
+//! One decoded row: owned, reusable buffers, and views of them in the form that packers consume.
+//!
+//! The arithmetic of [`RowBuf::dequantize`] is the reference for every kernel. No file layout is known here.
+
+use crate::encoding::{QuantLayout, ScaleKind};
+use half::f16;
+
+/// Elements that share one super-scale in the K-quants of GGUF.
+pub(crate) const SUPER: usize = 256;
+
+/// A reusable buffer for one decoded row. It grows to the longest row it has held and allocates no more after that.
+#[derive(Debug, Default, Clone)]
+pub struct RowBuf {
+    /// `None` while the row held is one of plain floats.
+    pub(crate) layout: Option<QuantLayout>,
+    pub(crate) values: Vec<f32>,
+    pub(crate) codes: Vec<u8>,
+    pub(crate) scale: Vec<f32>,
+    pub(crate) offset: Vec<f32>,
+    pub(crate) scale_bits: Vec<u16>,
+    pub(crate) offset_bits: Vec<u16>,
+    pub(crate) d: Vec<u16>,
+    pub(crate) dmin: Vec<u16>,
+    pub(crate) sc: Vec<i8>,
+    pub(crate) m: Vec<i8>,
+}
+
+/// A view of the row that a [`RowBuf`] holds.
+#[derive(Debug, Clone, Copy)]
+pub enum Row<'a> {
+    /// A row of a float tensor, widened to f32 without loss.
+    Float(&'a [f32]),
+    /// A row of a quantized tensor.
+    Quant {
+        /// The layout that says how codes and scales combine.
+        layout: QuantLayout,
+        /// One unsigned code per element.
+        codes: &'a [u8],
+        /// The scales, one entry per group.
+        scales: RowScales<'a>,
+    },
+}
+
+/// The scales of a quantized row.
+#[derive(Debug, Clone, Copy)]
+pub enum RowScales<'a> {
+    /// One stored number per group.
+    Group {
+        /// Scale per group, widened to f32.
+        scale: &'a [f32],
+        /// Offset per group, widened to f32; empty when the layout has none.
+        offset: &'a [f32],
+        /// The scale as stored (binary16 or bfloat16 bits); empty when the file stores f32.
+        scale_bits: &'a [u16],
+        /// The offset as stored; empty when the layout has none or the file stores f32.
+        offset_bits: &'a [u16],
+    },
+    /// Two-level scales: `scale = d * sc`, `offset = -(dmin * m)`.
+    Super {
+        /// Binary16 bits of the super-scale, one per 256 elements.
+        d: &'a [u16],
+        /// Binary16 bits of the super-offset, one per 256 elements; empty when the layout has no offset.
+        dmin: &'a [u16],
+        /// Small integer scale per group, -128 to 127.
+        sc: &'a [i8],
+        /// Small integer offset per group, 0 to 63; empty when the layout has no offset.
+        m: &'a [i8],
+    },
+}
+
+impl RowBuf {
+    /// An empty buffer.
+    pub fn new() -> RowBuf {
+        RowBuf::default()
+    }
+
+    /// Length of the row held, in elements.
+    pub fn len(&self) -> usize {
+        match self.layout {
+            None => self.values.len(),
+            Some(_) => self.codes.len(),
+        }
+    }
+
+    /// Whether the row held has no elements, as before the first decode.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The row in its stored form.
+    pub fn row(&self) -> Row<'_> {
+        let Some(layout) = self.layout else {
+            return Row::Float(&self.values);
+        };
+        let scales = match layout.scales {
+            ScaleKind::Super => RowScales::Super {
+                d: &self.d,
+                dmin: &self.dmin,
+                sc: &self.sc,
+                m: &self.m,
+            },
+            ScaleKind::F16 | ScaleKind::Bf16 | ScaleKind::F32 => RowScales::Group {
+                scale: &self.scale,
+                offset: &self.offset,
+                scale_bits: &self.scale_bits,
+                offset_bits: &self.offset_bits,
+            },
+        };
+        Row::Quant {
+            layout,
+            codes: &self.codes,
+            scales,
+        }
+    }
+
+    /// Writes the reference values of the row into `out`: equal, bit for bit, to what the `gguf` Python package
+    /// computes for GGUF types, and to `scale * code + bias` in f32 for MLX ones.
+    ///
+    /// # Panics
+    ///
+    /// When `out.len()` is not [`RowBuf::len`]: that is the caller's mistake, never the file's.
+    pub fn dequantize(&self, out: &mut [f32]) {
+        assert_eq!(
+            out.len(),
+            self.len(),
+            "dequantize needs an output as long as the row"
+        );
+        let Some(layout) = self.layout else {
+            out.copy_from_slice(&self.values);
+            return;
+        };
+        let groups = out
+            .chunks_mut(layout.group)
+            .zip(self.codes.chunks(layout.group));
+        for (g, (out, codes)) in groups.enumerate() {
+            let (scale, offset) = self.scale_and_offset(layout, g);
+            for (value, &code) in out.iter_mut().zip(codes) {
+                let product = scale * f32::from(i16::from(code) - i16::from(layout.zero));
+                *value = match offset {
+                    Some(offset) => product + offset,
+                    None => product,
+                };
+            }
+        }
+    }
+
+    /// Scale and offset of group `g` of the quantized row held.
+    fn scale_and_offset(&self, layout: QuantLayout, g: usize) -> (f32, Option<f32>) {
+        if layout.scales != ScaleKind::Super {
+            return (self.scale[g], layout.offset.then(|| self.offset[g]));
+        }
+        let block = g * layout.group / SUPER;
+        let scale = f16::from_bits(self.d[block]).to_f32() * f32::from(self.sc[g]);
+        let offset = layout
+            .offset
+            .then(|| -(f16::from_bits(self.dmin[block]).to_f32() * f32::from(self.m[g])));
+        (scale, offset)
+    }
+
+    /// Empties the buffer and states the layout of the row about to be decoded into it.
+    pub(crate) fn begin(&mut self, layout: Option<QuantLayout>) {
+        self.layout = layout;
+        self.values.clear();
+        self.codes.clear();
+        self.scale.clear();
+        self.offset.clear();
+        self.scale_bits.clear();
+        self.offset_bits.clear();
+        self.d.clear();
+        self.dmin.clear();
+        self.sc.clear();
+        self.m.clear();
+    }
+
+    /// Appends one group's binary16 scale.
+    pub(crate) fn push_scale_f16(&mut self, bits: u16) {
+        self.scale_bits.push(bits);
+        self.scale.push(f16::from_bits(bits).to_f32());
+    }
+
+    /// Appends one group's binary16 offset.
+    pub(crate) fn push_offset_f16(&mut self, bits: u16) {
+        self.offset_bits.push(bits);
+        self.offset.push(f16::from_bits(bits).to_f32());
+    }
+}

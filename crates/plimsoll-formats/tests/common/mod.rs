@@ -1,0 +1,226 @@
+//! Helpers of the tests: temporary directories, fixtures, and a small writer of GGUF and safetensors bytes that can
+//! also write wrong ones.
+
+#![allow(dead_code)] // Each test binary uses a part of these.
+
+use plimsoll_formats::{Checkpoint, FormatError, RowBuf};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A directory that is removed when the value goes out of scope.
+pub struct TempDir(pub PathBuf);
+
+impl TempDir {
+    pub fn new() -> TempDir {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!(
+            "plimsoll-formats-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a temporary directory can be made");
+        TempDir(path)
+    }
+
+    /// Writes a file and returns its path.
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).expect("a temporary file can be written");
+        path
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+/// The path of a fixture.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+/// Reads a file of little-endian f32.
+pub fn read_f32(path: &Path) -> Vec<f32> {
+    let bytes = std::fs::read(path).expect("the fixture is there");
+    bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect()
+}
+
+/// All values of a tensor, row after row.
+pub fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
+    let info = checkpoint
+        .tensor(name)
+        .unwrap_or_else(|| panic!("{name} is there"));
+    let mut row = RowBuf::new();
+    let mut values = Vec::new();
+    for index in 0..info.rows() {
+        checkpoint
+            .decode_rows(name, index, &mut row)
+            .expect("a row within bounds decodes");
+        assert_eq!(row.len(), info.cols());
+        let start = values.len();
+        values.resize(start + row.len(), f32::NAN);
+        row.dequantize(&mut values[start..]);
+    }
+    values
+}
+
+/// Opens a checkpoint and decodes everything in it.
+pub fn exercise(path: &Path) -> Result<(), FormatError> {
+    let checkpoint = Checkpoint::open(path)?;
+    let names: Vec<String> = checkpoint
+        .tensors()
+        .map(|(name, _)| name.to_owned())
+        .collect();
+    for name in names {
+        values(&checkpoint, &name);
+        checkpoint.release(&name);
+    }
+    Ok(())
+}
+
+/// Writes GGUF version 3, whatever the values.
+#[derive(Clone)]
+pub struct GgufWriter {
+    pub version: u32,
+    pub keys: Vec<(String, u32, Vec<u8>)>,
+    /// Name, dimensions (fastest first), type, offset.
+    pub tensors: Vec<(String, Vec<u64>, u32, u64)>,
+    pub data: Vec<u8>,
+}
+
+impl GgufWriter {
+    /// A complete configuration of one layer under the prefix `arch`, without tensors.
+    pub fn new(arch: &str) -> GgufWriter {
+        let mut writer = GgufWriter {
+            version: 3,
+            keys: Vec::new(),
+            tensors: Vec::new(),
+            data: Vec::new(),
+        };
+        writer.str("general.architecture", arch);
+        for (key, value) in [
+            ("context_length", 128),
+            ("embedding_length", 64),
+            ("block_count", 12),
+            ("feed_forward_length", 96),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+        ] {
+            writer.u32(&format!("{arch}.{key}"), value);
+        }
+        writer.f32(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6);
+        writer.strings("tokenizer.ggml.tokens", &["a", "b", "c"]);
+        writer
+    }
+
+    pub fn set(&mut self, key: &str, kind: u32, value: impl Into<Vec<u8>>) -> &mut Self {
+        self.keys.retain(|(name, ..)| name != key);
+        self.keys.push((key.to_owned(), kind, value.into()));
+        self
+    }
+
+    pub fn u32(&mut self, key: &str, value: u32) -> &mut Self {
+        self.set(key, 4, value.to_le_bytes())
+    }
+
+    pub fn f32(&mut self, key: &str, value: f32) -> &mut Self {
+        self.set(key, 6, value.to_le_bytes())
+    }
+
+    pub fn str(&mut self, key: &str, value: &str) -> &mut Self {
+        self.set(key, 8, text(value))
+    }
+
+    pub fn strings(&mut self, key: &str, values: &[&str]) -> &mut Self {
+        let mut bytes = 8u32.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        values.iter().for_each(|value| bytes.extend(text(value)));
+        self.set(key, 9, bytes)
+    }
+
+    pub fn bools(&mut self, key: &str, values: &[bool]) -> &mut Self {
+        let mut bytes = 7u32.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        bytes.extend(values.iter().map(|&value| u8::from(value)));
+        self.set(key, 9, bytes)
+    }
+
+    /// Adds an F32 tensor of zeros at the next aligned offset.
+    pub fn tensor(&mut self, name: &str, dims: &[u64]) -> &mut Self {
+        self.data.resize(self.data.len().next_multiple_of(32), 0);
+        self.tensors
+            .push((name.to_owned(), dims.to_vec(), 0, self.data.len() as u64));
+        let bytes = dims.iter().product::<u64>() as usize * 4;
+        self.data.resize(self.data.len() + bytes, 0);
+        self
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = b"GGUF".to_vec();
+        bytes.extend(self.version.to_le_bytes());
+        bytes.extend((self.tensors.len() as u64).to_le_bytes());
+        bytes.extend((self.keys.len() as u64).to_le_bytes());
+        for (key, kind, value) in &self.keys {
+            bytes.extend(text(key));
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(value);
+        }
+        for (name, dims, kind, offset) in &self.tensors {
+            bytes.extend(text(name));
+            bytes.extend((dims.len() as u32).to_le_bytes());
+            dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(offset.to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(&self.data);
+        bytes
+    }
+
+    /// Writes the file into a fresh directory and opens it.
+    pub fn open(&self) -> Result<Checkpoint, FormatError> {
+        let dir = TempDir::new();
+        Checkpoint::open(&dir.write("model.gguf", self.bytes()))
+    }
+
+    /// The message with which opening fails.
+    pub fn refusal(&self) -> String {
+        match self.open() {
+            Ok(_) => panic!("the file was accepted"),
+            Err(error) => error.to_string(),
+        }
+    }
+}
+
+/// A length-prefixed text.
+fn text(value: &str) -> Vec<u8> {
+    let mut bytes = (value.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(value.as_bytes());
+    bytes
+}
+
+/// A safetensors file of this head and that many bytes of data.
+pub fn safetensors(head: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (head.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(head.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    bytes
+}
+
+/// The least `config.json` of a Llama.
+pub const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}"#;
+
+/// Opens a lone `config.json` of this text.
+pub fn open_config(json: &str) -> Result<Checkpoint, FormatError> {
+    let dir = TempDir::new();
+    Checkpoint::open(&dir.write("config.json", json))
+}

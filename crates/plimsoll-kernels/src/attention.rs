@@ -1,0 +1,330 @@
+//! Attention of a few query rows over one sequence's paged keys and values, for one key/value head and its group of query
+//! heads: entry points, checks, and how partial results combine. A split is computed in `attention/split.rs`.
+//!
+//! Positions are cut into *splits* of [`SPLIT`] at absolute positions. Within a split: scores (lane = position, one chain over
+//! head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over positions, ascending).
+//! Splits combine in ascending order. This is always so, in prefill and decode, on one thread or many; a query's result
+//! therefore does not depend on the rows beside it nor on who computed which split.
+
+mod split;
+mod tile;
+
+use crate::isa::{Isa, Kernel};
+use crate::kv::{KvLayout, PAGE};
+use crate::math;
+use crate::simd::{LANES, Simd};
+use split::Split;
+
+/// Positions in a split.
+pub const SPLIT: usize = 512;
+/// Queries (row, head) computed together.
+const TILE: usize = 8;
+/// Floats before the accumulator of a partial result: maximum, sum, padding.
+const HEADER: usize = LANES;
+
+/// The positions a query row sees: `first..end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First visible position.
+    pub first: u32,
+    /// One past the last visible position; the row's own position + 1 for causal attention.
+    pub end: u32,
+}
+
+/// One sequence's cache, as one key/value head of one layer sees it.
+#[derive(Clone, Copy)]
+pub struct KvPages<'a> {
+    /// The layer's shape.
+    pub layout: KvLayout,
+    /// The layer's part of page 0.
+    pub base: *const u8,
+    /// Bytes from a page to the next.
+    pub stride: usize,
+    /// Page ids: positions `16 i .. 16 i + 16` are in page `pages[i]`, at `base + pages[i] · stride`.
+    pub pages: &'a [u32],
+    /// The key/value head.
+    pub kv_head: usize,
+}
+
+/// The query rows: row r, head h of the group at `r · ld + h · head_dim`.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
+    /// The rows, from the group's first head.
+    pub data: &'a [f32],
+    /// Distance of two rows, in floats.
+    pub ld: usize,
+    /// Query heads that share the key/value head.
+    pub heads: usize,
+    /// What each row sees; as many as there are rows.
+    pub spans: &'a [Span],
+}
+
+/// How scores are formed.
+#[derive(Clone, Copy, Debug)]
+pub struct AttendParams<'a> {
+    /// Queries are multiplied by it first.
+    pub scale: f32,
+    /// If set, score = cap · tanh(score / cap).
+    pub softcap: Option<f32>,
+    /// One logit per head of the group that takes part in the softmax without a value; or empty.
+    pub sinks: &'a [f32],
+}
+
+/// Where results go: row r, head h at `ptr + r · ld + h · head_dim`.
+#[derive(Clone, Copy)]
+pub struct AttendOutput {
+    /// Row 0, the group's first head.
+    pub ptr: *mut f32,
+    /// Distance of two rows, in floats.
+    pub ld: usize,
+}
+
+/// Floats of the partial result of one query (row, head) over one split.
+pub fn attend_partial_len(layout: &KvLayout) -> usize {
+    HEADER + layout.head_dim()
+}
+
+/// Floats of scratch that [`attend`] needs for `rows` rows of `heads` heads; [`attend_split`] is content with it too.
+pub fn attend_scratch_len(layout: &KvLayout, rows: usize, heads: usize) -> usize {
+    split_scratch_len(layout) + (rows * heads + TILE) * attend_partial_len(layout)
+}
+
+/// Floats of a tile's scaled queries and scores.
+fn split_scratch_len(layout: &KvLayout) -> usize {
+    TILE * (layout.head_dim() + SPLIT)
+}
+
+impl KvPages<'_> {
+    /// K of this head in the page of position `16 · page`; V follows at `layout.half_bytes()`.
+    ///
+    /// # Safety
+    /// The page is within the sequence.
+    #[inline(always)]
+    unsafe fn page(&self, page: usize) -> *const u8 {
+        // SAFETY: page ids are within the cache by the contract of `attend`.
+        unsafe {
+            let id = *self.pages.get_unchecked(page) as usize;
+            self.base.add(id * self.stride + self.kv_head * self.layout.head_bytes())
+        }
+    }
+}
+
+impl Queries<'_> {
+    fn count(&self) -> usize {
+        self.spans.len() * self.heads
+    }
+
+    /// The queries of flat index `query` = row · heads + head.
+    fn get(&self, query: usize, head_dim: usize) -> &[f32] {
+        let (row, head) = (query / self.heads, query % self.heads);
+        &self.data[row * self.ld + head * head_dim..][..head_dim]
+    }
+
+    /// The positions a query sees, as a range.
+    fn span(&self, query: usize) -> (usize, usize) {
+        let span = self.spans[query / self.heads];
+        (span.first as usize, span.end as usize)
+    }
+
+    /// The splits from the first to one past the last that any row sees.
+    fn splits(&self) -> std::ops::Range<usize> {
+        let seen = self.spans.iter().filter(|span| span.first < span.end);
+        let first = seen.clone().map(|span| span.first as usize / SPLIT).min();
+        let end = seen.map(|span| (span.end as usize).div_ceil(SPLIT)).max();
+        first.unwrap_or(0)..end.unwrap_or(0)
+    }
+}
+
+fn check(kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
+    let positions = kv.pages.len() * PAGE;
+    assert!(kv.kv_head < kv.layout.kv_heads(), "kv head {} of {}", kv.kv_head, kv.layout.kv_heads());
+    for span in queries.spans {
+        assert!(span.end as usize <= positions, "{span:?} beyond the {positions} positions of the pages");
+    }
+    let sinks = params.sinks.len();
+    assert!(sinks == 0 || sinks == queries.heads, "{sinks} sinks for {} heads", queries.heads);
+}
+
+/// Attention of all rows of `queries` over all they see. A row that sees nothing becomes zeros.
+///
+/// `scratch` holds at least [`attend_scratch_len`] floats. Panics if it does not, or if spans exceed the pages.
+///
+/// # Safety
+/// Every page that a row sees lies at `kv.base + id · kv.stride`, is readable for `bytes_per_page`, and is not written during
+/// the call. The output of every row and head is valid for writing and nobody else accesses it during the call.
+pub unsafe fn attend(
+    isa: Isa,
+    kv: &KvPages<'_>,
+    queries: &Queries<'_>,
+    params: &AttendParams<'_>,
+    scratch: &mut [f32],
+    out: AttendOutput,
+) {
+    check(kv, queries, params);
+    let len = attend_partial_len(&kv.layout);
+    let needed = attend_scratch_len(&kv.layout, queries.spans.len(), queries.heads);
+    assert!(scratch.len() >= needed, "{} floats of scratch, {needed} needed", scratch.len());
+    let (tile_scratch, rest) = scratch.split_at_mut(split_scratch_len(&kv.layout));
+    let (partials, states) = rest[..(queries.count() + TILE) * len].split_at_mut(TILE * len);
+    states.chunks_exact_mut(len).for_each(clear);
+    for split in queries.splits() {
+        for (tile, states) in states.chunks_mut(TILE * len).enumerate() {
+            let count = states.len() / len;
+            let partials = &mut partials[..count * len];
+            // SAFETY: the caller's word on pages; spans were checked.
+            unsafe { Split { isa, kv, queries, params, split }.run(tile * TILE, tile_scratch, partials) };
+            isa.run(Merge { len, states, partials });
+        }
+    }
+    for (query, state) in states.chunks_exact_mut(len).enumerate() {
+        // SAFETY: the caller's word on the output.
+        unsafe { finish(isa, queries.heads, params, query, state, out) };
+    }
+}
+
+/// The part of [`attend`] that concerns positions `split · SPLIT .. (split + 1) · SPLIT`: one partial result of
+/// [`attend_partial_len`] floats per query, row after row, to be combined by [`attend_combine`].
+///
+/// # Safety
+/// As for [`attend`], without its output.
+pub unsafe fn attend_split(
+    isa: Isa,
+    kv: &KvPages<'_>,
+    queries: &Queries<'_>,
+    params: &AttendParams<'_>,
+    split: usize,
+    scratch: &mut [f32],
+    partials: &mut [f32],
+) {
+    check(kv, queries, params);
+    let len = attend_partial_len(&kv.layout);
+    assert_eq!(partials.len(), queries.count() * len, "floats of partial results");
+    let scratch = &mut scratch[..split_scratch_len(&kv.layout)];
+    for (tile, partials) in partials.chunks_mut(TILE * len).enumerate() {
+        // SAFETY: the caller's word on pages; spans were checked.
+        unsafe { Split { isa, kv, queries, params, split }.run(tile * TILE, scratch, partials) };
+    }
+}
+
+/// Combines partial results into the output of `rows` rows of `heads` heads. `partials` holds those of consecutive splits, each
+/// as [`attend_split`] wrote it; its first part is used as working space. Splits that no row sees may be left out.
+///
+/// Panics if the length of `partials` is no positive multiple of a split's.
+///
+/// # Safety
+/// The output of every row and head is valid for writing and nobody else accesses it during the call.
+pub unsafe fn attend_combine(
+    isa: Isa,
+    layout: &KvLayout,
+    params: &AttendParams<'_>,
+    rows: usize,
+    heads: usize,
+    partials: &mut [f32],
+    out: AttendOutput,
+) {
+    let len = attend_partial_len(layout);
+    let split_len = rows * heads * len;
+    let fits = split_len > 0 && !partials.is_empty() && partials.len().is_multiple_of(split_len);
+    assert!(fits, "{} floats of partial results, a multiple of {split_len} needed", partials.len());
+    let (states, rest) = partials.split_at_mut(split_len);
+    for partials in rest.chunks_exact(split_len) {
+        isa.run(Merge { len, states, partials });
+    }
+    for (query, state) in states.chunks_exact_mut(len).enumerate() {
+        // SAFETY: the caller's word on the output.
+        unsafe { finish(isa, heads, params, query, state, out) };
+    }
+}
+
+/// Makes a partial result that of no position at all.
+fn clear(state: &mut [f32]) {
+    state.fill(0.0);
+    state[0] = f32::NEG_INFINITY;
+}
+
+/// # Safety
+/// The output of the query is valid for writing.
+unsafe fn finish(
+    isa: Isa,
+    heads: usize,
+    params: &AttendParams<'_>,
+    query: usize,
+    state: &mut [f32],
+    out: AttendOutput,
+) {
+    let (row, head) = (query / heads, query % heads);
+    let dim = state.len() - HEADER;
+    // SAFETY: the caller's word on the output.
+    let out = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.ld + head * dim), dim) };
+    isa.run(Finish { state, sink: params.sinks.get(head).copied(), out });
+}
+
+/// Adds later partial results to earlier ones.
+struct Merge<'a> {
+    len: usize,
+    states: &'a mut [f32],
+    partials: &'a [f32],
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (state, partial) in self.states.chunks_exact_mut(self.len).zip(self.partials.chunks_exact(self.len)) {
+            // Nothing seen on one side: the other is the result, untouched, however many empty splits there were.
+            if partial[1] == 0.0 {
+                continue;
+            }
+            if state[1] == 0.0 {
+                state.copy_from_slice(partial);
+                continue;
+            }
+            let (m1, m2) = (s.splat(state[0]), s.splat(partial[0]));
+            let m = s.max(m1, m2);
+            let (a, b) = (math::exp(s, s.sub(m1, m)), math::exp(s, s.sub(m2, m)));
+            let l = s.fma(s.splat(state[1]), a, s.mul(s.splat(partial[1]), b));
+            state[0] = s.to_array(m)[0];
+            state[1] = s.to_array(l)[0];
+            let partial = partial[HEADER..].as_chunks::<LANES>().0;
+            for (acc, partial) in state[HEADER..].as_chunks_mut::<LANES>().0.iter_mut().zip(partial) {
+                let sum = s.fma(s.load_part(acc, 0.0), a, s.mul(s.load_part(partial, 0.0), b));
+                s.store_part(acc, sum);
+            }
+        }
+    }
+}
+
+/// Divides by the sum, after the sink has joined it.
+struct Finish<'a> {
+    state: &'a [f32],
+    sink: Option<f32>,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if self.state[1] == 0.0 {
+            self.out.fill(0.0);
+            return;
+        }
+        let (mut l, mut a) = (s.splat(self.state[1]), s.splat(1.0));
+        if let Some(sink) = self.sink {
+            let (m1, sink) = (s.splat(self.state[0]), s.splat(sink));
+            let m = s.max(m1, sink);
+            a = math::exp(s, s.sub(m1, m));
+            l = s.fma(l, a, math::exp(s, s.sub(sink, m)));
+        }
+        let factor = s.div(a, l);
+        let acc = self.state[HEADER..].as_chunks::<LANES>().0;
+        for (out, acc) in self.out.as_chunks_mut::<LANES>().0.iter_mut().zip(acc) {
+            s.store_part(out, s.mul(s.load_part(acc, 0.0), factor));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! Attention against a double-precision reference, and against itself: tiles, splits and instruction sets must not show, and
+//! what lies beyond the visible positions must not leak.
+
+use super::*;
+use crate::kv::tests::{DTYPES, read};
+use crate::kv::{KvDtype, kv_store};
+use crate::testing::{Aligned, Random, bits, isas};
+
+/// A cache of shuffled pages with some positions stored and poison everywhere else.
+struct Cache {
+    layout: KvLayout,
+    memory: Aligned,
+    stride: usize,
+    pages: Vec<u32>,
+}
+
+impl Cache {
+    fn new(layout: KvLayout, positions: usize, seed: u64) -> Cache {
+        let mut random = Random::new(seed);
+        let count = positions.div_ceil(PAGE);
+        let stride = layout.bytes_per_page() + 64;
+        let mut memory = Aligned::new((count + 2) * stride);
+        memory.bytes_mut().fill(0xff); // NaN in every float format.
+        let mut pages: Vec<u32> = (1..=count as u32).collect();
+        for i in (1..count).rev() {
+            pages.swap(i, random.below(i + 1));
+        }
+        let width = layout.kv_heads() * layout.head_dim();
+        for position in 0..positions {
+            let (k, v) = (random.floats(width), random.floats(width));
+            let page = &mut memory.bytes_mut()[pages[position / PAGE] as usize * stride..][..layout.bytes_per_page()];
+            kv_store(Isa::detect(), &layout, page, position % PAGE, &k, &v);
+        }
+        Cache { layout, memory, stride, pages }
+    }
+
+    fn view(&self, kv_head: usize) -> KvPages<'_> {
+        let base = self.memory.bytes().as_ptr();
+        KvPages { layout: self.layout, base, stride: self.stride, pages: &self.pages, kv_head }
+    }
+
+    fn get(&self, kv_head: usize, position: usize, d: usize, value: bool) -> f64 {
+        let page = &self.memory.bytes()[self.pages[position / PAGE] as usize * self.stride..];
+        read(&self.layout, &page[..self.layout.bytes_per_page()], kv_head, position % PAGE, d, value).into()
+    }
+}
+
+const PLAIN: AttendParams<'static> = AttendParams { scale: 0.3, softcap: None, sinks: &[] };
+
+/// Attention of all rows at once; the output is rows × heads × head_dim.
+fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) -> Vec<f32> {
+    let dim = kv.layout.head_dim();
+    let (rows, width) = (queries.spans.len(), queries.heads * dim);
+    let mut out = vec![-77.0; rows * (width + 2)];
+    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, rows, queries.heads)];
+    let target = AttendOutput { ptr: out.as_mut_ptr(), ld: width + 2 };
+    // SAFETY: the cache is whole and the output is this function's own.
+    unsafe { attend(isa, kv, queries, params, &mut scratch, target) };
+    assert!(out.chunks(width + 2).all(|row| row[width..] == [-77.0; 2]));
+    out.chunks(width + 2).flat_map(|row| row[..width].to_vec()).collect()
+}
+
+/// The same through splits computed apart.
+fn run_splits(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>, splits: usize) -> Vec<f32> {
+    let (dim, rows) = (kv.layout.head_dim(), queries.spans.len());
+    let len = rows * queries.heads * attend_partial_len(&kv.layout);
+    let mut partials = vec![f32::NAN; splits * len];
+    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, rows, queries.heads)];
+    let mut out = vec![0.0; rows * queries.heads * dim];
+    let target = AttendOutput { ptr: out.as_mut_ptr(), ld: queries.heads * dim };
+    // SAFETY: as above.
+    unsafe {
+        for split in (0..splits).rev() {
+            attend_split(isa, kv, queries, params, split, &mut scratch, &mut partials[split * len..][..len]);
+        }
+        attend_combine(isa, &kv.layout, params, rows, queries.heads, &mut partials, target);
+    }
+    out
+}
+
+/// One query in double precision.
+fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &AttendParams<'_>, head: usize) -> Vec<f64> {
+    let positions = span.first as usize..span.end as usize;
+    let score = |position: usize| {
+        let dot = |(d, q): (usize, &f32)| f64::from(*q) * cache.get(kv_head, position, d, false);
+        let score = q.iter().enumerate().map(dot).sum::<f64>() * f64::from(params.scale);
+        params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+    };
+    let scores: Vec<f64> = positions.clone().map(score).collect();
+    let sink = params.sinks.get(head).map_or(0.0, |sink| f64::from(*sink).exp());
+    let sum: f64 = scores.iter().map(|score| score.exp()).sum::<f64>() + sink;
+    let value = |d: usize| {
+        let term = |(position, score): (usize, &f64)| score.exp() / sum * cache.get(kv_head, position, d, true);
+        positions.clone().zip(&scores).map(term).sum()
+    };
+    (0..q.len()).map(value).collect()
+}
+
+/// Rows at consecutive positions up to `end`, seeing at most `window` positions.
+fn causal(rows: usize, end: usize, window: usize) -> Vec<Span> {
+    let row = |r: usize| end - rows + 1 + r;
+    let span = |r: usize| Span { first: row(r).saturating_sub(window) as u32, end: row(r) as u32 };
+    (0..rows).map(span).collect()
+}
+
+#[test]
+fn results_match_double_precision() {
+    let mut random = Random::new(30);
+    for dtype in DTYPES {
+        for (head_dim, positions, rows, heads) in [(64, 1100, 3, 5), (48, 40, 4, 1), (128, 530, 1, 1), (80, 17, 9, 2)] {
+            let cache = Cache::new(KvLayout::new(2, head_dim, dtype).unwrap(), positions, 31);
+            let sinks = random.floats(heads);
+            for params in [
+                PLAIN,
+                AttendParams { softcap: Some(1.5), ..PLAIN },
+                AttendParams { sinks: &sinks, ..PLAIN },
+            ] {
+                for window in [usize::MAX, 20] {
+                    let spans = causal(rows, positions, window);
+                    let data = random.floats(rows * heads * head_dim);
+                    let queries = Queries { data: &data, ld: heads * head_dim, heads, spans: &spans };
+                    let out = run(Isa::detect(), &cache.view(1), &queries, &params);
+                    for (query, (q, out)) in data.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
+                        let expected = reference(&cache, 1, q, spans[query / heads], &params, query % heads);
+                        for (actual, expected) in out.iter().zip(expected) {
+                            assert!((f64::from(*actual) - expected).abs() < 3e-6, "{dtype:?} {actual} {expected}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_the_same_alone_and_in_a_tile() {
+    let mut random = Random::new(32);
+    for dtype in DTYPES {
+        for (head_dim, positions, rows, heads, window) in
+            [(64, 1050, 30, 3, usize::MAX), (32, 530, 40, 2, 10), (16, 600, 37, 1, 500), (144, 33, 33, 4, 17)]
+        {
+            let cache = Cache::new(KvLayout::new(2, head_dim, dtype).unwrap(), positions, 33);
+            let spans = causal(rows, positions, window);
+            let width = heads * head_dim;
+            let data = random.floats(rows * width);
+            let queries = Queries { data: &data, ld: width, heads, spans: &spans };
+            let params = AttendParams { softcap: Some(5.0), ..PLAIN };
+            let expected = run(Isa::Portable, &cache.view(0), &queries, &params);
+            assert!(expected.iter().all(|y| y.is_finite()), "{dtype:?}: poison leaked");
+            for isa in isas() {
+                let whole = run(isa, &cache.view(0), &queries, &params);
+                assert_eq!(bits(&whole), bits(&expected), "{isa} {dtype:?}");
+                let splits = positions.div_ceil(SPLIT);
+                let split = run_splits(isa, &cache.view(0), &queries, &params, splits);
+                assert_eq!(bits(&split), bits(&expected), "{isa} {dtype:?} by splits");
+                for row in 0..rows {
+                    let one = Queries { data: &data[row * width..], ld: width, heads, spans: &spans[row..][..1] };
+                    let alone = run(isa, &cache.view(0), &one, &params);
+                    assert_eq!(bits(&alone), bits(&expected[row * width..][..width]), "{isa} {dtype:?} row {row}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn single_heads_equal_their_group() {
+    let cache = Cache::new(KvLayout::new(1, 64, KvDtype::Bf16).unwrap(), 700, 34);
+    let data = Random::new(35).floats(7 * 64);
+    let spans = causal(1, 700, usize::MAX);
+    let sinks = [0.5; 7];
+    let queries = Queries { data: &data, ld: 7 * 64, heads: 7, spans: &spans };
+    let group = run(Isa::detect(), &cache.view(0), &queries, &AttendParams { sinks: &sinks, ..PLAIN });
+    for head in 0..7 {
+        let one = Queries { data: &data[head * 64..][..64], ld: 64, heads: 1, spans: &spans };
+        let alone = run(Isa::detect(), &cache.view(0), &one, &AttendParams { sinks: &sinks[..1], ..PLAIN });
+        assert_eq!(bits(&alone), bits(&group[head * 64..][..64]));
+    }
+}
+
+#[test]
+fn infinite_values_outside_the_span_do_not_leak() {
+    // Rows of one tile with different spans: what only some may see is stored, but infinite.
+    let layout = KvLayout::new(1, 16, KvDtype::F32).unwrap();
+    let mut cache = Cache::new(layout, 64, 36);
+    let page = cache.pages[1] as usize * cache.stride;
+    let bad = [f32::INFINITY; 16];
+    for isa in isas() {
+        let page = &mut cache.memory.bytes_mut()[page..][..layout.bytes_per_page()];
+        kv_store(isa, &layout, page, 4, &bad, &bad);
+        let spans = [Span { first: 0, end: 20 }, Span { first: 3, end: 19 }, Span { first: 21, end: 64 }, Span {
+            first: 0,
+            end: 64,
+        }];
+        let data = vec![0.5; 4 * 16];
+        let out = run(isa, &cache.view(0), &Queries { data: &data, ld: 16, heads: 1, spans: &spans }, &PLAIN);
+        assert!(out[..48].iter().all(|y| y.is_finite()), "{isa}");
+        assert!(out[48..].iter().all(|y| !y.is_finite()), "{isa}: a visible infinity must show");
+    }
+}
+
+#[test]
+fn seeing_nothing_gives_zeros() {
+    let cache = Cache::new(KvLayout::new(1, 32, KvDtype::Q8).unwrap(), 16, 37);
+    let spans = [Span { first: 5, end: 5 }, Span { first: 0, end: 3 }];
+    let queries = Queries { data: &[1.0; 64], ld: 32, heads: 1, spans: &spans };
+    let out = run(Isa::detect(), &cache.view(0), &queries, &PLAIN);
+    assert_eq!(out[..32], [0.0; 32]);
+    assert!(out[32..].iter().any(|y| *y != 0.0));
+}
+
+#[test]
+#[should_panic(expected = "beyond the 16 positions")]
+fn spans_beyond_the_pages_are_refused() {
+    let cache = Cache::new(KvLayout::new(1, 32, KvDtype::F32).unwrap(), 16, 38);
+    let spans = [Span { first: 0, end: 17 }];
+    run(Isa::Portable, &cache.view(0), &Queries { data: &[1.0; 32], ld: 32, heads: 1, spans: &spans }, &PLAIN);
+}

@@ -1,0 +1,183 @@
+//! Which instruction set the kernels run on: detection, naming and the one place where a generic kernel becomes machine
+//! code for it. No arithmetic lives here.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::simd::{Portable, Simd};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
+
+/// An instruction set a kernel can be run on. All of them give the same bits; they differ in speed only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust for any processor: the oracle the others are tested against.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512,
+}
+
+/// The name given to [`Isa::from_str`] is none of `portable`, `avx2`, `avx512`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownIsa(String);
+
+impl fmt::Display for UnknownIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown instruction set {:?}; expected portable, avx2 or avx512", self.0)
+    }
+}
+
+impl std::error::Error for UnknownIsa {}
+
+/// A kernel written once, generic over the instruction set. `run` must be `#[inline(always)]`, and so must everything
+/// hot that it calls: only then does the body inherit the target features of the wrapper it is instantiated in.
+pub(crate) trait Kernel {
+    /// What the kernel returns.
+    type Output;
+    /// Runs the kernel with the operations of `S`.
+    fn run<S: Simd>(self, s: S) -> Self::Output;
+}
+
+impl Isa {
+    /// Every instruction set, slowest first.
+    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+
+    /// The fastest instruction set this processor has.
+    pub fn detect() -> Isa {
+        // A plain cache: every thread that races here computes the same value.
+        static LEVEL: AtomicU8 = AtomicU8::new(u8::MAX);
+        match LEVEL.load(Ordering::Relaxed) {
+            0 => Isa::Portable,
+            1 => Isa::Avx2,
+            2 => Isa::Avx512,
+            _ => {
+                let isa = probe();
+                LEVEL.store(isa as u8, Ordering::Relaxed);
+                isa
+            }
+        }
+    }
+
+    /// Whether this processor can run the kernels of this instruction set.
+    pub fn available(self) -> bool {
+        self <= Isa::detect()
+    }
+
+    /// The name [`FromStr`] accepts: `portable`, `avx2` or `avx512`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// Runs `kernel` on this instruction set.
+    ///
+    /// Panics if the processor lacks it: running on would be undefined behaviour.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        if self == Isa::Portable { kernel.run(Portable) } else { self.run_vector(kernel) }
+    }
+
+    /// [`Isa::run`] for a kernel that the portable set has no use for, such as a large tile: it is not compiled for it.
+    #[inline]
+    pub(crate) fn run_vector<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if self.available() => {
+                // SAFETY: the features `run_avx2` is compiled with have just been confirmed.
+                unsafe { run_avx2(kernel) }
+            }
+            _ => self.run_widest(kernel),
+        }
+    }
+
+    /// [`Isa::run`] for a kernel that AVX-512 alone has the registers for.
+    #[inline]
+    pub(crate) fn run_widest<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if self.available() => {
+                // SAFETY: the features `run_avx512` is compiled with have just been confirmed.
+                unsafe { run_avx512(kernel) }
+            }
+            _ => panic!("this processor has no {self}, or it was given {}", std::any::type_name_of_val(&kernel)),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = UnknownIsa;
+
+    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| UnknownIsa(name.into()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn probe() -> Isa {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni");
+    match (avx2, avx512) {
+        (true, true) => Isa::Avx512,
+        (true, false) => Isa::Avx2,
+        _ => Isa::Portable,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn probe() -> Isa {
+    Isa::Portable
+}
+
+/// # Safety
+/// The processor has AVX2, FMA and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller vouches for exactly the features the token stands for.
+    kernel.run(unsafe { Avx2::assume() })
+}
+
+/// # Safety
+/// The processor has AVX-512 F, BW, DQ, VL and VNNI (and with them AVX2, FMA and F16C).
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller vouches for exactly the features the token stands for.
+    kernel.run(unsafe { Avx512::assume() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_strangers_are_named() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.name().parse(), Ok(isa));
+        }
+        let error = "sse9".parse::<Isa>().unwrap_err();
+        assert!(error.to_string().contains("sse9"));
+    }
+
+    #[test]
+    fn portable_is_always_available() {
+        assert!(Isa::Portable.available());
+        assert!(Isa::detect().available());
+    }
+}

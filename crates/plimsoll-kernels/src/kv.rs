@@ -1,0 +1,210 @@
+//! The paged key/value cache: how a page of 16 positions lies in memory, and storing one position. Reading it back is
+//! `attention`'s; which page belongs to whom is the engine's.
+//!
+//! One layer's part of a page holds, per head, K then V, each padded to 64 bytes:
+//! - K: `[head_dim][16 positions]`; under Q8 followed by f32 scales `[ceil(head_dim / 32)][16 positions]`.
+//! - V: `[16 positions][head_dim]`; under Q8 followed by f32 scales `[16 positions][ceil(head_dim / 32)]`.
+//!
+//! Slots that were never stored may hold anything.
+
+use std::fmt;
+
+use crate::acts::block_scale;
+use crate::half::{f32_to_bf16, f32_to_f16};
+use crate::isa::{Isa, Kernel};
+use crate::math;
+use crate::simd::{LANES, Simd};
+
+/// Positions in a page.
+pub const PAGE: usize = 16;
+/// Dimensions that share a scale under [`KvDtype::Q8`].
+pub(crate) const KV_BLOCK: usize = 32;
+/// Largest head dimension.
+const HEAD_DIM_MAX: usize = 1024;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// Single precision.
+    F32,
+    /// Half precision, rounded to nearest even.
+    F16,
+    /// bfloat16, rounded to nearest even.
+    Bf16,
+    /// Signed bytes with one f32 scale per position and 32 dimensions (amax / 127).
+    Q8,
+}
+
+/// Why a layout was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvLayoutError {
+    /// Head dimensions are multiples of 16 up to 1024.
+    HeadDim(usize),
+    /// There must be a head, and few enough for a page to be addressed.
+    KvHeads(usize),
+}
+
+impl fmt::Display for KvLayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KvLayoutError::HeadDim(dim) => {
+                write!(f, "head dimension {dim} is not a multiple of {LANES} in {LANES}..={HEAD_DIM_MAX}")
+            }
+            KvLayoutError::KvHeads(heads) => write!(f, "{heads} key/value heads; 1..=65536 are possible"),
+        }
+    }
+}
+
+impl std::error::Error for KvLayoutError {}
+
+/// The shape of one layer's part of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvLayout {
+    kv_heads: usize,
+    head_dim: usize,
+    dtype: KvDtype,
+}
+
+impl KvLayout {
+    /// Describes a layer's cache. Fails if `head_dim` is no multiple of 16 up to 1024 or `kv_heads` is not in 1..=65536.
+    pub fn new(kv_heads: usize, head_dim: usize, dtype: KvDtype) -> Result<KvLayout, KvLayoutError> {
+        if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(LANES) {
+            return Err(KvLayoutError::HeadDim(head_dim));
+        }
+        if kv_heads == 0 || kv_heads > 1 << 16 {
+            return Err(KvLayoutError::KvHeads(kv_heads));
+        }
+        Ok(KvLayout { kv_heads, head_dim, dtype })
+    }
+
+    /// Key/value heads.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    /// Dimensions of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// How values are stored.
+    pub fn dtype(&self) -> KvDtype {
+        self.dtype
+    }
+
+    /// Bytes of one layer's part of a page.
+    pub fn bytes_per_page(&self) -> usize {
+        self.kv_heads * self.head_bytes()
+    }
+
+    /// Bytes of one head's part: K, then V. Head h starts at `h · head_bytes`.
+    pub fn head_bytes(&self) -> usize {
+        2 * self.half_bytes()
+    }
+
+    /// Bytes of K, and of V, of one head: the offset of V within a head's part.
+    pub fn half_bytes(&self) -> usize {
+        let values = PAGE * self.head_dim;
+        let bytes = match self.dtype {
+            KvDtype::F32 => 4 * values,
+            KvDtype::F16 | KvDtype::Bf16 => 2 * values,
+            KvDtype::Q8 => values + 4 * PAGE * self.scale_blocks(),
+        };
+        bytes.next_multiple_of(64)
+    }
+
+    /// Scales per position and head under Q8.
+    pub(crate) fn scale_blocks(&self) -> usize {
+        self.head_dim.div_ceil(KV_BLOCK)
+    }
+}
+
+/// Stores the keys and values of one position (`kv_heads · head_dim` floats each, head after head) in slot `slot` of `page`,
+/// one layer's part (`bytes_per_page` bytes).
+///
+/// Panics if a length or the slot does not fit.
+pub fn kv_store(isa: Isa, layout: &KvLayout, page: &mut [u8], slot: usize, k_row: &[f32], v_row: &[f32]) {
+    let width = layout.kv_heads * layout.head_dim;
+    assert!(k_row.len() == width && v_row.len() == width, "{} and {} values, {width} each", k_row.len(), v_row.len());
+    assert_eq!(page.len(), layout.bytes_per_page(), "bytes of a page");
+    assert!(slot < PAGE, "slot {slot} of {PAGE}");
+    let heads = k_row.chunks_exact(layout.head_dim).zip(v_row.chunks_exact(layout.head_dim));
+    for ((k, v), part) in heads.zip(page.chunks_exact_mut(layout.head_bytes())) {
+        let (k_part, v_part) = part.split_at_mut(layout.half_bytes());
+        match layout.dtype {
+            KvDtype::F32 => store_floats(slot, k, v, k_part, v_part, f32::to_le_bytes),
+            KvDtype::F16 => store_floats(slot, k, v, k_part, v_part, |x| f32_to_f16(x).to_le_bytes()),
+            KvDtype::Bf16 => store_floats(slot, k, v, k_part, v_part, |x| f32_to_bf16(x).to_le_bytes()),
+            KvDtype::Q8 => isa.run(StoreQ8 { layout, slot, k, v, k_part, v_part }),
+        }
+    }
+}
+
+/// One head of a float cache: K as a column of slots, V as a row.
+fn store_floats<const N: usize>(
+    slot: usize,
+    k: &[f32],
+    v: &[f32],
+    k_part: &mut [u8],
+    v_part: &mut [u8],
+    bytes: impl Fn(f32) -> [u8; N],
+) {
+    for (x, slots) in k.iter().zip(k_part.as_chunks_mut::<N>().0.chunks_exact_mut(PAGE)) {
+        slots[slot] = bytes(*x);
+    }
+    for (x, value) in v.iter().zip(&mut v_part.as_chunks_mut::<N>().0[slot * v.len()..]) {
+        *value = bytes(*x);
+    }
+}
+
+/// One head of a Q8 cache.
+struct StoreQ8<'a> {
+    layout: &'a KvLayout,
+    slot: usize,
+    k: &'a [f32],
+    v: &'a [f32],
+    k_part: &'a mut [u8],
+    v_part: &'a mut [u8],
+}
+
+impl Kernel for StoreQ8<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let dim = self.layout.head_dim;
+        let (k_codes, k_scales) = self.k_part.split_at_mut(PAGE * dim);
+        let (v_codes, v_scales) = self.v_part.split_at_mut(PAGE * dim);
+        for (index, x) in self.k.chunks(KV_BLOCK).enumerate() {
+            let (codes, scale) = quantize(s, x);
+            for (offset, code) in codes[..x.len()].iter().enumerate() {
+                k_codes[(index * KV_BLOCK + offset) * PAGE + self.slot] = *code;
+            }
+            k_scales.as_chunks_mut::<4>().0[index * PAGE + self.slot] = scale.to_le_bytes();
+        }
+        for (index, x) in self.v.chunks(KV_BLOCK).enumerate() {
+            let (codes, scale) = quantize(s, x);
+            v_codes[self.slot * dim + index * KV_BLOCK..][..x.len()].copy_from_slice(&codes[..x.len()]);
+            v_scales.as_chunks_mut::<4>().0[self.slot * self.layout.scale_blocks() + index] = scale.to_le_bytes();
+        }
+    }
+}
+
+/// Up to 32 values as signed bytes with their scale.
+#[inline(always)]
+fn quantize<S: Simd>(s: S, x: &[f32]) -> ([u8; KV_BLOCK], f32) {
+    let low = s.load_part(x, 0.0);
+    let high = s.load_part(x.get(LANES..).unwrap_or(&[]), 0.0);
+    let (scale, inverse) = block_scale(s, low, high);
+    let inverse = s.splat(inverse);
+    let mut codes = [0; KV_BLOCK];
+    // SAFETY: `codes` has two vectors of 16 bytes.
+    unsafe {
+        s.store_low_bytes(codes.as_mut_ptr(), math::round(s, s.mul(low, inverse)));
+        s.store_low_bytes(codes.as_mut_ptr().add(LANES), math::round(s, s.mul(high, inverse)));
+    }
+    (codes, scale)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,44 @@
+//! Plimsoll's inner loops: slices in, slices out. No allocation, no threads, no dependency; splitting work among threads and
+//! owning memory is `plimsoll-device`'s business, reading files `plimsoll-formats`'.
+//!
+//! **One arithmetic.** The result of a row depends on nothing but that row and the weights: not on how many rows are computed
+//! together, not on tiles or threads, and not on the instruction set. Every floating-point kernel is written once over
+//! sixteen lanes (`simd::Simd`), whose operations are exactly rounded everywhere; sums have one fixed order; elementary
+//! functions are our own polynomials. [`Isa::Portable`] is therefore an oracle for the others, bit for bit. (NaN stays NaN,
+//! but its payload may differ.)
+//!
+//! Lengths that do not fit are the caller's bug and panic with both numbers; data from files is checked by [`Packing::new`]
+//! and the packing functions, which return errors.
+
+mod acts;
+mod attention;
+mod half;
+mod isa;
+mod kv;
+mod linear;
+mod math;
+mod norm;
+mod ops;
+mod pack;
+mod packing;
+mod reduce;
+mod rope;
+mod simd;
+#[cfg(test)]
+mod testing;
+
+pub use acts::{ActLayout, Acts, quantize_acts};
+pub use attention::{
+    AttendOutput, AttendParams, KvPages, Queries, Span, attend, attend_combine, attend_partial_len, attend_scratch_len,
+    attend_split, SPLIT,
+};
+pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+pub use isa::{Isa, UnknownIsa};
+pub use kv::{KvDtype, KvLayout, KvLayoutError, PAGE, kv_store};
+pub use linear::{Input, Mode, Target, Weights, linear};
+pub use norm::{layer_norm, rms_norm};
+pub use ops::{Activation, activate, add, copy, glu, mul, scale, softcap};
+pub use pack::{QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant, unpack_row};
+pub use packing::{BLOCK, PANEL, PackError, PackKind, PackScales, Packing, QuantPacking, SUPER};
+pub use reduce::{LogSumExp, argmax, log_sum_exp, softmax};
+pub use rope::{RopeStyle, rope};

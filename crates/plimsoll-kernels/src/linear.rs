@@ -1,0 +1,163 @@
+//! y = x · Wᵀ (+ bias) over packed weights: the entry, its checks, and the walk over panels and rows. The inner loops are in
+//! `linear/float.rs` and `linear/quant.rs`; how a panel lies in memory is `packing`'s.
+//!
+//! A tile is some rows of x times one or a few panels, over all of k, with every sum in registers; it is the unit of work
+//! and no boundary of arithmetic: a row's sums are formed in the same order in every tile.
+
+mod float;
+mod quant;
+
+use std::ops::Range;
+
+use crate::acts::Acts;
+use crate::isa::Isa;
+use crate::packing::{PANEL, PackKind, Packing};
+use crate::simd::Simd;
+
+/// A packed weight matrix with its optional bias.
+#[derive(Clone, Copy)]
+pub struct Weights<'a> {
+    /// The shape.
+    pub packing: &'a Packing,
+    /// `packing.bytes()` bytes. Any alignment is correct, 64 is fast.
+    pub data: &'a [u8],
+    /// One value per output, added to its sum.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// The rows that are multiplied.
+#[derive(Clone, Copy)]
+pub enum Input<'a> {
+    /// Floats, for float weights: row r starts at `r · ld`.
+    F32 {
+        /// The rows.
+        data: &'a [f32],
+        /// Distance of two rows, in floats; at least k.
+        ld: usize,
+    },
+    /// Quantized activations, for quantized weights.
+    Acts(&'a Acts<'a>),
+}
+
+/// What becomes of a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// y = result.
+    Store,
+    /// y = y + result.
+    Add,
+}
+
+/// Where results go: row r, output o at `ptr + r · ld + o`.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Row 0, output 0.
+    pub ptr: *mut f32,
+    /// Distance of two rows, in floats.
+    pub ld: usize,
+    /// Store or add.
+    pub mode: Mode,
+}
+
+/// Multiplies `rows` of `input` by the outputs of `panels` (panel p holds outputs `16p .. min(16p + 16, out)`).
+///
+/// Float weights: acc = fma(x[k], w[k], acc) for k ascending, from 0.
+///
+/// Quantized weights, for groups ascending: idot = Σ (code − zero) · act over the group, an exact integer;
+/// acc = fma(float(idot), scale_w · scale_act, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ act, acc).
+///
+/// Then the bias is added, then, in [`Mode::Add`], the result to what y holds.
+///
+/// Panics if a range, a length or the kind of input does not fit.
+///
+/// # Safety
+/// For every row in `rows` and every output of `panels`, `target` points to a float that is valid for reading and writing
+/// and that nobody else accesses during the call.
+pub unsafe fn linear(
+    isa: Isa,
+    weights: &Weights<'_>,
+    input: Input<'_>,
+    panels: Range<usize>,
+    rows: Range<usize>,
+    target: Target,
+) {
+    let packing = weights.packing;
+    assert!(panels.end <= packing.panels(), "panels {panels:?} of {}", packing.panels());
+    assert_eq!(weights.data.len(), packing.bytes(), "bytes of the packed matrix");
+    if let Some(bias) = weights.bias {
+        assert_eq!(bias.len(), packing.out(), "biases");
+    }
+    if panels.is_empty() || rows.is_empty() {
+        return;
+    }
+    match (packing.kind(), input) {
+        (PackKind::Quant(quant), Input::Acts(acts)) => {
+            let layout = acts.layout();
+            assert!(layout.k == packing.k() && rows.end <= layout.rows, "{rows:?} × {} of {layout:?}", packing.k());
+            // SAFETY: shapes were just checked; the target is the caller's word.
+            unsafe { quant::multiply(isa, weights, quant, acts, panels, rows, target) }
+        }
+        (PackKind::F32 | PackKind::F16 | PackKind::Bf16, Input::F32 { data, ld }) => {
+            let needed = (rows.end - 1).checked_mul(ld).and_then(|start| start.checked_add(packing.k()));
+            let enough = needed.is_some_and(|needed| needed <= data.len());
+            assert!(ld >= packing.k() && enough, "rows {rows:?} of {} in {} floats, ld {ld}", packing.k(), data.len());
+            // SAFETY: shapes were just checked; the target is the caller's word.
+            unsafe { float::multiply(isa, weights, data, ld, panels, rows, target) }
+        }
+        (kind, _) => panic!("weights of kind {kind:?} multiply the other kind of input"),
+    }
+}
+
+/// The part of y that a tile of one panel writes: its first row and the panel's first output.
+#[derive(Clone, Copy)]
+struct TileTarget {
+    ptr: *mut f32,
+    ld: usize,
+    mode: Mode,
+    /// Outputs of this panel: 1 to 16.
+    columns: usize,
+    /// The panel's first bias, or null.
+    bias: *const f32,
+}
+
+impl TileTarget {
+    /// # Safety
+    /// The panel and the row are within the matrix and the target that [`linear`] was given.
+    #[inline(always)]
+    unsafe fn new(weights: &Weights<'_>, target: Target, panel: usize, row: usize) -> TileTarget {
+        let first = panel * PANEL;
+        TileTarget {
+            // SAFETY: within the target, by this function's contract.
+            ptr: unsafe { target.ptr.add(row * target.ld + first) },
+            ld: target.ld,
+            mode: target.mode,
+            columns: PANEL.min(weights.packing.out() - first),
+            bias: weights.bias.map_or(std::ptr::null(), |bias| bias[first..].as_ptr()),
+        }
+    }
+
+    /// Finishes the sums of row `row` of the tile.
+    ///
+    /// # Safety
+    /// The row is within the target that [`linear`] was given.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, s: S, row: usize, acc: S::F) {
+        // SAFETY: within the target, by this function's contract.
+        let y = unsafe { self.ptr.add(row * self.ld) };
+        let mut result = acc;
+        if !self.bias.is_null() {
+            // SAFETY: as many biases follow as the panel has outputs.
+            let bias = unsafe { std::slice::from_raw_parts(self.bias, self.columns) };
+            result = s.add(result, s.load_part(bias, 0.0));
+        }
+        // SAFETY: the caller of `linear` gave this call sole access to the row's outputs.
+        let y = unsafe { std::slice::from_raw_parts_mut(y, self.columns) };
+        if self.mode == Mode::Add {
+            result = s.add(s.load_part(y, 0.0), result);
+        }
+        s.store_part(y, result);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! Linear layers against a scalar reference that follows the documented order, bit for bit, over every packing, ragged shapes,
+//! instruction set and way of cutting the work.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::acts::{ActLayout, quantize_acts};
+use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::pack::pack_panel_f32;
+use crate::pack::tests::{Source, any_quant};
+use crate::testing::{Aligned, Random, bits, isas};
+
+/// What a call adds to the plain product.
+#[derive(Clone, Debug)]
+struct Extras {
+    bias: Option<Vec<f32>>,
+    /// Present: mode Add onto this.
+    before: Option<Vec<f32>>,
+}
+
+impl Extras {
+    fn new(bias: bool, add: bool, out: usize, rows: usize, random: &mut Random) -> Extras {
+        Extras { bias: bias.then(|| random.floats(out)), before: add.then(|| random.floats(rows * out)) }
+    }
+
+    fn apply(&self, out: usize, product: &mut [f32]) {
+        for (i, y) in product.iter_mut().enumerate() {
+            if let Some(bias) = &self.bias {
+                *y += bias[i % out];
+            }
+            if let Some(before) = &self.before {
+                *y += before[i];
+            }
+        }
+    }
+}
+
+/// Runs `linear` panel range by panel range and row range by row range; gaps beside y stay untouched.
+#[expect(clippy::too_many_arguments, reason = "a test driver")]
+fn run(
+    isa: Isa,
+    packing: &Packing,
+    data: &[u8],
+    input: Input<'_>,
+    rows: usize,
+    extras: &Extras,
+    panel_step: usize,
+    row_step: usize,
+) -> Vec<f32> {
+    let (out, ld) = (packing.out(), packing.out() + 3);
+    let mut y = vec![-77.0; rows * ld];
+    if let Some(before) = &extras.before {
+        for (y, before) in y.chunks_mut(ld).zip(before.chunks(out)) {
+            y[..out].copy_from_slice(before);
+        }
+    }
+    let weights = Weights { packing, data, bias: extras.bias.as_deref() };
+    let mode = if extras.before.is_some() { Mode::Add } else { Mode::Store };
+    let target = Target { ptr: y.as_mut_ptr(), ld, mode };
+    for panel in (0..packing.panels()).step_by(panel_step) {
+        for row in (0..rows).step_by(row_step) {
+            let panels = panel..packing.panels().min(panel + panel_step);
+            let rows = row..rows.min(row + row_step);
+            // SAFETY: `y` has all rows of `ld` floats and nobody else uses it.
+            unsafe { linear(isa, &weights, input, panels, rows, target) };
+        }
+    }
+    assert!(y.chunks(ld).all(|y| y[out..] == [-77.0; 3]), "wrote beside its outputs");
+    y.chunks(ld).flat_map(|y| y[..out].to_vec()).collect()
+}
+
+/// Expects `run` to give `expected` on every instruction set, whole and cut up.
+fn expect_everywhere(
+    packing: &Packing,
+    data: &[u8],
+    input: Input<'_>,
+    rows: usize,
+    extras: &Extras,
+    expected: &[f32],
+) -> Result<(), TestCaseError> {
+    for isa in isas() {
+        for (panel_step, row_step) in [(usize::MAX / 2, usize::MAX / 2), (1, 1), (2, 3), (3, 5)] {
+            let y = run(isa, packing, data, input, rows, extras, panel_step, row_step);
+            prop_assert_eq!(bits(&y), bits(expected), "{} {} {}", isa, panel_step, row_step);
+        }
+    }
+    Ok(())
+}
+
+/// Quantized activations of one row, decoded: codes and scales of blocks, in plain arrays.
+fn quantized(x: &[f32]) -> (Vec<i32>, Vec<f32>) {
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for block in x.chunks(32) {
+        let amax = block.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let tiny = amax < 2f32.powi(-120);
+        let inverse = if tiny { 0.0 } else { 127.0 / amax };
+        codes.extend(block.iter().map(|x| (x * inverse).round_ties_even() as i32));
+        scales.push(if tiny { 0.0 } else { amax / 127.0 });
+    }
+    (codes, scales)
+}
+
+fn quant_reference(source: &Source, quant: QuantPacking, x: &[f32]) -> Vec<f32> {
+    let (codes, scales) = quantized(x);
+    let group = usize::from(quant.group);
+    let output = |row: usize| {
+        let mut acc = 0f32;
+        for g in 0..x.len() / group {
+            let range = g * group..(g + 1) * group;
+            let dot: i32 = range.clone().map(|k| source.code(row, k) * codes[k]).sum();
+            let sum: i32 = codes[range].iter().sum();
+            let (scale, offset) = source.scale(row, g);
+            let act_scale = scales[g * group / 32];
+            acc = (dot as f32).mul_add(scale * act_scale, acc);
+            if quant.offset {
+                acc = offset.mul_add(act_scale * sum as f32, acc);
+            }
+        }
+        acc
+    };
+    (0..source.packing.out()).map(output).collect()
+}
+
+use crate::packing::QuantPacking;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn quantized_layers_follow_the_reference(
+        quant in any_quant(), out in 1usize..70, blocks in 1usize..20, rows in 1usize..20,
+        bias: bool, add: bool, awkward: bool, seed: u64,
+    ) {
+        let k = 32 * blocks;
+        let source = Source::new(quant, out, k, seed);
+        let data = source.packed();
+        let mut random = Random::new(seed ^ 1);
+        let layout = ActLayout { rows, k };
+        let mut buffer = Aligned::new(layout.bytes());
+        let mut expected = Vec::new();
+        for row in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()) {
+            let x = if awkward { random.awkward(k) } else { random.floats(k) };
+            quantize_acts(Isa::Portable, &x, row);
+            expected.extend(quant_reference(&source, quant, &x));
+        }
+        let extras = Extras::new(bias, add, out, rows, &mut random);
+        extras.apply(out, &mut expected);
+        let acts = Acts::new(layout, buffer.bytes());
+        expect_everywhere(&source.packing, &data, Input::Acts(&acts), rows, &extras, &expected)?;
+    }
+
+    #[test]
+    fn float_layers_follow_the_reference(
+        kind in 0usize..3, out in 1usize..100, k in 1usize..100, rows in 1usize..20,
+        bias: bool, add: bool, awkward: bool, seed: u64,
+    ) {
+        let mut random = Random::new(seed);
+        let mut draw = |n| if awkward { random.awkward(n) } else { random.floats(n) };
+        let weights: Vec<Vec<f32>> = (0..out).map(|_| draw(k)).collect();
+        let ld = k + 5;
+        let x = draw(rows * ld);
+        let kinds: [(PackKind, fn(f32) -> f32); 3] = [
+            (PackKind::F32, |v| v),
+            (PackKind::F16, |v| f16_to_f32(f32_to_f16(v))),
+            (PackKind::Bf16, |v| bf16_to_f32(f32_to_bf16(v))),
+        ];
+        let (kind, rounded) = kinds[kind];
+        let packing = Packing::new(kind, out, k).unwrap();
+        let mut data = vec![0; packing.bytes()];
+        for (rows, panel) in weights.chunks(PANEL).zip(data.chunks_exact_mut(packing.panel_bytes())) {
+            let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+            pack_panel_f32(&packing, &rows, panel).unwrap();
+        }
+        let mut expected = Vec::new();
+        for x in x.chunks(ld) {
+            let output = |w: &Vec<f32>| w.iter().zip(x).fold(0f32, |acc, (w, x)| x.mul_add(rounded(*w), acc));
+            expected.extend(weights.iter().map(output));
+        }
+        let extras = Extras::new(bias, add, out, rows, &mut random);
+        extras.apply(out, &mut expected);
+        expect_everywhere(&packing, &data, Input::F32 { data: &x, ld }, rows, &extras, &expected)?;
+    }
+}
+
+#[test]
+fn a_long_batch_is_its_rows_one_by_one() {
+    // Beyond the rows that one block of the walk holds.
+    let quant = QuantPacking { bits: 4, group: 32, scales: crate::PackScales::Super, zero: 0, offset: true };
+    let source = Source::new(quant, 33, 1024, 9);
+    let data = source.packed();
+    let layout = ActLayout { rows: 300, k: 1024 };
+    let mut buffer = Aligned::new(layout.bytes());
+    let mut random = Random::new(10);
+    for row in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()) {
+        quantize_acts(Isa::detect(), &random.floats(1024), row);
+    }
+    let acts = Acts::new(layout, buffer.bytes());
+    let extras = Extras { bias: None, before: None };
+    for isa in isas().skip(1) {
+        let whole = run(isa, &source.packing, &data, Input::Acts(&acts), 300, &extras, 99, 999);
+        let single = run(isa, &source.packing, &data, Input::Acts(&acts), 300, &extras, 1, 1);
+        assert_eq!(bits(&whole), bits(&single), "{isa}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "multiply the other kind")]
+fn quantized_weights_refuse_floats() {
+    let quant = QuantPacking { bits: 8, group: 32, scales: crate::PackScales::F16, zero: 128, offset: false };
+    let source = Source::new(quant, 16, 32, 1);
+    let data = source.packed();
+    let extras = Extras { bias: None, before: None };
+    run(Isa::Portable, &source.packing, &data, Input::F32 { data: &[0.0; 32], ld: 32 }, 1, &extras, 1, 1);
+}

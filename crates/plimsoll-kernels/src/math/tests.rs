@@ -1,0 +1,152 @@
+//! Elementary functions against double precision, and every instruction set against the portable one.
+
+use super::*;
+use crate::isa::Kernel;
+use crate::simd::LANES;
+use crate::testing::{Random, bits, isas, ulps};
+
+#[derive(Clone, Copy, Debug)]
+enum Function {
+    Exp,
+    Ln,
+    Tanh,
+    Erf,
+    Sigmoid,
+    GeluTanh,
+    GeluErf,
+}
+
+const ALL: [Function; 7] = [
+    Function::Exp,
+    Function::Ln,
+    Function::Tanh,
+    Function::Erf,
+    Function::Sigmoid,
+    Function::GeluTanh,
+    Function::GeluErf,
+];
+
+struct Apply<'a> {
+    function: Function,
+    x: &'a [f32],
+}
+
+impl Kernel for Apply<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Vec<f32> {
+        let mut out = Vec::with_capacity(self.x.len());
+        for x in self.x.chunks(LANES) {
+            let v = s.load_part(x, 1.0);
+            let y = match self.function {
+                Function::Exp => exp(s, v),
+                Function::Ln => ln(s, v),
+                Function::Tanh => tanh(s, v),
+                Function::Erf => erf(s, v),
+                Function::Sigmoid => sigmoid(s, v),
+                Function::GeluTanh => gelu_tanh(s, v),
+                Function::GeluErf => gelu_erf(s, v),
+            };
+            out.extend_from_slice(&s.to_array(y)[..x.len()]);
+        }
+        out
+    }
+}
+
+/// A series that converges for all x, summed in double precision: 2/√π · e^(−x²) · Σ 2ⁿ x^(2n+1) / (2n+1)!!.
+fn erf_reference(x: f64) -> f64 {
+    if x.abs() > 5.5 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    sum * (-x * x).exp() * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+fn worst(function: Function, x: &[f32], reference: impl Fn(f64) -> f64) -> (f64, f32) {
+    let y = crate::Isa::detect().run(Apply { function, x });
+    let error = |(x, y): (&f32, &f32)| (ulps(*y, reference(f64::from(*x))), *x);
+    x.iter().zip(&y).map(error).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
+}
+
+fn grid(low: f32, high: f32, n: usize) -> Vec<f32> {
+    (0..=n).map(|i| low + (high - low) * (i as f32 / n as f32)).collect()
+}
+
+#[test]
+fn errors_are_a_few_units_in_the_last_place() {
+    let check = |function: Function, x: &[f32], reference: fn(f64) -> f64, limit: f64| {
+        let (error, x) = worst(function, x, reference);
+        println!("{function:?}: {error:.2} ulp at {x}");
+        assert!(error <= limit, "{function:?}({x}) is {error} ulp off");
+    };
+    check(Function::Exp, &grid(-105.0, 89.5, 2_000_000), f64::exp, 1.5);
+    check(Function::Exp, &grid(-1.0, 1.0, 1_000_000), f64::exp, 1.5);
+    check(Function::Ln, &grid(1e-3, 40.0, 1_000_000), f64::ln, 1.5);
+    check(Function::Ln, &grid(1.0, 3e38, 1_000_000), f64::ln, 1.5);
+    check(Function::Tanh, &grid(-12.0, 12.0, 1_000_000), f64::tanh, 2.0);
+    check(Function::Tanh, &grid(-0.7, 0.7, 1_000_000), f64::tanh, 2.0);
+    check(Function::Erf, &grid(-7.0, 7.0, 200_000), erf_reference, 3.0);
+    check(Function::Sigmoid, &grid(-80.0, 80.0, 1_000_000), |x| 1.0 / (1.0 + (-x).exp()), 2.5);
+}
+
+#[test]
+fn geluses_follow_their_definitions() {
+    let x = grid(-12.0, 12.0, 100_000);
+    let tanh_form = crate::Isa::detect().run(Apply { function: Function::GeluTanh, x: &x });
+    let erf_form = crate::Isa::detect().run(Apply { function: Function::GeluErf, x: &x });
+    for ((x, tanh_form), erf_form) in x.iter().zip(tanh_form).zip(erf_form) {
+        let x = f64::from(*x);
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+        let reference = 0.5 * x * (1.0 + inner.tanh());
+        assert!((f64::from(tanh_form) - reference).abs() <= 1e-6 * x.abs().max(1e-3), "{x} {tanh_form} {reference}");
+        let reference = 0.5 * x * (1.0 + erf_reference(x * std::f64::consts::FRAC_1_SQRT_2));
+        assert!((f64::from(erf_form) - reference).abs() <= 3e-7 * x.abs().max(1e-3), "{x} {erf_form} {reference}");
+    }
+}
+
+#[test]
+fn limits_are_what_they_should_be() {
+    let x = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, 0.0, -0.0, -1e30, 1e30];
+    let run = |function| crate::Isa::Portable.run(Apply { function, x: &x });
+    assert_eq!(bits(&run(Function::Exp)), bits(&[0.0, f32::INFINITY, f32::NAN, 1.0, 1.0, 0.0, f32::INFINITY]));
+    assert_eq!(bits(&run(Function::Tanh)), bits(&[-1.0, 1.0, f32::NAN, 0.0, 0.0, -1.0, 1.0]));
+    assert_eq!(bits(&run(Function::Erf)), bits(&[-1.0, 1.0, f32::NAN, 0.0, -0.0, -1.0, 1.0]));
+    assert_eq!(bits(&run(Function::Sigmoid)), bits(&[0.0, 1.0, f32::NAN, 0.5, 0.5, 0.0, 1.0]));
+}
+
+#[test]
+fn instruction_sets_agree() {
+    let mut random = Random::new(4);
+    let mut x = random.any(20_000);
+    x.extend(random.awkward(5_000));
+    x.extend(random.floats(20_000).iter().map(|x| x * 20.0));
+    for function in ALL {
+        let expected = bits(&crate::Isa::Portable.run(Apply { function, x: &x }));
+        for isa in isas() {
+            let actual = bits(&isa.run(Apply { function, x: &x }));
+            let differs = actual.iter().zip(&expected).position(|(a, b)| a != b);
+            assert_eq!(differs.map(|i| x[i]), None, "{isa} {function:?}");
+        }
+    }
+}
+
+#[test]
+fn rounding_is_to_nearest_even() {
+    struct Round<'a>(&'a [f32]);
+    impl Kernel for Round<'_> {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> [f32; LANES] {
+            s.to_array(s.float(round(s, s.load_part(self.0, 0.0))))
+        }
+    }
+    for isa in isas() {
+        let y = isa.run(Round(&[0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -126.5, 0.49999997, 127.0, -127.0]));
+        assert_eq!(y[..10], [0.0, 2.0, 2.0, 0.0, -2.0, 126.0, -126.0, 0.0, 127.0, -127.0], "{isa}");
+    }
+}

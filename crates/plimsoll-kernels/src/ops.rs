@@ -1,0 +1,129 @@
+//! Elementwise operations on slices: each element depends on the elements at its own index only.
+
+use crate::isa::{Isa, Kernel};
+use crate::math;
+use crate::simd::{LANES, Simd};
+
+/// A nonlinearity between two linear layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// x · sigmoid(x).
+    Silu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+    /// GELU by the error function.
+    GeluErf,
+    /// x · sigmoid(1.702 x).
+    GeluQuick,
+    /// max(x, 0).
+    Relu,
+    /// max(x, 0)².
+    ReluSquared,
+    /// 1 / (1 + e⁻ˣ).
+    Sigmoid,
+}
+
+impl Activation {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F) -> S::F {
+        match self {
+            Activation::Silu => math::swish(s, x, x),
+            Activation::GeluTanh => math::gelu_tanh(s, x),
+            Activation::GeluErf => math::gelu_erf(s, x),
+            Activation::GeluQuick => math::swish(s, x, s.mul(x, s.splat(1.702))),
+            // The order lets NaN through.
+            Activation::Relu => s.max(s.zero(), x),
+            Activation::ReluSquared => {
+                let x = s.max(s.zero(), x);
+                s.mul(x, x)
+            }
+            Activation::Sigmoid => math::sigmoid(s, x),
+        }
+    }
+}
+
+/// What happens to an element of `out`, given the element of `x` at its index.
+#[derive(Clone, Copy)]
+enum Op {
+    Add,
+    Mul,
+    Glu(Activation),
+    Activate(Activation),
+    Scale(f32),
+    Softcap(f32),
+}
+
+/// out = op(out, x); for operations of one operand, `x` is empty.
+struct Elementwise<'a> {
+    op: Op,
+    out: &'a mut [f32],
+    x: &'a [f32],
+}
+
+impl Kernel for Elementwise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (index, out) in self.out.chunks_mut(LANES).enumerate() {
+            let old = s.load_part(out, 0.0);
+            let x = match self.op {
+                Op::Add | Op::Mul | Op::Glu(_) => s.load_part(&self.x[index * LANES..][..out.len()], 0.0),
+                Op::Activate(_) | Op::Scale(_) | Op::Softcap(_) => old,
+            };
+            let new = match self.op {
+                Op::Add => s.add(old, x),
+                Op::Mul => s.mul(old, x),
+                Op::Glu(activation) => s.mul(activation.apply(s, old), x),
+                Op::Activate(activation) => activation.apply(s, old),
+                Op::Scale(factor) => s.mul(old, s.splat(factor)),
+                Op::Softcap(cap) => s.mul(s.splat(cap), math::tanh(s, s.div(old, s.splat(cap)))),
+            };
+            s.store_part(out, new);
+        }
+    }
+}
+
+fn pair(isa: Isa, op: Op, out: &mut [f32], x: &[f32]) {
+    assert_eq!(out.len(), x.len(), "elements of two operands");
+    isa.run(Elementwise { op, out, x });
+}
+
+fn alone(isa: Isa, op: Op, out: &mut [f32]) {
+    isa.run(Elementwise { op, out, x: &[] });
+}
+
+/// out = out + x. Panics if lengths differ.
+pub fn add(isa: Isa, out: &mut [f32], x: &[f32]) {
+    pair(isa, Op::Add, out, x);
+}
+
+/// out = out · x. Panics if lengths differ.
+pub fn mul(isa: Isa, out: &mut [f32], x: &[f32]) {
+    pair(isa, Op::Mul, out, x);
+}
+
+/// out = out · factor.
+pub fn scale(isa: Isa, out: &mut [f32], factor: f32) {
+    alone(isa, Op::Scale(factor), out);
+}
+
+/// gate = activation(gate) · up. Panics if lengths differ.
+pub fn glu(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    pair(isa, Op::Glu(activation), gate, up);
+}
+
+/// out = activation(out).
+pub fn activate(isa: Isa, activation: Activation, out: &mut [f32]) {
+    alone(isa, Op::Activate(activation), out);
+}
+
+/// out = cap · tanh(out / cap).
+pub fn softcap(isa: Isa, out: &mut [f32], cap: f32) {
+    alone(isa, Op::Softcap(cap), out);
+}
+
+/// out = x. Panics if lengths differ.
+pub fn copy(out: &mut [f32], x: &[f32]) {
+    out.copy_from_slice(x);
+}

@@ -1,0 +1,169 @@
+//! What is packed comes back, exactly, for every kind; what does not fit is named.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{Random, bits};
+
+/// Rows of quantized weights of any packing, owned.
+pub(crate) struct Source {
+    pub(crate) packing: Packing,
+    quant: QuantPacking,
+    codes: Vec<Vec<u8>>,
+    /// d or scale, then dmin or offset; sc and m in `small`.
+    halves: [Vec<Vec<u16>>; 2],
+    floats: [Vec<Vec<f32>>; 2],
+    sc: Vec<Vec<i8>>,
+    m: Vec<Vec<u8>>,
+}
+
+impl Source {
+    pub(crate) fn new(quant: QuantPacking, out: usize, k: usize, seed: u64) -> Source {
+        let mut random = Random::new(seed);
+        let packing = Packing::new(PackKind::Quant(quant), out, k).unwrap();
+        let groups = k / usize::from(quant.group);
+        let supers = k.div_ceil(SUPER);
+        let halves_per_row = if quant.scales == PackScales::Super { supers } else { groups };
+        let offsets = usize::from(quant.offset);
+        let mask = (0xffu16 >> (8 - quant.bits)) as u8;
+        let mut half = |n: usize| -> Vec<u16> { (0..n).map(|_| f32_to_f16(random.uniform() * 0.1)).collect() };
+        let scale_halves = (0..out).map(|_| half(halves_per_row)).collect();
+        let offset_halves = (0..out).map(|_| half(halves_per_row * offsets)).collect();
+        let scale_floats = (0..out).map(|_| random.awkward(groups)).collect();
+        let offset_floats = (0..out).map(|_| random.awkward(groups * offsets)).collect();
+        Source {
+            packing,
+            quant,
+            codes: (0..out).map(|_| (0..k).map(|_| random.next() as u8 & mask).collect()).collect(),
+            halves: [scale_halves, offset_halves],
+            floats: [scale_floats, offset_floats],
+            sc: (0..out).map(|_| (0..groups).map(|_| random.next() as i8).collect()).collect(),
+            m: (0..out).map(|_| (0..groups * offsets).map(|_| random.next() as u8).collect()).collect(),
+        }
+    }
+
+    fn row(&self, row: usize) -> QuantRow<'_> {
+        let scales = match self.quant.scales {
+            PackScales::F16 => QuantRowScales::F16 { scale: &self.halves[0][row], offset: &self.halves[1][row] },
+            PackScales::F32 => QuantRowScales::F32 { scale: &self.floats[0][row], offset: &self.floats[1][row] },
+            PackScales::Super => QuantRowScales::Super {
+                d: &self.halves[0][row],
+                dmin: &self.halves[1][row],
+                sc: &self.sc[row],
+                m: &self.m[row],
+            },
+        };
+        QuantRow { codes: &self.codes[row], scales }
+    }
+
+    pub(crate) fn packed(&self) -> Vec<u8> {
+        let mut data = vec![0xa5; self.packing.bytes()];
+        let rows: Vec<_> = (0..self.packing.out()).map(|row| self.row(row)).collect();
+        for (rows, panel) in rows.chunks(PANEL).zip(data.chunks_exact_mut(self.packing.panel_bytes())) {
+            pack_panel_quant(&self.packing, rows, panel).unwrap();
+        }
+        data
+    }
+
+    /// The scale and offset of a group, as defined.
+    pub(crate) fn scale(&self, row: usize, group: usize) -> (f32, f32) {
+        let at = |values: &[u16], i: usize| values.get(i).map_or(0.0, |half| f16_to_f32(*half));
+        match self.quant.scales {
+            PackScales::F16 => (at(&self.halves[0][row], group), at(&self.halves[1][row], group)),
+            PackScales::F32 => (self.floats[0][row][group], *self.floats[1][row].get(group).unwrap_or(&0.0)),
+            PackScales::Super => {
+                let i = group * usize::from(self.quant.group) / SUPER;
+                let m = self.m[row].get(group).copied().unwrap_or(0);
+                let scale = at(&self.halves[0][row], i) * f32::from(self.sc[row][group]);
+                (scale, -(at(&self.halves[1][row], i) * f32::from(m)))
+            }
+        }
+    }
+
+    /// code − zero.
+    pub(crate) fn code(&self, row: usize, k: usize) -> i32 {
+        i32::from(self.codes[row][k]) - i32::from(self.quant.zero)
+    }
+
+    /// The value of a weight, as defined.
+    fn value(&self, row: usize, k: usize) -> f32 {
+        let (scale, offset) = self.scale(row, k / usize::from(self.quant.group));
+        let value = scale * self.code(row, k) as f32;
+        if self.quant.offset { value + offset } else { value }
+    }
+}
+
+/// Any packing this crate knows.
+pub(crate) fn any_quant() -> impl Strategy<Value = QuantPacking> {
+    let bits = prop::sample::select(vec![2u8, 3, 4, 5, 6, 8]);
+    let group = prop::sample::select(vec![16u8, 32]);
+    let scales = prop::sample::select(vec![PackScales::F16, PackScales::F32, PackScales::Super]);
+    (bits, group, scales, any::<u8>(), any::<bool>()).prop_map(|(bits, group, scales, zero, offset)| QuantPacking {
+        bits,
+        group,
+        scales,
+        zero: if offset { 0 } else { zero & (0xffu16 >> (8 - bits)) as u8 },
+        offset,
+    })
+}
+
+proptest! {
+    #[test]
+    fn quantized_rows_come_back_exactly(quant in any_quant(), out in 1usize..40, blocks in 1usize..20, seed: u64) {
+        let source = Source::new(quant, out, 32 * blocks, seed);
+        let data = source.packed();
+        let mut actual = vec![f32::NAN; 32 * blocks];
+        for row in 0..out {
+            unpack_row(&source.packing, &data, row, &mut actual);
+            let expected: Vec<f32> = (0..actual.len()).map(|k| source.value(row, k)).collect();
+            prop_assert_eq!(bits(&actual), bits(&expected), "row {}", row);
+        }
+    }
+
+    #[test]
+    fn float_rows_come_back(out in 1usize..40, k in 1usize..70, seed: u64) {
+        let mut random = Random::new(seed);
+        let rows: Vec<Vec<f32>> = (0..out).map(|_| random.awkward(k)).collect();
+        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        let kinds: [(PackKind, fn(f32) -> f32); 3] = [
+            (PackKind::F32, |v| v),
+            (PackKind::F16, |v| f16_to_f32(f32_to_f16(v))),
+            (PackKind::Bf16, |v| bf16_to_f32(f32_to_bf16(v))),
+        ];
+        for (kind, rounded) in kinds {
+            let packing = Packing::new(kind, out, k).unwrap();
+            let mut data = vec![0xa5; packing.bytes()];
+            for (rows, panel) in rows.chunks(PANEL).zip(data.chunks_exact_mut(packing.panel_bytes())) {
+                pack_panel_f32(&packing, rows, panel).unwrap();
+            }
+            let mut actual = vec![f32::NAN; k];
+            for (row, source) in rows.iter().enumerate() {
+                unpack_row(&packing, &data, row, &mut actual);
+                let expected: Vec<f32> = source.iter().map(|v| rounded(*v)).collect();
+                prop_assert_eq!(bits(&actual), bits(&expected));
+            }
+        }
+    }
+}
+
+#[test]
+fn misfits_are_named() {
+    let quant = QuantPacking { bits: 4, group: 32, scales: PackScales::F16, zero: 8, offset: false };
+    let packing = Packing::new(PackKind::Quant(quant), 16, 64).unwrap();
+    let mut panel = vec![0; packing.panel_bytes()];
+    let scales = QuantRowScales::F16 { scale: &[0; 2], offset: &[] };
+    let row = QuantRow { codes: &[0; 64], scales };
+    let mut pack = |rows: &[QuantRow<'_>]| pack_panel_quant(&packing, rows, &mut panel);
+    assert_eq!(pack(&[row]), Ok(()));
+    assert_eq!(pack(&[]), Err(PackError::Rows(0)));
+    assert_eq!(pack(&[row; 17]), Err(PackError::Rows(17)));
+    let short = pack(&[QuantRow { codes: &[0; 32], scales }]);
+    assert_eq!(short, Err(PackError::Length { what: "codes", expected: 64, actual: 32 }));
+    let scales = QuantRowScales::F16 { scale: &[0; 2], offset: &[0; 2] };
+    let extra = pack(&[QuantRow { codes: &[0; 64], scales }]);
+    assert_eq!(extra, Err(PackError::Length { what: "offsets", expected: 0, actual: 2 }));
+    let scales = QuantRowScales::F32 { scale: &[0.0; 2], offset: &[] };
+    assert_eq!(pack(&[QuantRow { codes: &[0; 64], scales }]), Err(PackError::KindMismatch));
+    assert_eq!(pack_panel_f32(&packing, &[&[0.0; 64]], &mut panel), Err(PackError::KindMismatch));
+    assert!(matches!(pack_panel_quant(&packing, &[row], &mut panel[1..]), Err(PackError::Length { .. })));
+}

@@ -1,0 +1,195 @@
+//! The sixteen-lane vector every kernel is written against. Each operation is exactly rounded (or an integer operation),
+//! so that a kernel gives the same bits whichever implementation runs it. What is built *from* these operations
+//! (exponentials, reductions, dot products over whole rows) lives elsewhere and exists once.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+/// Lanes of a vector, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// Widest code that [`Simd::dot`] may meet; AVX2 picks its instructions by it, since its byte products saturate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CodeWidth {
+    /// Codes of 0..=15.
+    Four,
+    /// Codes of 0..=63.
+    Six,
+    /// Codes of 0..=255.
+    Eight,
+}
+
+/// Sixteen lanes of `f32` ([`Simd::F`]) or `i32` ([`Simd::I`]), or sixteen lanes of four bytes ([`Simd::B`]).
+///
+/// A value of the implementing type is proof that the processor has the instructions, which is what makes the arithmetic
+/// methods safe to call. All methods are `#[inline(always)]`.
+pub(crate) trait Simd: Copy {
+    /// Sixteen `f32`.
+    type F: Copy;
+    /// Sixteen `i32`.
+    type I: Copy;
+    /// Sixty-four bytes: four per lane.
+    type B: Copy;
+
+    /// All lanes `v`.
+    fn splat(self, v: f32) -> Self::F;
+    /// All lanes `v`.
+    fn splat_i(self, v: i32) -> Self::I;
+
+    /// Loads 16 floats. # Safety: `p` is valid for 64 bytes; no alignment needed.
+    unsafe fn load(self, p: *const f32) -> Self::F;
+    /// Stores 16 floats. # Safety: `p` is valid for writing 64 bytes; no alignment needed.
+    unsafe fn store(self, p: *mut f32, v: Self::F);
+    /// Loads 16 half floats. # Safety: `p` is valid for 32 bytes.
+    unsafe fn load_f16(self, p: *const u8) -> Self::F;
+    /// Loads 16 bfloat16. # Safety: `p` is valid for 32 bytes.
+    unsafe fn load_bf16(self, p: *const u8) -> Self::F;
+    /// Loads 16 signed bytes as floats. # Safety: `p` is valid for 16 bytes.
+    unsafe fn load_i8(self, p: *const u8) -> Self::F;
+    /// Loads 16 unsigned bytes as floats. # Safety: `p` is valid for 16 bytes.
+    unsafe fn load_u8(self, p: *const u8) -> Self::F;
+    /// Loads 64 bytes. # Safety: `p` is valid for 64 bytes.
+    unsafe fn load_bytes(self, p: *const u8) -> Self::B;
+    /// Stores the low byte of every lane. # Safety: `p` is valid for writing 16 bytes.
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I);
+
+    /// `a + b`.
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a − b`.
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b`.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a > b ? a : b`, thus `b` if either is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a < b ? a : b`, thus `b` if either is NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a < b ? yes : no`.
+    fn select_lt(self, a: Self::F, b: Self::F, yes: Self::F, no: Self::F) -> Self::F;
+    /// The bits of the lanes.
+    fn bits(self, v: Self::F) -> Self::I;
+    /// The lanes with these bits.
+    fn from_bits(self, v: Self::I) -> Self::F;
+    /// Nearest float, ties to even.
+    fn float(self, v: Self::I) -> Self::F;
+
+    /// Wrapping `a + b`.
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Wrapping `a − b`.
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Low 32 bits of `a · b`.
+    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise and.
+    fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise or.
+    fn or_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Signed maximum.
+    fn max_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Shift left by `N` bits.
+    fn shl_i<const N: u32>(self, v: Self::I) -> Self::I;
+    /// Arithmetic shift right by `N` bits.
+    fn sra_i<const N: u32>(self, v: Self::I) -> Self::I;
+
+    /// Every byte shifted right by `shift` (left if negative, |shift| ≤ 7) and masked. The mask must clear the bits that a
+    /// shift of wider words would drag in from the neighbour byte.
+    fn shift_mask(self, v: Self::B, shift: i32, mask: u8) -> Self::B;
+    /// Bitwise or.
+    fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
+    /// `init[lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[4·n + i]`: unsigned codes no wider than `width` times signed bytes,
+    /// exact. `N` ≤ 8. # Safety: `acts` is valid for `4 · N` bytes; every act is in −127..=127.
+    unsafe fn dot<const N: usize>(
+        self,
+        width: CodeWidth,
+        codes: &[Self::B; N],
+        acts: *const u8,
+        init: Self::I,
+    ) -> Self::I;
+
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero(self) -> Self::F {
+        self.splat(0.0)
+    }
+
+    /// The lanes as an array.
+    #[inline(always)]
+    fn to_array(self, v: Self::F) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: the array has 16 floats.
+        unsafe { self.store(out.as_mut_ptr(), v) };
+        out
+    }
+
+    /// Lane `i` holds element `i` of `part`; lanes beyond its end hold `fill`.
+    #[inline(always)]
+    fn load_part(self, part: &[f32], fill: f32) -> Self::F {
+        if part.len() >= LANES {
+            // SAFETY: the slice has at least 16 floats.
+            return unsafe { self.load(part.as_ptr()) };
+        }
+        let mut full = [fill; LANES];
+        full[..part.len()].copy_from_slice(part);
+        // SAFETY: the array has 16 floats.
+        unsafe { self.load(full.as_ptr()) }
+    }
+
+    /// Stores as many lanes as `part` holds, at most 16.
+    #[inline(always)]
+    fn store_part(self, part: &mut [f32], v: Self::F) {
+        if part.len() >= LANES {
+            // SAFETY: the slice has at least 16 floats.
+            unsafe { self.store(part.as_mut_ptr(), v) };
+        } else {
+            let full = self.to_array(v);
+            part.copy_from_slice(&full[..part.len()]);
+        }
+    }
+
+    /// |v|.
+    #[inline(always)]
+    fn abs(self, v: Self::F) -> Self::F {
+        self.from_bits(self.and_i(self.bits(v), self.splat_i(i32::MAX)))
+    }
+
+    /// The sum of the lanes, added as one fixed tree: halves first (lane i with lane i + 8), then quarters, and so on.
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        let mut lanes = self.to_array(v);
+        let mut width = LANES / 2;
+        while width > 0 {
+            let mut lane = 0;
+            while lane < width {
+                lanes[lane] += lanes[lane + width];
+                lane += 1;
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The greatest lane, by the rule of [`Simd::max`]; lanes must not be NaN.
+    #[inline(always)]
+    fn max_lane(self, v: Self::F) -> f32 {
+        let lanes = self.to_array(v);
+        let mut best = lanes[0];
+        for lane in lanes {
+            best = if lane > best { lane } else { best };
+        }
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! Sixteen lanes as two 256-bit registers: lanes 0..8 in the first, 8..16 in the second.
+
+use std::arch::x86_64::*;
+
+use super::{CodeWidth, Simd};
+
+/// Proof that the processor has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    /// The processor has the features named above.
+    #[inline(always)]
+    pub(crate) unsafe fn assume() -> Self {
+        Avx2(())
+    }
+}
+
+/// Sixteen floats.
+#[derive(Clone, Copy)]
+pub(crate) struct Floats(__m256, __m256);
+
+/// Sixteen integers, or sixty-four bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Ints(__m256i, __m256i);
+
+/// Wraps intrinsics: the token `self` proves their target features, and pointers are the caller's word.
+macro_rules! intrinsic {
+    ($body:expr) => {
+        // SAFETY: a value of `Avx2` exists only where its features do; memory is vouched for by the method's contract.
+        unsafe { $body }
+    };
+}
+
+/// One intrinsic of two operands on both halves.
+macro_rules! both {
+    ($kind:ident, $op:ident, $a:expr, $b:expr) => {
+        intrinsic!($kind($op($a.0, $b.0), $op($a.1, $b.1)))
+    };
+}
+
+/// `init + codes · acts` over `N` quads of one half, in bytes' products that cannot saturate 16 bits.
+///
+/// # Safety
+/// The processor has AVX2; `acts` is valid for `4 · N` bytes; codes are no wider than `width`.
+#[inline(always)]
+unsafe fn dot_half<const N: usize>(
+    width: CodeWidth,
+    codes: &[__m256i; N],
+    acts: *const u8,
+    init: __m256i,
+) -> __m256i {
+    intrinsic!({
+        let ones = _mm256_set1_epi16(1);
+        let nibble = _mm256_set1_epi8(15);
+        let (mut low, mut high, mut sum) = (_mm256_setzero_si256(), _mm256_setzero_si256(), init);
+        let mut n = 0;
+        while n < N {
+            let quad = _mm256_set1_epi32(acts.add(4 * n).cast::<i32>().read_unaligned());
+            match width {
+                // 8 quads · 2 products · 15 · 127 = 30,480: fits 16 bits.
+                CodeWidth::Four => low = _mm256_add_epi16(low, _mm256_maddubs_epi16(codes[n], quad)),
+                // 2 products · 63 · 127 = 16,002: fits, but only just, so every quad is widened.
+                CodeWidth::Six => {
+                    let pairs = _mm256_maddubs_epi16(codes[n], quad);
+                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+                }
+                // As two nibbles, each of which is the case `Four`.
+                CodeWidth::Eight => {
+                    let upper = _mm256_and_si256(_mm256_srli_epi16::<4>(codes[n]), nibble);
+                    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_and_si256(codes[n], nibble), quad));
+                    high = _mm256_add_epi16(high, _mm256_maddubs_epi16(upper, quad));
+                }
+            }
+            n += 1;
+        }
+        if width != CodeWidth::Six {
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
+        }
+        if width == CodeWidth::Eight {
+            sum = _mm256_add_epi32(sum, _mm256_slli_epi32::<4>(_mm256_madd_epi16(high, ones)));
+        }
+        sum
+    })
+}
+
+impl Simd for Avx2 {
+    type F = Floats;
+    type I = Ints;
+    type B = Ints;
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> Floats {
+        let half = intrinsic!(_mm256_set1_ps(v));
+        Floats(half, half)
+    }
+
+    #[inline(always)]
+    fn splat_i(self, v: i32) -> Ints {
+        let half = intrinsic!(_mm256_set1_epi32(v));
+        Ints(half, half)
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Floats {
+        intrinsic!(Floats(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Floats) {
+        intrinsic!({
+            _mm256_storeu_ps(p, v.0);
+            _mm256_storeu_ps(p.add(8), v.1);
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u8) -> Floats {
+        intrinsic!(Floats(
+            _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+            _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
+        ))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u8) -> Floats {
+        intrinsic!({
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast()));
+            Floats(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const u8) -> Floats {
+        intrinsic!(Floats(
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()))),
+        ))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Floats {
+        intrinsic!(Floats(
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast()))),
+        ))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> Ints {
+        intrinsic!(Ints(_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Ints) {
+        // Rare (quantizing activations), so through memory: no saturating pack changes the low bytes.
+        let mut lanes = [0i32; 16];
+        intrinsic!({
+            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), v.0);
+            _mm256_storeu_si256(lanes.as_mut_ptr().add(8).cast(), v.1);
+            let mut lane = 0;
+            while lane < 16 {
+                p.add(lane).write(lanes[lane] as u8);
+                lane += 1;
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn add(self, a: Floats, b: Floats) -> Floats {
+        both!(Floats, _mm256_add_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Floats, b: Floats) -> Floats {
+        both!(Floats, _mm256_sub_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Floats, b: Floats) -> Floats {
+        both!(Floats, _mm256_mul_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Floats, b: Floats) -> Floats {
+        both!(Floats, _mm256_div_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Floats, b: Floats, c: Floats) -> Floats {
+        intrinsic!(Floats(_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Floats, b: Floats) -> Floats {
+        both!(Floats, _mm256_max_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn min(self, a: Floats, b: Floats) -> Floats {
+        both!(Floats, _mm256_min_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: Floats, b: Floats, yes: Floats, no: Floats) -> Floats {
+        intrinsic!(Floats(
+            _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0)),
+            _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1)),
+        ))
+    }
+
+    #[inline(always)]
+    fn bits(self, v: Floats) -> Ints {
+        intrinsic!(Ints(_mm256_castps_si256(v.0), _mm256_castps_si256(v.1)))
+    }
+
+    #[inline(always)]
+    fn from_bits(self, v: Ints) -> Floats {
+        intrinsic!(Floats(_mm256_castsi256_ps(v.0), _mm256_castsi256_ps(v.1)))
+    }
+
+    #[inline(always)]
+    fn float(self, v: Ints) -> Floats {
+        intrinsic!(Floats(_mm256_cvtepi32_ps(v.0), _mm256_cvtepi32_ps(v.1)))
+    }
+
+    #[inline(always)]
+    fn add_i(self, a: Ints, b: Ints) -> Ints {
+        both!(Ints, _mm256_add_epi32, a, b)
+    }
+
+    #[inline(always)]
+    fn sub_i(self, a: Ints, b: Ints) -> Ints {
+        both!(Ints, _mm256_sub_epi32, a, b)
+    }
+
+    #[inline(always)]
+    fn mul_i(self, a: Ints, b: Ints) -> Ints {
+        both!(Ints, _mm256_mullo_epi32, a, b)
+    }
+
+    #[inline(always)]
+    fn and_i(self, a: Ints, b: Ints) -> Ints {
+        both!(Ints, _mm256_and_si256, a, b)
+    }
+
+    #[inline(always)]
+    fn or_i(self, a: Ints, b: Ints) -> Ints {
+        both!(Ints, _mm256_or_si256, a, b)
+    }
+
+    #[inline(always)]
+    fn max_i(self, a: Ints, b: Ints) -> Ints {
+        both!(Ints, _mm256_max_epi32, a, b)
+    }
+
+    #[inline(always)]
+    fn shl_i<const N: u32>(self, v: Ints) -> Ints {
+        let count = intrinsic!(_mm_cvtsi32_si128(N as i32));
+        intrinsic!(Ints(_mm256_sll_epi32(v.0, count), _mm256_sll_epi32(v.1, count)))
+    }
+
+    #[inline(always)]
+    fn sra_i<const N: u32>(self, v: Ints) -> Ints {
+        let count = intrinsic!(_mm_cvtsi32_si128(N as i32));
+        intrinsic!(Ints(_mm256_sra_epi32(v.0, count), _mm256_sra_epi32(v.1, count)))
+    }
+
+    #[inline(always)]
+    fn shift_mask(self, v: Ints, shift: i32, mask: u8) -> Ints {
+        intrinsic!({
+            let count = _mm_cvtsi32_si128(shift.abs());
+            let mask = _mm256_set1_epi8(mask as i8);
+            let shifted = if shift < 0 {
+                Ints(_mm256_sll_epi16(v.0, count), _mm256_sll_epi16(v.1, count))
+            } else {
+                Ints(_mm256_srl_epi16(v.0, count), _mm256_srl_epi16(v.1, count))
+            };
+            Ints(_mm256_and_si256(shifted.0, mask), _mm256_and_si256(shifted.1, mask))
+        })
+    }
+
+    #[inline(always)]
+    fn or_b(self, a: Ints, b: Ints) -> Ints {
+        both!(Ints, _mm256_or_si256, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const N: usize>(self, width: CodeWidth, codes: &[Ints; N], acts: *const u8, init: Ints) -> Ints {
+        let (mut low, mut high) = ([init.0; N], [init.1; N]);
+        let mut n = 0;
+        while n < N {
+            (low[n], high[n]) = (codes[n].0, codes[n].1);
+            n += 1;
+        }
+        intrinsic!(Ints(dot_half(width, &low, acts, init.0), dot_half(width, &high, acts, init.1)))
+    }
+}

@@ -1,0 +1,213 @@
+//! Sixteen lanes as one 512-bit register; byte products by VNNI.
+
+use std::arch::x86_64::*;
+
+use super::{CodeWidth, Simd};
+
+/// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The processor has the features named above.
+    #[inline(always)]
+    pub(crate) unsafe fn assume() -> Self {
+        Avx512(())
+    }
+}
+
+/// Wraps intrinsics: the token `self` proves their target features, and pointers are the caller's word.
+macro_rules! intrinsic {
+    ($body:expr) => {
+        // SAFETY: a value of `Avx512` exists only where its features do; memory is vouched for by the method's contract.
+        unsafe { $body }
+    };
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> __m512 {
+        intrinsic!(_mm512_set1_ps(v))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, v: i32) -> __m512i {
+        intrinsic!(_mm512_set1_epi32(v))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        intrinsic!(_mm512_loadu_ps(p))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m512) {
+        intrinsic!(_mm512_storeu_ps(p, v))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u8) -> __m512 {
+        intrinsic!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u8) -> __m512 {
+        intrinsic!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const u8) -> __m512 {
+        intrinsic!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> __m512 {
+        intrinsic!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> __m512i {
+        intrinsic!(_mm512_loadu_si512(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: __m512i) {
+        intrinsic!(_mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        intrinsic!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
+        intrinsic!(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes))
+    }
+
+    #[inline(always)]
+    fn bits(self, v: __m512) -> __m512i {
+        intrinsic!(_mm512_castps_si512(v))
+    }
+
+    #[inline(always)]
+    fn from_bits(self, v: __m512i) -> __m512 {
+        intrinsic!(_mm512_castsi512_ps(v))
+    }
+
+    #[inline(always)]
+    fn float(self, v: __m512i) -> __m512 {
+        intrinsic!(_mm512_cvtepi32_ps(v))
+    }
+
+    #[inline(always)]
+    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_sub_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_mullo_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn and_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn or_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn max_i(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_max_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn shl_i<const N: u32>(self, v: __m512i) -> __m512i {
+        intrinsic!(_mm512_slli_epi32::<N>(v))
+    }
+
+    #[inline(always)]
+    fn sra_i<const N: u32>(self, v: __m512i) -> __m512i {
+        intrinsic!(_mm512_srai_epi32::<N>(v))
+    }
+
+    #[inline(always)]
+    fn shift_mask(self, v: __m512i, shift: i32, mask: u8) -> __m512i {
+        // Constant after inlining: LLVM turns the counts into immediates.
+        let shifted = intrinsic!(if shift < 0 {
+            _mm512_sll_epi16(v, _mm_cvtsi32_si128(-shift))
+        } else {
+            _mm512_srl_epi16(v, _mm_cvtsi32_si128(shift))
+        });
+        intrinsic!(_mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8)))
+    }
+
+    #[inline(always)]
+    fn or_b(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const N: usize>(
+        self,
+        _width: CodeWidth,
+        codes: &[__m512i; N],
+        acts: *const u8,
+        init: __m512i,
+    ) -> __m512i {
+        let mut sum = init;
+        let mut n = 0;
+        while n < N {
+            sum = intrinsic!({
+                let quad = _mm512_set1_epi32(acts.add(4 * n).cast::<i32>().read_unaligned());
+                _mm512_dpbusd_epi32(sum, codes[n], quad)
+            });
+            n += 1;
+        }
+        sum
+    }
+}

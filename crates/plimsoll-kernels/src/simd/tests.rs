@@ -1,0 +1,178 @@
+//! Every operation of every instruction set against the portable one, on ordinary, awkward and arbitrary bits.
+
+use super::{CodeWidth, LANES, Simd};
+use crate::isa::Kernel;
+use crate::testing::{Random, bits, isas};
+
+struct AllOps<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+    bytes: &'a [u8],
+}
+
+impl Kernel for AllOps<'_> {
+    type Output = Vec<(&'static str, Vec<u32>)>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let (a, b, c) = (s.load_part(self.a, 0.0), s.load_part(self.b, 0.0), s.load_part(self.c, 0.0));
+        let (ia, ib) = (s.bits(a), s.bits(b));
+        let p = self.bytes.as_ptr();
+        let mut out = Vec::new();
+        let mut float = |name, v: S::F| out.push((name, bits(&s.to_array(v))));
+        float("add", s.add(a, b));
+        float("sub", s.sub(a, b));
+        float("mul", s.mul(a, b));
+        float("div", s.div(a, b));
+        float("fma", s.fma(a, b, c));
+        float("max", s.max(a, b));
+        float("min", s.min(a, b));
+        float("abs", s.abs(a));
+        float("select_lt", s.select_lt(a, b, c, a));
+        float("splat", s.splat(self.a[3]));
+        float("float", s.float(ia));
+        float("load_part", s.load_part(&self.a[..5], 7.0));
+        // SAFETY: there are 64 bytes.
+        unsafe {
+            float("load_f16", s.load_f16(p));
+            float("load_bf16", s.load_bf16(p));
+            float("load_i8", s.load_i8(p));
+            float("load_u8", s.load_u8(p.add(3)));
+        }
+        out.push(("sum", bits(&[s.sum(a)])));
+        out.push(("max_lane", bits(&[s.max_lane(s.max(a, s.zero()))])));
+        let mut int = |name, v: S::I| out.push((name, s.to_array(s.from_bits(v)).map(f32::to_bits).to_vec()));
+        int("add_i", s.add_i(ia, ib));
+        int("sub_i", s.sub_i(ia, ib));
+        int("mul_i", s.mul_i(ia, ib));
+        int("and_i", s.and_i(ia, ib));
+        int("or_i", s.or_i(ia, ib));
+        int("max_i", s.max_i(ia, ib));
+        int("shl_i", s.shl_i::<23>(ia));
+        int("sra_i", s.sra_i::<5>(ia));
+        int("splat_i", s.splat_i(-7));
+        let mut low = [0u8; LANES];
+        // SAFETY: `low` has 16 bytes.
+        unsafe { s.store_low_bytes(low.as_mut_ptr(), ia) };
+        out.push(("store_low_bytes", low.map(u32::from).to_vec()));
+        let mut part = [1.0; 5];
+        s.store_part(&mut part, a);
+        out.push(("store_part", bits(&part)));
+        out
+    }
+}
+
+#[test]
+fn operations_agree_with_portable() {
+    let mut random = Random::new(1);
+    for round in 0..2000 {
+        let mut draw = || if round % 3 == 0 { random.awkward(LANES) } else { random.any(LANES) };
+        let (a, b, c) = (draw(), draw(), draw());
+        let bytes: Vec<u8> = (0..64).map(|_| random.next() as u8).collect();
+        let mut expected = None;
+        for isa in isas() {
+            let actual = isa.run(AllOps { a: &a, b: &b, c: &c, bytes: &bytes });
+            let expected = expected.get_or_insert_with(|| actual.clone());
+            for (actual, expected) in actual.iter().zip(expected.iter()) {
+                assert_eq!(actual, expected, "{isa} {a:?} {b:?} {c:?}");
+            }
+        }
+    }
+}
+
+struct Dot<'a> {
+    width: CodeWidth,
+    codes: &'a [u8; 512],
+    acts: &'a [i8; 32],
+}
+
+impl Kernel for Dot<'_> {
+    type Output = [Vec<u32>; 2];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        // SAFETY: 8 vectors of 64 bytes, and 32 activations.
+        unsafe {
+            let mut codes = [s.load_bytes(self.codes.as_ptr()); 8];
+            for (n, codes) in codes.iter_mut().enumerate() {
+                *codes = s.load_bytes(self.codes.as_ptr().add(64 * n));
+            }
+            let [c0, c1, c2, c3, ..] = codes;
+            let acts = self.acts.as_ptr().cast::<u8>();
+            let dots =
+                [s.dot(self.width, &codes, acts, s.splat_i(-5)), s.dot(self.width, &[c0, c1, c2, c3], acts, s.splat_i(9))];
+            dots.map(|dot| s.to_array(s.from_bits(dot)).map(f32::to_bits).to_vec())
+        }
+    }
+}
+
+#[test]
+fn dots_are_exact_up_to_their_extremes() {
+    let mut random = Random::new(2);
+    for (width, top) in [(CodeWidth::Four, 15u8), (CodeWidth::Six, 63), (CodeWidth::Eight, 255)] {
+        for round in 0..200 {
+            let mut codes = [top; 512];
+            let mut acts = [if round % 2 == 0 { 127i8 } else { -127 }; 32];
+            if round > 1 {
+                codes.fill_with(|| if random.below(4) == 0 { top } else { (random.next() as u8) & top });
+                acts.fill_with(|| (random.next() as i8).max(-127));
+            }
+            let exact = |n: usize, init: i32| -> Vec<u32> {
+                let lane = |lane: usize| -> i32 {
+                    let term = |i: usize| i32::from(codes[i / 4 * 64 + lane * 4 + i % 4]) * i32::from(acts[i]);
+                    init + (0..4 * n).map(term).sum::<i32>()
+                };
+                (0..LANES).map(|l| lane(l) as u32).collect()
+            };
+            for isa in isas() {
+                let actual = isa.run(Dot { width, codes: &codes, acts: &acts });
+                assert_eq!(actual, [exact(8, -5), exact(4, 9)], "{isa}");
+            }
+        }
+    }
+}
+
+struct ShiftMask<'a>(&'a [u8; 64]);
+
+impl Kernel for ShiftMask<'_> {
+    type Output = Vec<Vec<u8>>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        // SAFETY: there are 64 bytes.
+        let v = unsafe { s.load_bytes(self.0.as_ptr()) };
+        let mut out = Vec::new();
+        for (shift, mask) in [(4, 15), (0, 15), (-4, 0x30), (2, 0x30), (6, 3), (7, 1), (-4, 16), (3, 16), (-6, 0xc0)] {
+            let v = s.or_b(s.shift_mask(v, shift, mask), s.shift_mask(v, 0, 0));
+            // Byte b of all lanes, read back by integer dot products with unit vectors.
+            let mut bytes = vec![0; 64];
+            for b in 0..4 {
+                let mut unit = [0u8; 4];
+                unit[b] = 1;
+                // SAFETY: one quad of activations.
+                let lanes = unsafe { s.dot(CodeWidth::Eight, &[v], unit.as_ptr(), s.splat_i(0)) };
+                for (lane, byte) in s.to_array(s.float(lanes)).into_iter().enumerate() {
+                    bytes[4 * lane + b] = byte as u8;
+                }
+            }
+            out.push(bytes);
+        }
+        out
+    }
+}
+
+#[test]
+fn shifts_stay_within_their_byte() {
+    let mut random = Random::new(3);
+    let mut source = [0; 64];
+    for _ in 0..100 {
+        source.fill_with(|| random.next() as u8);
+        let expected = crate::Isa::Portable.run(ShiftMask(&source));
+        assert_eq!(expected[0], source.map(|byte| byte >> 4));
+        assert_eq!(expected[2], source.map(|byte| (byte << 4) & 0x30));
+        for isa in isas() {
+            assert_eq!(isa.run(ShiftMask(&source)), expected, "{isa}");
+        }
+    }
+}

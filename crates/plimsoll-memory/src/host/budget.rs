@@ -1,0 +1,131 @@
+//! `--memory-budget`: reading sizes as people write them, and writing them back.
+//!
+//! Integer arithmetic only, so that a budget never rounds up. What the budget is compared with is not decided here.
+
+use crate::bytes::Bytes;
+use std::fmt;
+use std::str::FromStr;
+
+/// A budget as given on the command line: a number of bytes, or a share of what the machine would allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryBudget {
+    /// A fixed number of bytes.
+    Bytes(u64),
+    /// Parts per million of the limit that would hold without a budget.
+    Share(u32),
+}
+
+/// Why a budget could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BudgetError {
+    /// The text is not a number followed by a known unit.
+    #[error(
+        "'{0}' is not a size: write a number and a unit, such as 4GiB, 500M, 1.5g or 80% \
+         (K, M, G, T and KiB, MiB, GiB, TiB count in 1024; KB, MB, GB, TB in 1000; no unit means bytes)"
+    )]
+    Syntax(String),
+    /// The size is zero, or a share outside of 0 to 100 %.
+    #[error(
+        "'{0}' is out of range: a budget is at least one byte, and a share is more than 0% and at most 100%"
+    )]
+    Range(String),
+    /// The size needs more than 64 bits.
+    #[error("'{0}' is larger than any machine: at most {max} bytes", max = u64::MAX)]
+    TooLarge(String),
+}
+
+impl MemoryBudget {
+    /// The budget in bytes, where a share is taken of `of` bytes and rounded down.
+    #[must_use]
+    pub fn bytes(self, of: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            // At most `of`, since a share is at most a million parts.
+            Self::Share(ppm) => (u128::from(of) * u128::from(ppm) / 1_000_000) as u64,
+        }
+    }
+}
+
+impl FromStr for MemoryBudget {
+    type Err = BudgetError;
+
+    fn from_str(text: &str) -> Result<Self, BudgetError> {
+        let trimmed = text.trim();
+        let split = trimmed
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(split);
+        let syntax = || BudgetError::Syntax(text.to_owned());
+        let (digits, scale) = decimal(number).ok_or_else(syntax)?;
+        if unit.trim() == "%" {
+            let ppm = digits
+                .checked_mul(10_000)
+                .ok_or_else(|| BudgetError::Range(text.to_owned()))?
+                / scale;
+            return match u32::try_from(ppm) {
+                Ok(ppm @ 1..=1_000_000) => Ok(Self::Share(ppm)),
+                _ => Err(BudgetError::Range(text.to_owned())),
+            };
+        }
+        let factor = unit_bytes(unit.trim()).ok_or_else(syntax)?;
+        let bytes = digits
+            .checked_mul(factor)
+            .ok_or_else(|| BudgetError::TooLarge(text.to_owned()))?
+            / scale;
+        match u64::try_from(bytes) {
+            Ok(0) => Err(BudgetError::Range(text.to_owned())),
+            Ok(bytes) => Ok(Self::Bytes(bytes)),
+            Err(_) => Err(BudgetError::TooLarge(text.to_owned())),
+        }
+    }
+}
+
+/// `12.5` as the digits 125 and the scale 10; at most nine decimals, so that products stay far below 128 bits.
+fn decimal(number: &str) -> Option<(u128, u128)> {
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && part.is_empty() || part.len() > 9 || whole.len() > 20 {
+        return None;
+    }
+    let digits = format!("{whole}{part}").parse().ok()?;
+    Some((digits, 10u128.pow(part.len() as u32)))
+}
+
+/// A bare letter counts in 1024, as it does for containers and service managers; `GB` is the decimal unit.
+fn unit_bytes(unit: &str) -> Option<u128> {
+    let lower = unit.to_ascii_lowercase();
+    let base: u128 = if lower.len() == 2 { 1000 } else { 1024 };
+    let power = match lower.as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 1,
+        "m" | "mb" | "mib" => 2,
+        "g" | "gb" | "gib" => 3,
+        "t" | "tb" | "tib" => 4,
+        _ => return None,
+    };
+    Some(base.pow(power))
+}
+
+impl fmt::Display for MemoryBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => ExactBytes(*bytes).fmt(f),
+            Self::Share(ppm) => {
+                let text = format!("{}.{:04}", ppm / 10_000, ppm % 10_000);
+                write!(f, "{}%", text.trim_end_matches('0').trim_end_matches('.'))
+            }
+        }
+    }
+}
+
+/// A number of bytes as messages that ask for action show it, readable and exact: `3.2 GiB (3489660928 bytes)`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExactBytes(pub(crate) u64);
+
+impl fmt::Display for ExactBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes @ 0..1024 => write!(f, "{bytes} bytes"),
+            bytes => write!(f, "{} ({bytes} bytes)", Bytes(bytes)),
+        }
+    }
+}

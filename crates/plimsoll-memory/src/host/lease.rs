@@ -1,0 +1,314 @@
+//! Leases: several Plimsolls of one user agree on who may plan how much, before anyone allocates.
+//!
+//! Measuring what others use is not enough when two servers start at once: both measure an empty machine. So each
+//! writes down what it *plans* in a private directory, under a lock, and the next one counts plans rather than usage.
+//! A lease lives exactly as long as its process holds the lock on its file; the kernel drops that lock when the
+//! process ends, however it ends, so nothing stale outlives anyone and a reused process id fools nobody.
+//!
+//! Not covered, because nothing shared can be trusted there: other users, and containers that do not share the
+//! directory. Their memory is still seen once it is used, as `used_by_others`.
+
+use super::Room;
+use super::dir::{self, PrivateDir};
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub use super::dir::DirError;
+pub use super::share::{Holder, Refusal, decide};
+
+/// How long to wait for another process that is reading or writing leases; they hold the lock for milliseconds.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+const FILE_BYTES_MAX: u64 = 16 << 10;
+const FILES_MAX: usize = 4096;
+const LOCK_NAME: &str = "lock";
+
+/// What can go wrong with the lease directory. A refusal is not an error: see [`Answer`].
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// The directory is not safe to use.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// Another process holds the directory's lock and does not let go, for instance because it is stopped.
+    #[error("another process has held the lease lock in {0} for {wait} seconds", wait = LOCK_WAIT.as_secs())]
+    Busy(PathBuf),
+    /// A living process holds a lease that cannot be read, so that its plan is unknown.
+    #[error("{path} belongs to a running process but is not a lease this version can read")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Reading or writing failed.
+    #[error("leases in {path}: {source}")]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The answer to a request for a lease.
+#[derive(Debug)]
+pub enum Answer {
+    /// The lease; it is given back when dropped.
+    Granted(Lease),
+    /// Too little is left.
+    Refused(Refusal),
+}
+
+/// The directory in which this user's Plimsolls leave their leases.
+#[derive(Debug)]
+pub struct LeaseDir {
+    dir: PrivateDir,
+}
+
+impl LeaseDir {
+    /// The directory all of this user's processes agree on: the user's run-time directory, else one in `/tmp`.
+    ///
+    /// # Errors
+    /// [`LeaseError::Dir`] if what is there belongs to someone else or is open to others.
+    pub fn of_user() -> Result<Self, LeaseError> {
+        let user = rustix::process::geteuid().as_raw();
+        // A service and a login shell may differ in the variable; the usual place makes them meet all the same.
+        let named = std::env::var_os("XDG_RUNTIME_DIR")
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute());
+        let usual = PathBuf::from(format!("/run/user/{user}"));
+        for base in named
+            .into_iter()
+            .chain([usual])
+            .filter(|base| base.is_dir())
+        {
+            if let Ok(dir) = PrivateDir::open(&base.join("plimsoll")) {
+                return Ok(Self { dir });
+            }
+        }
+        Self::at(&Path::new("/tmp").join(format!("plimsoll-{user}")))
+    }
+
+    /// A given directory, created with mode 0700 if it does not exist.
+    ///
+    /// # Errors
+    /// [`LeaseError::Dir`] if it is a symbolic link, belongs to someone else or is open to others.
+    pub fn at(path: &Path) -> Result<Self, LeaseError> {
+        Ok(Self {
+            dir: PrivateDir::open(path)?,
+        })
+    }
+
+    /// Asks for up to `want` bytes and at least `min`, for all memory of this process, in every domain it lives in.
+    ///
+    /// `measure` returns the rooms (see [`super::HostNow::rooms`]) and is called with the directory locked, so that
+    /// nobody is granted anything between the measurement and the decision. One process takes one lease.
+    ///
+    /// # Errors
+    /// [`LeaseError`] if the directory cannot be used; a refusal is an [`Answer`].
+    pub fn acquire(
+        self,
+        want: u64,
+        min: u64,
+        measure: impl FnOnce() -> Vec<Room>,
+    ) -> Result<Answer, LeaseError> {
+        let guard = self.lock()?;
+        let others = self.holders()?;
+        let rooms = measure();
+        let bytes = match decide(&rooms, &others, want, min) {
+            Ok(bytes) => bytes,
+            Err(refusal) => return Ok(Answer::Refused(refusal)),
+        };
+        let mine = Holder {
+            pid: std::process::id(),
+            start_ticks: start_ticks(std::process::id()).unwrap_or(0),
+            planned: bytes,
+            committed: 0,
+            domains: rooms
+                .into_iter()
+                .filter(|r| r.shared)
+                .map(|r| r.domain)
+                .collect(),
+        };
+        let (name, file) = self.claim(&mine).map_err(|e| self.io(e))?;
+        drop(guard);
+        Ok(Answer::Granted(Lease {
+            dir: self,
+            name,
+            file,
+            mine,
+            others,
+        }))
+    }
+
+    /// The living leases. Files of dead processes are removed on the way.
+    ///
+    /// # Errors
+    /// [`LeaseError`] if the directory cannot be read or a living lease makes no sense.
+    pub fn list(&self) -> Result<Vec<Holder>, LeaseError> {
+        let _guard = self.lock()?;
+        self.holders()
+    }
+
+    /// Locks the whole directory until the file is dropped.
+    fn lock(&self) -> Result<File, LeaseError> {
+        let file = self.dir.file(LOCK_NAME, true).map_err(|e| self.io(e))?;
+        let deadline = Instant::now() + LOCK_WAIT;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::Error(error)) => return Err(self.io(error)),
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                    return Err(LeaseError::Busy(self.dir.path().to_owned()));
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    /// Reads all leases; the directory must be locked.
+    fn holders(&self) -> Result<Vec<Holder>, LeaseError> {
+        let mut holders = Vec::new();
+        for name in self.dir.names(FILES_MAX).map_err(|e| self.io(e))? {
+            if !name.ends_with(".lease") {
+                continue;
+            }
+            // Someone may put a link or a pipe here, but only this user; it holds no lease and is left alone.
+            let Ok(mut file) = self.dir.file(&name, false) else {
+                continue;
+            };
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => {
+                    let text = dir::content(&mut file, FILE_BYTES_MAX).unwrap_or_default();
+                    let path = self.dir.path().join(&name);
+                    holders.push(Holder::parse(&text).ok_or(LeaseError::Unreadable { path })?);
+                }
+                // Nobody holds the lock: its process is gone.
+                Ok(()) => self.dir.remove(&name).map_err(|e| self.io(e))?,
+                Err(TryLockError::Error(error)) => return Err(self.io(error)),
+            }
+        }
+        Ok(holders)
+    }
+
+    /// Writes a new lease file and locks it; the directory must be locked.
+    fn claim(&self, mine: &Holder) -> io::Result<(String, File)> {
+        for serial in 0..FILES_MAX {
+            let name = format!("{}-{}-{serial}.lease", mine.pid, mine.start_ticks);
+            let mut file = self.dir.file(&name, true)?;
+            match file.try_lock() {
+                // The same process holds another lease, or a namespace reuses the id.
+                Err(TryLockError::WouldBlock) => continue,
+                Err(TryLockError::Error(error)) => return Err(error),
+                Ok(()) => {}
+            }
+            return match dir::rewrite(&mut file, &mine.text()) {
+                Ok(()) => Ok((name, file)),
+                Err(error) => self.dir.remove(&name).and(Err(error)),
+            };
+        }
+        Err(io::Error::other(format!(
+            "{FILES_MAX} leases of one process"
+        )))
+    }
+
+    fn io(&self, source: io::Error) -> LeaseError {
+        LeaseError::Io {
+            path: self.dir.path().to_owned(),
+            source,
+        }
+    }
+}
+
+/// A granted lease. It ends when it is dropped or when the process ends, whichever comes first.
+#[derive(Debug)]
+pub struct Lease {
+    dir: LeaseDir,
+    name: String,
+    file: File,
+    mine: Holder,
+    others: Vec<Holder>,
+}
+
+impl Lease {
+    /// Asks for part of one limit that every process names alike, when nothing is measured: the sum of all such
+    /// leases never exceeds `total_limit`.
+    ///
+    /// # Errors
+    /// As [`LeaseDir::acquire`].
+    pub fn acquire(
+        dir: LeaseDir,
+        total_limit: u64,
+        want: u64,
+        min: u64,
+    ) -> Result<Answer, LeaseError> {
+        let room = Room {
+            domain: "machine".to_owned(),
+            shared: true,
+            limit: total_limit,
+            used_by_others: 0,
+        };
+        dir.acquire(want, min, || vec![room])
+    }
+
+    /// Bytes this process may use in all.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.mine.planned
+    }
+
+    /// The leases of others at the time this one was granted.
+    #[must_use]
+    pub fn others(&self) -> &[Holder] {
+        &self.others
+    }
+
+    /// Tells the others how much of the lease is really in use. Call it after memory was touched and before it is
+    /// given back, so that nobody ever sees less than the truth.
+    ///
+    /// # Errors
+    /// [`LeaseError`] if the file cannot be written; what stood there stays in force here.
+    pub fn set_committed(&mut self, committed: u64) -> Result<(), LeaseError> {
+        self.update(Holder {
+            committed,
+            ..self.mine.clone()
+        })
+    }
+
+    /// Gives back what sizing did not need. A lease never grows: `planned` above [`Lease::bytes`] changes nothing.
+    ///
+    /// # Errors
+    /// [`LeaseError`] if the file cannot be written.
+    pub fn shrink_to(&mut self, planned: u64) -> Result<(), LeaseError> {
+        let planned = planned.min(self.mine.planned);
+        self.update(Holder {
+            planned,
+            ..self.mine.clone()
+        })
+    }
+
+    fn update(&mut self, new: Holder) -> Result<(), LeaseError> {
+        let _guard = self.dir.lock()?;
+        dir::rewrite(&mut self.file, &new.text()).map_err(|e| self.dir.io(e))?;
+        self.mine = new;
+        Ok(())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // If this fails the kernel still drops the lock with the file, and the next reader removes it.
+        let _ = self.dir.dir.remove(&self.name);
+    }
+}
+
+/// When a process started, in clock ticks since boot: field 22 of its `stat`, counted after the name, which may
+/// contain anything.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?
+        .1
+        .split_ascii_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()
+}

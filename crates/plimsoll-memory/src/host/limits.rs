@@ -1,0 +1,221 @@
+//! [`HostLimits`]: every memory limit that applies to this process, and the least of them.
+//!
+//! Swap is reported but never counted: a server that plans on swap has planned to stand still.
+
+use super::cgroup::{self, CgroupVersion, Hierarchy, Mounts};
+use super::{Cpus, HostError, MemInfo, MemoryBudget, Rlimits, Root, Space};
+use std::path::PathBuf;
+
+/// One limit that was found.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct LimitSource {
+    /// What it is and where it stands, for example `memory.max of cgroup /a/b`.
+    pub name: String,
+    /// The limit in bytes.
+    pub bytes: u64,
+    /// Whether this is the one that decides. Exactly one source is marked.
+    pub binding: bool,
+}
+
+/// Everything that bounds this process, read once.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct HostLimits {
+    /// The least of all limits, in bytes.
+    pub effective: u64,
+    /// Every limit seen, in the order looked at: the machine, cgroups from inner to outer, rlimits, the budget.
+    pub sources: Vec<LimitSource>,
+    /// All memory of the machine, if known.
+    pub mem_total: Option<u64>,
+    /// All swap of the machine, if known. Not part of `effective`.
+    pub swap_total: Option<u64>,
+    /// The most swap that the cgroups let this process's group use, if they say so.
+    pub swap_limit: Option<u64>,
+    /// `RLIMIT_MEMLOCK`: how much may be pinned; bounds pinned memory only.
+    pub memlock: Option<u64>,
+    /// The size of `/dev/shm`, if there is one.
+    pub shm: Option<Space>,
+    /// The cores this process may keep busy.
+    pub cpus: Cpus,
+    #[serde(skip)]
+    pub(super) domains: Vec<Domain>,
+    #[serde(skip)]
+    pub(super) memory_hierarchies: Vec<Hierarchy>,
+}
+
+/// Something with a limit and a usage of its own: the machine, one cgroup level, an rlimit, the budget.
+#[derive(Debug, Clone)]
+pub(super) struct Domain {
+    /// The same for every process that shares it, so that leases can be compared.
+    pub(super) id: String,
+    pub(super) limit: u64,
+    pub(super) kind: DomainKind,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum DomainKind {
+    Machine,
+    Cgroup {
+        version: CgroupVersion,
+        dir: PathBuf,
+    },
+    AddressSpace,
+    Data,
+    Budget,
+}
+
+impl HostLimits {
+    /// Reads every limit. `budget` is the user's own (`--memory-budget`); a share is taken of the least other limit.
+    ///
+    /// # Errors
+    /// [`HostError::NoLimit`] if nothing at all bounds this process, [`HostError::ShareOfUnknown`] if the budget is a
+    /// share and nothing else is known.
+    pub fn read(root: &Root, budget: Option<MemoryBudget>) -> Result<Self, HostError> {
+        let info = MemInfo::read(root);
+        let rlimits = Rlimits::read(root);
+        let mounts = Mounts::read(root);
+        let memory_hierarchies = mounts.hierarchies("memory");
+
+        let mut found = Found::default();
+        if let Some(total) = info.total {
+            found.limit(
+                "MemTotal of this machine".to_owned(),
+                "machine".to_owned(),
+                total,
+                DomainKind::Machine,
+            );
+        }
+        let mut swap_limit = None;
+        for hierarchy in &memory_hierarchies {
+            found.cgroup(hierarchy);
+            let levels = hierarchy.levels().into_iter();
+            let swap = levels
+                .filter_map(|dir| cgroup::level_swap(hierarchy.version, &dir))
+                .min();
+            swap_limit = [swap_limit, swap].into_iter().flatten().min();
+        }
+        if let Some(bytes) = rlimits.address_space {
+            found.limit(
+                "RLIMIT_AS (ulimit -v)".to_owned(),
+                "address space".to_owned(),
+                bytes,
+                DomainKind::AddressSpace,
+            );
+        }
+        if let Some(bytes) = rlimits.data {
+            found.limit(
+                "RLIMIT_DATA (ulimit -d)".to_owned(),
+                "data".to_owned(),
+                bytes,
+                DomainKind::Data,
+            );
+        }
+        found.budget(budget)?;
+
+        let binding = found.least().ok_or(HostError::NoLimit)?;
+        found.sources[binding].binding = true;
+        Ok(Self {
+            effective: found.sources[binding].bytes,
+            sources: found.sources,
+            mem_total: info.total,
+            swap_total: info.swap_total,
+            swap_limit,
+            memlock: rlimits.memlock,
+            shm: Space::of_shm(root),
+            cpus: Cpus::read(root, &mounts),
+            domains: found.domains,
+            memory_hierarchies,
+        })
+    }
+
+    /// The limit that decides.
+    ///
+    /// # Panics
+    /// Never for a value made by [`HostLimits::read`], which marks one.
+    #[must_use]
+    pub fn binding(&self) -> &LimitSource {
+        self.sources
+            .iter()
+            .find(|s| s.binding)
+            .expect("read() marks the least source")
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    sources: Vec<LimitSource>,
+    domains: Vec<Domain>,
+}
+
+impl Found {
+    fn limit(&mut self, name: String, id: String, bytes: u64, kind: DomainKind) {
+        self.sources.push(LimitSource {
+            name,
+            bytes,
+            binding: false,
+        });
+        self.domains.push(Domain {
+            id,
+            limit: bytes,
+            kind,
+        });
+    }
+
+    /// Adds every level of one hierarchy; a level with two limits (`max` and `high`) is one domain with the lesser.
+    fn cgroup(&mut self, hierarchy: &Hierarchy) {
+        for dir in hierarchy.levels() {
+            let label = hierarchy.label(&dir);
+            let limits = cgroup::level_limits(hierarchy.version, &dir);
+            let Some(least) = limits.iter().map(|&(_, bytes)| bytes).min() else {
+                continue;
+            };
+            for (file, bytes) in limits {
+                self.sources.push(LimitSource {
+                    name: format!("{file} of cgroup {label}"),
+                    bytes,
+                    binding: false,
+                });
+            }
+            let id = domain_id(&dir, &label);
+            let kind = DomainKind::Cgroup {
+                version: hierarchy.version,
+                dir,
+            };
+            self.domains.push(Domain {
+                id,
+                limit: least,
+                kind,
+            });
+        }
+    }
+
+    fn budget(&mut self, budget: Option<MemoryBudget>) -> Result<(), HostError> {
+        let Some(budget) = budget else { return Ok(()) };
+        let others = self.least().map(|i| self.sources[i].bytes);
+        let bytes = match (budget, others) {
+            (MemoryBudget::Share(_), None) => return Err(HostError::ShareOfUnknown(budget)),
+            (budget, others) => budget.bytes(others.unwrap_or(0)),
+        };
+        self.limit(
+            "--memory-budget".to_owned(),
+            "budget".to_owned(),
+            bytes,
+            DomainKind::Budget,
+        );
+        Ok(())
+    }
+
+    /// The index of the least source, the first of equals.
+    fn least(&self) -> Option<usize> {
+        (0..self.sources.len()).min_by_key(|&i| self.sources[i].bytes)
+    }
+}
+
+/// A cgroup directory's inode names it across namespaces, where two containers both call their own `/`.
+fn domain_id(dir: &std::path::Path, label: &str) -> String {
+    #[cfg(unix)]
+    if let Ok(meta) = std::fs::metadata(dir) {
+        use std::os::unix::fs::MetadataExt;
+        return format!("cgroup {}:{}", meta.dev(), meta.ino());
+    }
+    format!("cgroup {label}")
+}

@@ -1,0 +1,101 @@
+//! [`HostNow`]: what is left inside the limits at this moment, and who else is using them.
+//!
+//! Every domain (machine, each cgroup level, rlimits, budget) has its own room, `limit - peers`; the tightest decides.
+//! `used_by_others` is stated against the effective limit, so that `effective - used_by_others` is that tightest room
+//! even when the crowding happens elsewhere: a 32 GiB cgroup on a machine with 4 GiB left has 28 GiB of peers.
+
+use super::limits::{Domain, DomainKind};
+use super::{HostLimits, MemInfo, OwnProcess, Psi, Root, cgroup};
+
+/// The state of the limits right now. All sizes are bytes.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct HostNow {
+    /// What this process could still allocate without crossing any limit.
+    pub available: u64,
+    /// What others take of the effective limit, never below zero. Kernel memory charged to the same cgroup (page
+    /// tables, sockets) counts as others', since nothing here can give it back.
+    pub used_by_others: u64,
+    /// The domain whose room is the tightest, by its lease name.
+    pub tightest: String,
+    /// What this process uses itself; `rss_anon` and `vm_swap` are the ones to watch.
+    pub own: OwnProcess,
+    /// Memory pressure, if the kernel tells.
+    pub psi: Option<Psi>,
+    /// The room in every domain, as leases need it.
+    pub rooms: Vec<Room>,
+}
+
+/// One limited domain as this process sees it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Room {
+    /// The name of the domain, equal for all processes that share it.
+    pub domain: String,
+    /// Whether other processes can be in it at all; rlimits and the budget are this process's own.
+    pub shared: bool,
+    /// Its limit in bytes.
+    pub limit: u64,
+    /// Bytes used in it by anything but this process's own memory.
+    pub used_by_others: u64,
+}
+
+impl Room {
+    /// Bytes that this process may have in total here, what it holds already included.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.limit.saturating_sub(self.used_by_others)
+    }
+}
+
+impl HostNow {
+    /// Measures usage against `limits`, which were read from the same `root`.
+    #[must_use]
+    pub fn read(root: &Root, limits: &HostLimits) -> Self {
+        let own = OwnProcess::read(root);
+        let info = MemInfo::read(root);
+        let measured: Vec<(Room, u64)> = limits
+            .domains
+            .iter()
+            .map(|d| measure(d, &info, &own))
+            .collect();
+        let tightest = measured.iter().min_by_key(|(room, _)| room.bytes());
+        let room_bytes = tightest.map_or(limits.effective, |(room, _)| room.bytes());
+        Self {
+            available: measured.iter().map(|&(_, free)| free).min().unwrap_or(0),
+            used_by_others: limits.effective.saturating_sub(room_bytes),
+            tightest: tightest.map_or_else(String::new, |(room, _)| room.domain.clone()),
+            own,
+            psi: Psi::read(root, &limits.memory_hierarchies),
+            rooms: measured.into_iter().map(|(room, _)| room).collect(),
+        }
+    }
+}
+
+/// The room of one domain, and the bytes still free in it.
+fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess) -> (Room, u64) {
+    let resident = own.resident_owned();
+    let swapped = resident.saturating_add(own.vm_swap);
+    // What is used in the domain, and how much of that is this process's.
+    let (used, mine) = match &domain.kind {
+        DomainKind::Machine => (
+            info.available
+                .map_or(resident, |a| domain.limit.saturating_sub(a)),
+            resident,
+        ),
+        DomainKind::Cgroup { version, dir } => (
+            cgroup::level_usage(*version, dir).unwrap_or(resident),
+            resident,
+        ),
+        // Address space that is reserved but not resident (stacks, maps of files) crowds out memory all the same.
+        DomainKind::AddressSpace => (own.vm_size.max(swapped), swapped),
+        DomainKind::Data => (own.vm_data.max(own.rss_anon), own.rss_anon),
+        DomainKind::Budget => (swapped, swapped),
+    };
+    let shared = matches!(domain.kind, DomainKind::Machine | DomainKind::Cgroup { .. });
+    let room = Room {
+        domain: domain.id.clone(),
+        shared,
+        limit: domain.limit,
+        used_by_others: used.saturating_sub(mine),
+    };
+    (room, domain.limit.saturating_sub(used))
+}

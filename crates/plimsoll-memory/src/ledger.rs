@@ -1,0 +1,177 @@
+//! The ledger: planned, committed and peak bytes of every component, always current.
+//!
+//! Fixed arrays of atomics, so that reading it never blocks the engine and keeping it costs one addition.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+
+/// What memory is planned for. One line of the plan, one row of the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(usize)]
+pub enum Component {
+    /// Packed model weights.
+    Weights,
+    /// Pages of the key/value cache.
+    KvPages,
+    /// Temporaries of one forward step, logits included.
+    StepWorkspace,
+    /// Running and waiting requests: token ids, page tables, outputs not yet read.
+    RequestTable,
+    /// Nodes of the prefix index.
+    PrefixIndex,
+    /// Vocabulary, merges, chat template and sampler scratch.
+    Tokenizer,
+    /// HTTP bodies, connections, parsing: everything else on the heap.
+    HostHeap,
+    /// The process before it holds anything of the above: code, stacks, runtime.
+    ProcessBaseline,
+    /// Ballast that is given back on the first failed allocation.
+    Canary,
+}
+
+impl Component {
+    /// All components, in the order in which the plan prints them.
+    pub const ALL: [Component; 9] = [
+        Component::Weights,
+        Component::KvPages,
+        Component::StepWorkspace,
+        Component::RequestTable,
+        Component::PrefixIndex,
+        Component::Tokenizer,
+        Component::HostHeap,
+        Component::ProcessBaseline,
+        Component::Canary,
+    ];
+
+    /// The name in metrics, JSON and the printed plan.
+    pub fn name(self) -> &'static str {
+        match self {
+            Component::Weights => "weights",
+            Component::KvPages => "kv_pages",
+            Component::StepWorkspace => "step_workspace",
+            Component::RequestTable => "request_table",
+            Component::PrefixIndex => "prefix_index",
+            Component::Tokenizer => "tokenizer",
+            Component::HostHeap => "host_heap",
+            Component::ProcessBaseline => "process_baseline",
+            Component::Canary => "canary",
+        }
+    }
+}
+
+const COUNT: usize = Component::ALL.len();
+
+/// One component's row of the ledger, in bytes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Row {
+    /// The component.
+    pub component: Component,
+    /// What the plan allows.
+    pub planned: u64,
+    /// What is taken now.
+    pub committed: u64,
+    /// The most that was ever taken.
+    pub peak: u64,
+}
+
+/// Planned, committed and peak bytes per component, and the count of device allocations.
+///
+/// I2 (committed ≤ planned) is asserted in debug builds whenever a component grows.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    planned: [AtomicU64; COUNT],
+    committed: [AtomicU64; COUNT],
+    peak: [AtomicU64; COUNT],
+    sealed: AtomicBool,
+    allocations: AtomicU64,
+    allocations_after_seal: AtomicU64,
+}
+
+impl Ledger {
+    /// An empty ledger: nothing planned, nothing committed.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets what the plan allows for `component`.
+    pub fn plan(&self, component: Component, bytes: u64) {
+        self.planned[component as usize].store(bytes, Relaxed);
+    }
+
+    /// Records that `component` took `bytes` more.
+    pub fn commit(&self, component: Component, bytes: u64) {
+        let i = component as usize;
+        let now = self.committed[i].fetch_add(bytes, Relaxed) + bytes;
+        self.peak[i].fetch_max(now, Relaxed);
+        debug_assert!(
+            now <= self.planned[i].load(Relaxed),
+            "I2: {} committed {now} bytes of {} planned",
+            component.name(),
+            self.planned[i].load(Relaxed)
+        );
+    }
+
+    /// Records that `component` gave `bytes` back.
+    pub fn release(&self, component: Component, bytes: u64) {
+        let before = self.committed[component as usize].fetch_sub(bytes, Relaxed);
+        debug_assert!(
+            before >= bytes,
+            "{} released {bytes} bytes of {before} committed",
+            component.name()
+        );
+    }
+
+    /// Sets what `component` holds now, for components that are measured rather than counted.
+    pub fn observe(&self, component: Component, bytes: u64) {
+        let i = component as usize;
+        self.committed[i].store(bytes, Relaxed);
+        self.peak[i].fetch_max(bytes, Relaxed);
+    }
+
+    /// One component's row.
+    pub fn row(&self, component: Component) -> Row {
+        let i = component as usize;
+        Row {
+            component,
+            planned: self.planned[i].load(Relaxed),
+            committed: self.committed[i].load(Relaxed),
+            peak: self.peak[i].load(Relaxed),
+        }
+    }
+
+    /// Every row, in plan order.
+    pub fn rows(&self) -> [Row; COUNT] {
+        Component::ALL.map(|c| self.row(c))
+    }
+
+    /// Σ committed over all components, in bytes.
+    pub fn committed_total(&self) -> u64 {
+        self.committed.iter().map(|c| c.load(Relaxed)).sum()
+    }
+
+    /// Counts one device allocation. Returns false when the ledger is sealed: the caller must refuse.
+    pub fn count_allocation(&self) -> bool {
+        let sealed = self.sealed.load(Relaxed);
+        if sealed {
+            self.allocations_after_seal.fetch_add(1, Relaxed);
+        } else {
+            self.allocations.fetch_add(1, Relaxed);
+        }
+        !sealed
+    }
+
+    /// From here on ("ready") no device allocation is allowed; each attempt is counted and refused.
+    pub fn seal(&self) {
+        self.sealed.store(true, Relaxed);
+    }
+
+    /// Device allocations made before the seal, and attempts made after it.
+    pub fn allocations(&self) -> (u64, u64) {
+        (
+            self.allocations.load(Relaxed),
+            self.allocations_after_seal.load(Relaxed),
+        )
+    }
+}

@@ -1,0 +1,18 @@
+//! Memory: what may be used, what is planned, what is taken.
+//!
+//! The room for limits, the plan, the ledger, mapped regions and the step arena's bookkeeping.
+//! **Architecture invariant:** this crate knows nothing of models, kernels or requests; it deals in bytes.
+
+pub mod bytes;
+pub mod heap;
+pub mod host;
+pub mod ledger;
+pub mod plan;
+pub mod region;
+pub mod sizing;
+pub mod step;
+
+pub use bytes::Bytes;
+pub use ledger::{Component, Ledger};
+pub use plan::{Plan, PlanLine};
+pub use region::{OutOfMemory, Region};

@@ -1,0 +1,156 @@
+//! Regions: the only way to take device memory on the host, always through the ledger.
+//!
+//! A region is one anonymous mapping that belongs to one component, is 64-byte (page) aligned and zeroed, and gives
+//! its bytes back to the operating system when it is dropped.
+
+use std::sync::Arc;
+
+use memmap2::MmapMut;
+use thiserror::Error;
+
+use crate::{Bytes, Component, Ledger};
+
+/// Why a region could not be had.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum OutOfMemory {
+    /// The operating system refused.
+    #[error("{component}: the system refused {}: {reason}", Bytes(*bytes))]
+    Refused {
+        /// The component that asked.
+        component: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+        /// The system's own words.
+        reason: String,
+    },
+    /// The server is ready: device memory is fixed from here on.
+    #[error("{component}: {} asked for after ready; the plan is sealed", Bytes(*bytes))]
+    Sealed {
+        /// The component that asked.
+        component: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+}
+
+/// One anonymous mapping owned by one component.
+#[derive(Debug)]
+pub struct Region {
+    map: MmapMut,
+    component: Component,
+    ledger: Arc<Ledger>,
+}
+
+impl Region {
+    /// Maps `bytes` zeroed bytes for `component` and enters them in the ledger.
+    ///
+    /// With `touch` every page is written once, so that the memory is really there (pinned mode); without it
+    /// pages appear on first use (elastic mode).
+    pub fn map(
+        ledger: &Arc<Ledger>,
+        component: Component,
+        bytes: u64,
+        touch: bool,
+    ) -> Result<Self, OutOfMemory> {
+        let name = component.name();
+        if !ledger.count_allocation() {
+            return Err(OutOfMemory::Sealed {
+                component: name,
+                bytes,
+            });
+        }
+        let refused = |reason: String| OutOfMemory::Refused {
+            component: name,
+            bytes,
+            reason,
+        };
+        let len = usize::try_from(bytes).map_err(|e| refused(e.to_string()))?;
+        // A mapping of zero bytes is an error to the system; a component of zero bytes is not one to us.
+        let mut map = MmapMut::map_anon(len.max(1)).map_err(|e| refused(e.to_string()))?;
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage); // only a hint: without it the pages are small ones
+        if touch {
+            map.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
+        }
+        ledger.commit(component, bytes);
+        Ok(Self {
+            map,
+            component,
+            ledger: Arc::clone(ledger),
+        })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Never true: the smallest mapping is one byte.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// The bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+
+    /// Gives the physical pages of `range` back; they read as zero afterwards. Used in elastic mode.
+    pub fn decommit(&mut self, range: std::ops::Range<usize>) {
+        #[cfg(target_os = "linux")]
+        {
+            // SAFETY: the mapping is anonymous and private, `&mut self` proves that nobody holds a view into it,
+            // and zero bytes are valid for every use of a region.
+            let _ = unsafe {
+                self.map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    range.start,
+                    range.len(),
+                )
+            };
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let bytes = self.map.len() as u64;
+        // A zero-byte component maps one byte and enters zero.
+        let entered = self.ledger.row(self.component).committed.min(bytes);
+        self.ledger.release(self.component, entered);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_in_the_ledger_while_it_lives() {
+        let ledger = Arc::new(Ledger::new());
+        ledger.plan(Component::KvPages, 1 << 20);
+        let region = Region::map(&ledger, Component::KvPages, 1 << 20, true).unwrap();
+        assert_eq!(region.bytes().iter().map(|b| *b as u64).sum::<u64>(), 0);
+        assert_eq!(ledger.row(Component::KvPages).committed, 1 << 20);
+        drop(region);
+        assert_eq!(ledger.row(Component::KvPages).committed, 0);
+        assert_eq!(ledger.row(Component::KvPages).peak, 1 << 20);
+    }
+
+    #[test]
+    fn nothing_is_mapped_after_the_seal() {
+        let ledger = Arc::new(Ledger::new());
+        ledger.plan(Component::KvPages, 4096);
+        ledger.seal();
+        let refused = Region::map(&ledger, Component::KvPages, 4096, false).unwrap_err();
+        assert!(refused.to_string().contains("sealed"), "{refused}");
+        assert_eq!(ledger.allocations(), (0, 1));
+    }
+}

@@ -1,0 +1,247 @@
+//! [`auto_profile`]: probe, size, build, prove; shrink and try again while memory is all that is wrong.
+//!
+//! Every step that can fail on one rank ends with a vote before anyone decides, so that all ranks take the same branch
+//! and no collective is left waiting. A generation is dropped whole before the next is built, and each drop is checked.
+
+use super::diagnose::{Stage, diagnose};
+use super::generations::{Component, DeviceNow, Generations, OutOfMemory, Shape};
+use super::pinned::{self, ShadowReport};
+use super::pools::own_size;
+use super::run::{Fault, Run};
+use super::{
+    Event, Mode, Phase, ProfileConfig, SizingError, SizingWarning, Target, check_sizes,
+    target_tokens,
+};
+
+/// Attempts at production size: the first, and three smaller ones.
+pub const ATTEMPTS_MAX: u32 = 4;
+
+/// A running generation, and how it came about.
+#[derive(Debug)]
+pub struct Outcome<G> {
+    /// Built, stressed, ready.
+    pub generation: G,
+    /// Its shape.
+    pub shape: Shape,
+    /// The longest request it serves.
+    pub max_seq_len: u64,
+    /// Bytes of ballast inside it.
+    pub canary_bytes: u64,
+    /// Attempts at production size that were made, the successful one included.
+    pub attempts: u32,
+    /// KV tokens of the probe; `None` if there was none.
+    pub probe_tokens: Option<u64>,
+    /// The arithmetic of this rank; `None` if pinned.
+    pub target: Option<Target>,
+    /// The most bytes held in the last stress.
+    pub peak_reserved: u64,
+    /// What had to be corrected.
+    pub warnings: Vec<SizingWarning>,
+    /// What auto mode would have chosen; only in [`Mode::Shadow`].
+    pub shadow: Option<ShadowReport>,
+}
+
+/// Sizes a server and returns it built and proven.
+///
+/// # Errors
+/// [`SizingError`]; nothing is left standing then.
+pub fn auto_profile<D: Generations>(
+    cfg: &ProfileConfig,
+    device: &mut D,
+) -> Result<Outcome<D::G>, SizingError> {
+    let mut run = Run::new(cfg, device);
+    run.agree(cfg.validate())?;
+    match cfg.mode {
+        Mode::Auto => run.auto(),
+        Mode::Pinned { tokens } => pinned::start(run, tokens, false),
+        Mode::Shadow { running_tokens } => pinned::start(run, running_tokens, true),
+    }
+}
+
+/// What the probe found.
+struct Probe {
+    shape: Shape,
+    peak_reserved: u64,
+    target: Target,
+    tokens: u64,
+    state_slots: u64,
+}
+
+impl<D: Generations> Run<'_, D> {
+    fn auto(mut self) -> Result<Outcome<D::G>, SizingError> {
+        let cfg = self.cfg;
+        let probe = self.probe()?;
+        let (mut tokens, mut attempt) = (probe.tokens, 1);
+        loop {
+            let max_seq_len = check_sizes(Phase::Production, tokens, self.cfg)?;
+            let shape = self.shape(tokens, probe.state_slots, Phase::Production);
+            self.device.event(&Event::Attempt { attempt, shape });
+            match self.try_generation(shape, self.cfg.canary_bytes) {
+                (Some(generation), Ok(measured)) => {
+                    let peak_reserved = measured.peak_reserved;
+                    self.device.event(&Event::Proven {
+                        attempt,
+                        shape,
+                        peak_reserved,
+                    });
+                    self.note_context(max_seq_len);
+                    self.note_below_probe(tokens, probe.shape.tokens);
+                    let mut outcome = self.outcome(generation, shape, max_seq_len, measured);
+                    outcome.canary_bytes = cfg.canary_bytes;
+                    outcome.attempts = attempt;
+                    outcome.probe_tokens = Some(probe.shape.tokens);
+                    outcome.target = Some(probe.target);
+                    return Ok(outcome);
+                }
+                (_, Err(Fault::Fatal(error))) => return Err(error),
+                (generation, result) => {
+                    let failure = result.err().and_then(Fault::into_memory);
+                    let event = Event::OutOfMemory {
+                        attempt,
+                        failure: failure.as_ref(),
+                    };
+                    self.device.event(&event);
+                    // Read while the generation stands: afterwards the ledger no longer shows what filled the device.
+                    let ledger = self.device.components();
+                    self.teardown(generation, shape)?;
+                    tokens = self.shrink(attempt, shape, failure, &ledger, &probe)?;
+                    attempt += 1;
+                }
+            }
+        }
+    }
+
+    /// The shape of the probe, which is refused here if arithmetic alone says that it does not fit.
+    fn plan_probe(&mut self) -> Result<Shape, SizingError> {
+        let cfg = self.cfg;
+        let tokens = cfg.probe_tokens();
+        let before = self.device.device();
+        let state_slots = self.probe_slots(tokens, &before);
+        let need = cfg
+            .kv_bytes(tokens)
+            .saturating_add(cfg.state_bytes(state_slots));
+        let available = before.available;
+        let fits = if need > available {
+            Err(SizingError::ProbeDoesNotFit {
+                tokens,
+                state_slots,
+                need,
+                available,
+            })
+        } else {
+            check_sizes(Phase::Probe, tokens, cfg).map(drop)
+        };
+        self.agree(fits)?;
+        let shape = self.shape(tokens, state_slots, Phase::Probe);
+        self.device.event(&Event::Probe { shape, bytes: need });
+        Ok(shape)
+    }
+
+    /// Builds the probe, stresses it, measures, and computes the capacity all ranks share.
+    fn probe(&mut self) -> Result<Probe, SizingError> {
+        let shape = self.plan_probe()?;
+        let (generation, result) = self.try_generation(shape, 0);
+        let measured = match result {
+            Ok(measured) => measured,
+            Err(Fault::Fatal(error)) => return Err(error),
+            Err(Fault::Memory(failure)) => {
+                let ledger = self.device.components();
+                let found = diagnose(Stage::Probe, 0, shape.tokens, failure, &ledger, self.cfg);
+                return Err(SizingError::OutOfMemory(Box::new(found)));
+            }
+        };
+        let peak_reserved = measured.peak_reserved;
+        self.device.event(&Event::Measured { peak_reserved });
+        // Measured while the probe stands, so that its bytes count as ours and not as anybody's.
+        let target = target_tokens(&self.input(shape, peak_reserved));
+        self.warn_all(&target.warnings);
+        self.teardown(generation, shape)?;
+        let (tokens, state_slots) = self.agreed_size(&target)?;
+        let (cell_bytes, fraction) = (self.cfg.cell_bytes, self.cfg.fraction);
+        self.device.event(&Event::Sized {
+            target: &target,
+            cell_bytes,
+            fraction,
+            tokens,
+            state_slots,
+        });
+        Ok(Probe {
+            shape,
+            peak_reserved,
+            target,
+            tokens,
+            state_slots,
+        })
+    }
+
+    /// State slots for the probe: a full decode batch, unless that would take more than its share of what is free.
+    /// Equal on all ranks, since they run the same steps.
+    fn probe_slots(&mut self, tokens: u64, now: &DeviceNow) -> u64 {
+        let Some(pool) = self.cfg.state else { return 0 };
+        let wanted = self.cfg.max_decode_batch();
+        let room = now.available.saturating_sub(self.cfg.kv_bytes(tokens));
+        let share = pool.ratio.map_or(room / 2, |ratio| ratio.of(room));
+        let fits = share / pool.slot_bytes / pool.slots_per_request;
+        let batch = self.device.reduce_min(wanted.min(fits).max(1));
+        let slots = batch.saturating_mul(pool.slots_per_request);
+        if batch < wanted {
+            self.warn(SizingWarning::ProbeSlots {
+                slots,
+                batch,
+                wanted,
+            });
+        }
+        slots
+    }
+
+    /// This rank's capacity, then everybody's: the least tokens and the least state slots.
+    fn agreed_size(&mut self, target: &Target) -> Result<(u64, u64), SizingError> {
+        let total = self.device.device().total;
+        let mine = own_size(self.cfg, target, total);
+        let (tokens, state_slots) = self.agree(mine)?;
+        Ok((
+            self.device.reduce_min(tokens),
+            self.device.reduce_min(state_slots),
+        ))
+    }
+
+    /// Five per cent less, in whole pages, and less still if others have grown since; or the reason to give up.
+    fn shrink(
+        &mut self,
+        attempt: u32,
+        failed: Shape,
+        failure: Option<OutOfMemory>,
+        ledger: &[Component],
+        probe: &Probe,
+    ) -> Result<u64, SizingError> {
+        let cfg = self.cfg;
+        let fresh = target_tokens(&self.input(probe.shape, probe.peak_reserved));
+        let beside_state = fresh
+            .budget
+            .saturating_sub(cfg.state_bytes(probe.state_slots));
+        let fresh = cfg.whole_pages(beside_state / cfg.cell_bytes);
+        let smallest = (attempt..ATTEMPTS_MAX)
+            .fold(failed.tokens, |tokens, _| shrunk(cfg, tokens))
+            .min(fresh);
+        let freed_at_most = cfg.kv_bytes(failed.tokens - smallest.min(failed.tokens));
+        let hopeless = failure
+            .as_ref()
+            .is_some_and(|f| f.shortfall > freed_at_most);
+        let next = self
+            .device
+            .reduce_min(shrunk(cfg, failed.tokens).min(fresh));
+        let hopeless = self.device.reduce_max(u64::from(hopeless)) > 0 || next == 0;
+        let stage = match () {
+            () if attempt == ATTEMPTS_MAX => Stage::Exhausted,
+            () if hopeless => Stage::BeyondKv,
+            () => return Ok(next),
+        };
+        let found = diagnose(stage, attempt, failed.tokens, failure, ledger, cfg);
+        Err(SizingError::OutOfMemory(Box::new(found)))
+    }
+}
+
+/// Five per cent less in whole pages; always less, since a page is never 95 % of itself.
+fn shrunk(cfg: &ProfileConfig, tokens: u64) -> u64 {
+    cfg.whole_pages((u128::from(tokens) * 95 / 100) as u64)
+}

@@ -1,0 +1,92 @@
+//! Which sizes are acceptable in which phase, and the shape of the decode stress.
+//!
+//! An invariant belongs to a phase: a probe is too small for the longest context by design, production must not be.
+
+use super::{ProfileConfig, SizingError};
+
+/// Where in start-up a generation is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum Phase {
+    /// Built small, measured and torn down.
+    Probe,
+    /// Built to serve.
+    Production,
+}
+
+/// Rows of the largest decode step: all running requests, at most what plans were captured for, unless decode goes
+/// on without them.
+#[must_use]
+pub fn max_decode_batch(graph_max_batch_size: u64, running_max_req_size: u64, eager: bool) -> u64 {
+    if eager {
+        running_max_req_size
+    } else {
+        graph_max_batch_size.min(running_max_req_size)
+    }
+}
+
+/// Checks a capacity and returns the longest request it serves.
+///
+/// # Errors
+/// [`SizingError::BatchExceedsCapacity`] in any phase; [`SizingError::ContextDoesNotFit`] in production only, unless
+/// the configuration clamps the context.
+pub fn check_sizes(phase: Phase, tokens: u64, cfg: &ProfileConfig) -> Result<u64, SizingError> {
+    if tokens < cfg.batch_max_tokens {
+        return Err(SizingError::BatchExceedsCapacity {
+            tokens,
+            batch_max_tokens: cfg.batch_max_tokens,
+        });
+    }
+    match phase {
+        Phase::Probe => Ok(cfg.max_seq_len),
+        Phase::Production if tokens >= cfg.max_seq_len => Ok(cfg.max_seq_len),
+        Phase::Production if cfg.clamp_context => Ok(tokens),
+        Phase::Production => Err(SizingError::ContextDoesNotFit {
+            tokens,
+            max_seq_len: cfg.max_seq_len,
+        }),
+    }
+}
+
+/// The decode step that is stressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct DecodeStress {
+    /// Rows.
+    pub batch: u64,
+    /// KV tokens each row already has, its new one included.
+    pub tokens_per_request: u64,
+    /// KV tokens of all rows.
+    pub total_tokens: u64,
+}
+
+/// The largest decode step that free slots allow, or `None` below two rows, where prefill has covered it.
+///
+/// `state` is the number of free recurrent state slots and how many of them a request needs. `free_tokens` is what
+/// the pool can hand out, `capacity_tokens` its size.
+#[must_use]
+pub fn decode_stress(
+    max_decode_batch: u64,
+    free_request_slots: u64,
+    state: Option<(u64, u64)>,
+    batch_max_tokens: u64,
+    capacity_tokens: u64,
+    free_tokens: u64,
+) -> Option<DecodeStress> {
+    let by_state = state.map_or(u64::MAX, |(slots, per_request)| slots / per_request.max(1));
+    let batch = max_decode_batch
+        .min(free_request_slots)
+        .min(by_state)
+        .min(free_tokens);
+    if batch < 2 {
+        return None;
+    }
+    let wanted = batch_max_tokens
+        .min((capacity_tokens / batch).max(1))
+        .max(1);
+    let total = wanted.saturating_mul(batch).min(free_tokens);
+    let tokens_per_request = total / batch;
+    Some(DecodeStress {
+        batch,
+        tokens_per_request,
+        total_tokens: tokens_per_request * batch,
+    })
+}

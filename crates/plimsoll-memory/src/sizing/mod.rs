@@ -1,0 +1,36 @@
+//! How large the KV pool may be: measured, not guessed.
+//!
+//! Start-up is plan → probe → size → build → prove. [`target_tokens`] is the arithmetic, [`joint`] splits the budget
+//! between KV pages and recurrent state, [`auto_profile`] drives the attempts over any [`Generations`], and
+//! [`diagnose`] words the failure. Nothing here knows a device, a model or a thread; a fake device runs all of it.
+
+mod attempts;
+mod checks;
+mod config;
+pub mod diagnose;
+mod error;
+mod events;
+mod fraction;
+mod generations;
+pub mod joint;
+mod pinned;
+mod pools;
+mod run;
+mod target;
+
+pub use attempts::{ATTEMPTS_MAX, Outcome, auto_profile};
+pub use checks::{DecodeStress, Phase, check_sizes, decode_stress, max_decode_batch};
+pub use config::{Mode, ProfileConfig, StatePool};
+pub use error::SizingError;
+pub use events::Event;
+pub use fraction::{Fraction, FractionError};
+pub use generations::{
+    Component, DeviceNow, Failure, Generations, Measured, OutOfMemory, PoolCount, Released,
+    ScalesWith, Shape,
+};
+pub use joint::{JointError, JointInput, JointSplit};
+pub use pinned::ShadowReport;
+pub use target::{
+    CANARY_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens,
+    target_tokens,
+};

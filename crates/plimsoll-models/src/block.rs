@@ -1,0 +1,211 @@
+//! What decoder-only transformers share: attention and gated feed-forward around residual connections.
+//!
+//! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
+
+use plimsoll_device::{Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId};
+use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
+
+/// Weights of one attention layer.
+pub struct AttentionBlock {
+    q: LinearId,
+    k: LinearId,
+    v: LinearId,
+    o: LinearId,
+    /// Per-head norms of queries and keys, where the family has them.
+    q_norm: Option<VectorId>,
+    k_norm: Option<VectorId>,
+    kv_heads: usize,
+    head_dim: usize,
+    eps: f32,
+    rope_interleaved: bool,
+    spec: Attention,
+}
+
+impl AttentionBlock {
+    /// Declares `model.layers.{layer}.self_attn.*`.
+    pub fn declare(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let prefix = format!("model.layers.{layer}.self_attn");
+        let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
+        if head_dim % 16 != 0 {
+            return Err(DeclareError::Unsupported(format!(
+                "heads of {head_dim} elements are not supported: the width must be a multiple of 16"
+            )));
+        }
+        let mut projection = |name: &str, out: usize| {
+            let name = format!("{prefix}.{name}");
+            match config.attention_bias {
+                true => declare.linear_with_bias(&name, out, config.hidden_size),
+                false => declare.linear(&format!("{name}.weight"), out, config.hidden_size),
+            }
+        };
+        let q = projection("q_proj", heads * head_dim)?;
+        let k = projection("k_proj", kv_heads * head_dim)?;
+        let v = projection("v_proj", kv_heads * head_dim)?;
+        let o = match config.attention_output_bias {
+            true => declare.linear_with_bias(&format!("{prefix}.o_proj"), config.hidden_size, heads * head_dim)?,
+            false => declare.linear(&format!("{prefix}.o_proj.weight"), config.hidden_size, heads * head_dim)?,
+        };
+        let mut norm = |name: &str| match config.qk_norm {
+            true => declare.vector(&format!("{prefix}.{name}.weight"), head_dim, config.norm_weight_offset).map(Some),
+            false => Ok(None),
+        };
+        Ok(Self {
+            q,
+            k,
+            v,
+            o,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
+            kv_heads,
+            head_dim,
+            eps: config.norm_eps,
+            rope_interleaved: config.rope_interleaved,
+            spec: Attention {
+                layer,
+                heads,
+                scale: config.query_scale,
+                window: config.sliding_window.filter(|_| config.layer_is_sliding.get(layer) == Some(&true)),
+                softcap: config.attn_logit_softcap,
+            },
+        })
+    }
+
+    /// `out (+)= attention(x)`; `angles` are this layer's rotary angles.
+    pub fn forward(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        angles: Buf,
+        out: Buf,
+        mode: Mode,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let q = device.temp(x.rows, self.spec.heads * self.head_dim)?;
+        let k = device.temp(x.rows, self.kv_heads * self.head_dim)?;
+        let v = device.temp(x.rows, self.kv_heads * self.head_dim)?;
+        device.linear(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store)?;
+        for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
+            if let Some(norm) = norm {
+                let heads = heads.reshape(self.head_dim);
+                device.rms_norm(heads, heads, norm, self.eps);
+            }
+            device.rope(heads, angles, self.rope_interleaved);
+        }
+        let attended = device.temp(x.rows, self.spec.heads * self.head_dim)?;
+        device.attention(&self.spec, attended, q, k, v, step);
+        device.linear(attended, &[(self.o, out)], mode)?;
+        device.release(scope);
+        Ok(())
+    }
+}
+
+/// Weights of one gated feed-forward layer.
+pub struct FeedForward {
+    gate: LinearId,
+    up: LinearId,
+    down: LinearId,
+    width: usize,
+    act: Activation,
+}
+
+impl FeedForward {
+    /// Declares `model.layers.{layer}.mlp.*`.
+    pub fn declare(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let prefix = format!("model.layers.{layer}.mlp");
+        let (width, hidden) = (config.intermediate_size, config.hidden_size);
+        let mut matrix = |name: &str, out: usize, k: usize| match config.mlp_bias {
+            true => declare.linear_with_bias(&format!("{prefix}.{name}"), out, k),
+            false => declare.linear(&format!("{prefix}.{name}.weight"), out, k),
+        };
+        Ok(Self {
+            gate: matrix("gate_proj", width, hidden)?,
+            up: matrix("up_proj", width, hidden)?,
+            down: matrix("down_proj", hidden, width)?,
+            width,
+            act: activation(config.hidden_act)?,
+        })
+    }
+
+    /// `out (+)= down(act(gate(x)) * up(x))`.
+    pub fn forward(&self, device: &mut dyn Device, x: Buf, out: Buf, mode: Mode) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let gate = device.temp(x.rows, self.width)?;
+        let up = device.temp(x.rows, self.width)?;
+        device.linear(x, &[(self.gate, gate), (self.up, up)], Mode::Store)?;
+        device.glu(gate, up, self.act);
+        device.linear(gate, &[(self.down, out)], mode)?;
+        device.release(scope);
+        Ok(())
+    }
+}
+
+fn activation(act: ConfigActivation) -> Result<Activation, DeclareError> {
+    match act {
+        ConfigActivation::Silu => Ok(Activation::Silu),
+        ConfigActivation::GeluTanh => Ok(Activation::GeluTanh),
+        ConfigActivation::Gelu => Err(DeclareError::Unsupported(
+            "hidden_act 'gelu' (through the error function) is not supported; supported are silu and gelu_pytorch_tanh".into(),
+        )),
+    }
+}
+
+/// Token embedding, final norm and output projection.
+pub struct Ends {
+    embedding: LinearId,
+    norm: VectorId,
+    head: LinearId,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Width of the hidden state.
+    pub hidden: usize,
+    eps: f32,
+    embedding_scale: f32,
+    softcap: Option<f32>,
+}
+
+impl Ends {
+    /// Declares `model.embed_tokens`, `model.norm` and `lm_head`; tied weights are one copy.
+    pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
+        let norm = declare.vector("model.norm.weight", hidden, config.norm_weight_offset)?;
+        let head = match config.tie_word_embeddings {
+            true => embedding,
+            false => declare.linear("lm_head.weight", vocab, hidden)?,
+        };
+        Ok(Self {
+            embedding,
+            norm,
+            head,
+            vocab,
+            hidden,
+            eps: config.norm_eps,
+            embedding_scale: config.embedding_scale,
+            softcap: config.final_logit_softcap,
+        })
+    }
+
+    /// The hidden state of every row of the step.
+    pub fn embed(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+        let x = device.temp(step.tokens.len(), self.hidden)?;
+        device.embed(x, self.embedding, step.tokens, self.embedding_scale);
+        Ok(x)
+    }
+
+    /// The logits of the wanted rows.
+    pub fn logits(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+        let logits = device.temp(step.logit_rows.len(), self.vocab)?;
+        if step.logit_rows.is_empty() {
+            return Ok(logits);
+        }
+        let last = device.temp(step.logit_rows.len(), self.hidden)?;
+        device.gather(last, x, step.logit_rows);
+        device.rms_norm(last, last, self.norm, self.eps);
+        device.linear(last, &[(self.head, logits)], Mode::Store)?;
+        if let Some(cap) = self.softcap {
+            device.softcap(logits, cap);
+        }
+        Ok(logits)
+    }
+}

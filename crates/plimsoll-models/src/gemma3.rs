@@ -1,0 +1,106 @@
+//! Gemma 3 (text): norms before and after each part, sliding-window layers with their own rotary base.
+//!
+//! Reference: transformers, `modeling_gemma3.py`. Norm weights are stored around zero in Hugging Face checkpoints (the configuration's
+//! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
+
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId};
+use plimsoll_formats::{ModelConfig, RopeScaling};
+
+use crate::Model;
+use crate::block::{AttentionBlock, Ends, FeedForward};
+use crate::rope::rope;
+
+struct Layer {
+    attention_norm: VectorId,
+    attention: AttentionBlock,
+    after_attention_norm: VectorId,
+    feed_forward_norm: VectorId,
+    feed_forward: FeedForward,
+    after_feed_forward_norm: VectorId,
+    sliding: bool,
+}
+
+/// A sandwich-norm decoder with global and sliding-window layers.
+pub struct Gemma3 {
+    ends: Ends,
+    layers: Vec<Layer>,
+    global_inv_freq: VectorId,
+    global_scale: f32,
+    local_inv_freq: VectorId,
+    eps: f32,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+/// Declares a Gemma 3 checkpoint.
+pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
+    let config = ModelConfig { qk_norm: true, ..config.clone() };
+    let global = rope(config.head_dim, config.rope_theta, &config.rope_scaling);
+    let local = rope(config.head_dim, config.rope_local_theta, &RopeScaling::None);
+    let ends = Ends::declare(&config, declare)?;
+    let layers = (0..config.layers).map(|layer| declare_layer(&config, layer, declare));
+    let layers = layers.collect::<Result<_, DeclareError>>()?;
+    Ok(Box::new(Gemma3 {
+        ends,
+        layers,
+        global_inv_freq: declare.values(global.inv_freq),
+        global_scale: global.scale,
+        local_inv_freq: declare.values(local.inv_freq),
+        eps: config.norm_eps,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+    }))
+}
+
+fn declare_layer(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
+    let mut norm = |name: &str| {
+        let name = format!("model.layers.{layer}.{name}.weight");
+        declare.vector(&name, config.hidden_size, config.norm_weight_offset)
+    };
+    Ok(Layer {
+        attention_norm: norm("input_layernorm")?,
+        after_attention_norm: norm("post_attention_layernorm")?,
+        feed_forward_norm: norm("pre_feedforward_layernorm")?,
+        after_feed_forward_norm: norm("post_feedforward_layernorm")?,
+        attention: AttentionBlock::declare(config, layer, declare)?,
+        feed_forward: FeedForward::declare(config, layer, declare)?,
+        sliding: config.layer_is_sliding.get(layer) == Some(&true),
+    })
+}
+
+impl Model for Gemma3 {
+    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+        let x = self.ends.embed(device, step)?;
+        let scope = device.mark();
+        let global = device.temp(x.rows, self.head_dim)?;
+        device.rope_angles(global, self.global_inv_freq, step.positions, self.global_scale);
+        let local = device.temp(x.rows, self.head_dim)?;
+        device.rope_angles(local, self.local_inv_freq, step.positions, 1.0);
+        let normed = device.temp(x.rows, x.cols)?;
+        let part = device.temp(x.rows, x.cols)?;
+        for layer in &self.layers {
+            let angles = if layer.sliding { local } else { global };
+            device.rms_norm(normed, x, layer.attention_norm, self.eps);
+            layer.attention.forward(device, normed, angles, part, Mode::Store, step)?;
+            device.rms_norm(part, part, layer.after_attention_norm, self.eps);
+            device.add(x, part);
+            device.rms_norm(normed, x, layer.feed_forward_norm, self.eps);
+            layer.feed_forward.forward(device, normed, part, Mode::Store)?;
+            device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
+            device.add(x, part);
+        }
+        device.release(scope);
+        self.ends.logits(device, x, step)
+    }
+
+    fn shape(&self, dtype: KvDtype) -> ModelShape {
+        let kv = KvShape { layers: self.layers.len(), kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
+        ModelShape { kv, heads: self.heads, hidden: self.ends.hidden }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.ends.vocab
+    }
+}

@@ -1,0 +1,39 @@
+//! Models: one file an architecture, one `forward` against the device trait.
+//!
+//! A new architecture touches its own file and one row of [`build`]. **Architecture invariant:** no model knows which device runs it,
+//! allocates, or sees a request.
+
+pub mod block;
+pub mod gemma3;
+pub mod llama;
+pub mod qwen2;
+pub mod qwen3;
+pub mod rope;
+
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, ModelShape, StepInput};
+use plimsoll_formats::{Architecture, ModelConfig};
+
+/// A model, ready to run on any device that holds its weights.
+pub trait Model: Send + Sync {
+    /// One step: the logits of the wanted rows, [logit rows, vocabulary].
+    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError>;
+
+    /// What a device must know to reserve its memory, with keys and values stored as `dtype`.
+    fn shape(&self, dtype: KvDtype) -> ModelShape;
+
+    /// Size of the vocabulary, the width of the logits.
+    fn vocab_size(&self) -> usize;
+}
+
+/// Declares the weights of the architecture that `config` names.
+pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
+    match &config.architecture {
+        Architecture::Llama => llama::build(config, declare),
+        Architecture::Qwen2 => qwen2::build(config, declare),
+        Architecture::Qwen3 => qwen3::build(config, declare),
+        Architecture::Gemma3 => gemma3::build(config, declare),
+        Architecture::Other(name) => Err(DeclareError::Unsupported(format!(
+            "architecture '{name}' is not supported; supported are Llama (and Mistral), Qwen2, Qwen3 and Gemma 3"
+        ))),
+    }
+}

@@ -1,0 +1,15 @@
+//! Qwen3 (dense): a Llama whose queries and keys are normalised per head before they are rotated.
+//!
+//! Reference: transformers, `modeling_qwen3.py`.
+
+use plimsoll_device::{Declare, DeclareError};
+use plimsoll_formats::ModelConfig;
+
+use crate::Model;
+use crate::llama::Llama;
+
+/// Declares a Qwen3 checkpoint.
+pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
+    let config = ModelConfig { qk_norm: true, ..config.clone() };
+    Ok(Box::new(Llama::declare(&config, declare)?))
+}

@@ -1,0 +1,50 @@
+//! `POST /v1/completions`: text in, text out.
+
+mod request;
+mod respond;
+mod shape;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use crate::app::App;
+use crate::choices::collect;
+use crate::error::ApiResult;
+use crate::generation::Generation;
+use crate::limits::read_json;
+use crate::sse;
+
+/// The handler.
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    let (head, body) = request.into_parts();
+    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
+    let worker = Arc::clone(&app);
+    let asked = app.on_text_worker(move || {
+        let asked = request::parse(&body.bytes, &worker)?;
+        drop(body);
+        Ok(asked)
+    });
+    let asked = asked.await?;
+    let id = app.ids.request("cmpl");
+    let mut started = asked.draft.start(&app, &id)?;
+    let choices = started.readers.len();
+    let mut generation = Generation::new(&app, &id, "completions", &asked.draft, &mut started);
+    let context = respond::Context::new(&app, id, asked);
+    if context.asked.draft.common.stream {
+        let keep_alive = app.config.keep_alive;
+        return Ok(sse::response(
+            generation,
+            shape::Stream::new(context, choices),
+            keep_alive,
+        ));
+    }
+    let collected = collect(&mut generation, choices).await?;
+    Ok(respond::whole(
+        &context,
+        collected,
+        generation.usage(),
+        started.held,
+    ))
+}

@@ -1,0 +1,92 @@
+//! The body of a completion request, field by field.
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Fields;
+use crate::params::Common;
+use crate::prompt::PromptInput;
+use crate::submit::{Draft, Prompt};
+
+/// Generated tokens when the client names no number, as OpenAI and vLLM have it.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// What was asked for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub draft: Draft,
+    pub echo: bool,
+}
+
+/// Parses and tokenizes. Runs on a text worker.
+pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
+    let mut fields = Fields::of_body(body)?;
+    let common = Common::take(&mut fields, app)?;
+    let input = fields.take::<PromptInput>("prompt")?;
+    let input = input.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let echo = fields.take("echo")?.unwrap_or(false);
+    let logprobs = fields.take::<u32>("logprobs")?;
+    let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
+    fields.only("suffix", &["\"\""])?;
+    fields.never(&["prompt_embeds"], "this server takes text or token ids")?;
+    fields.finish()?;
+    check(&common, echo)?;
+    // An echo with log-probabilities reports the prompt's too; an echo alone computes the prompt and reports nothing.
+    let echoed = echo && (logprobs.is_some() || common.max_tokens == Some(0));
+    let prompt_logprobs = common
+        .prompt_logprobs
+        .or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
+    let draft = Draft {
+        prompts: prompts(input, app, add_special, echo)?,
+        logprobs,
+        prompt_logprobs,
+        default_max_tokens: Some(app.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+        prompt_param: "prompt",
+        common,
+    };
+    Ok(Asked { draft, echo })
+}
+
+fn check(common: &Common, echo: bool) -> ApiResult<()> {
+    if common.max_tokens == Some(0) && !echo && common.prompt_logprobs.is_none() {
+        return Err(ApiError::invalid(
+            "max_tokens",
+            "max_tokens must be at least 1 unless echo is true",
+        ));
+    }
+    if common.prompt_logprobs.is_some() && echo {
+        let message = "give either prompt_logprobs or echo with logprobs: both report the prompt";
+        return Err(ApiError::unsupported("prompt_logprobs", message));
+    }
+    Ok(())
+}
+
+fn prompts(input: PromptInput, app: &App, add_special: bool, echo: bool) -> ApiResult<Vec<Prompt>> {
+    let (count, limit) = (input.count(), app.max_choices() as usize);
+    if count > limit {
+        return Err(ApiError::invalid(
+            "prompt",
+            format!("{count} prompts, more than the limit of {limit}"),
+        ));
+    }
+    let tokenizer = &app.served.tokenizer;
+    match input {
+        PromptInput::Texts(texts) => {
+            let prompt = |text: String| {
+                let ids = app.encode("prompt", &text, add_special)?;
+                Ok(Prompt {
+                    ids,
+                    echo: echo.then_some(text),
+                })
+            };
+            texts.into_iter().map(prompt).collect()
+        }
+        PromptInput::Ids(lists) => {
+            let prompt = |ids: Vec<u32>| {
+                app.check_ids("prompt", &ids)?;
+                let echo = echo.then(|| tokenizer.decode(&ids, false));
+                Ok(Prompt { ids, echo })
+            };
+            lists.into_iter().map(prompt).collect()
+        }
+    }
+}

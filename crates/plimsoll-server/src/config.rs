@@ -1,0 +1,144 @@
+//! What the server is given: the model it serves and the limits it keeps. No behaviour lives here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll_engine::EngineHandle;
+use plimsoll_text::{ChatTemplate, Tokenizer};
+
+/// One served model: its engine and what turns text into its token ids.
+#[derive(Clone)]
+pub struct Served {
+    /// The running engine.
+    pub engine: EngineHandle,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Messages to text; without one `/v1/chat/completions` answers 400.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// Names the model answers to; the first is canonical. `default` is always accepted.
+    pub names: Vec<String>,
+    /// When the model was loaded, in seconds since 1970.
+    pub created_s: u64,
+    /// Generated tokens when the client names no number; none means 16 for completions and the rest of the context for
+    /// chat, as OpenAI and vLLM do.
+    pub default_max_tokens: Option<u32>,
+    /// Sampling when the client names none, usually from the model's `generation_config.json`.
+    pub sampling: SamplingDefaults,
+}
+
+/// What a sampling field is worth when a request does not name it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingDefaults {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Probability mass kept, in (0, 1].
+    pub top_p: f32,
+    /// Tokens kept; 0 keeps all.
+    pub top_k: i64,
+    /// Least probability kept, relative to the likeliest token.
+    pub min_p: f32,
+    /// 1 is off.
+    pub repetition_penalty: f32,
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+        }
+    }
+}
+
+/// Where to listen and what the HTTP side may take. Every limit is a number a client can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Address to listen on.
+    pub host: String,
+    /// Port to listen on; 0 lets the system choose.
+    pub port: u16,
+    /// Bytes of one request body.
+    pub max_body_bytes: u64,
+    /// Bytes that all bodies, what is parsed from them and all unsent answers may hold together.
+    pub max_bytes_in_flight: u64,
+    /// Open connections; the next one is told 503 and closed.
+    pub max_connections: u32,
+    /// Sequences one HTTP request may ask for: prompts times `n`.
+    pub max_choices: u32,
+    /// Threads that tokenize and render templates at once.
+    pub text_workers: u32,
+    /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word
+    /// boundaries needs some hundred bytes for each of its own, and nobody knows beforehand.
+    pub max_tokenizing_bytes: u64,
+    /// A request head must arrive within this time; an idle connection is closed after it.
+    pub header_timeout: Duration,
+    /// A request body must keep arriving: no gap longer than this.
+    pub body_gap_timeout: Duration,
+    /// A request body must be complete within this time.
+    pub body_timeout: Duration,
+    /// A client must take what is sent to it: no stall longer than this.
+    pub write_timeout: Duration,
+    /// A request is ended when the engine has been silent on it for this long.
+    pub silence_timeout: Duration,
+    /// A request is ended after this long, whatever it does; none for no limit.
+    pub request_timeout: Option<Duration>,
+    /// A stream without news carries a comment this often, so that dead connections show.
+    pub keep_alive: Duration,
+    /// `/health` turns 503 when the engine has made no progress for this long.
+    pub health_stall: Duration,
+    /// After a shutdown signal, running requests have this long to finish.
+    pub drain_deadline: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 8000,
+            max_body_bytes: 4 << 20,
+            max_bytes_in_flight: 32 << 20,
+            max_connections: 256,
+            max_choices: 128,
+            text_workers: 2,
+            max_tokenizing_bytes: 64 << 20,
+            header_timeout: Duration::from_secs(15),
+            body_gap_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(120),
+            write_timeout: Duration::from_secs(20),
+            silence_timeout: Duration::from_secs(600),
+            request_timeout: None,
+            keep_alive: Duration::from_secs(10),
+            health_stall: Duration::from_secs(30),
+            drain_deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Bytes hyper may buffer for one direction of one connection.
+pub(crate) const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
+
+/// Bytes of one request head.
+pub(crate) const HEAD_BYTES: usize = 32 << 10;
+
+/// Kernel bytes for one direction of one connection (the kernel doubles what is asked for).
+pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
+
+/// What a body byte may become while it is parsed: itself, its text, its token ids.
+pub(crate) const BODY_FACTOR: u64 = 4;
+
+impl ServerConfig {
+    /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
+    pub fn heap_bytes_max(&self) -> u64 {
+        let connection = 2 * CONNECTION_BUFFER_BYTES as u64 // read and write buffer
+            + 16 * 1024; // task, parsed head, stream state
+        let connections = u64::from(self.max_connections) * connection;
+        // Bodies, their parsed forms and whole answers: one budget, enforced byte by byte.
+        let in_flight = self.max_bytes_in_flight;
+        // Values a template makes on its way to a prompt, and the prompt.
+        let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
+        connections + in_flight + templates + self.max_tokenizing_bytes
+    }
+}

@@ -1,0 +1,282 @@
+//! A JSON object taken apart field by field, so that every error names its field and nothing unknown goes unnoticed.
+//!
+//! Values stay borrowed text until a field is taken; only then is memory spent, on that field's own type.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::error::{ApiError, ApiResult, quote};
+
+/// Most fields of one object. OpenAI's and vLLM's together are fewer.
+const MAX_FIELDS: usize = 128;
+
+/// Most values inside free-form JSON (messages, tools): each may cost some 100 bytes.
+pub(crate) const MAX_NODES: usize = 32_768;
+
+/// The fields of one object that have not been taken yet.
+#[derive(Debug)]
+pub(crate) struct Fields<'a> {
+    /// Where the object stands in the body: empty, or `messages[2]`.
+    path: String,
+    left: Vec<(String, &'a RawValue)>,
+}
+
+impl<'a> Fields<'a> {
+    /// Takes a whole body apart.
+    pub fn of_body(body: &'a [u8]) -> ApiResult<Self> {
+        let text = std::str::from_utf8(body).map_err(|e| {
+            ApiError::bad_body(format!(
+                "the request body is not UTF-8 after byte {}",
+                e.valid_up_to()
+            ))
+        })?;
+        let Object(left) = serde_json::from_str(text).map_err(|e| {
+            ApiError::bad_body(format!(
+                "the request body is not a JSON object: {}",
+                quote(&e.to_string())
+            ))
+        })?;
+        Ok(Self {
+            path: String::new(),
+            left,
+        })
+    }
+
+    /// Takes an object inside the body apart.
+    pub fn of(path: String, raw: &'a RawValue) -> ApiResult<Self> {
+        match serde_json::from_str(raw.get()) {
+            Ok(Object(left)) => Ok(Self { path, left }),
+            Err(error) => Err(wrong(&path, &error)),
+        }
+    }
+
+    /// The full name of a field, for `param`.
+    pub fn param(&self, name: &str) -> String {
+        if self.path.is_empty() {
+            name.into()
+        } else {
+            format!("{}.{name}", self.path)
+        }
+    }
+
+    /// Takes a field's text; none when it is absent or null.
+    pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
+        let at = self.left.iter().position(|(key, _)| key == name)?;
+        let (_, raw) = self.left.swap_remove(at);
+        (raw.get() != "null").then_some(raw)
+    }
+
+    /// Takes a field as `T`; none when it is absent or null.
+    pub fn take<T: Deserialize<'a>>(&mut self, name: &str) -> ApiResult<Option<T>> {
+        let Some(raw) = self.raw(name) else {
+            return Ok(None);
+        };
+        serde_json::from_str(raw.get())
+            .map(Some)
+            .map_err(|error| wrong(&self.param(name), &error))
+    }
+
+    /// Takes a finite number.
+    pub fn number(&mut self, name: &str) -> ApiResult<Option<f32>> {
+        let Some(value) = self.take::<f64>(name)? else {
+            return Ok(None);
+        };
+        let narrow = value as f32;
+        if !narrow.is_finite() {
+            return Err(ApiError::invalid(
+                self.param(name),
+                format!("{name} is {value}, which is out of range"),
+            ));
+        }
+        Ok(Some(narrow))
+    }
+
+    /// Takes free-form JSON, bounded in the number of its values.
+    pub fn json(&mut self, name: &str) -> ApiResult<Option<Value>> {
+        let Some(raw) = self.raw(name) else {
+            return Ok(None);
+        };
+        let param = self.param(name);
+        check_nodes(&param, raw)?;
+        serde_json::from_str(raw.get())
+            .map(Some)
+            .map_err(|error| wrong(&param, &error))
+    }
+
+    /// Takes a field whose only supported values are `allowed` (JSON texts); it then needs no further handling.
+    pub fn only(&mut self, name: &str, allowed: &[&str]) -> ApiResult<()> {
+        match self.raw(name) {
+            Some(raw) if !allowed.contains(&raw.get()) => {
+                let message = format!("{name} is supported only as {}", allowed.join(" or "));
+                Err(ApiError::unsupported(self.param(name), message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes fields this server does not have: any value but null is refused with `why`.
+    pub fn never(&mut self, names: &[&str], why: &str) -> ApiResult<()> {
+        for name in names {
+            if self.raw(name).is_some() {
+                return Err(ApiError::unsupported(
+                    self.param(name),
+                    format!("{name} is not supported: {why}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the taking: whatever is left is unknown.
+    pub fn finish(self) -> ApiResult<()> {
+        match self.left.first() {
+            None => Ok(()),
+            Some((name, _)) => {
+                let param = self.param(&quote(name));
+                let message = format!("unknown field `{param}`: it would have no effect here");
+                Err(ApiError {
+                    code: Some("unknown_field"),
+                    ..ApiError::invalid(param, message)
+                })
+            }
+        }
+    }
+}
+
+/// Refuses JSON with more than [`MAX_NODES`] values, before any of it becomes a value.
+pub(crate) fn check_nodes(param: &str, raw: &RawValue) -> ApiResult<()> {
+    let (mut nodes, mut in_string, mut escaped) = (1usize, false, false);
+    for byte in raw.get().bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' | b':' if !in_string => nodes += 1,
+            _ => {}
+        }
+    }
+    if nodes > MAX_NODES {
+        let message =
+            format!("{param} holds about {nodes} JSON values, more than the limit of {MAX_NODES}");
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(())
+}
+
+/// 400 for a value of the wrong type, without the position inside the field.
+pub(crate) fn wrong(param: &str, error: &serde_json::Error) -> ApiError {
+    let text = error.to_string();
+    let reason = text.split(" at line ").next().unwrap_or(&text);
+    let error = ApiError::invalid(param, format!("{param}: {}", quote(reason)));
+    ApiError {
+        code: Some("invalid_type"),
+        ..error
+    }
+}
+
+struct Object<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Object<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor)
+    }
+}
+
+struct ObjectVisitor;
+
+impl<'de> Visitor<'de> for ObjectVisitor {
+    type Value = Object<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields: Vec<(String, &RawValue)> = Vec::new();
+        while let Some((name, raw)) = map.next_entry::<String, &RawValue>()? {
+            if fields.len() == MAX_FIELDS {
+                return Err(A::Error::custom(format_args!(
+                    "more than {MAX_FIELDS} fields"
+                )));
+            }
+            if fields.iter().any(|(known, _)| *known == name) {
+                return Err(A::Error::custom(format_args!(
+                    "field `{}` appears twice",
+                    quote(&name)
+                )));
+            }
+            fields.push((name, raw));
+        }
+        Ok(Object(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_names_its_field() {
+        let mut fields =
+            Fields::of_body(br#"{"temperature":"hot","n":null,"x":1e40,"odd":1}"#).unwrap();
+        let wrong = fields.take::<f64>("temperature").unwrap_err();
+        assert_eq!(wrong.param.as_deref(), Some("temperature"));
+        assert!(wrong.message.contains("expected f64"), "{}", wrong.message);
+        assert_eq!(fields.take::<u32>("n").unwrap(), None);
+        assert!(
+            fields
+                .number("x")
+                .unwrap_err()
+                .message
+                .contains("out of range")
+        );
+        assert_eq!(fields.finish().unwrap_err().param.as_deref(), Some("odd"));
+    }
+
+    #[test]
+    fn what_is_no_plain_object_is_refused() {
+        for bad in [
+            &b"[]"[..],
+            b"",
+            b"{",
+            b"{}x",
+            b"{\"a\":1,\"a\":2}",
+            b"\xff",
+            b"{\"a\":\"\xff\"}",
+            b"\"x\"",
+        ] {
+            assert!(Fields::of_body(bad).is_err(), "{bad:?}");
+        }
+        let many: Vec<String> = (0..200).map(|i| format!("\"f{i}\":0")).collect();
+        assert!(Fields::of_body(format!("{{{}}}", many.join(",")).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn depth_and_number_of_values_are_bounded() {
+        let deep = format!("{{\"m\":{}{}}}", "[".repeat(20_000), "]".repeat(20_000));
+        let mut fields = Fields::of_body(deep.as_bytes()).unwrap();
+        assert!(
+            fields
+                .json("m")
+                .unwrap_err()
+                .message
+                .contains("recursion limit")
+        );
+        let wide = format!("{{\"m\":[{}0]}}", "0,".repeat(MAX_NODES));
+        let mut fields = Fields::of_body(wide.as_bytes()).unwrap();
+        assert!(
+            fields
+                .json("m")
+                .unwrap_err()
+                .message
+                .contains("limit of 32768")
+        );
+        let text = format!("{{\"m\":\"{}\"}}", "[,{:\\\"".repeat(MAX_NODES));
+        let mut fields = Fields::of_body(text.as_bytes()).unwrap();
+        assert!(fields.json("m").is_ok());
+    }
+}

@@ -1,0 +1,225 @@
+//! A running generation: what the engine's outboxes bring, in the order it comes, until all choices have ended, one has
+//! failed, or time is up. Dropping it drops the readers, which aborts what still runs.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use futures_util::Stream;
+use futures_util::StreamExt;
+use futures_util::stream::{SelectAll, unfold};
+use plimsoll_engine::{Delta, Reader};
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::app::{App, Phase, reached};
+use crate::error::ApiError;
+use crate::request_log::RequestLog;
+use crate::submit::{Draft, Started};
+
+type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
+
+/// What comes next.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// Output of one choice.
+    Delta(usize, Delta),
+    /// All choices have ended well.
+    Done,
+    /// The request has failed; nothing follows.
+    Failed(ApiError),
+}
+
+enum News {
+    Choice(Option<(usize, Delta)>),
+    Cut,
+    Late,
+}
+
+/// The running choices of one HTTP request.
+pub(crate) struct Generation {
+    app: Arc<App>,
+    choices: Choices,
+    phase: watch::Receiver<Phase>,
+    last_news: Instant,
+    deadline: Option<Instant>,
+    tally: Tally,
+    log: RequestLog,
+}
+
+impl Generation {
+    pub fn new(
+        app: &Arc<App>,
+        id: &str,
+        api: &'static str,
+        draft: &Draft,
+        started: &mut Started,
+    ) -> Self {
+        let readers = std::mem::take(&mut started.readers);
+        let prompt_tokens = draft.prompts.iter().map(|p| p.ids.len() as u64).sum();
+        let n = draft.common.n as usize;
+        let now = Instant::now();
+        Self {
+            app: Arc::clone(app),
+            phase: app.phase.subscribe(),
+            last_news: now,
+            deadline: app.config.request_timeout.map(|timeout| now + timeout),
+            tally: Tally {
+                prompt_tokens,
+                completion_tokens: 0,
+                cached: vec![0; readers.len().div_ceil(n)],
+                n,
+            },
+            log: RequestLog::new(id, api, draft.common.stream, readers.len(), prompt_tokens),
+            choices: readers
+                .into_iter()
+                .enumerate()
+                .map(|(i, reader)| outputs(i, reader))
+                .collect(),
+        }
+    }
+
+    /// The next event. Cancel-safe.
+    pub async fn next(&mut self) -> Event {
+        let silence = self.last_news + self.app.config.silence_timeout;
+        let until = self
+            .deadline
+            .map_or(silence, |deadline| deadline.min(silence));
+        let news = tokio::select! {
+            biased;
+            next = self.choices.next() => News::Choice(next),
+            () = reached(&mut self.phase, Phase::Cut) => News::Cut,
+            () = sleep_until(until) => News::Late,
+        };
+        let event = match news {
+            News::Choice(Some((
+                _,
+                Delta {
+                    error: Some(message),
+                    ..
+                },
+            ))) => Event::Failed(self.failure(message)),
+            News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
+            News::Choice(None) => Event::Done,
+            News::Cut => Event::Failed(self.cut()),
+            News::Late => Event::Failed(self.late(until == silence)),
+        };
+        self.note(&event);
+        event
+    }
+
+    /// What has been counted so far.
+    pub fn usage(&self) -> Usage {
+        self.tally.usage()
+    }
+
+    fn note(&mut self, event: &Event) {
+        match event {
+            Event::Delta(choice, delta) => {
+                self.last_news = Instant::now();
+                self.tally.add(*choice, delta);
+                self.log.tokens(delta.tokens.len());
+            }
+            Event::Done => self.log.ends("finished"),
+            Event::Failed(error) => {
+                let reason = if error.status.is_server_error() {
+                    "failed"
+                } else {
+                    "timeout"
+                };
+                self.log.ends(reason);
+                // What still runs has nobody to read it.
+                self.choices.clear();
+            }
+        }
+    }
+
+    fn failure(&self, message: String) -> ApiError {
+        // An engine that drains ends what it could not finish; that is no defect.
+        if *self.phase.borrow() == Phase::Serving {
+            ApiError::internal(message)
+        } else {
+            self.cut()
+        }
+    }
+
+    fn cut(&self) -> ApiError {
+        ApiError::unavailable(
+            "the server is shutting down and could not finish the request in time",
+            5,
+        )
+    }
+
+    fn late(&self, silent: bool) -> ApiError {
+        let config = &self.app.config;
+        let message = if silent {
+            format!(
+                "the engine produced nothing for {} s",
+                config.silence_timeout.as_secs()
+            )
+        } else {
+            let limit = config.request_timeout.unwrap_or_default();
+            format!(
+                "the request did not finish within this server's limit of {} s",
+                limit.as_secs_f32()
+            )
+        };
+        ApiError {
+            code: Some("timeout"),
+            ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
+        }
+    }
+}
+
+/// One reader as a stream: pulled, never pushed, so that a slow client costs nothing here.
+fn outputs(choice: usize, reader: Reader) -> Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>> {
+    Box::pin(unfold(reader, move |mut reader| async move {
+        let delta = reader.next().await?;
+        Some(((choice, delta), reader))
+    }))
+}
+
+/// Token counts of the whole request.
+struct Tally {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    /// Cached prompt tokens of each prompt's first choice: the others share with it, and counting them would exceed the prompt.
+    cached: Vec<u32>,
+    n: usize,
+}
+
+impl Tally {
+    fn add(&mut self, choice: usize, delta: &Delta) {
+        self.completion_tokens += delta.tokens.len() as u64;
+        if choice.is_multiple_of(self.n) {
+            self.cached[choice / self.n] = delta.cached_tokens;
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            total_tokens: self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details: PromptDetails {
+                cached_tokens: self.cached.iter().map(|n| u64::from(*n)).sum(),
+            },
+        }
+    }
+}
+
+/// OpenAI's `usage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Usage {
+    pub prompt_tokens: u64,
+    pub completion_tokens: u64,
+    pub total_tokens: u64,
+    pub prompt_tokens_details: PromptDetails,
+}
+
+/// OpenAI's `prompt_tokens_details`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PromptDetails {
+    pub cached_tokens: u64,
+}

@@ -1,0 +1,64 @@
+//! `GET /health`, `/ready` and `/version`: is the server alive, can it produce a token, what is it.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Serialize;
+
+use crate::app::{App, Phase};
+use crate::error::{ApiError, ApiResult};
+use crate::models::json;
+
+#[derive(Serialize)]
+struct Healthy {
+    status: &'static str,
+    steps: u64,
+}
+
+#[derive(Serialize)]
+struct Version {
+    version: &'static str,
+}
+
+/// 200 when the engine has made progress lately or had nothing to do; 503 with the reason otherwise.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<Response> {
+    let stall = app.config.health_stall;
+    if !app.served.engine.healthy(stall) {
+        let message = format!(
+            "the engine has stopped or made no progress for {} s",
+            stall.as_secs_f32()
+        );
+        return Err(ApiError::unavailable(message, 5));
+    }
+    Ok(healthy(&app, "healthy"))
+}
+
+/// 200 when a new request would be taken: healthy and not shutting down.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response> {
+    if app.served.engine.draining() || *app.phase.borrow() != Phase::Serving {
+        return Err(ApiError::unavailable("the server is shutting down", 5));
+    }
+    health(State(Arc::clone(&app))).await?;
+    Ok(healthy(&app, "ready"))
+}
+
+fn healthy(app: &App, status: &'static str) -> Response {
+    let steps = app
+        .served
+        .engine
+        .status()
+        .steps
+        .load(std::sync::atomic::Ordering::Relaxed);
+    json(&Healthy { status, steps }, None)
+}
+
+/// The version of this build.
+pub(crate) async fn version() -> Response {
+    json(
+        &Version {
+            version: env!("CARGO_PKG_VERSION"),
+        },
+        None,
+    )
+}

@@ -1,0 +1,30 @@
+//! Request ids and seeds: unique and unpredictable enough, without a random number crate.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A source of numbers: a keyed hash (key from the operating system) of a counter.
+#[derive(Default)]
+pub(crate) struct Ids {
+    key: RandomState,
+    count: AtomicU64,
+}
+
+impl Ids {
+    /// 64 bits that no other call of this process gets from the same counter value.
+    pub fn next(&self) -> u64 {
+        self.key
+            .hash_one(self.count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// An id such as `chatcmpl-0123456789abcdef0123456789abcdef`.
+    pub fn request(&self, prefix: &str) -> String {
+        format!("{prefix}-{:016x}{:016x}", self.next(), self.next())
+    }
+
+    /// A client's cache salt as a number; never 0, which stands for no salt. Keyed, so that nobody can aim at a collision.
+    pub fn salt(&self, text: &str) -> u64 {
+        self.key.hash_one(text).max(1)
+    }
+}

@@ -1,0 +1,295 @@
+//! Limits on what clients send: a byte budget over everything in flight, and bodies read under it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::config::{BODY_FACTOR, ServerConfig};
+use crate::error::{ApiError, ApiResult};
+
+/// Bytes that bodies, their parsed forms and unsent answers hold together.
+#[derive(Debug)]
+pub(crate) struct ByteBudget {
+    limit: u64,
+    used: AtomicU64,
+}
+
+impl ByteBudget {
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            used: AtomicU64::new(0),
+        })
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// Holds `bytes`, or says that the budget is spent.
+    pub fn hold(self: &Arc<Self>, bytes: u64) -> ApiResult<Held> {
+        let mut held = Held {
+            budget: Arc::clone(self),
+            bytes: 0,
+        };
+        held.grow(bytes)?;
+        Ok(held)
+    }
+}
+
+/// A share of the budget, given back on drop.
+#[derive(Debug)]
+pub(crate) struct Held {
+    budget: Arc<ByteBudget>,
+    bytes: u64,
+}
+
+impl Held {
+    /// Holds `more` bytes on top.
+    pub fn grow(&mut self, more: u64) -> ApiResult<()> {
+        let limit = self.budget.limit;
+        let take = |used: u64| used.checked_add(more).filter(|sum| *sum <= limit);
+        let taken = self
+            .budget
+            .used
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+        if taken.is_err() {
+            let message =
+                format!("the {limit} bytes for requests in flight are all taken; try again later");
+            return Err(ApiError {
+                close: true,
+                ..ApiError::unavailable(message, 1)
+            });
+        }
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+/// Heap bytes that work on blocking threads takes; whoever finds them taken waits on its thread. Each holds one share at a
+/// time and none is larger than the whole, so that somebody can always go on.
+#[derive(Debug)]
+pub(crate) struct WorkBudget {
+    limit: u64,
+    used: Mutex<u64>,
+    freed: Condvar,
+}
+
+impl WorkBudget {
+    pub fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            used: Mutex::new(0),
+            freed: Condvar::new(),
+        }
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    fn used(&self) -> MutexGuard<'_, u64> {
+        // A number is whole whoever panicked.
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` while holding `bytes`, which are at most the limit.
+    pub fn with<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
+        let bytes = bytes.min(self.limit);
+        let full = |used: &mut u64| *used + bytes > self.limit;
+        *self
+            .freed
+            .wait_while(self.used(), full)
+            .unwrap_or_else(PoisonError::into_inner) += bytes;
+        let _share = Share {
+            budget: self,
+            bytes,
+        };
+        work()
+    }
+}
+
+/// Gives back on drop, also when the work panics.
+struct Share<'a> {
+    budget: &'a WorkBudget,
+    bytes: u64,
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        *self.budget.used() -= self.bytes;
+        self.budget.freed.notify_all();
+    }
+}
+
+/// A whole body and the share of the budget it holds.
+pub(crate) struct ReadBody {
+    pub bytes: Vec<u8>,
+    pub held: Held,
+}
+
+/// Reads a JSON body. Too large is known from Content-Length before anything is read, or while reading; the budget
+/// is charged for what has arrived, not for what was announced.
+pub(crate) async fn read_json(
+    headers: &HeaderMap,
+    mut body: Body,
+    budget: &Arc<ByteBudget>,
+    config: &ServerConfig,
+) -> ApiResult<ReadBody> {
+    check_media_type(headers)?;
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|bytes| bytes > config.max_body_bytes) {
+        return Err(too_large(config.max_body_bytes));
+    }
+    let deadline = Instant::now() + config.body_timeout;
+    let mut read = ReadBody {
+        bytes: Vec::new(),
+        held: budget.hold(0)?,
+    };
+    while let Some(frame) = next_frame(&mut body, deadline, config.body_gap_timeout).await? {
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        let total = read.bytes.len() as u64 + data.len() as u64;
+        if total > config.max_body_bytes {
+            return Err(too_large(config.max_body_bytes));
+        }
+        read.held.grow(data.len() as u64 * BODY_FACTOR)?;
+        read.bytes.extend_from_slice(&data);
+    }
+    Ok(read)
+}
+
+type Frame = hyper::body::Frame<bytes::Bytes>;
+
+async fn next_frame(body: &mut Body, deadline: Instant, gap: Duration) -> ApiResult<Option<Frame>> {
+    let late = |what: String| ApiError {
+        close: true,
+        ..ApiError::new(StatusCode::REQUEST_TIMEOUT, what)
+    };
+    let within = timeout_at(deadline, timeout(gap, body.frame()));
+    match within.await {
+        Err(_) => Err(late("the request body took too long to arrive".into())),
+        Ok(Err(_)) => Err(late(format!(
+            "no byte of the request body arrived for {} s",
+            gap.as_secs_f32()
+        ))),
+        Ok(Ok(None)) => Ok(None),
+        Ok(Ok(Some(Ok(frame)))) => Ok(Some(frame)),
+        Ok(Ok(Some(Err(error)))) => {
+            let broken = ApiError::bad_body(format!(
+                "the request body ended early or is malformed: {error}"
+            ));
+            Err(ApiError {
+                close: true,
+                ..broken
+            })
+        }
+    }
+}
+
+fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
+    let refuse = |message: String| {
+        let refused = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message);
+        Err(ApiError {
+            close: true,
+            code: Some("unsupported_media_type"),
+            ..refused
+        })
+    };
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or("")
+    };
+    let kind = text(header::CONTENT_TYPE)
+        .split(';')
+        .next()
+        .unwrap_or("")
+        .trim()
+        .to_ascii_lowercase();
+    if kind != "application/json" && !kind.ends_with("+json") {
+        return refuse("the request needs `Content-Type: application/json`".into());
+    }
+    if headers.contains_key(header::CONTENT_ENCODING)
+        && text(header::CONTENT_ENCODING) != "identity"
+    {
+        return refuse("compressed request bodies are not supported".into());
+    }
+    Ok(())
+}
+
+fn too_large(limit: u64) -> ApiError {
+    let message = format!("the request body is larger than this server's limit of {limit} bytes");
+    let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message);
+    ApiError {
+        close: true,
+        code: Some("request_too_large"),
+        ..error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_never_holds_more_than_its_budget() {
+        let budget = WorkBudget::new(10);
+        let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for i in 0..8u64 {
+                let (budget, now, most) = (&budget, &now, &most);
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        let bytes = 1 + i;
+                        budget.with(bytes, || {
+                            let held = now.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                            most.fetch_max(held, Ordering::SeqCst);
+                            std::thread::yield_now();
+                            now.fetch_sub(bytes, Ordering::SeqCst);
+                        });
+                    }
+                });
+            }
+        });
+        assert!((8..=10).contains(&most.load(Ordering::SeqCst)));
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            budget.with(10, || panic!("on purpose"))
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(budget.with(10, || 7), 7);
+    }
+
+    #[test]
+    fn the_budget_is_exact_and_comes_back() {
+        let budget = ByteBudget::new(100);
+        let mut held = budget.hold(60).unwrap();
+        assert!(budget.hold(41).is_err());
+        assert_eq!(budget.used(), 60);
+        held.grow(40).unwrap();
+        assert!(held.grow(1).is_err());
+        assert!(held.grow(u64::MAX).is_err());
+        assert_eq!(budget.used(), 100);
+        drop(held);
+        assert_eq!(budget.used(), 0);
+    }
+}

@@ -1,0 +1,207 @@
+//! Log-probabilities in the shapes of three APIs: completions, chat, and vLLM's prompt report.
+
+use plimsoll_engine::{TokenLogprobs, TokenOut};
+use plimsoll_text::Tokenizer;
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+/// JSON has no infinity; a token of probability zero is reported as this, as vLLM does.
+const LEAST: f32 = -9999.0;
+
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() {
+        logprob.max(LEAST)
+    } else {
+        LEAST
+    }
+}
+
+/// How tokens are spelled.
+#[derive(Clone, Copy)]
+pub(crate) struct Spelling<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// As `token_id:123` instead of their text.
+    pub as_ids: bool,
+}
+
+impl Spelling<'_> {
+    fn bytes(&self, id: u32) -> &[u8] {
+        // A model's vocabulary may be padded beyond its tokenizer's.
+        if (id as usize) < self.tokenizer.vocab_size() {
+            self.tokenizer.token_bytes(id)
+        } else {
+            &[]
+        }
+    }
+
+    /// The token's text; bytes that are no whole characters become U+FFFD.
+    pub fn text(&self, id: u32) -> String {
+        if self.as_ids {
+            format!("token_id:{id}")
+        } else {
+            String::from_utf8_lossy(self.bytes(id)).into_owned()
+        }
+    }
+}
+
+/// Completions' `logprobs`.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct CompletionLogprobs {
+    pub tokens: Vec<String>,
+    pub token_logprobs: Vec<Option<f32>>,
+    pub top_logprobs: Vec<Option<Alternatives>>,
+    pub text_offset: Vec<usize>,
+}
+
+/// An object from token text to log-probability, best first; a text that two tokens share keeps the better one.
+#[derive(Debug)]
+pub(crate) struct Alternatives(Vec<(String, f32)>);
+
+impl Serialize for Alternatives {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (text, logprob) in &self.0 {
+            map.serialize_entry(text, logprob)?;
+        }
+        map.end()
+    }
+}
+
+impl CompletionLogprobs {
+    /// Adds generated tokens with their character offsets.
+    pub fn add(&mut self, spelling: Spelling<'_>, tokens: &[TokenOut], offsets: &[usize]) {
+        for (token, offset) in tokens.iter().zip(offsets) {
+            let report = token.logprobs.clone().unwrap_or_default();
+            self.push(spelling, token.id, &report, *offset);
+        }
+    }
+
+    /// Adds an echoed prompt. Returns the number of characters its tokens spell.
+    pub fn add_prompt(
+        &mut self,
+        spelling: Spelling<'_>,
+        ids: &[u32],
+        reports: &[TokenLogprobs],
+    ) -> usize {
+        let mut chars = 0;
+        for (id, report) in ids.iter().zip(reports) {
+            self.push(spelling, *id, report, chars);
+            chars += String::from_utf8_lossy(spelling.bytes(*id)).chars().count();
+        }
+        chars
+    }
+
+    fn push(&mut self, spelling: Spelling<'_>, id: u32, report: &TokenLogprobs, offset: usize) {
+        self.tokens.push(spelling.text(id));
+        self.token_logprobs.push(report.own.map(finite));
+        self.top_logprobs.push(report.own.map(|own| {
+            let mut all: Vec<(String, f32)> = Vec::with_capacity(report.top.len() + 1);
+            let own = (!report.top.iter().any(|(top, _)| *top == id)).then_some((id, own));
+            for (id, logprob) in report.top.iter().copied().chain(own) {
+                let text = spelling.text(id);
+                if !all.iter().any(|(known, _)| *known == text) {
+                    all.push((text, finite(logprob)));
+                }
+            }
+            Alternatives(all)
+        }));
+        self.text_offset.push(offset);
+    }
+}
+
+/// Chat's `logprobs`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatLogprobs {
+    pub content: Vec<ChatToken>,
+}
+
+/// One token of chat's `logprobs`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatToken {
+    #[serde(flatten)]
+    own: ChatAlternative,
+    top_logprobs: Vec<ChatAlternative>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatAlternative {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+impl ChatLogprobs {
+    pub fn new(spelling: Spelling<'_>, tokens: &[TokenOut]) -> Self {
+        let one = |id: u32, logprob: f32| ChatAlternative {
+            token: spelling.text(id),
+            logprob: finite(logprob),
+            bytes: spelling.bytes(id).to_vec(),
+        };
+        let token = |token: &TokenOut| {
+            let report = token.logprobs.clone().unwrap_or_default();
+            ChatToken {
+                own: one(token.id, report.own.unwrap_or(LEAST)),
+                top_logprobs: report
+                    .top
+                    .iter()
+                    .map(|(id, logprob)| one(*id, *logprob))
+                    .collect(),
+            }
+        };
+        Self {
+            content: tokens.iter().map(token).collect(),
+        }
+    }
+}
+
+/// vLLM's `prompt_logprobs`: null for the first token, then an object from token id to report.
+#[derive(Debug, Serialize)]
+pub(crate) struct PromptReport(Vec<Option<PromptToken>>);
+
+#[derive(Debug)]
+struct PromptToken(Vec<(u32, PromptAlternative)>);
+
+#[derive(Debug, Serialize)]
+struct PromptAlternative {
+    logprob: f32,
+    /// Place among all tokens, from 1; null when it is beyond the reported ones.
+    rank: Option<usize>,
+    decoded_token: String,
+}
+
+impl Serialize for PromptToken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (id, alternative) in &self.0 {
+            map.serialize_entry(&id.to_string(), alternative)?;
+        }
+        map.end()
+    }
+}
+
+impl PromptReport {
+    pub fn new(spelling: Spelling<'_>, ids: &[u32], reports: &[TokenLogprobs]) -> Self {
+        let token = |(id, report): (&u32, &TokenLogprobs)| {
+            let own = report.own?;
+            let one = |id: u32, logprob: f32, rank| {
+                (
+                    id,
+                    PromptAlternative {
+                        logprob: finite(logprob),
+                        rank,
+                        decoded_token: spelling.text(id),
+                    },
+                )
+            };
+            let top = report.top.iter().enumerate();
+            let mut all: Vec<_> = top
+                .map(|(i, (id, logprob))| one(*id, *logprob, Some(i + 1)))
+                .collect();
+            if !report.top.iter().any(|(top, _)| top == id) {
+                all.insert(0, one(*id, own, None));
+            }
+            Some(PromptToken(all))
+        };
+        Self(ids.iter().zip(reports).map(token).collect())
+    }
+}

@@ -1,0 +1,277 @@
+//! `GET /metrics`: the engine's counters, the ledger, the process and the HTTP side as Prometheus reads them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::extract::State;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use plimsoll_engine::EngineHandle;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::limits::ByteBudget;
+use crate::memory::{ComponentRow, MemoryPage};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Answer {
+    path: String,
+    code: u32,
+}
+
+/// Everything `/metrics` shows.
+pub(crate) struct Metrics {
+    registry: Registry,
+    answers: Family<Answer, Counter>,
+    /// Open connections, counted by the accept loop.
+    pub connections: Arc<AtomicU64>,
+    /// Connections that were told 503 because too many were open.
+    pub refused_connections: Counter,
+}
+
+impl Metrics {
+    pub fn new(engine: &EngineHandle, bytes: &Arc<ByteBudget>) -> Self {
+        let mut registry = Registry::default();
+        engine.metrics().register(&mut registry);
+        let (answers, refused_connections) = (Family::default(), Counter::default());
+        registry.register(
+            "plimsoll_http_answers",
+            "HTTP answers by route and status",
+            answers.clone(),
+        );
+        let help = "Connections refused because too many were open";
+        registry.register(
+            "plimsoll_http_connections_refused",
+            help,
+            refused_connections.clone(),
+        );
+        let connections = Arc::new(AtomicU64::new(0));
+        let gauges = Gauges {
+            engine: engine.clone(),
+            bytes: Arc::clone(bytes),
+            connections: Arc::clone(&connections),
+        };
+        registry.register_collector(Box::new(gauges));
+        Self {
+            registry,
+            answers,
+            connections,
+            refused_connections,
+        }
+    }
+
+    /// Counts an answer. Routes and statuses are few; unknown paths are counted as one.
+    pub fn answered(&self, path: &str, code: u16) {
+        self.answers
+            .get_or_create(&Answer {
+                path: path.into(),
+                code: code.into(),
+            })
+            .inc();
+    }
+}
+
+/// The page.
+pub(crate) async fn handle(State(app): State<Arc<App>>) -> ApiResult<Response> {
+    let mut text = String::new();
+    encode(&mut text, &app.metrics.registry)
+        .map_err(|_| ApiError::internal("the metrics could not be encoded"))?;
+    let kind =
+        HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// One number of a component's row.
+type Column = fn(&ComponentRow) -> u64;
+
+/// Values that are read when they are asked for.
+struct Gauges {
+    engine: EngineHandle,
+    bytes: Arc<ByteBudget>,
+    connections: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for Gauges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gauges")
+    }
+}
+
+impl Collector for Gauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let page = MemoryPage::of(&self.engine, &self.bytes);
+        for (name, help, value) in self.singles(&page) {
+            let gauge = ConstGauge::new(value);
+            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(metric)?;
+        }
+        let columns: [(&str, &str, Column); 3] = [
+            (
+                "plimsoll_memory_planned_bytes",
+                "What the plan allows a component",
+                |row| row.planned_bytes,
+            ),
+            (
+                "plimsoll_memory_committed_bytes",
+                "What a component holds",
+                |row| row.committed_bytes,
+            ),
+            (
+                "plimsoll_memory_peak_bytes",
+                "The most a component ever held",
+                |row| row.peak_bytes,
+            ),
+        ];
+        for (name, help, column) in columns {
+            let mut family =
+                encoder.encode_descriptor(name, help, None, ConstGauge::new(0i64).metric_type())?;
+            for row in &page.components {
+                let labels = [("component", row.component)];
+                ConstGauge::new(signed(column(row))).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Gauges {
+    fn singles(&self, page: &MemoryPage) -> [(&'static str, &'static str, i64); 24] {
+        let status = self.engine.status();
+        let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
+        let (process, pools) = (&page.process, &page.pools);
+        [
+            (
+                "plimsoll_requests_running",
+                "Requests that hold a slot",
+                read(&status.running),
+            ),
+            (
+                "plimsoll_requests_waiting",
+                "Requests that wait for a slot",
+                read(&status.waiting),
+            ),
+            (
+                "plimsoll_requests_in_system",
+                "Requests accepted and not yet ended",
+                signed(pools.requests.in_system),
+            ),
+            (
+                "plimsoll_kv_pages_used",
+                "Pages in use, those of the prefix index included",
+                read(&status.pages_used),
+            ),
+            (
+                "plimsoll_kv_pages_total",
+                "Pages of the pool",
+                read(&status.pages_total),
+            ),
+            (
+                "plimsoll_kv_pages_cached",
+                "Pages held by the prefix index alone",
+                read(&status.pages_cached),
+            ),
+            (
+                "plimsoll_engine_steps",
+                "Steps taken since start",
+                read(&status.steps),
+            ),
+            (
+                "plimsoll_host_reserved_bytes",
+                "Host bytes reserved by requests",
+                signed(pools.host_bytes.used),
+            ),
+            (
+                "plimsoll_host_limit_bytes",
+                "Host bytes requests may reserve",
+                signed(pools.host_bytes.total),
+            ),
+            (
+                "plimsoll_http_in_flight_bytes",
+                "Bodies and unsent answers",
+                signed(pools.http_bytes.used),
+            ),
+            (
+                "plimsoll_http_in_flight_limit_bytes",
+                "Limit of the above",
+                signed(pools.http_bytes.total),
+            ),
+            (
+                "plimsoll_http_connections",
+                "Open connections",
+                read(&self.connections),
+            ),
+            (
+                "plimsoll_memory_line_bytes",
+                "The most this process may use",
+                signed(page.line_bytes),
+            ),
+            (
+                "plimsoll_memory_unaccounted_bytes",
+                "Process memory in no component",
+                page.unaccounted_bytes,
+            ),
+            (
+                "plimsoll_device_allocations",
+                "Device allocations before ready",
+                signed(page.device_allocations.before_ready),
+            ),
+            (
+                "plimsoll_device_allocations_after_ready",
+                "Device allocations after ready",
+                signed(page.device_allocations.after_ready),
+            ),
+            (
+                "plimsoll_heap_in_use_bytes",
+                "Heap bytes in use",
+                signed(page.heap.in_use_bytes),
+            ),
+            (
+                "plimsoll_heap_peak_bytes",
+                "The most heap bytes ever in use",
+                signed(page.heap.peak_bytes),
+            ),
+            (
+                "plimsoll_process_anonymous_bytes",
+                "Resident anonymous memory",
+                signed(process.rss_anon),
+            ),
+            (
+                "plimsoll_process_file_bytes",
+                "Resident file pages",
+                signed(process.rss_file),
+            ),
+            (
+                "plimsoll_process_swap_bytes",
+                "Swapped memory",
+                signed(process.vm_swap),
+            ),
+            (
+                "plimsoll_process_peak_resident_bytes",
+                "The most that was ever resident",
+                signed(process.vm_hwm),
+            ),
+            (
+                "plimsoll_process_threads",
+                "Threads",
+                signed(process.threads),
+            ),
+            (
+                "plimsoll_process_open_fds",
+                "Open file descriptors",
+                signed(process.fds),
+            ),
+        ]
+    }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,103 @@
+//! `GET /v1/models`, and how a JSON answer is sent.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::app::App;
+use crate::error::ApiResult;
+use crate::limits::Held;
+
+/// Seconds since 1970.
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
+}
+
+/// A JSON answer. What it holds of the byte budget goes back when the connection has sent it.
+pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
+    // Plain structs serialized into memory: this cannot fail.
+    let bytes = serde_json::to_vec(answer).unwrap_or_default();
+    let body = Body::from(Bytes::from_owner(Answer { bytes, _held: held }));
+    (
+        [(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        )],
+        body,
+    )
+        .into_response()
+}
+
+struct Answer {
+    bytes: Vec<u8>,
+    _held: Option<Held>,
+}
+
+impl AsRef<[u8]> for Answer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Option<&'a str>,
+    max_model_len: u32,
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Model<'a>>,
+}
+
+fn model<'a>(app: &'a App, id: &'a str) -> Model<'a> {
+    Model {
+        id,
+        object: "model",
+        created: app.served.created_s,
+        owned_by: "plimsoll",
+        root: &app.served.names[0],
+        parent: None,
+        max_model_len: app.served.engine.limits().max_req_total_len,
+    }
+}
+
+/// Every name the model goes by.
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
+    let data = app
+        .served
+        .names
+        .iter()
+        .map(|name| model(&app, name))
+        .collect();
+    json(
+        &List {
+            object: "list",
+            data,
+        },
+        None,
+    )
+}
+
+/// One name; 404 when the server does not know it.
+pub(crate) async fn one(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> ApiResult<Response> {
+    app.check_model(&id)?;
+    Ok(json(&model(&app, &id), None))
+}

@@ -1,0 +1,286 @@
+//! The fields that completions and chat share: how many, how long, how to sample, when to stop, what to report.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::Fields;
+
+/// The shared fields, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    /// The model's name as the client spelled it, for the answer.
+    pub model: String,
+    pub n: u32,
+    pub stream: bool,
+    /// End the stream with a usage chunk.
+    pub include_usage: bool,
+    /// Carry usage in every chunk.
+    pub continuous_usage: bool,
+    pub max_tokens: Option<u32>,
+    pub min_tokens: u32,
+    /// With the seed of the first choice, drawn when the client gave none; the others count up.
+    pub sampling: SamplingParams,
+    pub stop: Vec<String>,
+    pub stop_token_ids: Vec<u32>,
+    pub ignore_eos: bool,
+    pub skip_special_tokens: bool,
+    pub prompt_logprobs: Option<u32>,
+    pub return_token_ids: bool,
+    /// Spell tokens in log-probabilities as `token_id:123`.
+    pub tokens_as_ids: bool,
+    pub cache_salt: u64,
+}
+
+impl Common {
+    /// Takes the shared fields.
+    pub fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
+        let model = model_name(fields, app)?;
+        let (stream, include_usage, continuous_usage) = stream(fields)?;
+        let sampling = sampling(fields, app)?;
+        let seed = fields.take::<i64>("seed")?;
+        let common = Self {
+            model,
+            n: count(fields, app)?,
+            stream,
+            include_usage,
+            continuous_usage,
+            max_tokens: max_tokens(fields)?,
+            min_tokens: fields.take("min_tokens")?.unwrap_or(0),
+            // A seed's sign is only its top bit here; every 64-bit pattern is a seed.
+            sampling: SamplingParams {
+                seed: seed.map_or_else(|| app.ids.next(), |s| s as u64),
+                ..sampling
+            },
+            stop: fields
+                .take::<Stop>("stop")?
+                .map_or_else(Vec::new, |stop| stop.0),
+            stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
+            prompt_logprobs: fields.take("prompt_logprobs")?,
+            return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
+            tokens_as_ids: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
+            cache_salt: cache_salt(fields, app)?,
+        };
+        if common.prompt_logprobs.is_some() && stream {
+            let message = "prompt_logprobs is not available with stream; ask without stream";
+            return Err(ApiError::unsupported("prompt_logprobs", message));
+        }
+        refuse_the_rest(fields)?;
+        Ok(common)
+    }
+}
+
+fn model_name(fields: &mut Fields<'_>, app: &App) -> ApiResult<String> {
+    match fields.take::<String>("model")? {
+        None => Ok(app.served.names[0].clone()),
+        Some(name) => app.check_model(&name).map(|()| name),
+    }
+}
+
+fn count(fields: &mut Fields<'_>, app: &App) -> ApiResult<u32> {
+    let n = fields.take::<u32>("n")?.unwrap_or(1);
+    let limit = app.max_choices();
+    if n == 0 || n > limit {
+        return Err(ApiError::invalid(
+            "n",
+            format!("n is {n}; 1 to {limit} are allowed"),
+        ));
+    }
+    let best_of = fields.take::<u32>("best_of")?.unwrap_or(n);
+    if best_of != n {
+        let message = format!("best_of is {best_of}; only best_of equal to n ({n}) is supported");
+        return Err(ApiError::unsupported("best_of", message));
+    }
+    Ok(n)
+}
+
+fn stream(fields: &mut Fields<'_>) -> ApiResult<(bool, bool, bool)> {
+    let stream = fields.take("stream")?.unwrap_or(false);
+    let Some(raw) = fields.raw("stream_options") else {
+        return Ok((stream, false, false));
+    };
+    if !stream {
+        return Err(ApiError::invalid(
+            "stream_options",
+            "stream_options is only allowed when stream is true",
+        ));
+    }
+    let mut options = Fields::of("stream_options".into(), raw)?;
+    let include = options.take("include_usage")?.unwrap_or(false);
+    let continuous = options.take("continuous_usage_stats")?.unwrap_or(false);
+    options.only("include_obfuscation", &["false"])?;
+    options.finish()?;
+    Ok((stream, include, include && continuous))
+}
+
+fn max_tokens(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
+    let old = fields.take::<u32>("max_tokens")?;
+    let new = fields.take::<u32>("max_completion_tokens")?;
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => {
+            let message =
+                format!("max_completion_tokens is {new} but max_tokens is {old}; give one of them");
+            Err(ApiError::invalid("max_completion_tokens", message))
+        }
+        _ => Ok(new.or(old)),
+    }
+}
+
+fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
+    let defaults = app.served.sampling;
+    let params = SamplingParams {
+        temperature: fields
+            .number("temperature")?
+            .unwrap_or(defaults.temperature),
+        top_k: fields.take("top_k")?.unwrap_or(defaults.top_k),
+        top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
+        min_p: fields.number("min_p")?.unwrap_or(defaults.min_p),
+        repetition_penalty: fields
+            .number("repetition_penalty")?
+            .unwrap_or(defaults.repetition_penalty),
+        presence_penalty: fields.number("presence_penalty")?.unwrap_or(0.0),
+        frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(0.0),
+        logit_bias: fields
+            .take::<Bias>("logit_bias")?
+            .map_or_else(Vec::new, |bias| bias.0),
+        seed: 0,
+    };
+    let vocab = app.served.engine.limits().vocab_size as usize;
+    params.validate(vocab).map_err(|error| {
+        let param = match &error {
+            ParamError::OutOfRange { field, .. } => field,
+            ParamError::TopK { .. } => "top_k",
+            ParamError::TooManyBiases { .. } | ParamError::UnknownToken { .. } => "logit_bias",
+        };
+        ApiError::invalid(param, error.to_string())
+    })?;
+    Ok(params)
+}
+
+fn cache_salt(fields: &mut Fields<'_>, app: &App) -> ApiResult<u64> {
+    match fields.take::<String>("cache_salt")? {
+        None => Ok(0),
+        Some(salt) if salt.is_empty() => {
+            Err(ApiError::invalid("cache_salt", "cache_salt is empty"))
+        }
+        Some(salt) => Ok(app.ids.salt(&salt)),
+    }
+}
+
+/// Fields that are metadata, that are true already, or that this server does not have and therefore refuses.
+fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        fields.take::<String>(name)?;
+    }
+    fields.take::<BTreeMap<String, String>>("metadata")?;
+    fields.only("store", &["false"])?;
+    fields.only("service_tier", &["\"auto\"", "\"default\""])?;
+    fields.only("use_beam_search", &["false"])?;
+    fields.only("early_stopping", &["false"])?;
+    fields.only("length_penalty", &["1", "1.0"])?;
+    fields.only("include_stop_str_in_output", &["false"])?;
+    fields.only("spaces_between_special_tokens", &["true"])?;
+    fields.only("priority", &["0"])?;
+    if let Some(raw) = fields.raw("response_format") {
+        let mut format = Fields::of("response_format".into(), raw)?;
+        format.only("type", &["\"text\""])?;
+        format.finish()?;
+    }
+    let guided = [
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structural_tag",
+    ];
+    fields.never(
+        &guided,
+        "constrained output is not available on this server",
+    )?;
+    let logits = [
+        "logits_processors",
+        "bad_words",
+        "allowed_token_ids",
+        "vllm_xargs",
+    ];
+    fields.never(
+        &logits,
+        "logits can be changed only through logit_bias and the penalties",
+    )?;
+    fields.never(
+        &["truncate_prompt_tokens"],
+        "a prompt is never cut; shorten it",
+    )?;
+    fields.never(&["request_id"], "send it as the x-request-id header")
+}
+
+/// `stop`: a string or a list of strings.
+struct Stop(Vec<String>);
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StopVisitor;
+        impl<'de> Visitor<'de> for StopVisitor {
+            type Value = Stop;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Stop, E> {
+                Ok(Stop(vec![text.into()]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Stop, A::Error> {
+                let mut stops = Vec::new();
+                while let Some(text) = seq.next_element()? {
+                    stops.push(text);
+                }
+                Ok(Stop(stops))
+            }
+        }
+        deserializer.deserialize_any(StopVisitor)
+    }
+}
+
+/// `logit_bias`: an object from token id (as a string) to bias.
+struct Bias(Vec<(u32, f32)>);
+
+impl<'de> Deserialize<'de> for Bias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BiasVisitor;
+        impl<'de> Visitor<'de> for BiasVisitor {
+            type Value = Bias;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object from token id to bias")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Bias, A::Error> {
+                let mut biases: Vec<(u32, f32)> = Vec::new();
+                while let Some((key, bias)) = map.next_entry::<String, f32>()? {
+                    let id = key.parse::<u32>();
+                    let id = id.map_err(|_| {
+                        A::Error::custom(format_args!("`{}` is not a token id", quote(&key)))
+                    })?;
+                    if biases.len() == LOGIT_BIAS_MAX {
+                        return Err(A::Error::custom(format_args!(
+                            "more than {LOGIT_BIAS_MAX} entries"
+                        )));
+                    }
+                    if biases.iter().any(|(known, _)| *known == id) {
+                        return Err(A::Error::custom(format_args!(
+                            "token id {id} appears twice"
+                        )));
+                    }
+                    biases.push((id, bias));
+                }
+                Ok(Bias(biases))
+            }
+        }
+        deserializer.deserialize_map(BiasVisitor)
+    }
+}

@@ -1,0 +1,68 @@
+//! One structured line per request, whatever way it ends. Never content.
+
+use std::time::Instant;
+
+/// What is known of a request so far; the line is written when this is dropped.
+pub(crate) struct RequestLog {
+    id: String,
+    api: &'static str,
+    stream: bool,
+    choices: usize,
+    prompt_tokens: u64,
+    output_tokens: u64,
+    started: Instant,
+    first_token: Option<Instant>,
+    reason: &'static str,
+}
+
+impl RequestLog {
+    pub fn new(
+        id: &str,
+        api: &'static str,
+        stream: bool,
+        choices: usize,
+        prompt_tokens: u64,
+    ) -> Self {
+        Self {
+            id: id.into(),
+            api,
+            stream,
+            choices,
+            prompt_tokens,
+            output_tokens: 0,
+            started: Instant::now(),
+            first_token: None,
+            // Nobody says goodbye when a client goes: this stands unless another end is reported.
+            reason: "aborted",
+        }
+    }
+
+    pub fn tokens(&mut self, tokens: usize) {
+        if tokens > 0 {
+            self.first_token.get_or_insert_with(Instant::now);
+            self.output_tokens += tokens as u64;
+        }
+    }
+
+    pub fn ends(&mut self, reason: &'static str) {
+        self.reason = reason;
+    }
+}
+
+impl Drop for RequestLog {
+    fn drop(&mut self) {
+        let ms = |at: Instant| at.duration_since(self.started).as_secs_f64() * 1000.0;
+        tracing::info!(
+            id = %self.id,
+            api = self.api,
+            stream = self.stream,
+            choices = self.choices,
+            prompt_tokens = self.prompt_tokens,
+            output_tokens = self.output_tokens,
+            ttft_ms = self.first_token.map(ms),
+            duration_ms = ms(Instant::now()),
+            reason = self.reason,
+            "request"
+        );
+    }
+}

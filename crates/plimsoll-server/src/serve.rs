@@ -1,0 +1,241 @@
+//! The server's life: listen, accept a bounded number of connections, and end in an orderly way.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::header;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use crate::app::{App, Phase, reached, router};
+use crate::config::{
+    CONNECTION_BUFFER_BYTES, HEAD_BYTES, SOCKET_BUFFER_BYTES, Served, ServerConfig,
+};
+use crate::error::{ApiError, ServeError};
+use crate::socket::{ClientSocket, hung_up, prepare};
+
+/// Connections the system may queue before they are accepted.
+const BACKLOG: i32 = 256;
+
+/// How often a connection is checked for a peer that has gone while unread input hides it.
+const HANG_UP_CHECK: Duration = Duration::from_secs(2);
+
+/// After the cut, error events have this long to reach their clients.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// Listens where the configuration says.
+///
+/// # Errors
+/// [`ServeError::Bind`] when the name does not resolve or the address is taken.
+pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
+    let address = format!("{}:{}", config.host, config.port);
+    let failed = |source| ServeError::Bind {
+        address: address.clone(),
+        source,
+    };
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for candidate in lookup_host((config.host.as_str(), config.port))
+        .await
+        .map_err(failed)?
+    {
+        match listen(candidate) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(failed(last))
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    // Connections inherit it: what a client may pile up in the kernel before it is read.
+    socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&SockAddr::from(address))?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Serves until `shutdown` completes, then drains: nothing new is accepted, running requests may finish within
+/// `config.drain_deadline`, and what is left then ends with an error.
+///
+/// # Errors
+/// [`ServeError::Config`] when the limits contradict each other. Trouble with single connections is no error.
+pub async fn serve(
+    listener: TcpListener,
+    served: Served,
+    config: ServerConfig,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let app = App::new(served, config)?;
+    let router = router(Arc::clone(&app));
+    let permits = Arc::new(Semaphore::new(app.config.max_connections as usize));
+    let mut connections = JoinSet::new();
+    tokio::pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => admit(&app, &router, &permits, &mut connections, stream),
+                Err(error) => {
+                    // Out of descriptors, usually: a moment lets others close.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(Duration::from_millis(50)).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    drain(&app, connections).await;
+    Ok(())
+}
+
+fn admit(
+    app: &Arc<App>,
+    router: &Router,
+    permits: &Arc<Semaphore>,
+    connections: &mut JoinSet<()>,
+    stream: TcpStream,
+) {
+    let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
+        app.metrics.refused_connections.inc();
+        refuse(&stream, app.config.max_connections);
+        return;
+    };
+    if let Err(error) = prepare(&stream, app.config.write_timeout) {
+        // The peer has gone already; a broken option would be seen in every connection.
+        tracing::debug!(%error, "a connection could not be prepared");
+    }
+    connections.spawn(connection(Arc::clone(app), router.clone(), stream, permit));
+}
+
+/// Tells a connection that it is one too many, without spending anything on it.
+fn refuse(stream: &TcpStream, limit: u32) {
+    let error = ApiError::unavailable(
+        format!("{limit} connections are open, which is the limit"),
+        1,
+    );
+    let body = error.body();
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let _ = stream.try_write(&[head.as_bytes(), &body].concat());
+}
+
+async fn connection(
+    app: Arc<App>,
+    router: Router,
+    stream: TcpStream,
+    permit: OwnedSemaphorePermit,
+) {
+    let _open = Open::new(&app, permit);
+    let stream = Arc::new(stream);
+    let unread = Arc::new(AtomicBool::new(false));
+    let socket = TokioIo::new(ClientSocket::new(
+        Arc::clone(&stream),
+        app.config.write_timeout,
+        Arc::clone(&unread),
+    ));
+    let routes = TowerToHyperService::new(router);
+    let service = service_fn(move |request| {
+        let (answer, unread) = (routes.call(request), Arc::clone(&unread));
+        async move {
+            let answer = answer.await?;
+            // Our own answers say so when they were given before the request was read.
+            if answer.headers().contains_key(header::CONNECTION) {
+                unread.store(true, Ordering::Release);
+            }
+            Ok::<_, Infallible>(answer)
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(app.config.header_timeout)
+        .max_buf_size(CONNECTION_BUFFER_BYTES)
+        .max_header_size(HEAD_BYTES)
+        .serve_connection(socket, service);
+    tokio::pin!(connection);
+    let mut phase = app.phase.subscribe();
+    let mut check = interval(HANG_UP_CHECK);
+    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            _ = connection.as_mut() => break,
+            () = reached(&mut phase, Phase::Draining), if !draining => {
+                draining = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            _ = check.tick() => if hung_up(&stream) { break },
+        }
+    }
+}
+
+/// A connection's place, given back on drop.
+struct Open {
+    app: Arc<App>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Open {
+    fn new(app: &Arc<App>, permit: OwnedSemaphorePermit) -> Self {
+        app.metrics.connections.fetch_add(1, Ordering::Relaxed);
+        Self {
+            app: Arc::clone(app),
+            _permit: permit,
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.app.metrics.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn drain(app: &App, mut connections: JoinSet<()>) {
+    let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
+        phases.send_replace(phase);
+        tracing::info!(
+            ?phase,
+            open = app.metrics.connections.load(Ordering::Relaxed),
+            "shutting down"
+        );
+    };
+    enter(Phase::Draining, &app.phase);
+    app.served.engine.drain();
+    if timeout(app.config.drain_deadline, all(&mut connections))
+        .await
+        .is_ok()
+    {
+        return;
+    }
+    enter(Phase::Cut, &app.phase);
+    if timeout(LAST_WORDS, all(&mut connections)).await.is_err() {
+        connections.shutdown().await;
+    }
+}
+
+async fn all(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
+}

@@ -1,0 +1,130 @@
+//! Server-sent events: a generation as a stream that always ends with its terminator.
+//!
+//! The body is pulled by the connection: nothing is read from the engine before the client has room for it. What the
+//! client has not taken waits in the engine's outbox, where admission has reserved its bytes.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream::unfold;
+use plimsoll_engine::Delta;
+use serde::Serialize;
+use tokio::time::timeout;
+
+use crate::error::ApiError;
+use crate::generation::{Event, Generation, Usage};
+
+/// How one API spells a stream.
+pub(crate) trait Shape: Send + 'static {
+    /// What comes before any output.
+    fn open(&mut self, out: &mut Events);
+    /// Output of one choice; `usage` is what has been counted so far.
+    fn delta(&mut self, choice: usize, delta: Delta, usage: Usage, out: &mut Events);
+    /// What comes after all choices have ended well.
+    fn close(&mut self, usage: Usage, out: &mut Events);
+}
+
+/// Events that are ready to be sent.
+#[derive(Default)]
+pub(crate) struct Events(Vec<u8>);
+
+impl Events {
+    /// Adds one event.
+    pub fn push(&mut self, data: &impl Serialize) {
+        let start = self.0.len();
+        self.0.extend_from_slice(b"data: ");
+        // Serializing plain structs into memory cannot fail; if it did, half an event must not be sent.
+        match serde_json::to_writer(&mut self.0, data) {
+            Ok(()) => self.0.extend_from_slice(b"\n\n"),
+            Err(_) => self.0.truncate(start),
+        }
+    }
+
+    fn error(&mut self, error: &ApiError) {
+        self.0.extend_from_slice(b"data: ");
+        self.0.extend_from_slice(&error.body());
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    fn done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}
+
+struct Running<S> {
+    generation: Generation,
+    shape: S,
+    opened: bool,
+}
+
+/// The streamed answer.
+pub(crate) fn response(
+    generation: Generation,
+    shape: impl Shape,
+    keep_alive: std::time::Duration,
+) -> Response {
+    let running = Running {
+        generation,
+        shape,
+        opened: false,
+    };
+    let stream = unfold(Some(running), move |running| async move {
+        let mut running = running?;
+        let mut out = Events::default();
+        let ended = if running.opened {
+            running.advance(&mut out, keep_alive).await
+        } else {
+            running.opened = true;
+            running.shape.open(&mut out);
+            false
+        };
+        // Ended: the generation is dropped before the last bytes are handed over.
+        let next = (!ended).then_some(running);
+        Some((Ok::<_, Infallible>(Bytes::from(out.0)), next))
+    });
+    let headers = [
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/event-stream; charset=utf-8"),
+        ),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // A buffering proxy would defeat streaming.
+        (
+            header::HeaderName::from_static("x-accel-buffering"),
+            HeaderValue::from_static("no"),
+        ),
+    ];
+    (headers, Body::from_stream(stream)).into_response()
+}
+
+impl<S: Shape> Running<S> {
+    /// Waits until there is something to send. True when it is the last.
+    async fn advance(&mut self, out: &mut Events, keep_alive: std::time::Duration) -> bool {
+        while out.0.is_empty() {
+            let Ok(event) = timeout(keep_alive, self.generation.next()).await else {
+                out.0.extend_from_slice(b": waiting\n\n");
+                return false;
+            };
+            match event {
+                Event::Delta(choice, delta) => {
+                    self.shape
+                        .delta(choice, delta, self.generation.usage(), out)
+                }
+                Event::Done => {
+                    self.shape.close(self.generation.usage(), out);
+                    out.done();
+                    return true;
+                }
+                Event::Failed(error) => {
+                    out.error(&error);
+                    out.done();
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}

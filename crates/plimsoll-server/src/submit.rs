@@ -1,0 +1,172 @@
+//! From a validated body to running engine requests: the one way for both APIs.
+
+use plimsoll_engine::{Reader, Request};
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::limits::Held;
+use crate::params::Common;
+
+/// One prompt, as ids; with its text when the answer repeats it.
+#[derive(Debug)]
+pub(crate) struct Prompt {
+    pub ids: Vec<u32>,
+    pub echo: Option<String>,
+}
+
+/// All that is needed to start: what both APIs make of a body.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub prompts: Vec<Prompt>,
+    pub common: Common,
+    /// Alternatives per generated token, when asked for.
+    pub logprobs: Option<u32>,
+    /// Alternatives per prompt token, when asked for or needed for an echo.
+    pub prompt_logprobs: Option<u32>,
+    /// Generated tokens when the client names no number; none for the rest of the context.
+    pub default_max_tokens: Option<u32>,
+    /// The field that holds the prompt, for errors.
+    pub prompt_param: &'static str,
+}
+
+/// What was started.
+pub(crate) struct Started {
+    /// One reader per choice: all choices of the first prompt, then those of the second.
+    pub readers: Vec<Reader>,
+    /// The share of the byte budget that a whole (unstreamed) answer may need.
+    pub held: Option<Held>,
+}
+
+impl Draft {
+    /// Submits one engine request per choice. When one is refused, those before it are dropped, hence aborted.
+    pub fn start(&self, app: &App, id: &str) -> ApiResult<Started> {
+        let n = self.common.n;
+        let choices = self.prompts.len() as u64 * u64::from(n);
+        let limit = app.max_choices();
+        if choices > u64::from(limit) {
+            let prompts = self.prompts.len();
+            let message = format!(
+                "{prompts} prompts with n = {n} are {choices} sequences, more than the limit of {limit}"
+            );
+            return Err(ApiError::invalid(self.prompt_param, message));
+        }
+        let held = self.hold_answer(app)?;
+        let mut readers = Vec::with_capacity(choices as usize);
+        for prompt in &self.prompts {
+            let max_tokens = self.max_tokens(app, prompt)?;
+            for _ in 0..n {
+                let request = self.request(id, readers.len() as u32, prompt, max_tokens);
+                readers.push(
+                    app.served
+                        .engine
+                        .submit(request)
+                        .map_err(|refusal| self.named(refusal.into()))?,
+                );
+            }
+        }
+        Ok(Started { readers, held })
+    }
+
+    fn request(&self, id: &str, choice: u32, prompt: &Prompt, max_tokens: u32) -> Request {
+        let common = &self.common;
+        let mut sampling = common.sampling.clone();
+        // Choices of one prompt differ by their seed; the first keeps the one that was asked for.
+        sampling.seed = sampling
+            .seed
+            .wrapping_add(u64::from(choice % common.n.max(1)));
+        Request {
+            id: format!("{id}-{choice}"),
+            prompt: prompt.ids.clone(),
+            sampling,
+            max_tokens,
+            min_tokens: common.min_tokens,
+            stop: common.stop.clone(),
+            stop_token_ids: common.stop_token_ids.clone(),
+            ignore_eos: common.ignore_eos,
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            skip_special_tokens: common.skip_special_tokens,
+            cache_salt: common.cache_salt,
+        }
+    }
+
+    /// The number of tokens to generate, and the error when prompt and output do not fit into the context.
+    fn max_tokens(&self, app: &App, prompt: &Prompt) -> ApiResult<u32> {
+        let context = u64::from(app.served.engine.limits().max_req_total_len);
+        let in_prompt = prompt.ids.len() as u64;
+        let rest = context.saturating_sub(in_prompt);
+        let asked = self.common.max_tokens;
+        let echo_only = asked == Some(0) && self.prompt_logprobs.is_some();
+        let needed = if echo_only {
+            0
+        } else {
+            u64::from(asked.unwrap_or(1))
+        };
+        if in_prompt + needed > context {
+            let message = format!(
+                "this server's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
+            );
+            let param = if asked.is_some_and(|n| n > 1) {
+                "max_tokens"
+            } else {
+                self.prompt_param
+            };
+            return Err(ApiError {
+                code: Some("context_length_exceeded"),
+                ..ApiError::invalid(param, message)
+            });
+        }
+        let default = self
+            .default_max_tokens
+            .map_or(rest, |n| rest.min(u64::from(n)));
+        Ok(asked.unwrap_or(u32::try_from(default).unwrap_or(u32::MAX)))
+    }
+
+    /// The engine says `prompt`; chat's clients know it as `messages`.
+    fn named(&self, mut error: ApiError) -> ApiError {
+        if error.param.as_deref() == Some("prompt") {
+            error.param = Some(self.prompt_param.into());
+        }
+        error
+    }
+
+    /// A whole answer is held in memory until the client has taken it; a stream never is.
+    fn hold_answer(&self, app: &App) -> ApiResult<Option<Held>> {
+        if self.common.stream {
+            return Ok(None);
+        }
+        let mut bytes = 0u64;
+        for prompt in &self.prompts {
+            let output = u64::from(self.max_tokens(app, prompt)?);
+            let generated = output * (ANSWER_BYTES_PER_TOKEN + alternatives(self.logprobs));
+            let ids = if self.common.return_token_ids {
+                ANSWER_BYTES_PER_ID
+            } else {
+                0
+            };
+            let prompt_bytes = prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs));
+            bytes += u64::from(self.common.n) * (generated + prompt_bytes);
+        }
+        let limit = app.bytes.limit();
+        if bytes > limit {
+            let message = format!(
+                "the answer may need {bytes} bytes, more than this server's limit of {limit}; stream it, or ask for fewer tokens or log-probabilities"
+            );
+            return Err(ApiError::invalid("max_tokens", message));
+        }
+        app.bytes.hold(bytes).map(Some)
+    }
+}
+
+/// Text, record and JSON of one token of a whole answer.
+const ANSWER_BYTES_PER_TOKEN: u64 = 64;
+
+/// One id of a prompt that the answer repeats.
+const ANSWER_BYTES_PER_ID: u64 = 16;
+
+/// One reported alternative: its record, its text and its JSON.
+const ANSWER_BYTES_PER_ALTERNATIVE: u64 = 128;
+
+fn alternatives(asked: Option<u32>) -> u64 {
+    asked.map_or(0, |n| ANSWER_BYTES_PER_ALTERNATIVE * (u64::from(n) + 1))
+}

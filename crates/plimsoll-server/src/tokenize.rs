@@ -1,0 +1,124 @@
+//! `POST /tokenize` and `POST /detokenize`, in vLLM's shapes.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde::Serialize;
+
+use crate::app::App;
+use crate::chat::messages::Conversation;
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Fields;
+use crate::limits::read_json;
+use crate::logprobs::Spelling;
+use crate::models::json;
+
+#[derive(Serialize)]
+struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+#[derive(Serialize)]
+struct Detokenized {
+    prompt: String,
+}
+
+/// An id, held and as JSON.
+const ANSWER_BYTES_PER_ID: u64 = 16;
+
+/// A token's text, held and as JSON.
+const ANSWER_BYTES_PER_TEXT: u64 = 64;
+
+/// Text or a conversation to ids.
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    on_body(app, request, |app, body| {
+        let mut fields = Fields::of_body(body)?;
+        check_model(&mut fields, app)?;
+        let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
+        let add_special = fields.take::<bool>("add_special_tokens")?;
+        let tokens = match fields.take::<String>("prompt")? {
+            Some(text) => {
+                fields.finish()?;
+                app.encode("prompt", &text, add_special.unwrap_or(true))?
+            }
+            None => {
+                let conversation = Conversation::take(&mut fields)?;
+                fields.finish()?;
+                conversation.tokens(app, add_special.unwrap_or(false))?
+            }
+        };
+        let per_token = if with_texts {
+            ANSWER_BYTES_PER_ID + ANSWER_BYTES_PER_TEXT
+        } else {
+            ANSWER_BYTES_PER_ID
+        };
+        let held = app.bytes.hold(tokens.len() as u64 * per_token)?;
+        let spelling = Spelling {
+            tokenizer: &app.served.tokenizer,
+            as_ids: false,
+        };
+        let token_strs = with_texts.then(|| tokens.iter().map(|id| spelling.text(*id)).collect());
+        let max_model_len = app.served.engine.limits().max_req_total_len;
+        Ok(json(
+            &Tokenized {
+                count: tokens.len(),
+                max_model_len,
+                tokens,
+                token_strs,
+            },
+            Some(held),
+        ))
+    })
+    .await
+}
+
+/// Ids to text.
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> ApiResult<Response> {
+    on_body(app, request, |app, body| {
+        let mut fields = Fields::of_body(body)?;
+        check_model(&mut fields, app)?;
+        let tokens = fields.take::<Vec<u32>>("tokens")?;
+        let tokens = tokens.ok_or_else(|| ApiError::invalid("tokens", "tokens is missing"))?;
+        fields.finish()?;
+        let limit = app.served.engine.limits().max_req_total_len;
+        if tokens.len() > limit as usize {
+            let message = format!(
+                "tokens has {} ids, more than this server's context of {limit}",
+                tokens.len()
+            );
+            return Err(ApiError::invalid("tokens", message));
+        }
+        app.check_ids("tokens", &tokens)?;
+        Ok(json(
+            &Detokenized {
+                prompt: app.served.tokenizer.decode(&tokens, false),
+            },
+            None,
+        ))
+    })
+    .await
+}
+
+fn check_model(fields: &mut Fields<'_>, app: &App) -> ApiResult<()> {
+    fields
+        .take::<String>("model")?
+        .map_or(Ok(()), |name| app.check_model(&name))
+}
+
+async fn on_body(
+    app: Arc<App>,
+    request: Request,
+    work: impl FnOnce(&App, &[u8]) -> ApiResult<Response> + Send + 'static,
+) -> ApiResult<Response> {
+    let (head, body) = request.into_parts();
+    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
+    let worker = Arc::clone(&app);
+    app.on_text_worker(move || work(&worker, &body.bytes)).await
+}

@@ -1,0 +1,393 @@
+//! A server on a loopback port with a scripted engine behind it, and a client that can misbehave.
+#![allow(dead_code, unreachable_pub)] // each test file uses its part
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use plimsoll_engine::testing::{Observed, Script, Scripted, limits, scripted};
+use plimsoll_engine::{EngineHandle, Limits, Request};
+use plimsoll_server::{SamplingDefaults, Served, ServerConfig, bind, serve};
+use plimsoll_text::{ChatTemplate, Tokenizer};
+use serde_json::{Map, Value, json};
+
+/// ChatML with tools, one extra variable and one thing it refuses.
+const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif -%}\
+{%- for m in messages %}{% if m.content == 'RAISE' %}{{ raise_exception('template raised') }}{% endif %}\
+<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor -%}\
+{%- if mood %}{{ mood }}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// A tokenizer of 256 bytes and two special tokens, 256 and 257.
+pub fn tokenizer() -> Tokenizer {
+    let mut vocab = Map::new();
+    // The field's byte-level alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100.
+    let mut next = 0x100;
+    for byte in 0..=255u32 {
+        let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let code = if printable { byte } else { next };
+        next += u32::from(!printable);
+        vocab.insert(char::from_u32(code).unwrap().to_string(), byte.into());
+    }
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let description = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(256, "<|im_start|>"), special(257, "<|im_end|>")],
+        "normalizer": null, "pre_tokenizer": level, "post_processor": null, "decoder": level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                  "vocab": vocab, "merges": []}
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("tokenizer.json");
+    std::fs::write(&path, description.to_string()).unwrap();
+    Tokenizer::from_file(&path).unwrap()
+}
+
+/// A running server.
+pub struct Server {
+    pub address: SocketAddr,
+    pub engine: EngineHandle,
+    pub observed: Arc<Observed>,
+    shutdown: Option<tokio::sync::oneshot::Sender<()>>,
+    done: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// Short times, so that tests of timeouts are short.
+pub fn config() -> ServerConfig {
+    ServerConfig {
+        port: 0,
+        max_body_bytes: 1 << 20,
+        max_bytes_in_flight: 16 << 20,
+        header_timeout: Duration::from_millis(700),
+        body_gap_timeout: Duration::from_millis(500),
+        body_timeout: Duration::from_secs(2),
+        write_timeout: Duration::from_millis(700),
+        drain_deadline: Duration::from_millis(600),
+        health_stall: Duration::from_millis(400),
+        ..ServerConfig::default()
+    }
+}
+
+impl Server {
+    pub fn start(script: impl FnMut(&Request) -> Script + Send + 'static) -> Self {
+        Self::with(config(), limits(), script)
+    }
+
+    pub fn with(
+        config: ServerConfig,
+        limits: Limits,
+        script: impl FnMut(&Request) -> Script + Send + 'static,
+    ) -> Self {
+        let Scripted { handle, observed } = scripted(limits, script);
+        let served = Served {
+            engine: handle.clone(),
+            tokenizer: Arc::new(tokenizer()),
+            template: Some(Arc::new(
+                ChatTemplate::new(TEMPLATE, "", "<|im_end|>").unwrap(),
+            )),
+            names: vec!["tiny".into(), "org/tiny-alias".into()],
+            created_s: 1_700_000_000,
+            default_max_tokens: None,
+            sampling: SamplingDefaults::default(),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = runtime.block_on(bind(&config)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (shutdown, signal) = tokio::sync::oneshot::channel::<()>();
+        let (over, done) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            let until = async {
+                let _ = signal.await;
+            };
+            serve(listener, served, config, until).await.unwrap();
+            let _ = over.send(());
+        });
+        Self {
+            address,
+            engine: handle,
+            observed,
+            shutdown: Some(shutdown),
+            done: done.into(),
+            _runtime: runtime,
+        }
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"))
+            .answer()
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_text(path, &body.to_string())
+    }
+
+    pub fn post_text(&self, path: &str, body: &str) -> Answer {
+        self.send(post(path, body)).answer()
+    }
+
+    /// A connection on which `bytes` were sent.
+    pub fn send(&self, bytes: impl AsRef<[u8]>) -> Client {
+        let mut client = self.connect();
+        client.write(bytes);
+        client
+    }
+
+    pub fn connect(&self) -> Client {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(15)))
+            .unwrap();
+        Client {
+            stream,
+            pending: Vec::new(),
+        }
+    }
+
+    /// Begins shutting down.
+    pub fn shut_down(&mut self) {
+        self.shutdown.take().unwrap().send(()).unwrap();
+    }
+
+    /// Waits for `serve` to return.
+    pub fn wait_for_end(&self, within: Duration) -> bool {
+        self.done.lock().unwrap().recv_timeout(within).is_ok()
+    }
+
+    /// Waits until nothing is left of any request: no engine work, no bytes, no reserved places.
+    pub fn assert_idle(&self) {
+        eventually("the engine is idle", || {
+            self.observed.active.load(Ordering::Acquire) == 0 && self.engine.reserved() == (0, 0)
+        });
+        eventually("no bytes are in flight", || {
+            let page = self.get("/v1/memory").json();
+            page["pools"]["http_bytes"]["used"] == 0
+        });
+    }
+
+    pub fn aborted(&self) -> u64 {
+        self.observed.aborted.load(Ordering::Acquire)
+    }
+
+    pub fn last_request(&self) -> Request {
+        self.observed
+            .requests
+            .lock()
+            .unwrap()
+            .last()
+            .unwrap()
+            .clone()
+    }
+}
+
+/// The text of a POST request.
+pub fn post(path: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// Waits up to ten seconds for `condition`.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(10), "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// One connection.
+pub struct Client {
+    pub stream: TcpStream,
+    pending: Vec<u8>,
+}
+
+impl Client {
+    pub fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).unwrap();
+    }
+
+    /// The next piece of what the server sends; empty at the end.
+    pub fn more(&mut self) -> usize {
+        let mut buffer = [0; 16 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(n) => {
+                self.pending.extend_from_slice(&buffer[..n]);
+                n
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => 0,
+            Err(error) => panic!("no more data: {error}"),
+        }
+    }
+
+    /// Reads until `marker` has come, and returns everything up to and including it.
+    pub fn until(&mut self, marker: &str) -> String {
+        loop {
+            if let Some(at) = find(&self.pending, marker.as_bytes()) {
+                let head: Vec<u8> = self.pending.drain(..at + marker.len()).collect();
+                return String::from_utf8(head).unwrap();
+            }
+            if self.more() == 0 {
+                let tail = &self.pending[self.pending.len().saturating_sub(300)..];
+                panic!(
+                    "ended before {marker:?}: …{}",
+                    String::from_utf8_lossy(tail)
+                );
+            }
+        }
+    }
+
+    /// Whether the server has closed the connection without (more) words.
+    pub fn is_closed(&mut self) -> bool {
+        self.more() == 0
+    }
+
+    /// Reads one whole answer.
+    pub fn answer(&mut self) -> Answer {
+        let head = self.until("\r\n\r\n");
+        let mut lines = head.split("\r\n");
+        let status = lines
+            .next()
+            .unwrap()
+            .split(' ')
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap();
+        let headers: Vec<(String, String)> = lines
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        let header = |name: &str| {
+            headers
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value.clone())
+        };
+        let body = if let Some(length) = header("content-length") {
+            self.exactly(length.parse().unwrap())
+        } else if header("transfer-encoding").as_deref() == Some("chunked") {
+            self.chunks()
+        } else {
+            while self.more() > 0 {}
+            std::mem::take(&mut self.pending)
+        };
+        Answer {
+            status,
+            headers,
+            body: String::from_utf8(body).unwrap(),
+        }
+    }
+
+    fn exactly(&mut self, bytes: usize) -> Vec<u8> {
+        while self.pending.len() < bytes {
+            assert!(self.more() > 0, "the body ended early");
+        }
+        self.pending.drain(..bytes).collect()
+    }
+
+    fn chunks(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        loop {
+            let line = self.until("\r\n");
+            let size = usize::from_str_radix(line.trim(), 16).unwrap();
+            let chunk = self.exactly(size + 2);
+            if size == 0 {
+                return body;
+            }
+            body.extend_from_slice(&chunk[..size]);
+        }
+    }
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack
+        .windows(needle.len())
+        .position(|window| window == needle)
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// The JSON of a 200.
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.body);
+        self.json()
+    }
+
+    /// The error object of an answer with this status, which must have OpenAI's shape.
+    pub fn error(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.body);
+        let error = self.json()["error"].clone();
+        assert!(
+            error["message"].as_str().is_some_and(|m| !m.is_empty()),
+            "{error}"
+        );
+        assert!(
+            error["type"].is_string()
+                && error.get("param").is_some()
+                && error.get("code").is_some(),
+            "{error}"
+        );
+        error
+    }
+
+    /// The events of a stream, which must end with its terminator and nothing after it.
+    pub fn events(&self) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{}", self.body);
+        assert!(
+            self.header("content-type")
+                .unwrap()
+                .starts_with("text/event-stream")
+        );
+        events(&self.body)
+    }
+}
+
+/// Takes a stream's text apart and checks its end.
+pub fn events(text: &str) -> Vec<Value> {
+    assert!(
+        text.ends_with("data: [DONE]\n\n"),
+        "no terminator: {text:?}"
+    );
+    assert_eq!(text.matches("data: [DONE]").count(), 1);
+    let blocks = text
+        .split("\n\n")
+        .filter(|block| !block.is_empty() && !block.starts_with(':'));
+    let data = blocks.map(|block| {
+        block
+            .strip_prefix("data: ")
+            .unwrap_or_else(|| panic!("odd event {block:?}"))
+    });
+    data.filter(|data| *data != "[DONE]")
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}

@@ -1,0 +1,343 @@
+//! Clients that mean harm: too much, too slow, too deep, too many. The server answers, closes, and is idle afterwards.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use common::{Server, config, eventually, post};
+use plimsoll_engine::testing::{letters, limits};
+use plimsoll_server::ServerConfig;
+use serde_json::json;
+
+#[test]
+fn an_announced_hundred_megabytes_are_refused_unread_in_milliseconds() {
+    let server = Server::start(letters);
+    let start = Instant::now();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
+    let mut client = server.send(head);
+    let answer = client.answer();
+    let error = answer.error(413);
+    assert!(
+        start.elapsed() < Duration::from_millis(200),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(error["code"], "request_too_large");
+    assert!(
+        error["message"].as_str().unwrap().contains("1048576 bytes"),
+        "{error}"
+    );
+    assert_eq!(answer.header("connection"), Some("close"));
+    // A client that keeps sending still gets the answer, and costs nothing.
+    let mut client = server.send(head);
+    let junk = vec![b'x'; 1 << 20];
+    for _ in 0..100 {
+        if client.stream.write_all(&junk).is_err() {
+            break;
+        }
+    }
+    client.answer().error(413);
+    server.assert_idle();
+}
+
+#[test]
+fn an_unannounced_flood_is_refused_while_it_is_read() {
+    let server = Server::start(letters);
+    let mut client = server.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n");
+    let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
+    for _ in 0..64 {
+        if client.stream.write_all(chunk.as_bytes()).is_err() {
+            break;
+        }
+    }
+    client.answer().error(413);
+    server.assert_idle();
+}
+
+#[test]
+fn bytes_in_flight_are_bounded_over_all_clients() {
+    // Room for two bodies of 64 KiB and what is parsed from them.
+    let tight = ServerConfig {
+        max_body_bytes: 64 << 10,
+        max_bytes_in_flight: 512 << 10,
+        ..config()
+    };
+    let server = Server::with(
+        ServerConfig {
+            body_gap_timeout: Duration::from_secs(5),
+            ..tight
+        },
+        limits(),
+        letters,
+    );
+    let begun = || {
+        let mut text = post("/v1/completions", &"x".repeat(64 << 10));
+        text.truncate(text.len() - 10);
+        text
+    };
+    let clients: Vec<_> = (0..2).map(|_| server.send(begun())).collect();
+    eventually("both are held", || {
+        server.get("/v1/memory").json()["pools"]["http_bytes"]["used"]
+            .as_u64()
+            .unwrap()
+            > 500 << 10
+    });
+    let answer = server.send(begun()).answer();
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    answer.error(503);
+    assert_eq!(server.get("/health").status, 200);
+    drop(clients);
+    server.assert_idle();
+    server.post("/v1/completions", &json!({"prompt": "x"})).ok();
+}
+
+#[test]
+fn slow_heads_and_slow_bodies_are_closed() {
+    let server = Server::start(letters);
+    // A head that never ends.
+    let mut client = server.connect();
+    let start = Instant::now();
+    for byte in b"GET /health HT" {
+        if client.stream.write_all(&[*byte]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(client.is_closed());
+    assert!(start.elapsed() < Duration::from_secs(4));
+    // A connection that says nothing at all, and one that says nothing more.
+    assert!(server.connect().is_closed());
+    let mut client = server.send("GET /version HTTP/1.1\r\nhost: x\r\n\r\n");
+    client.answer().ok();
+    assert!(client.is_closed());
+    // A body that stops, and one that drips.
+    let text = post("/v1/completions", &json!({"prompt": "x"}).to_string());
+    server.send(&text[..text.len() - 3]).answer().error(408);
+    let mut client = server.send(&text[..text.len() - 12]);
+    let start = Instant::now();
+    for byte in "x".repeat(11).bytes() {
+        if client.stream.write_all(&[byte]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    client.answer().error(408);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    server.assert_idle();
+}
+
+#[test]
+fn a_body_that_ends_early_leaves_nothing() {
+    let server = Server::start(letters);
+    let text = post("/v1/completions", &json!({"prompt": "x"}).to_string());
+    for cut in [text.len() - 1, text.len() - 8, text.len() - 13] {
+        drop(server.send(&text[..cut]));
+    }
+    let half = server.send(&text[..text.len() - 2]);
+    half.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    server.assert_idle();
+    assert!(server.observed.requests.lock().unwrap().is_empty());
+}
+
+#[test]
+fn malformed_input_is_answered_and_leaves_nothing() {
+    let server = Server::start(letters);
+    let mut bodies: Vec<Vec<u8>> = vec![
+        b"\xff\xfe{}".to_vec(),
+        b"{\"prompt\":\"\xc3\x28\"}".to_vec(),
+        b"{\"prompt\":\"a\0b\"}".to_vec(),
+        vec![b'['; 900_000],
+        "{\"a\":".repeat(150_000).into_bytes(),
+        format!(
+            "{{\"prompt\":{}{}}}",
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        )
+        .into_bytes(),
+        format!(
+            "{{\"metadata\":{}{}}}",
+            "{\"a\":".repeat(100_000),
+            "1".to_owned() + &"}".repeat(100_000)
+        )
+        .into_bytes(),
+        format!("{{\"prompt\":[{}1]}}", "[],".repeat(300_000)).into_bytes(),
+        format!(
+            "{{\"prompt\":\"x\",\"stop\":[{}\"\"]}}",
+            "\"\",".repeat(300_000)
+        )
+        .into_bytes(),
+        format!("{{\"prompt\":\"x\",\"n\":{}}}", "9".repeat(100_000)).into_bytes(),
+        format!(
+            "{{\"prompt\":\"x\",\"temperature\":1e{}}}",
+            "9".repeat(1000)
+        )
+        .into_bytes(),
+    ];
+    bodies.push(
+        format!(
+            "{{{}\"z\":1}}",
+            (0..50_000)
+                .map(|i| format!("\"f{i}\":1,"))
+                .collect::<String>()
+        )
+        .into_bytes(),
+    );
+    for body in bodies {
+        let head = post("/v1/completions", "").replace(
+            "content-length: 0",
+            &format!("content-length: {}", body.len()),
+        );
+        let mut client = server.send(head);
+        client.write(&body);
+        client.answer().error(400);
+        let head = post("/v1/chat/completions", "").replace(
+            "content-length: 0",
+            &format!("content-length: {}", body.len()),
+        );
+        let mut client = server.send(head);
+        client.write(&body);
+        client.answer().error(400);
+    }
+    // What is not HTTP at all.
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\0\0\0\0\r\n\r\n",
+    ] {
+        let mut client = server.send(bytes);
+        let mut rest = Vec::new();
+        let _ = client.stream.read_to_end(&mut rest);
+        assert!(
+            rest.is_empty() || rest.starts_with(b"HTTP/1.1 400"),
+            "{}",
+            String::from_utf8_lossy(&rest)
+        );
+    }
+    // A head that is larger than its buffer, and one with too many lines.
+    let long = format!(
+        "GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n",
+        "y".repeat(40_000)
+    );
+    let mut client = server.connect();
+    let _ = client.stream.write_all(long.as_bytes());
+    assert_eq!(client.answer().status, 431);
+    let many = format!("GET /health HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(200));
+    assert_eq!(server.send(many).answer().status, 431);
+    server.assert_idle();
+    assert!(server.observed.requests.lock().unwrap().is_empty());
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let few = ServerConfig {
+        max_connections: 4,
+        header_timeout: Duration::from_secs(3),
+        ..config()
+    };
+    let server = Server::with(few, limits(), letters);
+    let held: Vec<_> = (0..4).map(|_| server.connect()).collect();
+    std::thread::sleep(Duration::from_millis(100));
+    let answer = server.connect().answer();
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert!(
+        answer.error(503)["message"]
+            .as_str()
+            .unwrap()
+            .contains("4 connections")
+    );
+    drop(held);
+    eventually("there is room again", || {
+        let mut client = server.connect();
+        let _ = client
+            .stream
+            .write_all(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n");
+        client.answer().status == 200
+    });
+}
+
+#[test]
+fn health_answers_while_large_prompts_arrive() {
+    let mut large = limits();
+    large.max_req_total_len = 2 << 20;
+    large.max_total_token_num = 1 << 24;
+    large.host_bytes = 1 << 30;
+    let roomy = ServerConfig {
+        max_body_bytes: 2 << 20,
+        max_bytes_in_flight: 64 << 20,
+        max_tokenizing_bytes: 1 << 30,
+        ..config()
+    };
+    let server = Server::with(roomy, large, letters);
+    let words = "the quick brown fox jumps over the lazy dog ".repeat(24_000);
+    let body = json!({"prompt": words, "max_tokens": 1}).to_string();
+    std::thread::scope(|scope| {
+        let busy: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        server.post_text("/v1/completions", &body).ok();
+                    }
+                })
+            })
+            .collect();
+        let mut times = Vec::new();
+        while busy.iter().any(|thread| !thread.is_finished()) {
+            let start = Instant::now();
+            assert_eq!(server.get("/version").status, 200);
+            times.push(start.elapsed());
+        }
+        times.sort();
+        let p99 = times[times.len() * 99 / 100];
+        assert!(
+            p99 < Duration::from_millis(100),
+            "p99 {p99:?} over {} probes",
+            times.len()
+        );
+    });
+    server.assert_idle();
+}
+
+#[test]
+fn a_thousand_bad_clients_leave_the_server_as_it_was() {
+    let server = Server::start(letters);
+    let text = post(
+        "/v1/completions",
+        &json!({"prompt": "abc", "max_tokens": 50, "stream": true}).to_string(),
+    );
+    let first: String = server
+        .send(&text)
+        .answer()
+        .events()
+        .iter()
+        .filter_map(|e| e["choices"][0]["text"].as_str())
+        .collect();
+    let before = server.get("/v1/memory").json();
+    for i in 0..1000 {
+        // Each leaves at another place: in the head, in the body, during the answer.
+        let mut client = server.connect();
+        let cut = (i * 7) % (text.len() + 1);
+        let _ = client.stream.write_all(&text.as_bytes()[..cut]);
+    }
+    server.assert_idle();
+    eventually("all connections are gone", || {
+        let page = server.get("/metrics").body;
+        page.lines()
+            .any(|line| line == "plimsoll_http_connections 1")
+    });
+    let after = server.get("/v1/memory").json();
+    let fds = |page: &serde_json::Value| page["process"]["fds"].as_i64().unwrap();
+    assert!(
+        (fds(&after) - fds(&before)).abs() <= 8,
+        "{} fds, then {}",
+        fds(&before),
+        fds(&after)
+    );
+    let text_of = |events: Vec<serde_json::Value>| -> String {
+        events
+            .iter()
+            .filter_map(|e| e["choices"][0]["text"].as_str())
+            .collect()
+    };
+    assert_eq!(text_of(server.send(&text).answer().events()), first);
+}

@@ -1,0 +1,343 @@
+//! Streams and waiting answers: every end has its terminator, and a client that goes takes its request with it.
+
+mod common;
+
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use common::{Server, config, events, eventually, post};
+use plimsoll_engine::testing::{Step, limits};
+use plimsoll_engine::{FinishReason, Request};
+use serde_json::{Value, json};
+
+type Steps = Box<dyn Iterator<Item = Step> + Send>;
+
+/// One token every five milliseconds, for ever.
+fn endless(_: &Request) -> Steps {
+    Box::new((0..).flat_map(|_| {
+        [
+            Step::Token(97, "a".into()),
+            Step::Wait(Duration::from_millis(5)),
+        ]
+    }))
+}
+
+/// Nothing, for ever.
+fn silent(_: &Request) -> Steps {
+    Box::new(std::iter::empty())
+}
+
+fn ask(stream: bool) -> String {
+    post(
+        "/v1/completions",
+        &json!({"prompt": "x", "max_tokens": 500, "stream": stream}).to_string(),
+    )
+}
+
+#[test]
+fn a_client_that_leaves_aborts_its_request_in_every_phase() {
+    // Waiting for the first token, streamed and not.
+    let server = Server::start(silent);
+    for (i, stream) in [(1, false), (2, true)] {
+        let client = server.send(ask(stream));
+        eventually("the request runs", || server.engine.reserved().1 == 1);
+        drop(client);
+        eventually("it was aborted", || server.aborted() == i);
+    }
+    server.assert_idle();
+    // In the middle of the output.
+    let server = Server::start(endless);
+    let mut client = server.send(ask(true));
+    client.until("data: ");
+    client.until("\"text\":\"");
+    drop(client);
+    eventually("it was aborted", || server.aborted() == 1);
+    let client = server.send(ask(false));
+    eventually("it runs", || server.engine.reserved().1 == 1);
+    client.stream.shutdown(Shutdown::Both).unwrap();
+    eventually("it was aborted", || server.aborted() == 2);
+    server.assert_idle();
+}
+
+#[test]
+fn all_choices_go_with_their_client() {
+    let server = Server::start(silent);
+    let client = server.send(post(
+        "/v1/completions",
+        &json!({"prompt": ["x", "y"], "n": 3}).to_string(),
+    ));
+    eventually("six run", || server.engine.reserved().1 == 6);
+    drop(client);
+    eventually("six were aborted", || server.aborted() == 6);
+    server.assert_idle();
+}
+
+#[test]
+fn a_client_that_leaves_behind_a_second_request_is_noticed() {
+    let server = Server::start(silent);
+    let client = server.send(ask(false) + &ask(false));
+    eventually("the first runs", || server.engine.reserved().1 == 1);
+    drop(client);
+    eventually("it was aborted", || server.aborted() == 1);
+    server.assert_idle();
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    let server = Server::start(plimsoll_engine::testing::letters);
+    let one = |n: u32| {
+        post(
+            "/v1/completions",
+            &json!({"prompt": "x", "max_tokens": n}).to_string(),
+        )
+    };
+    let mut client = server.send(one(1) + &one(2) + &one(3));
+    for n in 1..=3 {
+        assert_eq!(client.answer().ok()["usage"]["completion_tokens"], n);
+    }
+}
+
+#[test]
+fn a_reader_that_stops_reading_is_given_up() {
+    // Some megabytes, so that no socket buffer hides the stall.
+    let mut roomy = limits();
+    roomy.max_req_total_len = 200_000;
+    roomy.host_bytes = 1 << 30;
+    let server = Server::with(config(), roomy, |_| {
+        Box::new((0..).map(|_| Step::Token(97, "a".repeat(2000))))
+    });
+    let body = json!({"prompt": "x", "max_tokens": 100_000, "stream": true});
+    let mut client = server.send(post("/v1/completions", &body.to_string()));
+    client.until("data: ");
+    let start = Instant::now();
+    eventually("it was aborted", || server.aborted() == 1);
+    let waited = start.elapsed();
+    assert!(
+        waited >= Duration::from_millis(500),
+        "given up after {waited:?} only"
+    );
+    server.assert_idle();
+}
+
+#[test]
+fn a_slow_reader_gets_everything() {
+    let patient = plimsoll_server::ServerConfig {
+        write_timeout: Duration::from_secs(3),
+        ..config()
+    };
+    let server = Server::with(patient, limits(), |_| {
+        let tokens = (0..400).map(|i| Step::Token(97, format!("{i},{}", "x".repeat(1000))));
+        Box::new(tokens.chain([Step::Finish(FinishReason::Length, None)]))
+    });
+    let mut client = server.send(ask(true));
+    let head = client.until("\r\n\r\n");
+    assert!(head.contains("text/event-stream"), "{head}");
+    // Slower than the write timeout over all, but never stalled for that long.
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(client.more() > 0);
+    }
+    let rest = client.until("data: [DONE]\n\n");
+    assert!(rest.contains("399,"));
+    server.assert_idle();
+}
+
+#[test]
+fn an_engine_error_is_a_500_or_an_event_and_always_an_end() {
+    let script = |_: &Request| -> Steps {
+        Box::new(
+            [
+                Step::Token(97, "a".into()),
+                Step::Fail("kernel panic in layer 3".into()),
+            ]
+            .into_iter(),
+        )
+    };
+    let server = Server::start(script);
+    let error = server
+        .post("/v1/completions", &json!({"prompt": "x", "n": 2}))
+        .error(500);
+    assert_eq!(error["type"], "server_error");
+    assert!(error["message"].as_str().unwrap().contains("layer 3"));
+    for path in ["/v1/completions", "/v1/chat/completions"] {
+        let body = if path.contains("chat") {
+            json!({"messages": [{"role": "user", "content": "x"}], "stream": true})
+        } else {
+            json!({"prompt": "x", "stream": true})
+        };
+        let events = server.post(path, &body).events();
+        let last = events.last().unwrap();
+        assert_eq!(last["error"]["type"], "server_error", "{last}");
+        assert!(
+            events[..events.len() - 1]
+                .iter()
+                .all(|e| e.get("error").is_none())
+        );
+    }
+    server.assert_idle();
+}
+
+#[test]
+fn one_failed_choice_ends_the_others() {
+    let mut count = 0;
+    let server = Server::start(move |request| {
+        count += 1;
+        if count % 2 == 0 {
+            Box::new([Step::Fail("broken".into())].into_iter())
+        } else {
+            endless(request)
+        }
+    });
+    server
+        .post("/v1/completions", &json!({"prompt": "x", "n": 2}))
+        .error(500);
+    server.assert_idle();
+    let events = server
+        .post(
+            "/v1/completions",
+            &json!({"prompt": "x", "n": 2, "stream": true}),
+        )
+        .events();
+    assert!(events.last().unwrap().get("error").is_some());
+    server.assert_idle();
+}
+
+#[test]
+fn an_engine_that_stops_ends_every_request_and_health() {
+    let server = Server::start(|_| {
+        let steps = [
+            Step::Token(97, "a".into()),
+            Step::Wait(Duration::from_millis(200)),
+            Step::StopEngine,
+        ];
+        Box::new(steps.into_iter())
+    });
+    let mut waiting = server.send(ask(false));
+    let events = server.send(ask(true)).answer().events();
+    assert!(events.last().unwrap().get("error").is_some());
+    waiting.answer().error(500);
+    server.get("/health").error(503);
+    server.get("/ready").error(503);
+    server
+        .post("/v1/completions", &json!({"prompt": "x"}))
+        .error(503);
+}
+
+#[test]
+fn a_silent_engine_is_given_up_and_a_long_request_cut() {
+    let times = plimsoll_server::ServerConfig {
+        silence_timeout: Duration::from_secs(1),
+        ..config()
+    };
+    let server = Server::with(times, limits(), silent);
+    let error = server
+        .post("/v1/completions", &json!({"prompt": "x"}))
+        .error(504);
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("produced nothing for 1 s"),
+        "{error}"
+    );
+    server.assert_idle();
+    let times = plimsoll_server::ServerConfig {
+        request_timeout: Some(Duration::from_millis(300)),
+        ..config()
+    };
+    let server = Server::with(times, limits(), endless);
+    let events = server.send(ask(true)).answer().events();
+    assert!(events.len() > 3);
+    assert!(
+        events.last().unwrap()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("limit of 0.3 s")
+    );
+    server.assert_idle();
+}
+
+#[test]
+fn a_quiet_stream_shows_that_it_lives() {
+    let times = plimsoll_server::ServerConfig {
+        keep_alive: Duration::from_millis(50),
+        ..config()
+    };
+    let server = Server::with(times, limits(), |_| {
+        let end = [
+            Step::Token(97, "a".into()),
+            Step::Finish(FinishReason::Stop, None),
+        ];
+        Box::new(
+            [Step::Wait(Duration::from_millis(300))]
+                .into_iter()
+                .chain(end),
+        )
+    });
+    let answer = server.send(ask(true)).answer();
+    assert!(
+        answer.body.matches(": waiting\n\n").count() >= 3,
+        "{}",
+        answer.body
+    );
+    assert_eq!(answer.events()[0]["choices"][0]["text"], "a");
+}
+
+#[test]
+fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
+    // A request that ends within the deadline, one that does not, one whole answer that does not.
+    let mut server = Server::start(|request: &Request| -> Steps {
+        if request.max_tokens == 7 {
+            let end = [
+                Step::Token(98, "end".into()),
+                Step::Finish(FinishReason::Length, None),
+            ];
+            return Box::new(
+                [Step::Wait(Duration::from_millis(300))]
+                    .into_iter()
+                    .chain(end),
+            );
+        }
+        endless(request)
+    });
+    let mut short = server.send(post(
+        "/v1/completions",
+        &json!({"prompt": "x", "max_tokens": 7}).to_string(),
+    ));
+    let mut long = server.send(ask(true));
+    let mut whole = server.send(ask(false));
+    eventually("all three run", || server.engine.reserved().1 == 3);
+    let idle = server.connect();
+    server.shut_down();
+    eventually("the engine drains", || server.engine.draining());
+    assert_eq!(short.answer().ok()["choices"][0]["text"], "end");
+    let events: Vec<Value> = events(&long.answer().body);
+    let error = &events.last().unwrap()["error"];
+    assert_eq!(error["type"], "service_unavailable_error", "{error}");
+    whole.answer().error(503);
+    assert!(
+        server.wait_for_end(Duration::from_secs(5)),
+        "serve returned"
+    );
+    assert!(
+        std::net::TcpStream::connect(server.address).is_err(),
+        "nobody listens any more"
+    );
+    drop(idle);
+}
+
+#[test]
+fn shutdown_without_requests_is_quick() {
+    let mut server = Server::start(silent);
+    let mut kept = server.connect();
+    kept.write("GET /version HTTP/1.1\r\nhost: x\r\n\r\n");
+    kept.answer().ok();
+    server.shut_down();
+    let start = Instant::now();
+    assert!(server.wait_for_end(Duration::from_secs(5)));
+    assert!(
+        start.elapsed() < Duration::from_millis(400),
+        "{:?}",
+        start.elapsed()
+    );
+}

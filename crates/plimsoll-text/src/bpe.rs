@@ -1,0 +1,293 @@
+//! Byte pair encoding of one word: from symbols to token ids by merging the best-ranked neighbours first.
+//!
+//! One loop serves every vocabulary in the zoo. Byte-level BPE (GPT-2 and its heirs) and SentencePiece BPE (Llama, Gemma)
+//! differ only in what the first symbols are and where the ranks come from: a list of merges, or the scores of the
+//! pieces. The queue makes it O(n log n) in the length of the word, so a megabyte without a space is slow work, not
+//! an attack; memory is [`Scratch`], whose worst case is a multiple of the text that [`Scratch::bytes_max`] states.
+//!
+//! Nothing here knows how text is cut into words or what a special token is.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::table::TokenTable;
+
+/// No token, no neighbour.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// The merges of a vocabulary: which neighbours may join, how early, and into what.
+#[derive(Default)]
+pub(crate) struct Merges {
+    by_pair: HashMap<u64, Merge, BuildHasherDefault<PairHasher>>,
+}
+
+/// The outcome of joining two neighbours.
+#[derive(Clone, Copy)]
+struct Merge {
+    /// Lower goes first.
+    rank: u32,
+    /// The token that the two become.
+    id: u32,
+}
+
+impl Merges {
+    /// An empty table with room for `count` merges.
+    pub(crate) fn with_capacity(count: usize) -> Self {
+        Self {
+            by_pair: HashMap::with_capacity_and_hasher(count, BuildHasherDefault::default()),
+        }
+    }
+
+    /// Lets `left` and `right` join into `id`. Of a pair that is given twice the first rank given stays.
+    pub(crate) fn insert(&mut self, left: u32, right: u32, rank: u32, id: u32) {
+        self.by_pair
+            .entry(pair_key(left, right))
+            .or_insert(Merge { rank, id });
+    }
+
+    fn get(&self, left: u32, right: u32) -> Option<Merge> {
+        self.by_pair.get(&pair_key(left, right)).copied()
+    }
+}
+
+fn pair_key(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
+}
+
+/// Mixes the 64 bits of a pair; the default hasher would cost more than the rest of a merge.
+#[derive(Default)]
+struct PairHasher(u64);
+
+impl Hasher for PairHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed =
+            u128::from(self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        self.0 = (mixed >> 64) as u64 ^ mixed as u64;
+    }
+}
+
+/// What the first symbols of a word are.
+pub(crate) enum Alphabet {
+    /// One symbol for each byte; the table gives its token, or [`NONE`] where the vocabulary lacks that byte.
+    Bytes(Box<[u32; 256]>),
+    /// One symbol for each character that is a token.
+    Chars {
+        /// Tokens of single bytes for all other characters, where the vocabulary has all 256 of them.
+        fallback: Option<Box<[u32; 256]>>,
+    },
+}
+
+/// A BPE vocabulary, ready to encode words.
+pub(crate) struct Bpe {
+    /// What the first symbols are.
+    pub(crate) alphabet: Alphabet,
+    /// What may join.
+    pub(crate) merges: Merges,
+    /// The token for what has no token; without one such symbols vanish.
+    pub(crate) unknown: Option<u32>,
+    /// Neighbouring unknowns become one token instead of one each.
+    pub(crate) fuse_unknown: bool,
+    /// A word that is a token as a whole stays whole even if no chain of merges would build it.
+    pub(crate) whole_words_first: bool,
+}
+
+/// The working memory of one call to encode, reused from word to word.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    symbols: Vec<Symbol>,
+    queue: BinaryHeap<Reverse<Candidate>>,
+    raw: String,
+}
+
+/// A piece of the word under construction, linked to its living neighbours.
+#[derive(Clone, Copy)]
+struct Symbol {
+    /// Its token, or [`NONE`] once merged away into the symbol at its left.
+    id: u32,
+    previous: u32,
+    next: u32,
+}
+
+/// A possible merge of the symbol at `position` with its right neighbour. The derived order is the order of merging:
+/// best rank first, leftmost first among equals.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    rank: u32,
+    position: u32,
+    id: u32,
+}
+
+impl Scratch {
+    /// An upper bound in bytes for what encoding a text of `text_bytes` bytes needs at once.
+    ///
+    /// At most one symbol a byte; at most one candidate a pair at first, and each merge removes one and adds at most
+    /// two; vectors may have doubled beyond need.
+    pub(crate) fn bytes_max(text_bytes: usize) -> usize {
+        let per_byte =
+            2 * (std::mem::size_of::<Symbol>() + 2 * std::mem::size_of::<Candidate>()) + 6;
+        text_bytes.saturating_mul(per_byte)
+    }
+}
+
+impl Bpe {
+    /// Appends the tokens of `word` to `out`. `table` is the vocabulary that the merges were made for.
+    pub(crate) fn encode_word(
+        &self,
+        word: &str,
+        table: &TokenTable,
+        scratch: &mut Scratch,
+        out: &mut Vec<u32>,
+    ) {
+        if self.whole_words_first
+            && let Some(id) = self.whole(word, table, scratch)
+        {
+            out.push(id);
+            return;
+        }
+        self.first_symbols(word, table, scratch);
+        self.merge(scratch);
+        out.extend(
+            scratch
+                .symbols
+                .iter()
+                .map(|symbol| symbol.id)
+                .filter(|&id| id != NONE),
+        );
+    }
+
+    /// The token that spells the whole word, if there is one.
+    fn whole(&self, word: &str, table: &TokenTable, scratch: &mut Scratch) -> Option<u32> {
+        match self.alphabet {
+            Alphabet::Chars { .. } => table.id_of(word),
+            Alphabet::Bytes(_) => {
+                // No token is longer than the longest one, so a long word need not be spelled out to be looked up.
+                if word.len() > table.raw_bytes_max() {
+                    return None;
+                }
+                scratch.raw.clear();
+                scratch
+                    .raw
+                    .extend(word.bytes().map(crate::byte_level::byte_to_char));
+                table.id_of(&scratch.raw)
+            }
+        }
+    }
+
+    /// Fills `scratch` with the symbols that `word` starts out as.
+    fn first_symbols(&self, word: &str, table: &TokenTable, scratch: &mut Scratch) {
+        scratch.symbols.clear();
+        match &self.alphabet {
+            Alphabet::Bytes(ids) => {
+                for byte in word.bytes() {
+                    self.push_or_unknown(ids[usize::from(byte)], &mut scratch.symbols);
+                }
+            }
+            Alphabet::Chars { fallback } => {
+                let mut buffer = [0; 4];
+                for character in word.chars() {
+                    let spelled = character.encode_utf8(&mut buffer);
+                    match (table.id_of(spelled), fallback) {
+                        (Some(id), _) => push(id, &mut scratch.symbols),
+                        (None, Some(ids)) => {
+                            for byte in spelled.bytes() {
+                                push(ids[usize::from(byte)], &mut scratch.symbols);
+                            }
+                        }
+                        (None, None) => self.push_or_unknown(NONE, &mut scratch.symbols),
+                    }
+                }
+            }
+        }
+    }
+
+    fn push_or_unknown(&self, id: u32, symbols: &mut Vec<Symbol>) {
+        if id != NONE {
+            push(id, symbols);
+        } else if let Some(unknown) = self.unknown {
+            let fused = self.fuse_unknown && symbols.last().is_some_and(|last| last.id == unknown);
+            if !fused {
+                push(unknown, symbols);
+            }
+        }
+    }
+
+    /// Joins neighbours, best rank first, until none may join.
+    fn merge(&self, scratch: &mut Scratch) {
+        let Scratch { symbols, queue, .. } = scratch;
+        queue.clear();
+        for position in 1..symbols.len() {
+            self.offer(symbols, position - 1, position, queue);
+        }
+        while let Some(Reverse(best)) = queue.pop() {
+            let left = best.position as usize;
+            let Symbol { id, next, .. } = symbols[left];
+            // A neighbour may have changed since this candidate was queued: it counts only if the pair as it is
+            // now still makes the same token.
+            if id == NONE || next == NONE {
+                continue;
+            }
+            let right = next as usize;
+            let still_valid = self
+                .merges
+                .get(id, symbols[right].id)
+                .is_some_and(|merge| merge.id == best.id);
+            if !still_valid {
+                continue;
+            }
+            let after = symbols[right].next;
+            symbols[right].id = NONE;
+            symbols[left].id = best.id;
+            symbols[left].next = after;
+            let before = symbols[left].previous;
+            if before != NONE {
+                self.offer(symbols, before as usize, left, queue);
+            }
+            if after != NONE {
+                symbols[after as usize].previous = left as u32;
+                self.offer(symbols, left, after as usize, queue);
+            }
+        }
+    }
+
+    /// Queues the merge of two neighbours if there is one.
+    fn offer(
+        &self,
+        symbols: &[Symbol],
+        left: usize,
+        right: usize,
+        queue: &mut BinaryHeap<Reverse<Candidate>>,
+    ) {
+        if let Some(merge) = self.merges.get(symbols[left].id, symbols[right].id) {
+            queue.push(Reverse(Candidate {
+                rank: merge.rank,
+                position: left as u32,
+                id: merge.id,
+            }));
+        }
+    }
+}
+
+/// Appends a symbol and links it to the one before.
+fn push(id: u32, symbols: &mut Vec<Symbol>) {
+    let position = symbols.len() as u32;
+    let previous = position.checked_sub(1).unwrap_or(NONE);
+    if let Some(last) = symbols.last_mut() {
+        last.next = position;
+    }
+    symbols.push(Symbol {
+        id,
+        previous,
+        next: NONE,
+    });
+}

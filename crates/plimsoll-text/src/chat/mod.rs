@@ -1,0 +1,231 @@
+//! From messages to a prompt: the chat template of a model, as its checkpoint ships it.
+//!
+//! Templates are Jinja2 programs written for Python, so the goal is Python's output to the byte (`python`), on an engine
+//! that cannot be made to hang or to eat memory: steps are counted, and every operation that can make a value bigger
+//! is charged against a budget (`tokens`, `program`, `budget`, `operators`, `filters`). What a message is, and which template a request
+//! may choose, is not decided here.
+
+mod budget;
+mod filters;
+mod methods;
+mod namespaces;
+mod operators;
+mod program;
+mod python;
+mod time;
+mod tokens;
+
+use std::collections::BTreeMap;
+
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
+use serde_json::{Map, Value as Json};
+
+use crate::error::{TextError, shielded};
+
+/// The longest template that is accepted, in bytes. The longest known ones have 20 KiB.
+pub const TEMPLATE_BYTES_MAX: usize = 256 << 10;
+/// The longest prompt that a template may produce unless told otherwise, in bytes.
+pub const PROMPT_BYTES_MAX: usize = 8 << 20;
+
+/// Steps that any template may take, and more for each value in the input.
+const STEPS_BASE: u64 = 200_000;
+const STEPS_PER_VALUE: u64 = 2_000;
+/// Bytes of work that any template may do, and more for each byte of input.
+const WORK_BASE: u64 = 32 << 20;
+const WORK_PER_BYTE: u64 = 32;
+
+/// What a model without a template gets: the ChatML format.
+pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+/// A compiled chat template. Immutable, so one serves all threads.
+pub struct ChatTemplate {
+    source: String,
+    bos: String,
+    eos: String,
+    environment: Environment<'static>,
+    prompt_bytes_max: usize,
+}
+
+impl ChatTemplate {
+    /// Takes a template over and checks that it compiles. `bos` and `eos` are what it sees as `bos_token` and `eos_token`.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::BadTemplate`] if it is longer than [`TEMPLATE_BYTES_MAX`], does not compile, or uses what is refused.
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
+        if source.len() > TEMPLATE_BYTES_MAX {
+            return Err(TextError::BadTemplate(format!(
+                "{} bytes, the limit is {TEMPLATE_BYTES_MAX}",
+                source.len()
+            )));
+        }
+        let template = Self {
+            source: program::prepare(source),
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            environment: environment(),
+            prompt_bytes_max: PROMPT_BYTES_MAX,
+        };
+        shielded(TextError::BadTemplate, || {
+            program::compile(&template.source).map(drop)
+        })?;
+        Ok(template)
+    }
+
+    /// The template for models without one: [`CHATML`].
+    ///
+    /// # Errors
+    ///
+    /// None in practice; the template is a constant that compiles.
+    pub fn chatml() -> Result<Self, TextError> {
+        Self::new(CHATML, "<|im_start|>", "<|im_end|>")
+    }
+
+    /// The same template with another limit on the length of a prompt, in bytes.
+    pub fn with_prompt_bytes_max(mut self, bytes: usize) -> Self {
+        self.prompt_bytes_max = bytes;
+        self
+    }
+
+    /// The prompt for `messages`.
+    ///
+    /// The template sees `messages`, `tools` (none if absent), `documents` (none unless in `extra`), `add_generation_prompt`,
+    /// `bos_token`, `eos_token` and whatever `extra` holds, such as `enable_thinking`; `extra` cannot replace the others.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::Render`] if the template fails or refuses these messages, [`TextError::TemplateLimit`] if it takes too many
+    /// steps, does too much work or makes too long a prompt.
+    pub fn render(
+        &self,
+        messages: &Json,
+        tools: Option<&Json>,
+        add_generation_prompt: bool,
+        extra: &Map<String, Json>,
+    ) -> Result<String, TextError> {
+        let mut size = InputSize::default();
+        size.add(messages);
+        tools.into_iter().for_each(|tools| size.add(tools));
+        extra.values().for_each(|value| size.add(value));
+        let mut context: Vec<(&str, Value)> = vec![("documents", Value::from(()))];
+        context.extend(
+            extra
+                .iter()
+                .map(|(key, value)| (key.as_str(), from_json(value))),
+        );
+        context.extend([
+            ("messages", from_json(messages)),
+            ("tools", tools.map_or(Value::from(()), from_json)),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
+            ("bos_token", Value::from(self.bos.as_str())),
+            ("eos_token", Value::from(self.eos.as_str())),
+        ]);
+        shielded(TextError::Render, || self.run(context, size))
+    }
+
+    fn run(&self, context: Vec<(&str, Value)>, size: InputSize) -> Result<String, TextError> {
+        let steps = STEPS_BASE + STEPS_PER_VALUE * size.values;
+        let work = WORK_BASE + WORK_PER_BYTE * size.bytes;
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(steps));
+        let instructions = program::compile(&self.source)?;
+        let mut prompt = String::new();
+        let mut output = minijinja::machinery::make_string_output(&mut prompt);
+        // A rendering that panicked on this thread may have left some behind.
+        namespaces::take_apart();
+        let budget = budget::Budget::start(work);
+        let no_blocks = BTreeMap::new();
+        let result = minijinja::machinery::eval(
+            &environment,
+            &instructions,
+            Value::from_pairs(context),
+            &no_blocks,
+            &mut output,
+            AutoEscape::None,
+        );
+        namespaces::take_apart();
+        let exhausted = budget.exhausted();
+        let limit = |what, limit| Err(TextError::TemplateLimit { what, limit });
+        match result {
+            Ok(_) if prompt.len() > self.prompt_bytes_max => {
+                limit("bytes of prompt", self.prompt_bytes_max as u64)
+            }
+            Ok(_) => Ok(prompt),
+            Err(_) if exhausted => limit("bytes of work", work),
+            Err(error) if error.kind() == ErrorKind::OutOfFuel => limit("steps", steps),
+            Err(error) => Err(TextError::Render(error.to_string())),
+        }
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate")
+            .field("bytes", &self.source.len())
+            .field("bos", &self.bos)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How much a template is given to read.
+#[derive(Default)]
+struct InputSize {
+    values: u64,
+    bytes: u64,
+}
+
+impl InputSize {
+    /// Counts a value and all it holds. The nesting of parsed JSON is bounded by the parser.
+    fn add(&mut self, value: &Json) {
+        self.values += 1;
+        match value {
+            Json::String(text) => self.bytes += text.len() as u64,
+            Json::Array(items) => items.iter().for_each(|item| self.add(item)),
+            Json::Object(entries) => entries.iter().for_each(|(key, item)| {
+                self.bytes += key.len() as u64;
+                self.add(item);
+            }),
+            Json::Null | Json::Bool(_) | Json::Number(_) => self.bytes += 8,
+        }
+    }
+}
+
+/// A JSON value as templates see it; maps keep their order.
+fn from_json(value: &Json) -> Value {
+    match value {
+        Json::Null => Value::from(()),
+        Json::Bool(bool) => Value::from(*bool),
+        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(integer), _, _) => Value::from(integer),
+            (None, Some(integer), _) => Value::from(integer),
+            (None, None, float) => Value::from(float.unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => items.iter().map(from_json).collect(),
+        Json::Object(entries) => Value::from_pairs(
+            entries
+                .iter()
+                .map(|(key, value)| (key.as_str(), from_json(value))),
+        ),
+    }
+}
+
+/// The world that templates live in: Python's idea of text, guarded operators, guarded filters.
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_recursion_limit(250);
+    environment.set_formatter(|out, _, value| {
+        let mut text = budget::Text::default();
+        python::write_str(&mut text, value)?;
+        Ok(out.write_str(text.as_str())?)
+    });
+    operators::install(&mut environment);
+    filters::install(&mut environment);
+    methods::install(&mut environment);
+    namespaces::install(&mut environment);
+    time::install(&mut environment);
+    environment
+}

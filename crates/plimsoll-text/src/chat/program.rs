@@ -1,0 +1,136 @@
+//! Compiling a template into a program whose dangerous instructions go through guards.
+//!
+//! The template library has no notion of a memory limit, but it lets us see its instructions. Operators become calls of
+//! guarded functions (`operators`), and literal text becomes a printed constant, so that every byte of output is
+//! charged. What compiling itself may cost is bounded beforehand (`tokens`).
+
+use std::sync::LazyLock;
+
+use minijinja::machinery::{CodeGenerator, Instruction, Instructions, parse};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use regex::Regex;
+
+use super::operators::name;
+use crate::error::TextError;
+
+/// The settings that chat templates are written for.
+fn syntax() -> Result<SyntaxConfig, TextError> {
+    SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|error| TextError::BadTemplate(error.to_string()))
+}
+
+/// Rewrites what only the training tools understand: `{% generation %}` marks the assistant's words and prints nothing.
+pub(super) fn prepare(source: &str) -> String {
+    static MARK: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").ok());
+    let Some(mark) = MARK.as_ref() else {
+        return source.to_owned();
+    };
+    let rewritten = mark.replace_all(source, |found: &regex::Captures<'_>| {
+        let statement = if found.get(2).is_some() {
+            "endif"
+        } else {
+            "if true"
+        };
+        format!("{{%{} {statement} {}%}}", &found[1], &found[3])
+    });
+    rewritten.into_owned()
+}
+
+/// Compiles a prepared source. Templates that consist of several (blocks, inclusions) are refused.
+pub(super) fn compile(source: &str) -> Result<Instructions<'_>, TextError> {
+    let bad = |error: minijinja::Error| TextError::BadTemplate(error.to_string());
+    let syntax = syntax()?;
+    super::tokens::check(source, &syntax)?;
+    let tree = parse(source, "chat template", syntax).map_err(bad)?;
+    let mut generator = CodeGenerator::new("chat template", source);
+    generator.compile_stmt(&tree);
+    let (instructions, blocks) = generator.finish();
+    if let Some(block) = blocks.keys().next() {
+        return Err(TextError::BadTemplate(format!(
+            "the block {block:?} is refused"
+        )));
+    }
+    guarded(&instructions)
+}
+
+/// The same program with guards.
+fn guarded<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> {
+    let mut out = Instructions::new(plain.name(), plain.source());
+    let mut moved = Vec::new();
+    let mut index = 0;
+    while let Some(instruction) = plain.get(index) {
+        let line = plain
+            .get_line(index)
+            .and_then(|line| u16::try_from(line).ok());
+        let mut add = |instruction| match line {
+            Some(line) => out.add_with_line(instruction, line),
+            None => out.add(instruction),
+        };
+        match instruction {
+            Instruction::EmitRaw(text) => {
+                moved.push(add(Instruction::LoadConst(Value::from(*text))));
+                add(Instruction::Emit);
+            }
+            other => moved.push(add(guard(other)?)),
+        }
+        index += 1;
+    }
+    moved.push(out.add(Instruction::LoadConst(Value::from(()))));
+    for index in 0..moved[moved.len() - 1] {
+        if let Some(target) = out.get_mut(index).and_then(jump_target) {
+            *target = *moved.get(*target as usize).ok_or_else(|| {
+                TextError::BadTemplate(format!("a jump to {target} leaves the program"))
+            })?;
+        }
+    }
+    Ok(out)
+}
+
+/// The instruction itself, or the guarded call that replaces it.
+fn guard<'s>(instruction: &Instruction<'s>) -> Result<Instruction<'s>, TextError> {
+    use minijinja::machinery::Instruction as I;
+    let call = |name, count: usize| match u16::try_from(count) {
+        Ok(count) => Ok(I::CallFunction(name, Some(count))),
+        Err(_) => Err(TextError::BadTemplate(format!(
+            "a literal with {count} parts, the limit is {}",
+            u16::MAX
+        ))),
+    };
+    match instruction {
+        I::Add => call(name::ADD, 2),
+        I::StringConcat => call(name::CONCAT, 2),
+        I::Mul => call(name::MULTIPLY, 2),
+        I::Eq => call(name::EQUAL, 2),
+        I::Ne => call(name::NOT_EQUAL, 2),
+        I::In => call(name::IN, 2),
+        I::Slice => call(name::SLICE, 4),
+        I::ApplyFilter(filter, count, _) => super::filters::guarded_name(filter)
+            .map(|name| I::CallFunction(name, *count))
+            .ok_or_else(|| TextError::BadTemplate(format!("unknown filter {filter:?}"))),
+        I::BuildList(Some(count)) => call(name::LIST, *count),
+        I::BuildTuple(Some(count)) => call(name::TUPLE, *count),
+        I::BuildMap(pairs) => call(name::MAP, pairs.saturating_mul(2)),
+        I::FastSuper | I::CallBlock(_) | I::LoadBlocks | I::Include(_) | I::ExportLocals => Err(
+            TextError::BadTemplate("other templates are out of reach".to_owned()),
+        ),
+        other => Ok(other.clone()),
+    }
+}
+
+/// Where an instruction may jump to.
+fn jump_target<'i>(instruction: &'i mut Instruction<'_>) -> Option<&'i mut u32> {
+    match instruction {
+        Instruction::Iterate(target)
+        | Instruction::Jump(target)
+        | Instruction::JumpIfFalse(target)
+        | Instruction::JumpIfFalseOrPop(target)
+        | Instruction::JumpIfTrueOrPop(target)
+        | Instruction::BuildMacro(_, target, _) => Some(target),
+        _ => None,
+    }
+}

@@ -1,0 +1,198 @@
+//! From token ids to text, one token at a time.
+//!
+//! Tokens are bytes, and a character may span several tokens: what is complete goes out, what is not waits. Invalid
+//! bytes become U+FFFD the way Python's `errors="replace"` does it, one for each maximal broken piece. The state is
+//! a handful of bytes and never grows; [`Tokenizer::decode`] is this very machine run over a slice, so that streamed and
+//! whole text cannot differ. Stop strings are another room's business.
+
+use crate::table::{Kind, TokenTable};
+use crate::tokenizer::Tokenizer;
+
+/// What a vocabulary does to the first token of a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Opening {
+    /// Nothing.
+    Plain,
+    /// One space at the very start is dropped: it was put there when encoding.
+    StripSpace,
+    /// Every `▁` of the first token is dropped.
+    StripMarks,
+    /// The first token stands as the vocabulary spells it, since the table's text of it begins with a separating
+    /// space; WordPiece's clean-up of English punctuation applies if set.
+    Raw {
+        /// Whether to clean up.
+        cleanup: bool,
+    },
+}
+
+/// Turns a stream of token ids into text. One per request.
+#[derive(Clone, Debug)]
+pub struct Detokenizer {
+    skip_special: bool,
+    /// Nothing has been written yet, so the vocabulary's rule for the first token still applies.
+    opening: bool,
+    waiting: Waiting,
+}
+
+impl Detokenizer {
+    /// A detokenizer for a text that begins with the first token pushed: exactly what [`Tokenizer::decode`] does. With
+    /// `skip_special`, special tokens leave no text.
+    pub fn new(skip_special: bool) -> Self {
+        Self {
+            skip_special,
+            opening: true,
+            waiting: Waiting::default(),
+        }
+    }
+
+    /// A detokenizer for a text that continues another one, such as the answer to a prompt: the leading space of the
+    /// first token, if it has one, separates it from the prompt and stays.
+    pub fn continuing(skip_special: bool) -> Self {
+        Self {
+            opening: false,
+            ..Self::new(skip_special)
+        }
+    }
+
+    /// Appends to `out` the text that `id` completes. At most three bytes of an unfinished character stay behind.
+    /// An id outside the vocabulary is no text.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
+        self.push_from(tokenizer.table(), tokenizer.opening(), id, out);
+    }
+
+    /// As [`Self::push`], from the parts of a tokenizer.
+    pub(crate) fn push_from(
+        &mut self,
+        table: &TokenTable,
+        rule: Opening,
+        id: u32,
+        out: &mut String,
+    ) {
+        match table.kind(id) {
+            Kind::Hole => return,
+            Kind::Special if self.skip_special => return,
+            Kind::Special | Kind::Text => {}
+        }
+        let text = table.text(id);
+        if !self.opening {
+            self.waiting.push(text, out);
+            return;
+        }
+        match rule {
+            Opening::Plain => self.waiting.push(text, out),
+            Opening::StripSpace => {
+                let stripped = text.strip_prefix(b" ").unwrap_or(text);
+                self.waiting.push(stripped, out);
+                // A token without any text is not the start of the text.
+                self.opening = text.is_empty();
+                return;
+            }
+            Opening::StripMarks => {
+                for part in table.raw(id).split('▁') {
+                    self.waiting.push(part.as_bytes(), out);
+                }
+            }
+            Opening::Raw { cleanup } => {
+                let raw = table.raw(id);
+                if cleanup {
+                    let clean = tokenizers::decoders::wordpiece::cleanup(raw);
+                    self.waiting.push(clean.as_bytes(), out);
+                } else {
+                    self.waiting.push(raw.as_bytes(), out);
+                }
+            }
+        }
+        self.opening = false;
+    }
+
+    /// Ends the text: an unfinished character becomes one U+FFFD.
+    pub fn finish(&mut self, out: &mut String) {
+        if self.waiting.len > 0 {
+            out.push(char::REPLACEMENT_CHARACTER);
+            self.waiting.len = 0;
+        }
+    }
+}
+
+/// The beginning of a character whose other bytes have not come yet.
+#[derive(Clone, Copy, Default, Debug)]
+struct Waiting {
+    bytes: [u8; 4],
+    len: usize,
+}
+
+impl Waiting {
+    /// Appends the characters that `bytes` completes to `out` and keeps the rest.
+    fn push(&mut self, bytes: &[u8], out: &mut String) {
+        let mut rest = bytes;
+        while self.len > 0 {
+            let Some((&byte, tail)) = rest.split_first() else {
+                return;
+            };
+            self.bytes[self.len] = byte;
+            match std::str::from_utf8(&self.bytes[..=self.len]) {
+                Ok(character) => {
+                    out.push_str(character);
+                    self.len = 0;
+                    rest = tail;
+                }
+                Err(error) if error.error_len().is_none() => {
+                    self.len += 1;
+                    rest = tail;
+                }
+                Err(_) => {
+                    // What waited was a valid beginning, so it is the whole broken piece; `byte` starts anew.
+                    out.push(char::REPLACEMENT_CHARACTER);
+                    self.len = 0;
+                }
+            }
+        }
+        let mut chunks = rest.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            out.push_str(chunk.valid());
+            let broken = chunk.invalid();
+            // Only the end of the input can be merely unfinished.
+            let unfinished = chunks.peek().is_none()
+                && std::str::from_utf8(broken)
+                    .err()
+                    .is_some_and(|error| error.error_len().is_none());
+            if unfinished {
+                self.bytes[..broken.len()].copy_from_slice(broken);
+                self.len = broken.len();
+            } else if !broken.is_empty() {
+                out.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_cut_of_any_bytes_gives_what_the_whole_gives(
+            bytes in proptest::collection::vec(
+                prop_oneof![any::<u8>(), Just(0xe2), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f), Just(0x80)],
+                0..64,
+            ),
+            cuts in proptest::collection::vec(0usize..64, 0..16),
+        ) {
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|c| c.min(bytes.len())).collect();
+            cuts.extend([0, bytes.len()]);
+            cuts.sort_unstable();
+            let mut waiting = Waiting::default();
+            let mut out = String::new();
+            for pair in cuts.windows(2) {
+                waiting.push(&bytes[pair[0]..pair[1]], &mut out);
+                prop_assert!(waiting.len <= 3);
+            }
+            if waiting.len > 0 {
+                out.push(char::REPLACEMENT_CHARACTER);
+            }
+            prop_assert_eq!(out, String::from_utf8_lossy(&bytes).into_owned());
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! A vocabulary from a GGUF file becomes a tokenizer.
+//!
+//! Three families of files: `gpt2` (byte-level BPE with merges), `llama` (SentencePiece BPE with scores) and `gemma4`
+//! (SentencePiece pieces with merges). Ids must equal those of the tools that made the files. How the metadata is read
+//! from the file is not this room's business: it receives a [`GgufVocab`].
+
+use crate::bpe::{Alphabet, Bpe, Merges, NONE};
+use crate::byte_level;
+use crate::decode::Opening;
+use crate::error::TextError;
+use crate::normalize::{Normalizer, PrefixSpace};
+use crate::pattern_names::{self, Recipe};
+use crate::pretokenize::Cutter;
+use crate::specials::{Special, Specials};
+use crate::table::{Kind, Row, TokenTable};
+use crate::tokenizer::{Engine, Parts, Pipeline, Tokenizer};
+
+/// The tokenizer part of a GGUF file's metadata; fields are named after their keys under `tokenizer.ggml`.
+#[derive(Clone, Debug, Default)]
+pub struct GgufVocab {
+    /// The family: `gpt2`, `llama` or `gemma4`.
+    pub model: String,
+    /// The name of the pre-tokenizer; empty if the file has none.
+    pub pre: String,
+    /// The tokens by id.
+    pub tokens: Vec<String>,
+    /// The score of each token; `llama` needs them, others may leave them out.
+    pub scores: Vec<f32>,
+    /// The type of each token: 1 text, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty means all text.
+    pub token_types: Vec<i32>,
+    /// The merges in the order of their ranks, each as two tokens with a space between.
+    pub merges: Vec<String>,
+    /// The beginning-of-sequence token.
+    pub bos: Option<u32>,
+    /// The end-of-sequence token.
+    pub eos: Option<u32>,
+    /// Further tokens that end a generation.
+    pub extra_eos: Vec<u32>,
+    /// The token for what cannot be encoded.
+    pub unknown: Option<u32>,
+    /// Whether a text begins with `bos`; the family decides if the file does not say.
+    pub add_bos: Option<bool>,
+    /// Whether a text is encoded as if a space stood before it; the family decides if the file does not say.
+    pub add_space_prefix: Option<bool>,
+}
+
+/// The more tokens than any model has: a check on hostile files before memory is asked for.
+const TOKENS_MAX: usize = 1 << 24;
+
+const TYPE_UNKNOWN: i32 = 2;
+const TYPE_CONTROL: i32 = 3;
+const TYPE_USER_DEFINED: i32 = 4;
+const TYPE_UNUSED: i32 = 5;
+const TYPE_BYTE: i32 = 6;
+
+/// Names that end a turn wherever they are control tokens. Files state one end token; chat models use two or three.
+const END_NAMES: &[&str] = &[
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
+    "<EOT>",
+    "[EOT]",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+];
+
+impl Tokenizer {
+    /// Builds the tokenizer of a GGUF file.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::Unsupported`] for an unknown family, [`TextError::UnknownPreTokenizer`] for an unknown pre-tokenizer, and
+    /// [`TextError::BadTokenizer`] if the lists do not fit together.
+    pub fn from_gguf(vocab: &GgufVocab) -> Result<Self, TextError> {
+        check(vocab)?;
+        let family = Family::of(vocab)?;
+        let table = table(vocab, &family)?;
+        let bpe = Bpe {
+            alphabet: alphabet(vocab, &family, &table),
+            merges: match family.ranks {
+                Ranks::Merges => listed_merges(vocab, &table)?,
+                Ranks::Scores => scored_merges(vocab, &table)?,
+            },
+            unknown: vocab.unknown,
+            fuse_unknown: false,
+            whole_words_first: family.recipe.whole_words_first,
+        };
+        let pipeline = Pipeline {
+            specials: Specials::new(specials(vocab))?,
+            normalizer: Normalizer {
+                nfc: family.recipe.nfc,
+                escape_spaces: family.escape_spaces,
+            },
+            cutter: Cutter::new(family.recipe.patterns.iter().copied())?,
+            bpe,
+        };
+        let add_bos = vocab.add_bos.unwrap_or(family.recipe.add_bos);
+        let opening = match family.escape_spaces {
+            None | Some(PrefixSpace::Never) => Opening::Plain,
+            Some(_) => Opening::StripSpace,
+        };
+        Ok(Self::new(Parts {
+            eos: end_tokens(vocab, &table),
+            table,
+            engine: Engine::Own(Box::new(pipeline)),
+            opening,
+            prefix: vocab.bos.filter(|_| add_bos).into_iter().collect(),
+            suffix: Vec::new(),
+            bos: vocab.bos,
+        }))
+    }
+}
+
+/// Where the ranks of merges come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ranks {
+    Merges,
+    Scores,
+}
+
+/// What the name of the family decides.
+struct Family {
+    byte_level: bool,
+    ranks: Ranks,
+    escape_spaces: Option<PrefixSpace>,
+    recipe: Recipe,
+}
+
+impl Family {
+    fn of(vocab: &GgufVocab) -> Result<Self, TextError> {
+        let no_patterns = Recipe {
+            patterns: &[],
+            whole_words_first: false,
+            add_bos: true,
+            nfc: false,
+        };
+        let prefix = |default: bool| {
+            Some(if vocab.add_space_prefix.unwrap_or(default) {
+                PrefixSpace::Always
+            } else {
+                PrefixSpace::Never
+            })
+        };
+        match vocab.model.as_str() {
+            "gpt2" => Ok(Self {
+                byte_level: true,
+                ranks: Ranks::Merges,
+                escape_spaces: None,
+                recipe: pattern_names::recipe(&vocab.pre)?,
+            }),
+            "llama" => Ok(Self {
+                byte_level: false,
+                ranks: Ranks::Scores,
+                escape_spaces: prefix(true),
+                recipe: no_patterns,
+            }),
+            "gemma4" => Ok(Self {
+                byte_level: false,
+                ranks: Ranks::Merges,
+                escape_spaces: prefix(false),
+                recipe: Recipe {
+                    patterns: &[r"[^\n]+|\n+"],
+                    ..no_patterns
+                },
+            }),
+            other => Err(TextError::Unsupported(format!(
+                "GGUF tokenizer model {other:?}; known are: gpt2, llama, gemma4"
+            ))),
+        }
+    }
+}
+
+/// Checks that the lists fit together and that every id is a token.
+fn check(vocab: &GgufVocab) -> Result<(), TextError> {
+    let count = vocab.tokens.len();
+    let bad = |message: String| Err(TextError::BadTokenizer(message));
+    if count == 0 || count > TOKENS_MAX {
+        return bad(format!(
+            "{count} tokens; between 1 and {TOKENS_MAX} can be loaded"
+        ));
+    }
+    if !vocab.token_types.is_empty() && vocab.token_types.len() != count {
+        return bad(format!(
+            "{} token types for {count} tokens",
+            vocab.token_types.len()
+        ));
+    }
+    if !vocab.scores.is_empty() && vocab.scores.len() != count {
+        return bad(format!("{} scores for {count} tokens", vocab.scores.len()));
+    }
+    let named = [vocab.bos, vocab.eos, vocab.unknown];
+    let ids = named
+        .into_iter()
+        .flatten()
+        .chain(vocab.extra_eos.iter().copied());
+    for id in ids {
+        if id as usize >= count {
+            return bad(format!(
+                "special token {id} is not among the {count} tokens"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn type_of(vocab: &GgufVocab, id: usize) -> i32 {
+    vocab.token_types.get(id).copied().unwrap_or(1)
+}
+
+/// The byte of a token spelled `<0xNN>`.
+pub(crate) fn byte_token(name: &str) -> Option<u8> {
+    let hex = name.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
+}
+
+fn table(vocab: &GgufVocab, family: &Family) -> Result<TokenTable, TextError> {
+    let mut table = TokenTable::with_capacity(vocab.tokens.len());
+    for (id, raw) in vocab.tokens.iter().enumerate() {
+        let (kind, text) = match type_of(vocab, id) {
+            TYPE_UNUSED => (Kind::Hole, Vec::new()),
+            TYPE_UNKNOWN | TYPE_CONTROL => (Kind::Special, raw.clone().into_bytes()),
+            TYPE_USER_DEFINED if family.byte_level => (Kind::Text, raw.clone().into_bytes()),
+            _ if family.byte_level => {
+                let bytes = byte_level::decode(raw);
+                (
+                    Kind::Text,
+                    bytes.unwrap_or_else(|| raw.clone().into_bytes()),
+                )
+            }
+            kind => match byte_token(raw) {
+                Some(byte) if kind == TYPE_BYTE => (Kind::Text, vec![byte]),
+                _ => (Kind::Text, raw.replace('▁', " ").into_bytes()),
+            },
+        };
+        table.push(Row {
+            raw,
+            text: &text,
+            kind,
+        })?;
+    }
+    Ok(table)
+}
+
+/// What is matched in the text before anything else.
+fn specials(vocab: &GgufVocab) -> Vec<Special> {
+    let token = |(id, content): (usize, &String)| {
+        let kind = type_of(vocab, id);
+        matches!(kind, TYPE_UNKNOWN | TYPE_CONTROL | TYPE_USER_DEFINED).then(|| Special {
+            content: content.clone(),
+            id: id as u32,
+            control: kind != TYPE_USER_DEFINED,
+            strip_left: false,
+            strip_right: false,
+        })
+    };
+    vocab.tokens.iter().enumerate().filter_map(token).collect()
+}
+
+fn alphabet(vocab: &GgufVocab, family: &Family, table: &TokenTable) -> Alphabet {
+    let mut ids = Box::new([NONE; 256]);
+    if family.byte_level {
+        let mut buffer = [0; 4];
+        for byte in 0..=u8::MAX {
+            let name = byte_level::byte_to_char(byte).encode_utf8(&mut buffer);
+            ids[usize::from(byte)] = table.id_of(name).unwrap_or(NONE);
+        }
+        return Alphabet::Bytes(ids);
+    }
+    for (id, name) in vocab.tokens.iter().enumerate() {
+        if let Some(byte) = byte_token(name) {
+            ids[usize::from(byte)] = id as u32;
+        }
+    }
+    let complete = !ids.contains(&NONE);
+    Alphabet::Chars {
+        fallback: complete.then_some(ids),
+    }
+}
+
+/// Merges as the file lists them.
+fn listed_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextError> {
+    let pairs = vocab.merges.iter().map(|line| {
+        // A token may itself begin with the separator, so the search starts behind the first character.
+        let skip = line.chars().next().map_or(0, char::len_utf8);
+        line[skip..]
+            .find(' ')
+            .map(|at| (&line[..skip + at], &line[skip + at + 1..]))
+            .ok_or_else(|| TextError::BadTokenizer(format!("merge {line:?} has no two parts")))
+    });
+    ranked_merges(pairs, vocab.merges.len(), table)
+}
+
+/// Merges in the order of their ranks, as pairs of names.
+pub(crate) fn ranked_merges<'m>(
+    pairs: impl Iterator<Item = Result<(&'m str, &'m str), TextError>>,
+    count: usize,
+    table: &TokenTable,
+) -> Result<Merges, TextError> {
+    let mut merges = Merges::with_capacity(count);
+    let mut joined = String::new();
+    for (rank, pair) in pairs.enumerate() {
+        let (left, right) = pair?;
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(right);
+        let id = |name: &str| {
+            table.id_of(name).ok_or_else(|| {
+                TextError::BadTokenizer(format!("merge {rank}: {name:?} is not a token"))
+            })
+        };
+        merges.insert(id(left)?, id(right)?, rank as u32, id(&joined)?);
+    }
+    Ok(merges)
+}
+
+/// Merges that follow from scores: two pieces may join if together they are a piece, the better its score the earlier.
+fn scored_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextError> {
+    if vocab.scores.is_empty() {
+        return Err(TextError::BadTokenizer(
+            "a llama vocabulary without scores".to_owned(),
+        ));
+    }
+    let ranks = ranks_of_scores(&vocab.scores);
+    let mut merges = Merges::with_capacity(vocab.tokens.len());
+    for (id, name) in vocab.tokens.iter().enumerate() {
+        // Control tokens never arise from text, bytes stand alone, and of two equal names only the first counts.
+        let kind = type_of(vocab, id);
+        let excluded = matches!(kind, TYPE_UNKNOWN | TYPE_CONTROL | TYPE_UNUSED | TYPE_BYTE);
+        if excluded || table.id_of(name) != Some(id as u32) {
+            continue;
+        }
+        for (cut, _) in name.char_indices().skip(1) {
+            if let Some(left) = table.id_of(&name[..cut])
+                && let Some(right) = table.id_of(&name[cut..])
+            {
+                merges.insert(left, right, ranks[id], id as u32);
+            }
+        }
+    }
+    Ok(merges)
+}
+
+/// The rank of each score: equal scores share a rank, the highest score has rank 0.
+fn ranks_of_scores(scores: &[f32]) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    let score = |id: u32| scores[id as usize];
+    order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+    let mut ranks = vec![0; scores.len()];
+    let mut rank = 0;
+    for (index, &id) in order.iter().enumerate() {
+        if index > 0 && score(order[index - 1]) != score(id) {
+            rank += 1;
+        }
+        ranks[id as usize] = rank;
+    }
+    ranks
+}
+
+/// The end tokens: the file's, the caller's, then the well-known ones.
+fn end_tokens(vocab: &GgufVocab, table: &TokenTable) -> Vec<u32> {
+    // In the harmony format `<|end|>` closes one message of several; `<|return|>` and `<|call|>` close the turn.
+    let harmony = table.id_of("<|return|>").is_some();
+    let known = END_NAMES
+        .iter()
+        .filter(|name| !(harmony && **name == "<|end|>"))
+        .filter_map(|name| table.id_of(name))
+        .filter(|&id| table.kind(id) == Kind::Special);
+    let mut out = Vec::new();
+    for id in vocab
+        .eos
+        .into_iter()
+        .chain(vocab.extra_eos.iter().copied())
+        .chain(known)
+    {
+        if !out.contains(&id) {
+            out.push(id);
+        }
+    }
+    out
+}

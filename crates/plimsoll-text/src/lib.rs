@@ -1,0 +1,36 @@
+//! Plimsoll: everything between characters and token ids.
+//!
+//! A prompt comes in as messages, becomes text through the model's chat template ([`ChatTemplate`]), becomes ids through the
+//! model's vocabulary ([`Tokenizer`]); ids come back as text one at a time ([`Detokenizer`]), until a stop string
+//! ([`StopMatcher`]) or an end token is met. All of it is fed by strangers, so every step has a limit in bytes or in steps, and a
+//! panic in a library ends one request.
+//!
+//! **Invariant:** this crate knows no model, no device and no protocol, opens no connection, and keeps no state between calls
+//! other than what the caller holds.
+
+mod bpe;
+mod byte_level;
+mod chat;
+mod decode;
+mod error;
+mod foreign;
+mod gguf;
+mod json;
+mod json_decoder;
+mod json_pipeline;
+mod neighbours;
+mod normalize;
+mod pattern_names;
+mod pretokenize;
+mod specials;
+mod stop;
+mod table;
+mod tokenizer;
+
+pub use chat::{CHATML, ChatTemplate, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX};
+pub use decode::Detokenizer;
+pub use error::TextError;
+pub use gguf::GgufVocab;
+pub use neighbours::chat_template_source;
+pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopMatcher};
+pub use tokenizer::{DEFAULT_TEXT_BYTES_MAX, Tokenizer};

@@ -1,0 +1,101 @@
+//! What happens to a piece of text before it is cut into words: composition and the SentencePiece treatment of spaces.
+//!
+//! Case folding, accent stripping and the other normalizers of encoder models are not here; a `tokenizer.json` that
+//! asks for them runs through the `tokenizers` library.
+
+use std::borrow::Cow;
+
+use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
+/// When a text gets a `▁` in front, as if a space stood there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PrefixSpace {
+    /// Never.
+    Never,
+    /// Every piece of text between special tokens does.
+    Always,
+    /// Every piece does unless it begins with a space already.
+    AlwaysUnlessSpace,
+    /// The piece at the very start of the text does unless it begins with a space already.
+    FirstUnlessSpace,
+}
+
+/// The changes a vocabulary makes to text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Normalizer {
+    /// Compose characters (Unicode NFC).
+    pub(crate) nfc: bool,
+    /// Write spaces as `▁`, as SentencePiece does, with one in front or not. `None` leaves spaces alone.
+    pub(crate) escape_spaces: Option<PrefixSpace>,
+}
+
+impl Normalizer {
+    /// The normal form of a piece of text; `first` says that it stands at the very start of the text.
+    pub(crate) fn apply<'t>(&self, text: &'t str, first: bool) -> Cow<'t, str> {
+        let composed = if self.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
+            Cow::Owned(text.nfc().map(|(character, _)| character).collect())
+        } else {
+            Cow::Borrowed(text)
+        };
+        match self.escape_spaces {
+            None => composed,
+            Some(prefix) => escape(composed, prefix, first),
+        }
+    }
+}
+
+fn escape(text: Cow<'_, str>, prefix: PrefixSpace, first: bool) -> Cow<'_, str> {
+    let spaced = text.starts_with([' ', '▁']);
+    let prefixed = match prefix {
+        PrefixSpace::Never => false,
+        PrefixSpace::Always => true,
+        PrefixSpace::AlwaysUnlessSpace => !spaced,
+        PrefixSpace::FirstUnlessSpace => first && !spaced,
+    };
+    if !prefixed && !text.contains(' ') {
+        return text;
+    }
+    let spaces = text.bytes().filter(|&byte| byte == b' ').count();
+    let mut out = String::with_capacity(text.len() + 2 * spaces + 3);
+    if prefixed {
+        out.push('▁');
+    }
+    for (index, part) in text.split(' ').enumerate() {
+        if index > 0 {
+            out.push('▁');
+        }
+        out.push_str(part);
+    }
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spaces_are_escaped_and_prefixed_as_asked() {
+        let apply = |prefix, text, first| {
+            Normalizer {
+                nfc: false,
+                escape_spaces: Some(prefix),
+            }
+            .apply(text, first)
+            .into_owned()
+        };
+        assert_eq!(apply(PrefixSpace::Never, "a  b", true), "a▁▁b");
+        assert_eq!(apply(PrefixSpace::Always, " a", false), "▁▁a");
+        assert_eq!(apply(PrefixSpace::AlwaysUnlessSpace, " a", false), "▁a");
+        assert_eq!(apply(PrefixSpace::FirstUnlessSpace, "a", false), "a");
+        assert_eq!(apply(PrefixSpace::FirstUnlessSpace, "a", true), "▁a");
+    }
+
+    #[test]
+    fn decomposed_text_is_composed() {
+        let normalizer = Normalizer {
+            nfc: true,
+            escape_spaces: None,
+        };
+        assert_eq!(normalizer.apply("e\u{301}", true), "é");
+    }
+}

@@ -1,0 +1,154 @@
+//! Cutting text into words: the regular expressions that run before BPE.
+//!
+//! The published patterns use one look-ahead, `\s+(?!\S)`: a run of white space leaves its last character to the
+//! word that follows. That is a rule about the end of a match, not a reason for a backtracking engine, so it is done
+//! by hand here and the patterns run on a finite automaton: linear in the text, no step limit to hit, whatever a
+//! stranger sends. Which model uses which pattern is written in `pattern_names`.
+
+use regex::Regex;
+
+use crate::error::TextError;
+
+/// One pattern. Every match becomes a piece of its own, and so does every gap between matches.
+struct Rule {
+    regex: Regex,
+    /// A match that ends in white space with a word behind it gives its last character back.
+    gives_back: bool,
+    /// Runs with a line break are matched by an alternative of their own, which gives nothing back.
+    breaks_lines: bool,
+}
+
+/// Patterns applied one after the other, each to the pieces of the one before.
+pub(crate) struct Cutter {
+    rules: Vec<Rule>,
+}
+
+/// How a pattern may end, from the look-ahead on.
+const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
+
+impl Cutter {
+    /// Compiles `patterns`. A pattern with any other look-around is [`TextError::Unsupported`].
+    pub(crate) fn new<'p>(patterns: impl IntoIterator<Item = &'p str>) -> Result<Self, TextError> {
+        let rules = patterns
+            .into_iter()
+            .map(Rule::new)
+            .collect::<Result<_, _>>()?;
+        Ok(Self { rules })
+    }
+
+    /// Hands the pieces of `text` to `each` in order. Together they are the whole text; none is empty.
+    pub(crate) fn cut<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
+        cut(&self.rules, text, each);
+    }
+}
+
+impl Rule {
+    fn new(pattern: &str) -> Result<Self, TextError> {
+        let tail = TAILS.iter().find_map(|tail| pattern.strip_suffix(tail));
+        let plain = match tail {
+            Some(head) => format!(r"{head}|\s+"),
+            None => pattern.to_owned(),
+        };
+        let regex = Regex::new(&plain)
+            .map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
+        Ok(Self {
+            regex,
+            gives_back: tail.is_some(),
+            breaks_lines: plain.contains(r"\s*[\r\n]"),
+        })
+    }
+
+    /// The next match in `text` at or after `from`, as its start and end.
+    fn find(&self, text: &str, from: usize) -> Option<(usize, usize)> {
+        let mut from = from;
+        loop {
+            let found = self.regex.find_at(text, from)?;
+            if !found.is_empty() {
+                return Some((found.start(), self.end(text, found.start(), found.end())));
+            }
+            from = found.end() + text[found.end()..].chars().next()?.len_utf8();
+        }
+    }
+
+    /// Where the match ends once it has given back what it must.
+    fn end(&self, text: &str, start: usize, end: usize) -> usize {
+        if !self.gives_back || end == text.len() {
+            return end;
+        }
+        let Some(last) = text[start..end].chars().next_back() else {
+            return end;
+        };
+        let keeps = !last.is_whitespace() || self.breaks_lines && matches!(last, '\r' | '\n');
+        let shorter = end - last.len_utf8();
+        if keeps || shorter == start {
+            end
+        } else {
+            shorter
+        }
+    }
+}
+
+fn cut<'t>(rules: &[Rule], text: &'t str, each: &mut dyn FnMut(&'t str)) {
+    let Some((rule, others)) = rules.split_first() else {
+        if !text.is_empty() {
+            each(text);
+        }
+        return;
+    };
+    let mut done = 0;
+    while let Some((start, end)) = rule.find(text, done) {
+        if start > done {
+            cut(others, &text[done..start], each);
+        }
+        cut(others, &text[start..end], each);
+        done = end;
+    }
+    if done < text.len() {
+        cut(others, &text[done..], each);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pattern_names;
+    use proptest::prelude::*;
+
+    fn pieces<'t>(patterns: &[&str], text: &'t str) -> Vec<&'t str> {
+        let mut out = Vec::new();
+        Cutter::new(patterns.iter().copied())
+            .unwrap()
+            .cut(text, &mut |piece| out.push(piece));
+        out
+    }
+
+    #[test]
+    fn the_last_space_goes_with_the_word() {
+        let gpt2 = [pattern_names::GPT2];
+        assert_eq!(pieces(&gpt2, "a   b  "), ["a", "  ", " b", "  "]);
+        assert_eq!(pieces(&gpt2, "a\n\nb"), ["a", "\n", "\n", "b"]);
+        let llama3 = [pattern_names::LLAMA3];
+        assert_eq!(pieces(&llama3, "a \n\n  b"), ["a", " \n\n", " ", " b"]);
+        assert_eq!(
+            pieces(&llama3, "I'LL 12345"),
+            ["I", "'LL", " ", "123", "45"]
+        );
+    }
+
+    #[test]
+    fn other_look_around_is_refused() {
+        assert!(Cutter::new([r"a(?=b)"]).is_err());
+    }
+
+    proptest! {
+        /// The hand-made look-ahead against an engine that has look-ahead.
+        #[test]
+        fn equals_a_backtracking_engine(text in "(?:[ \t\r\n]{0,3}(?:[a-zA-Z]{1,3}|'s|[0-9]{1,4}|é|中|\u{a0}|!)?){0,12}") {
+            for pattern in [pattern_names::GPT2, pattern_names::LLAMA3, pattern_names::QWEN2, pattern_names::TEKKEN] {
+                let reference = tokenizers::utils::SysRegex::new(pattern).unwrap();
+                let expected: Vec<&str> = reference.find_iter(&text).map(|(a, b)| &text[a..b]).collect();
+                prop_assert_eq!(pieces(&[pattern], &text), expected, "{}", pattern);
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Stop strings: ending a text at the first of several strings, while it is being produced.
+//!
+//! A stop string may arrive in pieces, so text that could be its beginning is held back until it is clear that it is
+//! not. One Knuth–Morris–Pratt automaton per string reads every byte once; nothing already read is read again, and
+//! what is held back is shorter than the longest stop string.
+
+use crate::error::TextError;
+
+/// The most stop strings of one request.
+pub const STOPS_MAX: usize = 64;
+/// The longest stop string, in bytes.
+pub const STOP_BYTES_MAX: usize = 1024;
+
+/// Watches one text for stop strings.
+#[derive(Clone, Debug)]
+pub struct StopMatcher {
+    stops: Vec<Stop>,
+    /// The end of the text so far that may be the beginning of a stop string.
+    held: String,
+    /// Index of the stop string that ended the text.
+    matched: Option<usize>,
+}
+
+/// One stop string and how far the text has got into it.
+#[derive(Clone, Debug)]
+struct Stop {
+    text: String,
+    /// For every prefix, the length of the longest shorter prefix that it ends with.
+    fallback: Vec<u16>,
+    /// How many bytes of the string the text ends with.
+    progress: usize,
+}
+
+impl StopMatcher {
+    /// A matcher for `stops`; without any it lets everything through.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::BadStop`] for an empty string, one longer than [`STOP_BYTES_MAX`], or more than [`STOPS_MAX`] of them.
+    pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self, TextError> {
+        if stops.len() > STOPS_MAX {
+            let message = format!("{} strings, the limit is {STOPS_MAX}", stops.len());
+            return Err(TextError::BadStop(message));
+        }
+        let stops = stops
+            .iter()
+            .map(|stop| Stop::new(stop.as_ref()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let longest = stops.iter().map(|stop| stop.text.len()).max().unwrap_or(0);
+        Ok(Self {
+            stops,
+            held: String::with_capacity(longest),
+            matched: None,
+        })
+    }
+
+    /// Takes the next piece of text and appends to `out` what is certainly not part of a stop string. Returns `true` once a
+    /// stop string is complete: then `out` ends right before it, and whatever follows is ignored. If two are complete
+    /// at the same byte, the longer one counts.
+    pub fn push(&mut self, text: &str, out: &mut String) -> bool {
+        if self.matched.is_some() {
+            return true;
+        }
+        if self.stops.is_empty() {
+            out.push_str(text);
+            return false;
+        }
+        for (index, &byte) in text.as_bytes().iter().enumerate() {
+            if let Some((stop, length)) = self.step(byte) {
+                self.matched = Some(stop);
+                // The stop string began `length` bytes ago, in this piece or in what was held back.
+                self.release(text, self.held.len() + index + 1 - length, out);
+                self.held.clear();
+                return true;
+            }
+        }
+        let keep = self
+            .stops
+            .iter()
+            .map(|stop| stop.progress)
+            .max()
+            .unwrap_or(0);
+        let total = self.held.len() + text.len();
+        let released = total - keep;
+        self.release(text, released, out);
+        if released >= self.held.len() {
+            let from = released - self.held.len();
+            self.held.clear();
+            self.held.push_str(&text[from..]);
+        } else {
+            self.held.drain(..released);
+            self.held.push_str(text);
+        }
+        false
+    }
+
+    /// The text has ended: what was held back is not a stop string after all.
+    pub fn finish(&mut self, out: &mut String) {
+        out.push_str(&self.held);
+        self.held.clear();
+        for stop in &mut self.stops {
+            stop.progress = 0;
+        }
+    }
+
+    /// Which of the stop strings ended the text, by its position in the list given to [`Self::new`].
+    pub fn matched(&self) -> Option<usize> {
+        self.matched
+    }
+
+    /// How many bytes are held back at the moment.
+    pub fn held_bytes(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Advances every automaton by a byte; the longest string completed by it and its length in bytes.
+    fn step(&mut self, byte: u8) -> Option<(usize, usize)> {
+        let mut best = None;
+        for (index, stop) in self.stops.iter_mut().enumerate() {
+            let length = stop.text.len();
+            if stop.step(byte) && best.is_none_or(|(_, longest)| length > longest) {
+                best = Some((index, length));
+            }
+        }
+        best
+    }
+
+    /// Appends the first `count` bytes of the held text followed by `text`.
+    fn release(&self, text: &str, count: usize, out: &mut String) {
+        match count.checked_sub(self.held.len()) {
+            Some(of_text) => {
+                out.push_str(&self.held);
+                out.push_str(&text[..of_text]);
+            }
+            None => out.push_str(&self.held[..count]),
+        }
+    }
+}
+
+impl Stop {
+    fn new(text: &str) -> Result<Self, TextError> {
+        if text.is_empty() || text.len() > STOP_BYTES_MAX {
+            return Err(TextError::BadStop(format!(
+                "a string of {} bytes; between 1 and {STOP_BYTES_MAX} are allowed",
+                text.len()
+            )));
+        }
+        let bytes = text.as_bytes();
+        let mut fallback = vec![0; bytes.len()];
+        let mut length = 0;
+        for index in 1..bytes.len() {
+            while length > 0 && bytes[index] != bytes[length] {
+                length = usize::from(fallback[length - 1]);
+            }
+            length += usize::from(bytes[index] == bytes[length]);
+            fallback[index] = length as u16;
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            fallback,
+            progress: 0,
+        })
+    }
+
+    /// Takes one byte of text; `true` if the string is now complete.
+    fn step(&mut self, byte: u8) -> bool {
+        let bytes = self.text.as_bytes();
+        while self.progress > 0 && bytes[self.progress] != byte {
+            self.progress = usize::from(self.fallback[self.progress - 1]);
+        }
+        self.progress += usize::from(bytes[self.progress] == byte);
+        self.progress == bytes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What the matcher should do, by searching the whole text: the match that ends first, the longest of those.
+    fn reference(stops: &[String], text: &str) -> (String, Option<usize>) {
+        let found = stops
+            .iter()
+            .enumerate()
+            .filter_map(|(index, stop)| {
+                text.find(stop.as_str())
+                    .map(|at| (at + stop.len(), at, index))
+            })
+            .min();
+        match found {
+            Some((_, start, index)) => (text[..start].to_owned(), Some(index)),
+            None => (text.to_owned(), None),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn equals_a_search_of_the_whole(
+            stops in proptest::collection::vec("[abé]{1,4}", 0..4),
+            pieces in proptest::collection::vec("[abéc]{0,5}", 0..8),
+        ) {
+            let mut matcher = StopMatcher::new(&stops).unwrap();
+            let mut out = String::new();
+            let longest = stops.iter().map(String::len).max().unwrap_or(1);
+            for piece in &pieces {
+                if matcher.push(piece, &mut out) {
+                    break;
+                }
+                prop_assert!(matcher.held_bytes() < longest);
+            }
+            let stopped = matcher.matched();
+            matcher.finish(&mut out);
+            prop_assert_eq!((out, stopped), reference(&stops, &pieces.concat()));
+        }
+    }
+
+    #[test]
+    fn limits_are_named() {
+        assert!(StopMatcher::new(&[""]).is_err());
+        let error = StopMatcher::new(&vec!["x"; STOPS_MAX + 1]).unwrap_err();
+        assert!(error.to_string().contains("64"), "{error}");
+        assert!(StopMatcher::new(&["x".repeat(STOP_BYTES_MAX + 1)]).is_err());
+    }
+
+    #[test]
+    fn text_after_the_stop_is_ignored() {
+        let mut matcher = StopMatcher::new(&["###"]).unwrap();
+        let mut out = String::new();
+        assert!(!matcher.push("a#", &mut out));
+        assert_eq!(out, "a");
+        assert!(matcher.push("## b", &mut out));
+        assert!(matcher.push("c", &mut out));
+        matcher.finish(&mut out);
+        assert_eq!(out, "a");
+    }
+}

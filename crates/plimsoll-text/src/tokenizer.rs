@@ -1,0 +1,222 @@
+//! The tokenizer as the rest of the engine sees it: text in, ids out, and back.
+//!
+//! This room only joins the parts. How a GGUF vocabulary or a `tokenizer.json` becomes parts is written in `gguf`
+//! and `json`; the parts themselves are `specials`, `pretokenize`, `bpe`, `table` and `decode`. What our own
+//! pipeline cannot express runs through the `tokenizers` library (`foreign`).
+
+use crate::bpe::{Bpe, Scratch};
+use crate::decode::{Detokenizer, Opening};
+use crate::error::{TextError, shielded};
+use crate::foreign::Foreign;
+use crate::normalize::Normalizer;
+use crate::pretokenize::Cutter;
+use crate::specials::{Fragment, Specials};
+use crate::table::{Kind, TokenTable};
+
+/// The longest text that a tokenizer accepts unless told otherwise, in bytes. It is about a million tokens of prose.
+pub const DEFAULT_TEXT_BYTES_MAX: usize = 4 << 20;
+
+/// Turns text into token ids and back. Immutable once loaded, so one serves all threads.
+pub struct Tokenizer {
+    pub(crate) parts: Parts,
+    text_bytes_max: usize,
+}
+
+/// What a loader produces.
+pub(crate) struct Parts {
+    pub(crate) table: TokenTable,
+    pub(crate) engine: Engine,
+    pub(crate) opening: Opening,
+    /// What `add_special` puts before and after the text.
+    pub(crate) prefix: Vec<u32>,
+    pub(crate) suffix: Vec<u32>,
+    pub(crate) bos: Option<u32>,
+    pub(crate) eos: Vec<u32>,
+}
+
+/// How text becomes ids.
+pub(crate) enum Engine {
+    /// Our own pipeline.
+    Own(Box<Pipeline>),
+    /// The `tokenizers` library.
+    Foreign(Box<Foreign>),
+}
+
+/// Our own pipeline: special tokens, then normalization, then words, then BPE.
+pub(crate) struct Pipeline {
+    pub(crate) specials: Specials,
+    pub(crate) normalizer: Normalizer,
+    pub(crate) cutter: Cutter,
+    pub(crate) bpe: Bpe,
+}
+
+impl Tokenizer {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            parts,
+            text_bytes_max: DEFAULT_TEXT_BYTES_MAX,
+        }
+    }
+
+    /// The same tokenizer with another limit on the length of a text, in bytes.
+    pub fn with_text_bytes_max(mut self, bytes: usize) -> Self {
+        // Positions within a word are 32-bit.
+        self.text_bytes_max = bytes.min(u32::MAX as usize / 4);
+        self
+    }
+
+    /// The longest text that [`Self::encode`] accepts, in bytes.
+    pub fn text_bytes_max(&self) -> usize {
+        self.text_bytes_max
+    }
+
+    /// The ids of `text`.
+    ///
+    /// With `add_special`, the tokens that the model expects around a text (such as a beginning-of-sequence token) are
+    /// added. With `parse_special`, control tokens spelled out in the text become tokens; without, they are text like any
+    /// other, which is what untrusted input needs. User-defined tokens are always found.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::TextTooLong`] beyond [`Self::text_bytes_max`]; [`TextError::Encode`] if the tokenizer fails or panics.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, TextError> {
+        if text.len() > self.text_bytes_max {
+            return Err(TextError::TextTooLong {
+                bytes: text.len(),
+                limit: self.text_bytes_max,
+            });
+        }
+        shielded(TextError::Encode, || {
+            let mut out = Vec::new();
+            if add_special {
+                out.extend_from_slice(&self.parts.prefix);
+            }
+            match &self.parts.engine {
+                Engine::Own(pipeline) => {
+                    pipeline.encode(text, parse_special, &self.parts.table, &mut out)?;
+                }
+                Engine::Foreign(foreign) => foreign.encode(text, parse_special, &mut out)?,
+            }
+            if add_special {
+                out.extend_from_slice(&self.parts.suffix);
+            }
+            Ok(out)
+        })
+    }
+
+    /// An upper bound for the heap bytes that [`Self::encode`] needs at once for a text of `text_bytes` bytes,
+    /// its result included. It is reached by text without word boundaries; ordinary text needs a tenth of it.
+    pub fn encode_bytes_max(&self, text_bytes: usize) -> usize {
+        // Ids grow by doubling: old and new side by side.
+        let ids = 3 * std::mem::size_of::<u32>();
+        match &self.parts.engine {
+            Engine::Own(_) => {
+                Scratch::bytes_max(text_bytes).saturating_add(text_bytes.saturating_mul(ids))
+            }
+            Engine::Foreign(_) => text_bytes.saturating_mul(Foreign::BYTES_PER_BYTE + ids),
+        }
+    }
+
+    /// The text of `ids`, without special tokens if `skip_special`. Ids outside the vocabulary are no text; bytes that
+    /// are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut out = String::new();
+        let mut detokenizer = Detokenizer::new(skip_special);
+        for &id in ids {
+            detokenizer.push(self, id, &mut out);
+        }
+        detokenizer.finish(&mut out);
+        out
+    }
+
+    /// One more than the largest id, holes included.
+    pub fn vocab_size(&self) -> usize {
+        self.parts.table.len()
+    }
+
+    /// The bytes that a token stands for inside a text; they need not be whole characters. Empty for holes and for ids
+    /// outside the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.parts.table.text(id)
+    }
+
+    /// Whether a token steers the model rather than being text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.parts.table.kind(id) == Kind::Special
+    }
+
+    /// The id of the token that the vocabulary spells `name` (`Ġthe`, `▁the`, `<|im_end|>`).
+    pub fn token_to_id(&self, name: &str) -> Option<u32> {
+        self.parts.table.id_of(name)
+    }
+
+    /// How the vocabulary spells a token; the inverse of [`Self::token_to_id`].
+    pub fn token_name(&self, id: u32) -> &str {
+        self.parts.table.raw(id)
+    }
+
+    /// The beginning-of-sequence token, whether or not [`Self::encode`] adds it.
+    pub fn bos(&self) -> Option<u32> {
+        self.parts.bos
+    }
+
+    /// The tokens that end a generation, the main one first. May be empty.
+    pub fn eos(&self) -> &[u32] {
+        &self.parts.eos
+    }
+
+    /// What the vocabulary's tables occupy on the heap, in bytes, merges and automata not included.
+    pub fn table_bytes(&self) -> usize {
+        self.parts.table.heap_bytes()
+    }
+
+    pub(crate) fn table(&self) -> &TokenTable {
+        &self.parts.table
+    }
+
+    pub(crate) fn opening(&self) -> Opening {
+        self.parts.opening
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("own", &matches!(self.parts.engine, Engine::Own(_)))
+            .field("bos", &self.parts.bos)
+            .field("eos", &self.parts.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pipeline {
+    fn encode(
+        &self,
+        text: &str,
+        parse_special: bool,
+        table: &TokenTable,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let mut scratch = Scratch::default();
+        let mut first = true;
+        self.specials.split(text, parse_special, |fragment| {
+            match fragment {
+                Fragment::Token(id) => out.push(id),
+                Fragment::Text(part) => {
+                    let normal = self.normalizer.apply(part, first);
+                    self.cutter.cut(&normal, &mut |word| {
+                        self.bpe.encode_word(word, table, &mut scratch, out);
+                    });
+                }
+            }
+            first = false;
+            Ok(())
+        })
+    }
+}

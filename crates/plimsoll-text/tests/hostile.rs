@@ -1,0 +1,170 @@
+//! Texts and files from strangers: bounded time, an error that names the limit, never a panic.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{FOLDERS, GgufFixture, path, read, tokenizer};
+use plimsoll_text::{GgufVocab, TextError, Tokenizer};
+use proptest::prelude::*;
+
+#[test]
+fn a_text_without_words_takes_no_ages() {
+    let spm: GgufFixture = read("spm.json");
+    let tokenizers = [
+        tokenizer("byte_level"),
+        tokenizer("gpt2"),
+        tokenizer("llama2"),
+        Tokenizer::from_gguf(&spm.vocab()).unwrap(),
+    ];
+    for tokenizer in &tokenizers {
+        for unit in [
+            "a", " ", "ab", "\n", "中", "🚀", "e\u{301}", "'", "0", "\u{0}", "aA", " \n",
+        ] {
+            let text = unit.repeat((1 << 20) / unit.len());
+            let start = Instant::now();
+            let ids = tokenizer.encode(&text, true, true).unwrap();
+            // A quadratic algorithm would need hours for a million symbols.
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "{unit:?}: {:?}",
+                start.elapsed()
+            );
+            assert!(!ids.is_empty());
+        }
+    }
+}
+
+#[test]
+fn encoding_is_near_linear() {
+    let tokenizer = tokenizer("llama2");
+    let time = |bytes: usize| {
+        let text = "abcab".repeat(bytes / 5);
+        let runs = (0..3).map(|_| {
+            let start = Instant::now();
+            tokenizer.encode(&text, false, false).unwrap();
+            start.elapsed()
+        });
+        runs.min().unwrap()
+    };
+    let (small, large) = (time(64 << 10), time(1 << 20));
+    // Sixteen times the text; a quadratic algorithm would take 256 times as long.
+    assert!(
+        large < small * 100,
+        "{small:?} for 64 KiB, {large:?} for 1 MiB"
+    );
+}
+
+#[test]
+fn a_long_text_is_refused_by_name() {
+    let tokenizer = tokenizer("byte_level").with_text_bytes_max(10);
+    assert!(tokenizer.encode("0123456789", false, false).is_ok());
+    let error = tokenizer.encode("0123456789a", false, false).unwrap_err();
+    assert!(
+        error.to_string().contains("11") && error.to_string().contains("10"),
+        "{error}"
+    );
+    assert!(tokenizer.encode_bytes_max(10) >= 40);
+}
+
+#[test]
+fn any_text_encodes() {
+    let all: Vec<Tokenizer> = FOLDERS.iter().map(|f| tokenizer(f)).collect();
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    runner
+        .run(&("(?s).{0,40}", any::<bool>()), |(text, special)| {
+            for tokenizer in &all {
+                prop_assert!(tokenizer.encode(&text, special, special).is_ok());
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+fn vocab() -> GgufVocab {
+    GgufVocab {
+        model: "gpt2".to_owned(),
+        pre: "gpt-2".to_owned(),
+        tokens: ["a", "b", "ab"].map(str::to_owned).to_vec(),
+        merges: vec!["a b".to_owned()],
+        ..GgufVocab::default()
+    }
+}
+
+#[test]
+fn contradictory_vocabularies_are_refused() {
+    assert_eq!(
+        Tokenizer::from_gguf(&vocab())
+            .unwrap()
+            .encode("abab", true, true)
+            .unwrap(),
+        [2, 2]
+    );
+    type Change = fn(&mut GgufVocab);
+    let bad: [(&str, Change); 9] = [
+        ("model", |v| v.model = "rwkv".to_owned()),
+        ("pre", |v| v.pre = "nonsense".to_owned()),
+        ("no tokens", |v| v.tokens.clear()),
+        ("types", |v| v.token_types = vec![1]),
+        ("scores", |v| v.scores = vec![0.0; 9]),
+        ("bos", |v| v.bos = Some(3)),
+        ("eos", |v| v.extra_eos = vec![u32::MAX]),
+        ("merge", |v| v.merges.push("ab".to_owned())),
+        ("merge of unknowns", |v| v.merges.push("b b".to_owned())),
+    ];
+    for (name, change) in bad {
+        let mut vocab = vocab();
+        change(&mut vocab);
+        assert!(Tokenizer::from_gguf(&vocab).is_err(), "{name}");
+    }
+    let mut no_scores = vocab();
+    no_scores.model = "llama".to_owned();
+    assert!(matches!(
+        Tokenizer::from_gguf(&no_scores),
+        Err(TextError::BadTokenizer(_))
+    ));
+}
+
+#[test]
+fn strange_scores_and_types_do_no_harm() {
+    let mut vocab = vocab();
+    vocab.model = "llama".to_owned();
+    vocab.scores = vec![f32::NAN, f32::NEG_INFINITY, f32::INFINITY];
+    vocab.token_types = vec![-7, i32::MAX, 1];
+    let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+    assert_eq!(tokenizer.encode("abx", false, false).unwrap(), [2]);
+}
+
+#[test]
+fn broken_files_are_errors() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-text-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("tokenizer.json");
+    let good = std::fs::read_to_string(path("byte_level/tokenizer.json")).unwrap();
+    let huge_id = good.replacen("\"id\":1200", "\"id\":4294967295", 1);
+    assert_ne!(huge_id, good);
+    let deep = "[".repeat(100_000);
+    let broken = [
+        "",
+        "{}",
+        "null",
+        &good[..good.len() / 2],
+        &huge_id,
+        &deep,
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{}}}",
+    ];
+    for (index, content) in broken.iter().enumerate() {
+        std::fs::write(&file, content).unwrap();
+        assert!(Tokenizer::from_file(&file).is_err(), "{index}");
+    }
+    // A byte changed anywhere is an error or another tokenizer, but no panic.
+    for at in (0..good.len()).step_by(good.len() / 60) {
+        let mut bytes = good.clone().into_bytes();
+        bytes[at] = b'}';
+        std::fs::write(&file, bytes).unwrap();
+        let _ = Tokenizer::from_file(&file).map(|t| t.encode("some text", true, true));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    let error = Tokenizer::from_file(&file).unwrap_err();
+    assert!(matches!(error, TextError::Io { .. }), "{error}");
+}

@@ -1,0 +1,143 @@
+//! Ids and texts equal those of the reference libraries, for every family of tokenizer.
+
+mod common;
+
+use common::{Case, Expected, FOLDERS, GgufFixture, as_gguf, read, tokenizer};
+use plimsoll_text::Tokenizer;
+
+#[track_caller]
+fn check(name: &str, tokenizer: &Tokenizer, cases: &[Case]) {
+    assert!(cases.len() > 80, "{name}: only {} cases", cases.len());
+    for case in cases {
+        let ids = tokenizer
+            .encode(&case.text, false, case.parse_special)
+            .unwrap();
+        assert_eq!(
+            ids, case.ids,
+            "{name}: {:?}, special: {}",
+            case.text, case.parse_special
+        );
+    }
+}
+
+#[test]
+fn tokenizer_json_gives_the_reference_ids() {
+    for folder in FOLDERS {
+        let expected: Expected = read(&format!("{folder}/cases.json"));
+        let tokenizer = tokenizer(folder);
+        check(folder, &tokenizer, &expected.cases);
+        if folder == "gemma" {
+            // Its configuration overrides what the file adds.
+            assert!(tokenizer.encode("", true, true).unwrap().is_empty());
+            continue;
+        }
+        let with_special = tokenizer.encode("Hi <|im_end|>", true, true).unwrap();
+        assert_eq!(with_special, expected.with_special, "{folder}");
+    }
+}
+
+#[test]
+fn tokenizer_json_gives_the_reference_texts() {
+    for folder in FOLDERS {
+        let expected: Expected = read(&format!("{folder}/cases.json"));
+        let tokenizer = tokenizer(folder);
+        assert!(expected.decodings.len() > 50, "{folder}");
+        for case in &expected.decodings {
+            let text = tokenizer.decode(&case.ids, case.skip_special);
+            assert_eq!(
+                text, case.text,
+                "{folder}: {:?}, skip: {}",
+                case.ids, case.skip_special
+            );
+        }
+    }
+}
+
+#[test]
+fn our_own_pipeline_runs_what_it_should() {
+    for (folder, own) in FOLDERS
+        .into_iter()
+        .zip([true, true, true, true, true, false, false])
+    {
+        let debug = format!("{:?}", tokenizer(folder));
+        assert!(debug.contains(&format!("own: {own}")), "{folder}: {debug}");
+    }
+}
+
+#[test]
+fn gguf_byte_level_equals_its_tokenizer_json() {
+    let expected: Expected = read("byte_level/cases.json");
+    let tokenizer = Tokenizer::from_gguf(&as_gguf("byte_level", "qwen2")).unwrap();
+    check("byte_level as GGUF", &tokenizer, &expected.cases);
+}
+
+#[test]
+fn gguf_sentencepiece_gives_the_reference_ids() {
+    for name in ["spm.json", "spm_prefix.json"] {
+        let fixture: GgufFixture = read(name);
+        let tokenizer = Tokenizer::from_gguf(&fixture.vocab()).unwrap();
+        check(name, &tokenizer, &fixture.cases);
+        for case in &fixture.cases {
+            // U+FFFD in a text is a character like any other.
+            assert_eq!(tokenizer.decode(&case.ids, false), case.text, "{name}");
+        }
+    }
+}
+
+#[test]
+fn beginnings_and_ends_are_found() {
+    let byte_level = tokenizer("byte_level");
+    let id = |name: &str| byte_level.token_to_id(name).unwrap();
+    assert_eq!(byte_level.bos(), None);
+    assert_eq!(byte_level.eos(), [id("<|im_end|>"), id("<|endoftext|>")]);
+    assert!(byte_level.is_special(id("<|im_start|>")));
+    assert!(!byte_level.is_special(id("<tool_call>")));
+    let llama2 = tokenizer("llama2");
+    assert_eq!((llama2.bos(), llama2.eos()), (Some(1), &[2][..]));
+    let fixture: GgufFixture = read("spm.json");
+    let spm = Tokenizer::from_gguf(&fixture.vocab()).unwrap();
+    let end = spm.token_to_id("<|im_end|>").unwrap();
+    assert_eq!((spm.bos(), spm.eos()), (Some(1), &[2, end][..]));
+    assert_eq!(spm.encode("", true, false).unwrap(), [1]);
+    assert!(spm.encode("", false, false).unwrap().is_empty());
+}
+
+#[test]
+fn tokens_are_bytes() {
+    let byte_level = tokenizer("byte_level");
+    let llama2 = tokenizer("llama2");
+    let bytes = |t: &Tokenizer, name: &str| t.token_bytes(t.token_to_id(name).unwrap()).to_vec();
+    assert_eq!(bytes(&byte_level, "Ġ"), b" ");
+    assert_eq!(bytes(&byte_level, "Ã"), [0xc3]);
+    assert_eq!(bytes(&byte_level, "<|im_end|>"), b"<|im_end|>");
+    assert_eq!(bytes(&llama2, "▁"), b" ");
+    assert_eq!(bytes(&llama2, "<0xF0>"), [0xf0]);
+    assert_eq!(llama2.token_bytes(u32::MAX), b"");
+}
+
+#[test]
+fn untrusted_text_never_becomes_a_control_token() {
+    let text = "<|im_start|>system\n<|im_end|><tool_call>";
+    for folder in ["byte_level", "gpt2"] {
+        let tokenizer = tokenizer(folder);
+        let ids = tokenizer.encode(text, false, false).unwrap();
+        assert!(
+            ids.iter().all(|&id| !tokenizer.is_special(id)),
+            "{folder}: {ids:?}"
+        );
+        let ids = tokenizer.encode(text, false, true).unwrap();
+        assert!(
+            ids.iter().any(|&id| tokenizer.is_special(id)),
+            "{folder}: {ids:?}"
+        );
+    }
+}
+
+#[test]
+fn one_serves_all_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<plimsoll_text::ChatTemplate>();
+    shared::<plimsoll_text::Detokenizer>();
+    shared::<plimsoll_text::StopMatcher>();
+}

@@ -1,0 +1,191 @@
+//! Flags. Their names are those users know from lightllm and vllm-mlx; underscores are accepted for dashes.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
+use plimsoll_engine::Options;
+use plimsoll_memory::host::MemoryBudget;
+use plimsoll_memory::sizing::Fraction;
+
+/// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll", version)]
+pub struct Cli {
+    /// Log more.
+    #[arg(long, short, global = true)]
+    pub verbose: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP (OpenAI API).
+    Serve(ServeArgs),
+    /// Talk to a model in the terminal.
+    Chat(ChatArgs),
+    /// Print what serving a model would take, byte by byte, without loading it.
+    Plan(PlanArgs),
+    /// Fetch a model into the cache.
+    Pull {
+        /// Catalogue name or hf:org/repo[:file].
+        model: String,
+    },
+    /// List cached models and the catalogue.
+    Models,
+    /// Remove a model from the cache.
+    Rm {
+        /// Its name, as `models` lists it.
+        model: String,
+    },
+}
+
+/// Flags of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Catalogue name, hf:org/repo[:file], a .gguf file, or a checkpoint directory.
+    #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
+    pub model: String,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 lets the system choose.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Name under which the model is served (repeatable); defaults to the model's own.
+    #[arg(long)]
+    pub served_model_name: Vec<String>,
+    /// Largest request body in bytes.
+    #[arg(long, default_value_t = 8 << 20)]
+    pub max_body_bytes: u64,
+    /// Open connections at most.
+    #[arg(long, default_value_t = 512)]
+    pub max_connections: u32,
+    /// Seconds that running requests have to finish after SIGTERM.
+    #[arg(long, default_value_t = 30)]
+    pub drain_seconds: u64,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Flags of `chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// Catalogue name, hf:org/repo[:file], a .gguf file, or a checkpoint directory.
+    #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
+    pub model: String,
+    /// System prompt.
+    #[arg(long)]
+    pub system: Option<String>,
+    /// 0 always takes the most likely token.
+    #[arg(long, default_value_t = 0.7)]
+    pub temperature: f32,
+    /// Tokens per answer at most.
+    #[arg(long, default_value_t = 1024)]
+    pub max_tokens: u32,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Flags of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Catalogue name (cached), a .gguf file, a checkpoint directory, or a config.json.
+    #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
+    pub model: String,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Flags that shape the engine, the same for `serve`, `chat` and `plan`.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// The line: most memory this process may use, e.g. 4GiB, 1500M, 50%. Absent: the machine's limits, of which the pool takes what 32 users need.
+    #[arg(long, alias = "memory_budget")]
+    pub memory_budget: Option<MemoryBudget>,
+    /// Share of the room for keys and values that is used, 0 < f <= 1.
+    #[arg(long, alias = "mem_fraction", default_value = "0.95")]
+    pub mem_fraction: Fraction,
+    /// Tokens of the key/value pool, exactly.
+    #[arg(long, alias = "max_total_token_num")]
+    pub max_total_token_num: Option<u64>,
+    /// Token rows of one step.
+    #[arg(long, alias = "batch_max_tokens", default_value_t = 512)]
+    pub batch_max_tokens: usize,
+    /// Largest decode batch.
+    #[arg(long, alias = "graph_max_batch_size", default_value_t = 64)]
+    pub graph_max_batch_size: usize,
+    /// Requests that run at once [default: as --graph-max-batch-size].
+    #[arg(long, alias = "running_max_req_size")]
+    pub running_max_req_size: Option<usize>,
+    /// Requests that wait at most; the next one is told 429.
+    #[arg(long, alias = "max_waiting", default_value_t = 512)]
+    pub max_waiting: usize,
+    /// Prompt plus output of one request [default: the model's context].
+    #[arg(long, alias = "max_req_total_len")]
+    pub max_req_total_len: Option<usize>,
+    /// Storage of keys and values: f32, f16, bf16, q8.
+    #[arg(long, alias = "kv_dtype", default_value = "bf16", value_parser = parse_kv_dtype)]
+    pub kv_dtype: KvDtype,
+    /// Storage of weights: auto (as in the file), f32, bf16.
+    #[arg(long, default_value = "auto")]
+    pub dtype: DtypePolicy,
+    /// Compute threads [default: usable cores].
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Instruction set: portable, avx2, avx512 [default: the best there is].
+    #[arg(long)]
+    pub isa: Option<Isa>,
+    /// Do not share the pages of equal prefixes.
+    #[arg(long, alias = "disable_prefix_cache")]
+    pub disable_prefix_cache: bool,
+    /// Commit pages on demand instead of at start.
+    #[arg(long)]
+    pub elastic: bool,
+    /// Host bytes that requests may hold together (ids, unread output).
+    #[arg(long, alias = "request_bytes", default_value_t = 64 << 20)]
+    pub request_bytes: u64,
+}
+
+impl EngineArgs {
+    /// The engine's options; `http_bytes` is what the HTTP side may take.
+    pub fn options(&self, http_bytes: u64) -> Options {
+        Options {
+            memory_budget: self.memory_budget,
+            mem_fraction: self.mem_fraction,
+            max_total_token_num: self.max_total_token_num,
+            batch_max_tokens: self.batch_max_tokens,
+            graph_max_batch_size: self.graph_max_batch_size,
+            running_max_req_size: self.running_max_req_size.unwrap_or(self.graph_max_batch_size),
+            max_waiting: self.max_waiting,
+            max_req_total_len: self.max_req_total_len,
+            kv_dtype: self.kv_dtype,
+            dtype: self.dtype,
+            threads: self.threads,
+            isa: self.isa,
+            prefix_cache: !self.disable_prefix_cache,
+            elastic: self.elastic,
+            request_bytes: self.request_bytes,
+            http_bytes,
+        }
+    }
+}
+
+/// What a model is called when the user gave no name: the catalogue name, or the file's or directory's.
+pub fn default_name(spec: &str) -> String {
+    let path = PathBuf::from(spec);
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    match path.exists() {
+        true => stem.unwrap_or_else(|| spec.to_owned()),
+        false => spec.to_owned(),
+    }
+}

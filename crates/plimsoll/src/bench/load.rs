@@ -1,0 +1,326 @@
+//! One round of load against one server: so many requests, so many at once, each streamed and timed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::client::Target;
+use super::process::Sample;
+
+/// A request that takes longer than this counts as an error.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How often the process is looked at.
+const SAMPLE_EVERY: Duration = Duration::from_millis(50);
+
+/// Which optional fields a server takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialect {
+    /// `ignore_eos`, so that every answer has its full length.
+    pub ignore_eos: bool,
+    /// `stream_options.include_usage`, for exact counts.
+    pub usage: bool,
+}
+
+impl Dialect {
+    /// Finds the richest dialect the server accepts.
+    pub async fn find(target: &Target, model: &str) -> Result<Self> {
+        let mut last = String::new();
+        for (ignore_eos, usage) in [(true, true), (false, true), (true, false), (false, false)] {
+            let dialect = Self { ignore_eos, usage };
+            let answer = target
+                .post(
+                    "/v1/completions",
+                    &dialect.body(model, "Hi", 2),
+                    REQUEST_TIMEOUT,
+                )
+                .await?;
+            if answer.status() == 200 {
+                answer.text().await?;
+                return Ok(dialect);
+            }
+            last = format!(
+                "{}: {}",
+                answer.status(),
+                answer.text().await?.chars().take(200).collect::<String>()
+            );
+        }
+        bail!("{} takes no streamed completion: {last}", target.authority)
+    }
+
+    fn body(self, model: &str, prompt: &str, output_tokens: usize) -> Value {
+        let mut body = json!({
+            "model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "stream": true
+        });
+        if self.ignore_eos {
+            body["ignore_eos"] = true.into();
+        }
+        if self.usage {
+            body["stream_options"] = json!({"include_usage": true});
+        }
+        body
+    }
+}
+
+/// One server and how to speak to it.
+#[derive(Clone, Debug)]
+pub struct Server {
+    /// Where it is.
+    pub target: Target,
+    /// The model to ask for.
+    pub model: String,
+    /// What it understands.
+    pub dialect: Dialect,
+    /// Its process, when its memory is to be watched.
+    pub pid: Option<u32>,
+}
+
+/// What a round sends.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// One prompt per request.
+    pub prompts: Arc<Vec<String>>,
+    /// Requests at once.
+    pub concurrency: usize,
+    /// Tokens to generate per request.
+    pub output_tokens: usize,
+}
+
+/// What one request took. Times in seconds.
+#[derive(Clone, Debug, Default)]
+struct Timing {
+    ttft: f64,
+    gaps: Vec<f64>,
+    prompt_tokens: u64,
+    output_tokens: u64,
+}
+
+/// What a round gave.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Round {
+    /// Generated tokens per second of the whole round.
+    pub output_tokens_per_s: f64,
+    /// Prompt tokens per second of the whole round.
+    pub prompt_tokens_per_s: f64,
+    /// Time to the first piece of text.
+    pub ttft_p50_s: f64,
+    /// The same, for the slowest hundredth.
+    pub ttft_p99_s: f64,
+    /// Time between pieces of text.
+    pub gap_p50_s: f64,
+    /// The same, for the slowest hundredth.
+    pub gap_p99_s: f64,
+    /// Seconds from the first request to the last answer.
+    pub wall_s: f64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Tokens of all prompts that were answered.
+    pub prompt_tokens: u64,
+    /// Tokens of all answers.
+    pub output_tokens: u64,
+    /// The most memory the process had resident during the round; 0 when it was not watched.
+    pub peak_resident: u64,
+    /// The first error's words.
+    pub first_error: Option<String>,
+}
+
+/// Runs one round.
+pub async fn round(server: &Server, load: &Load) -> Round {
+    let peak = Peak::watch(server.pid);
+    let next = Arc::new(AtomicUsize::new(0));
+    let start = Instant::now();
+    let mut workers = JoinSet::new();
+    for _ in 0..load.concurrency.min(load.prompts.len()) {
+        workers.spawn(worker(server.clone(), load.clone(), Arc::clone(&next)));
+    }
+    let mut timings = Vec::new();
+    let mut errors = Vec::new();
+    while let Some(done) = workers.join_next().await {
+        let (mut good, mut bad) = done.unwrap_or_else(|e| (Vec::new(), vec![e.to_string()]));
+        timings.append(&mut good);
+        errors.append(&mut bad);
+    }
+    summary(
+        &timings,
+        errors,
+        start.elapsed().as_secs_f64(),
+        peak.bytes(),
+    )
+}
+
+async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>) -> (Vec<Timing>, Vec<String>) {
+    let (mut timings, mut errors) = (Vec::new(), Vec::new());
+    while let Some(prompt) = load.prompts.get(next.fetch_add(1, Ordering::Relaxed)) {
+        match timeout(REQUEST_TIMEOUT, one(&server, prompt, load.output_tokens)).await {
+            Ok(Ok(timing)) => timings.push(timing),
+            Ok(Err(error)) => errors.push(format!("{error:#}")),
+            Err(_) => errors.push(format!("no end after {REQUEST_TIMEOUT:?}")),
+        }
+    }
+    (timings, errors)
+}
+
+async fn one(server: &Server, prompt: &str, output_tokens: usize) -> Result<Timing> {
+    let body = server.dialect.body(&server.model, prompt, output_tokens);
+    let start = Instant::now();
+    let mut answer = server
+        .target
+        .post("/v1/completions", &body, REQUEST_TIMEOUT)
+        .await?;
+    if answer.status() != 200 {
+        bail!(
+            "{}: {}",
+            answer.status(),
+            answer.text().await?.chars().take(200).collect::<String>()
+        );
+    }
+    let mut timing = Timing::default();
+    let (mut pieces, mut last, mut ended) = (0u64, start, false);
+    while let Some(data) = answer.event().await? {
+        if data == "[DONE]" {
+            ended = true;
+            break;
+        }
+        let now = Instant::now();
+        let event: Value = serde_json::from_str(&data)?;
+        if let Some(error) = event.get("error").filter(|e| !e.is_null()) {
+            bail!("in the stream: {error}");
+        }
+        if event
+            .pointer("/choices/0/text")
+            .and_then(Value::as_str)
+            .is_some_and(|text| !text.is_empty())
+        {
+            let since = now.duration_since(last).as_secs_f64();
+            if pieces == 0 {
+                timing.ttft = since
+            } else {
+                timing.gaps.push(since)
+            }
+            (pieces, last) = (pieces + 1, now);
+        }
+        let count = |path: &str| event.pointer(path).and_then(Value::as_u64);
+        timing.prompt_tokens = count("/usage/prompt_tokens").unwrap_or(timing.prompt_tokens);
+        timing.output_tokens = count("/usage/completion_tokens").unwrap_or(timing.output_tokens);
+    }
+    if !ended || pieces == 0 {
+        bail!("the stream ended without text or terminator");
+    }
+    // Without usage, a piece is taken for a token.
+    timing.output_tokens = timing
+        .output_tokens
+        .max(if server.dialect.usage { 0 } else { pieces });
+    Ok(timing)
+}
+
+fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: u64) -> Round {
+    let sum = |of: fn(&Timing) -> u64| timings.iter().map(of).sum::<u64>();
+    let (prompt_tokens, output_tokens) = (sum(|t| t.prompt_tokens), sum(|t| t.output_tokens));
+    let mut ttft: Vec<f64> = timings.iter().map(|t| t.ttft).collect();
+    let mut gaps: Vec<f64> = timings
+        .iter()
+        .flat_map(|t| t.gaps.iter().copied())
+        .collect();
+    Round {
+        output_tokens_per_s: output_tokens as f64 / wall_s,
+        prompt_tokens_per_s: prompt_tokens as f64 / wall_s,
+        ttft_p50_s: percentile(&mut ttft, 50),
+        ttft_p99_s: percentile(&mut ttft, 99),
+        gap_p50_s: percentile(&mut gaps, 50),
+        gap_p99_s: percentile(&mut gaps, 99),
+        wall_s,
+        errors: errors.len() as u64,
+        prompt_tokens,
+        output_tokens,
+        peak_resident,
+        first_error: errors.into_iter().next(),
+    }
+}
+
+/// The value that `percent` of all values do not exceed (nearest rank); 0 of none. Sorts.
+pub fn percentile(values: &mut [f64], percent: usize) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() * percent).div_ceil(100).max(1);
+    values.get(rank - 1).copied().unwrap_or(0.0)
+}
+
+/// Watches a process's resident memory until it is dropped.
+struct Peak {
+    bytes: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+}
+
+impl Peak {
+    fn watch(pid: Option<u32>) -> Self {
+        let peak = Self {
+            bytes: Arc::default(),
+            over: Arc::default(),
+        };
+        if let Some(pid) = pid {
+            let (bytes, over) = (Arc::clone(&peak.bytes), Arc::clone(&peak.over));
+            tokio::spawn(async move {
+                while !over.load(Ordering::Relaxed) {
+                    let Some(sample) = Sample::of(pid) else { break };
+                    bytes.fetch_max(sample.resident, Ordering::Relaxed);
+                    sleep(SAMPLE_EVERY).await;
+                }
+            });
+        }
+        peak
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Peak {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let mut values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        assert_eq!(percentile(&mut values, 50), 100.0);
+        assert_eq!(percentile(&mut values, 99), 198.0);
+        assert_eq!(percentile(&mut [3.0], 99), 3.0);
+        assert_eq!(percentile(&mut [], 50), 0.0);
+    }
+
+    #[test]
+    fn a_round_counts_what_was_answered_and_keeps_the_first_error() {
+        let timing = Timing {
+            ttft: 0.5,
+            gaps: vec![0.1, 0.3],
+            prompt_tokens: 10,
+            output_tokens: 3,
+        };
+        let round = summary(
+            &[timing.clone(), timing],
+            vec!["first".into(), "second".into()],
+            2.0,
+            7,
+        );
+        assert_eq!(
+            (round.output_tokens_per_s, round.prompt_tokens_per_s),
+            (3.0, 10.0)
+        );
+        assert_eq!(
+            (round.errors, round.first_error.as_deref()),
+            (2, Some("first"))
+        );
+        assert_eq!((round.gap_p50_s, round.gap_p99_s), (0.1, 0.3));
+    }
+}

@@ -1,0 +1,177 @@
+//! `plimsoll bench`: load against any server with OpenAI's completions, several servers in turn, so that what disturbs
+//! the machine disturbs all of them alike.
+
+pub mod client;
+pub mod load;
+pub mod process;
+pub mod prompts;
+pub mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::Value;
+
+use client::Target;
+use load::{Dialect, Load, Server, round};
+use prompts::Scale;
+use report::Series;
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args, Serialize)]
+pub struct Args {
+    /// A server, as http://host:port; give it again for each server to compare.
+    #[arg(long, required = true)]
+    pub url: Vec<String>,
+    /// The model to ask for; the server's first by default.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Requests at once.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub concurrency: u32,
+    /// Requests per round.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub requests: u32,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 128)]
+    pub prompt_tokens: usize,
+    /// Tokens to generate for each.
+    #[arg(long, default_value_t = 128)]
+    pub output_tokens: usize,
+    /// Tokens that all prompts begin with.
+    #[arg(long, default_value_t = 0)]
+    pub shared_prefix: usize,
+    /// Rounds per server; the table shows medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// The process of each server, in the order of the URLs, to watch its memory.
+    #[arg(long)]
+    pub pid: Vec<u32>,
+    /// Write everything there as JSON.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// Runs the benchmark and prints the table. Fails when a server cannot be reached or every request of a round failed.
+pub async fn run(args: &Args) -> Result<()> {
+    if !args.pid.is_empty() && args.pid.len() != args.url.len() {
+        bail!(
+            "{} --pid for {} --url: give one for each or none",
+            args.pid.len(),
+            args.url.len()
+        );
+    }
+    let mut servers = Vec::new();
+    for (i, url) in args.url.iter().enumerate() {
+        servers.push(greet(url, args.model.as_deref(), args.pid.get(i).copied()).await?);
+    }
+    // One scale for all: every server gets the same texts.
+    let scale = Scale::measure(&servers[0].target, &servers[0].model).await?;
+    let mut all: Vec<Series> = args
+        .url
+        .iter()
+        .zip(&servers)
+        .map(|(url, server)| series(url, server))
+        .collect();
+    for number in 0..args.rounds as usize {
+        for (server, series) in servers.iter().zip(&mut all) {
+            let done = round(server, &load(args, scale, number)).await;
+            eprintln!(
+                "round {} {}: {:.1} output tok/s, {} errors",
+                number + 1,
+                series.url,
+                done.output_tokens_per_s,
+                done.errors
+            );
+            if let Some(error) = &done.first_error {
+                eprintln!("  first error: {error}");
+            }
+            if done.errors == u64::from(args.requests) {
+                bail!("every request to {} failed", series.url);
+            }
+            series.rounds.push(done);
+        }
+    }
+    println!("{}", report::table(&all));
+    if let Some(path) = &args.json {
+        write_json(
+            path,
+            &Document {
+                args,
+                servers: &all,
+            },
+        )?;
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    args: &'a Args,
+    servers: &'a [Series],
+}
+
+/// Writes a report to a file.
+pub fn write_json(path: &std::path::Path, report: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(report)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Finds out the model's name and the server's dialect; the request this takes is also the warm-up.
+async fn greet(url: &str, model: Option<&str>, pid: Option<u32>) -> Result<Server> {
+    let target = Target::parse(url)?;
+    let model = match model {
+        Some(model) => model.to_owned(),
+        None => first_model(&target).await?,
+    };
+    let dialect = Dialect::find(&target, &model).await?;
+    if !dialect.ignore_eos {
+        eprintln!("{url} does not take ignore_eos: its answers may be shorter than asked for");
+    }
+    Ok(Server {
+        target,
+        model,
+        dialect,
+        pid,
+    })
+}
+
+/// The first model a server lists.
+pub async fn first_model(target: &Target) -> Result<String> {
+    let list = target
+        .get("/v1/models", Duration::from_secs(30))
+        .await?
+        .json()
+        .await?;
+    let id = list.pointer("/data/0/id").and_then(Value::as_str);
+    id.map(str::to_owned)
+        .with_context(|| format!("{} lists no model", target.authority))
+}
+
+fn series(url: &str, server: &Server) -> Series {
+    Series {
+        url: url.into(),
+        model: server.model.clone(),
+        rounds: Vec::new(),
+    }
+}
+
+fn load(args: &Args, scale: Scale, round: usize) -> Load {
+    let prompt = |i: u32| {
+        prompts::prompt(
+            scale,
+            args.prompt_tokens,
+            args.shared_prefix,
+            round,
+            i as usize,
+        )
+    };
+    Load {
+        prompts: Arc::new((0..args.requests).map(prompt).collect()),
+        concurrency: args.concurrency as usize,
+        output_tokens: args.output_tokens,
+    }
+}

@@ -1,0 +1,201 @@
+//! Rounds as a table for people and as JSON for machines: medians over rounds, and every server against the first.
+
+use serde::Serialize;
+
+use super::load::{Round, percentile};
+
+/// All rounds of one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct Series {
+    /// The server's address as it was given.
+    pub url: String,
+    /// Its model.
+    pub model: String,
+    /// Its rounds, in order.
+    pub rounds: Vec<Round>,
+}
+
+/// One line of the table.
+struct Row {
+    name: &'static str,
+    /// Decimals to print.
+    decimals: usize,
+    /// From the unit of [`Round`] to the printed one.
+    factor: f64,
+    of: fn(&Round) -> f64,
+}
+
+const ROWS: [Row; 9] = [
+    Row {
+        name: "output tok/s",
+        decimals: 1,
+        factor: 1.0,
+        of: |r| r.output_tokens_per_s,
+    },
+    Row {
+        name: "prompt tok/s",
+        decimals: 1,
+        factor: 1.0,
+        of: |r| r.prompt_tokens_per_s,
+    },
+    Row {
+        name: "TTFT p50 ms",
+        decimals: 1,
+        factor: 1e3,
+        of: |r| r.ttft_p50_s,
+    },
+    Row {
+        name: "TTFT p99 ms",
+        decimals: 1,
+        factor: 1e3,
+        of: |r| r.ttft_p99_s,
+    },
+    Row {
+        name: "inter-token p50 ms",
+        decimals: 2,
+        factor: 1e3,
+        of: |r| r.gap_p50_s,
+    },
+    Row {
+        name: "inter-token p99 ms",
+        decimals: 2,
+        factor: 1e3,
+        of: |r| r.gap_p99_s,
+    },
+    Row {
+        name: "wall s",
+        decimals: 2,
+        factor: 1.0,
+        of: |r| r.wall_s,
+    },
+    Row {
+        name: "errors",
+        decimals: 0,
+        factor: 1.0,
+        of: |r| r.errors as f64,
+    },
+    Row {
+        name: "peak RSS MiB",
+        decimals: 1,
+        factor: 1.0 / 1_048_576.0,
+        of: |r| r.peak_resident as f64,
+    },
+];
+
+/// The table: a column per server, medians with their range over the rounds, and ratios to the first server.
+pub fn table(all: &[Series]) -> String {
+    let mut lines = vec![vec![String::new()]];
+    for (i, series) in all.iter().enumerate() {
+        lines[0].push(series.url.clone());
+        if i > 0 {
+            lines[0].push("ratio".into());
+        }
+    }
+    for row in &ROWS {
+        let mut cells = vec![row.name.to_owned()];
+        for (i, series) in all.iter().enumerate() {
+            cells.push(cell(row, &series.rounds));
+            if i > 0 {
+                cells.push(ratio(row, &all[0].rounds, &series.rounds));
+            }
+        }
+        lines.push(cells);
+    }
+    align(&lines)
+}
+
+fn median(row: &Row, rounds: &[Round]) -> f64 {
+    percentile(&mut rounds.iter().map(row.of).collect::<Vec<_>>(), 50) * row.factor
+}
+
+fn cell(row: &Row, rounds: &[Round]) -> String {
+    let values: Vec<f64> = rounds.iter().map(|r| (row.of)(r) * row.factor).collect();
+    let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(low, high), v| {
+        (low.min(*v), high.max(*v))
+    });
+    let digits = row.decimals;
+    let median = median(row, rounds);
+    if values.len() > 1 && low < high {
+        format!("{median:.digits$} ({low:.digits$}–{high:.digits$})")
+    } else {
+        format!("{median:.digits$}")
+    }
+}
+
+fn ratio(row: &Row, first: &[Round], other: &[Round]) -> String {
+    let (first, other) = (median(row, first), median(row, other));
+    if first > 0.0 {
+        format!("{:.2}×", other / first)
+    } else {
+        "–".into()
+    }
+}
+
+fn align(lines: &[Vec<String>]) -> String {
+    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        lines
+            .iter()
+            .filter_map(|cells| cells.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for cells in lines {
+        for (column, (cell, width)) in cells.iter().zip(&widths).enumerate() {
+            let pad = " ".repeat(width - cell.chars().count());
+            let gap = if column == 0 { "" } else { "  " };
+            // Names to the left, numbers to the right.
+            text += &if column == 0 {
+                format!("{gap}{cell}{pad}")
+            } else {
+                format!("{gap}{pad}{cell}")
+            };
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_medians_ranges_and_ratios() {
+        let series = |url: &str, speeds: &[f64]| Series {
+            url: url.into(),
+            model: "m".into(),
+            rounds: speeds
+                .iter()
+                .map(|s| Round {
+                    output_tokens_per_s: *s,
+                    ..Round::default()
+                })
+                .collect(),
+        };
+        let text = table(&[
+            series("http://a", &[10.0, 30.0, 20.0]),
+            series("http://b", &[40.0, 40.0, 40.0]),
+        ]);
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("output tok/s"))
+            .unwrap();
+        assert!(line.contains("20.0 (10.0–30.0)"), "{text}");
+        assert!(line.contains("40.0") && line.ends_with("2.00×"), "{text}");
+        assert!(text.lines().next().unwrap().contains("http://b"));
+        let ends: Vec<_> = text
+            .lines()
+            .filter(|l| l.contains('×'))
+            .map(|l| l.chars().count())
+            .collect();
+        assert!(
+            ends.windows(2).all(|pair| pair[0] == pair[1]),
+            "columns are aligned: {text}"
+        );
+    }
+}

@@ -1,0 +1,32 @@
+//! One file a command.
+
+pub mod chat;
+pub mod models;
+pub mod plan;
+pub mod serve;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, start};
+use plimsoll_hub::{Cache, TerminalProgress};
+
+use crate::progress::Loading;
+
+/// Finds a model's files, fetching them if need be.
+pub fn resolve(model: &str) -> anyhow::Result<PathBuf> {
+    let cache = Cache::default_location()?;
+    plimsoll_hub::resolve(model, &cache, &mut TerminalProgress::new()).with_context(|| format!("model '{model}'"))
+}
+
+/// Opens, plans, loads and proves a model.
+pub fn start_engine(model: &str, options: &Options) -> anyhow::Result<(LoadedModel, EngineHandle)> {
+    let path = resolve(model)?;
+    let loaded = LoadedModel::open(&path).with_context(|| path.display().to_string())?;
+    let host = Host::read(options)?;
+    let bytes = Blueprint::new(&loaded.checkpoint, options)?.weights.bytes as u64;
+    let mut loading = Loading::new(bytes);
+    let engine = start(&loaded.checkpoint, Arc::clone(&loaded.tokenizer), options, &host, |bytes| loading.advance(bytes))?;
+    Ok((loaded, engine))
+}

@@ -1,0 +1,32 @@
+//! `pull`, `models`, `rm`: the cache.
+
+use plimsoll_hub::{CATALOGUE, Cache};
+use plimsoll_memory::Bytes;
+
+/// Fetches a model.
+pub fn pull(model: &str) -> anyhow::Result<()> {
+    let path = super::resolve(model)?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+/// Prints what is cached, then what could be fetched.
+pub fn list() -> anyhow::Result<()> {
+    let cache = Cache::default_location()?;
+    let cached = cache.list();
+    for model in &cached {
+        let state = if model.verified { "verified" } else { "incomplete" };
+        println!("{:<24} {:>11}  {state:<10} {}", model.name, Bytes(model.bytes).to_string(), model.path.display());
+    }
+    for entry in CATALOGUE.iter().filter(|entry| cached.iter().all(|model| model.name != entry.name)) {
+        println!("{:<24} {:>11}  not cached ({})", entry.name, Bytes(entry.bytes).to_string(), entry.title);
+    }
+    Ok(())
+}
+
+/// Removes a model.
+pub fn remove(model: &str) -> anyhow::Result<()> {
+    let freed = Cache::default_location()?.remove(model)?;
+    println!("removed {model}: {} freed", Bytes(freed));
+    Ok(())
+}

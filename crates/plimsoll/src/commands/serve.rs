@@ -1,0 +1,76 @@
+//! `serve`: plan, load, prove, say ready with one line, serve until a signal, drain.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use plimsoll_memory::Bytes;
+use plimsoll_server::{SamplingDefaults, Served, ServerConfig};
+
+use crate::args::{ServeArgs, default_name};
+
+/// Runs the server.
+pub fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let config = ServerConfig {
+        host: args.host.clone(),
+        port: args.port,
+        max_body_bytes: args.max_body_bytes,
+        max_connections: args.max_connections,
+        drain_deadline: Duration::from_secs(args.drain_seconds),
+        ..ServerConfig::default()
+    };
+    let options = args.engine.options(config.heap_bytes_max());
+    let (model, engine) = super::start_engine(&args.model, &options)?;
+    let names = match args.served_model_name.is_empty() {
+        true => vec![default_name(&args.model)],
+        false => args.served_model_name.clone(),
+    };
+    let served = Served {
+        engine: engine.clone(),
+        tokenizer: model.tokenizer,
+        template: model.template,
+        names,
+        created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
+        default_max_tokens: None,
+        sampling: SamplingDefaults::default(),
+    };
+    drop(model.checkpoint);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the HTTP runtime")?;
+    runtime.block_on(async {
+        let listener = plimsoll_server::bind(&config).await?;
+        let address = listener.local_addr().context("the listening address")?;
+        let plan = engine.plan();
+        println!(
+            "ready in {:.2} s: {} at http://{address}/v1 ({} planned of {})",
+            began.elapsed().as_secs_f64(),
+            served.names[0],
+            Bytes(plan.total()),
+            Bytes(plan.limit)
+        );
+        plimsoll_server::serve(listener, served, config, shutdown()).await.context("serving")
+    })?;
+    engine.stop();
+    let (before, after) = engine.ledger().allocations();
+    tracing::info!(device_allocations = before, device_allocations_after_ready = after, "drained");
+    Ok(())
+}
+
+/// Completes on Ctrl-C or SIGTERM.
+async fn shutdown() {
+    let interrupt = tokio::signal::ctrl_c();
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => {
+                tokio::select! { _ = interrupt => {}, _ = terminate.recv() => {} }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "SIGTERM cannot be caught; only Ctrl-C drains");
+                let _ = interrupt.await;
+            }
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = interrupt.await;
+}

@@ -1,0 +1,34 @@
+//! The binary: commands, their flags, and nothing else. Everything they do lives in the crates below.
+
+mod args;
+mod commands;
+mod progress;
+
+use clap::Parser;
+use plimsoll_memory::heap::CountingHeap;
+
+/// The heap is counted from the first byte, so that the ledger can say what it holds.
+#[global_allocator]
+static HEAP: CountingHeap = CountingHeap;
+
+fn main() -> anyhow::Result<()> {
+    let cli = args::Cli::parse();
+    init_logs(cli.verbose);
+    match cli.command {
+        args::Command::Serve(serve) => commands::serve::run(serve),
+        args::Command::Chat(chat) => commands::chat::run(chat),
+        args::Command::Plan(plan) => commands::plan::run(plan),
+        args::Command::Pull { model } => commands::models::pull(&model),
+        args::Command::Models => commands::models::list(),
+        args::Command::Rm { model } => commands::models::remove(&model),
+    }
+}
+
+/// Logs go to standard error; `RUST_LOG` decides if it is set.
+fn init_logs(verbose: bool) {
+    use tracing_subscriber::EnvFilter;
+    let level = if verbose { "debug" } else { "info" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).with_target(false).init();
+}

@@ -1,0 +1,151 @@
+//! The server's memory page, and the wait until all it lent has come back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::bench::client::Target;
+use crate::bench::process::Sample;
+
+/// Threads and descriptors may differ by this many between two idle moments (worker threads come and go).
+pub const IDLE_SLACK: u64 = 6;
+
+/// The memory page as JSON, and the process beside it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Page {
+    /// `/v1/memory`; null where the server has none.
+    pub memory: Value,
+    /// The process, when it is watched.
+    pub sample: Option<Sample>,
+}
+
+impl Page {
+    /// Reads the page. A server without one is no error.
+    pub async fn read(target: &Target) -> Result<Self> {
+        let answer = target.get("/v1/memory", Duration::from_secs(10)).await?;
+        let memory = if answer.status() == 200 {
+            answer.json().await?
+        } else {
+            Value::Null
+        };
+        Ok(Self {
+            memory,
+            sample: None,
+        })
+    }
+
+    fn number(&self, path: &str) -> Option<i64> {
+        self.memory.pointer(path).and_then(Value::as_i64)
+    }
+
+    /// What is still lent out, in words.
+    pub fn lent(&self) -> Vec<String> {
+        let mut lent = Vec::new();
+        for path in [
+            "/pools/requests/running",
+            "/pools/requests/waiting",
+            "/pools/requests/in_system",
+            "/pools/host_bytes/used",
+            "/pools/http_bytes/used",
+        ] {
+            if let Some(n) = self.number(path).filter(|n| *n != 0) {
+                lent.push(format!("{path} is {n}"));
+            }
+        }
+        let pages = self
+            .number("/pools/kv_pages/used")
+            .zip(self.number("/pools/kv_pages/cached"));
+        if let Some((used, cached)) = pages.filter(|(used, cached)| used != cached) {
+            lent.push(format!(
+                "{used} pages are used, but only {cached} of them by the prefix index"
+            ));
+        }
+        lent
+    }
+
+    /// Components that hold more than planned, in words.
+    pub fn over_plan(&self) -> Vec<String> {
+        let rows = self.memory.pointer("/components").and_then(Value::as_array);
+        let over = |row: &Value| {
+            let number = |key: &str| row.get(key).and_then(Value::as_u64);
+            let (planned, peak) = (number("planned_bytes")?, number("peak_bytes")?);
+            (peak > planned)
+                .then(|| format!("{}: peak {peak} of {planned} planned", row["component"]))
+        };
+        rows.into_iter().flatten().filter_map(over).collect()
+    }
+
+    /// Attempts to allocate device memory after the server was ready.
+    pub fn late_allocations(&self) -> Option<i64> {
+        self.number("/device_allocations/after_ready")
+    }
+
+    /// Process memory that no component accounts for.
+    pub fn unaccounted(&self) -> Option<i64> {
+        self.number("/unaccounted_bytes")
+    }
+}
+
+/// Waits until nothing is lent out any more and the process is as it was, or until time is up; the last page read.
+pub async fn wait_for_idle(
+    target: &Target,
+    pid: Option<u32>,
+    before: Option<Sample>,
+    within: Duration,
+) -> Result<Page, String> {
+    let until = Instant::now() + within;
+    loop {
+        let page = Page::read(target).await.map(|page| Page {
+            sample: pid.and_then(Sample::of),
+            ..page
+        });
+        let idle = page
+            .as_ref()
+            .is_ok_and(|page| page.lent().is_empty() && settled(before, page.sample));
+        if idle || Instant::now() >= until {
+            return page.map_err(|error| format!("{error:#}"));
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Whether threads and descriptors are back to about what they were.
+pub fn settled(before: Option<Sample>, now: Option<Sample>) -> bool {
+    let Some((before, now)) = before.zip(now) else {
+        return true;
+    };
+    now.threads <= before.threads + IDLE_SLACK && now.fds <= before.fds + IDLE_SLACK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_lent_or_over_plan_is_named() {
+        let page = |memory| Page {
+            memory,
+            sample: None,
+        };
+        let full = json!({
+            "pools": {
+                "kv_pages": {"used": 5, "total": 9, "cached": 5},
+                "requests": {"running": 0, "waiting": 0, "in_system": 0},
+                "host_bytes": {"used": 0, "total": 1}, "http_bytes": {"used": 0, "total": 1}
+            },
+            "components": [{"component": "a", "planned_bytes": 4, "peak_bytes": 4}]
+        });
+        assert!(page(full.clone()).lent().is_empty() && page(full.clone()).over_plan().is_empty());
+        let mut bad = full;
+        bad["pools"]["kv_pages"]["used"] = 6.into();
+        bad["pools"]["requests"]["in_system"] = 1.into();
+        bad["components"][0]["peak_bytes"] = 5.into();
+        assert_eq!(page(bad.clone()).lent().len(), 2);
+        assert_eq!(page(bad).over_plan().len(), 1);
+        assert!(page(Value::Null).lent().is_empty());
+    }
+}

@@ -1,0 +1,98 @@
+//! What came of every visit, by manner of client.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use serde::Serialize;
+
+use super::manners::Manner;
+
+/// What came of one visit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it should be.
+    Good,
+    /// Refused for now, with a word on when to come back.
+    Refused,
+    /// Not as it should be: what happened.
+    Bad(String),
+    /// A fixed prompt got another answer than when it was alone.
+    Changed(String),
+}
+
+/// Most findings that are kept in words.
+const FINDINGS: usize = 50;
+
+/// Counts of one manner.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Counts {
+    /// As it should be.
+    pub good: u64,
+    /// Refused for now.
+    pub refused: u64,
+    /// Not as it should be.
+    pub bad: u64,
+    /// Changed answers.
+    pub changed: u64,
+}
+
+/// Everything counted so far.
+#[derive(Debug, Default, Serialize)]
+pub struct Counted {
+    /// Counts by manner.
+    pub by_manner: BTreeMap<Manner, Counts>,
+    /// The first findings in words.
+    pub findings: Vec<String>,
+}
+
+impl Counted {
+    /// Sums one count over all manners.
+    pub fn sum(&self, of: fn(&Counts) -> u64) -> u64 {
+        self.by_manner.values().map(of).sum()
+    }
+}
+
+/// Counts that all clients add to.
+#[derive(Debug, Default)]
+pub struct Tally(Mutex<Counted>);
+
+impl Tally {
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        // Counts are whole after every addition, whoever panicked.
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Counts one visit.
+    pub fn add(&self, manner: Manner, outcome: Outcome) {
+        let mut counted = self.counted();
+        let counts = counted.by_manner.entry(manner).or_default();
+        let words = match outcome {
+            Outcome::Good => {
+                counts.good += 1;
+                return;
+            }
+            Outcome::Refused => {
+                counts.refused += 1;
+                return;
+            }
+            Outcome::Bad(words) => {
+                counts.bad += 1;
+                words
+            }
+            Outcome::Changed(words) => {
+                counts.changed += 1;
+                words
+            }
+        };
+        if counted.findings.len() < FINDINGS {
+            counted.findings.push(format!("{manner:?}: {words}"));
+        }
+    }
+
+    /// All that was counted; starts over.
+    pub fn take(&self) -> Counted {
+        std::mem::take(&mut self.counted())
+    }
+}

@@ -1,0 +1,285 @@
+//! The verdict: every promise with what was seen of it.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::Args;
+use super::memory::{IDLE_SLACK, Page, settled};
+use super::tally::Counted;
+use super::watch::{Watched, growth};
+use crate::bench::process::Sample;
+
+/// Memory may rise by this much over the second half of the soak, or by a hundredth of what it is.
+const GROWTH_BYTES: f64 = 8.0 * 1_048_576.0;
+
+/// Unaccounted memory may rise by this much between two idle moments.
+const UNACCOUNTED_BYTES: i64 = 16 << 20;
+
+/// All that was seen.
+#[derive(Serialize)]
+pub struct Evidence<'a> {
+    /// What was asked for.
+    #[serde(skip)]
+    pub args: &'a Args,
+    /// Seconds with clients.
+    pub busy_s: f64,
+    /// What came of the visits.
+    pub tally: Counted,
+    /// What was seen from outside.
+    pub watched: Watched,
+    /// The idle server before.
+    pub before: Page,
+    /// The idle server after, or why it could not be asked.
+    pub after: Result<Page, String>,
+    /// Fixed prompts that differed when they were asked alone at the end.
+    pub again: Vec<String>,
+}
+
+/// One promise.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What was promised.
+    pub promise: &'static str,
+    /// Whether it was kept; none when it could not be seen.
+    pub kept: Option<bool>,
+    /// What was seen.
+    pub seen: String,
+}
+
+/// All promises.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// In the order in which they are printed.
+    pub checks: Vec<Check>,
+}
+
+impl Verdict {
+    /// Judges.
+    pub fn of(evidence: &Evidence<'_>) -> Self {
+        let mut checks = vec![
+            answers(evidence),
+            fixed(evidence),
+            again(evidence),
+            health(evidence),
+        ];
+        checks.push(line(evidence));
+        checks.extend(flat(evidence));
+        checks.extend(given_back(evidence));
+        Self { checks }
+    }
+
+    /// Whether no promise was broken.
+    pub fn good(&self) -> bool {
+        self.checks.iter().all(|check| check.kept != Some(false))
+    }
+}
+
+fn check(promise: &'static str, kept: Option<bool>, seen: impl Into<String>) -> Check {
+    Check {
+        promise,
+        kept,
+        seen: seen.into(),
+    }
+}
+
+fn answers(evidence: &Evidence<'_>) -> Check {
+    let (tally, seconds) = (&evidence.tally, evidence.busy_s);
+    let (good, refused, bad) = (
+        tally.sum(|c| c.good),
+        tally.sum(|c| c.refused),
+        tally.sum(|c| c.bad),
+    );
+    let mut seen = format!("{good} good, {refused} refused for now, {bad} bad in {seconds:.0} s");
+    for finding in tally.findings.iter().take(5) {
+        seen += &format!("\n      {finding}");
+    }
+    check(
+        "every answer is right or an announced refusal",
+        Some(bad == 0 && good > 0),
+        seen,
+    )
+}
+
+fn fixed(evidence: &Evidence<'_>) -> Check {
+    let changed = evidence.tally.sum(|c| c.changed);
+    let compared = evidence
+        .tally
+        .by_manner
+        .get(&super::manners::Manner::Fixed)
+        .map_or(0, |c| c.good + c.changed);
+    let kept = (compared > 0).then_some(changed == 0);
+    check(
+        "fixed prompts keep their answers in the crowd",
+        kept,
+        format!("{changed} of {compared} differed"),
+    )
+}
+
+fn again(evidence: &Evidence<'_>) -> Check {
+    let seen = if evidence.again.is_empty() {
+        "all the same".into()
+    } else {
+        evidence.again.join("; ")
+    };
+    check(
+        "and alone at the end",
+        Some(evidence.again.is_empty()),
+        seen,
+    )
+}
+
+fn health(evidence: &Evidence<'_>) -> Check {
+    let (watched, limit) = (&evidence.watched, evidence.args.health_ms);
+    let kept = watched.unhealthy == 0 && watched.health_p99_ms <= limit as f64;
+    let seen = format!(
+        "{} good, {} not, p99 {:.1} ms of {limit}",
+        watched.healthy, watched.unhealthy, watched.health_p99_ms
+    );
+    check("health answers at once", Some(kept), seen)
+}
+
+fn line(evidence: &Evidence<'_>) -> Check {
+    let looks = &evidence.watched.looks;
+    let most =
+        |of: fn(&Sample) -> u64| looks.iter().map(|look| of(&look.sample)).max().unwrap_or(0);
+    let (owned, resident) = (most(|s| s.owned), most(|s| s.resident));
+    let mut seen = format!(
+        "at most {:.1} MiB of its own, {:.1} MiB resident",
+        mib(owned),
+        mib(resident)
+    );
+    if evidence.watched.gone {
+        return check(
+            "the process stays under its line",
+            Some(false),
+            "the process is gone",
+        );
+    }
+    let kept = evidence
+        .args
+        .line
+        .filter(|_| !looks.is_empty())
+        .map(|line| {
+            seen += &format!(", line {:.1} MiB", mib(line));
+            owned <= line
+        });
+    check("the process stays under its line", kept, seen)
+}
+
+fn flat(evidence: &Evidence<'_>) -> Vec<Check> {
+    let looks = &evidence.watched.looks;
+    let mean = looks.iter().map(|l| l.sample.owned as f64).sum::<f64>() / looks.len().max(1) as f64;
+    let bytes = growth(looks, |s| s.owned);
+    let memory = check(
+        "memory does not grow",
+        bytes.map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
+        bytes.map_or("not seen".into(), |grown| {
+            format!("{:+.2} MiB over the second half", grown / 1_048_576.0)
+        }),
+    );
+    let count = |promise, of: fn(&Sample) -> u64| {
+        let grown = growth(looks, of);
+        let most = looks.iter().map(|look| of(&look.sample)).max().unwrap_or(0);
+        // Clients come and go: a tenth of the most ever seen is noise.
+        let kept = grown.map(|grown| grown <= (most as f64 / 10.0).max(IDLE_SLACK as f64));
+        let seen = grown.map_or("not seen".into(), |grown| {
+            format!("{grown:+.1} over the second half, at most {most}")
+        });
+        check(promise, kept, seen)
+    };
+    vec![
+        memory,
+        count("descriptors do not grow", |s| s.fds),
+        count("threads do not grow", |s| s.threads),
+    ]
+}
+
+fn given_back(evidence: &Evidence<'_>) -> Vec<Check> {
+    const IDLE: &str = "at idle all pools are full again";
+    let after = match &evidence.after {
+        Ok(after) => after,
+        Err(error) => {
+            return vec![check(
+                IDLE,
+                Some(false),
+                format!("the server could not be asked: {error}"),
+            )];
+        }
+    };
+    let has_page = !after.memory.is_null();
+    let none_of = |promise, found: Vec<String>| {
+        let seen = if found.is_empty() {
+            "yes".into()
+        } else {
+            found.join("; ")
+        };
+        check(
+            promise,
+            has_page.then_some(found.is_empty()),
+            if has_page {
+                seen
+            } else {
+                "no memory page".into()
+            },
+        )
+    };
+    let back = evidence
+        .before
+        .sample
+        .zip(after.sample)
+        .map(|(before, now)| {
+            let seen = format!(
+                "{} → {} threads, {} → {} descriptors",
+                before.threads, now.threads, before.fds, now.fds
+            );
+            (settled(Some(before), Some(now)), seen)
+        });
+    let (late, grown) = (
+        after.late_allocations(),
+        evidence.before.unaccounted().zip(after.unaccounted()),
+    );
+    vec![
+        none_of(IDLE, after.lent()),
+        none_of("no component exceeds its plan", after.over_plan()),
+        check(
+            "no device memory is allocated after ready",
+            late.map(|n| n == 0),
+            late.map_or("no memory page".into(), |n| format!("{n} attempts")),
+        ),
+        check(
+            "unaccounted memory does not grow",
+            grown.map(|(before, after)| after - before <= UNACCOUNTED_BYTES),
+            grown.map_or("no memory page".into(), |(before, after)| {
+                format!(
+                    "{:.1} → {:.1} MiB",
+                    before as f64 / 1_048_576.0,
+                    after as f64 / 1_048_576.0
+                )
+            }),
+        ),
+        check(
+            "threads and descriptors come back",
+            back.as_ref().map(|(kept, _)| *kept),
+            back.map_or("not seen".into(), |(_, seen)| seen),
+        ),
+    ]
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / 1_048_576.0
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for check in &self.checks {
+            let mark = match check.kept {
+                Some(true) => "kept  ",
+                Some(false) => "BROKEN",
+                None => "unseen",
+            };
+            writeln!(f, "{mark}  {}: {}", check.promise, check.seen)?;
+        }
+        write!(f, "{}", if self.good() { "PASS" } else { "FAIL" })
+    }
+}
