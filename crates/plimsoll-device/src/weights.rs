@@ -217,7 +217,7 @@ impl<'a> Declare<'a> {
 
     fn encoding(&self, name: &str, expected: &[usize]) -> Result<Encoding, DeclareError> {
         match self.checkpoint.tensor(name) {
-            Some(info) if info.shape == expected => Ok(info.encoding.clone()),
+            Some(info) if info.shape == expected => Ok(info.encoding),
             Some(info) => Err(DeclareError::Shape {
                 name: name.into(),
                 found: info.shape.clone(),
@@ -236,14 +236,15 @@ fn pack_kind(encoding: &Encoding, policy: DtypePolicy, k: usize) -> PackKind {
         (Encoding::F16, DtypePolicy::Auto) => PackKind::F16,
         (Encoding::BF16 | Encoding::F32 | Encoding::F16, _) => PackKind::Bf16,
         // The integer kernels work on groups of 32; a narrower matrix is kept as exact f32.
-        (Encoding::Quant(_), _) if k % 32 != 0 => PackKind::F32,
+        (Encoding::Quant(_), _) if !k.is_multiple_of(32) => PackKind::F32,
         (Encoding::Quant(layout), _) => PackKind::Quant(quant_packing(layout)),
     }
 }
 
 fn quant_packing(layout: &QuantLayout) -> QuantPacking {
     QuantPacking {
-        bits: if layout.code_bits <= 4 { 4 } else { 8 },
+        // The kernels store 2, 3, 4, 5, 6 and 8 bits.
+        bits: if layout.code_bits == 7 { 8 } else { layout.code_bits },
         group: layout.group.min(32) as u8,
         scales: match layout.scales {
             ScaleKind::F16 => PackScales::F16,

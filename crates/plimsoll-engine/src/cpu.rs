@@ -39,6 +39,11 @@ impl Runner for CpuRunner {
         Ok(())
     }
 
+    fn decommit(&mut self, pages: &[u32]) {
+        let memory = self.device.memory();
+        pages.iter().for_each(|page| memory.decommit_page(*page as usize));
+    }
+
     fn logits(&mut self, row: usize) -> &mut [f32] {
         let logits = self.logits.expect("a step was run");
         self.device.row_mut(logits, row)

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
-use crate::handle::{Arrival, HostReservation};
+use crate::handle::{Arrival, Place};
 use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::request::Request;
@@ -19,7 +19,7 @@ pub(crate) struct Delivery {
     /// Occurrences for the penalties; empty when the request has none.
     pub counts: TokenCounts,
     outbox: Outbox,
-    _host: HostReservation,
+    _place: Place,
     arrived: Instant,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
@@ -32,12 +32,13 @@ pub(crate) struct Delivery {
     /// Reused between tokens.
     piece: String,
     finished: bool,
+    failed: bool,
 }
 
 impl Delivery {
     /// Takes over an arrival. Returns the delivery and the prompt.
     pub fn new(arrival: Arrival) -> (Self, Vec<u32>) {
-        let Arrival { mut request, outbox, arrived, host } = arrival;
+        let Arrival { mut request, outbox, arrived, place } = arrival;
         let prompt = std::mem::take(&mut request.prompt);
         let mut counts = TokenCounts::new(request.distinct_tokens_max(prompt.len()));
         if request.sampling.needs_counts() {
@@ -46,7 +47,7 @@ impl Delivery {
         let delivery = Self {
             counts,
             outbox,
-            _host: host,
+            _place: place,
             arrived,
             scheduled: None,
             last_token: None,
@@ -56,6 +57,7 @@ impl Delivery {
             text_len: 0,
             piece: String::new(),
             finished: false,
+            failed: false,
             request,
         };
         (delivery, prompt)
@@ -69,6 +71,11 @@ impl Delivery {
     /// Whether the request's last word has been delivered.
     pub fn finished(&self) -> bool {
         self.finished
+    }
+
+    /// Whether that word was an error.
+    pub fn failed(&self) -> bool {
+        self.failed
     }
 
     /// Notes the first step it takes part in, and how much of its prompt came from the cache.
@@ -139,6 +146,7 @@ impl Delivery {
     /// Ends the request with an error.
     pub fn fail(&mut self, message: String) {
         self.finished = true;
+        self.failed = true;
         self.outbox.push(|delta| delta.error = Some(message));
     }
 

@@ -1,6 +1,6 @@
 //! The engine's front door: submit, look, drain. Cheap to clone; everything else stays inside the engine thread.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::Ledger;
 use plimsoll_memory::Plan;
 
+use crate::accounts::Accounts;
+use crate::governor::{Gauge, Rung};
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
 use crate::request::{Limits, Refusal, Request};
@@ -17,19 +19,33 @@ pub(crate) struct Arrival {
     pub request: Request,
     pub outbox: Outbox,
     pub arrived: Instant,
-    pub host: HostReservation,
+    pub place: Place,
 }
 
-/// Host bytes reserved for one request; given back on drop.
-pub(crate) struct HostReservation {
+/// A request's place among those in the system; given back when the engine is done with it.
+pub(crate) struct Place(Arc<Shared>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.in_system.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Host bytes reserved for one request; given back when neither engine nor client holds any of its output.
+pub(crate) struct HostBytes {
     shared: Arc<Shared>,
     bytes: u64,
 }
 
-impl Drop for HostReservation {
+impl std::fmt::Debug for HostBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.bytes)
+    }
+}
+
+impl Drop for HostBytes {
     fn drop(&mut self) {
         self.shared.host_reserved.fetch_sub(self.bytes, Ordering::AcqRel);
-        self.shared.in_system.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -43,6 +59,10 @@ pub(crate) struct Shared {
     pub draining: AtomicBool,
     pub stop: AtomicBool,
     pub stopped: AtomicBool,
+    /// What is held on the heap, once start-up has measured it; a scripted engine has none.
+    pub accounts: OnceLock<Accounts>,
+    /// The last look at the machine, and the rung the engine stands on.
+    pub gauge: Gauge,
     host_reserved: AtomicU64,
     in_system: AtomicU64,
 }
@@ -77,8 +97,19 @@ impl Shared {
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            accounts: OnceLock::new(),
+            gauge: Gauge::default(),
             host_reserved: AtomicU64::new(0),
             in_system: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Shared {
+    /// Enters in the ledger what is measured rather than counted.
+    pub fn observe_accounts(&self) {
+        if let Some(accounts) = self.accounts.get() {
+            accounts.observe(&self.ledger, self.host_reserved.load(Ordering::Acquire));
         }
     }
 }
@@ -100,9 +131,13 @@ impl EngineHandle {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
-        let host = self.reserve(&request)?;
-        let (outbox, reader) = outbox();
-        let arrival = Arrival { request, outbox, arrived: Instant::now(), host };
+        if self.rung() >= Rung::StopAdmitting {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable("memory is short on this machine: no new requests until it is back"));
+        }
+        let (place, bytes) = self.reserve(&request)?;
+        let (outbox, reader) = outbox(bytes);
+        let arrival = Arrival { request, outbox, arrived: Instant::now(), place };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
@@ -111,7 +146,7 @@ impl EngineHandle {
     }
 
     /// Reserves the request's place (count) and its host bytes, or says what is full.
-    fn reserve(&self, request: &Request) -> Result<HostReservation, Refusal> {
+    fn reserve(&self, request: &Request) -> Result<(Place, HostBytes), Refusal> {
         let limits = &self.shared.limits;
         let bytes = request.host_bytes();
         if bytes > limits.host_bytes {
@@ -124,17 +159,18 @@ impl EngineHandle {
             });
         }
         let places = u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting);
-        let reservation = HostReservation { shared: Arc::clone(&self.shared), bytes };
         let in_system = self.shared.in_system.fetch_add(1, Ordering::AcqRel);
         let reserved = self.shared.host_reserved.fetch_add(bytes, Ordering::AcqRel);
-        // From here on the reservation's drop undoes both additions.
+        // From here on the drops of these two undo both additions.
+        let place = Place(Arc::clone(&self.shared));
+        let held = HostBytes { shared: Arc::clone(&self.shared), bytes };
         if in_system >= places {
             return Err(self.full("queue"));
         }
         if reserved + bytes > limits.host_bytes {
             return Err(self.full("host"));
         }
-        Ok(reservation)
+        Ok((place, held))
     }
 
     fn full(&self, what: &str) -> Refusal {
@@ -163,14 +199,20 @@ impl EngineHandle {
         &self.shared.plan
     }
 
-    /// The ledger, live.
+    /// The ledger, live: what is measured rather than counted is measured now.
     pub fn ledger(&self) -> &Ledger {
+        self.shared.observe_accounts();
         &self.shared.ledger
     }
 
     /// Counters and histograms.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
+    }
+
+    /// How far the engine gives way because memory is short on the machine.
+    pub fn rung(&self) -> Rung {
+        self.shared.gauge.rung()
     }
 
     /// Gauges, refreshed every step.

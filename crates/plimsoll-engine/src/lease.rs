@@ -27,6 +27,16 @@ impl KvCache {
     }
 }
 
+impl KvCache {
+    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them.
+    pub fn evict_idle(&mut self, pages: &mut Vec<u32>) {
+        pages.clear();
+        if let Some(index) = &mut self.index {
+            index.evict_with(usize::MAX, &mut self.pool, |page| pages.push(page.0));
+        }
+    }
+}
+
 /// The cache as sequences and scheduler share it.
 pub type SharedCache = Rc<RefCell<KvCache>>;
 

@@ -3,9 +3,12 @@
 //! One thread owns device and model; everybody else holds an [`EngineHandle`]. A request is one owner value: all it
 //! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
 
+mod accounts;
+mod berth;
 pub mod cache;
 pub mod cpu;
 mod delivery;
+pub mod governor;
 pub mod handle;
 mod lease;
 pub mod loading;
@@ -17,10 +20,12 @@ pub mod request;
 pub mod runner;
 pub mod sampling;
 pub mod scheduler;
+mod sizing;
 pub mod startup;
 mod step;
 mod stress;
 pub mod testing;
+pub mod whatif;
 mod worker;
 
 pub use handle::EngineHandle;

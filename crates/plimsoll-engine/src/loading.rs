@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_formats::{Checkpoint, FormatError, GgufMeta};
+use plimsoll_memory::heap;
 use plimsoll_text::{ChatTemplate, GgufVocab, TextError, Tokenizer};
 use thiserror::Error;
 
@@ -34,6 +35,8 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Messages to prompt; none when the model has no template.
     pub template: Option<Arc<ChatTemplate>>,
+    /// Heap bytes that the two take, measured while they were made; none where the heap is not counted.
+    pub text_bytes: Option<u64>,
 }
 
 impl LoadedModel {
@@ -43,12 +46,14 @@ impl LoadedModel {
         if !checkpoint.has_data() {
             return Err(LoadingError::NoWeights(path.display().to_string()));
         }
+        let before = heap::in_use();
         let (tokenizer, template) = match checkpoint.gguf() {
             Some(meta) => from_gguf(meta)?,
             None => from_directory(checkpoint.dir())?,
         };
         let template = template.map(|source| template_of(&source, &tokenizer)).transpose()?;
-        Ok(Self { tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), checkpoint })
+        let text_bytes = heap::in_use().checked_sub(before).filter(|bytes| *bytes > 0);
+        Ok(Self { tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), checkpoint, text_bytes })
     }
 }
 

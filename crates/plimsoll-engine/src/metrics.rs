@@ -6,6 +6,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::governor::Rung;
+
 /// What the engine counts.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -25,6 +27,12 @@ pub struct Metrics {
     pub refused_invalid: Counter,
     /// Requests refused because the server was full.
     pub refused_full: Counter,
+    /// Requests refused because memory was short on the machine.
+    pub refused_memory: Counter,
+    /// How often each rung of the governor's ladder was climbed, cheapest first.
+    pub rungs: [Counter; 5],
+    /// How often the canary was given up.
+    pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
     /// Steps that failed and were run again sequence by sequence.
@@ -57,6 +65,9 @@ impl Default for Metrics {
             failed: Counter::default(),
             refused_invalid: Counter::default(),
             refused_full: Counter::default(),
+            refused_memory: Counter::default(),
+            rungs: Default::default(),
+            canaries: Counter::default(),
             preemptions: Counter::default(),
             failed_steps: Counter::default(),
             evicted_pages: Counter::default(),
@@ -82,6 +93,11 @@ impl Metrics {
         counter("requests_failed", "Requests that failed", &self.failed);
         counter("requests_refused_invalid", "Requests refused with a 4xx", &self.refused_invalid);
         counter("requests_refused_full", "Requests refused with a 429", &self.refused_full);
+        counter("requests_refused_memory", "Requests refused with a 503 because memory was short", &self.refused_memory);
+        for (rung, climbed) in Rung::LADDER.iter().zip(&self.rungs) {
+            counter(&format!("governor_{}", rung.name()), "How often this rung of the governor's ladder was climbed", climbed);
+        }
+        counter("canary_released", "How often the canary was given up", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter("steps_failed", "Steps that failed and were run again sequence by sequence", &self.failed_steps);
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);

@@ -39,6 +39,9 @@ pub struct Options {
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
     pub http_bytes: u64,
+    /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
+    /// planned by a formula over the vocabulary.
+    pub tokenizer_bytes: Option<u64>,
 }
 
 impl Default for Options {
@@ -52,7 +55,7 @@ impl Default for Options {
             running_max_req_size: 64,
             max_waiting: 512,
             max_req_total_len: None,
-            kv_dtype: KvDtype::Bf16,
+            kv_dtype: KvDtype::F16,
             dtype: DtypePolicy::Auto,
             threads: None,
             isa: None,
@@ -60,6 +63,7 @@ impl Default for Options {
             elastic: false,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
+            tokenizer_bytes: None,
         }
     }
 }

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
+use crate::handle::HostBytes;
+
 /// Why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
@@ -67,11 +69,13 @@ impl Delta {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     pending: Mutex<Delta>,
     wake: Notify,
     reader_gone: AtomicBool,
+    /// What was reserved for the output; unread output counts for as long as anybody can still hold it.
+    _reserved: HostBytes,
 }
 
 impl Shared {
@@ -95,16 +99,20 @@ pub struct Reader {
     done: bool,
 }
 
-/// A connected pair.
-pub fn outbox() -> (Outbox, Reader) {
-    let shared = Arc::new(Shared::default());
+/// A connected pair over the bytes reserved for what goes through it.
+pub(crate) fn outbox(reserved: HostBytes) -> (Outbox, Reader) {
+    let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+    let shared = Arc::new(Shared { pending, wake, reader_gone, _reserved: reserved });
     let writer = Outbox { shared: Arc::clone(&shared), finished: false };
     (writer, Reader { shared, done: false })
 }
 
 impl Outbox {
-    /// Lets `write` add to what waits, then wakes the reader.
+    /// Lets `write` add to what waits, then wakes the reader. After the last delta nothing is added.
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
+        if self.finished {
+            return;
+        }
         let mut pending = self.shared.pending();
         write(&mut pending);
         self.finished = pending.is_last();

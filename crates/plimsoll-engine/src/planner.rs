@@ -2,24 +2,29 @@
 //!
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
-use plimsoll_device::{Declare, DeclareError, DeviceError, KvShape, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, WeightTable, Work};
+use plimsoll_device::{
+    Declare, DeclareError, DeviceError, KvShape, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, WeightTable, Work,
+};
 use plimsoll_formats::Checkpoint;
+use plimsoll_memory::sizing::Fraction;
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::cache::{PagePool, PrefixIndex};
+use crate::accounts::{index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
+use crate::cache::PagePool;
 use crate::options::Options;
 use crate::request::Limits;
-use crate::sampling::{Sampler, TOP_LOGPROBS_MAX};
+use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
+use crate::sizing::Sizes;
 
-/// The process before it holds anything of the plan: code touched, stacks, runtime, logging.
-const PROCESS_BASELINE_BYTES: u64 = 24 << 20;
+/// The process before it holds anything of the plan: data touched, runtime, logging, what the heap rounds up.
+const PROCESS_BASELINE_BYTES: u64 = 4 << 20;
+/// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
+const THREAD_BYTES: u64 = 256 << 10;
 /// Given back on the first failed allocation, so that the failure can be handled at all.
 const CANARY_BYTES: u64 = 16 << 20;
-/// Host bytes per vocabulary entry: the tokenizer's tables of tokens, merges and bytes.
-const TOKENIZER_BYTES_PER_TOKEN: u64 = 1024;
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
 const CASUAL_TOKENS: usize = 1024;
 /// See [`CASUAL_TOKENS`].
@@ -110,6 +115,63 @@ pub struct EnginePlan {
     pub workspace: usize,
     /// Work of the largest prefill step and of one decode step of a single sequence.
     pub work: [Work; 2],
+    /// What sizing goes by.
+    pub(crate) sizing: Sizes,
+    /// The line, or less where more could not be used.
+    pub(crate) sizing_total: u64,
+    /// Share of the room for the pool.
+    pub(crate) fraction: Fraction,
+    /// Whether start-up measures before it decides on the pool: the operator set a line and left the size open.
+    pub(crate) measure: bool,
+    /// Whether requests are shortened to the pool rather than refused: the operator named no length.
+    pub(crate) clamp_context: bool,
+    prefix_cache: bool,
+    /// The longest request the operator or the model allows, whatever the pool.
+    context: usize,
+}
+
+impl EnginePlan {
+    /// Page table and prefix index for a pool of `pages` pages.
+    pub(crate) fn index_bytes(&self, pages: usize) -> u64 {
+        index_bytes(pages, self.prefix_cache)
+    }
+
+    /// The plan with the pool that start-up came to build.
+    pub(crate) fn resize(&mut self, pages: usize) {
+        let index = self.index_bytes(pages);
+        for line in &mut self.plan.lines {
+            match line.component {
+                Component::KvPages => *line = kv_line(self.kv, pages),
+                Component::PrefixIndex => line.bytes = index,
+                _ => {}
+            }
+        }
+        self.pages = pages;
+        self.limits.max_total_token_num = (pages * PAGE_TOKENS) as u64;
+        self.limits.max_req_total_len = self.context.min(pages * PAGE_TOKENS) as u32;
+    }
+}
+
+fn kv_line(kv: KvShape, pages: usize) -> PlanLine {
+    let detail = format!(
+        "{} tokens = {pages} pages x {} ({} layers, {:?})",
+        pages * PAGE_TOKENS,
+        Bytes(kv.page_bytes() as u64),
+        kv.layers,
+        kv.dtype
+    );
+    PlanLine { component: Component::KvPages, bytes: (pages * kv.page_bytes()) as u64, detail }
+}
+
+/// What is known before the pool's size is.
+struct Draft<'a> {
+    options: &'a Options,
+    line: &'a Line,
+    threads: usize,
+    kv: KvShape,
+    step: StepLimits,
+    workspace: usize,
+    context: usize,
 }
 
 impl Blueprint {
@@ -140,10 +202,29 @@ impl Blueprint {
         let (_, decode) = self.run(kv, 1, 1, 127)?;
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
         let workspace = workspace + scratch;
-        let pages = self.pages(options, line, kv, workspace)?;
-        let plan = self.tree(options, line, kv, workspace, pages);
-        let limits = self.limits(options, pages);
-        Ok(EnginePlan { plan, limits, step, pages, kv, workspace, work: [prefill, decode] })
+        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
+        let draft = Draft { options, line, threads, kv, step, workspace, context };
+        let (sizing, sizing_total) = self.sizes(&draft);
+        let pages = self.pages(&draft, &sizing, sizing_total)?;
+        let plan = self.tree(&draft, pages);
+        let limits = self.limits(options, context, pages);
+        let measure = line.chosen && options.max_total_token_num.is_none();
+        Ok(EnginePlan {
+            plan,
+            limits,
+            step,
+            pages,
+            kv,
+            workspace,
+            work: [prefill, decode],
+            sizing,
+            sizing_total,
+            fraction: options.mem_fraction,
+            measure,
+            clamp_context: options.max_req_total_len.is_none() || !measure,
+            prefix_cache: options.prefix_cache,
+            context,
+        })
     }
 
     /// Runs `forward` on the planner's device: a step of `rows` rows of one sequence from position `start`.
@@ -153,40 +234,55 @@ impl Blueprint {
         let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
         let wanted: Vec<u32> = (0..logit_rows as u32).collect();
         let seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len() }];
-        let input = StepInput { tokens: &tokens, positions: &positions, seqs: &seqs, pages: &pages, logit_rows: &wanted };
+        let input =
+            StepInput { tokens: &tokens, positions: &positions, seqs: &seqs, pages: &pages, logit_rows: &wanted };
         let mut device = PlanDevice::new(&self.weights, kv);
         self.model.forward(&mut device, &input)?;
         Ok((device.high_water(), device.work()))
     }
 
-    /// How many pages the pool gets.
-    fn pages(&self, options: &Options, line: &Line, kv: KvShape, workspace: usize) -> Result<usize, PlanError> {
-        let per_page = page_bytes(kv) as u64;
-        let fixed = self.tree(options, line, kv, workspace, 0).total();
-        let room = line.bytes.saturating_sub(fixed);
-        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
-        // The least that serves anybody: one full step's worth of one request.
-        let least = context.min(options.batch_max_tokens).div_ceil(PAGE_TOKENS);
-        if let Some(tokens) = options.max_total_token_num {
-            let pages = (tokens as usize).div_ceil(PAGE_TOKENS);
-            if pages as u64 * per_page > room {
-                return Err(self.shortfall(options, line, kv, workspace, pages));
-            }
-            return Ok(pages);
-        }
-        let fits = (options.mem_fraction.of(room) / per_page) as usize;
-        let needed = options.max_req_total_len.map_or(least, |len| len.div_ceil(PAGE_TOKENS));
-        if fits < needed {
-            return Err(self.shortfall(options, line, kv, workspace, needed));
-        }
-        let casual = (CASUAL_USERS * CASUAL_TOKENS).max(context).div_ceil(PAGE_TOKENS);
-        // No more than all running requests at full length could ever use.
-        let useful = options.running_max_req_size * context.div_ceil(PAGE_TOKENS);
-        Ok(if line.chosen { fits.min(useful) } else { fits.min(casual).min(useful) })
+    /// Sizes for the arithmetic, and the part of the line that is worth using: no more than all running requests at full
+    /// length could ever fill, and without a line of the operator's own no more than a casual pool.
+    fn sizes(&self, draft: &Draft<'_>) -> (Sizes, u64) {
+        let Draft { options, line, kv, context, .. } = draft;
+        let empty = self.tree(draft, 0);
+        let canary = empty.bytes(Component::Canary);
+        let sizes = Sizes { fixed: empty.total() - canary, canary, page_bytes: kv.page_bytes() as u64 };
+        let useful = options.running_max_req_size * context.next_multiple_of(PAGE_TOKENS);
+        let casual = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
+        let most = if line.chosen { useful } else { useful.min(casual) };
+        let total = line.bytes.min(sizes.total_for(most as u64, options.mem_fraction));
+        (sizes, total)
     }
 
-    fn shortfall(&self, options: &Options, line: &Line, kv: KvShape, workspace: usize, pages: usize) -> PlanError {
-        let plan = self.tree(options, line, kv, workspace, pages);
+    /// How many pages the pool gets.
+    fn pages(&self, draft: &Draft<'_>, sizes: &Sizes, total: u64) -> Result<usize, PlanError> {
+        let Draft { options, line, context, .. } = draft;
+        if let Some(tokens) = options.max_total_token_num {
+            let pages = usize::try_from(tokens).unwrap_or(usize::MAX).div_ceil(PAGE_TOKENS);
+            let bytes =
+                (pages as u64).checked_mul(sizes.page_bytes).and_then(|kv| kv.checked_add(sizes.fixed + sizes.canary));
+            if pages > PagePool::PAGES_MAX || bytes.is_none_or(|bytes| bytes > line.bytes) {
+                return Err(self.shortfall(draft, pages.min(PagePool::PAGES_MAX)));
+            }
+            return match self.tree(draft, pages).total() {
+                total if total > line.bytes => Err(self.shortfall(draft, pages)),
+                _ => Ok(pages),
+            };
+        }
+        let fits = sizes.tokens(total, options.mem_fraction) as usize / PAGE_TOKENS;
+        // The least that serves anybody: one full step's worth of one request.
+        let least = (*context).min(options.batch_max_tokens);
+        let needed = options.max_req_total_len.map_or(least, |_| *context).div_ceil(PAGE_TOKENS);
+        if fits < needed {
+            return Err(self.shortfall(draft, needed));
+        }
+        Ok(fits.min(PagePool::PAGES_MAX))
+    }
+
+    fn shortfall(&self, draft: &Draft<'_>, pages: usize) -> PlanError {
+        let Draft { options, line, .. } = draft;
+        let plan = self.tree(draft, pages);
         let largest = plan.lines.iter().max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
         PlanError::DoesNotFit(Box::new(Shortfall {
             needed: plan.total(),
@@ -200,19 +296,21 @@ impl Blueprint {
     }
 
     /// The tree of components with a pool of `pages`.
-    fn tree(&self, options: &Options, line: &Line, kv: KvShape, workspace: usize, pages: usize) -> Plan {
+    fn tree(&self, draft: &Draft<'_>, pages: usize) -> Plan {
+        let Draft { options, line, threads, kv, step, workspace, context } = *draft;
         let weights = self.weights.bytes as u64;
         let vocab = self.model.vocab_size();
-        let scratch = Sampler::bytes_for(vocab) as u64 + 4 * vocab as u64;
-        let queue = 512 * (options.running_max_req_size + options.max_waiting) as u64;
+        let tokenizer = tokenizer_bytes(vocab, options.tokenizer_bytes);
+        let scratch = sampler_bytes(vocab);
+        let tables = table_bytes(&step, options.max_waiting, context);
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
         let lines = vec![
-            entry(Component::Weights, weights, format!("{} matrices, {} vectors, packed once", self.weights.linears.len(), self.weights.vectors.len())),
             entry(
-                Component::KvPages,
-                (pages * kv.page_bytes()) as u64,
-                format!("{} tokens = {pages} pages x {} ({} layers, {:?})", pages * PAGE_TOKENS, Bytes(kv.page_bytes() as u64), kv.layers, kv.dtype),
+                Component::Weights,
+                weights,
+                format!("{} matrices, {} vectors, packed once", self.weights.linears.len(), self.weights.vectors.len()),
             ),
+            kv_line(kv, pages),
             entry(
                 Component::StepWorkspace,
                 workspace as u64,
@@ -220,25 +318,39 @@ impl Blueprint {
             ),
             entry(
                 Component::RequestTable,
-                options.request_bytes + queue,
-                format!("{} running + {} waiting requests: ids, unread output", options.running_max_req_size, options.max_waiting),
+                options.request_bytes + tables,
+                format!(
+                    "{} running + {} waiting requests: ids, unread output",
+                    options.running_max_req_size, options.max_waiting
+                ),
             ),
             entry(
                 Component::PrefixIndex,
-                (pages * index_bytes_per_page()) as u64,
+                index_bytes(pages, options.prefix_cache),
                 "page table and prefix tree, one row a page".into(),
             ),
-            entry(Component::Tokenizer, TOKENIZER_BYTES_PER_TOKEN * vocab as u64 + scratch, format!("{vocab} tokens, and the sampler's scratch")),
+            entry(
+                Component::Tokenizer,
+                tokenizer + scratch,
+                format!(
+                    "{vocab} tokens: tokenizer and template {}, sampler's scratch {}",
+                    Bytes(tokenizer),
+                    Bytes(scratch)
+                ),
+            ),
             entry(Component::HostHeap, options.http_bytes, "connections, bodies, parsing".into()),
-            entry(Component::ProcessBaseline, PROCESS_BASELINE_BYTES, "code, stacks, runtime".into()),
+            entry(
+                Component::ProcessBaseline,
+                PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64,
+                format!("data, runtime, {threads} compute threads"),
+            ),
             entry(Component::Canary, CANARY_BYTES, "ballast, released on the first failed allocation".into()),
         ];
         Plan { limit: line.bytes, limit_source: line.source.clone(), lines }
     }
 
-    fn limits(&self, options: &Options, pages: usize) -> Limits {
+    fn limits(&self, options: &Options, context: usize, pages: usize) -> Limits {
         let pool = pages * PAGE_TOKENS;
-        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         Limits {
             max_req_total_len: context.min(pool) as u32,
             max_total_token_num: pool as u64,
@@ -252,17 +364,6 @@ impl Blueprint {
             host_bytes: options.request_bytes,
         }
     }
-}
-
-/// Bytes a page costs: its keys and values, and its row in page table and prefix index.
-fn page_bytes(kv: KvShape) -> usize {
-    kv.page_bytes() + index_bytes_per_page()
-}
-
-/// Upper bound per page: tables are powers of two, so the cost of one page is taken from a large pool.
-fn index_bytes_per_page() -> usize {
-    const MANY: usize = (1 << 16) + 1;
-    (PagePool::bytes_for(MANY) + PrefixIndex::bytes_for(MANY)).div_ceil(MANY)
 }
 
 fn check(options: &Options) -> Result<(), PlanError> {
@@ -284,7 +385,12 @@ fn check(options: &Options) -> Result<(), PlanError> {
     }
     if options.running_max_req_size > options.graph_max_batch_size {
         let (running, decode) = (options.running_max_req_size, options.graph_max_batch_size);
-        return problem("--running-max-req-size", format!("is {running}, more than --graph-max-batch-size ({decode}): every running request decodes in every step"));
+        return problem(
+            "--running-max-req-size",
+            format!(
+                "is {running}, more than --graph-max-batch-size ({decode}): every running request decodes in every step"
+            ),
+        );
     }
     if options.max_waiting > 1 << 20 {
         return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));

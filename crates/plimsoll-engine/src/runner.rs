@@ -12,6 +12,11 @@ pub trait Runner {
     /// A step may be run again: it overwrites what it wrote.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError>;
 
+    /// Gives the physical memory of pages that nobody holds back to the system; it returns when they are written again.
+    fn decommit(&mut self, pages: &[u32]) {
+        let _ = pages;
+    }
+
     /// The logits of the `row`-th wanted row of the last step, [vocabulary].
     fn logits(&mut self, row: usize) -> &mut [f32];
 }

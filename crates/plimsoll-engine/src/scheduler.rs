@@ -102,6 +102,14 @@ pub struct Scheduler<T> {
     waiting: VecDeque<Seq<T>>,
     running: Vec<Seq<T>>,
     shares: Vec<Share>,
+    eased: Eased,
+}
+
+/// Bounds below those of the plan, while memory is short.
+#[derive(Clone, Copy, Debug)]
+struct Eased {
+    prefill_rows: usize,
+    running: usize,
 }
 
 impl<T> Scheduler<T> {
@@ -114,6 +122,33 @@ impl<T> Scheduler<T> {
             waiting: VecDeque::with_capacity(waiting_max + limits.running),
             running: Vec::with_capacity(limits.running),
             shares: Vec::with_capacity(limits.running),
+            eased: Eased { prefill_rows: limits.rows, running: limits.running },
+        }
+    }
+
+    /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
+    /// ones are preempted now and wait. The oldest runs in any case. Returns how many were preempted.
+    pub fn ease(&mut self, prefill_rows: usize, running: usize) -> u64 {
+        self.eased = Eased { prefill_rows: prefill_rows.clamp(1, self.limits.rows), running: running.clamp(1, self.limits.running) };
+        let mut preempted = 0;
+        while self.running.len() > self.eased.running {
+            let mut victim = self.running.pop().expect("not empty");
+            victim.preempt();
+            self.push(victim);
+            preempted += 1;
+        }
+        preempted
+    }
+
+    /// Takes the newest sequence out, waiting or running, unless it is the only one.
+    pub fn give_up_newest(&mut self) -> Option<Seq<T>> {
+        if self.running.len() + self.waiting.len() < 2 {
+            return None;
+        }
+        let newest = |seqs: Option<&Seq<T>>| seqs.map(|seq| seq.order);
+        match newest(self.waiting.back()) > newest(self.running.last()) {
+            true => self.waiting.pop_back(),
+            false => self.running.pop(),
         }
     }
 
@@ -168,15 +203,19 @@ impl<T> Scheduler<T> {
         if decodes > 0 {
             rows = rows.min(self.limits.prefill_rows_beside_decode);
         }
+        rows = rows.min(self.eased.prefill_rows);
         let mut i = 0;
         while i < self.running.len() {
-            self.schedule_prefill(i, &mut rows, &mut logit_rows, &mut events);
+            if !self.running[i].decoding() {
+                self.schedule_chunk(i, &mut rows, &mut logit_rows, &mut events);
+            }
             i += 1;
         }
         while rows > 0 && logit_rows > 0 {
             let Some(admitted) = self.admit() else { break };
             events.admitted += 1;
-            self.schedule_prefill(admitted, &mut rows, &mut logit_rows, &mut events);
+            // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
+            self.schedule_chunk(admitted, &mut rows, &mut logit_rows, &mut events);
         }
         (&self.shares, events)
     }
@@ -194,9 +233,9 @@ impl<T> Scheduler<T> {
         decodes
     }
 
-    fn schedule_prefill(&mut self, i: usize, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) {
+    fn schedule_chunk(&mut self, i: usize, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) {
         let seq = &self.running[i];
-        if seq.decoding() || *rows == 0 || *logit_rows == 0 {
+        if *rows == 0 || *logit_rows == 0 {
             return;
         }
         let mut chunk = seq.remaining().min(*rows);
@@ -240,7 +279,7 @@ impl<T> Scheduler<T> {
 
     /// Moves the first waiting sequence that may start into the running set. Returns its index there.
     fn admit(&mut self) -> Option<usize> {
-        if self.running.len() >= self.limits.running {
+        if self.running.len() >= self.eased.running {
             return None;
         }
         let at = self.waiting.iter().position(|seq| !self.follows_a_leader(seq))?;
@@ -308,3 +347,6 @@ impl<T> Scheduler<T> {
         seq
     }
 }
+
+#[cfg(test)]
+mod tests;

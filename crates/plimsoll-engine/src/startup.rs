@@ -1,26 +1,29 @@
-//! Start-up: plan → build → prove → ready. What it builds is what the planner planned, once.
+//! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
 use std::time::Instant;
 
-use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, DeviceError, Isa, ModelShape, ThreadPool};
+use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
+use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
-use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
+use plimsoll_memory::sizing::{SizingError, auto_profile};
+use plimsoll_memory::{Component, Ledger, OutOfMemory, Region, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::cache::{PagePool, PrefixIndex};
-use crate::cpu::CpuRunner;
+use crate::accounts::{Accounts, sampler_bytes, table_bytes};
+use crate::berth::Berth;
 use crate::delivery::SharedTokenizer;
+use crate::governor::watch;
 use crate::handle::{Arrival, EngineHandle, Shared};
-use crate::lease::KvCache;
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, Line, PlanError};
 use crate::sampling::{Sampler, SamplerError};
-use crate::stress::stress;
+use crate::sizing::{CpuGenerations, Generation, profile_config};
 use crate::worker::{Parts, Worker};
 
 /// Why an engine did not start.
@@ -32,6 +35,15 @@ pub enum StartError {
     /// The machine's limits could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// Other Plimsolls have leased too much of the machine.
+    #[error("another Plimsoll was here first: {0}")]
+    Refused(Box<Refusal>),
+    /// Whether others have leased something cannot be told.
+    #[error("leases: {0}")]
+    Lease(Box<LeaseError>),
+    /// No pool could be built and proven.
+    #[error(transparent)]
+    Sizing(Box<SizingError>),
     /// The weights could not be loaded.
     #[error(transparent)]
     Load(#[from] plimsoll_device::cpu::LoadError),
@@ -67,20 +79,43 @@ pub struct Host {
     pub threads: usize,
     /// Instruction set.
     pub isa: Isa,
+    /// The machine, to look again.
+    pub root: Root,
+    /// Every limit that was found.
+    pub limits: HostLimits,
+    /// Where leases are left; absent: where all of this user's processes meet.
+    pub lease_dir: Option<PathBuf>,
 }
 
 impl Host {
     /// Reads the machine's limits and decides line, threads and instruction set.
     pub fn read(options: &Options) -> Result<Self, HostError> {
-        let root = Root::system();
+        Self::read_from(Root::system(), options)
+    }
+
+    /// The same for a machine that is found under `root`.
+    pub fn read_from(root: Root, options: &Options) -> Result<Self, HostError> {
         let limits = HostLimits::read(&root, options.memory_budget)?;
         let now = HostNow::read(&root, &limits);
         let binding = limits.binding();
         let peers = now.used_by_others;
-        let source = format!("{} ({}), less {} that others use", binding.name, plimsoll_memory::Bytes(binding.bytes), plimsoll_memory::Bytes(peers));
-        let line = Line { bytes: limits.effective.saturating_sub(peers), source, chosen: options.memory_budget.is_some() };
+        let source = format!(
+            "{} ({}), less {} that others use",
+            binding.name,
+            plimsoll_memory::Bytes(binding.bytes),
+            plimsoll_memory::Bytes(peers)
+        );
+        let line =
+            Line { bytes: limits.effective.saturating_sub(peers), source, chosen: options.memory_budget.is_some() };
         let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
-        Ok(Self { line, threads: options.threads.unwrap_or(cores).max(1), isa: options.isa.unwrap_or_else(Isa::detect) })
+        let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa.unwrap_or_else(Isa::detect));
+        Ok(Self { line, threads, isa, root, limits, lease_dir: None })
+    }
+
+    /// Bytes this process may hold in all at this moment: what it holds and what is free.
+    fn room(&self) -> u64 {
+        let now = HostNow::read(&self.root, &self.limits);
+        now.available.saturating_add(now.own.leak_gauge())
     }
 }
 
@@ -95,7 +130,8 @@ pub fn start(
     progress: impl FnMut(u64),
 ) -> Result<EngineHandle, StartError> {
     let blueprint = Blueprint::new(checkpoint, options)?;
-    let planned = blueprint.plan(options, host.threads, &host.line)?;
+    let mut planned = blueprint.plan(options, host.threads, &host.line)?;
+    let berth = Berth::take(planned.plan.total(), host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     let eos = end_tokens(&blueprint, &tokenizer);
@@ -103,14 +139,64 @@ pub fn start(
     let model: Arc<dyn Model> = Arc::from(model);
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
     let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
-    let shape = model.shape(options.kv_dtype);
-    let memory = CpuMemory::map(&ledger, &shape, planned.pages, planned.workspace, host.threads, !options.elastic)?;
-    let mut runner = CpuRunner::new(model, CpuDevice::new(weights, pool, host.isa, memory));
-    let sampler = prove(&mut runner, &planned, &shape)?;
-    observe_host(&ledger, &planned, &shape);
-    let canary = Region::map(&ledger, Component::Canary, planned.plan.bytes(Component::Canary), true)?;
-    ledger.seal();
-    spawn(Ready { runner, sampler, canary, planned, ledger, tokenizer, eos, prefix_cache: options.prefix_cache })
+    let (generation, sampler) = prove(&planned, model, weights, pool, &ledger, options, host)?;
+    planned.resize(generation.cache.pool.total());
+    planned.plan.enter(&ledger);
+    let accounts = accounts(&planned, &tokenizer, options);
+    spawn(Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts }, host)
+}
+
+/// Builds and proves the pool: measured first where the operator left its size open.
+fn prove(
+    planned: &EnginePlan,
+    model: Arc<dyn Model>,
+    weights: CpuWeights,
+    pool: ThreadPool,
+    ledger: &Arc<Ledger>,
+    options: &Options,
+    host: &Host,
+) -> Result<(Generation, Sampler), StartError> {
+    let mut builder = CpuGenerations {
+        plan: planned,
+        shape: model.shape(options.kv_dtype),
+        model,
+        isa: host.isa,
+        ledger: Arc::clone(ledger),
+        parts: Some((weights, pool)),
+        sampler: Sampler::new(planned.limits.vocab_size as usize)?,
+        touch: !options.elastic,
+        threads: host.threads,
+        prefix_cache: options.prefix_cache,
+        tokens: 0,
+        room: Box::new(|| host.room()),
+    };
+    let outcome = auto_profile(&profile_config(planned), &mut builder).map_err(own_error)?;
+    Ok((outcome.generation, builder.sampler))
+}
+
+/// An error of ours that sizing handed through is itself again.
+fn own_error(error: SizingError) -> StartError {
+    match error {
+        SizingError::Other(other) => other
+            .downcast::<StartError>()
+            .map_or_else(|other| StartError::Sizing(Box::new(SizingError::Other(other))), |own| *own),
+        error => StartError::Sizing(Box::new(error)),
+    }
+}
+
+/// What the engine holds on the heap for its whole life. Without a measurement the tokenizer says what its tables take.
+fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options) -> Accounts {
+    let tokenizer = options.tokenizer_bytes.unwrap_or(tokenizer.table_bytes() as u64);
+    Accounts {
+        tokenizer: tokenizer + sampler_bytes(planned.limits.vocab_size as usize),
+        tables: table_bytes(
+            &planned.step,
+            planned.limits.max_waiting as usize,
+            planned.limits.max_req_total_len as usize,
+        ),
+        index: planned.index_bytes(planned.pages),
+        ..Accounts::default()
+    }
 }
 
 /// The model's end-of-sequence tokens and the tokenizer's.
@@ -123,85 +209,85 @@ fn end_tokens(blueprint: &Blueprint, tokenizer: &SharedTokenizer) -> Vec<u32> {
     eos
 }
 
-/// Runs the worst case and compares it with the plan.
-fn prove(runner: &mut CpuRunner, planned: &EnginePlan, shape: &ModelShape) -> Result<Sampler, StartError> {
-    let _ = shape;
-    let mut sampler = Sampler::new(planned.limits.vocab_size as usize)?;
-    let context = planned.limits.max_req_total_len as usize;
-    stress(runner, &mut sampler, &planned.step, context, planned.pages).map_err(StartError::Proof)?;
-    let measured = runner.device().memory().workspace_peak() as u64;
-    if measured > planned.workspace as u64 {
-        let component = Component::StepWorkspace.name();
-        return Err(StartError::ProofExceeds { component, measured, planned: planned.workspace as u64 });
-    }
-    Ok(sampler)
-}
-
-/// Enters the tables whose size is known by construction.
-fn observe_host(ledger: &Ledger, planned: &EnginePlan, _shape: &ModelShape) {
-    let tables = PagePool::bytes_for(planned.pages) + PrefixIndex::bytes_for(planned.pages);
-    ledger.observe(Component::PrefixIndex, tables as u64);
-}
-
 /// A proven engine on its way to its thread.
 struct Ready {
-    runner: CpuRunner,
+    generation: Generation,
     sampler: Sampler,
-    canary: Region,
     planned: EnginePlan,
     ledger: Arc<Ledger>,
     tokenizer: SharedTokenizer,
     eos: Vec<u32>,
-    prefix_cache: bool,
+    berth: Berth,
+    accounts: Accounts,
 }
 
-/// Starts the engine thread and waits until it has built its tables.
-fn spawn(ready: Ready) -> Result<EngineHandle, StartError> {
-    let limits = ready.planned.limits;
+/// Starts the engine thread, waits until it has built its tables, and closes the books on start-up.
+fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
+    let Ready { generation, sampler, planned, ledger, tokenizer, eos, mut berth, accounts } = ready;
+    let (limits, step) = (planned.limits, planned.step);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
-    let shared = Arc::new(Shared::new(limits, ready.planned.plan.clone(), Arc::clone(&ready.ledger)));
+    let total = planned.plan.total();
+    let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
+    let Generation { runner, cache, canary } = generation;
+    let canary = match canary {
+        Some(canary) => canary,
+        None => Region::map(&ledger, Component::Canary, ledger.row(Component::Canary).planned, true)?,
+    };
+    ledger.seal();
     let (built, wait) = channel();
+    let (go, begin) = channel::<Berth>();
     let thread = std::thread::Builder::new().name("plimsoll-engine".into());
     let body = move || {
-        let Ready { runner, sampler, canary, planned, tokenizer, eos, prefix_cache, .. } = ready;
-        let tables = tables(planned.pages, prefix_cache);
-        let cache = match tables {
-            Ok(cache) => std::rc::Rc::new(std::cell::RefCell::new(cache)),
-            Err(error) => {
-                // The receiver waits for exactly this message.
-                let _ = built.send(Err(error));
-                return;
-            }
-        };
-        let limits = planned.step;
-        let worker = Worker::new(Parts { shared, arrivals: receiver, epoch, runner, cache, limits, sampler, tokenizer, eos });
-        let _ = built.send(Ok(()));
+        let cache = std::rc::Rc::new(std::cell::RefCell::new(cache));
+        let worker = Worker::new(Parts {
+            shared,
+            arrivals: receiver,
+            epoch,
+            runner,
+            cache,
+            limits: step,
+            sampler,
+            tokenizer,
+            eos,
+        });
+        // The starter waits for this word, and hands over the lease, which lasts as long as the engine.
+        let _ = built.send(());
+        let Ok(berth) = begin.recv() else { return };
         worker.run();
-        drop(canary);
+        drop((heap::disarm(), berth));
     };
     thread.spawn(body).map_err(StartError::Thread)?;
-    match wait.recv() {
-        Ok(Ok(())) => Ok(handle),
-        Ok(Err(error)) => Err(error),
-        Err(_) => {
-            handle.shared.stopped.store(true, Ordering::Release);
-            Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready")))
-        }
+    if wait.recv().is_err() {
+        handle.shared.stopped.store(true, Ordering::Release);
+        return Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready")));
     }
+    drop(heap::arm(canary));
+    accounts.measure_baseline(&ledger);
+    accounts.observe(&ledger, 0);
+    berth.built(total, ledger.committed_total())?;
+    report_baseline(&ledger);
+    // Set once, here.
+    let _ = handle.shared.accounts.set(accounts);
+    watch(&handle.shared, host.root.clone(), host.limits.clone()).map_err(StartError::Thread)?;
+    // The thread is there: it has just spoken.
+    let _ = go.send(berth);
+    Ok(handle)
 }
 
-/// Page pool and prefix index: the host tables whose size depends on capacity.
-fn tables(pages: usize, prefix_cache: bool) -> Result<KvCache, StartError> {
-    let refused = |what: String| {
-        StartError::OutOfMemory(OutOfMemory::Refused { component: Component::PrefixIndex.name(), bytes: PagePool::bytes_for(pages) as u64, reason: what })
-    };
-    let pool = PagePool::new(pages).map_err(|error| refused(error.to_string()))?;
-    let index = match prefix_cache {
-        true => Some(PrefixIndex::new(pages).map_err(|error| refused(error.to_string()))?),
-        false => None,
-    };
-    Ok(KvCache { pool, index })
+/// A process that took more before the engine than was planned for it is not stopped, but it is said.
+fn report_baseline(ledger: &Ledger) {
+    for component in [Component::ProcessBaseline, Component::Tokenizer, Component::HostHeap] {
+        let row = ledger.row(component);
+        if row.committed > row.planned {
+            tracing::warn!(
+                component = component.name(),
+                planned = row.planned,
+                measured = row.committed,
+                "more than was planned"
+            );
+        }
+    }
 }

@@ -4,16 +4,25 @@
 //! receives arrivals through the same channel, sees aborts the same way and keeps the same gauges. It knows nothing
 //! of scheduling: every request advances at its own script's pace.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use plimsoll_memory::{Ledger, Plan};
+use plimsoll_text::Tokenizer;
 
+use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex};
 use crate::handle::{Arrival, EngineHandle, Shared};
+use crate::lease::KvCache;
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
 use crate::request::{Limits, Request};
+use crate::runner::Runner;
+use crate::sampling::Sampler;
+use crate::scheduler::StepLimits;
+use crate::worker::{Parts, Worker};
 
 /// One thing the scripted engine does for a request.
 #[derive(Clone, Debug)]
@@ -105,6 +114,45 @@ pub fn scripted(
         },
         observed,
     }
+}
+
+/// What [`over_runner`] builds an engine from.
+pub struct Bench<R> {
+    /// Carries out the steps.
+    pub runner: R,
+    /// The bounds of requests; `max_total_token_num` is the size of the page pool.
+    pub limits: Limits,
+    /// The bounds of a step.
+    pub step: StepLimits,
+    /// Whether equal prefixes share their pages.
+    pub prefix_cache: bool,
+    /// Ids to text.
+    pub tokenizer: Arc<Tokenizer>,
+    /// End-of-sequence ids.
+    pub eos: Vec<u32>,
+}
+
+/// Starts the real engine thread (scheduler, cache, sampler, delivery) over a test's own runner.
+///
+/// # Panics
+/// When the tables of pool, index and sampler cannot be built from the limits: a mistake in the test.
+pub fn over_runner<R: Runner + Send + 'static>(bench: Bench<R>) -> EngineHandle {
+    let Bench { runner, limits, step, prefix_cache, tokenizer, eos } = bench;
+    let places = limits.running_max_req_size + limits.max_waiting;
+    let (arrivals, inbox) = sync_channel(places as usize);
+    let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
+    let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
+    let epoch = Instant::now();
+    let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
+    std::thread::spawn(move || {
+        let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
+        let pool = PagePool::new(pages).expect("a pool");
+        let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index"));
+        let cache = Rc::new(RefCell::new(KvCache { pool, index }));
+        let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
+        Worker::new(Parts { shared, arrivals: inbox, epoch, runner, cache, limits: step, sampler, tokenizer, eos }).run();
+    });
+    handle
 }
 
 /// Lower-case letters that depend on the prompt alone, one per token, up to `max_tokens`.
@@ -275,4 +323,9 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
         own: Some(-0.5),
         top,
     }
+}
+
+/// Hands the engine a made-up look at the machine.
+pub fn take_reading(engine: &EngineHandle, reading: crate::governor::Reading) {
+    engine.shared.gauge.set(reading);
 }

@@ -10,9 +10,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use plimsoll_device::DeviceError;
+use plimsoll_memory::{Component, Region, heap};
 
 use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
+use crate::governor::{Governor, Rung};
 use crate::handle::{Arrival, Shared};
 use crate::lease::{PageLease, SharedCache};
 use crate::outbox::TokenLogprobs;
@@ -41,6 +43,13 @@ pub(crate) struct Worker<R> {
     /// The model's own end-of-sequence tokens.
     eos: Vec<u32>,
     arrived: u64,
+    governor: Governor,
+    /// Readings of the machine that were acted upon.
+    readings: u64,
+    /// Canaries the heap had given up when this was last looked at.
+    canaries: u64,
+    /// Pages on their way back to the system, reused.
+    evicted: Vec<u32>,
 }
 
 /// What a worker is built from.
@@ -62,10 +71,14 @@ impl<R: Runner> Worker<R> {
         let Parts { shared, arrivals, epoch, runner, cache, limits, sampler, tokenizer, eos } = parts;
         let pages = cache.borrow().pool.total();
         let page_ids = limits.running * (shared.limits.max_req_total_len as usize).div_ceil(PAGE_TOKENS);
+        // Shared pages are named once per sequence; without sharing the pool bounds the sum.
+        let named_max = match &cache.borrow().index {
+            Some(_) => page_ids,
+            None => page_ids.min(pages),
+        };
         Self {
             scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
-            // Shared pages are named once per sequence; without sharing the pool bounds the sum.
-            buffers: StepBuffers::new(&limits, pages.min(page_ids)),
+            buffers: StepBuffers::new(&limits, named_max),
             shares: Vec::with_capacity(limits.running),
             arrivals,
             epoch,
@@ -77,6 +90,10 @@ impl<R: Runner> Worker<R> {
             tokenizer,
             eos,
             arrived: 0,
+            governor: Governor::default(),
+            readings: 0,
+            canaries: heap::canaries_released(),
+            evicted: Vec::with_capacity(pages),
         }
     }
 
@@ -89,9 +106,11 @@ impl<R: Runner> Worker<R> {
                 tracing::error!("the scheduler panicked; every request in flight is ended and the engine starts over");
                 self.fail_all("the engine failed and recovered; the request was lost");
             }
+            self.govern();
             self.refresh_status();
             if self.shared.stop.load(Acquire) {
                 self.fail_all("the server is shutting down");
+                self.refresh_status();
                 break;
             }
             if !open && self.scheduler.is_empty() {
@@ -99,6 +118,47 @@ impl<R: Runner> Worker<R> {
             }
         }
         self.shared.stopped.store(true, Release);
+    }
+
+    /// Acts on a new reading of the machine, if there is one: gives way, or climbs back.
+    fn govern(&mut self) {
+        let Some(reading) = self.shared.gauge.newer(&mut self.readings) else { return };
+        let rung = self.governor.observe(&reading);
+        self.shared.gauge.stand(rung, &self.shared.metrics);
+        if rung >= Rung::EvictPrefix {
+            self.cache.borrow_mut().evict_idle(&mut self.evicted);
+            self.shared.metrics.evicted_pages.inc_by(self.evicted.len() as u64);
+            self.runner.decommit(&self.evicted);
+        }
+        let prefill_rows = if rung >= Rung::SmallChunks { PAGE_TOKENS } else { usize::MAX };
+        let running = if rung >= Rung::Preempt { self.scheduler.running().len().saturating_sub(1) } else { usize::MAX };
+        let preempted = self.scheduler.ease(prefill_rows, running);
+        self.shared.metrics.preemptions.inc_by(preempted);
+        if rung >= Rung::Fail {
+            drop(heap::disarm());
+            if let Some(mut seq) = self.scheduler.give_up_newest() {
+                seq.work.fail("memory ran short on this machine; the newest request was given up".into());
+                self.shared.metrics.failed.inc();
+            }
+        }
+        self.keep_canary(rung);
+    }
+
+    /// Says that the canary was given up, and sets another aside once the machine is calm.
+    fn keep_canary(&mut self, rung: Rung) {
+        let released = heap::canaries_released();
+        if released > self.canaries {
+            tracing::error!("an allocation failed; the canary was given up for it");
+            self.shared.metrics.canaries.inc_by(released - self.canaries);
+            self.canaries = released;
+        }
+        let planned = self.shared.ledger.row(Component::Canary).planned;
+        if rung == Rung::Calm && planned > 0 && !heap::armed() {
+            match Region::restore_canary(&self.shared.ledger) {
+                Ok(canary) => drop(heap::arm(canary)),
+                Err(error) => tracing::debug!(%error, "no canary yet"),
+            }
+        }
     }
 
     /// Takes what has arrived; waits for it when there is nothing else to do. False once no handle is left.
@@ -189,7 +249,6 @@ impl<R: Runner> Worker<R> {
         let mut logit_row = 0;
         for i in which {
             let share = self.shares[i];
-            self.scheduler.commit(share);
             let computed = share.rows - share.logit_rows.min(share.rows);
             for j in 0..share.logit_rows {
                 let position = share.start + computed + j;
@@ -202,10 +261,11 @@ impl<R: Runner> Worker<R> {
                 }
                 logit_row += 1;
             }
-            let rows = share.rows as u64;
             let seq = &self.scheduler.running()[share.seq];
-            if share.start < seq.prompt_len {
-                self.shared.metrics.prompt_tokens.inc_by(rows);
+            let of_prompt = seq.prompt_len.saturating_sub(share.start).min(share.rows);
+            self.shared.metrics.prompt_tokens.inc_by(of_prompt as u64);
+            if !seq.work.failed() {
+                self.scheduler.commit(share);
             }
         }
     }
@@ -249,12 +309,18 @@ impl<R: Runner> Worker<R> {
         let token = sampled.map_err(|error| error.to_string())?.token;
         let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
         seq.tokens.push(token);
+        // Recomputing after a preemption needs no logits of positions whose next token is known.
+        seq.logits_from = seq.tokens.len() - 1;
         seq.work.token(token, report, &self.tokenizer, &self.eos, &self.shared.metrics);
         Ok(())
     }
 
-    /// Takes finished sequences out.
+    /// Takes finished sequences out. What a failed one computed is not left for others to find.
     fn retire(&mut self) {
+        let metrics = &self.shared.metrics;
+        self.scheduler.remove(|seq| seq.work.failed(), |_gone| {
+            metrics.failed.inc();
+        });
         for index in (0..self.scheduler.running().len()).rev() {
             if self.scheduler.running()[index].work.finished() {
                 self.scheduler.finish(index);

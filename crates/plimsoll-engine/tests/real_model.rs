@@ -26,11 +26,9 @@ fn reference() -> Value {
 
 #[test]
 fn quantized_kernels_agree_with_the_f32_reference() {
-    let (model, engine) = open();
+    let (_, engine) = open();
     let reference = reference();
-    let text = reference["text"].as_str().unwrap();
     let tokens = ids(&reference["ids"]);
-    assert_eq!(model.tokenizer.encode(text, false, false).unwrap(), tokens, "the tokenizer's ids");
     let mut request = greedy(&tokens, 1);
     request.prompt_logprobs = Some(1);
     let answer = ask(&engine, request);

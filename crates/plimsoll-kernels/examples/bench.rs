@@ -28,7 +28,7 @@ fn aligned(len: usize) -> &'static mut [u8] {
     let offset = buffer.as_ptr().addr().wrapping_neg() % 64;
     let buffer = &mut buffer[offset..][..len];
     for (i, byte) in buffer.iter_mut().enumerate() {
-        *byte = (i * 37 >> 5) as u8 & 0x3b;
+        *byte = ((i * 37) >> 5) as u8 & 0x3b;
     }
     buffer
 }
@@ -140,15 +140,16 @@ fn linear_layers(isa: Isa, filter: &str) {
     let k = 4096;
     for (name, kind) in kinds().into_iter().filter(|(name, _)| name.contains(filter)) {
         // Some 130 MB, beyond any cache.
-        let many = Packing::new(kind, 16 * (130_000_000 / Packing::new(kind, 16, k).unwrap().panel_bytes()), k).unwrap();
+        let many =
+            Packing::new(kind, 16 * (130_000_000 / Packing::new(kind, 16, k).unwrap().panel_bytes()), k).unwrap();
         print!("{name:5} GB/s: read {:4.1};", read_bandwidth(&memory[..128 << 20]));
         for rows in [1, 2, 4, 8, 16] {
             print!(" {rows}: {:4.1};", stream_rows(isa, &many, &memory[..many.bytes()], rows));
         }
         print!(" GFLOP/s:");
-        for rows in [8, 32, 256] {
+        for rows in [1, 8, 32, 256] {
             // Short runs, see above.
-            let few = Packing::new(kind, 8192 / rows, k).unwrap();
+            let few = Packing::new(kind, (8192 / rows).min(256), k).unwrap();
             print!(" {rows}: {:4.0};", cached_rows(isa, &few, &memory[..few.bytes()], rows));
         }
         println!();

@@ -50,7 +50,9 @@ impl fmt::Display for KvLayoutError {
             KvLayoutError::HeadDim(dim) => {
                 write!(f, "head dimension {dim} is not a multiple of {LANES} in {LANES}..={HEAD_DIM_MAX}")
             }
-            KvLayoutError::KvHeads(heads) => write!(f, "{heads} key/value heads; 1..=65536 are possible"),
+            KvLayoutError::KvHeads(heads) => {
+                write!(f, "{heads} key/value heads; 1..=65536 are possible")
+            }
         }
     }
 }
@@ -195,7 +197,7 @@ impl Kernel for StoreQ8<'_> {
 fn quantize<S: Simd>(s: S, x: &[f32]) -> ([u8; KV_BLOCK], f32) {
     let low = s.load_part(x, 0.0);
     let high = s.load_part(x.get(LANES..).unwrap_or(&[]), 0.0);
-    let (scale, inverse) = block_scale(s, low, high);
+    let (scale, inverse) = block_scale(s, low, high, 127.0);
     let inverse = s.splat(inverse);
     let mut codes = [0; KV_BLOCK];
     // SAFETY: `codes` has two vectors of 16 bytes.

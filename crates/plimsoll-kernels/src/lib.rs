@@ -29,8 +29,8 @@ mod testing;
 
 pub use acts::{ActLayout, Acts, quantize_acts};
 pub use attention::{
-    AttendOutput, AttendParams, KvPages, Queries, Span, attend, attend_combine, attend_partial_len, attend_scratch_len,
-    attend_split, SPLIT,
+    AttendOutput, AttendParams, KvPages, Queries, SPLIT, Span, attend, attend_combine, attend_partial_len,
+    attend_scratch_len, attend_split,
 };
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use isa::{Isa, UnknownIsa};

@@ -102,9 +102,13 @@ impl fmt::Display for PackError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PackError::Bits(bits) => write!(f, "codes of {bits} bits cannot be packed; 2, 3, 4, 5, 6 and 8 can"),
-            PackError::Group(group) => write!(f, "groups of {group} cannot be packed; 16 and 32 can"),
+            PackError::Group(group) => {
+                write!(f, "groups of {group} cannot be packed; 16 and 32 can")
+            }
             PackError::K(k) => write!(f, "a quantized row of {k} elements is not a multiple of {BLOCK}"),
-            PackError::ZeroWithOffset(zero) => write!(f, "zero point {zero} beside offsets; it must be 0 there"),
+            PackError::ZeroWithOffset(zero) => {
+                write!(f, "zero point {zero} beside offsets; it must be 0 there")
+            }
             PackError::Size { out, k } => write!(f, "a matrix of {out} × {k} is empty or beyond the address space"),
             PackError::Rows(rows) => write!(f, "a panel takes 1 to {PANEL} rows, not {rows}"),
             PackError::Length { what, expected, actual } => {

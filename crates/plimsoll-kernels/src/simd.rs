@@ -59,6 +59,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_u8(self, p: *const u8) -> Self::F;
     /// Loads 64 bytes. # Safety: `p` is valid for 64 bytes.
     unsafe fn load_bytes(self, p: *const u8) -> Self::B;
+    /// Asks for the cache line at `p`, into the second-level cache, ahead of its use; any address will do.
+    fn prefetch(self, p: *const u8);
     /// Stores the low byte of every lane. # Safety: `p` is valid for writing 16 bytes.
     unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I);
 
@@ -81,7 +83,7 @@ pub(crate) trait Simd: Copy {
     /// The bits of the lanes.
     fn bits(self, v: Self::F) -> Self::I;
     /// The lanes with these bits.
-    fn from_bits(self, v: Self::I) -> Self::F;
+    fn as_floats(self, v: Self::I) -> Self::F;
     /// Nearest float, ties to even.
     fn float(self, v: Self::I) -> Self::F;
 
@@ -108,7 +110,7 @@ pub(crate) trait Simd: Copy {
     /// Bitwise or.
     fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
     /// `init[lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[4·n + i]`: unsigned codes no wider than `width` times signed bytes,
-    /// exact. `N` ≤ 8. # Safety: `acts` is valid for `4 · N` bytes; every act is in −127..=127.
+    /// exact. `N` ≤ 8. # Safety: `acts` is valid for `4 · N` bytes.
     unsafe fn dot<const N: usize>(
         self,
         width: CodeWidth,
@@ -160,7 +162,7 @@ pub(crate) trait Simd: Copy {
     /// |v|.
     #[inline(always)]
     fn abs(self, v: Self::F) -> Self::F {
-        self.from_bits(self.and_i(self.bits(v), self.splat_i(i32::MAX)))
+        self.as_floats(self.and_i(self.bits(v), self.splat_i(i32::MAX)))
     }
 
     /// The sum of the lanes, added as one fixed tree: halves first (lane i with lane i + 8), then quarters, and so on.

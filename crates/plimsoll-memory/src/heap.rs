@@ -1,14 +1,21 @@
 //! The host heap, counted: a global allocator that wraps the system's and keeps two numbers.
 //!
 //! The binary installs it. It costs two relaxed atomic additions per call and lets the ledger say what the
-//! heap holds, and a test say that serving does not make it grow.
+//! heap holds, and a test say that serving does not make it grow. When the system refuses, the canary in its keeping is
+//! given back and the call is tried once more, so that the failure can be handled instead of ending the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+
+use crate::Region;
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
+/// The canary in the heap's keeping; null when it is gone or was never there.
+static CANARY: AtomicPtr<Region> = AtomicPtr::new(null_mut());
+static CANARIES_RELEASED: AtomicU64 = AtomicU64::new(0);
 
 /// The system allocator with a count of bytes in use, their peak, and calls.
 pub struct CountingHeap;
@@ -28,17 +35,69 @@ pub fn calls() -> u64 {
     CALLS.load(Relaxed)
 }
 
+/// Gives the heap a canary to release on the first failed allocation. Returns the one it had.
+pub fn arm(canary: Region) -> Option<Region> {
+    swap(Box::into_raw(Box::new(canary)))
+}
+
+/// Takes the canary back, if it is still there.
+pub fn disarm() -> Option<Region> {
+    swap(null_mut())
+}
+
+/// Whether a canary is in the heap's keeping.
+pub fn armed() -> bool {
+    !CANARY.load(Relaxed).is_null()
+}
+
+/// How often a failed allocation has cost the canary since the process started.
+pub fn canaries_released() -> u64 {
+    CANARIES_RELEASED.load(Relaxed)
+}
+
+fn swap(new: *mut Region) -> Option<Region> {
+    let old = CANARY.swap(new, AcqRel);
+    // SAFETY: a pointer other than null came from `Box::into_raw` in `arm`, and the swap made this its only owner.
+    (!old.is_null()).then(|| *unsafe { Box::from_raw(old) })
+}
+
+/// After a refused call: gives the canary back to the system. False when there was none.
+#[cold]
+fn release_canary() -> bool {
+    let canary = disarm();
+    let released = canary.is_some();
+    CANARIES_RELEASED.fetch_add(u64::from(released), Relaxed);
+    released
+}
+
+/// Hands memory that was freed but is still kept by the system's allocator back to the system. Costs milliseconds.
+pub fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> i32;
+        }
+        // SAFETY: glibc's `malloc_trim` takes its own locks and touches free memory only.
+        unsafe { malloc_trim(0) };
+    }
+}
+
 fn grew(bytes: usize) {
     let now = IN_USE.fetch_add(bytes as u64, Relaxed) + bytes as u64;
     CALLS.fetch_add(1, Relaxed);
     PEAK.fetch_max(now, Relaxed);
 }
 
-// SAFETY: every call is handed to the system allocator unchanged; only counters are kept beside it.
+// SAFETY: every call is handed to the system allocator unchanged, a second time if the first was refused and a canary
+// could be given up in between; only counters are kept beside it.
 unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System`'s too.
-        let pointer = unsafe { System.alloc(layout) };
+        let mut pointer = unsafe { System.alloc(layout) };
+        if pointer.is_null() && release_canary() {
+            // SAFETY: as above; a refused call has changed nothing.
+            pointer = unsafe { System.alloc(layout) };
+        }
         if !pointer.is_null() {
             grew(layout.size());
         }
@@ -53,7 +112,11 @@ unsafe impl GlobalAlloc for CountingHeap {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        let pointer = unsafe { System.alloc_zeroed(layout) };
+        let mut pointer = unsafe { System.alloc_zeroed(layout) };
+        if pointer.is_null() && release_canary() {
+            // SAFETY: as above; a refused call has changed nothing.
+            pointer = unsafe { System.alloc_zeroed(layout) };
+        }
         if !pointer.is_null() {
             grew(layout.size());
         }
@@ -62,7 +125,11 @@ unsafe impl GlobalAlloc for CountingHeap {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as above.
-        let moved = unsafe { System.realloc(pointer, layout, size) };
+        let mut moved = unsafe { System.realloc(pointer, layout, size) };
+        if moved.is_null() && release_canary() {
+            // SAFETY: as above; a refused call has left `pointer` as it was.
+            moved = unsafe { System.realloc(pointer, layout, size) };
+        }
         if !moved.is_null() {
             IN_USE.fetch_sub(layout.size() as u64, Relaxed);
             grew(size);

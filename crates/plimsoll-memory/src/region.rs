@@ -10,6 +10,9 @@ use thiserror::Error;
 
 use crate::{Bytes, Component, Ledger};
 
+/// The largest page size of the systems we run on (Linux on aarch64 with 64 KiB pages).
+const OS_PAGE: usize = 64 << 10;
+
 /// Why a region could not be had.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OutOfMemory {
@@ -46,24 +49,16 @@ impl Region {
     ///
     /// With `touch` every page is written once, so that the memory is really there (pinned mode); without it
     /// pages appear on first use (elastic mode).
-    pub fn map(
-        ledger: &Arc<Ledger>,
-        component: Component,
-        bytes: u64,
-        touch: bool,
-    ) -> Result<Self, OutOfMemory> {
+    pub fn map(ledger: &Arc<Ledger>, component: Component, bytes: u64, touch: bool) -> Result<Self, OutOfMemory> {
         let name = component.name();
         if !ledger.count_allocation() {
-            return Err(OutOfMemory::Sealed {
-                component: name,
-                bytes,
-            });
+            return Err(OutOfMemory::Sealed { component: name, bytes });
         }
-        let refused = |reason: String| OutOfMemory::Refused {
-            component: name,
-            bytes,
-            reason,
-        };
+        Self::mapped(ledger, component, bytes, touch)
+    }
+
+    fn mapped(ledger: &Arc<Ledger>, component: Component, bytes: u64, touch: bool) -> Result<Self, OutOfMemory> {
+        let refused = |reason: String| OutOfMemory::Refused { component: component.name(), bytes, reason };
         let len = usize::try_from(bytes).map_err(|e| refused(e.to_string()))?;
         // A mapping of zero bytes is an error to the system; a component of zero bytes is not one to us.
         let mut map = MmapMut::map_anon(len.max(1)).map_err(|e| refused(e.to_string()))?;
@@ -73,11 +68,7 @@ impl Region {
             map.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
         }
         ledger.commit(component, bytes);
-        Ok(Self {
-            map,
-            component,
-            ledger: Arc::clone(ledger),
-        })
+        Ok(Self { map, component, ledger: Arc::clone(ledger) })
     }
 
     /// Size in bytes.
@@ -100,18 +91,27 @@ impl Region {
         &mut self.map
     }
 
-    /// Gives the physical pages of `range` back; they read as zero afterwards. Used in elastic mode.
+    /// Maps the canary again after it was given up: the one allocation that is allowed after ready, since the plan still
+    /// holds its place. The bytes are touched.
+    pub fn restore_canary(ledger: &Arc<Ledger>) -> Result<Self, OutOfMemory> {
+        let bytes = ledger.row(Component::Canary).planned;
+        Self::mapped(ledger, Component::Canary, bytes, true)
+    }
+
+    /// Gives the physical pages that lie wholly inside `range` back; they read as zero afterwards.
     pub fn decommit(&mut self, range: std::ops::Range<usize>) {
+        // Rounded inwards: the system would round outwards, into what a neighbour holds.
+        let (start, end) = (range.start.next_multiple_of(OS_PAGE), range.end.min(self.map.len()) / OS_PAGE * OS_PAGE);
+        if start >= end {
+            return;
+        }
+        let range = start..end;
         #[cfg(target_os = "linux")]
         {
             // SAFETY: the mapping is anonymous and private, `&mut self` proves that nobody holds a view into it,
             // and zero bytes are valid for every use of a region.
             let _ = unsafe {
-                self.map.unchecked_advise_range(
-                    memmap2::UncheckedAdvice::DontNeed,
-                    range.start,
-                    range.len(),
-                )
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };
         }
         #[cfg(not(target_os = "linux"))]
@@ -142,6 +142,32 @@ mod tests {
         drop(region);
         assert_eq!(ledger.row(Component::KvPages).committed, 0);
         assert_eq!(ledger.row(Component::KvPages).peak, 1 << 20);
+    }
+
+    #[test]
+    fn giving_a_range_back_leaves_its_neighbours_alone() {
+        let ledger = Arc::new(Ledger::new());
+        ledger.plan(Component::KvPages, 1 << 20);
+        let mut region = Region::map(&ledger, Component::KvPages, 1 << 20, true).unwrap();
+        region.bytes_mut().fill(7);
+        let (from, to) = (100_000, 400_001);
+        region.decommit(from..to);
+        assert!(region.bytes()[..from].iter().chain(&region.bytes()[to..]).all(|byte| *byte == 7));
+        #[cfg(target_os = "linux")]
+        assert!(region.bytes()[from..to].contains(&0), "nothing was given back");
+    }
+
+    #[test]
+    fn the_canary_comes_back_after_the_seal_and_nothing_else_does() {
+        let ledger = Arc::new(Ledger::new());
+        ledger.plan(Component::Canary, 1 << 16);
+        let canary = Region::map(&ledger, Component::Canary, 1 << 16, true).unwrap();
+        ledger.seal();
+        drop(canary);
+        assert_eq!(ledger.row(Component::Canary).committed, 0);
+        let again = Region::restore_canary(&ledger).unwrap();
+        assert_eq!((again.len(), ledger.row(Component::Canary).committed), (1 << 16, 1 << 16));
+        assert_eq!(ledger.allocations(), (1, 0));
     }
 
     #[test]

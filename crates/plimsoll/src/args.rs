@@ -41,6 +41,10 @@ pub enum Command {
         /// Its name, as `models` lists it.
         model: String,
     },
+    /// Measure one or more OpenAI-compatible servers, in turn.
+    Bench(crate::bench::Args),
+    /// Load a server with everything that breaks servers, and judge it.
+    Soak(crate::soak::Args),
 }
 
 /// Flags of `serve`.
@@ -62,7 +66,7 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 8 << 20)]
     pub max_body_bytes: u64,
     /// Open connections at most.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
     /// Seconds that running requests have to finish after SIGTERM.
     #[arg(long, default_value_t = 30)]
@@ -98,6 +102,12 @@ pub struct PlanArgs {
     /// Catalogue name (cached), a .gguf file, a checkpoint directory, or a config.json.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
+    /// Ask whether this many users at once, each with --context tokens, fit.
+    #[arg(long)]
+    pub users: Option<u64>,
+    /// Tokens of each user's prompt and output together [default with --users: 4096, or the model's context if that is less].
+    #[arg(long)]
+    pub context: Option<u64>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -134,7 +144,7 @@ pub struct EngineArgs {
     #[arg(long, alias = "max_req_total_len")]
     pub max_req_total_len: Option<usize>,
     /// Storage of keys and values: f32, f16, bf16, q8.
-    #[arg(long, alias = "kv_dtype", default_value = "bf16", value_parser = parse_kv_dtype)]
+    #[arg(long, alias = "kv_dtype", default_value = "f16", value_parser = parse_kv_dtype)]
     pub kv_dtype: KvDtype,
     /// Storage of weights: auto (as in the file), f32, bf16.
     #[arg(long, default_value = "auto")]
@@ -176,6 +186,7 @@ impl EngineArgs {
             elastic: self.elastic,
             request_bytes: self.request_bytes,
             http_bytes,
+            tokenizer_bytes: None,
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The binary: commands, their flags, and nothing else. Everything they do lives in the crates below.
 
 mod args;
+mod bench;
 mod commands;
 mod progress;
+mod soak;
 
 use clap::Parser;
 use plimsoll_memory::heap::CountingHeap;
@@ -21,7 +23,17 @@ fn main() -> anyhow::Result<()> {
         args::Command::Pull { model } => commands::models::pull(&model),
         args::Command::Models => commands::models::list(),
         args::Command::Rm { model } => commands::models::remove(&model),
+        args::Command::Bench(bench) => client_runtime()?.block_on(bench::run(&bench)),
+        args::Command::Soak(soak) => match client_runtime()?.block_on(soak::run(&soak))? {
+            true => Ok(()),
+            false => anyhow::bail!("the soak failed"),
+        },
     }
+}
+
+/// The runtime of the commands that load a server: one thread, to leave the cores to the server.
+fn client_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 /// Logs go to standard error; `RUST_LOG` decides if it is set.

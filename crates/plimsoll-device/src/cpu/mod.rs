@@ -157,10 +157,10 @@ impl Device for CpuDevice {
         let (linear, data) = self.weights.linear(table);
         self.pool.run(tokens.len().div_ceil(ROWS_PER_TASK), &|_, task| {
             let first = task * ROWS_PER_TASK;
-            for row in first..(first + ROWS_PER_TASK).min(tokens.len()) {
+            for (row, token) in tokens.iter().enumerate().skip(first).take(ROWS_PER_TASK) {
                 // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
                 let out = unsafe { arena.row(out, row) };
-                kernels::unpack_row(&linear.packing, data, tokens[row] as usize, out);
+                kernels::unpack_row(&linear.packing, data, *token as usize, out);
                 if scale != 1.0 {
                     kernels::scale(isa, out, scale);
                 }
@@ -199,12 +199,12 @@ impl Device for CpuDevice {
         assert_eq!(out.cols, 2 * half, "cosines and sines");
         self.pool.run(positions.len().div_ceil(ROWS_PER_TASK), &|_, task| {
             let first = task * ROWS_PER_TASK;
-            for row in first..(first + ROWS_PER_TASK).min(positions.len()) {
+            for (row, position) in positions.iter().enumerate().skip(first).take(ROWS_PER_TASK) {
                 // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
                 let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
                 for (i, freq) in inv_freq.iter().enumerate() {
                     // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after rounding.
-                    let angle = f64::from(positions[row] as f32 * freq);
+                    let angle = f64::from(*position as f32 * freq);
                     cos[i] = angle.cos() as f32 * scale;
                     sin[i] = angle.sin() as f32 * scale;
                 }

@@ -1,6 +1,8 @@
 //! What the engine's tests share: fixtures on disk, an engine over one of them, answers collected.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod recall;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -104,4 +106,23 @@ pub fn ask(engine: &EngineHandle, request: Request) -> Answer {
 /// A JSON list of numbers as ids.
 pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Waits until nothing runs and everything that requests held is back.
+pub fn quiet(engine: &EngineHandle) {
+    use std::sync::atomic::Ordering::Acquire;
+    use std::time::{Duration, Instant};
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let status = engine.status();
+        let held =
+            status.pages_used.load(Acquire) - status.pages_cached.load(Acquire).min(status.pages_used.load(Acquire));
+        let busy = status.running.load(Acquire) + status.waiting.load(Acquire);
+        if engine.reserved() == (0, 0) && held == 0 && busy == 0 {
+            return;
+        }
+        let reserved = engine.reserved();
+        assert!(Instant::now() < deadline, "not given back: {reserved:?} reserved, {held} pages, {busy} requests");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }

@@ -16,7 +16,7 @@ fn quantize(isa: Isa, x: &[f32]) -> Vec<ActBlock> {
 fn words(block: &ActBlock) -> (Vec<i8>, Vec<u32>, Vec<i32>) {
     let floats = [block.scale, block.scaled_sum, block.scaled_half_sums[0], block.scaled_half_sums[1]];
     let ints = vec![block.minus_sum, block.minus_half_sums[0], block.minus_half_sums[1]];
-    (block.codes.to_vec(), crate::testing::bits(&floats), ints)
+    ([block.high, block.low].concat(), crate::testing::bits(&floats), ints)
 }
 
 proptest! {
@@ -25,15 +25,17 @@ proptest! {
         let x: Vec<f32> = Random::new(seed).floats(32 * blocks).iter().map(|x| x * 2f32.powi(magnitude)).collect();
         for (x, block) in x.chunks(32).zip(quantize(Isa::detect(), &x)) {
             let amax = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-            prop_assert_eq!(block.scale, amax / 127.0);
-            for (x, code) in x.iter().zip(block.codes) {
-                prop_assert!((x - block.scale * f32::from(code)).abs() <= 0.5001 * block.scale);
+            prop_assert_eq!(block.scale, amax / ACT_MAX);
+            let number = |i: usize| 256 * i32::from(block.high[i]) + i32::from(block.low[i]);
+            for (i, x) in x.iter().enumerate() {
+                // Within half a step, but for the rounding of x · (32639 / amax).
+                prop_assert!((x - block.scale * number(i) as f32).abs() <= 0.51 * block.scale);
             }
-            let sum = |codes: &[i8]| codes.iter().map(|c| i32::from(*c)).sum::<i32>();
-            prop_assert_eq!(block.minus_sum, -sum(&block.codes));
-            prop_assert_eq!(block.minus_half_sums, [-sum(&block.codes[..16]), -sum(&block.codes[16..])]);
-            prop_assert_eq!(block.scaled_sum, block.scale * sum(&block.codes) as f32);
-            prop_assert_eq!(block.scaled_half_sums[1], block.scale * sum(&block.codes[16..]) as f32);
+            let sums = [(0..16).map(number).sum::<i32>(), (16..32).map(number).sum()];
+            prop_assert_eq!(block.minus_sum, -(sums[0] + sums[1]));
+            prop_assert_eq!(block.minus_half_sums, sums.map(|sum| -sum));
+            prop_assert_eq!(block.scaled_sum, block.scale * (sums[0] + sums[1]) as f32);
+            prop_assert_eq!(block.scaled_half_sums, sums.map(|sum| block.scale * sum as f32));
         }
     }
 
@@ -56,9 +58,8 @@ fn nothing_hides_a_nan_or_an_infinity() {
                 let mut x = vec![1.0; 64];
                 x[32 + at] = bad;
                 let blocks = quantize(isa, &x);
-                assert!(blocks[0].scale == 1.0 / 127.0, "{isa}");
+                assert!(blocks[0].scale == 1.0 / ACT_MAX, "{isa}");
                 assert!(!blocks[1].scale.is_finite(), "{isa} {bad} at {at}");
-                assert!(blocks[1].codes.iter().all(|code| *code >= -127));
             }
         }
     }
@@ -67,8 +68,8 @@ fn nothing_hides_a_nan_or_an_infinity() {
 #[test]
 fn tiny_blocks_become_zeros() {
     for isa in isas() {
-        let block = quantize(isa, &[1e-38; 32])[0];
-        assert_eq!(words(&block), (vec![0; 32], vec![0; 4], vec![0; 3]));
+        let block = quantize(isa, &[1e-31; 32])[0];
+        assert_eq!(words(&block), (vec![0; 64], vec![0; 4], vec![0; 3]));
     }
 }
 

@@ -110,11 +110,8 @@ fn results_match_double_precision() {
         for (head_dim, positions, rows, heads) in [(64, 1100, 3, 5), (48, 40, 4, 1), (128, 530, 1, 1), (80, 17, 9, 2)] {
             let cache = Cache::new(KvLayout::new(2, head_dim, dtype).unwrap(), positions, 31);
             let sinks = random.floats(heads);
-            for params in [
-                PLAIN,
-                AttendParams { softcap: Some(1.5), ..PLAIN },
-                AttendParams { sinks: &sinks, ..PLAIN },
-            ] {
+            for params in [PLAIN, AttendParams { softcap: Some(1.5), ..PLAIN }, AttendParams { sinks: &sinks, ..PLAIN }]
+            {
                 for window in [usize::MAX, 20] {
                     let spans = causal(rows, positions, window);
                     let data = random.floats(rows * heads * head_dim);
@@ -188,10 +185,12 @@ fn infinite_values_outside_the_span_do_not_leak() {
     for isa in isas() {
         let page = &mut cache.memory.bytes_mut()[page..][..layout.bytes_per_page()];
         kv_store(isa, &layout, page, 4, &bad, &bad);
-        let spans = [Span { first: 0, end: 20 }, Span { first: 3, end: 19 }, Span { first: 21, end: 64 }, Span {
-            first: 0,
-            end: 64,
-        }];
+        let spans = [
+            Span { first: 0, end: 20 },
+            Span { first: 3, end: 19 },
+            Span { first: 21, end: 64 },
+            Span { first: 0, end: 64 },
+        ];
         let data = vec![0.5; 4 * 16];
         let out = run(isa, &cache.view(0), &Queries { data: &data, ld: 16, heads: 1, spans: &spans }, &PLAIN);
         assert!(out[..48].iter().all(|y| y.is_finite()), "{isa}");

@@ -1,6 +1,8 @@
 //! The inner loops of attention: scores of a tile of queries over pages, softmax of one row of scores, and weighted sums of
 //! values. Every result is one chain in a fixed order, whatever the tile.
 
+#![expect(clippy::needless_range_loop, reason = "parallel arrays of registers read best by index")]
+
 use super::{HEADER, KvPages, SPLIT};
 use crate::isa::Kernel;
 use crate::kv::{KV_BLOCK, PAGE};

@@ -76,7 +76,11 @@ struct Job<'a> {
 impl Job<'_> {
     /// # Safety
     /// `P` panels from `panel` and `R` rows from `row` are within what `linear` has checked.
-    unsafe fn tile<const KIND: u8, const R: usize, const P: usize>(&self, panel: usize, row: usize) -> Tile<KIND, R, P> {
+    unsafe fn tile<const KIND: u8, const R: usize, const P: usize>(
+        &self,
+        panel: usize,
+        row: usize,
+    ) -> Tile<KIND, R, P> {
         let packing = self.weights.packing;
         // SAFETY: panels and rows are within the matrix, the input and the target, by this function's contract.
         let (targets, weights, x) = unsafe {

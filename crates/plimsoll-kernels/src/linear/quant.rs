@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 
-use super::{Target, TileTarget, Weights};
+use super::{Target, TileTarget, Weights, codes};
 use crate::acts::{ACT_BLOCK_BYTES, ActBlock, Acts};
 use crate::isa::{Isa, Kernel};
-use crate::packing::{BLOCK, PANEL, PackScales, QuantPacking, SUPER};
+use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
 use crate::simd::{CodeWidth, Simd};
 
 /// Quantized rows that stay in cache while panels stream by, in bytes.
 const ROW_BLOCK_BYTES: usize = 256 << 10;
+/// How far ahead of its use a part of a panel is asked for, in bytes. One row of bytes does without: there a block is so few
+/// instructions that the processor itself looks far enough ahead.
+const PREFETCH: usize = 8192;
 
 /// `R` rows times `P` panels of `BITS`-bit codes, in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a zero point.
 ///
@@ -20,6 +23,8 @@ struct Tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usi
     /// The first panel; the others follow at `panel_bytes`.
     panel: *const u8,
     panel_bytes: usize,
+    /// Bytes of scales per block, roughly.
+    scale_bytes: usize,
     /// The first row of activations; the others follow at `act_row_bytes`.
     acts: *const u8,
     act_row_bytes: usize,
@@ -63,11 +68,14 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
         // SAFETY: codes, scales and activations of the block are there, by this function's contract.
         unsafe {
             let panel = self.panel.add(p * self.panel_bytes);
-            let codes = unpack::<S, BITS>(s, panel.add(block * block_bytes));
+            let codes = codes::unpack::<S, BITS>(s, panel.add(block * block_bytes));
+            if R > 1 || BITS < 8 {
+                self.prefetch(s, panel, block);
+            }
             let all_scales = panel.add(self.k / BLOCK * block_bytes);
             let mut scales = [(s.zero(), s.zero()); 2];
             for (half, scales) in scales[..halves].iter_mut().enumerate() {
-                *scales = self.scales(s, all_scales, block * halves + half);
+                *scales = codes::scales::<S, HALVES, OFFSET>(s, self.quant.scales, all_scales, block * halves + half);
             }
             let acts = self.acts.add(block * ACT_BLOCK_BYTES);
             for (r, acc) in acc.iter_mut().enumerate() {
@@ -77,67 +85,65 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
         }
     }
 
+    /// Asks for the codes of some later block, and for a share of the scales: whole panels follow each other, so that both
+    /// come round to the next panel by themselves.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, panel: *const u8, block: usize) {
+        let block_bytes = PANEL * BLOCK * BITS as usize / 8;
+        let codes = panel.wrapping_add(block * block_bytes + PREFETCH);
+        for line in 0..block_bytes / 64 {
+            s.prefetch(codes.wrapping_add(64 * line));
+        }
+        let scales = panel.wrapping_add(self.k / BLOCK * block_bytes + block * self.scale_bytes + PREFETCH / 8);
+        s.prefetch(scales);
+    }
+
     /// Adds a block to the sum of one row.
     #[inline(always)]
     fn row<S: Simd>(&self, s: S, codes: &[S::B; 8], scales: &[(S::F, S::F); 2], acts: &ActBlock, acc: S::F) -> S::F {
-        let width = match BITS {
-            0..=4 => CodeWidth::Four,
-            5..=6 => CodeWidth::Six,
-            _ => CodeWidth::Eight,
-        };
-        let bytes = acts.codes.as_ptr().cast::<u8>();
+        let (high, low) = (acts.high.as_ptr(), acts.low.as_ptr());
         let act_scale = s.splat(acts.scale);
         if !HALVES {
-            let start = self.start(s, acts.minus_sum);
-            // SAFETY: eight quads of activations lie at `bytes`.
-            let dot = unsafe { s.dot(width, codes, bytes, start) };
+            // SAFETY: eight quads of activations lie in each plane.
+            let dot = unsafe { self.dot(s, codes, high, low, acts.minus_sum) };
             return scaled::<S, OFFSET>(s, dot, scales[0], act_scale, acts.scaled_sum, acc);
         }
         let mut acc = acc;
         let mut half = 0;
         while half < 2 {
             let group = [codes[4 * half], codes[4 * half + 1], codes[4 * half + 2], codes[4 * half + 3]];
-            let start = self.start(s, acts.minus_half_sums[half]);
-            // SAFETY: four quads of activations lie at `bytes + 16 · half`.
-            let dot = unsafe { s.dot(width, &group, bytes.add(16 * half), start) };
+            // SAFETY: four quads of activations lie at 16 · half of each plane.
+            let dot =
+                unsafe { self.dot(s, &group, high.add(16 * half), low.add(16 * half), acts.minus_half_sums[half]) };
             acc = scaled::<S, OFFSET>(s, dot, scales[half], act_scale, acts.scaled_half_sums[half], acc);
             half += 1;
         }
         acc
     }
 
-    /// What an integer sum starts from: −zero · Σ act.
-    #[inline(always)]
-    fn start<S: Simd>(&self, s: S, minus_sum: i32) -> S::I {
-        if OFFSET { s.splat_i(0) } else { s.mul_i(s.splat_i(minus_sum), s.splat_i(i32::from(self.quant.zero))) }
-    }
-
-    /// The scale and offset of group `group` of a panel.
+    /// Σ (code − zero) · (256 · high + low), exactly: at most 255 · 32767 · 32, which 32 bits hold.
     ///
     /// # Safety
-    /// `at` points to the scales of a panel that has the group.
+    /// `high` and `low` are valid for `4 · N` bytes.
     #[inline(always)]
-    unsafe fn scales<S: Simd>(&self, s: S, at: *const u8, group: usize) -> (S::F, S::F) {
-        let parts = 1 + usize::from(OFFSET);
-        // SAFETY: the layout is `packing`'s.
-        unsafe {
-            if self.quant.scales == PackScales::Super {
-                let groups = if HALVES { SUPER / 16 } else { SUPER / 32 };
-                let at = at.add(group / groups * parts * PANEL * (2 + groups));
-                let small = at.add(parts * 2 * PANEL + group % groups * PANEL);
-                let scale = s.mul(s.load_f16(at), s.load_i8(small));
-                if !OFFSET {
-                    return (scale, s.zero());
-                }
-                let offset = s.mul(s.load_f16(at.add(2 * PANEL)), s.load_u8(small.add(groups * PANEL)));
-                return (scale, s.sub(s.splat(-0.0), offset));
-            }
-            let wide = self.quant.scales == PackScales::F32;
-            let bytes = PANEL * if wide { 4 } else { 2 };
-            let at = at.add(group * parts * bytes);
-            let offset = if OFFSET { load_scales(s, at.add(bytes), wide) } else { s.zero() };
-            (load_scales(s, at, wide), offset)
-        }
+    unsafe fn dot<S: Simd, const N: usize>(
+        &self,
+        s: S,
+        codes: &[S::B; N],
+        high: *const i8,
+        low: *const i8,
+        minus_sum: i32,
+    ) -> S::I {
+        let width = match BITS {
+            0..=4 => CodeWidth::Four,
+            5..=6 => CodeWidth::Six,
+            _ => CodeWidth::Eight,
+        };
+        let zero = s.splat_i(0);
+        let start = if OFFSET { zero } else { s.mul_i(s.splat_i(minus_sum), s.splat_i(i32::from(self.quant.zero))) };
+        // SAFETY: the caller's word.
+        let (high, low) = unsafe { (s.dot(width, codes, high.cast(), zero), s.dot(width, codes, low.cast(), start)) };
+        s.add_i(s.shl_i::<8>(high), low)
     }
 }
 
@@ -153,54 +159,6 @@ fn scaled<S: Simd, const OFFSET: bool>(
 ) -> S::F {
     let acc = s.fma(s.float(dot), s.mul(scale, act_scale), acc);
     if OFFSET { s.fma(offset, s.splat(scaled_sum), acc) } else { acc }
-}
-
-/// 16 scales, single (`wide`) or half precision.
-///
-/// # Safety
-/// They lie at `at`.
-#[inline(always)]
-unsafe fn load_scales<S: Simd>(s: S, at: *const u8, wide: bool) -> S::F {
-    // SAFETY: the caller's word.
-    unsafe { if wide { s.load(at.cast()) } else { s.load_f16(at) } }
-}
-
-/// The 8 quads of a block, as bytes.
-///
-/// # Safety
-/// A block of `BITS`-bit codes lies at `at`.
-#[inline(always)]
-unsafe fn unpack<S: Simd, const BITS: u8>(s: S, at: *const u8) -> [S::B; 8] {
-    // SAFETY: the planes of the block, laid out as `packing` says, are all there.
-    unsafe {
-        let first = s.load_bytes(at);
-        let mut codes = [first; 8];
-        let mut quad = 0;
-        while quad < 8 {
-            let mut position = 0i32;
-            let mut plane = at;
-            if BITS == 8 {
-                codes[quad] = s.load_bytes(at.add(64 * quad));
-            }
-            if BITS & 4 != 0 {
-                let shift = if quad < 4 { 0 } else { 4 };
-                codes[quad] = s.shift_mask(s.load_bytes(plane.add(64 * (quad % 4))), shift, 15);
-                (position, plane) = (4, plane.add(256));
-            }
-            if BITS & 2 != 0 {
-                let bits = s.load_bytes(plane.add(64 * (quad / 4)));
-                let bits = s.shift_mask(bits, 2 * (quad as i32 % 4) - position, 3 << position);
-                codes[quad] = if position == 0 { bits } else { s.or_b(codes[quad], bits) };
-                (position, plane) = (position + 2, plane.add(128));
-            }
-            if BITS & 1 != 0 {
-                let bits = s.shift_mask(s.load_bytes(plane), quad as i32 - position, 1 << position);
-                codes[quad] = s.or_b(codes[quad], bits);
-            }
-            quad += 1;
-        }
-        codes
-    }
 }
 
 /// What all tiles of one call share.
@@ -230,12 +188,13 @@ impl Job<'_> {
                 acts.as_ptr().add(row * act_row_bytes),
             )
         };
-        let panel_bytes = packing.panel_bytes();
-        Tile { quant: self.quant, k: packing.k(), panel: first, panel_bytes, acts, act_row_bytes, targets }
+        let (quant, panel_bytes) = (self.quant, packing.panel_bytes());
+        let scale_bytes = quant.super_bytes() * BLOCK / SUPER;
+        Tile { quant, k: packing.k(), panel: first, panel_bytes, scale_bytes, acts, act_row_bytes, targets }
     }
 
     /// Rows times panels: a few panels together for all rows, then the next few. Tiles are the largest that fit and that the
-    /// instruction set has registers for, with at least two panels where there are, as streams from memory.
+    /// instruction set has registers for; one or two rows take four panels at a time, as streams from memory.
     ///
     /// # Safety
     /// As for [`Job::tile`].
@@ -244,65 +203,43 @@ impl Job<'_> {
         panels: Range<usize>,
         rows: Range<usize>,
     ) {
+        let isa = self.isa;
         let mut panel = panels.start;
         while panel < panels.end {
-            let step = match panels.end - panel {
-                4.. if self.isa != Isa::Portable => 4,
-                2.. if self.isa == Isa::Avx512 => 2,
-                _ => 1,
-            };
+            let step = if isa != Isa::Portable && panels.end - panel >= 4 { 4 } else { 1 };
+            let few = panel..panel + step;
             let mut row = rows.start;
             while row < rows.end {
-                // SAFETY: no tile goes beyond `panels` or `rows`; the rest is the caller's word.
-                row += unsafe { self.few_panels::<BITS, HALVES, OFFSET>(panel..panel + step, row, rows.end - row) };
+                // SAFETY: no tile goes beyond `few` panels or `rows`; the rest is the caller's word.
+                row += unsafe {
+                    match (isa, rows.end - row) {
+                        (Isa::Avx512, 8..) => (self.each::<BITS, HALVES, OFFSET, 8>(few.clone(), row), 8).1,
+                        (Isa::Avx512 | Isa::Avx2, 4..) => (self.each::<BITS, HALVES, OFFSET, 4>(few.clone(), row), 4).1,
+                        (Isa::Avx512, 2..) if step == 4 => {
+                            (isa.run_widest(self.tile::<BITS, HALVES, OFFSET, 2, 4>(panel, row)), 2).1
+                        }
+                        _ if step == 4 => (isa.run_vector(self.tile::<BITS, HALVES, OFFSET, 1, 4>(panel, row)), 1).1,
+                        _ => (isa.run(self.tile::<BITS, HALVES, OFFSET, 1, 1>(panel, row)), 1).1,
+                    }
+                };
             }
             panel += step;
         }
     }
 
-    /// Some of the `left` rows from `row` on times 1, 2 or 4 panels; returns how many rows.
+    /// `R` rows times one panel after another.
     ///
     /// # Safety
     /// As for [`Job::tile`].
-    unsafe fn few_panels<const BITS: u8, const HALVES: bool, const OFFSET: bool>(
+    unsafe fn each<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize>(
         &self,
         panels: Range<usize>,
         row: usize,
-        left: usize,
-    ) -> usize {
-        let (isa, first) = (self.isa, panels.start);
-        // SAFETY: every tile is within `panels` and the `left` rows; the rest is the caller's word.
-        unsafe {
-            match (isa, panels.len(), left) {
-                (Isa::Avx512, 2.., 8..) => {
-                    for panel in panels.step_by(2) {
-                        isa.run_widest(self.tile::<BITS, HALVES, OFFSET, 8, 2>(panel, row));
-                    }
-                    8
-                }
-                (Isa::Avx512, 2.., 4..) => {
-                    for panel in panels.step_by(2) {
-                        isa.run_widest(self.tile::<BITS, HALVES, OFFSET, 4, 2>(panel, row));
-                    }
-                    4
-                }
-                (Isa::Avx2, _, 4..) => {
-                    for panel in panels {
-                        isa.run_vector(self.tile::<BITS, HALVES, OFFSET, 4, 1>(panel, row));
-                    }
-                    4
-                }
-                (_, 4, _) => {
-                    isa.run_vector(self.tile::<BITS, HALVES, OFFSET, 1, 4>(first, row));
-                    1
-                }
-                _ => {
-                    for panel in panels {
-                        isa.run(self.tile::<BITS, HALVES, OFFSET, 1, 1>(panel, row));
-                    }
-                    1
-                }
-            }
+    ) {
+        for panel in panels {
+            // SAFETY: the caller's word.
+            let tile = unsafe { self.tile::<BITS, HALVES, OFFSET, R, 1>(panel, row) };
+            if R > 4 { self.isa.run_widest(tile) } else { self.isa.run_vector(tile) }
         }
     }
 

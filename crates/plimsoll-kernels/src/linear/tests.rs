@@ -5,10 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::acts::{ActLayout, quantize_acts};
-use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::pack::pack_panel_f32;
 use crate::pack::tests::{Source, any_quant};
-use crate::testing::{Aligned, Random, bits, isas};
+use crate::testing::{Aligned, FLOAT_KINDS, Random, bits, isas};
 
 /// What a call adds to the plain product.
 #[derive(Clone, Debug)]
@@ -87,28 +86,28 @@ fn expect_everywhere(
     Ok(())
 }
 
-/// Quantized activations of one row, decoded: codes and scales of blocks, in plain arrays.
+/// Quantized activations of one row: the numbers, and the scales of blocks.
 fn quantized(x: &[f32]) -> (Vec<i32>, Vec<f32>) {
-    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    let (mut numbers, mut scales) = (Vec::new(), Vec::new());
     for block in x.chunks(32) {
         let amax = block.iter().fold(0f32, |m, x| m.max(x.abs()));
-        let tiny = amax < 2f32.powi(-120);
-        let inverse = if tiny { 0.0 } else { 127.0 / amax };
-        codes.extend(block.iter().map(|x| (x * inverse).round_ties_even() as i32));
-        scales.push(if tiny { 0.0 } else { amax / 127.0 });
+        let tiny = amax < 2f32.powi(-100);
+        let inverse = if tiny { 0.0 } else { 32639.0 / amax };
+        numbers.extend(block.iter().map(|x| (x * inverse).round_ties_even() as i32));
+        scales.push(if tiny { 0.0 } else { amax / 32639.0 });
     }
-    (codes, scales)
+    (numbers, scales)
 }
 
 fn quant_reference(source: &Source, quant: QuantPacking, x: &[f32]) -> Vec<f32> {
-    let (codes, scales) = quantized(x);
+    let (numbers, scales) = quantized(x);
     let group = usize::from(quant.group);
     let output = |row: usize| {
         let mut acc = 0f32;
         for g in 0..x.len() / group {
             let range = g * group..(g + 1) * group;
-            let dot: i32 = range.clone().map(|k| source.code(row, k) * codes[k]).sum();
-            let sum: i32 = codes[range].iter().sum();
+            let dot: i32 = range.clone().map(|k| source.code(row, k) * numbers[k]).sum();
+            let sum: i32 = numbers[range].iter().sum();
             let (scale, offset) = source.scale(row, g);
             let act_scale = scales[g * group / 32];
             acc = (dot as f32).mul_add(scale * act_scale, acc);
@@ -159,12 +158,7 @@ proptest! {
         let weights: Vec<Vec<f32>> = (0..out).map(|_| draw(k)).collect();
         let ld = k + 5;
         let x = draw(rows * ld);
-        let kinds: [(PackKind, fn(f32) -> f32); 3] = [
-            (PackKind::F32, |v| v),
-            (PackKind::F16, |v| f16_to_f32(f32_to_f16(v))),
-            (PackKind::Bf16, |v| bf16_to_f32(f32_to_bf16(v))),
-        ];
-        let (kind, rounded) = kinds[kind];
+        let (kind, rounded) = FLOAT_KINDS[kind];
         let packing = Packing::new(kind, out, k).unwrap();
         let mut data = vec![0; packing.bytes()];
         for (rows, panel) in weights.chunks(PANEL).zip(data.chunks_exact_mut(packing.panel_bytes())) {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{Random, bits};
+use crate::testing::{FLOAT_KINDS, Random, bits};
 
 /// Rows of quantized weights of any packing, owned.
 pub(crate) struct Source {
@@ -125,12 +125,7 @@ proptest! {
         let mut random = Random::new(seed);
         let rows: Vec<Vec<f32>> = (0..out).map(|_| random.awkward(k)).collect();
         let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        let kinds: [(PackKind, fn(f32) -> f32); 3] = [
-            (PackKind::F32, |v| v),
-            (PackKind::F16, |v| f16_to_f32(f32_to_f16(v))),
-            (PackKind::Bf16, |v| bf16_to_f32(f32_to_bf16(v))),
-        ];
-        for (kind, rounded) in kinds {
+        for (kind, rounded) in FLOAT_KINDS {
             let packing = Packing::new(kind, out, k).unwrap();
             let mut data = vec![0xa5; packing.bytes()];
             for (rows, panel) in rows.chunks(PANEL).zip(data.chunks_exact_mut(packing.panel_bytes())) {

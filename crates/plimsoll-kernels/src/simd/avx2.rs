@@ -45,12 +45,7 @@ macro_rules! both {
 /// # Safety
 /// The processor has AVX2; `acts` is valid for `4 · N` bytes; codes are no wider than `width`.
 #[inline(always)]
-unsafe fn dot_half<const N: usize>(
-    width: CodeWidth,
-    codes: &[__m256i; N],
-    acts: *const u8,
-    init: __m256i,
-) -> __m256i {
+unsafe fn dot_half<const N: usize>(width: CodeWidth, codes: &[__m256i; N], acts: *const u8, init: __m256i) -> __m256i {
     intrinsic!({
         let ones = _mm256_set1_epi16(1);
         let nibble = _mm256_set1_epi8(15);
@@ -59,9 +54,9 @@ unsafe fn dot_half<const N: usize>(
         while n < N {
             let quad = _mm256_set1_epi32(acts.add(4 * n).cast::<i32>().read_unaligned());
             match width {
-                // 8 quads · 2 products · 15 · 127 = 30,480: fits 16 bits.
+                // 8 quads · 2 products · 15 · 128 = 30,720: fits 16 bits.
                 CodeWidth::Four => low = _mm256_add_epi16(low, _mm256_maddubs_epi16(codes[n], quad)),
-                // 2 products · 63 · 127 = 16,002: fits, but only just, so every quad is widened.
+                // 2 products · 63 · 128 = 16,128: fits, but only just, so every quad is widened.
                 CodeWidth::Six => {
                     let pairs = _mm256_maddubs_epi16(codes[n], quad);
                     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
@@ -172,6 +167,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
+    }
+
+    #[inline(always)]
     fn add(self, a: Floats, b: Floats) -> Floats {
         both!(Floats, _mm256_add_ps, a, b)
     }
@@ -220,7 +220,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn from_bits(self, v: Ints) -> Floats {
+    fn as_floats(self, v: Ints) -> Floats {
         intrinsic!(Floats(_mm256_castsi256_ps(v.0), _mm256_castsi256_ps(v.1)))
     }
 

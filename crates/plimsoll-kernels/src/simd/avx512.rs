@@ -81,6 +81,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
+    }
+
+    #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         intrinsic!(_mm512_add_ps(a, b))
     }
@@ -126,7 +131,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn from_bits(self, v: __m512i) -> __m512 {
+    fn as_floats(self, v: __m512i) -> __m512 {
         intrinsic!(_mm512_castsi512_ps(v))
     }
 

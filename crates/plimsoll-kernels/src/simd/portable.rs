@@ -103,6 +103,9 @@ impl Simd for Portable {
     }
 
     #[inline]
+    fn prefetch(self, _p: *const u8) {}
+
+    #[inline]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| a + b)
     }
@@ -158,7 +161,7 @@ impl Simd for Portable {
     }
 
     #[inline]
-    fn from_bits(self, v: Self::I) -> Self::F {
+    fn as_floats(self, v: Self::I) -> Self::F {
         map(v, |v| f32::from_bits(v as u32))
     }
 

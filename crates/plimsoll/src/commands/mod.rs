@@ -24,6 +24,7 @@ pub fn resolve(model: &str) -> anyhow::Result<PathBuf> {
 pub fn start_engine(model: &str, options: &Options) -> anyhow::Result<(LoadedModel, EngineHandle)> {
     let path = resolve(model)?;
     let loaded = LoadedModel::open(&path).with_context(|| path.display().to_string())?;
+    let options = &Options { tokenizer_bytes: loaded.text_bytes, ..options.clone() };
     let host = Host::read(options)?;
     let bytes = Blueprint::new(&loaded.checkpoint, options)?.weights.bytes as u64;
     let mut loading = Loading::new(bytes);

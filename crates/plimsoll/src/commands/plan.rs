@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use plimsoll_engine::{Blueprint, Host};
+use plimsoll_engine::whatif::{Answer, Load, what_if};
+use plimsoll_engine::{Blueprint, Host, Line, LoadedModel, Options};
 use plimsoll_formats::Checkpoint;
+use plimsoll_memory::Bytes;
 use plimsoll_server::ServerConfig;
 use serde_json::json;
 
@@ -15,7 +17,23 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let local = Path::new(&args.model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
     let checkpoint = Checkpoint::open(&path)?;
+    // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
+    let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
+    let options = Options { tokenizer_bytes, ..options };
     let host = Host::read(&options)?;
+    if args.users.is_some() || args.context.is_some() {
+        let longest = checkpoint.config.max_context as u64;
+        let load = Load { users: args.users.unwrap_or(1), context: args.context.unwrap_or(longest.min(4096)) };
+        // A budget that is named is the line, also when it is that of a larger machine than this one.
+        let line = match options.memory_budget {
+            Some(budget) => {
+                Line { bytes: budget.bytes(host.line.bytes), source: "--memory-budget".into(), chosen: true }
+            }
+            None => host.line,
+        };
+        let answer = what_if(&checkpoint, &options, host.threads, &line, load)?;
+        return print_answer(&answer, args.json);
+    }
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
     let [prefill, decode] = planned.work;
     if args.json {
@@ -42,5 +60,27 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         plimsoll_memory::Bytes(decode.weight_bytes),
         decode.flops as f64 / 1e9
     );
+    Ok(())
+}
+
+/// Does it fit, how much would, and what would help.
+fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(answer)?);
+        return Ok(());
+    }
+    let Load { users, context } = answer.load;
+    let verdict = if answer.fits { "fit" } else { "do not fit" };
+    println!(
+        "{users} users x {context} tokens {verdict}: {} of {}",
+        Bytes(answer.needed_bytes),
+        Bytes(answer.limit_bytes)
+    );
+    println!("  at {context} tokens each: {} users at most", answer.users_max);
+    println!("  with {users} users: {} tokens each at most", answer.context_max);
+    for knob in &answer.knobs {
+        let saved = Bytes(answer.needed_bytes - knob.needed_bytes);
+        println!("  {} {} saves {saved}: {} users of {context} tokens", knob.flag, knob.value, knob.users_max);
+    }
     Ok(())
 }

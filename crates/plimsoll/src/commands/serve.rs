@@ -38,6 +38,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the HTTP runtime")?;
     runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
+        // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.
+        let shutdown = shutdown().context("listening for signals")?;
         let address = listener.local_addr().context("the listening address")?;
         let plan = engine.plan();
         println!(
@@ -47,7 +49,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
             Bytes(plan.total()),
             Bytes(plan.limit)
         );
-        plimsoll_server::serve(listener, served, config, shutdown()).await.context("serving")
+        plimsoll_server::serve(listener, served, config, shutdown).await.context("serving")
     })?;
     engine.stop();
     let (before, after) = engine.ledger().allocations();
@@ -55,22 +57,23 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Completes on Ctrl-C or SIGTERM.
-async fn shutdown() {
-    let interrupt = tokio::signal::ctrl_c();
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminate) => {
-                tokio::select! { _ = interrupt => {}, _ = terminate.recv() => {} }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "SIGTERM cannot be caught; only Ctrl-C drains");
-                let _ = interrupt.await;
-            }
+/// Listens for Ctrl-C and SIGTERM from now on; what it returns completes at the first of them.
+#[cfg(unix)]
+fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    })
+}
+
+/// Completes on Ctrl-C.
+#[cfg(not(unix))]
+fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
+    Ok(async {
+        // Without the signal there is nothing to wait for but the end of the process.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
         }
-    }
-    #[cfg(not(unix))]
-    let _ = interrupt.await;
+    })
 }

@@ -1,0 +1,128 @@
+//! The accounts: what the host side of an engine takes, planned by formula and entered in the ledger as it really is.
+//!
+//! Regions enter themselves; what lives on the heap is entered here. Every heap byte has exactly one owner: tables of known
+//! size, requests by their reservations, and the host heap, which is the counted rest. What must not be in here: device memory.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use plimsoll_device::SeqSpan;
+use plimsoll_memory::host::{OwnProcess, Root};
+use plimsoll_memory::{Component, Ledger, heap};
+
+use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex};
+use crate::delivery::Delivery;
+use crate::handle::Arrival;
+use crate::sampling::Sampler;
+use crate::scheduler::{Seq, Share, StepLimits};
+
+/// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by
+/// doubling, an index at most half full, and a table of two merges a token at most seven eighths full. Measured: 66
+/// bytes (SmolLM2, 49k), 80 (Qwen2.5, 152k), 111 (Gemma 3, 262k).
+const TOKENIZER_BYTES_PER_TOKEN: u64 = 144;
+/// Special tokens' automata, the chat template's program.
+const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
+
+/// Tokenizer and chat template: the measurement if there is one (in whole MiB, so that it is the same on every run), else
+/// the formula.
+pub(crate) fn tokenizer_bytes(vocab: usize, measured: Option<u64>) -> u64 {
+    match measured {
+        Some(bytes) => bytes.next_multiple_of(1 << 20),
+        None => TOKENIZER_BYTES_FIXED + TOKENIZER_BYTES_PER_TOKEN * vocab as u64,
+    }
+}
+
+/// The sampler's scratch and the copy of the row being sampled.
+pub(crate) fn sampler_bytes(vocab: usize) -> u64 {
+    (Sampler::bytes_for(vocab) + vocab * size_of::<f32>()) as u64
+}
+
+/// The arrival queue, the scheduler's lists and the step's buffers, all of fixed size, for requests of up to `context` tokens.
+pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize) -> u64 {
+    let places = step.running + max_waiting;
+    // One stamp beside each place of a bounded channel.
+    let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
+    // A preempted sequence returns to the queue, so the queue can hold everybody.
+    let lists = (places + step.running) * size_of::<Seq<Delivery>>() + 2 * step.running * size_of::<Share>();
+    let buffers =
+        2 * step.rows * size_of::<u32>() + step.running * size_of::<SeqSpan>() + step.logit_rows * size_of::<u32>();
+    // Sequences may share pages, and each names all of its own.
+    let page_ids = step.running * context.div_ceil(PAGE_TOKENS) * size_of::<u32>();
+    (arrivals + lists + buffers + page_ids) as u64
+}
+
+/// Page table and prefix index for a pool of `pages` pages, and the ids of pages on their way back to the system, exactly.
+pub(crate) fn index_bytes(pages: usize, prefix_cache: bool) -> u64 {
+    if pages == 0 {
+        return 0;
+    }
+    let index = if prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
+    (PagePool::bytes_for(pages) + index + pages * size_of::<u32>()) as u64
+}
+
+/// The most that [`index_bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
+/// any page can in the mean.
+pub(crate) fn index_bytes_per_token() -> u64 {
+    let page = PagePool::bytes_for(1) + PrefixIndex::bytes_for(1) + size_of::<u32>();
+    page.div_ceil(PAGE_TOKENS) as u64
+}
+
+/// What an engine holds on the heap for its whole life, and what the process took before it held anything.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    /// Tokenizer, template and sampler.
+    pub tokenizer: u64,
+    /// Queue, lists and buffers.
+    pub tables: u64,
+    /// Page table and prefix index.
+    pub index: u64,
+    /// What the process took before it held anything of the plan.
+    pub baseline: AtomicU64,
+}
+
+impl Accounts {
+    /// Enters what is held now; `reserved` is what requests have reserved.
+    pub fn observe(&self, ledger: &Ledger, reserved: u64) {
+        let requests = self.tables + reserved;
+        ledger.observe(Component::Tokenizer, self.tokenizer);
+        ledger.observe(Component::PrefixIndex, self.index);
+        ledger.observe(Component::RequestTable, requests);
+        ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(self.tokenizer + self.index + requests));
+        ledger.observe(Component::ProcessBaseline, self.baseline.load(Relaxed));
+    }
+
+    /// Measures the process's own share once, when everything planned has been touched: what is resident and belongs to neither a
+    /// region nor the heap. Nothing where the heap is not counted, since then the two cannot be told apart.
+    pub fn measure_baseline(&self, ledger: &Ledger) {
+        if heap::calls() == 0 {
+            return;
+        }
+        heap::trim();
+        let resident = OwnProcess::read(&Root::system()).leak_gauge();
+        let regions = [Component::Weights, Component::KvPages, Component::StepWorkspace, Component::Canary];
+        let mapped: u64 = regions.iter().map(|component| ledger.row(*component).committed).sum();
+        self.baseline.store(resident.saturating_sub(mapped + heap::in_use()), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pool_costs_more_a_token_than_the_bound() {
+        for pages in (1..3000).chain([4095, 4096, 4097, 65_535, 65_536, 65_537]) {
+            let bytes = index_bytes(pages, true);
+            let bound = index_bytes_per_token() * (pages * PAGE_TOKENS) as u64;
+            assert!(bytes <= bound, "{pages} pages take {bytes} bytes, the bound is {bound}");
+        }
+    }
+
+    #[test]
+    fn every_heap_byte_has_one_owner() {
+        let ledger = Ledger::new();
+        let accounts = Accounts { tokenizer: 10, tables: 20, index: 30, ..Accounts::default() };
+        accounts.observe(&ledger, 5);
+        assert_eq!(ledger.row(Component::RequestTable).committed, 25);
+        assert_eq!(ledger.committed_total(), 65, "the heap is not counted in this process, so there is no rest");
+    }
+}

@@ -1,0 +1,252 @@
+//! The governor: when others take what was planned here, it gives way step by step, and climbs back.
+//!
+//! A ladder of rungs, from the cheapest to the dearest, with hysteresis: one rung up a reading, one rung down after several calm
+//! ones. Readings come from a thread of their own, every half second; the engine thread asks which rung it stands on and
+//! acts. Pure arithmetic over readings, so that tests inject them. What must not be in here: pages, sequences, clients.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use plimsoll_memory::host::{HostLimits, HostNow, Root};
+
+use crate::handle::Shared;
+use crate::metrics::Metrics;
+
+/// Between two readings.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// Calm readings before one rung is given up: three seconds.
+const CALM_READINGS: u32 = 6;
+/// The least room that a healthy machine keeps free for a process whose plan is all touched.
+const RESERVE_BYTES: u64 = 32 << 20;
+
+/// How far up the ladder. The order is the order of cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Rung {
+    /// Nothing is wrong.
+    #[default]
+    Calm,
+    /// Cached prefixes that nobody uses are forgotten and their pages given back to the system.
+    EvictPrefix,
+    /// Prefill chunks are small.
+    SmallChunks,
+    /// New requests are told 503.
+    StopAdmitting,
+    /// The newest running request goes back to the queue, one a reading.
+    Preempt,
+    /// The newest request fails, one a reading; the oldest never does.
+    Fail,
+}
+
+impl Rung {
+    /// Every rung but the first, from the cheapest to the dearest.
+    pub const LADDER: [Rung; 5] =
+        [Rung::EvictPrefix, Rung::SmallChunks, Rung::StopAdmitting, Rung::Preempt, Rung::Fail];
+
+    /// The name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rung::Calm => "calm",
+            Rung::EvictPrefix => "evict_prefix",
+            Rung::SmallChunks => "small_chunks",
+            Rung::StopAdmitting => "stop_admitting",
+            Rung::Preempt => "preempt",
+            Rung::Fail => "fail",
+        }
+    }
+
+    fn at(level: usize) -> Rung {
+        if level == 0 { Rung::Calm } else { Self::LADDER[level.min(Self::LADDER.len()) - 1] }
+    }
+}
+
+/// What the machine looks like at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reading {
+    /// Bytes this process could still take before a limit is crossed.
+    pub available: u64,
+    /// Bytes of the plan that it has not touched yet.
+    pub untouched: u64,
+    /// Percentage of the last ten seconds in which some task waited for memory.
+    pub some_avg10: f32,
+    /// Percentage in which every task did.
+    pub full_avg10: f32,
+}
+
+impl Reading {
+    /// The rung that this reading alone calls for, with thresholds `slack` times as strict.
+    fn calls_for(&self, slack: u64) -> Rung {
+        // What is free must cover what is still to come; each halving of that is one rung.
+        let due = self.untouched.max(RESERVE_BYTES).saturating_mul(slack);
+        let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < due >> level).count();
+        let slack = slack as f32;
+        let by_stalls = match (self.some_avg10 * slack, self.full_avg10 * slack) {
+            (_, full) if full >= 60.0 => 5,
+            (_, full) if full >= 40.0 => 4,
+            (_, full) if full >= 20.0 => 3,
+            (some, _) if some >= 40.0 => 2,
+            (some, _) if some >= 20.0 => 1,
+            _ => 0,
+        };
+        Rung::at(by_room.max(by_stalls))
+    }
+}
+
+/// Where the engine stands on the ladder.
+#[derive(Debug, Default)]
+pub struct Governor {
+    rung: Rung,
+    calm: u32,
+}
+
+impl Governor {
+    /// Takes one reading in. Returns the rung to stand on until the next.
+    pub fn observe(&mut self, reading: &Reading) -> Rung {
+        let level = self.rung as usize;
+        if reading.calls_for(1) > self.rung {
+            (self.rung, self.calm) = (Rung::at(level + 1), 0);
+        } else if level > 0 && reading.calls_for(2) < self.rung {
+            self.calm += 1;
+            if self.calm >= CALM_READINGS {
+                (self.rung, self.calm) = (Rung::at(level - 1), 0);
+            }
+        } else {
+            self.calm = 0;
+        }
+        self.rung
+    }
+}
+
+/// The last reading, from the thread that takes them to the thread that acts.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    last: Mutex<Reading>,
+    taken: AtomicU64,
+    rung: AtomicU64,
+}
+
+impl Gauge {
+    /// Enters a reading.
+    pub fn set(&self, reading: Reading) {
+        *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = reading;
+        self.taken.fetch_add(1, Relaxed);
+    }
+
+    /// The last reading if it is newer than the `seen`-th, and notes that it was seen.
+    pub fn newer(&self, seen: &mut u64) -> Option<Reading> {
+        let taken = self.taken.load(Relaxed);
+        (taken != std::mem::replace(seen, taken))
+            .then(|| *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Notes the rung that the engine now stands on.
+    pub fn stand(&self, rung: Rung, metrics: &Metrics) {
+        let before = self.rung.swap(rung as u64, Relaxed);
+        if rung as u64 > before {
+            metrics.rungs[rung as usize - 1].inc();
+            tracing::warn!(rung = rung.name(), "memory is short: giving way");
+        } else if before > rung as u64 {
+            tracing::info!(rung = rung.name(), "memory is back");
+        }
+    }
+
+    /// The rung that the engine stands on.
+    pub fn rung(&self) -> Rung {
+        Rung::at(self.rung.load(Relaxed) as usize)
+    }
+}
+
+/// Starts the thread that takes readings, until the engine has stopped or nobody holds it any more.
+pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std::io::Result<()> {
+    let shared = Arc::downgrade(shared);
+    let body = move || {
+        while let Some(shared) = Weak::upgrade(&shared) {
+            if shared.stopped.load(Relaxed) {
+                break;
+            }
+            shared.observe_accounts();
+            let now = HostNow::read(&root, &limits);
+            shared.gauge.set(Reading {
+                available: now.available,
+                untouched: shared.plan.total().saturating_sub(now.own.leak_gauge()),
+                some_avg10: now.psi.map_or(0.0, |psi| psi.some_avg10),
+                full_avg10: now.psi.map_or(0.0, |psi| psi.full_avg10),
+            });
+            drop(shared);
+            std::thread::sleep(INTERVAL);
+        }
+    };
+    std::thread::Builder::new().name("plimsoll-watch".into()).spawn(body).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn reading(available: u64, untouched: u64) -> Reading {
+        Reading { available: available * MIB, untouched: untouched * MIB, ..Reading::default() }
+    }
+
+    #[test]
+    fn a_plan_that_fits_is_calm_however_much_of_it_is_touched() {
+        let mut governor = Governor::default();
+        for (available, untouched) in [(1000, 1000), (300, 300), (64, 10), (40, 0)] {
+            assert_eq!(
+                governor.observe(&reading(available, untouched)),
+                Rung::Calm,
+                "{available} MiB, {untouched} untouched"
+            );
+        }
+    }
+
+    #[test]
+    fn it_climbs_one_rung_a_reading_and_no_further_than_is_called_for() {
+        let mut governor = Governor::default();
+        let squeeze = reading(30, 100); // below a half, not below a quarter
+        let rungs: Vec<Rung> = (0..4).map(|_| governor.observe(&squeeze)).collect();
+        assert_eq!(rungs, [Rung::EvictPrefix, Rung::SmallChunks, Rung::SmallChunks, Rung::SmallChunks]);
+        let worse = reading(1, 100);
+        let rungs: Vec<Rung> = (0..4).map(|_| governor.observe(&worse)).collect();
+        assert_eq!(rungs, [Rung::StopAdmitting, Rung::Preempt, Rung::Fail, Rung::Fail]);
+    }
+
+    #[test]
+    fn it_climbs_back_slowly_and_does_not_flutter() {
+        let mut governor = Governor::default();
+        for _ in 0..5 {
+            governor.observe(&reading(0, 100));
+        }
+        assert_eq!(governor.rung, Rung::Fail);
+        let calm = reading(1000, 100);
+        let steps = (1..100).find(|_| governor.observe(&calm) == Rung::Calm).unwrap();
+        assert_eq!(steps, 5 * CALM_READINGS);
+        // Just above a threshold it stays where it is, however long.
+        let mut governor = Governor::default();
+        assert_eq!(governor.observe(&reading(99, 100)), Rung::EvictPrefix);
+        assert!((0..100).all(|_| governor.observe(&reading(120, 100)) == Rung::EvictPrefix));
+    }
+
+    #[test]
+    fn one_bad_reading_starts_the_calm_anew() {
+        let mut governor = Governor::default();
+        governor.observe(&reading(99, 100));
+        for _ in 0..10 {
+            for _ in 1..CALM_READINGS {
+                governor.observe(&reading(1000, 100));
+            }
+            assert_eq!(governor.observe(&reading(150, 100)), Rung::EvictPrefix);
+        }
+    }
+
+    #[test]
+    fn stalls_count_even_when_there_seems_to_be_room() {
+        let stalled = |some, full| Reading { some_avg10: some, full_avg10: full, ..reading(1000, 0) };
+        assert_eq!(stalled(5.0, 0.0).calls_for(1), Rung::Calm);
+        assert_eq!(stalled(25.0, 0.0).calls_for(1), Rung::EvictPrefix);
+        assert_eq!(stalled(90.0, 21.0).calls_for(1), Rung::StopAdmitting);
+        assert_eq!(stalled(100.0, 90.0).calls_for(1), Rung::Fail);
+    }
+}

@@ -1,0 +1,359 @@
+//! Sizing: how many tokens the pool holds, and the generations that prove it.
+//!
+//! The arithmetic is `plimsoll_memory::sizing`'s, fed with planned bytes by the planner and with measured ones at
+//! start-up: where they agree, both choose the same pool (I8). Weights stay while generations come and go.
+
+use std::sync::Arc;
+
+use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, Isa, ModelShape, PAGE_TOKENS, ThreadPool};
+use plimsoll_memory::sizing::{
+    self, DeviceNow, Event, Failure, Generations, Measured, Mode, PoolCount, ProfileConfig, Released, ScalesWith,
+    Shape, SizingInput,
+};
+use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
+use plimsoll_models::Model;
+
+use crate::accounts::index_bytes_per_token;
+use crate::cache::{PagePool, PrefixIndex};
+use crate::cpu::CpuRunner;
+use crate::lease::KvCache;
+use crate::planner::EnginePlan;
+use crate::sampling::Sampler;
+use crate::startup::StartError;
+use crate::stress::stress;
+
+/// What the planner found for a pool of a given size: everything but the canary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Bytes that do not depend on the pool's size, the step workspace included.
+    pub fixed: u64,
+    /// Bytes of the ballast.
+    pub canary: u64,
+    /// KV bytes of one page.
+    pub page_bytes: u64,
+}
+
+impl Sizes {
+    /// Bytes of a token: keys and values, and its share of the tables.
+    pub fn cell_bytes(&self) -> u64 {
+        self.page_bytes.div_ceil(PAGE_TOKENS as u64) + index_bytes_per_token()
+    }
+
+    /// Tokens, in whole pages, that fit under `total`: the arithmetic of a probe whose peak is what was planned.
+    pub fn tokens(&self, total: u64, fraction: sizing::Fraction) -> u64 {
+        let (cell, page) = (self.cell_bytes(), PAGE_TOKENS as u64);
+        let input = SizingInput {
+            total,
+            peak_reserved: self.fixed + page * cell,
+            probe_tokens: page,
+            cell_bytes: cell,
+            probe_state_bytes: 0,
+            own_reserved_now: 0,
+            available_now: total,
+            canary: self.canary,
+            fraction,
+        };
+        let tokens = sizing::target_tokens(&input).tokens;
+        tokens - tokens % page
+    }
+
+    /// The least total under which `tokens` fit: the inverse of [`Self::tokens`].
+    pub fn total_for(&self, tokens: u64, fraction: sizing::Fraction) -> u64 {
+        let pools = u128::from(tokens) * u128::from(self.cell_bytes());
+        let room = (pools * 1_000_000).div_ceil(u128::from(fraction.ppm()));
+        u64::try_from(room).unwrap_or(u64::MAX).saturating_add(self.fixed).saturating_add(self.canary)
+    }
+}
+
+/// The configuration that lets `auto_profile` build what `plan` planned: measured where the operator set a line and left the
+/// pool's size open, pinned otherwise, and where the pool is smaller than any probe of it would be.
+pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
+    let tokens = (plan.pages * PAGE_TOKENS) as u64;
+    let context = u64::from(plan.limits.max_req_total_len).max(1);
+    let mut config = ProfileConfig::new(plan.sizing.cell_bytes(), context);
+    // A step never has more rows than the pool has places.
+    config.batch_max_tokens = (plan.step.rows as u64).min(tokens).min(context);
+    config.graph_max_batch_size = plan.step.logit_rows as u64;
+    config.running_max_req_size = plan.step.running as u64;
+    config.page_tokens = PAGE_TOKENS as u64;
+    config.probe_floor_tokens = sizing::PROBE_FLOOR_TOKENS.min(tokens);
+    config.canary_bytes = plan.sizing.canary;
+    config.fraction = plan.fraction;
+    config.clamp_context = plan.clamp_context;
+    if !plan.measure || config.probe_tokens() > tokens {
+        config.mode = Mode::Pinned { tokens };
+    }
+    config
+}
+
+/// Everything whose size depends on capacity, and the parts that outlive it while it stands.
+pub(crate) struct Generation {
+    /// Model, weights and this generation's memory.
+    pub runner: CpuRunner,
+    /// Page table and prefix index.
+    pub cache: KvCache,
+    /// Ballast.
+    pub canary: Option<Region>,
+}
+
+/// Builds generations over loaded weights.
+pub(crate) struct CpuGenerations<'a> {
+    /// What is built.
+    pub plan: &'a EnginePlan,
+    /// The model.
+    pub model: Arc<dyn Model>,
+    /// What a device needs to know of it.
+    pub shape: ModelShape,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Where every byte is entered.
+    pub ledger: Arc<Ledger>,
+    /// Weights and threads while no generation holds them.
+    pub parts: Option<(CpuWeights, ThreadPool)>,
+    /// The largest scratch of sampling is part of the proof.
+    pub sampler: Sampler,
+    /// Commit pages at build.
+    pub touch: bool,
+    /// Compute threads.
+    pub threads: usize,
+    /// Share pages of equal prefixes.
+    pub prefix_cache: bool,
+    /// Tokens of the generation that stands.
+    pub tokens: u64,
+    /// Bytes this process may hold in all at this moment, its own included.
+    pub room: Box<dyn FnMut() -> u64 + 'a>,
+}
+
+/// What depends on the size of a generation.
+const SIZED: [Component; 4] = [Component::KvPages, Component::PrefixIndex, Component::StepWorkspace, Component::Canary];
+
+impl CpuGenerations<'_> {
+    /// What this process holds or has promised itself: planned bytes of fixed parts, committed bytes of a generation's.
+    fn own(&self) -> u64 {
+        let bytes = |component: &Component| match *component {
+            // By its bound, as in the size of a token: the exact number depends on where powers of two lie.
+            Component::PrefixIndex => self.tokens * index_bytes_per_token(),
+            component if SIZED.contains(&component) => self.ledger.row(component).committed,
+            component => self.ledger.row(component).planned,
+        };
+        Component::ALL.iter().map(bytes).sum()
+    }
+
+    /// Refuses what the machine has no room for before the kernel does it in its own way.
+    fn check_room(&mut self, component: Component, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+        match bytes.saturating_sub(self.device().available) {
+            0 => Ok(()),
+            shortfall => Err(sizing::OutOfMemory { component: component.name().into(), requested: bytes, shortfall }),
+        }
+    }
+
+    fn refused(error: &OutOfMemory) -> sizing::OutOfMemory {
+        let (OutOfMemory::Refused { component, bytes, .. } | OutOfMemory::Sealed { component, bytes }) = error;
+        // The system does not say how much was missing; one byte leaves the next attempt open.
+        sizing::OutOfMemory { component: (*component).into(), requested: *bytes, shortfall: 1 }
+    }
+
+    fn tables(&self, pages: usize) -> Result<KvCache, sizing::OutOfMemory> {
+        let bytes = (PagePool::bytes_for(pages) + PrefixIndex::bytes_for(pages)) as u64;
+        let refused =
+            || sizing::OutOfMemory { component: Component::PrefixIndex.name().into(), requested: bytes, shortfall: 1 };
+        let pool = PagePool::new(pages).map_err(|_| refused())?;
+        let index = match self.prefix_cache {
+            true => Some(PrefixIndex::new(pages).map_err(|_| refused())?),
+            false => None,
+        };
+        Ok(KvCache { pool, index })
+    }
+}
+
+impl Generations for CpuGenerations<'_> {
+    type G = Generation;
+
+    fn device(&mut self) -> DeviceNow {
+        let (total, own) = (self.plan.sizing_total, self.own());
+        // Peers that have grown since the line was read show as less room than the line.
+        let available = (self.room)().min(total).saturating_sub(own);
+        DeviceNow { total, own_reserved: own, available }
+    }
+
+    fn build(&mut self, shape: Shape) -> Result<Generation, Failure> {
+        let pages = shape.tokens as usize / PAGE_TOKENS;
+        let kv_bytes = (pages * self.shape.kv.page_bytes()) as u64;
+        self.check_room(Component::KvPages, kv_bytes + self.plan.workspace as u64)?;
+        let cache = self.tables(pages)?;
+        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, self.plan.workspace, self.threads, self.touch);
+        let memory = memory.map_err(|error| Self::refused(&error))?;
+        let Some((weights, pool)) = self.parts.take() else {
+            return Err(Failure::Other("a generation was built while another stands".into()));
+        };
+        self.ledger.observe(Component::PrefixIndex, self.plan.index_bytes(pages));
+        self.tokens = shape.tokens;
+        let runner = CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory));
+        Ok(Generation { runner, cache, canary: None })
+    }
+
+    fn place_canary(&mut self, generation: &mut Generation, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+        self.check_room(Component::Canary, bytes)?;
+        let canary =
+            Region::map(&self.ledger, Component::Canary, bytes, true).map_err(|error| Self::refused(&error))?;
+        generation.canary = Some(canary);
+        Ok(())
+    }
+
+    fn stress(&mut self, generation: &mut Generation) -> Result<Measured, Failure> {
+        let (plan, pages) = (self.plan, generation.cache.pool.total());
+        let context = plan.limits.max_req_total_len as usize;
+        let ran = stress(&mut generation.runner, &mut self.sampler, &plan.step, context, pages);
+        ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
+        let measured = generation.runner.device().memory().workspace_peak() as u64;
+        let planned = plan.workspace as u64;
+        if measured > planned {
+            let component = Component::StepWorkspace.name();
+            return Err(Failure::Other(StartError::ProofExceeds { component, measured, planned }.into()));
+        }
+        Ok(Measured { peak_reserved: self.own() })
+    }
+
+    fn pools(&self, generation: &Generation) -> Vec<PoolCount> {
+        let pool = &generation.cache.pool;
+        vec![PoolCount { name: "KV pages".into(), free: pool.free() as u64, total: pool.total() as u64 }]
+    }
+
+    fn components(&self) -> Vec<sizing::Component> {
+        let rows = self.ledger.rows().into_iter();
+        let component = |row: plimsoll_memory::ledger::Row| sizing::Component {
+            name: row.component.name().into(),
+            bytes: row.peak.max(row.committed),
+            scales_with: match row.component {
+                Component::KvPages | Component::PrefixIndex => ScalesWith::Capacity,
+                Component::StepWorkspace => ScalesWith::PrefillTokens,
+                _ => ScalesWith::Fixed,
+            },
+        };
+        rows.map(component).collect()
+    }
+
+    fn teardown(&mut self, generation: Generation) -> Released {
+        let before = self.own();
+        let Generation { runner, cache, canary } = generation;
+        let (weights, pool, memory) = runner.into_device().into_parts();
+        self.parts = Some((weights, pool));
+        drop((memory, cache, canary));
+        self.ledger.observe(Component::PrefixIndex, 0);
+        self.tokens = 0;
+        Released { before, after: self.own() }
+    }
+
+    fn survivors(&self) -> Vec<sizing::Component> {
+        let sized = |component: &sizing::Component| SIZED.iter().any(|s| s.name() == component.name);
+        let held = |component: sizing::Component| {
+            let row = self.ledger.rows().into_iter().find(|row| row.component.name() == component.name);
+            sizing::Component { bytes: row.map_or(0, |row| row.committed), ..component }
+        };
+        self.components().into_iter().filter(sized).map(held).filter(|component| component.bytes > 0).collect()
+    }
+
+    fn trim(&mut self) {
+        plimsoll_memory::heap::trim();
+    }
+
+    fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Warning(_) | Event::OutOfMemory { .. } => tracing::warn!("{event}"),
+            _ => tracing::info!("{event}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use plimsoll_formats::Checkpoint;
+    use plimsoll_memory::sizing::{SizingError, auto_profile};
+
+    use super::*;
+    use crate::options::Options;
+    use crate::planner::{Blueprint, Line};
+
+    /// Runs start-up's sizing on a fixture; `room` is asked what the machine has, with the number of the question.
+    /// Tokens, attempts, and the probe's tokens; or why not.
+    type Found = Result<(u64, u32, Option<u64>), SizingError>;
+
+    fn size(mut room: impl FnMut(u64) -> u64) -> (EnginePlan, Found) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let options = Options {
+            batch_max_tokens: 64,
+            graph_max_batch_size: 8,
+            running_max_req_size: 64,
+            threads: Some(1),
+            ..Options::default()
+        };
+        let options = Options { graph_max_batch_size: 64, ..options };
+        let line = Line { bytes: 222 << 20, source: "a test".into(), chosen: true };
+        let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
+        let plan = blueprint.plan(&options, 1, &line).unwrap();
+        let ledger = Arc::new(Ledger::new());
+        plan.plan.enter(&ledger);
+        let Blueprint { model, weights, .. } = blueprint;
+        let mut threads = ThreadPool::new(1).unwrap();
+        let weights = CpuWeights::load(weights, &checkpoint, &ledger, &mut threads, |_| {}).unwrap();
+        let mut asked = 0;
+        let mut builder = CpuGenerations {
+            plan: &plan,
+            shape: model.shape(options.kv_dtype),
+            model: Arc::from(model),
+            isa: Isa::detect(),
+            ledger,
+            parts: Some((weights, threads)),
+            sampler: Sampler::new(plan.limits.vocab_size as usize).unwrap(),
+            touch: true,
+            threads: 1,
+            prefix_cache: true,
+            tokens: 0,
+            room: Box::new(move || {
+                asked += 1;
+                room(asked)
+            }),
+        };
+        let config = profile_config(&plan);
+        assert_eq!(config.mode, Mode::Auto, "{} tokens", plan.pages * PAGE_TOKENS);
+        let outcome = auto_profile(&config, &mut builder).map(|o| (o.shape.tokens, o.attempts, o.probe_tokens));
+        drop(builder);
+        (plan, outcome)
+    }
+
+    #[test]
+    fn i8_what_is_measured_is_what_was_planned() {
+        let (plan, outcome) = size(|_| u64::MAX);
+        let (tokens, attempts, probe) = outcome.unwrap();
+        assert_eq!((tokens, attempts), ((plan.pages * PAGE_TOKENS) as u64, 1));
+        assert!(probe.is_some(), "it was measured");
+    }
+
+    #[test]
+    fn one_refusal_costs_five_per_cent_and_a_second_attempt() {
+        let total = 222 << 20;
+        let questions = std::cell::Cell::new(0);
+        let (_, first) = size(|n| {
+            questions.set(n);
+            u64::MAX
+        });
+        let first = first.unwrap().0;
+        // The questions of an undisturbed start, counted; the last, before the canary, is answered with too little.
+        let (_, second) = size(|n| if n == questions.get() { total - (1 << 20) } else { u64::MAX });
+        let (tokens, attempts, _) = second.unwrap();
+        assert_eq!(attempts, 2, "of {} questions", questions.get());
+        let page = PAGE_TOKENS as u64;
+        assert_eq!(tokens, first * 95 / 100 / page * page);
+    }
+
+    #[test]
+    fn what_no_smaller_pool_cures_is_explained() {
+        let (_, outcome) = size(|n| if n < 6 { u64::MAX } else { 1 << 20 });
+        let Err(SizingError::OutOfMemory(diagnosis)) = outcome else { panic!("{outcome:?}") };
+        let text = diagnosis.to_string();
+        assert!(text.contains("--batch-max-tokens") && text.contains("--max-total-token-num"), "{text}");
+    }
+}

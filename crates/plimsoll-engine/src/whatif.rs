@@ -1,0 +1,193 @@
+//! What-if: how many users, how long, under which line. Asks the planner, the same that start-up asks (I8), many times.
+//!
+//! Every user is given the whole context in pages of their own: what fits here needs no preemption and no luck with prefixes.
+
+use plimsoll_device::{KvDtype, PAGE_TOKENS};
+use plimsoll_formats::Checkpoint;
+use serde::Serialize;
+
+use crate::options::Options;
+use crate::planner::{Blueprint, Line, PlanError};
+
+/// The most users that are considered; more rows than this no step has.
+const USERS_MAX: u64 = 1 << 16;
+
+/// A number of users, each with a number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Load {
+    /// Users at once.
+    pub users: u64,
+    /// Tokens of prompt and output of each.
+    pub context: u64,
+}
+
+/// What changing one flag would buy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Knob {
+    /// The flag.
+    pub flag: &'static str,
+    /// The value to give it.
+    pub value: String,
+    /// Bytes that the asked load needs with it.
+    pub needed_bytes: u64,
+    /// The most users of the asked context with it.
+    pub users_max: u64,
+}
+
+/// The answer. All sizes are bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// What was asked.
+    pub load: Load,
+    /// Whether it fits under the line.
+    pub fits: bool,
+    /// What it needs in all.
+    pub needed_bytes: u64,
+    /// The line.
+    pub limit_bytes: u64,
+    /// The most users of that context.
+    pub users_max: u64,
+    /// The longest context for that many users.
+    pub context_max: u64,
+    /// What each flag would buy, the best first; only those that buy anything.
+    pub knobs: Vec<Knob>,
+}
+
+/// One model under one line.
+struct Asked<'a> {
+    options: Options,
+    threads: usize,
+    line: &'a Line,
+}
+
+/// Answers for `load`.
+///
+/// # Errors
+/// [`PlanError`] when nothing can be planned at all: an option out of range, a context longer than the model's, a broken checkpoint.
+pub fn what_if(
+    checkpoint: &Checkpoint,
+    options: &Options,
+    threads: usize,
+    line: &Line,
+    load: Load,
+) -> Result<Answer, PlanError> {
+    let asked = Asked { options: options.clone(), threads, line };
+    let blueprint = Blueprint::new(checkpoint, options)?;
+    let longest = blueprint.max_context as u64;
+    let out_of_range =
+        |flag, value, most| PlanError::Option { flag, problem: format!("is {value}; 1 to {most} are allowed") };
+    if !(1..=USERS_MAX).contains(&load.users) {
+        return Err(out_of_range("--users", load.users, USERS_MAX));
+    }
+    if !(1..=longest).contains(&load.context) {
+        return Err(out_of_range("--context", load.context, longest));
+    }
+    let needed_bytes = asked.needed(&blueprint, load)?;
+    let users_max = asked.users_max(&blueprint, load.context)?;
+    let context_max = largest(longest, |context| asked.fits(&blueprint, Load { context, ..load }))?;
+    let mut knobs = Vec::new();
+    for (flag, value, options) in alternatives(options) {
+        let other = Asked { options, threads, line };
+        let blueprint = Blueprint::new(checkpoint, &other.options)?;
+        let knob = Knob {
+            flag,
+            value,
+            needed_bytes: other.needed(&blueprint, load)?,
+            users_max: other.users_max(&blueprint, load.context)?,
+        };
+        if knob.needed_bytes < needed_bytes {
+            knobs.push(knob);
+        }
+    }
+    knobs.sort_by_key(|knob| (std::cmp::Reverse(knob.users_max), knob.needed_bytes));
+    Ok(Answer {
+        load,
+        fits: needed_bytes <= line.bytes,
+        needed_bytes,
+        limit_bytes: line.bytes,
+        users_max,
+        context_max,
+        knobs,
+    })
+}
+
+/// The flags that trade something for memory.
+fn alternatives(options: &Options) -> Vec<(&'static str, String, Options)> {
+    let mut out = Vec::new();
+    if options.kv_dtype != KvDtype::Q8 {
+        out.push(("--kv-dtype", "q8".into(), Options { kv_dtype: KvDtype::Q8, ..options.clone() }));
+    }
+    if options.batch_max_tokens > 64 {
+        let rows = (options.batch_max_tokens / 2).max(64);
+        out.push(("--batch-max-tokens", rows.to_string(), Options { batch_max_tokens: rows, ..options.clone() }));
+    }
+    if options.request_bytes > 16 << 20 {
+        let bytes = options.request_bytes / 2;
+        out.push(("--request-bytes", bytes.to_string(), Options { request_bytes: bytes, ..options.clone() }));
+    }
+    out
+}
+
+impl Asked<'_> {
+    /// The options of a server for exactly this load.
+    fn options(&self, load: Load) -> Options {
+        let users = load.users as usize;
+        Options {
+            running_max_req_size: users,
+            graph_max_batch_size: users,
+            batch_max_tokens: self.options.batch_max_tokens.max(users),
+            max_req_total_len: Some(load.context as usize),
+            max_total_token_num: Some(load.users * load.context.next_multiple_of(PAGE_TOKENS as u64)),
+            ..self.options.clone()
+        }
+    }
+
+    /// Bytes that a server for this load plans.
+    fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {
+        match blueprint.plan(&self.options(load), self.threads, self.line) {
+            Ok(planned) => Ok(planned.plan.total()),
+            Err(PlanError::DoesNotFit(shortfall)) => Ok(shortfall.needed),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fits(&self, blueprint: &Blueprint, load: Load) -> Result<bool, PlanError> {
+        Ok(self.needed(blueprint, load)? <= self.line.bytes)
+    }
+
+    fn users_max(&self, blueprint: &Blueprint, context: u64) -> Result<u64, PlanError> {
+        largest(USERS_MAX, |users| self.fits(blueprint, Load { users, context }))
+    }
+}
+
+/// The largest number up to `most` that fits, 0 if none does; what fits must go on fitting for less.
+fn largest(most: u64, mut fits: impl FnMut(u64) -> Result<bool, PlanError>) -> Result<u64, PlanError> {
+    // Doubling first: large loads are dear to plan, and most answers are small.
+    let (mut good, mut bad) = (0, 1);
+    while bad <= most && fits(bad)? {
+        (good, bad) = (bad, bad * 2);
+    }
+    bad = bad.min(most + 1);
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        match fits(middle)? {
+            true => good = middle,
+            false => bad = middle,
+        }
+    }
+    Ok(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::largest;
+
+    #[test]
+    fn the_largest_is_found_at_every_edge() {
+        for most in 1..40 {
+            for edge in 0..=most {
+                assert_eq!(largest(most, |n| Ok(n <= edge)).unwrap(), edge, "{edge} of {most}");
+            }
+        }
+    }
+}

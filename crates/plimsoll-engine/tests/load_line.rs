@@ -1,0 +1,188 @@
+//! The load line on real engines: what was planned holds, what was leased is respected, what `plan` says is built.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use common::{ask, exact, fixtures, greedy};
+use plimsoll_engine::{Blueprint, EngineHandle, Host, Options, StartError, start};
+use plimsoll_formats::Checkpoint;
+use plimsoll_memory::host::{MemoryBudget, Root};
+use plimsoll_memory::{Component, heap};
+use plimsoll_text::Tokenizer;
+
+#[global_allocator]
+static HEAP: heap::CountingHeap = heap::CountingHeap;
+
+/// The heap is counted for the whole process, so one engine at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn checkpoint(model: &str) -> Checkpoint {
+    let dir = fixtures().join("models").join(model);
+    let gguf = dir.join("model.gguf");
+    Checkpoint::open(if gguf.is_file() { &gguf } else { &dir }).unwrap()
+}
+
+/// A directory for leases that no other test knows.
+fn berths(name: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("plimsoll-test-{}-{name}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    dir
+}
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap()
+}
+
+/// What the tokenizer takes, measured before the first engine: later ones free in the background.
+fn tokenizer_bytes() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let before = heap::in_use();
+        let kept = tokenizer();
+        let bytes = heap::in_use() - before;
+        drop(kept);
+        bytes
+    })
+}
+
+fn launch(model: &str, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
+    let options = Options { tokenizer_bytes: Some(tokenizer_bytes()), ..options.clone() };
+    let tokenizer = Arc::new(tokenizer());
+    start(&checkpoint(model), tokenizer, &options, host, |_| {})
+}
+
+fn budget(text: &str) -> Option<MemoryBudget> {
+    Some(text.parse().unwrap())
+}
+
+fn stop(engine: EngineHandle) {
+    engine.stop();
+    while !engine.stopped() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn i2_every_component_of_every_fixture_is_within_its_plan() {
+    let _alone = alone();
+    for entry in std::fs::read_dir(fixtures().join("models")).unwrap() {
+        let model = entry.unwrap().file_name().into_string().unwrap();
+        if ["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&model.as_str()) {
+            continue;
+        }
+        let options = exact();
+        let mut host = Host::read(&options).unwrap();
+        host.lease_dir = Some(berths("i2"));
+        let engine = launch(&model, &options, &host).unwrap_or_else(|e| panic!("{model}: {e}"));
+        ask(&engine, greedy(&[1, 2, 3], 20));
+        for row in engine.ledger().rows() {
+            // Other tests' engines have passed through this process: what it took before is not this engine's.
+            if row.component != Component::ProcessBaseline {
+                assert!(row.committed <= row.planned, "{model}: {row:?}");
+            }
+        }
+        let exactly = [Component::Weights, Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::Canary];
+        for row in exactly.map(|component| engine.ledger().row(component)) {
+            assert_eq!(row.committed, row.planned, "{model}: {row:?}");
+        }
+        stop(engine);
+    }
+}
+
+#[test]
+fn i8_a_measured_start_builds_what_the_plan_says() {
+    let _alone = alone();
+    for (text, dtype) in [("300MiB", "llama"), ("320MiB", "gguf-qwen2-q4_0"), ("301MiB", "gemma3"), ("2GiB", "llama")] {
+        let options = Options { memory_budget: budget(text), max_total_token_num: None, ..exact() };
+        let mut host = Host::read(&options).unwrap();
+        host.lease_dir = Some(berths("i8"));
+        // Tests of this process have left their traces in its resident memory; the plan starts from the line alone.
+        host.line.bytes = options.memory_budget.unwrap().bytes(0);
+        let measured = Options { tokenizer_bytes: Some(tokenizer_bytes()), ..options.clone() };
+        let planned = Blueprint::new(&checkpoint(dtype), &measured).unwrap().plan(&measured, host.threads, &host.line).unwrap();
+        let engine = launch(dtype, &options, &host).unwrap_or_else(|e| panic!("{dtype} in {text}: {e}"));
+        assert_eq!(engine.limits(), &planned.limits, "{dtype} in {text}");
+        assert_eq!(engine.plan().total(), planned.plan.total(), "{dtype} in {text}");
+        assert!(engine.plan().total() <= host.line.bytes, "I1");
+        stop(engine);
+    }
+}
+
+#[test]
+fn two_engines_that_do_not_fit_together_do_not_start_together() {
+    let _alone = alone();
+    let machine = berths("machine");
+    std::fs::create_dir_all(machine.join("proc/self")).unwrap();
+    let text = "MemTotal: 819200 kB\nMemAvailable: 800000 kB\nSwapTotal: 0 kB\n";
+    std::fs::write(machine.join("proc/meminfo"), text).unwrap();
+    std::fs::write(machine.join("proc/self/status"), "RssAnon: 1024 kB\n").unwrap();
+    let options = Options { memory_budget: budget("500MiB"), max_total_token_num: Some(4096), threads: Some(1), ..exact() };
+    let host = |options: &Options| {
+        let mut host = Host::read_from(Root::at(&machine), options).unwrap();
+        host.lease_dir = Some(machine.join("leases"));
+        host
+    };
+    let options = Options { http_bytes: 330 << 20, ..options };
+    let first = launch("llama", &options, &host(&options)).unwrap_or_else(|e| panic!("{e}"));
+    let second = launch("llama", &options, &host(&options)).err().expect("there is no room for two");
+    let StartError::Refused(refusal) = &second else { panic!("{second}") };
+    assert_eq!((refusal.holders, refusal.leased), (1, first.plan().total()));
+    assert!(refusal.missing > 0 && second.to_string().contains(&refusal.missing.to_string()), "{second}");
+    stop(first);
+    // The lease goes with the engine's thread, a moment after its last word.
+    let again = (0..200).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        launch("llama", &options, &host(&options)).ok()
+    });
+    stop(again.expect("the first one's place is free again"));
+}
+
+#[test]
+fn a_line_that_holds_nothing_is_refused_with_the_shortfall() {
+    let _alone = alone();
+    let options = Options { memory_budget: budget("100MiB"), max_total_token_num: None, ..exact() };
+    let mut host = Host::read(&options).unwrap();
+    host.lease_dir = Some(berths("nothing"));
+    let error = launch("llama", &options, &host).err().expect("too small").to_string();
+    assert!(error.contains("short") && error.contains("largest component"), "{error}");
+}
+
+#[test]
+fn what_fits_is_what_starts() {
+    use plimsoll_engine::whatif::{Load, what_if};
+    let _alone = alone();
+    let options = Options { max_total_token_num: None, ..exact() };
+    let mut host = Host::read(&options).unwrap();
+    (host.line.bytes, host.lease_dir) = (222 << 20, Some(berths("what-if")));
+    let checkpoint = checkpoint("llama");
+    let ask_for = |users, context| what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context }).unwrap();
+    let answer = ask_for(1, 64);
+    assert!(answer.fits && answer.users_max > 1, "{answer:?}");
+    assert!(ask_for(answer.users_max, 64).fits && !ask_for(answer.users_max + 1, 64).fits);
+    let users = answer.users_max as usize;
+    let exactly = Options { graph_max_batch_size: users, running_max_req_size: users, batch_max_tokens: users.max(64), ..options.clone() };
+    let exactly = Options { max_req_total_len: Some(64), max_total_token_num: Some(64 * answer.users_max), ..exactly };
+    let planned = Blueprint::new(&checkpoint, &exactly).unwrap().plan(&exactly, host.threads, &host.line).unwrap();
+    assert_eq!(planned.plan.total(), ask_for(answer.users_max, 64).needed_bytes, "I8");
+}
+
+#[test]
+fn a_lone_configuration_of_a_large_model_is_answered_at_once() {
+    use plimsoll_engine::whatif::{Load, what_if};
+    use plimsoll_engine::Line;
+    let _alone = alone();
+    let file = fixtures().join("../../tools/configs/llama-70b.json");
+    let checkpoint = Checkpoint::open(&file).unwrap();
+    let line = Line { bytes: 200 << 30, source: "a machine that is not this one".into(), chosen: true };
+    let answer = what_if(&checkpoint, &Options::default(), 64, &line, Load { users: 8, context: 8192 }).unwrap();
+    // 80 layers x 8 heads x 128 x keys and values x 2 bytes = 320 KiB a token; 131.4 GiB of weights in bfloat16.
+    assert!((150 << 30..153 << 30).contains(&answer.needed_bytes), "{answer:?}");
+    assert!(answer.fits && (20..30).contains(&answer.users_max), "{answer:?}");
+    assert_eq!(answer.knobs[0].flag, "--kv-dtype");
+}

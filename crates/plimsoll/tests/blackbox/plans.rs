@@ -1,0 +1,120 @@
+//! `plan`: for every model there is, in words and as JSON, and the same numbers that a running server shows (I8).
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::product::{Server, default_model, eventually, fixture, repository, run};
+
+/// Tokens of a page.
+const PAGE_TOKENS: u64 = 16;
+
+/// Fixtures of architectures that cannot be served yet.
+const UNSUPPORTED: [&str; 4] = ["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"];
+
+fn plan(model: &str, flags: &[&str]) -> Value {
+    let text = run(&[&["plan", model, "--json"], flags].concat()).good();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{model}: {error}: {text}"))
+}
+
+fn sum(plan: &Value) -> u64 {
+    plan["plan"]["lines"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum()
+}
+
+/// The same plan in words must name every component, the total and the line.
+fn check(model: &str) {
+    let plan = plan(model, &[]);
+    let total = plan["total"].as_u64().unwrap();
+    assert_eq!(sum(&plan), total, "{model}: the total is the sum");
+    assert!(total <= plan["plan"]["limit"].as_u64().unwrap(), "{model}: the plan fits (I1)");
+    let limit = |name: &str| plan["limits"][name].as_u64().unwrap_or_else(|| panic!("{model}: {name}: {plan}"));
+    assert!(limit("max_req_total_len") <= limit("max_total_token_num"), "{model}: the longest request fits the pool");
+    let lines = plan["plan"]["lines"].as_array().unwrap();
+    let bytes = |name: &str| lines.iter().find(|line| line["component"] == name).unwrap()["bytes"].as_u64().unwrap();
+    assert!(bytes("weights") > 0, "{model}");
+    let per_token = plan["kv_bytes_per_token"].as_u64().unwrap();
+    assert_eq!(bytes("kv_pages"), limit("max_total_token_num") * per_token, "{model}: the pool is tokens times bytes");
+    let words = run(&["plan", model]).good();
+    for line in lines {
+        let name = line["component"].as_str().unwrap();
+        assert!(words.lines().any(|row| row.trim_start().starts_with(name)), "{model}: {name} is missing: {words}");
+    }
+    for word in ["total", "line", "tokens in the pool", "a decoded token reads"] {
+        assert!(words.contains(word), "{model}: {word}: {words}");
+    }
+}
+
+#[test]
+fn the_default_model_is_planned() {
+    default_model();
+    check("smollm2");
+}
+
+#[test]
+fn every_fixture_is_planned_or_refused() {
+    let mut planned = 0;
+    for directory in fs::read_dir(repository().join("tests/fixtures/models")).unwrap() {
+        let name = directory.unwrap().file_name().into_string().unwrap();
+        let path = fixture(&name);
+        let path = path.to_str().unwrap();
+        if UNSUPPORTED.contains(&name.as_str()) {
+            let error = run(&["plan", path]).refused();
+            assert!(error.contains("supported"), "{name}: {error}");
+        } else {
+            check(path);
+            planned += 1;
+        }
+    }
+    assert!(planned >= 29, "only {planned} fixtures were found");
+}
+
+#[test]
+fn a_configuration_alone_is_planned_like_the_model_with_its_weights() {
+    let directory = fixture("llama");
+    let (model, config) = (plan(directory.to_str().unwrap(), &[]), plan(directory.join("config.json").to_str().unwrap(), &[]));
+    assert_eq!(model["total"], config["total"]);
+}
+
+#[test]
+fn the_pool_and_its_bytes_follow_the_flags() {
+    default_model();
+    let kv = |plan: &Value| {
+        let lines = plan["plan"]["lines"].as_array().unwrap();
+        lines.iter().find(|line| line["component"] == "kv_pages").unwrap()["bytes"].as_u64().unwrap()
+    };
+    let (small, large) = (plan("smollm2", &["--max-total-token-num", "4096"]), plan("smollm2", &["--max_total_token_num", "8192"]));
+    assert_eq!(small["limits"]["max_total_token_num"], 4096);
+    assert_eq!(2 * kv(&small), kv(&large), "twice the tokens, twice the bytes; underscores are accepted");
+    let f32s = plan("smollm2", &["--max-total-token-num", "4096", "--kv-dtype", "f32"]);
+    assert_eq!(kv(&f32s), 2 * kv(&small), "the default takes two bytes a value");
+    let budget = plan("smollm2", &["--memory-budget", "800MiB"]);
+    assert_eq!(budget["plan"]["limit"], 800u64 << 20);
+    assert!(sum(&budget) <= 800 << 20, "{budget}");
+    let tight = plan("smollm2", &["--memory-budget", "600MiB"]);
+    assert!(kv(&tight) < kv(&budget), "less room, fewer pages");
+}
+
+#[test]
+fn the_server_holds_what_the_plan_says() {
+    default_model();
+    for flags in [&["--max-total-token-num", "4096"][..], &[]] {
+        let server = Server::start(flags);
+        let (page, plan) = (server.memory(), plan("smollm2", flags));
+        assert_eq!(page["planned_bytes"], plan["total"], "{flags:?}: {page}\n{plan}");
+        for line in plan["plan"]["lines"].as_array().unwrap() {
+            let rows = page["components"].as_array().unwrap();
+            let row = rows.iter().find(|row| row["component"] == line["component"]);
+            let row = row.unwrap_or_else(|| panic!("{} is not in the ledger", line["component"]));
+            assert_eq!(row["planned_bytes"], line["bytes"], "{flags:?}: {}", line["component"]);
+            let held = row["committed_bytes"].as_u64().unwrap();
+            assert!(held <= line["bytes"].as_u64().unwrap(), "{flags:?}: committed is within planned (I2): {row}");
+        }
+        // The engine publishes its pool at the end of a step, a moment after that step's tokens.
+        server.ask("/v1/completions", &json!({"prompt": "x", "max_tokens": 1}));
+        let tokens = plan["limits"]["max_total_token_num"].as_u64().unwrap();
+        eventually("the page shows the pool", Duration::from_secs(5), || {
+            server.memory()["pools"]["kv_pages"]["total"] == tokens / PAGE_TOKENS
+        });
+    }
+}

@@ -1,0 +1,233 @@
+//! The binary as a user has it: commands run to their end, servers started, watched and always cleared away.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::http::{Answer, request};
+
+/// A server that has not said "ready" by then never will.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+
+/// Where the tests keep models: `PLIMSOLL_CACHE` if it is set, else a directory among the build's own files.
+pub fn cache() -> PathBuf {
+    let given = std::env::var_os("PLIMSOLL_CACHE").filter(|value| !value.is_empty());
+    given.map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("plimsoll-cache"), PathBuf::from)
+}
+
+/// The repository's root.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the crate lies in the repository")
+}
+
+/// A fixture model: the directory, or the GGUF file in it.
+pub fn fixture(name: &str) -> PathBuf {
+    let directory = repository().join("tests/fixtures/models").join(name);
+    let gguf = directory.join("model.gguf");
+    if gguf.is_file() { gguf } else { directory }
+}
+
+/// The binary with the tests' cache.
+pub fn plimsoll<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(args).env("PLIMSOLL_CACHE", cache()).env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub fn run(args: &[&str]) -> Finished {
+    Finished::of(plimsoll(args).output().expect("the binary starts"))
+}
+
+/// Runs a command to its end with `input` on its standard input.
+pub fn run_with_input(args: &[&str], input: &str) -> Finished {
+    let mut command = plimsoll(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("the input is taken");
+    Finished::of(child.wait_with_output().expect("the binary ends"))
+}
+
+/// What a command left behind.
+#[derive(Debug)]
+pub struct Finished {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Reads both outputs.
+    pub fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).expect("the binary speaks UTF-8");
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Its standard output, if it ended well.
+    pub fn good(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        self.stdout
+    }
+
+    /// What it said on standard error, if it ended as an error should: a code of 1 or 2, no panic, nothing on standard output.
+    pub fn refused(self) -> String {
+        assert!(matches!(self.code, Some(1 | 2)), "{self:#?}");
+        assert!(!self.stderr.contains("panicked") && self.stdout.is_empty(), "{self:#?}");
+        self.stderr
+    }
+}
+
+/// The default model's file, pulled on first use. A machine that can neither find nor fetch it fails every test that asks.
+pub fn default_model() -> &'static Path {
+    static MODEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let pulled = MODEL.get_or_init(|| {
+        let pull = run(&["pull", "smollm2"]);
+        match pull.code {
+            Some(0) => Ok(PathBuf::from(pull.stdout.trim())),
+            _ => Err(format!("the default model could not be pulled:\n{}", pull.stderr)),
+        }
+    });
+    pulled.as_deref().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A running server. It is killed when the test is over, however it ends.
+pub struct Server {
+    child: Child,
+    pub address: SocketAddr,
+    /// The line on standard output that says so.
+    pub ready: String,
+    /// When the process was started.
+    pub started: Instant,
+    log: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Serves the default model on a port of the system's choice.
+    pub fn start(flags: &[&str]) -> Self {
+        default_model();
+        Self::start_with(&[&["serve", "--port", "0"], flags].concat())
+    }
+
+    /// Serves a model by path.
+    pub fn start_model(model: &Path, flags: &[&str]) -> Self {
+        let model = model.to_str().expect("paths here are UTF-8");
+        Self::start_with(&[&["serve", model, "--port", "0"], flags].concat())
+    }
+
+    fn start_with(args: &[&str]) -> Self {
+        let started = Instant::now();
+        let mut command = plimsoll(args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let log = Arc::new(Mutex::new(String::new()));
+        keep(child.stderr.take().expect("piped"), Arc::clone(&log));
+        let (says, said) = channel();
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        thread::spawn(move || {
+            let mut line = String::new();
+            // Read on to the end: a closed pipe would be an error to the server.
+            while stdout.read_line(&mut line).is_ok_and(|read| read > 0) {
+                let _ = says.send(std::mem::take(&mut line));
+            }
+        });
+        let ready = said.recv_timeout(READY_WITHIN);
+        let address = ready.as_deref().ok().and_then(address_in);
+        // Owned from here on, so that a failed start is cleared away too.
+        let mut server =
+            Self { child, address: ([127, 0, 0, 1], 0).into(), ready: ready.unwrap_or_default(), started, log };
+        server.address = address.unwrap_or_else(|| panic!("{args:?}: not ready: {:?}\n{}", server.ready, server.log()));
+        server
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.log.lock().expect("nobody panics while writing a log").clone()
+    }
+
+    /// GET, any status.
+    pub fn get(&self, path: &str) -> Answer {
+        request(self.address, "GET", path, b"").unwrap_or_else(|error| panic!("GET {path}: {error}\n{}", self.log()))
+    }
+
+    /// POST, any status.
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        let body = body.to_string();
+        request(self.address, "POST", path, body.as_bytes())
+            .unwrap_or_else(|error| panic!("POST {path}: {error}\n{}", self.log()))
+    }
+
+    /// POST that must be answered with 200 and JSON.
+    pub fn ask(&self, path: &str, body: &Value) -> Value {
+        let answer = self.post(path, body);
+        let status = answer.status;
+        let answer = answer.json();
+        assert_eq!(status, 200, "{body} -> {answer}");
+        answer
+    }
+
+    /// The ledger's page.
+    pub fn memory(&self) -> Value {
+        self.get("/v1/memory").json()
+    }
+
+    /// Sends a signal by name.
+    pub fn signal(&self, name: &str) {
+        let done = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status().expect("kill runs");
+        assert!(done.success(), "kill -s {name}: {done}");
+    }
+
+    /// Waits for the process to end by itself.
+    pub fn ended(&mut self, within: Duration) -> ExitStatus {
+        let since = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return status;
+            }
+            assert!(since.elapsed() < within, "still running after {within:?}:\n{}", self.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail harmlessly when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn keep(mut from: impl Read + Send + 'static, into: Arc<Mutex<String>>) {
+    thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(read @ 1..) = from.read(&mut bytes) {
+            into.lock().expect("nobody panics here").push_str(&String::from_utf8_lossy(&bytes[..read]));
+        }
+    });
+}
+
+/// The address in "ready in 0.51 s: smollm2 at http://127.0.0.1:8000/v1 (...)".
+fn address_in(ready: &str) -> Option<SocketAddr> {
+    ready.strip_prefix("ready in ")?.split_once("http://")?.1.split_once("/v1")?.0.parse().ok()
+}
+
+/// Waits up to `within` for `condition`.
+pub fn eventually(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !condition() {
+        assert!(since.elapsed() < within, "in vain for {within:?}: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
