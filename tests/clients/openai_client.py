@@ -224,7 +224,8 @@ def check_errors():
     refused(bad, ["n is 1000", "64"], lambda: complete("x", n=1000))
     refused(bad, ["logprobs"], lambda: complete("x", logprobs=1000))
     refused(bad, ["messages"], lambda: chat([]))
-    refused(bad, ["response_format"], lambda: chat(response_format={"type": "json_object"}))
+    error = refused(bad, ["text"], lambda: chat(response_format={"type": "json_object"}))
+    assert error.param == "response_format.type" and error.code == "unsupported", error.body
     refused(bad, ["no_such_field"], lambda: complete("x", extra_body={"no_such_field": 1}))
     error = refused(openai.NotFoundError, ["gpt-4"], lambda: client.completions.create(model="gpt-4", prompt="x"))
     assert error.code == "model_not_found" and error.param == "model"

@@ -3,8 +3,8 @@
 //! A page holds every layer's keys and values of 16 consecutive positions of one sequence, one layer after another, so
 //! that a page can be given back to the system as one range.
 
-use plimsoll_kernels::KvLayout;
 pub use plimsoll_kernels::KvDtype;
+use plimsoll_kernels::KvLayout;
 
 /// Positions per page.
 pub const PAGE_TOKENS: usize = plimsoll_kernels::PAGE;

@@ -49,11 +49,7 @@ impl<'a> PlanDevice<'a> {
 /// Bytes of workspace for the quantized copy of a linear layer's input; 0 when no layer needs one.
 pub(crate) fn acts_bytes(weights: &WeightTable, x: Buf, layers: &[(LinearId, Buf)]) -> usize {
     let quantized = |(id, _): &(LinearId, Buf)| weights.linear(*id).packing.wants_acts();
-    if layers.iter().any(quantized) {
-        ActLayout { rows: x.rows, k: x.cols }.bytes()
-    } else {
-        0
-    }
+    if layers.iter().any(quantized) { ActLayout { rows: x.rows, k: x.cols }.bytes() } else { 0 }
 }
 
 impl Device for PlanDevice<'_> {

@@ -188,10 +188,8 @@ impl<'a> Declare<'a> {
     fn matrix(&mut self, name: &str, out: usize, k: usize, bias: Option<VectorId>) -> Result<LinearId, DeclareError> {
         let encoding = self.encoding(name, &[out, k])?;
         let kind = pack_kind(&encoding, self.policy, k);
-        let packing = Packing::new(kind, out, k).map_err(|e| DeclareError::Packing {
-            name: name.into(),
-            reason: e.to_string(),
-        })?;
+        let packing = Packing::new(kind, out, k)
+            .map_err(|e| DeclareError::Packing { name: name.into(), reason: e.to_string() })?;
         let offset = self.table.place(packing.bytes());
         self.table.linears.push(LinearDecl { name: name.into(), packing, encoding, bias, offset });
         Ok(LinearId(self.table.linears.len() - 1))
@@ -218,11 +216,9 @@ impl<'a> Declare<'a> {
     fn encoding(&self, name: &str, expected: &[usize]) -> Result<Encoding, DeclareError> {
         match self.checkpoint.tensor(name) {
             Some(info) if info.shape == expected => Ok(info.encoding),
-            Some(info) => Err(DeclareError::Shape {
-                name: name.into(),
-                found: info.shape.clone(),
-                expected: expected.into(),
-            }),
+            Some(info) => {
+                Err(DeclareError::Shape { name: name.into(), found: info.shape.clone(), expected: expected.into() })
+            }
             None if !self.checkpoint.has_data() => Ok(self.checkpoint.config.planned_encoding(name, expected.len())),
             None => Err(DeclareError::Missing(name.into())),
         }

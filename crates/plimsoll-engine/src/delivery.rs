@@ -94,7 +94,14 @@ impl Delivery {
     }
 
     /// Delivers a sampled token and decides whether it was the last.
-    pub fn token(&mut self, id: u32, logprobs: Option<TokenLogprobs>, tokenizer: &Tokenizer, eos: &[u32], metrics: &Metrics) {
+    pub fn token(
+        &mut self,
+        id: u32,
+        logprobs: Option<TokenLogprobs>,
+        tokenizer: &Tokenizer,
+        eos: &[u32],
+        metrics: &Metrics,
+    ) {
         self.note_time(metrics);
         self.generated += 1;
         if self.request.sampling.needs_counts() {

@@ -1,8 +1,8 @@
 //! The engine's front door: submit, look, drain. Cheap to clone; everything else stays inside the engine thread.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use plimsoll_memory::Ledger;
@@ -177,10 +177,7 @@ impl EngineHandle {
         let limits = &self.shared.limits;
         self.shared.metrics.refused_full.inc();
         let message = match what {
-            "host" => format!(
-                "all {} bytes for requests on the host are reserved; try again later",
-                limits.host_bytes
-            ),
+            "host" => format!("all {} bytes for requests on the host are reserved; try again later", limits.host_bytes),
             _ => format!(
                 "{} requests are running and {} wait, which is the limit; try again later",
                 limits.running_max_req_size, limits.max_waiting
@@ -222,10 +219,7 @@ impl EngineHandle {
 
     /// Host bytes reserved by requests in the system, and how many requests that are.
     pub fn reserved(&self) -> (u64, u64) {
-        (
-            self.shared.host_reserved.load(Ordering::Acquire),
-            self.shared.in_system.load(Ordering::Acquire),
-        )
+        (self.shared.host_reserved.load(Ordering::Acquire), self.shared.in_system.load(Ordering::Acquire))
     }
 
     /// Whether the engine is alive and has made progress within `within` (or had nothing to do).

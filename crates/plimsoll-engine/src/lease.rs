@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::cache::{PageId, PagePool, PrefixIndex, PAGE_TOKENS};
+use crate::cache::{PAGE_TOKENS, PageId, PagePool, PrefixIndex};
 
 /// The page pool and the index over it.
 #[derive(Debug)]
@@ -51,11 +51,7 @@ pub struct PageLease {
 impl PageLease {
     /// No pages yet; room for `pages_max` is reserved, so that growing never allocates.
     pub fn new(cache: &SharedCache, pages_max: usize) -> Self {
-        Self {
-            cache: Rc::clone(cache),
-            pages: Vec::with_capacity(pages_max),
-            ids: Vec::with_capacity(pages_max),
-        }
+        Self { cache: Rc::clone(cache), pages: Vec::with_capacity(pages_max), ids: Vec::with_capacity(pages_max) }
     }
 
     /// Positions the pages have room for.

@@ -93,9 +93,17 @@ impl Metrics {
         counter("requests_failed", "Requests that failed", &self.failed);
         counter("requests_refused_invalid", "Requests refused with a 4xx", &self.refused_invalid);
         counter("requests_refused_full", "Requests refused with a 429", &self.refused_full);
-        counter("requests_refused_memory", "Requests refused with a 503 because memory was short", &self.refused_memory);
+        counter(
+            "requests_refused_memory",
+            "Requests refused with a 503 because memory was short",
+            &self.refused_memory,
+        );
         for (rung, climbed) in Rung::LADDER.iter().zip(&self.rungs) {
-            counter(&format!("governor_{}", rung.name()), "How often this rung of the governor's ladder was climbed", climbed);
+            counter(
+                &format!("governor_{}", rung.name()),
+                "How often this rung of the governor's ladder was climbed",
+                climbed,
+            );
         }
         counter("canary_released", "How often the canary was given up", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);

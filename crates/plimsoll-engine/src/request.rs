@@ -121,7 +121,10 @@ impl Request {
             return invalid("prompt", format!("token id {id} is outside the vocabulary of {}", limits.vocab_size));
         }
         if let Some(id) = self.stop_token_ids.iter().find(outside) {
-            return invalid("stop_token_ids", format!("token id {id} is outside the vocabulary of {}", limits.vocab_size));
+            return invalid(
+                "stop_token_ids",
+                format!("token id {id} is outside the vocabulary of {}", limits.vocab_size),
+            );
         }
         self.check_bounds(limits)
     }
@@ -139,7 +142,10 @@ impl Request {
         }
         if self.stop_token_ids.len() > limits.max_stop_strings as usize {
             let n = self.stop_token_ids.len();
-            return invalid("stop_token_ids", format!("{n} stop token ids, more than the limit of {}", limits.max_stop_strings));
+            return invalid(
+                "stop_token_ids",
+                format!("{n} stop token ids, more than the limit of {}", limits.max_stop_strings),
+            );
         }
         if let Some(stop) = self.stop.iter().find(|s| s.is_empty() || s.len() > limits.max_stop_bytes as usize) {
             let n = stop.len();

@@ -129,7 +129,10 @@ impl<T> Scheduler<T> {
     /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
     /// ones are preempted now and wait. The oldest runs in any case. Returns how many were preempted.
     pub fn ease(&mut self, prefill_rows: usize, running: usize) -> u64 {
-        self.eased = Eased { prefill_rows: prefill_rows.clamp(1, self.limits.rows), running: running.clamp(1, self.limits.running) };
+        self.eased = Eased {
+            prefill_rows: prefill_rows.clamp(1, self.limits.rows),
+            running: running.clamp(1, self.limits.running),
+        };
         let mut preempted = 0;
         while self.running.len() > self.eased.running {
             let mut victim = self.running.pop().expect("not empty");

@@ -10,7 +10,13 @@ use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::scheduler::StepLimits;
 
 /// Runs every worst case on `runner`, whose pool has `pages` pages.
-pub fn stress(runner: &mut dyn Runner, sampler: &mut Sampler, limits: &StepLimits, context: usize, pages: usize) -> Result<(), DeviceError> {
+pub fn stress(
+    runner: &mut dyn Runner,
+    sampler: &mut Sampler,
+    limits: &StepLimits,
+    context: usize,
+    pages: usize,
+) -> Result<(), DeviceError> {
     let pool = pages * PAGE_TOKENS;
     let longest = context.min(pool);
     // The largest prefill; with as many logits as a step may have it is also the largest prompt-logprobs step.
@@ -35,12 +41,23 @@ pub fn stress(runner: &mut dyn Runner, sampler: &mut Sampler, limits: &StepLimit
 }
 
 /// One step of sequences given as (start, rows), the last `logit_rows` rows with logits.
-fn run(runner: &mut dyn Runner, seqs: &[(usize, usize)], logit_rows: usize, pool_pages: usize) -> Result<(), DeviceError> {
+fn run(
+    runner: &mut dyn Runner,
+    seqs: &[(usize, usize)],
+    logit_rows: usize,
+    pool_pages: usize,
+) -> Result<(), DeviceError> {
     let mut spans = Vec::new();
     let (mut tokens, mut positions, mut pages) = (Vec::new(), Vec::new(), Vec::new());
     for (start, rows) in seqs {
         let count = (start + rows).div_ceil(PAGE_TOKENS);
-        spans.push(SeqSpan { first_row: tokens.len(), rows: *rows, start: *start, pages_at: pages.len(), pages: count });
+        spans.push(SeqSpan {
+            first_row: tokens.len(),
+            rows: *rows,
+            start: *start,
+            pages_at: pages.len(),
+            pages: count,
+        });
         positions.extend(*start as u32..(start + rows) as u32);
         tokens.extend((0..*rows).map(|i| (i % 7) as u32));
         // Sequences may share pages here: what they compute is not looked at.
@@ -48,7 +65,13 @@ fn run(runner: &mut dyn Runner, seqs: &[(usize, usize)], logit_rows: usize, pool
     }
     let first = tokens.len() - logit_rows;
     let wanted: Vec<u32> = (first as u32..tokens.len() as u32).collect();
-    runner.forward(&StepInput { tokens: &tokens, positions: &positions, seqs: &spans, pages: &pages, logit_rows: &wanted })
+    runner.forward(&StepInput {
+        tokens: &tokens,
+        positions: &positions,
+        seqs: &spans,
+        pages: &pages,
+        logit_rows: &wanted,
+    })
 }
 
 /// The sampler's largest scratch: penalties, truncation by probability over the whole vocabulary, and a report.

@@ -84,17 +84,10 @@ pub fn limits() -> Limits {
 }
 
 /// Starts a scripted engine. `script` is asked once for every request; the thread ends with the last handle.
-pub fn scripted(
-    limits: Limits,
-    script: impl FnMut(&Request) -> Script + Send + 'static,
-) -> Scripted {
+pub fn scripted(limits: Limits, script: impl FnMut(&Request) -> Script + Send + 'static) -> Scripted {
     let places = limits.running_max_req_size + limits.max_waiting;
     let (arrivals, inbox) = sync_channel(places as usize);
-    let plan = Plan {
-        limit: 1 << 30,
-        limit_source: "a test".into(),
-        lines: Vec::new(),
-    };
+    let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
     let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
     let observed = Arc::new(Observed::default());
     let epoch = Instant::now();
@@ -106,14 +99,7 @@ pub fn scripted(
         script: Box::new(script),
     };
     std::thread::spawn(move || engine.run(&inbox));
-    Scripted {
-        handle: EngineHandle {
-            shared,
-            arrivals,
-            epoch,
-        },
-        observed,
-    }
+    Scripted { handle: EngineHandle { shared, arrivals, epoch }, observed }
 }
 
 /// What [`over_runner`] builds an engine from.
@@ -150,17 +136,15 @@ pub fn over_runner<R: Runner + Send + 'static>(bench: Bench<R>) -> EngineHandle 
         let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index"));
         let cache = Rc::new(RefCell::new(KvCache { pool, index }));
         let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
-        Worker::new(Parts { shared, arrivals: inbox, epoch, runner, cache, limits: step, sampler, tokenizer, eos }).run();
+        Worker::new(Parts { shared, arrivals: inbox, epoch, runner, cache, limits: step, sampler, tokenizer, eos })
+            .run();
     });
     handle
 }
 
 /// Lower-case letters that depend on the prompt alone, one per token, up to `max_tokens`.
 pub fn letters(request: &Request) -> Script {
-    let seed: u32 = request
-        .prompt
-        .iter()
-        .fold(7, |h, id| h.wrapping_mul(31).wrapping_add(*id));
+    let seed: u32 = request.prompt.iter().fold(7, |h, id| h.wrapping_mul(31).wrapping_add(*id));
     let token = move |i: u32| {
         let id = 97 + (seed.wrapping_add(i.wrapping_mul(i))) % 26;
         Step::Token(id, char::from_u32(id).unwrap_or('a').to_string())
@@ -230,12 +214,7 @@ impl Engine {
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(arrival.request.clone());
         }
-        self.active.push(Active {
-            arrival,
-            script,
-            due: Instant::now(),
-            text_bytes: 0,
-        });
+        self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0 });
     }
 
     /// One round over all requests. False when a script stopped the engine.
@@ -263,10 +242,7 @@ impl Engine {
         self.shared.status.running.store(running, Ordering::Release);
         self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
         let progress = self.epoch.elapsed().as_millis() as u64;
-        self.shared
-            .status
-            .progress_ms
-            .store(progress, Ordering::Release);
+        self.shared.status.progress_ms.store(progress, Ordering::Release);
         !stops
     }
 }
@@ -285,11 +261,7 @@ impl Active {
             Step::Cached(tokens) => outbox.push(|delta| delta.cached_tokens = tokens),
             Step::Token(id, text) => {
                 let logprobs = self.arrival.request.logprobs.map(|n| report(id, n, false));
-                let token = TokenOut {
-                    id,
-                    text_offset: self.text_bytes,
-                    logprobs,
-                };
+                let token = TokenOut { id, text_offset: self.text_bytes, logprobs };
                 self.text_bytes += text.len() as u32;
                 outbox.push(|delta| {
                     delta.text.push_str(&text);
@@ -319,10 +291,7 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
         return TokenLogprobs::default();
     }
     let top = (0..n).map(|i| ((id + i) % 256, -0.5 - i as f32)).collect();
-    TokenLogprobs {
-        own: Some(-0.5),
-        top,
-    }
+    TokenLogprobs { own: Some(-0.5), top }
 }
 
 /// Hands the engine a made-up look at the machine.

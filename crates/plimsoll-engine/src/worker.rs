@@ -76,7 +76,7 @@ impl<R: Runner> Worker<R> {
             Some(_) => page_ids,
             None => page_ids.min(pages),
         };
-        Self {
+        let worker = Self {
             scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
             buffers: StepBuffers::new(&limits, named_max),
             shares: Vec::with_capacity(limits.running),
@@ -94,7 +94,10 @@ impl<R: Runner> Worker<R> {
             readings: 0,
             canaries: heap::canaries_released(),
             evicted: Vec::with_capacity(pages),
-        }
+        };
+        // Gauges are right from the first look, before the first step.
+        worker.refresh_status();
+        worker
     }
 
     /// Runs until every handle is gone or a stop is asked for.
@@ -200,9 +203,12 @@ impl<R: Runner> Worker<R> {
     /// One step: drop what nobody waits for, schedule, run, deliver.
     fn turn(&mut self) {
         let metrics = &self.shared.metrics;
-        self.scheduler.remove(|seq| seq.work.abandoned(), |_gone| {
-            metrics.aborted.inc();
-        });
+        self.scheduler.remove(
+            |seq| seq.work.abandoned(),
+            |_gone| {
+                metrics.aborted.inc();
+            },
+        );
         if self.scheduler.is_empty() {
             return;
         }
@@ -318,9 +324,12 @@ impl<R: Runner> Worker<R> {
     /// Takes finished sequences out. What a failed one computed is not left for others to find.
     fn retire(&mut self) {
         let metrics = &self.shared.metrics;
-        self.scheduler.remove(|seq| seq.work.failed(), |_gone| {
-            metrics.failed.inc();
-        });
+        self.scheduler.remove(
+            |seq| seq.work.failed(),
+            |_gone| {
+                metrics.failed.inc();
+            },
+        );
         for index in (0..self.scheduler.running().len()).rev() {
             if self.scheduler.running()[index].work.finished() {
                 self.scheduler.finish(index);
@@ -334,10 +343,13 @@ impl<R: Runner> Worker<R> {
             self.accept(arrival);
         }
         let metrics = &self.shared.metrics;
-        self.scheduler.remove(|_| true, |mut seq| {
-            seq.work.fail(message.into());
-            metrics.failed.inc();
-        });
+        self.scheduler.remove(
+            |_| true,
+            |mut seq| {
+                seq.work.fail(message.into());
+                metrics.failed.inc();
+            },
+        );
     }
 
     fn refresh_status(&self) {

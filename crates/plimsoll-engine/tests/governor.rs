@@ -5,11 +5,11 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::recall::{Shape, recall_engine, says};
 use common::{ask, collect, greedy, quiet};
 use plimsoll_engine::governor::{Reading, Rung};
 use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Refusal};
-use common::recall::{Shape, recall_engine, says};
 
 const CALM: Reading = Reading { available: 1 << 40, untouched: 0, some_avg10: 0.0, full_avg10: 0.0 };
 const DIRE: Reading = Reading { available: 0, ..CALM };

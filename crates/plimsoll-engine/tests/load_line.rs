@@ -87,7 +87,13 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
                 assert!(row.committed <= row.planned, "{model}: {row:?}");
             }
         }
-        let exactly = [Component::Weights, Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::Canary];
+        let exactly = [
+            Component::Weights,
+            Component::KvPages,
+            Component::StepWorkspace,
+            Component::PrefixIndex,
+            Component::Canary,
+        ];
         for row in exactly.map(|component| engine.ledger().row(component)) {
             assert_eq!(row.committed, row.planned, "{model}: {row:?}");
         }
@@ -105,7 +111,8 @@ fn i8_a_measured_start_builds_what_the_plan_says() {
         // Tests of this process have left their traces in its resident memory; the plan starts from the line alone.
         host.line.bytes = options.memory_budget.unwrap().bytes(0);
         let measured = Options { tokenizer_bytes: Some(tokenizer_bytes()), ..options.clone() };
-        let planned = Blueprint::new(&checkpoint(dtype), &measured).unwrap().plan(&measured, host.threads, &host.line).unwrap();
+        let planned =
+            Blueprint::new(&checkpoint(dtype), &measured).unwrap().plan(&measured, host.threads, &host.line).unwrap();
         let engine = launch(dtype, &options, &host).unwrap_or_else(|e| panic!("{dtype} in {text}: {e}"));
         assert_eq!(engine.limits(), &planned.limits, "{dtype} in {text}");
         assert_eq!(engine.plan().total(), planned.plan.total(), "{dtype} in {text}");
@@ -122,7 +129,8 @@ fn two_engines_that_do_not_fit_together_do_not_start_together() {
     let text = "MemTotal: 819200 kB\nMemAvailable: 800000 kB\nSwapTotal: 0 kB\n";
     std::fs::write(machine.join("proc/meminfo"), text).unwrap();
     std::fs::write(machine.join("proc/self/status"), "RssAnon: 1024 kB\n").unwrap();
-    let options = Options { memory_budget: budget("500MiB"), max_total_token_num: Some(4096), threads: Some(1), ..exact() };
+    let options =
+        Options { memory_budget: budget("500MiB"), max_total_token_num: Some(4096), threads: Some(1), ..exact() };
     let host = |options: &Options| {
         let mut host = Host::read_from(Root::at(&machine), options).unwrap();
         host.lease_dir = Some(machine.join("leases"));
@@ -161,12 +169,18 @@ fn what_fits_is_what_starts() {
     let mut host = Host::read(&options).unwrap();
     (host.line.bytes, host.lease_dir) = (222 << 20, Some(berths("what-if")));
     let checkpoint = checkpoint("llama");
-    let ask_for = |users, context| what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context }).unwrap();
+    let ask_for =
+        |users, context| what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context }).unwrap();
     let answer = ask_for(1, 64);
     assert!(answer.fits && answer.users_max > 1, "{answer:?}");
     assert!(ask_for(answer.users_max, 64).fits && !ask_for(answer.users_max + 1, 64).fits);
     let users = answer.users_max as usize;
-    let exactly = Options { graph_max_batch_size: users, running_max_req_size: users, batch_max_tokens: users.max(64), ..options.clone() };
+    let exactly = Options {
+        graph_max_batch_size: users,
+        running_max_req_size: users,
+        batch_max_tokens: users.max(64),
+        ..options.clone()
+    };
     let exactly = Options { max_req_total_len: Some(64), max_total_token_num: Some(64 * answer.users_max), ..exactly };
     let planned = Blueprint::new(&checkpoint, &exactly).unwrap().plan(&exactly, host.threads, &host.line).unwrap();
     assert_eq!(planned.plan.total(), ask_for(answer.users_max, 64).needed_bytes, "I8");
@@ -174,8 +188,8 @@ fn what_fits_is_what_starts() {
 
 #[test]
 fn a_lone_configuration_of_a_large_model_is_answered_at_once() {
-    use plimsoll_engine::whatif::{Load, what_if};
     use plimsoll_engine::Line;
+    use plimsoll_engine::whatif::{Load, what_if};
     let _alone = alone();
     let file = fixtures().join("../../tools/configs/llama-70b.json");
     let checkpoint = Checkpoint::open(&file).unwrap();

@@ -12,9 +12,15 @@ use plimsoll_hub::{Cache, Quiet};
 use serde_json::Value;
 
 fn open() -> (LoadedModel, EngineHandle) {
-    let path = plimsoll_hub::resolve("smollm2", &Cache::default_location().unwrap(), &mut Quiet).unwrap_or_else(|e| panic!("{e}"));
+    let path = plimsoll_hub::resolve("smollm2", &Cache::default_location().unwrap(), &mut Quiet)
+        .unwrap_or_else(|e| panic!("{e}"));
     let model = LoadedModel::open(&path).unwrap();
-    let options = Options { max_total_token_num: Some(4096), running_max_req_size: 8, graph_max_batch_size: 8, ..Options::default() };
+    let options = Options {
+        max_total_token_num: Some(4096),
+        running_max_req_size: 8,
+        graph_max_batch_size: 8,
+        ..Options::default()
+    };
     let host = Host::read(&options).unwrap();
     let engine = start(&model.checkpoint, Arc::clone(&model.tokenizer), &options, &host, |_| {}).unwrap();
     (model, engine)
@@ -50,7 +56,8 @@ fn chats_answer_as_the_reference_does() {
     let (model, engine) = open();
     for chat in reference()["greedy"].as_array().unwrap() {
         let tokens = ids(&chat["ids"]);
-        let rendered = model.template.as_ref().unwrap().render(&chat["messages"], None, true, &serde_json::Map::new()).unwrap();
+        let rendered =
+            model.template.as_ref().unwrap().render(&chat["messages"], None, true, &serde_json::Map::new()).unwrap();
         assert_eq!(model.tokenizer.encode(&rendered, false, true).unwrap(), tokens, "template and tokenizer");
         let expected = ids(&chat["greedy"]);
         // Beyond a near-tie of the reference both continuations are right.

@@ -23,7 +23,11 @@ fn check(model: &str) {
         for (position, report) in answer.prompt_logprobs.iter().enumerate().skip(1) {
             let difference = (f64::from(report.own.unwrap()) - expected[position].as_f64().unwrap()).abs();
             worst = worst.max(difference);
-            assert!(difference <= TOLERANCE, "{model}: prompt of {}, position {position}: off by {difference}", tokens.len());
+            assert!(
+                difference <= TOLERANCE,
+                "{model}: prompt of {}, position {position}: off by {difference}",
+                tokens.len()
+            );
         }
         assert_eq!(answer.ids, ids(&prompt["greedy"]), "{model}: greedy continuation of {} tokens", tokens.len());
     }

@@ -42,58 +42,31 @@ impl Checkpoint {
                 false => Checkpoint::open_gguf(&lone_gguf(path)?),
             };
         }
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
+        if path.extension().is_some_and(|extension| extension == "json") {
             return Ok(Checkpoint::from_hf(hf::open_config(path)?, &parent(path)));
         }
         if !begins_as_gguf(path)? {
             return Err(FormatError::NotACheckpoint {
                 path: path.to_path_buf(),
-                reason: "expected a GGUF file, a directory with config.json, or a config.json"
-                    .to_owned(),
+                reason: "expected a GGUF file, a directory with config.json, or a config.json".to_owned(),
             });
         }
         Checkpoint::open_gguf(path)
     }
 
     fn open_gguf(path: &Path) -> Result<Checkpoint, FormatError> {
-        let gguf::Opened {
-            files,
-            config,
-            directory,
-            meta,
-        } = gguf::open(path)?;
-        Ok(Checkpoint {
-            config,
-            directory,
-            files,
-            meta: Some(meta),
-            dir: parent(path),
-        })
+        let gguf::Opened { files, config, directory, meta } = gguf::open(path)?;
+        Ok(Checkpoint { config, directory, files, meta: Some(meta), dir: parent(path) })
     }
 
     fn from_hf(opened: hf::Opened, dir: &Path) -> Checkpoint {
-        let hf::Opened {
-            files,
-            config,
-            directory,
-        } = opened;
-        Checkpoint {
-            config,
-            directory,
-            files,
-            meta: None,
-            dir: dir.to_path_buf(),
-        }
+        let hf::Opened { files, config, directory } = opened;
+        Checkpoint { config, directory, files, meta: None, dir: dir.to_path_buf() }
     }
 
     /// All tensors by canonical name, in the order in which they lie in the files.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
-        self.directory
-            .iter()
-            .map(|entry| (entry.name.as_str(), &entry.info))
+        self.directory.iter().map(|entry| (entry.name.as_str(), &entry.info))
     }
 
     /// The tensor of this canonical name, for example `model.layers.0.self_attn.q_proj.weight`. Its shape has not been
@@ -111,22 +84,12 @@ impl Checkpoint {
         let entry = self.entry(name)?;
         let rows = entry.info.rows();
         if row >= rows {
-            return Err(FormatError::NoSuchRow {
-                name: name.to_owned(),
-                rows,
-                row,
-            });
+            return Err(FormatError::NoSuchRow { name: name.to_owned(), rows, row });
         }
         match &entry.storage {
-            Storage::Float(span) => {
-                float::decode(entry.info.encoding, self.row_of(span, rows, row), out)
-            }
+            Storage::Float(span) => float::decode(entry.info.encoding, self.row_of(span, rows, row), out),
             Storage::Blocks(span, kind) => kind.decode_row(self.row_of(span, rows, row), out),
-            Storage::Affine {
-                codes,
-                scales,
-                biases,
-            } => {
+            Storage::Affine { codes, scales, biases } => {
                 let Encoding::Quant(layout) = entry.info.encoding else {
                     return Ok(());
                 };
@@ -172,9 +135,7 @@ impl Checkpoint {
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, FormatError> {
-        self.directory
-            .get(name)
-            .ok_or_else(|| FormatError::NoSuchTensor(name.to_owned()))
+        self.directory.get(name).ok_or_else(|| FormatError::NoSuchTensor(name.to_owned()))
     }
 
     /// The bytes of a span. The readers checked it against its file.
@@ -202,9 +163,7 @@ fn parent(path: &Path) -> PathBuf {
 fn begins_as_gguf(path: &Path) -> Result<bool, FormatError> {
     let mut head = Vec::with_capacity(4);
     let file = std::fs::File::open(path).map_err(FormatError::io(path))?;
-    file.take(4)
-        .read_to_end(&mut head)
-        .map_err(FormatError::io(path))?;
+    file.take(4).read_to_end(&mut head).map_err(FormatError::io(path))?;
     Ok(head == gguf::MAGIC)
 }
 
@@ -213,10 +172,7 @@ fn lone_gguf(dir: &Path) -> Result<PathBuf, FormatError> {
     let mut found = Vec::new();
     for file in std::fs::read_dir(dir).map_err(FormatError::io(dir))? {
         let path = file.map_err(FormatError::io(dir))?.path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let later_part = name.contains("-of-") && !name.contains("-00001-of-");
         if name.ends_with(".gguf") && !later_part && !name.starts_with("mmproj") {
             found.push(path);

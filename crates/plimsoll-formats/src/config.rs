@@ -178,56 +178,26 @@ impl ModelConfig {
         within("attention heads", self.heads, HEADS_MAX)?;
         within("key-value heads", self.kv_heads, self.heads)?;
         within("head width", self.head_dim, HEAD_DIM_MAX)?;
-        within(
-            "attention width (heads x head width)",
-            self.heads * self.head_dim,
-            HIDDEN_MAX,
-        )?;
-        within(
-            "intermediate size",
-            self.intermediate_size,
-            INTERMEDIATE_MAX,
-        )?;
+        within("attention width (heads x head width)", self.heads * self.head_dim, HIDDEN_MAX)?;
+        within("intermediate size", self.intermediate_size, INTERMEDIATE_MAX)?;
         within("vocabulary", self.vocab_size, VOCAB_MAX)?;
         within("context", self.max_context, CONTEXT_MAX)?;
-        within(
-            "sliding window",
-            self.sliding_window.unwrap_or(1),
-            CONTEXT_MAX,
-        )?;
+        within("sliding window", self.sliding_window.unwrap_or(1), CONTEXT_MAX)?;
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return wrong(format!(
-                "{} key-value heads do not divide {} heads",
-                self.kv_heads, self.heads
-            ));
+            return wrong(format!("{} key-value heads do not divide {} heads", self.kv_heads, self.heads));
         }
         if !self.head_dim.is_multiple_of(2) {
-            return wrong(format!(
-                "a head width of {} cannot be rotated",
-                self.head_dim
-            ));
+            return wrong(format!("a head width of {} cannot be rotated", self.head_dim));
         }
         if self.layer_is_sliding.len() != self.layers {
-            return wrong(format!(
-                "{} layer types for {} layers",
-                self.layer_is_sliding.len(),
-                self.layers
-            ));
+            return wrong(format!("{} layer types for {} layers", self.layer_is_sliding.len(), self.layers));
         }
         positive("norm epsilon", self.norm_eps, 1.0)?;
         positive("rope theta", self.rope_theta, 1e15)?;
         positive("local rope theta", self.rope_local_theta, 1e15)?;
         positive("query scale", self.query_scale, 1e6)?;
-        positive(
-            "attention soft cap",
-            self.attn_logit_softcap.unwrap_or(1.0),
-            1e6,
-        )?;
-        positive(
-            "final soft cap",
-            self.final_logit_softcap.unwrap_or(1.0),
-            1e6,
-        )?;
+        positive("attention soft cap", self.attn_logit_softcap.unwrap_or(1.0), 1e6)?;
+        positive("final soft cap", self.final_logit_softcap.unwrap_or(1.0), 1e6)?;
         self.rope_scaling.check()
     }
 
@@ -250,19 +220,12 @@ impl RopeScaling {
         match *self {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => positive("rope factor", factor, 1e6),
-            RopeScaling::Llama3 {
-                factor,
-                low,
-                high,
-                original,
-            } => {
+            RopeScaling::Llama3 { factor, low, high, original } => {
                 positive("rope factor", factor, 1e6)?;
                 positive("rope low_freq_factor", low, 1e6)?;
                 positive("rope high_freq_factor", high, 1e6)?;
                 if high <= low {
-                    return wrong(format!(
-                        "rope high_freq_factor {high} is not above low_freq_factor {low}"
-                    ));
+                    return wrong(format!("rope high_freq_factor {high} is not above low_freq_factor {low}"));
                 }
                 within("original context", original, CONTEXT_MAX)
             }
@@ -301,9 +264,7 @@ fn positive(what: &str, value: f32, most: f32) -> Result<(), FormatError> {
     if value > 0.0 && value <= most {
         return Ok(());
     }
-    wrong(format!(
-        "{what}: {value}, allowed are numbers above 0 and up to {most}"
-    ))
+    wrong(format!("{what}: {value}, allowed are numbers above 0 and up to {most}"))
 }
 
 /// A configuration error.

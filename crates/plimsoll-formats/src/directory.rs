@@ -24,11 +24,7 @@ pub(crate) enum Storage {
     /// Rows of GGUF blocks.
     Blocks(Span, GgmlType),
     /// MLX: packed codes, scales and biases as three tensors.
-    Affine {
-        codes: Span,
-        scales: Span,
-        biases: Span,
-    },
+    Affine { codes: Span, scales: Span, biases: Span },
 }
 
 impl Storage {
@@ -36,11 +32,7 @@ impl Storage {
     pub(crate) fn spans(&self) -> impl Iterator<Item = &Span> {
         let parts: [Option<&Span>; 3] = match self {
             Storage::Float(span) | Storage::Blocks(span, _) => [Some(span), None, None],
-            Storage::Affine {
-                codes,
-                scales,
-                biases,
-            } => [Some(codes), Some(scales), Some(biases)],
+            Storage::Affine { codes, scales, biases } => [Some(codes), Some(scales), Some(biases)],
         };
         parts.into_iter().flatten()
     }
@@ -64,16 +56,9 @@ pub(crate) struct Directory {
 impl Directory {
     /// Sorts `entries` into file order and indexes them. Two tensors that map to one name are refused.
     pub(crate) fn new(mut entries: Vec<Entry>) -> Result<Directory, FormatError> {
-        entries.sort_by_key(|entry| {
-            entry
-                .storage
-                .spans()
-                .next()
-                .map(|span| (span.file, span.range.start))
-        });
-        let count = u32::try_from(entries.len()).map_err(|_| {
-            FormatError::Unsupported(format!("{} tensors in one checkpoint", entries.len()))
-        })?;
+        entries.sort_by_key(|entry| entry.storage.spans().next().map(|span| (span.file, span.range.start)));
+        let count = u32::try_from(entries.len())
+            .map_err(|_| FormatError::Unsupported(format!("{} tensors in one checkpoint", entries.len())))?;
         let mut by_name: Vec<u32> = (0..count).collect();
         by_name.sort_by(|&a, &b| entries[a as usize].name.cmp(&entries[b as usize].name));
         for pair in by_name.windows(2) {
@@ -87,10 +72,7 @@ impl Directory {
 
     /// The entry of this canonical name.
     pub(crate) fn get(&self, name: &str) -> Option<&Entry> {
-        let at = self
-            .by_name
-            .binary_search_by(|&index| self.entries[index as usize].name.as_str().cmp(name))
-            .ok()?;
+        let at = self.by_name.binary_search_by(|&index| self.entries[index as usize].name.as_str().cmp(name)).ok()?;
         Some(&self.entries[self.by_name[at] as usize])
     }
 
@@ -112,7 +94,5 @@ pub(crate) fn float_bytes(shape: &[usize], encoding: Encoding) -> Option<usize> 
         Encoding::F16 | Encoding::BF16 => 2,
         Encoding::Quant(_) => return None,
     };
-    shape
-        .iter()
-        .try_fold(width, |bytes: usize, &dim| bytes.checked_mul(dim))
+    shape.iter().try_fold(width, |bytes: usize, &dim| bytes.checked_mul(dim))
 }

@@ -21,10 +21,7 @@ impl Mapping {
         if !status.is_file() || status.len() == 0 {
             return Err(FormatError::NotACheckpoint {
                 path: path.to_path_buf(),
-                reason: format!(
-                    "expected a file with contents, found {} bytes",
-                    status.len()
-                ),
+                reason: format!("expected a file with contents, found {} bytes", status.len()),
             });
         }
         // SAFETY: the mapping is private to this value and only ever read. As with every memory map, a process

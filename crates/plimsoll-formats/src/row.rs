@@ -93,12 +93,7 @@ impl RowBuf {
             return Row::Float(&self.values);
         };
         let scales = match layout.scales {
-            ScaleKind::Super => RowScales::Super {
-                d: &self.d,
-                dmin: &self.dmin,
-                sc: &self.sc,
-                m: &self.m,
-            },
+            ScaleKind::Super => RowScales::Super { d: &self.d, dmin: &self.dmin, sc: &self.sc, m: &self.m },
             ScaleKind::F16 | ScaleKind::Bf16 | ScaleKind::F32 => RowScales::Group {
                 scale: &self.scale,
                 offset: &self.offset,
@@ -106,11 +101,7 @@ impl RowBuf {
                 offset_bits: &self.offset_bits,
             },
         };
-        Row::Quant {
-            layout,
-            codes: &self.codes,
-            scales,
-        }
+        Row::Quant { layout, codes: &self.codes, scales }
     }
 
     /// Writes the reference values of the row into `out`: equal, bit for bit, to what the `gguf` Python package
@@ -120,18 +111,12 @@ impl RowBuf {
     ///
     /// When `out.len()` is not [`RowBuf::len`]: that is the caller's mistake, never the file's.
     pub fn dequantize(&self, out: &mut [f32]) {
-        assert_eq!(
-            out.len(),
-            self.len(),
-            "dequantize needs an output as long as the row"
-        );
+        assert_eq!(out.len(), self.len(), "dequantize needs an output as long as the row");
         let Some(layout) = self.layout else {
             out.copy_from_slice(&self.values);
             return;
         };
-        let groups = out
-            .chunks_mut(layout.group)
-            .zip(self.codes.chunks(layout.group));
+        let groups = out.chunks_mut(layout.group).zip(self.codes.chunks(layout.group));
         for (g, (out, codes)) in groups.enumerate() {
             let (scale, offset) = self.scale_and_offset(layout, g);
             for (value, &code) in out.iter_mut().zip(codes) {
@@ -151,9 +136,7 @@ impl RowBuf {
         }
         let block = g * layout.group / SUPER;
         let scale = f16::from_bits(self.d[block]).to_f32() * f32::from(self.sc[g]);
-        let offset = layout
-            .offset
-            .then(|| -(f16::from_bits(self.dmin[block]).to_f32() * f32::from(self.m[g])));
+        let offset = layout.offset.then(|| -(f16::from_bits(self.dmin[block]).to_f32() * f32::from(self.m[g])));
         (scale, offset)
     }
 

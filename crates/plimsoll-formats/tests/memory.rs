@@ -47,10 +47,7 @@ fn peak_of_opening(path: &Path) -> (usize, bool) {
 fn check(what: &str, path: &Path, file_bytes: usize) -> bool {
     let (peak, accepted) = peak_of_opening(path);
     let bound = 8 * file_bytes + (64 << 10);
-    assert!(
-        peak <= bound,
-        "{what}: {peak} bytes at the peak for a file of {file_bytes}, allowed are {bound}"
-    );
+    assert!(peak <= bound, "{what}: {peak} bytes at the peak for a file of {file_bytes}, allowed are {bound}");
     accepted
 }
 
@@ -64,11 +61,7 @@ fn memory_stays_in_proportion_to_the_file() {
         for number in [u64::MAX, 1 << 40, 1 << 24] {
             let mut bytes = honest.clone();
             bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
-            check(
-                "a lying number",
-                &dir.write("model.gguf", &bytes),
-                bytes.len(),
-            );
+            check("a lying number", &dir.write("model.gguf", &bytes), bytes.len());
         }
     }
 
@@ -78,46 +71,26 @@ fn memory_stays_in_proportion_to_the_file() {
         keys.keys.push((format!("{key:x}"), 7, vec![1]));
     }
     let bytes = keys.bytes();
-    assert!(check(
-        "tiny keys",
-        &dir.write("model.gguf", &bytes),
-        bytes.len()
-    ));
+    assert!(check("tiny keys", &dir.write("model.gguf", &bytes), bytes.len()));
 
     let mut tensors = GgufWriter::new("llama");
     tensors.u32("general.alignment", 8);
     for tensor in 0..20_000u64 {
-        tensors
-            .tensors
-            .push((format!("{tensor:x}"), vec![1], 0, tensor * 8));
+        tensors.tensors.push((format!("{tensor:x}"), vec![1], 0, tensor * 8));
     }
     tensors.data = vec![0; 20_000 * 8];
     let bytes = tensors.bytes();
-    assert!(check(
-        "tiny tensors",
-        &dir.write("model.gguf", &bytes),
-        bytes.len()
-    ));
+    assert!(check("tiny tensors", &dir.write("model.gguf", &bytes), bytes.len()));
 
     let mut strings = GgufWriter::new("llama");
     strings.strings("tokenizer.ggml.tokens", &vec![""; 100_000]);
     let bytes = strings.bytes();
-    assert!(check(
-        "empty strings",
-        &dir.write("model.gguf", &bytes),
-        bytes.len()
-    ));
+    assert!(check("empty strings", &dir.write("model.gguf", &bytes), bytes.len()));
 
     let hf = TempDir::new();
     hf.write("config.json", LLAMA);
     let entries: Vec<String> = (0..20_000)
-        .map(|n| {
-            format!(
-                r#""{n:x}":{{"dtype":"F16","shape":[1],"data_offsets":[{},{}]}}"#,
-                n * 2,
-                n * 2 + 2
-            )
-        })
+        .map(|n| format!(r#""{n:x}":{{"dtype":"F16","shape":[1],"data_offsets":[{},{}]}}"#, n * 2, n * 2 + 2))
         .collect();
     let bytes = safetensors(&format!("{{{}}}", entries.join(",")), 40_000);
     hf.write("model.safetensors", &bytes);

@@ -65,10 +65,7 @@ fn damaged_copy(from: &Path, victim: &str, damages: &[Damage]) -> TempDir {
     let dir = TempDir::new();
     for file in std::fs::read_dir(from).expect("the fixture is there") {
         let path = file.expect("the fixture can be listed").path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .expect("fixture names are ASCII");
+        let name = path.file_name().and_then(|name| name.to_str()).expect("fixture names are ASCII");
         let mut bytes = std::fs::read(&path).expect("the fixture can be read");
         if name == victim {
             damages.iter().for_each(|damage| apply(&mut bytes, damage));

@@ -9,20 +9,10 @@ use plimsoll_formats::{Architecture, Checkpoint, Encoding, Row, RowBuf, RowScale
 fn every_gguf_type_equals_the_python_package_bit_for_bit() {
     let checkpoint = Checkpoint::open(&fixture("types.gguf")).expect("the fixture opens");
     let mut expected = read_f32(&fixture("types.f32")).into_iter();
-    for kind in [
-        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "F32",
-        "F16", "BF16",
-    ] {
-        for (at, value) in values(&checkpoint, &format!("test.{kind}"))
-            .into_iter()
-            .enumerate()
-        {
+    for kind in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16"] {
+        for (at, value) in values(&checkpoint, &format!("test.{kind}")).into_iter().enumerate() {
             let want = expected.next().expect("the expectation is long enough");
-            assert_eq!(
-                value.to_bits(),
-                want.to_bits(),
-                "{kind} element {at}: {value} is not {want}"
-            );
+            assert_eq!(value.to_bits(), want.to_bits(), "{kind} element {at}: {value} is not {want}");
         }
     }
     assert_eq!(expected.next(), None, "the expectation is used up");
@@ -32,46 +22,23 @@ fn every_gguf_type_equals_the_python_package_bit_for_bit() {
 fn codes_and_scales_combine_to_the_dequantized_values() {
     let checkpoint = Checkpoint::open(&fixture("types.gguf")).expect("the fixture opens");
     let mut row = RowBuf::new();
-    for kind in [
-        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    ] {
-        checkpoint
-            .decode_rows(&format!("test.{kind}"), 1, &mut row)
-            .expect("row 1 is there");
+    for kind in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"] {
+        checkpoint.decode_rows(&format!("test.{kind}"), 1, &mut row).expect("row 1 is there");
         let mut want = vec![0.0; row.len()];
         row.dequantize(&mut want);
-        let Row::Quant {
-            layout,
-            codes,
-            scales,
-        } = row.row()
-        else {
-            panic!("{kind} is quantized")
-        };
-        assert!(
-            codes
-                .iter()
-                .all(|&code| u32::from(code) < 1 << layout.code_bits),
-            "{kind} codes are too wide"
-        );
+        let Row::Quant { layout, codes, scales } = row.row() else { panic!("{kind} is quantized") };
+        assert!(codes.iter().all(|&code| u32::from(code) < 1 << layout.code_bits), "{kind} codes are too wide");
         for (at, (&code, want)) in codes.iter().zip(want).enumerate() {
             let g = at / layout.group;
             let half = |bits| half::f16::from_bits(bits).to_f32();
             let (scale, offset) = match scales {
-                RowScales::Group {
-                    scale,
-                    offset,
-                    scale_bits,
-                    offset_bits,
-                } => {
+                RowScales::Group { scale, offset, scale_bits, offset_bits } => {
                     assert_eq!(half(scale_bits[g]), scale[g]);
                     assert_eq!(offset.len(), offset_bits.len());
                     (scale[g], offset.get(g).copied().unwrap_or(0.0))
                 }
                 RowScales::Super { d, dmin, sc, m } => {
-                    let offset = dmin
-                        .get(at / 256)
-                        .map_or(0.0, |&dmin| -half(dmin) * f32::from(m[g]));
+                    let offset = dmin.get(at / 256).map_or(0.0, |&dmin| -half(dmin) * f32::from(m[g]));
                     (half(d[at / 256]) * f32::from(sc[g]), offset)
                 }
             };
@@ -84,75 +51,28 @@ fn codes_and_scales_combine_to_the_dequantized_values() {
 #[test]
 fn gguf_names_shapes_and_metadata_are_mapped() {
     let checkpoint = Checkpoint::open(&fixture("types.gguf")).expect("the fixture opens");
-    let info = |name: &str| {
-        checkpoint
-            .tensor(name)
-            .unwrap_or_else(|| panic!("{name} is there"))
-    };
+    let info = |name: &str| checkpoint.tensor(name).unwrap_or_else(|| panic!("{name} is there"));
     assert_eq!(info("model.embed_tokens.weight").shape, [8, 64]);
-    assert_eq!(
-        info("model.layers.0.self_attn.q_proj.weight").bytes,
-        64 * 2 * 34
-    );
-    assert_eq!(
-        info("model.layers.0.post_attention_layernorm.weight").encoding,
-        Encoding::F32
-    );
-    assert_eq!(
-        values(&checkpoint, "model.rope_freqs"),
-        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
-    );
+    assert_eq!(info("model.layers.0.self_attn.q_proj.weight").bytes, 64 * 2 * 34);
+    assert_eq!(info("model.layers.0.post_attention_layernorm.weight").encoding, Encoding::F32);
+    assert_eq!(values(&checkpoint, "model.rope_freqs"), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
     assert!(checkpoint.tensor("lm_head.weight").is_none());
 
     let config = &checkpoint.config;
     assert_eq!(config.architecture, Architecture::Llama);
-    assert_eq!(
-        (
-            config.hidden_size,
-            config.heads,
-            config.kv_heads,
-            config.head_dim
-        ),
-        (64, 4, 2, 16)
-    );
-    assert_eq!(
-        (config.vocab_size, config.rope_theta, config.max_context),
-        (8, 500_000.0, 64)
-    );
+    assert_eq!((config.hidden_size, config.heads, config.kv_heads, config.head_dim), (64, 4, 2, 16));
+    assert_eq!((config.vocab_size, config.rope_theta, config.max_context), (8, 500_000.0, 64));
     assert!(config.rope_interleaved && config.tie_word_embeddings && !config.attention_bias);
     // "</s>" by key, "<|im_end|>" as a control token; "<eos>" is there as ordinary text.
     assert_eq!(config.eos_token_ids, [2, 3]);
 
     let meta = checkpoint.gguf().expect("GGUF has metadata");
-    let tokens = meta
-        .strings("tokenizer.ggml.tokens")
-        .expect("tokens are there");
-    assert_eq!(
-        tokens.iter().collect::<Vec<_>>(),
-        [
-            "<unk>",
-            "<s>",
-            "</s>",
-            "<|im_end|>",
-            "h\u{e9}",
-            "",
-            "z",
-            "<eos>"
-        ]
-    );
+    let tokens = meta.strings("tokenizer.ggml.tokens").expect("tokens are there");
+    assert_eq!(tokens.iter().collect::<Vec<_>>(), ["<unk>", "<s>", "</s>", "<|im_end|>", "h\u{e9}", "", "z", "<eos>"]);
     assert_eq!((tokens.get(4), tokens.get(8)), (Some("h\u{e9}"), None));
-    assert_eq!(
-        meta.i32s("tokenizer.ggml.token_type").map(<[i32]>::len),
-        Some(8)
-    );
-    assert_eq!(
-        meta.f32s("tokenizer.ggml.scores").map(|scores| scores[7]),
-        Some(-7.0)
-    );
-    assert_eq!(
-        (meta.bool("fixture.flag"), meta.u64("fixture.negative")),
-        (Some(true), None)
-    );
+    assert_eq!(meta.i32s("tokenizer.ggml.token_type").map(<[i32]>::len), Some(8));
+    assert_eq!(meta.f32s("tokenizer.ggml.scores").map(|scores| scores[7]), Some(-7.0));
+    assert_eq!((meta.bool("fixture.flag"), meta.u64("fixture.negative")), (Some(true), None));
     assert_eq!(meta.integers("fixture.u16"), Some(vec![1, 2, 65_535]));
 }
 
@@ -171,29 +91,17 @@ fn mlx_quantization_equals_mlx() {
         let name = format!("model.layers.0.test{bits}.weight");
         let info = checkpoint.tensor(&name).expect("the tensor is there");
         assert_eq!(info.shape, [5, 256]);
-        let Encoding::Quant(layout) = info.encoding else {
-            panic!("{name} is quantized")
-        };
-        assert_eq!(
-            (layout.code_bits, layout.group, layout.scales, layout.offset),
-            (bits, group, scales, true)
-        );
+        let Encoding::Quant(layout) = info.encoding else { panic!("{name} is quantized") };
+        assert_eq!((layout.code_bits, layout.group, layout.scales, layout.offset), (bits, group, scales, true));
         for (at, value) in values(&checkpoint, &name).into_iter().enumerate() {
             let want = expected.next().expect("the expectation is long enough");
             // MLX may fuse the multiplication and the addition; one rounding of the product is the difference.
             let bound = 4.0 * f32::EPSILON * want.abs().max(1.0);
-            assert!(
-                (value - want).abs() <= bound,
-                "{bits} bits, element {at}: {value} is not {want}"
-            );
+            assert!((value - want).abs() <= bound, "{bits} bits, element {at}: {value} is not {want}");
         }
     }
     assert_eq!(expected.next(), None, "the expectation is used up");
-    assert_eq!(
-        checkpoint.tensors().count(),
-        7,
-        "scales and biases are no tensors of their own"
-    );
+    assert_eq!(checkpoint.tensors().count(), 7, "scales and biases are no tensors of their own");
     assert_eq!(values(&checkpoint, "model.norm.weight"), [1.0; 64]);
     assert!(checkpoint.config.tie_word_embeddings, "there is no lm_head");
 }
@@ -203,17 +111,10 @@ fn sharded_safetensors_are_one_checkpoint() {
     let checkpoint = Checkpoint::open(&fixture("sharded")).expect("the fixture opens");
     assert!(checkpoint.has_data() && checkpoint.gguf().is_none());
     assert_eq!(checkpoint.dir(), fixture("sharded"));
-    let ramp = |start: usize| {
-        (start..start + 64)
-            .map(|value| value as f32)
-            .collect::<Vec<_>>()
-    };
+    let ramp = |start: usize| (start..start + 64).map(|value| value as f32).collect::<Vec<_>>();
     assert_eq!(values(&checkpoint, "model.norm.weight"), ramp(1));
     assert_eq!(values(&checkpoint, "lm_head.weight")[7 * 64..], ramp(2));
-    assert_eq!(
-        checkpoint.raw("model.norm.weight").map(<[u8]>::len),
-        Some(128)
-    );
+    assert_eq!(checkpoint.raw("model.norm.weight").map(<[u8]>::len), Some(128));
     assert_eq!(checkpoint.config.eos_token_ids, [3, 2]);
     assert!(!checkpoint.config.tie_word_embeddings);
 }
@@ -231,18 +132,8 @@ fn a_released_tensor_reads_the_same_again() {
 fn rows_and_names_out_of_bounds_are_errors() {
     let checkpoint = Checkpoint::open(&fixture("types.gguf")).expect("the fixture opens");
     let mut row = RowBuf::new();
-    let beyond = checkpoint
-        .decode_rows("test.Q4_0", 3, &mut row)
-        .expect_err("there are three rows");
-    assert_eq!(
-        beyond.to_string(),
-        "tensor \"test.Q4_0\" has 3 rows, row 3 was asked for"
-    );
-    let missing = checkpoint
-        .decode_rows("test.Q9", 0, &mut row)
-        .expect_err("there is no such tensor");
-    assert_eq!(
-        missing.to_string(),
-        "no tensor named \"test.Q9\" in this checkpoint"
-    );
+    let beyond = checkpoint.decode_rows("test.Q4_0", 3, &mut row).expect_err("there are three rows");
+    assert_eq!(beyond.to_string(), "tensor \"test.Q4_0\" has 3 rows, row 3 was asked for");
+    let missing = checkpoint.decode_rows("test.Q9", 0, &mut row).expect_err("there is no such tensor");
+    assert_eq!(missing.to_string(), "no tensor named \"test.Q9\" in this checkpoint");
 }

@@ -14,9 +14,7 @@ fn says(message: &str, part: &str) {
 fn gguf_heads_that_lie_are_refused_by_name() {
     let good = || {
         let mut writer = GgufWriter::new("llama");
-        writer
-            .tensor("token_embd.weight", &[64, 3])
-            .tensor("output_norm.weight", &[64]);
+        writer.tensor("token_embd.weight", &[64, 3]).tensor("output_norm.weight", &[64]);
         writer
     };
     good().open().expect("the unaltered file opens");
@@ -25,9 +23,7 @@ fn gguf_heads_that_lie_are_refused_by_name() {
         ("GGUF version 1", |w| w.version = 1),
         ("big-endian", |w| w.version = 3u32.swap_bytes()),
         ("occurs twice", |w| w.keys.push(w.keys[1].clone())),
-        ("general.architecture is missing", |w| {
-            drop(w.keys.remove(0))
-        }),
+        ("general.architecture is missing", |w| drop(w.keys.remove(0))),
         ("general.alignment", |w| {
             w.u32("general.alignment", 24);
         }),
@@ -55,20 +51,12 @@ fn gguf_heads_that_lie_are_refused_by_name() {
         ("5 dimensions", |w| w.tensors[0].1 = vec![1; 5]),
         ("a dimension is 0", |w| w.tensors[0].1 = vec![64, 0]),
         ("overflows", |w| w.tensors[0].1 = vec![1 << 40, 1 << 40]),
-        ("not whole blocks of 32", |w| {
-            (w.tensors[0].1, w.tensors[0].2) = (vec![48, 1], 2)
-        }),
+        ("not whole blocks of 32", |w| (w.tensors[0].1, w.tensors[0].2) = (vec![48, 1], 2)),
         ("has type IQ4_XS", |w| w.tensors[0].2 = 23),
-        ("offset 16 is not aligned", |w| {
-            (w.tensors[1].3, w.tensors[0].3) = (16, 512)
-        }),
+        ("offset 16 is not aligned", |w| (w.tensors[1].3, w.tensors[0].3) = (16, 512)),
         ("inside a tensor that ends at 768", |w| w.tensors[1].3 = 32),
-        ("of the data, which has only 1024", |w| {
-            w.tensors[0].1 = vec![64, 64]
-        }),
-        ("two tensors are named", |w| {
-            w.tensors[1].0 = "token_embd.weight".to_owned()
-        }),
+        ("of the data, which has only 1024", |w| w.tensors[0].1 = vec![64, 64]),
+        ("two tensors are named", |w| w.tensors[1].0 = "token_embd.weight".to_owned()),
     ];
     for (part, lie) in lies {
         let mut writer = good();
@@ -82,40 +70,18 @@ fn counts_beyond_the_file_are_refused_before_anything_is_read() {
     let dir = TempDir::new();
     let mut bytes = GgufWriter::new("llama").bytes();
     bytes[8..16].copy_from_slice(&(1u64 << 60).to_le_bytes());
-    let error = Checkpoint::open(&dir.write("a.gguf", &bytes))
-        .map(drop)
-        .expect_err("the count is refused");
-    says(
-        &error.to_string(),
-        "1152921504606846976 tensors are announced",
-    );
-    says(
-        &Checkpoint::open(&dir.write("b.gguf", "GGUF"))
-            .map(drop)
-            .expect_err("too short")
-            .to_string(),
-        "ends after 4",
-    );
+    let error = Checkpoint::open(&dir.write("a.gguf", &bytes)).map(drop).expect_err("the count is refused");
+    says(&error.to_string(), "1152921504606846976 tensors are announced");
+    says(&Checkpoint::open(&dir.write("b.gguf", "GGUF")).map(drop).expect_err("too short").to_string(), "ends after 4");
 }
 
 #[test]
 fn paths_that_are_no_checkpoint_are_refused() {
     let dir = TempDir::new();
-    let refusal = |path: &std::path::Path| {
-        Checkpoint::open(path)
-            .map(drop)
-            .expect_err("it is refused")
-            .to_string()
-    };
+    let refusal = |path: &std::path::Path| Checkpoint::open(path).map(drop).expect_err("it is refused").to_string();
     says(&refusal(&dir.0), "no config.json, and 0 GGUF files");
-    says(
-        &refusal(&dir.write("weights.bin", "hello")),
-        "expected a GGUF file",
-    );
-    says(
-        &refusal(&dir.write("empty.gguf", "")),
-        "expected a GGUF file",
-    );
+    says(&refusal(&dir.write("weights.bin", "hello")), "expected a GGUF file");
+    says(&refusal(&dir.write("empty.gguf", "")), "expected a GGUF file");
     says(&refusal(&dir.0.join("missing")), "missing");
 }
 
@@ -139,65 +105,33 @@ fn safetensors_heads_that_lie_are_refused_by_name() {
         ("range 0..8 of 4 bytes", format!("{{{norm}}}"), 4),
         ("where 0 is next", entry("F32", "[1]", "[4,8]"), 8),
         ("for a shape of 4 bytes", entry("F32", "[1]", "[0,8]"), 8),
-        (
-            "range 0..18446744073709551615",
-            entry("F32", "[1]", "[0,18446744073709551615]"),
-            8,
-        ),
-        (
-            "overflows",
-            entry("F32", "[4294967296,4294967296,4]", "[0,8]"),
-            8,
-        ),
+        ("range 0..18446744073709551615", entry("F32", "[1]", "[0,18446744073709551615]"), 8),
+        ("overflows", entry("F32", "[4294967296,4294967296,4]", "[0,8]"), 8),
         ("shape [0]", entry("F32", "[0]", "[0,0]"), 0),
-        (
-            "more than 8 dimensions",
-            entry("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]"),
-            4,
-        ),
+        ("more than 8 dimensions", entry("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4),
         ("has type \"F31\"", entry("F31", "[1]", "[0,4]"), 4),
         ("invalid value", entry("F32", "[-1]", "[0,4]"), 4),
-        (
-            "where 8 is next",
-            format!(r#"{{{norm},"b":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}}"#),
-            8,
-        ),
+        ("where 8 is next", format!(r#"{{{norm},"b":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}}"#), 8),
         ("trailing characters", format!("{{{norm}}}x"), 8),
         (
             "two tensors are named \"model.norm.weight\"",
-            format!(
-                r#"{{{norm},"norm.weight":{{"dtype":"F16","shape":[1],"data_offsets":[8,10]}}}}"#
-            ),
+            format!(r#"{{{norm},"norm.weight":{{"dtype":"F16","shape":[1],"data_offsets":[8,10]}}}}"#),
             10,
         ),
     ] {
-        says(
-            &open_with(&safetensors(&head, data))
-                .map(drop)
-                .expect_err(part),
-            part,
-        );
+        says(&open_with(&safetensors(&head, data)).map(drop).expect_err(part), part);
     }
     let mut short = safetensors("{}", 0);
     short[..8].copy_from_slice(&u64::MAX.to_le_bytes());
-    says(
-        &open_with(&short).map(drop).expect_err("the length lies"),
-        "claims 18446744073709551615 bytes",
-    );
+    says(&open_with(&short).map(drop).expect_err("the length lies"), "claims 18446744073709551615 bytes");
 }
 
 #[test]
 fn weights_that_cannot_be_decoded_are_refused_and_strangers_ignored() {
-    let head = |name: &str| {
-        format!(r#"{{"{name}":{{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}}}"#)
-    };
+    let head = |name: &str| format!(r#"{{"{name}":{{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}}}"#);
     let refusal = open_with(&safetensors(&head("model.layers.0.mlp.up_proj.weight"), 4)).map(drop);
-    says(
-        &refusal.expect_err("fp8 is not decoded"),
-        "unsupported: the element type of tensor",
-    );
-    let stranger =
-        open_with(&safetensors(&head("position_table"), 4)).expect("a stranger is no obstacle");
+    says(&refusal.expect_err("fp8 is not decoded"), "unsupported: the element type of tensor");
+    let stranger = open_with(&safetensors(&head("position_table"), 4)).expect("a stranger is no obstacle");
     assert_eq!(stranger.tensors().count(), 0);
 }
 
@@ -208,30 +142,13 @@ fn an_index_cannot_name_paths_or_promise_what_is_not_there() {
         dir.write("config.json", LLAMA);
         dir.write("model.safetensors.index.json", index);
         dir.write("a.safetensors", safetensors("{}", 0));
-        Checkpoint::open(&dir.0)
-            .map(drop)
-            .expect_err("it is refused")
-            .to_string()
+        Checkpoint::open(&dir.0).map(drop).expect_err("it is refused").to_string()
     };
-    for name in [
-        "../a.safetensors",
-        "/etc/a.safetensors",
-        "..\\\\a.safetensors",
-        "a.bin",
-    ] {
-        says(
-            &refusal(&format!(r#"{{"weight_map": {{"x": "{name}"}}}}"#)),
-            "the index names a file",
-        );
+    for name in ["../a.safetensors", "/etc/a.safetensors", "..\\\\a.safetensors", "a.bin"] {
+        says(&refusal(&format!(r#"{{"weight_map": {{"x": "{name}"}}}}"#)), "the index names a file");
     }
-    says(
-        &refusal(r#"{"weight_map": {"x": "a.safetensors"}}"#),
-        "which does not have it",
-    );
-    says(
-        &refusal(r#"{"weight_map": {"x": "b.safetensors"}}"#),
-        "b.safetensors",
-    );
+    says(&refusal(r#"{"weight_map": {"x": "a.safetensors"}}"#), "which does not have it");
+    says(&refusal(r#"{"weight_map": {"x": "b.safetensors"}}"#), "b.safetensors");
     says(&refusal(r#"{"weight_map": []}"#), "index:");
 }
 
@@ -254,54 +171,15 @@ fn packed_weights_must_agree_with_the_configuration() {
         Checkpoint::open(&dir.0).map_err(|error| error.to_string())
     };
     let honest = open(r#"{"bits": 4, "group_size": 32}"#, 2, "a.biases").expect("it agrees");
-    assert_eq!(
-        honest.tensor("a.weight").map(|info| info.shape.clone()),
-        Some(vec![2, 64])
-    );
+    assert_eq!(honest.tensor("a.weight").map(|info| info.shape.clone()), Some(vec![2, 64]));
     assert_eq!(honest.tensor("a.weight").map(|info| info.bytes), Some(80));
-    let refusal = |quantization, groups, biases| {
-        open(quantization, groups, biases)
-            .map(drop)
-            .expect_err("a lie")
-    };
-    says(
-        &refusal(r#"{"bits": 8, "group_size": 32}"#, 2, "a.biases"),
-        "are not 8 bits in groups of 32",
-    );
-    says(
-        &refusal(r#"{"bits": 4, "group_size": 64}"#, 2, "a.biases"),
-        "are not 4 bits in groups of 64",
-    );
-    says(
-        &refusal(r#"{"bits": 4, "group_size": 32}"#, 3, "a.biases"),
-        "are not 4 bits in groups of 32",
-    );
-    says(
-        &refusal(r#"{"bits": 4, "group_size": 32}"#, 2, "a.offsets"),
-        "its biases are missing",
-    );
-    says(
-        &refusal(
-            r#"{"bits": 4, "group_size": 32, "a": false}"#,
-            2,
-            "a.biases",
-        ),
-        "says that it is not",
-    );
-    says(
-        &refusal(r#"{"bits": 7, "group_size": 32}"#, 2, "a.biases"),
-        "quantization to 7 bits in groups of 32",
-    );
-    says(
-        &refusal(
-            r#"{"bits": 4, "group_size": 32, "mode": "mxfp4"}"#,
-            2,
-            "a.biases",
-        ),
-        "quantization mode \"mxfp4\"",
-    );
-    says(
-        &refusal(r#"{"quant_method": "awq", "bits": 4}"#, 2, "a.biases"),
-        "quantization method \"awq\"",
-    );
+    let refusal = |quantization, groups, biases| open(quantization, groups, biases).map(drop).expect_err("a lie");
+    says(&refusal(r#"{"bits": 8, "group_size": 32}"#, 2, "a.biases"), "are not 8 bits in groups of 32");
+    says(&refusal(r#"{"bits": 4, "group_size": 64}"#, 2, "a.biases"), "are not 4 bits in groups of 64");
+    says(&refusal(r#"{"bits": 4, "group_size": 32}"#, 3, "a.biases"), "are not 4 bits in groups of 32");
+    says(&refusal(r#"{"bits": 4, "group_size": 32}"#, 2, "a.offsets"), "its biases are missing");
+    says(&refusal(r#"{"bits": 4, "group_size": 32, "a": false}"#, 2, "a.biases"), "says that it is not");
+    says(&refusal(r#"{"bits": 7, "group_size": 32}"#, 2, "a.biases"), "quantization to 7 bits in groups of 32");
+    says(&refusal(r#"{"bits": 4, "group_size": 32, "mode": "mxfp4"}"#, 2, "a.biases"), "quantization mode \"mxfp4\"");
+    says(&refusal(r#"{"quant_method": "awq", "bits": 4}"#, 2, "a.biases"), "quantization method \"awq\"");
 }

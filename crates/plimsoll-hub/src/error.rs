@@ -43,9 +43,7 @@ pub enum HubError {
         why: &'static str,
     },
     /// Neither `PLIMSOLL_CACHE`, `XDG_CACHE_HOME` nor `HOME` is set.
-    #[error(
-        "no place for a cache: set PLIMSOLL_CACHE to a directory (HOME and XDG_CACHE_HOME are not set)"
-    )]
+    #[error("no place for a cache: set PLIMSOLL_CACHE to a directory (HOME and XDG_CACHE_HOME are not set)")]
     NoCacheLocation,
     /// An environment setting cannot be used.
     #[error("{name} cannot be used: {why}")]
@@ -222,11 +220,7 @@ impl HubError {
     /// much was still to be written, see `disk`.
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| Self::Io {
-            doing,
-            path,
-            source,
-        }
+        move |source| Self::Io { doing, path, source }
     }
 
     /// Whether another source cannot help either, because the trouble is on this machine.
@@ -246,9 +240,7 @@ fn did_you_mean(closest: Option<&str>) -> String {
 
 fn status_hint(code: u16) -> &'static str {
     match code {
-        401 | 403 => {
-            " (it does not exist, or is private or gated: set HF_TOKEN to a token that may read it)"
-        }
+        401 | 403 => " (it does not exist, or is private or gated: set HF_TOKEN to a token that may read it)",
         404 => " (no such repository or file)",
         429 => " (too many requests)",
         _ => "",
@@ -260,11 +252,7 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .take(400)
         .flat_map(|c| {
-            let escaped: Vec<char> = if c.is_control() {
-                c.escape_default().collect()
-            } else {
-                vec![c]
-            };
+            let escaped: Vec<char> = if c.is_control() { c.escape_default().collect() } else { vec![c] };
             escaped
         })
         .collect()

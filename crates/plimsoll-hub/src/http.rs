@@ -43,21 +43,13 @@ impl Client {
     /// Checks the settings and prepares connections; opens none.
     pub(crate) fn new(settings: &Settings) -> Result<Self, HubError> {
         let endpoint = settings.endpoint.trim_end_matches('/').to_owned();
-        let bad = |name, why: &str| HubError::BadSetting {
-            name,
-            why: why.to_owned(),
-        };
-        let uri: Uri = endpoint
-            .parse()
-            .map_err(|_| bad("HF_ENDPOINT", "it is not an address"))?;
+        let bad = |name, why: &str| HubError::BadSetting { name, why: why.to_owned() };
+        let uri: Uri = endpoint.parse().map_err(|_| bad("HF_ENDPOINT", "it is not an address"))?;
         let (Some(scheme), Some(host)) = (uri.scheme_str(), uri.host()) else {
             return Err(bad("HF_ENDPOINT", "it must start with https://HOST"));
         };
         if uri.query().is_some() || uri.authority().is_some_and(|a| a.as_str().contains('@')) {
-            return Err(bad(
-                "HF_ENDPOINT",
-                "it must have neither credentials nor a query; a token goes into HF_TOKEN",
-            ));
+            return Err(bad("HF_ENDPOINT", "it must have neither credentials nor a query; a token goes into HF_TOKEN"));
         }
         let local = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
         let authorization = match &settings.token {
@@ -130,11 +122,7 @@ impl Client {
         remove_if_present(&transfer.etag_path)
     }
 
-    fn repeat(
-        &self,
-        transfer: &mut Transfer<'_>,
-        progress: &mut dyn Progress,
-    ) -> Result<(), HubError> {
+    fn repeat(&self, transfer: &mut Transfer<'_>, progress: &mut dyn Progress) -> Result<(), HubError> {
         let mut failures = 0;
         for _ in 0..CONNECTIONS_MAX {
             let before = transfer.part.len();
@@ -152,11 +140,7 @@ impl Client {
     }
 
     /// One request and as much of its body as comes.
-    fn connection(
-        &self,
-        transfer: &mut Transfer<'_>,
-        progress: &mut dyn Progress,
-    ) -> Result<(), HubError> {
+    fn connection(&self, transfer: &mut Transfer<'_>, progress: &mut dyn Progress) -> Result<(), HubError> {
         let response = self.request(transfer.url, &transfer.resume_headers()?)?;
         if response.status() == 416 {
             // The server's file is shorter than what we have: it is another file.
@@ -203,10 +187,7 @@ impl Client {
             | ureq::Error::LargeResponseHeader(..)
             | ureq::Error::TooManyRedirects => HubError::BadResponse { url, why },
             // The host says it all; a path would only make the line long.
-            _ => HubError::Unreachable {
-                url: origin(&url),
-                why,
-            },
+            _ => HubError::Unreachable { url: origin(&url), why },
         }
     }
 
@@ -215,11 +196,7 @@ impl Client {
         let asked = match &error {
             HubError::Interrupted { .. } => None,
             HubError::Unreachable { .. } if self.reached.get() => None,
-            HubError::Status {
-                code: 429 | 500 | 502 | 503 | 504,
-                retry_after_s,
-                ..
-            } => *retry_after_s,
+            HubError::Status { code: 429 | 500 | 502 | 503 | 504, retry_after_s, .. } => *retry_after_s,
             _ => return Err(error),
         };
         if *failures >= RETRIES_MAX {
@@ -245,19 +222,11 @@ impl<'a> Transfer<'a> {
     fn open(url: &'a str, wanted: &'a Wanted<'a>, part_path: &Path) -> Result<Self, HubError> {
         let mut etag_path = part_path.as_os_str().to_owned();
         etag_path.push(".etag");
-        Ok(Self {
-            url,
-            wanted,
-            part: Partial::open(part_path, wanted.bytes)?,
-            etag_path: etag_path.into(),
-        })
+        Ok(Self { url, wanted, part: Partial::open(part_path, wanted.bytes)?, etag_path: etag_path.into() })
     }
 
     fn announce(&self, progress: &mut dyn Progress) {
-        progress.start(
-            &format!("pulling {}", self.wanted.name),
-            Some(self.wanted.bytes),
-        );
+        progress.start(&format!("pulling {}", self.wanted.name), Some(self.wanted.bytes));
         progress.advance(self.part.len());
     }
 
@@ -290,11 +259,7 @@ impl<'a> Transfer<'a> {
     fn check_beginning(&self, response: &Response<Body>) -> Result<(), HubError> {
         let length = text(response, "content-length").and_then(|value| value.parse().ok());
         if let Some(actual) = length.filter(|length| *length != self.wanted.bytes) {
-            return Err(HubError::SizeMismatch {
-                what: self.url.to_owned(),
-                expected: self.wanted.bytes,
-                actual,
-            });
+            return Err(HubError::SizeMismatch { what: self.url.to_owned(), expected: self.wanted.bytes, actual });
         }
         if let Some(etag) = text(response, "etag").filter(|etag| is_strong(etag)) {
             fs::write(&self.etag_path, etag).map_err(HubError::io("write", &self.etag_path))?;
@@ -304,11 +269,7 @@ impl<'a> Transfer<'a> {
 
     /// The rest of a file begins: it must begin where we stopped, in a file of the wanted length. If it does not,
     /// what we have is of no use with this server.
-    fn check_continuation(
-        &mut self,
-        response: &Response<Body>,
-        progress: &mut dyn Progress,
-    ) -> Result<(), HubError> {
+    fn check_continuation(&mut self, response: &Response<Body>, progress: &mut dyn Progress) -> Result<(), HubError> {
         let range = text(response, "content-range").unwrap_or("nothing");
         let (from, bytes) = (self.part.len(), self.wanted.bytes);
         let expected = format!("bytes {from}-{}/{bytes}", bytes - 1);
@@ -333,11 +294,7 @@ impl<'a> Transfer<'a> {
             let total = self.part.len().saturating_add(read as u64);
             if total > self.wanted.bytes {
                 self.part.truncate(0)?;
-                return Err(HubError::TooLarge {
-                    what: self.url.to_owned(),
-                    bytes: total,
-                    limit: self.wanted.bytes,
-                });
+                return Err(HubError::TooLarge { what: self.url.to_owned(), bytes: total, limit: self.wanted.bytes });
             }
             self.part.append(&buffer[..read])?;
             progress.advance(read as u64);
@@ -357,9 +314,7 @@ impl<'a> Transfer<'a> {
 /// Scheme and host of an address.
 fn origin(url: &str) -> String {
     let host_at = url.find("://").map_or(0, |at| at + 3);
-    let end = url[host_at..]
-        .find('/')
-        .map_or(url.len(), |at| host_at + at);
+    let end = url[host_at..].find('/').map_or(url.len(), |at| host_at + at);
     url[..end].to_owned()
 }
 
@@ -388,10 +343,7 @@ fn tls(root_certificates: Option<&Path>) -> Result<TlsConfig, HubError> {
     let Some(path) = root_certificates else {
         return Ok(TlsConfig::default());
     };
-    let bad = |why: String| HubError::BadSetting {
-        name: "SSL_CERT_FILE",
-        why,
-    };
+    let bad = |why: String| HubError::BadSetting { name: "SSL_CERT_FILE", why };
     let pem = read_bounded(path, CERTIFICATES_BYTES_MAX)
         .map_err(|error| bad(error.to_string()))?
         .ok_or_else(|| bad(format!("{} does not exist", path.display())))?;
@@ -404,7 +356,5 @@ fn tls(root_certificates: Option<&Path>) -> Result<TlsConfig, HubError> {
     if certificates.is_empty() {
         return Err(bad(format!("{} has no certificates", path.display())));
     }
-    Ok(TlsConfig::builder()
-        .root_certs(RootCerts::new_with_certs(&certificates))
-        .build())
+    Ok(TlsConfig::builder().root_certs(RootCerts::new_with_certs(&certificates)).build())
 }

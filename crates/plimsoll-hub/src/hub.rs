@@ -40,12 +40,7 @@ pub(crate) struct RemoteFile {
 impl RemoteFile {
     /// The file as it must be once it is here.
     pub(crate) fn wanted(&self) -> Wanted<'_> {
-        Wanted {
-            name: &self.name,
-            bytes: self.bytes,
-            sha256: self.sha256.as_deref(),
-            blob: self.blob.as_deref(),
-        }
+        Wanted { name: &self.name, bytes: self.bytes, sha256: self.sha256.as_deref(), blob: self.blob.as_deref() }
     }
 }
 
@@ -81,16 +76,10 @@ struct ApiLfs {
 
 /// Asks the hub what the repository's main branch has. Files with unfit names are left out.
 pub(crate) fn list(client: &Client, repo: &str) -> Result<Listing, HubError> {
-    let url = format!(
-        "{}/api/models/{}/revision/main?blobs=true",
-        client.endpoint,
-        url_path(repo)
-    );
+    let url = format!("{}/api/models/{}/revision/main?blobs=true", client.endpoint, url_path(repo));
     let json = client.get(&url, LISTING_BYTES_MAX)?;
-    let model: ApiModel = serde_json::from_slice(&json).map_err(|error| HubError::BadResponse {
-        url,
-        why: error.to_string(),
-    })?;
+    let model: ApiModel =
+        serde_json::from_slice(&json).map_err(|error| HubError::BadResponse { url, why: error.to_string() })?;
     Ok(Listing::new(repo, model))
 }
 
@@ -103,9 +92,7 @@ impl Listing {
                 name: file.rfilename,
                 // A file of unknown size cannot be planned for.
                 bytes: lfs_size.or(file.size)?,
-                sha256: sum
-                    .map(|sum| sum.to_ascii_lowercase())
-                    .filter(|sum| sum.len() == 64 && is_hexadecimal(sum)),
+                sha256: sum.map(|sum| sum.to_ascii_lowercase()).filter(|sum| sum.len() == 64 && is_hexadecimal(sum)),
                 blob: file.blob_id,
             })
         });
@@ -121,46 +108,31 @@ impl Listing {
 
     /// Where a file of this listing is.
     pub(crate) fn url(&self, client: &Client, file: &str) -> String {
-        format!(
-            "{}/{}/resolve/{}/{}",
-            client.endpoint,
-            url_path(&self.repo),
-            self.revision,
-            url_path(file)
-        )
+        format!("{}/{}/resolve/{}/{}", client.endpoint, url_path(&self.repo), self.revision, url_path(file))
     }
 
     /// The file of that name.
     pub(crate) fn file(&self, name: &str) -> Result<&RemoteFile, HubError> {
         let names = || self.files.iter().map(|file| file.name.as_str());
-        self.files
-            .iter()
-            .find(|file| file.name == name)
-            .ok_or_else(|| HubError::NoSuchFile {
-                repo: self.repo.clone(),
-                file: name.to_owned(),
-                closest: closest(name, names()).map(str::to_owned),
-                available: shown(names().filter(|name| is_gguf(name))),
-            })
+        self.files.iter().find(|file| file.name == name).ok_or_else(|| HubError::NoSuchFile {
+            repo: self.repo.clone(),
+            file: name.to_owned(),
+            closest: closest(name, names()).map(str::to_owned),
+            available: shown(names().filter(|name| is_gguf(name))),
+        })
     }
 
     /// The files that answer a request for one file, or for whatever model the repository has.
     pub(crate) fn choose(&self, file: Option<&str>) -> Result<Choice, HubError> {
         let mut choice = match file {
             Some(name) if is_gguf(name) => self.gguf(self.file(name)?)?,
-            Some(name) => Choice {
-                path: name.to_owned(),
-                files: vec![self.file(name)?.clone()],
-            },
+            Some(name) => Choice { path: name.to_owned(), files: vec![self.file(name)?.clone()] },
             None if self.is_checkpoint() => self.checkpoint(),
             None => self.gguf(self.obvious_gguf()?)?,
         };
         for file in &choice.files {
-            let limit = if is_gguf(&file.name) || is_safetensors(&file.name) {
-                FILE_BYTES_MAX
-            } else {
-                SIDE_FILE_BYTES_MAX
-            };
+            let limit =
+                if is_gguf(&file.name) || is_safetensors(&file.name) { FILE_BYTES_MAX } else { SIDE_FILE_BYTES_MAX };
             if file.bytes > limit {
                 return Err(HubError::TooLarge {
                     what: format!("{} of {}", file.name, self.repo),
@@ -189,14 +161,9 @@ impl Listing {
             if is_safetensors(&file.name) {
                 return !(twice && file.name.starts_with("consolidated"));
             }
-            [".json", ".jinja", ".txt", ".model", ".tiktoken"]
-                .iter()
-                .any(|suffix| file.name.ends_with(suffix))
+            [".json", ".jinja", ".txt", ".model", ".tiktoken"].iter().any(|suffix| file.name.ends_with(suffix))
         });
-        Choice {
-            path: String::new(),
-            files: files.cloned().collect(),
-        }
+        Choice { path: String::new(), files: files.cloned().collect() }
     }
 
     /// The only GGUF model, or the only one in the usual quantization.
@@ -207,14 +174,10 @@ impl Listing {
             .filter(|file| is_gguf(&file.name) && !file.name.contains("mmproj"))
             .filter(|file| split_of(&file.name).is_none_or(|split| split.number == 1))
             .collect();
-        let usual: Vec<_> = first_of_models
-            .iter()
-            .filter(|file| file.name.to_ascii_lowercase().contains("q4_k_m"))
-            .collect();
+        let usual: Vec<_> =
+            first_of_models.iter().filter(|file| file.name.to_ascii_lowercase().contains("q4_k_m")).collect();
         match (first_of_models.as_slice(), usual.as_slice()) {
-            ([], _) => Err(HubError::NotAModel {
-                repo: self.repo.clone(),
-            }),
+            ([], _) => Err(HubError::NotAModel { repo: self.repo.clone() }),
             ([only], _) => Ok(only),
             (_, [usual]) => Ok(usual),
             _ => Err(HubError::Ambiguous {
@@ -227,17 +190,11 @@ impl Listing {
     /// A GGUF file with all its siblings if it is one of `...-00001-of-0000N.gguf`; the first of them is the answer.
     fn gguf(&self, file: &RemoteFile) -> Result<Choice, HubError> {
         let Some(split) = split_of(&file.name) else {
-            return Ok(Choice {
-                path: file.name.clone(),
-                files: vec![file.clone()],
-            });
+            return Ok(Choice { path: file.name.clone(), files: vec![file.clone()] });
         };
         let names = (1..=split.count).map(|number| split.name(number));
         let files: Result<Vec<_>, _> = names.map(|name| self.file(&name).cloned()).collect();
-        Ok(Choice {
-            path: split.name(1),
-            files: files?,
-        })
+        Ok(Choice { path: split.name(1), files: files? })
     }
 }
 
@@ -258,15 +215,9 @@ fn split_of(name: &str) -> Option<Split<'_>> {
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     let five_digits = |text: &str| {
-        (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit()))
-            .then(|| text.parse::<u32>().ok())
-            .flatten()
+        (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse::<u32>().ok()).flatten()
     };
-    let split = Split {
-        stem,
-        number: five_digits(number)?,
-        count: five_digits(count)?,
-    };
+    let split = Split { stem, number: five_digits(number)?, count: five_digits(count)? };
     (1..=split.count).contains(&split.number).then_some(split)
 }
 
@@ -303,10 +254,7 @@ mod tests {
             blob_id: None,
             lfs: None,
         });
-        let model = ApiModel {
-            sha: Some("0123456789abcdef".to_owned()),
-            siblings: siblings.collect(),
-        };
+        let model = ApiModel { sha: Some("0123456789abcdef".to_owned()), siblings: siblings.collect() };
         Listing::new("org/repo", model)
     }
 
@@ -359,15 +307,9 @@ mod tests {
         let several = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "mmproj-f16.gguf"];
         assert_eq!(chosen(&several, None).0, "m-Q4_K_M.gguf");
         assert_eq!(chosen(&several, Some("m-Q8_0.gguf")).0, "m-Q8_0.gguf");
-        let split = [
-            "m-q4_k_m-00001-of-00002.gguf",
-            "m-q4_k_m-00002-of-00002.gguf",
-        ];
+        let split = ["m-q4_k_m-00001-of-00002.gguf", "m-q4_k_m-00002-of-00002.gguf"];
         let (path, files) = chosen(&split, None);
-        assert_eq!(
-            (path.as_str(), files.len()),
-            ("m-q4_k_m-00001-of-00002.gguf", 2)
-        );
+        assert_eq!((path.as_str(), files.len()), ("m-q4_k_m-00001-of-00002.gguf", 2));
         assert_eq!(chosen(&split, Some(split[1])).0, split[0]);
     }
 
@@ -375,19 +317,11 @@ mod tests {
     fn what_cannot_be_chosen_is_explained() {
         let message = |names: &[&str], file| listing(names).choose(file).unwrap_err().to_string();
         let ambiguous = message(&["a-q8_0.gguf", "b-q8_0.gguf"], None);
-        assert!(
-            ambiguous.contains("hf:org/repo:FILE") && ambiguous.contains("b-q8_0.gguf"),
-            "{ambiguous}"
-        );
+        assert!(ambiguous.contains("hf:org/repo:FILE") && ambiguous.contains("b-q8_0.gguf"), "{ambiguous}");
         let absent = message(&["model-q8_0.gguf"], Some("model-q8_O.gguf"));
-        assert!(
-            absent.contains("did you mean `model-q8_0.gguf`?"),
-            "{absent}"
-        );
+        assert!(absent.contains("did you mean `model-q8_0.gguf`?"), "{absent}");
         assert!(message(&["README.md"], None).contains("neither"));
-        assert!(
-            message(&["m-00001-of-00002.gguf"], None).contains("no file `m-00002-of-00002.gguf`")
-        );
+        assert!(message(&["m-00001-of-00002.gguf"], None).contains("no file `m-00002-of-00002.gguf`"));
         assert!(message(&["m-00001-of-99999.gguf"], None).contains("no file"));
     }
 
@@ -395,25 +329,16 @@ mod tests {
     fn sizes_are_bounded() {
         let mut listing = listing(&["config.json", "model.safetensors"]);
         listing.files[0].bytes = SIDE_FILE_BYTES_MAX + 1;
-        assert!(matches!(
-            listing.choose(None),
-            Err(HubError::TooLarge { .. })
-        ));
+        assert!(matches!(listing.choose(None), Err(HubError::TooLarge { .. })));
         listing.files[0].bytes = 1;
         listing.files[1].bytes = FILE_BYTES_MAX + 1;
-        assert!(matches!(
-            listing.choose(None),
-            Err(HubError::TooLarge { .. })
-        ));
+        assert!(matches!(listing.choose(None), Err(HubError::TooLarge { .. })));
     }
 
     #[test]
     fn a_hostile_revision_never_reaches_a_url() {
         for sha in ["../../x", "", "main?x", &"a".repeat(65)] {
-            let model = ApiModel {
-                sha: Some(sha.to_owned()),
-                siblings: Vec::new(),
-            };
+            let model = ApiModel { sha: Some(sha.to_owned()), siblings: Vec::new() };
             assert_eq!(Listing::new("org/repo", model).revision, "main");
         }
     }

@@ -46,15 +46,6 @@ pub use settings::Settings;
 /// # Errors
 ///
 /// Any [`HubError`]; its message is meant for the user and names the offending value.
-pub fn resolve(
-    spec: &str,
-    cache: &Cache,
-    progress: &mut dyn Progress,
-) -> Result<PathBuf, HubError> {
-    pull(
-        &ModelRef::parse(spec)?,
-        cache,
-        &Settings::from_env(),
-        progress,
-    )
+pub fn resolve(spec: &str, cache: &Cache, progress: &mut dyn Progress) -> Result<PathBuf, HubError> {
+    pull(&ModelRef::parse(spec)?, cache, &Settings::from_env(), progress)
 }

@@ -68,10 +68,7 @@ impl Marker {
                 && marker.files.keys().all(|name| check_file(name).is_ok())
                 && marker.pulls.iter().all(|pull| {
                     (pull.path.is_empty() || pull.files.contains(&pull.path))
-                        && pull
-                            .files
-                            .iter()
-                            .all(|name| marker.files.contains_key(name))
+                        && pull.files.iter().all(|name| marker.files.contains_key(name))
                 })
         };
         read_bounded(&directory.join(MARKER_FILE), MARKER_BYTES_MAX)
@@ -79,10 +76,7 @@ impl Marker {
             .flatten()
             .and_then(|json| serde_json::from_slice(&json).ok())
             .filter(usable)
-            .unwrap_or_else(|| Self {
-                version: MARKER_VERSION,
-                ..Self::default()
-            })
+            .unwrap_or_else(|| Self { version: MARKER_VERSION, ..Self::default() })
     }
 
     /// The sidecar's text.
@@ -105,17 +99,12 @@ impl Marker {
     /// Forgets a file and every pull that needs it.
     pub(crate) fn forget_file(&mut self, name: &str) {
         self.files.remove(name);
-        self.pulls
-            .retain(|pull| !pull.files.iter().any(|file| file == name));
+        self.pulls.retain(|pull| !pull.files.iter().any(|file| file == name));
     }
 
     /// Whether all files of a pull are as they were when verified, judged by size and time.
     pub(crate) fn is_intact(&self, directory: &Path, pull: &Pull) -> bool {
-        pull.files.iter().all(|name| {
-            self.files
-                .get(name)
-                .is_some_and(|record| record.matches(&directory.join(name)))
-        })
+        pull.files.iter().all(|name| self.files.get(name).is_some_and(|record| record.matches(&directory.join(name))))
     }
 }
 
@@ -123,20 +112,13 @@ impl FileRecord {
     /// Describes a file that has just been verified to have this sum.
     pub(crate) fn of(path: &Path, sha256: String, blob: Option<String>) -> Result<Self, HubError> {
         let metadata = fs::metadata(path).map_err(HubError::io("inspect", path))?;
-        Ok(Self {
-            bytes: metadata.len(),
-            modified_ns: modified_ns(&metadata),
-            sha256,
-            blob,
-        })
+        Ok(Self { bytes: metadata.len(), modified_ns: modified_ns(&metadata), sha256, blob })
     }
 
     /// Whether the file has the recorded size and time.
     pub(crate) fn matches(&self, path: &Path) -> bool {
         fs::metadata(path).is_ok_and(|metadata| {
-            metadata.is_file()
-                && metadata.len() == self.bytes
-                && modified_ns(&metadata) == self.modified_ns
+            metadata.is_file() && metadata.len() == self.bytes && modified_ns(&metadata) == self.modified_ns
         })
     }
 }
@@ -158,10 +140,7 @@ mod tests {
         let path = directory.join("m.gguf");
         fs::write(&path, b"abc").unwrap();
         let mut marker = Marker::load(directory);
-        marker.files.insert(
-            "m.gguf".to_owned(),
-            FileRecord::of(&path, "00".repeat(32), None).unwrap(),
-        );
+        marker.files.insert("m.gguf".to_owned(), FileRecord::of(&path, "00".repeat(32), None).unwrap());
         marker.set_pull(Pull {
             request: "m".to_owned(),
             path: "m.gguf".to_owned(),
@@ -179,12 +158,8 @@ mod tests {
         let marker = Marker::load(dir.path());
         let pull = marker.pull("m").unwrap();
         assert!(marker.is_intact(dir.path(), pull));
-        let file = fs::File::options()
-            .write(true)
-            .open(dir.path().join("m.gguf"))
-            .unwrap();
-        file.set_modified(UNIX_EPOCH + std::time::Duration::from_secs(1))
-            .unwrap();
+        let file = fs::File::options().write(true).open(dir.path().join("m.gguf")).unwrap();
+        file.set_modified(UNIX_EPOCH + std::time::Duration::from_secs(1)).unwrap();
         assert!(!marker.is_intact(dir.path(), pull));
         fs::remove_file(dir.path().join("m.gguf")).unwrap();
         assert!(!marker.is_intact(dir.path(), pull));

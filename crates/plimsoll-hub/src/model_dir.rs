@@ -48,9 +48,7 @@ impl ModelDir {
 
     /// Where a file is kept until it is ready. The tag keeps partial files of different sources apart.
     pub(crate) fn partial(&self, name: &str, tag: &str) -> PathBuf {
-        self.path
-            .join(PARTIAL_DIRECTORY)
-            .join(format!("{name}.{tag}.part"))
+        self.path.join(PARTIAL_DIRECTORY).join(format!("{name}.{tag}.part"))
     }
 
     /// An own subdirectory for a helper's temporary files.
@@ -62,9 +60,7 @@ impl ModelDir {
     pub(crate) fn clear_partials(&self) -> Result<(), HubError> {
         let path = self.path.join(PARTIAL_DIRECTORY);
         match fs::remove_dir_all(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(HubError::io("remove", &path)(error))
-            }
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(HubError::io("remove", &path)(error)),
             _ => Ok(()),
         }
     }
@@ -74,9 +70,7 @@ impl ModelDir {
         if let Some(lock) = self.try_lock()? {
             return Ok(lock);
         }
-        progress.note(&format!(
-            "another process is pulling {name}; waiting for it to finish"
-        ));
+        progress.note(&format!("another process is pulling {name}; waiting for it to finish"));
         let file = self.open_lock_file()?;
         file.lock().map_err(HubError::io("lock", &self.lock_path))?;
         Ok(Lock { _file: file })
@@ -108,26 +102,16 @@ impl ModelDir {
     pub(crate) fn ready(&self, request: &str) -> Option<PathBuf> {
         let marker = Marker::load(&self.path);
         let pull = marker.pull(request)?;
-        marker
-            .is_intact(&self.path, pull)
-            .then(|| self.answer(&pull.path))
+        marker.is_intact(&self.path, pull).then(|| self.answer(&pull.path))
     }
 
     /// The answer of a pull: the directory, or a file in it.
     pub(crate) fn answer(&self, relative: &str) -> PathBuf {
-        if relative.is_empty() {
-            self.path.clone()
-        } else {
-            self.path.join(relative)
-        }
+        if relative.is_empty() { self.path.clone() } else { self.path.join(relative) }
     }
 
     /// Like [`ModelDir::ready`], but files that look different are read again before they are given up. Needs the lock.
-    pub(crate) fn recheck(
-        &self,
-        request: &str,
-        progress: &mut dyn Progress,
-    ) -> Result<Option<PathBuf>, HubError> {
+    pub(crate) fn recheck(&self, request: &str, progress: &mut dyn Progress) -> Result<Option<PathBuf>, HubError> {
         let mut marker = Marker::load(&self.path);
         let Some(pull) = marker.pull(request).cloned() else {
             return Ok(None);
@@ -136,12 +120,8 @@ impl ModelDir {
             let Some(record) = marker.files.get(name).cloned() else {
                 return Ok(None);
             };
-            let wanted = Wanted {
-                name,
-                bytes: record.bytes,
-                sha256: Some(&record.sha256),
-                blob: record.blob.as_deref(),
-            };
+            let wanted =
+                Wanted { name, bytes: record.bytes, sha256: Some(&record.sha256), blob: record.blob.as_deref() };
             if !self.has(&mut marker, &wanted, progress)? {
                 return Ok(None);
             }
@@ -161,9 +141,7 @@ impl ModelDir {
         let record = marker.files.get(wanted.name).filter(|record| {
             record.bytes == wanted.bytes
                 && wanted.sha256.is_none_or(|sum| sum == record.sha256)
-                && wanted
-                    .blob
-                    .is_none_or(|blob| Some(blob) == record.blob.as_deref())
+                && wanted.blob.is_none_or(|blob| Some(blob) == record.blob.as_deref())
         });
         if record.is_some_and(|record| record.matches(&path)) {
             return Ok(true);
@@ -172,20 +150,14 @@ impl ModelDir {
         let expected = expected.or_else(|| record.map(|record| record.sha256.clone()));
         let present = fs::metadata(&path).is_ok_and(|metadata| metadata.is_file());
         if present && let Some(expected) = expected {
-            let wanted = Wanted {
-                sha256: Some(&expected),
-                ..*wanted
-            };
+            let wanted = Wanted { sha256: Some(&expected), ..*wanted };
             if let Ok(sum) = verify(&path, &wanted, progress) {
                 self.record(marker, &wanted, sum)?;
                 return Ok(true);
             }
         }
         if present {
-            progress.note(&format!(
-                "{} is not what it should be; it is pulled again",
-                path.display()
-            ));
+            progress.note(&format!("{} is not what it should be; it is pulled again", path.display()));
             remove_if_present(&path)?;
         }
         if marker.files.contains_key(wanted.name) {
@@ -214,12 +186,7 @@ impl ModelDir {
         self.record(marker, wanted, sum)
     }
 
-    fn record(
-        &self,
-        marker: &mut Marker,
-        wanted: &Wanted<'_>,
-        sha256: String,
-    ) -> Result<(), HubError> {
+    fn record(&self, marker: &mut Marker, wanted: &Wanted<'_>, sha256: String) -> Result<(), HubError> {
         let path = self.path.join(wanted.name);
         let record = FileRecord::of(&path, sha256, wanted.blob.map(str::to_owned))?;
         marker.files.insert(wanted.name.to_owned(), record);
@@ -238,40 +205,24 @@ impl ModelDir {
 
     /// Writes the marker. Needs the lock.
     pub(crate) fn save(&self, marker: &Marker) -> Result<(), HubError> {
-        replace(
-            &self.path.join(MARKER_FILE),
-            &self.partial(MARKER_FILE, "own"),
-            &marker.to_json(),
-        )
+        replace(&self.path.join(MARKER_FILE), &self.partial(MARKER_FILE, "own"), &marker.to_json())
     }
 }
 
 /// Checks size and, where known, SHA-256; returns the sum found.
-fn verify(
-    path: &Path,
-    wanted: &Wanted<'_>,
-    progress: &mut dyn Progress,
-) -> Result<String, HubError> {
-    let actual = fs::metadata(path)
-        .map_err(HubError::io("inspect", path))?
-        .len();
+fn verify(path: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<String, HubError> {
+    let actual = fs::metadata(path).map_err(HubError::io("inspect", path))?.len();
     if actual != wanted.bytes {
-        return Err(HubError::SizeMismatch {
-            what: wanted.name.to_owned(),
-            expected: wanted.bytes,
-            actual,
-        });
+        return Err(HubError::SizeMismatch { what: wanted.name.to_owned(), expected: wanted.bytes, actual });
     }
     progress.start(&format!("verifying {}", wanted.name), Some(wanted.bytes));
     let sum = sha256_file(path, progress);
     progress.done();
     let sum = sum?;
     match wanted.sha256 {
-        Some(expected) if expected != sum => Err(HubError::ChecksumMismatch {
-            what: wanted.name.to_owned(),
-            expected: expected.to_owned(),
-            actual: sum,
-        }),
+        Some(expected) if expected != sum => {
+            Err(HubError::ChecksumMismatch { what: wanted.name.to_owned(), expected: expected.to_owned(), actual: sum })
+        }
         _ => Ok(sum),
     }
 }

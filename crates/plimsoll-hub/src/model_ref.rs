@@ -40,12 +40,7 @@ impl ModelRef {
         if let Some(rest) = spec.strip_prefix("hf:") {
             return Self::parse_hub(rest);
         }
-        let bad = |why: &str| {
-            Err(HubError::BadReference {
-                spec: printable(spec),
-                why: why.to_owned(),
-            })
-        };
+        let bad = |why: &str| Err(HubError::BadReference { spec: printable(spec), why: why.to_owned() });
         if spec.is_empty() {
             return bad("it is empty");
         }
@@ -73,10 +68,7 @@ impl ModelRef {
         };
         check_repo(repo)?;
         file.map_or(Ok(()), check_file)?;
-        Ok(Self::Hub {
-            repo: repo.to_owned(),
-            file: file.map(str::to_owned),
-        })
+        Ok(Self::Hub { repo: repo.to_owned(), file: file.map(str::to_owned) })
     }
 
     /// The one spelling under which the cache keeps and lists it; a path for local files.
@@ -85,18 +77,14 @@ impl ModelRef {
         match self {
             Self::Catalogue(entry) => entry.name.to_owned(),
             Self::Hub { repo, file: None } => format!("hf:{repo}"),
-            Self::Hub {
-                repo,
-                file: Some(file),
-            } => format!("hf:{repo}:{file}"),
+            Self::Hub { repo, file: Some(file) } => format!("hf:{repo}:{file}"),
             Self::GgufFile(path) | Self::Directory(path) => path.display().to_string(),
         }
     }
 }
 
 fn has_gguf_extension(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
 /// The most helpful error for a spec that is no catalogue name and no existing path.
@@ -110,10 +98,7 @@ fn nothing_there(spec: &str) -> HubError {
         } else {
             String::new()
         };
-        return HubError::NoSuchPath {
-            path: printable(spec),
-            hint,
-        };
+        return HubError::NoSuchPath { path: printable(spec), hint };
     }
     HubError::UnknownModel {
         spec: printable(spec),
@@ -127,9 +112,7 @@ mod tests {
 
     #[test]
     fn catalogue_names_and_hub_references_are_read() {
-        assert!(
-            matches!(ModelRef::parse("smollm2"), Ok(ModelRef::Catalogue(entry)) if entry.name == "smollm2")
-        );
+        assert!(matches!(ModelRef::parse("smollm2"), Ok(ModelRef::Catalogue(entry)) if entry.name == "smollm2"));
         let ModelRef::Hub { repo, file } = ModelRef::parse("hf:org/repo").unwrap() else {
             panic!("not a hub reference");
         };
@@ -137,10 +120,7 @@ mod tests {
         let reference = ModelRef::parse("hf:org/repo:sub/m.gguf").unwrap();
         assert_eq!(reference.canonical_name(), "hf:org/repo:sub/m.gguf");
         for bad in ["hf:", "hf:repo", "hf:a/b:../c", "hf:a/b:", "hf:a/b:c:d"] {
-            assert!(
-                matches!(ModelRef::parse(bad), Err(HubError::UnsafeName { .. })),
-                "{bad}"
-            );
+            assert!(matches!(ModelRef::parse(bad), Err(HubError::UnsafeName { .. })), "{bad}");
         }
     }
 
@@ -162,10 +142,7 @@ mod tests {
         let message = |spec: &str| ModelRef::parse(spec).unwrap_err().to_string();
         let unknown = message("smolm2");
         assert!(unknown.contains("did you mean `smollm2`?"), "{unknown}");
-        assert!(
-            unknown.contains("gemma3-270m") && unknown.contains("hf:org/repo"),
-            "{unknown}"
-        );
+        assert!(unknown.contains("gemma3-270m") && unknown.contains("hf:org/repo"), "{unknown}");
         assert!(message("zzzzzzzzzzz").contains("known names: smollm2"));
         assert!(message("Qwen/Qwen2.5-0.5B").contains("hf:Qwen/Qwen2.5-0.5B"));
         assert!(message("nowhere.gguf").contains("no such file"));

@@ -19,10 +19,7 @@ pub(crate) fn check_repo(repo: &str) -> Result<(), HubError> {
         if half.is_empty() || half.len() > COMPONENT_BYTES_MAX {
             return refuse("both halves of org/repo must have 1 to 200 characters");
         }
-        if !half
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
-        {
+        if !half.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-')) {
             return refuse("org/repo may contain letters, digits, '.', '_' and '-' only");
         }
         if half.starts_with(['.', '-']) || half.contains("..") {
@@ -63,10 +60,7 @@ pub(crate) fn check_file(file: &str) -> Result<(), HubError> {
 }
 
 fn unsafe_name(name: &str, why: &'static str) -> HubError {
-    HubError::UnsafeName {
-        name: printable(name),
-        why,
-    }
+    HubError::UnsafeName { name: printable(name), why }
 }
 
 /// A path for a URL: everything but unreserved characters and `/` is percent-encoded.
@@ -83,10 +77,7 @@ pub(crate) fn url_path(path: &str) -> String {
 }
 
 /// The candidate nearest to `name` by edit distance, ignoring case, if it is near enough to be a slip of the hand.
-pub(crate) fn closest<'a>(
-    name: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn closest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = name.to_lowercase();
     // The distance costs the product of the lengths; a pasted novel gets no suggestion.
     if name.len() > COMPONENT_BYTES_MAX {
@@ -147,21 +138,14 @@ mod tests {
         ] {
             assert!(check_file(bad).is_err(), "{bad:?} was accepted");
         }
-        for good in [
-            "model.gguf",
-            "sub/model-00001-of-00002.safetensors",
-            "with space.json",
-            "名.gguf",
-        ] {
+        for good in ["model.gguf", "sub/model-00001-of-00002.safetensors", "with space.json", "名.gguf"] {
             check_file(good).unwrap();
         }
     }
 
     #[test]
     fn hostile_repositories_are_refused() {
-        for bad in [
-            "", "repo", "a/b/c", "../b", "a/..", "a/.b", "-a/b", "a b/c", "a/b?x", "a/", "/b",
-        ] {
+        for bad in ["", "repo", "a/b/c", "../b", "a/..", "a/.b", "-a/b", "a b/c", "a/b?x", "a/", "/b"] {
             assert!(check_repo(bad).is_err(), "{bad:?} was accepted");
         }
         check_repo("Qwen/Qwen2.5-Coder-0.5B_x").unwrap();

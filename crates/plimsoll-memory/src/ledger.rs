@@ -116,11 +116,7 @@ impl Ledger {
     /// Records that `component` gave `bytes` back.
     pub fn release(&self, component: Component, bytes: u64) {
         let before = self.committed[component as usize].fetch_sub(bytes, Relaxed);
-        debug_assert!(
-            before >= bytes,
-            "{} released {bytes} bytes of {before} committed",
-            component.name()
-        );
+        debug_assert!(before >= bytes, "{} released {bytes} bytes of {before} committed", component.name());
     }
 
     /// Sets what `component` holds now, for components that are measured rather than counted.
@@ -169,9 +165,6 @@ impl Ledger {
 
     /// Device allocations made before the seal, and attempts made after it.
     pub fn allocations(&self) -> (u64, u64) {
-        (
-            self.allocations.load(Relaxed),
-            self.allocations_after_seal.load(Relaxed),
-        )
+        (self.allocations.load(Relaxed), self.allocations_after_seal.load(Relaxed))
     }
 }

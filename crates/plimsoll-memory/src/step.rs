@@ -34,25 +34,15 @@ pub struct StepStack {
 impl StepStack {
     /// A stack over `capacity` bytes. The planner uses `usize::MAX`.
     pub fn new(capacity: usize) -> Self {
-        Self {
-            capacity,
-            top: 0,
-            high_water: 0,
-        }
+        Self { capacity, top: 0, high_water: 0 }
     }
 
     /// Takes `bytes`, rounded up to whole cache lines. Returns the offset of the first byte.
     pub fn take(&mut self, bytes: usize) -> Result<usize, StepOverflow> {
         let offset = self.top;
-        let top = bytes
-            .checked_next_multiple_of(ALIGN)
-            .and_then(|b| offset.checked_add(b))
-            .unwrap_or(usize::MAX);
+        let top = bytes.checked_next_multiple_of(ALIGN).and_then(|b| offset.checked_add(b)).unwrap_or(usize::MAX);
         if top > self.capacity {
-            return Err(StepOverflow {
-                needed: top,
-                capacity: self.capacity,
-            });
+            return Err(StepOverflow { needed: top, capacity: self.capacity });
         }
         self.top = top;
         self.high_water = self.high_water.max(top);

@@ -19,8 +19,7 @@ impl Fake {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir =
-            std::env::temp_dir().join(format!("plimsoll-host-{}-{serial}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("plimsoll-host-{}-{serial}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         Self { dir }
     }
@@ -48,10 +47,7 @@ impl Fake {
     }
 
     fn v1(&self, path: &str, top: &str) -> &Self {
-        self.put(
-            "proc/self/cgroup",
-            &format!("11:cpu,cpuacct:{path}\n4:memory:{path}\n1:name=systemd:/\n"),
-        );
+        self.put("proc/self/cgroup", &format!("11:cpu,cpuacct:{path}\n4:memory:{path}\n1:name=systemd:/\n"));
         self.put(
             "proc/self/mountinfo",
             &format!(
@@ -79,18 +75,12 @@ impl Drop for Fake {
 fn v2_takes_the_least_of_max_and_high_up_the_tree() {
     let fake = Fake::new();
     fake.machine(64 * GIB, 60 * GIB, GIB).v2("/a/b");
-    fake.put("sys/fs/cgroup/a/memory.max", "max\n")
-        .put("sys/fs/cgroup/a/memory.high", &format!("{}\n", 4 * GIB));
-    fake.put("sys/fs/cgroup/a/b/memory.max", &format!("{}\n", 8 * GIB))
-        .put("sys/fs/cgroup/a/b/memory.high", "max\n");
+    fake.put("sys/fs/cgroup/a/memory.max", "max\n").put("sys/fs/cgroup/a/memory.high", &format!("{}\n", 4 * GIB));
+    fake.put("sys/fs/cgroup/a/b/memory.max", &format!("{}\n", 8 * GIB)).put("sys/fs/cgroup/a/b/memory.high", "max\n");
     let limits = fake.limits();
     assert_eq!(limits.effective, 4 * GIB);
     assert_eq!(limits.binding().name, "memory.high of cgroup /a");
-    let names: Vec<(&str, u64)> = limits
-        .sources
-        .iter()
-        .map(|s| (s.name.as_str(), s.bytes))
-        .collect();
+    let names: Vec<(&str, u64)> = limits.sources.iter().map(|s| (s.name.as_str(), s.bytes)).collect();
     assert_eq!(
         names,
         [
@@ -127,8 +117,7 @@ fn v2_usage_leaves_out_clean_file_cache_only() {
 fn the_tightest_room_decides_even_outside_the_tightest_limit() {
     let fake = Fake::new();
     fake.machine(64 * GIB, 4 * GIB, 0).v2("/a");
-    fake.put("sys/fs/cgroup/a/memory.max", &(32 * GIB).to_string())
-        .put("sys/fs/cgroup/a/memory.current", "0");
+    fake.put("sys/fs/cgroup/a/memory.max", &(32 * GIB).to_string()).put("sys/fs/cgroup/a/memory.current", "0");
     let (limits, now) = (fake.limits(), fake.now());
     assert_eq!(limits.effective, 32 * GIB);
     assert_eq!((now.available, now.used_by_others), (4 * GIB, 28 * GIB));
@@ -153,14 +142,8 @@ fn usage_of_a_parent_counts_siblings() {
 fn v1_reads_own_and_inherited_limits() {
     let fake = Fake::new();
     fake.machine(64 * GIB, 60 * GIB, 0).v1("/box", "/");
-    fake.put(
-        "sys/fs/cgroup/memory/box/memory.limit_in_bytes",
-        "9223372036854771712\n",
-    );
-    fake.put(
-        "sys/fs/cgroup/memory/box/memory.usage_in_bytes",
-        &(3 * GIB).to_string(),
-    );
+    fake.put("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "9223372036854771712\n");
+    fake.put("sys/fs/cgroup/memory/box/memory.usage_in_bytes", &(3 * GIB).to_string());
     let stat = format!(
         "inactive_file 5\nhierarchical_memory_limit {}\ntotal_inactive_file {}\ntotal_active_file {}\ntotal_dirty {}\n",
         5 * GIB,
@@ -171,10 +154,7 @@ fn v1_reads_own_and_inherited_limits() {
     fake.put("sys/fs/cgroup/memory/box/memory.stat", &stat);
     let (limits, now) = (fake.limits(), fake.now());
     assert_eq!(limits.effective, 5 * GIB);
-    assert_eq!(
-        limits.binding().name,
-        "hierarchical_memory_limit of cgroup /box"
-    );
+    assert_eq!(limits.binding().name, "hierarchical_memory_limit of cgroup /box");
     assert_eq!(now.used_by_others, GIB + 256 * MIB);
     assert_eq!(now.available, 5 * GIB - GIB - 256 * MIB);
 }
@@ -183,30 +163,17 @@ fn v1_reads_own_and_inherited_limits() {
 fn v1_without_a_limit_is_no_limit() {
     let fake = Fake::new();
     fake.machine(GIB, GIB, 0).v1("/", "/");
-    fake.put(
-        "sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "9223372036854710272\n",
-    );
-    fake.put(
-        "sys/fs/cgroup/memory/memory.stat",
-        "hierarchical_memory_limit 9223372036854771712\n",
-    );
+    fake.put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854710272\n");
+    fake.put("sys/fs/cgroup/memory/memory.stat", "hierarchical_memory_limit 9223372036854771712\n");
     assert_eq!(fake.limits().sources.len(), 1);
 }
 
 #[test]
 fn a_mount_that_shows_only_our_part_of_the_tree_is_its_own_root() {
     let fake = Fake::new();
-    fake.machine(64 * GIB, 60 * GIB, 0)
-        .v1("/docker/abc/inner", "/docker/abc");
-    fake.put(
-        "sys/fs/cgroup/memory/memory.limit_in_bytes",
-        &(2 * GIB).to_string(),
-    );
-    fake.put(
-        "sys/fs/cgroup/memory/inner/memory.limit_in_bytes",
-        &(3 * GIB).to_string(),
-    );
+    fake.machine(64 * GIB, 60 * GIB, 0).v1("/docker/abc/inner", "/docker/abc");
+    fake.put("sys/fs/cgroup/memory/memory.limit_in_bytes", &(2 * GIB).to_string());
+    fake.put("sys/fs/cgroup/memory/inner/memory.limit_in_bytes", &(3 * GIB).to_string());
     let limits = fake.limits();
     assert_eq!(limits.effective, 2 * GIB);
     assert_eq!(limits.sources.len(), 3);
@@ -228,41 +195,26 @@ fn a_path_outside_of_the_namespace_falls_back_to_the_mount() {
 fn hybrid_reads_whichever_hierarchy_has_the_controller() {
     let fake = Fake::new();
     fake.machine(64 * GIB, 60 * GIB, 0);
-    fake.put(
-        "proc/self/cgroup",
-        "4:memory:/svc\n1:name=systemd:/svc\n0::/svc\n",
-    );
+    fake.put("proc/self/cgroup", "4:memory:/svc\n1:name=systemd:/svc\n0::/svc\n");
     fake.put(
         "proc/self/mountinfo",
         "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
     );
     fake.put("sys/fs/cgroup/unified/svc/cgroup.controllers", "");
-    fake.put(
-        "sys/fs/cgroup/memory/svc/memory.limit_in_bytes",
-        &(6 * GIB).to_string(),
-    );
-    assert_eq!(
-        fake.limits().binding().name,
-        "memory.limit_in_bytes of cgroup /svc"
-    );
+    fake.put("sys/fs/cgroup/memory/svc/memory.limit_in_bytes", &(6 * GIB).to_string());
+    assert_eq!(fake.limits().binding().name, "memory.limit_in_bytes of cgroup /svc");
 }
 
 #[test]
 fn hidden_mountinfo_and_escaped_paths_are_survived() {
     let fake = Fake::new();
-    fake.machine(64 * GIB, 60 * GIB, 0)
-        .put("proc/self/cgroup", "0::/\n");
-    fake.put("sys/fs/cgroup/cgroup.controllers", "memory")
-        .put("sys/fs/cgroup/memory.max", &GIB.to_string());
+    fake.machine(64 * GIB, 60 * GIB, 0).put("proc/self/cgroup", "0::/\n");
+    fake.put("sys/fs/cgroup/cgroup.controllers", "memory").put("sys/fs/cgroup/memory.max", &GIB.to_string());
     assert_eq!(fake.limits().effective, GIB, "usual mount points");
 
     let fake = Fake::new();
-    fake.machine(64 * GIB, 60 * GIB, 0)
-        .put("proc/self/cgroup", "0::/\n");
-    fake.put(
-        "proc/self/mountinfo",
-        "30 23 0:26 / /odd\\040place rw - cgroup2 cgroup2 rw\n",
-    );
+    fake.machine(64 * GIB, 60 * GIB, 0).put("proc/self/cgroup", "0::/\n");
+    fake.put("proc/self/mountinfo", "30 23 0:26 / /odd\\040place rw - cgroup2 cgroup2 rw\n");
     fake.put("odd place/memory.max", &GIB.to_string());
     assert_eq!(fake.limits().effective, GIB, "octal escapes");
 }
@@ -279,18 +231,11 @@ fn rlimits_bind_by_what_they_count() {
     fake.put("proc/self/limits", &text);
     // Three more GiB of address space are reserved than are resident.
     let status = std::fs::read_to_string(fake.dir.join("proc/self/status")).unwrap();
-    fake.put(
-        "proc/self/status",
-        &status.replace("VmSize: 1048576 kB", "VmSize: 4194304 kB"),
-    );
+    fake.put("proc/self/status", &status.replace("VmSize: 1048576 kB", "VmSize: 4194304 kB"));
     let (limits, now) = (fake.limits(), fake.now());
     assert_eq!(limits.effective, 10 * GIB);
     assert_eq!(limits.binding().name, "RLIMIT_AS (ulimit -v)");
-    assert_eq!(
-        limits.memlock,
-        Some(8 * MIB),
-        "reported, but no bound on the whole"
-    );
+    assert_eq!(limits.memlock, Some(8 * MIB), "reported, but no bound on the whole");
     assert_eq!((now.available, now.used_by_others), (6 * GIB, 3 * GIB));
 }
 
@@ -301,10 +246,7 @@ fn a_budget_bounds_this_process_and_not_its_neighbours() {
     let root = Root::at(&fake.dir);
     let read = |text: &str| HostLimits::read(&root, Some(text.parse().unwrap())).unwrap();
     let limits = read("4GiB");
-    assert_eq!(
-        (limits.effective, limits.binding().name.as_str()),
-        (4 * GIB, "--memory-budget")
-    );
+    assert_eq!((limits.effective, limits.binding().name.as_str()), (4 * GIB, "--memory-budget"));
     let now = HostNow::read(&root, &limits);
     assert_eq!((now.available, now.used_by_others), (3 * GIB, 0));
     assert_eq!(read("50%").effective, 32 * GIB);
@@ -324,113 +266,56 @@ fn budgets_are_read_as_people_write_them() {
         (".5k", 512),
         ("18446744073709551615", u64::MAX),
     ] {
-        assert_eq!(
-            text.parse::<MemoryBudget>(),
-            Ok(MemoryBudget::Bytes(bytes)),
-            "{text}"
-        );
+        assert_eq!(text.parse::<MemoryBudget>(), Ok(MemoryBudget::Bytes(bytes)), "{text}");
     }
     for (text, ppm) in [("80%", 800_000), ("100%", 1_000_000), ("0.5 %", 5_000)] {
-        assert_eq!(
-            text.parse::<MemoryBudget>(),
-            Ok(MemoryBudget::Share(ppm)),
-            "{text}"
-        );
+        assert_eq!(text.parse::<MemoryBudget>(), Ok(MemoryBudget::Share(ppm)), "{text}");
     }
-    for text in [
-        "",
-        "G",
-        "4X",
-        "-4G",
-        "4 4G",
-        "1.2.3G",
-        "1e9",
-        "NaN",
-        "inf",
-        "1.0000000001G",
-        "٤G",
-    ] {
+    for text in ["", "G", "4X", "-4G", "4 4G", "1.2.3G", "1e9", "NaN", "inf", "1.0000000001G", "٤G"] {
         let error = text.parse::<MemoryBudget>().unwrap_err();
         assert!(matches!(error, BudgetError::Syntax(_)), "{text}: {error}");
-        assert!(
-            error
-                .to_string()
-                .contains("such as 4GiB, 500M, 1.5g or 80%"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("such as 4GiB, 500M, 1.5g or 80%"), "{error}");
     }
     for text in ["0", "0%", "100.1%", "0.1", "99999999999999999999%"] {
-        assert!(
-            matches!(text.parse::<MemoryBudget>(), Err(BudgetError::Range(_))),
-            "{text}"
-        );
+        assert!(matches!(text.parse::<MemoryBudget>(), Err(BudgetError::Range(_))), "{text}");
     }
     for text in ["18446744073709551616", "99999999999T"] {
-        assert!(
-            matches!(text.parse::<MemoryBudget>(), Err(BudgetError::TooLarge(_))),
-            "{text}"
-        );
+        assert!(matches!(text.parse::<MemoryBudget>(), Err(BudgetError::TooLarge(_))), "{text}");
     }
-    assert_eq!(
-        "12.50%".parse::<MemoryBudget>().unwrap().to_string(),
-        "12.5%"
-    );
-    assert_eq!(
-        MemoryBudget::Share(333_333).bytes(u64::MAX),
-        6_148_908_542_321_825_968
-    );
+    assert_eq!("12.50%".parse::<MemoryBudget>().unwrap().to_string(), "12.5%");
+    assert_eq!(MemoryBudget::Share(333_333).bytes(u64::MAX), 6_148_908_542_321_825_968);
 }
 
 #[test]
 fn nothing_known_is_an_error_and_not_a_guess() {
     let fake = Fake::new();
     let root = Root::at(&fake.dir);
-    assert!(matches!(
-        HostLimits::read(&root, None),
-        Err(HostError::NoLimit)
-    ));
+    assert!(matches!(HostLimits::read(&root, None), Err(HostError::NoLimit)));
     let share = HostLimits::read(&root, Some(MemoryBudget::Share(500_000))).unwrap_err();
     assert!(share.to_string().contains("50%"), "{share}");
-    assert_eq!(
-        HostLimits::read(&root, Some(MemoryBudget::Bytes(7)))
-            .unwrap()
-            .effective,
-        7
-    );
+    assert_eq!(HostLimits::read(&root, Some(MemoryBudget::Bytes(7))).unwrap().effective, 7);
 }
 
 #[test]
 fn swap_is_reported_and_never_counted() {
     let fake = Fake::new();
     fake.machine(GIB, GIB, 0).v2("/a");
-    fake.put("sys/fs/cgroup/a/memory.swap.max", &(5 * GIB).to_string())
-        .put("sys/fs/cgroup/memory.swap.max", "max");
+    fake.put("sys/fs/cgroup/a/memory.swap.max", &(5 * GIB).to_string()).put("sys/fs/cgroup/memory.swap.max", "max");
     let limits = fake.limits();
     assert_eq!(limits.effective, GIB);
-    assert_eq!(
-        (limits.swap_total, limits.swap_limit),
-        (Some(2 * MIB), Some(5 * GIB))
-    );
+    assert_eq!((limits.swap_total, limits.swap_limit), (Some(2 * MIB), Some(5 * GIB)));
 }
 
 #[test]
 fn cores_are_the_lesser_of_affinity_and_quota() {
     let fake = Fake::new();
     fake.machine(GIB, GIB, 0).v2("/a/b");
-    assert_eq!(
-        (fake.limits().cpus.allowed, fake.limits().cpus.usable),
-        (8, 8)
-    );
-    fake.put("sys/fs/cgroup/a/b/cpu.max", "max 100000\n")
-        .put("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
+    assert_eq!((fake.limits().cpus.allowed, fake.limits().cpus.usable), (8, 8));
+    fake.put("sys/fs/cgroup/a/b/cpu.max", "max 100000\n").put("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
     let cpus = fake.limits().cpus;
     assert_eq!((cpus.quota_millicores, cpus.usable), (Some(2500), 2));
     fake.put("sys/fs/cgroup/a/b/cpu.max", "50000 100000\n");
-    assert_eq!(
-        fake.limits().cpus.usable,
-        1,
-        "half a core still needs a thread"
-    );
+    assert_eq!(fake.limits().cpus.usable, 1, "half a core still needs a thread");
 
     let fake = Fake::new();
     fake.machine(GIB, GIB, 0).v1("/x", "/");
@@ -452,62 +337,34 @@ fn pressure_is_the_cgroups_before_the_machines() {
     fake.machine(GIB, GIB, 0).v2("/a");
     assert_eq!(fake.now().psi, None);
     let text = |avg: &str| {
-        format!(
-            "some avg10={avg} avg60=0.00 avg300=0.00 total=17\nfull avg10=0.50 avg60=0 avg300=0 total=5\n"
-        )
+        format!("some avg10={avg} avg60=0.00 avg300=0.00 total=17\nfull avg10=0.50 avg60=0 avg300=0 total=5\n")
     };
     fake.put("proc/pressure/memory", &text("9.00"));
     assert_eq!(fake.now().psi.unwrap().scope, PsiScope::Host);
     fake.put("sys/fs/cgroup/a/memory.pressure", &text("1.25"));
     let psi = fake.now().psi.unwrap();
-    assert_eq!(
-        (psi.scope, psi.some_avg10, psi.full_avg10),
-        (PsiScope::Cgroup, 1.25, 0.5)
-    );
+    assert_eq!((psi.scope, psi.some_avg10, psi.full_avg10), (PsiScope::Cgroup, 1.25, 0.5));
     assert_eq!((psi.some_total_us, psi.full_total_us), (17, 5));
     fake.put("sys/fs/cgroup/a/memory.pressure", &text("NaN"));
-    assert_eq!(
-        fake.now().psi.unwrap().scope,
-        PsiScope::Host,
-        "nonsense is no measurement"
-    );
+    assert_eq!(fake.now().psi.unwrap().scope, PsiScope::Host, "nonsense is no measurement");
 }
 
 #[test]
 fn shared_memory_of_a_container_is_seen() {
     let fake = Fake::new();
     fake.machine(GIB, GIB, 0);
-    let root = Root::at(&fake.dir).with_shm(Space {
-        total: 64 * MIB,
-        free: MIB,
-    });
-    assert_eq!(
-        HostLimits::read(&root, None).unwrap().shm,
-        Some(Space {
-            total: 64 * MIB,
-            free: MIB
-        })
-    );
-    assert_eq!(
-        fake.limits().shm,
-        None,
-        "a made-up root does not show the real one's"
-    );
+    let root = Root::at(&fake.dir).with_shm(Space { total: 64 * MIB, free: MIB });
+    assert_eq!(HostLimits::read(&root, None).unwrap().shm, Some(Space { total: 64 * MIB, free: MIB }));
+    assert_eq!(fake.limits().shm, None, "a made-up root does not show the real one's");
 }
 
 #[test]
 fn old_kernels_without_a_split_count_all_resident_memory() {
     let fake = Fake::new();
-    fake.put(
-        "proc/self/status",
-        "VmRSS: 100 kB\nVmSwap: 3 kB\nThreads: 12\n",
-    );
+    fake.put("proc/self/status", "VmRSS: 100 kB\nVmSwap: 3 kB\nThreads: 12\n");
     fake.put("proc/self/fd/0", "").put("proc/self/fd/1", "");
     let own = OwnProcess::read(&Root::at(&fake.dir));
-    assert_eq!(
-        (own.rss_anon, own.vm_swap, own.threads, own.fds),
-        (100 * 1024, 3 * 1024, 12, 2)
-    );
+    assert_eq!((own.rss_anon, own.vm_swap, own.threads, own.fds), (100 * 1024, 3 * 1024, 12, 2));
     assert_eq!(own.leak_gauge(), 103 * 1024);
 }
 

@@ -19,8 +19,7 @@ impl Temp {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir =
-            std::env::temp_dir().join(format!("plimsoll-lease-{}-{serial}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("plimsoll-lease-{}-{serial}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         Self(dir)
     }
@@ -48,12 +47,7 @@ fn granted(answer: Answer) -> Lease {
 }
 
 fn machine(limit: u64, used_by_others: u64) -> Room {
-    Room {
-        domain: "machine".into(),
-        shared: true,
-        limit,
-        used_by_others,
-    }
+    Room { domain: "machine".into(), shared: true, limit, used_by_others }
 }
 
 #[test]
@@ -64,86 +58,41 @@ fn the_second_server_gets_what_the_first_left_or_is_refused_with_numbers() {
     let second = granted(Lease::acquire(temp.dir(), 10 * GIB, 8 * GIB, GIB).unwrap());
     assert_eq!((second.bytes(), second.others().len()), (2 * GIB, 1));
     assert_eq!(second.others()[0].planned, 8 * GIB);
-    let Answer::Refused(refusal) = Lease::acquire(temp.dir(), 10 * GIB, 8 * GIB, GIB).unwrap()
-    else {
+    let Answer::Refused(refusal) = Lease::acquire(temp.dir(), 10 * GIB, 8 * GIB, GIB).unwrap() else {
         panic!("three do not fit")
     };
-    assert_eq!(
-        (
-            refusal.free,
-            refusal.leased,
-            refusal.holders,
-            refusal.missing
-        ),
-        (0, 10 * GIB, 2, GIB)
-    );
-    assert!(
-        refusal.to_string().contains(&(10 * GIB).to_string()),
-        "{refusal}"
-    );
+    assert_eq!((refusal.free, refusal.leased, refusal.holders, refusal.missing), (0, 10 * GIB, 2, GIB));
+    assert!(refusal.to_string().contains(&(10 * GIB).to_string()), "{refusal}");
     first.shrink_to(3 * GIB).unwrap();
     first.shrink_to(9 * GIB).unwrap();
     assert_eq!(first.bytes(), 3 * GIB, "a lease never grows");
-    assert_eq!(
-        granted(Lease::acquire(temp.dir(), 10 * GIB, u64::MAX, GIB).unwrap()).bytes(),
-        5 * GIB
-    );
+    assert_eq!(granted(Lease::acquire(temp.dir(), 10 * GIB, u64::MAX, GIB).unwrap()).bytes(), 5 * GIB);
     drop((first, second));
-    assert!(
-        temp.dir().list().unwrap().is_empty(),
-        "dropped leases are gone"
-    );
+    assert!(temp.dir().list().unwrap().is_empty(), "dropped leases are gone");
 }
 
 #[test]
 fn committed_bytes_are_not_counted_twice() {
     let temp = Temp::new();
-    let mut first = granted(
-        temp.dir()
-            .acquire(6 * GIB, GIB, || vec![machine(20 * GIB, 5 * GIB)])
-            .unwrap(),
-    );
+    let mut first = granted(temp.dir().acquire(6 * GIB, GIB, || vec![machine(20 * GIB, 5 * GIB)]).unwrap());
     first.set_committed(4 * GIB).unwrap();
     // Others now use 9: four are the first lease's, five a stranger's. 20 - 5 - 6 = 9 are left.
-    let second = granted(
-        temp.dir()
-            .acquire(u64::MAX, GIB, || vec![machine(20 * GIB, 9 * GIB)])
-            .unwrap(),
-    );
+    let second = granted(temp.dir().acquire(u64::MAX, GIB, || vec![machine(20 * GIB, 9 * GIB)]).unwrap());
     assert_eq!(second.bytes(), 9 * GIB);
 }
 
 #[test]
 fn only_shared_domains_count_and_each_for_itself() {
     let temp = Temp::new();
-    let room = |domain: &str, shared, limit| Room {
-        domain: domain.into(),
-        shared,
-        limit,
-        used_by_others: 0,
-    };
-    let one = vec![
-        room("machine", true, 64),
-        room("cgroup 1:7", true, 40),
-        room("budget", false, 30),
-    ];
+    let room = |domain: &str, shared, limit| Room { domain: domain.into(), shared, limit, used_by_others: 0 };
+    let one = vec![room("machine", true, 64), room("cgroup 1:7", true, 40), room("budget", false, 30)];
     let _first = granted(temp.dir().acquire(30, 1, || one).unwrap());
     // Another cgroup: the first one's lease counts on the machine, but not here.
-    let two = vec![
-        room("machine", true, 64),
-        room("cgroup 1:8", true, 32),
-        room("budget", false, 33),
-    ];
-    assert_eq!(
-        granted(temp.dir().acquire(99, 1, || two).unwrap()).bytes(),
-        32
-    );
+    let two = vec![room("machine", true, 64), room("cgroup 1:8", true, 32), room("budget", false, 33)];
+    assert_eq!(granted(temp.dir().acquire(99, 1, || two).unwrap()).bytes(), 32);
     // The same cgroup: it does.
     let three = vec![room("machine", true, 64), room("cgroup 1:7", true, 40)];
-    assert_eq!(
-        granted(temp.dir().acquire(99, 1, || three).unwrap()).bytes(),
-        10
-    );
+    assert_eq!(granted(temp.dir().acquire(99, 1, || three).unwrap()).bytes(), 10);
 }
 
 #[test]
@@ -153,19 +102,13 @@ fn a_directory_that_others_could_have_prepared_is_refused() {
     std::fs::create_dir(&real).unwrap();
     std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o700)).unwrap();
     symlink(&real, &link).unwrap();
-    assert!(matches!(
-        LeaseDir::at(&link),
-        Err(LeaseError::Dir(DirError::Open { .. }))
-    ));
+    assert!(matches!(LeaseDir::at(&link), Err(LeaseError::Dir(DirError::Open { .. }))));
     LeaseDir::at(&real).unwrap();
     std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o770)).unwrap();
     let error = LeaseDir::at(&real).unwrap_err();
     assert!(error.to_string().contains("770"), "{error}");
     std::fs::write(temp.0.join("file"), "").unwrap();
-    assert!(matches!(
-        LeaseDir::at(&temp.0.join("file")),
-        Err(LeaseError::Dir(DirError::Open { .. }))
-    ));
+    assert!(matches!(LeaseDir::at(&temp.0.join("file")), Err(LeaseError::Dir(DirError::Open { .. }))));
     assert_eq!(
         std::fs::metadata({
             temp.dir();
@@ -187,20 +130,13 @@ fn links_and_leftovers_hold_nothing() {
     std::fs::write(&victim, "precious").unwrap();
     symlink(&victim, temp.leases().join("1-1-0.lease")).unwrap();
     // A leftover that names a living process (this one), as after a reused process id: nobody holds its lock.
-    let text = format!(
-        "plimsoll-lease 1\npid {}\nstart 1\nplanned 999\ncommitted 0\ndomain machine\n",
-        std::process::id()
-    );
+    let text =
+        format!("plimsoll-lease 1\npid {}\nstart 1\nplanned 999\ncommitted 0\ndomain machine\n", std::process::id());
     std::fs::write(temp.leases().join("2-2-0.lease"), text).unwrap();
     std::fs::write(temp.leases().join("3-3-0.lease"), [0xff, 0xfe, 0]).unwrap();
     std::fs::write(temp.leases().join("notes.txt"), "not ours").unwrap();
-    assert_eq!(
-        granted(Lease::acquire(temp.dir(), 10, 10, 10).unwrap()).bytes(),
-        10
-    );
-    assert!(
-        !temp.leases().join("2-2-0.lease").exists() && !temp.leases().join("3-3-0.lease").exists()
-    );
+    assert_eq!(granted(Lease::acquire(temp.dir(), 10, 10, 10).unwrap()).bytes(), 10);
+    assert!(!temp.leases().join("2-2-0.lease").exists() && !temp.leases().join("3-3-0.lease").exists());
     assert!(temp.leases().join("notes.txt").exists());
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
@@ -213,19 +149,10 @@ fn a_link_in_place_of_our_own_lease_is_not_written_through() {
     let victim = temp.0.join("victim");
     std::fs::write(&victim, "precious").unwrap();
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let start = stat
-        .rsplit_once(')')
-        .unwrap()
-        .1
-        .split_whitespace()
-        .nth(19)
-        .unwrap();
+    let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap();
     let name = format!("{}-{start}-0.lease", std::process::id());
     symlink(&victim, temp.leases().join(name)).unwrap();
-    assert!(matches!(
-        Lease::acquire(temp.dir(), 10, 10, 10),
-        Err(LeaseError::Io { .. })
-    ));
+    assert!(matches!(Lease::acquire(temp.dir(), 10, 10, 10), Err(LeaseError::Io { .. })));
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 
@@ -234,19 +161,14 @@ fn a_living_lease_that_cannot_be_read_stops_the_start() {
     let temp = Temp::new();
     drop(temp.dir());
     let path = temp.leases().join("4-4-0.lease");
-    for text in [
-        "plimsoll-lease 9\npid 1\nstart 1\nplanned 1\ncommitted 1\n",
-        "plimsoll-lease 1\npid 1\nplanned -5\n",
-        "",
-    ] {
+    for text in
+        ["plimsoll-lease 9\npid 1\nstart 1\nplanned 1\ncommitted 1\n", "plimsoll-lease 1\npid 1\nplanned -5\n", ""]
+    {
         std::fs::write(&path, text).unwrap();
         let file = std::fs::File::open(&path).unwrap();
         file.lock().unwrap();
         let error = Lease::acquire(temp.dir(), 10, 10, 1).unwrap_err();
-        assert!(
-            matches!(&error, LeaseError::Unreadable { path: p } if *p == path),
-            "{error}"
-        );
+        assert!(matches!(&error, LeaseError::Unreadable { path: p } if *p == path), "{error}");
     }
 }
 
@@ -263,21 +185,13 @@ fn threads_that_start_together_share_the_limit() {
                 let answer = Lease::acquire(temp.dir(), 100, 30, 15).unwrap();
                 // Held until everybody has an answer.
                 barrier.wait();
-                if let Answer::Granted(lease) = &answer {
-                    lease.bytes()
-                } else {
-                    0
-                }
+                if let Answer::Granted(lease) = &answer { lease.bytes() } else { 0 }
             })
         };
         let threads: Vec<_> = (0..12).map(start).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
-    assert_eq!(
-        bytes.iter().sum::<u64>(),
-        90,
-        "three times 30; the last 10 are below anybody's minimum: {bytes:?}"
-    );
+    assert_eq!(bytes.iter().sum::<u64>(), 90, "three times 30; the last 10 are below anybody's minimum: {bytes:?}");
 }
 
 /// Not a test of its own: the process that the next one starts several times.
@@ -287,11 +201,7 @@ fn child_process() {
         return;
     };
     let answer = Lease::acquire(LeaseDir::at(Path::new(&dir)).unwrap(), 100, 30, 15).unwrap();
-    let bytes = if let Answer::Granted(lease) = &answer {
-        lease.bytes()
-    } else {
-        0
-    };
+    let bytes = if let Answer::Granted(lease) = &answer { lease.bytes() } else { 0 };
     println!("\ngranted {bytes}");
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().read_line(&mut String::new());
@@ -310,10 +220,7 @@ fn spawn(dir: &Path) -> Child {
 fn granted_to(child: &mut Child) -> u64 {
     // Borrowed, so that the pipe stays open for what the child prints at its end.
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    let line = lines
-        .map(Result::unwrap)
-        .find(|line| line.starts_with("granted "))
-        .expect("the child answers");
+    let line = lines.map(Result::unwrap).find(|line| line.starts_with("granted ")).expect("the child answers");
     line["granted ".len()..].parse().unwrap()
 }
 
@@ -325,19 +232,12 @@ fn processes_that_start_together_share_the_limit_and_the_dead_hold_nothing() {
     assert_eq!(bytes.iter().sum::<u64>(), 90, "{bytes:?}");
     let holders = temp.dir().list().unwrap();
     assert_eq!(holders.len(), 3);
-    assert!(
-        holders
-            .iter()
-            .all(|h| h.start_ticks > 0 || !cfg!(target_os = "linux"))
-    );
+    assert!(holders.iter().all(|h| h.start_ticks > 0 || !cfg!(target_os = "linux")));
     // Killed without a chance to clean up.
     let victim = bytes.iter().position(|&b| b > 0).unwrap();
     children[victim].kill().unwrap();
     children[victim].wait().unwrap();
-    assert_eq!(
-        granted(Lease::acquire(temp.dir(), 100, 99, 40).unwrap()).bytes(),
-        40
-    );
+    assert_eq!(granted(Lease::acquire(temp.dir(), 100, 99, 40).unwrap()).bytes(), 40);
     for child in &mut children {
         drop(child.stdin.take());
         child.wait().unwrap();
@@ -350,10 +250,7 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
@@ -379,11 +276,7 @@ fn simulate(seed: u64, with_leases: bool) -> (u64, u64) {
     let mut servers: Vec<Server> = (0..2 + dice.roll(5))
         .map(|_| {
             let starts = dice.roll(60);
-            let dies = if dice.roll(3) == 0 {
-                starts + dice.roll(200)
-            } else {
-                u64::MAX
-            };
+            let dies = if dice.roll(3) == 0 { starts + dice.roll(200) } else { u64::MAX };
             Server {
                 starts,
                 dies,
@@ -404,13 +297,7 @@ fn simulate(seed: u64, with_leases: bool) -> (u64, u64) {
                     .filter_map(|j| {
                         let planned = servers[j].planned?;
                         let domains = vec!["machine".to_owned()];
-                        Some(Holder {
-                            pid: j as u32,
-                            start_ticks: 0,
-                            planned,
-                            committed: servers[j].told,
-                            domains,
-                        })
+                        Some(Holder { pid: j as u32, start_ticks: 0, planned, committed: servers[j].told, domains })
                     })
                     .collect();
                 let measured = strangers + servers.iter().map(|s| s.used).sum::<u64>();
@@ -442,10 +329,7 @@ fn a_thousand_jittered_starts_stay_inside_the_limit() {
         let (peak, limit) = simulate(seed, false);
         crossed_without += u32::from(peak > limit);
     }
-    assert!(
-        crossed_without > 100,
-        "measuring alone must fail often, or this test proves nothing: {crossed_without}"
-    );
+    assert!(crossed_without > 100, "measuring alone must fail often, or this test proves nothing: {crossed_without}");
 }
 
 proptest! {

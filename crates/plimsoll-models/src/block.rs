@@ -2,7 +2,9 @@
 //!
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
-use plimsoll_device::{Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId};
+use plimsoll_device::{
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId,
+};
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
 
 /// Weights of one attention layer.
@@ -145,7 +147,8 @@ fn activation(act: ConfigActivation) -> Result<Activation, DeclareError> {
         ConfigActivation::Silu => Ok(Activation::Silu),
         ConfigActivation::GeluTanh => Ok(Activation::GeluTanh),
         ConfigActivation::Gelu => Err(DeclareError::Unsupported(
-            "hidden_act 'gelu' (through the error function) is not supported; supported are silu and gelu_pytorch_tanh".into(),
+            "hidden_act 'gelu' (through the error function) is not supported; supported are silu and gelu_pytorch_tanh"
+                .into(),
         )),
     }
 }

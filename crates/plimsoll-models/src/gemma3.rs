@@ -3,7 +3,9 @@
 //! Reference: transformers, `modeling_gemma3.py`. Norm weights are stored around zero in Hugging Face checkpoints (the configuration's
 //! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
 
-use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId};
+use plimsoll_device::{
+    Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
+};
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
 use crate::Model;

@@ -3,7 +3,9 @@
 //! Reference: transformers, `modeling_llama.py`. Qwen2 and Qwen3 differ in what they declare (biases, query and key norms), not in what they do,
 //! so their files build this same [`Llama`].
 
-use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId};
+use plimsoll_device::{
+    Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
+};
 use plimsoll_formats::ModelConfig;
 
 use crate::Model;
@@ -62,7 +64,7 @@ impl Llama {
             rope_scale: rope.scale,
             eps: config.norm_eps,
             heads: config.heads,
-        kv_heads: config.kv_heads,
+            kv_heads: config.kv_heads,
             head_dim: config.head_dim,
         })
     }

@@ -15,9 +15,7 @@ pub struct Rope {
 
 /// The frequencies for heads of `head_dim` elements.
 pub fn rope(head_dim: usize, theta: f32, scaling: &RopeScaling) -> Rope {
-    let plain: Vec<f32> = (0..head_dim / 2)
-        .map(|i| 1.0 / theta.powf(2.0 * i as f32 / head_dim as f32))
-        .collect();
+    let plain: Vec<f32> = (0..head_dim / 2).map(|i| 1.0 / theta.powf(2.0 * i as f32 / head_dim as f32)).collect();
     match *scaling {
         RopeScaling::None => Rope { inv_freq: plain, scale: 1.0 },
         RopeScaling::Linear { factor } => {
@@ -77,12 +75,7 @@ mod tests {
 
     #[test]
     fn llama3_keeps_short_and_stretches_long_wavelengths() {
-        let scaling = RopeScaling::Llama3 {
-            factor: 8.0,
-            low: 1.0,
-            high: 4.0,
-            original: 8192,
-        };
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
         let scaled = rope(64, 500_000.0, &scaling).inv_freq;
         let plain = rope(64, 500_000.0, &RopeScaling::None).inv_freq;
         assert_eq!(scaled[0], plain[0]);

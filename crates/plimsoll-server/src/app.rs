@@ -54,16 +54,11 @@ impl App {
     pub fn new(served: Served, config: ServerConfig) -> Result<Arc<Self>, ServeError> {
         config.check()?;
         if served.names.is_empty() {
-            return Err(ServeError::Config(
-                "the served model needs at least one name".into(),
-            ));
+            return Err(ServeError::Config("the served model needs at least one name".into()));
         }
         let tokenizer = &served.tokenizer;
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
-        let longest_token = ids
-            .map(|id| tokenizer.token_bytes(id).len())
-            .max()
-            .unwrap_or(1);
+        let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
         Ok(Arc::new(Self {
             metrics: Metrics::new(&served.engine, &bytes),
@@ -84,24 +79,14 @@ impl App {
             return Ok(());
         }
         let names = self.served.names.join("`, `");
-        let message = format!(
-            "the model `{}` does not exist here; this server has `{names}`",
-            quote(name)
-        );
+        let message = format!("the model `{}` does not exist here; this server has `{names}`", quote(name));
         let error = ApiError::new(StatusCode::NOT_FOUND, message);
-        Err(ApiError {
-            code: Some("model_not_found"),
-            param: Some("model".into()),
-            ..error
-        })
+        Err(ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error })
     }
 
     /// Most sequences of one HTTP request.
     pub fn max_choices(&self) -> u32 {
-        self.config
-            .max_choices
-            .min(self.served.engine.limits().running_max_req_size)
-            .max(1)
+        self.config.max_choices.min(self.served.engine.limits().running_max_req_size).max(1)
     }
 
     /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
@@ -114,10 +99,7 @@ impl App {
                 "the prompt has {} bytes and cannot fit into this server's maximum context length of {context} tokens",
                 text.len()
             );
-            return Err(ApiError {
-                code: Some("context_length_exceeded"),
-                ..ApiError::invalid(param, message)
-            });
+            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         Ok(())
     }
@@ -133,14 +115,9 @@ impl App {
                 text.len(),
                 self.tokenizing.limit()
             );
-            return Err(ApiError {
-                code: Some("text_too_long"),
-                ..ApiError::invalid(param, message)
-            });
+            return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
         }
-        let ids = self
-            .tokenizing
-            .with(needed, || tokenizer.encode(text, add_special, true));
+        let ids = self.tokenizing.with(needed, || tokenizer.encode(text, add_special, true));
         ids.map_err(|error| match error {
             TextError::TextTooLong { .. } => ApiError::invalid(param, error.to_string()),
             _ => ApiError::internal(error.to_string()),
@@ -151,10 +128,7 @@ impl App {
     pub fn check_ids(&self, param: &str, ids: &[u32]) -> ApiResult<()> {
         let vocab = self.served.engine.limits().vocab_size;
         match ids.iter().find(|id| **id >= vocab) {
-            Some(id) => Err(ApiError::invalid(
-                param,
-                format!("token id {id} is outside the vocabulary of {vocab}"),
-            )),
+            Some(id) => Err(ApiError::invalid(param, format!("token id {id} is outside the vocabulary of {vocab}"))),
             None => Ok(()),
         }
     }
@@ -174,9 +148,7 @@ impl App {
         });
         match done.await {
             Ok(result) => result,
-            Err(_) => Err(ApiError::internal(
-                "the request could not be prepared: its tokenizer or template panicked",
-            )),
+            Err(_) => Err(ApiError::internal("the request could not be prepared: its tokenizer or template panicked")),
         }
     }
 }
@@ -184,9 +156,7 @@ impl App {
 impl ServerConfig {
     /// Refuses limits that contradict each other.
     fn check(&self) -> Result<(), ServeError> {
-        let least = self
-            .max_body_bytes
-            .saturating_mul(crate::config::BODY_FACTOR);
+        let least = self.max_body_bytes.saturating_mul(crate::config::BODY_FACTOR);
         if self.max_bytes_in_flight < least {
             return Err(ServeError::Config(format!(
                 "max_bytes_in_flight is {}, but one body of max_body_bytes needs {least}",
@@ -194,9 +164,7 @@ impl ServerConfig {
             )));
         }
         if self.silence_timeout < Duration::from_secs(1) {
-            return Err(ServeError::Config(
-                "silence_timeout must be at least 1 s".into(),
-            ));
+            return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
         }
         Ok(())
     }
@@ -224,25 +192,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 
 async fn not_found(request: Request) -> ApiError {
     let message = format!("there is nothing at {}", quote(request.uri().path()));
-    ApiError {
-        close: true,
-        code: Some("not_found"),
-        ..ApiError::new(StatusCode::NOT_FOUND, message)
-    }
+    ApiError { close: true, code: Some("not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) }
 }
 
 async fn wrong_method(request: Request) -> ApiError {
-    let message = format!(
-        "{} is not allowed at {}",
-        request.method(),
-        quote(request.uri().path())
-    );
+    let message = format!("{} is not allowed at {}", request.method(), quote(request.uri().path()));
     let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message);
-    ApiError {
-        close: true,
-        code: Some("method_not_allowed"),
-        ..error
-    }
+    ApiError { close: true, code: Some("method_not_allowed"), ..error }
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -255,28 +211,15 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let given = request.headers().get(&REQUEST_ID);
     let id = match given {
         Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
-            let message =
-                format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
-            return ApiError {
-                close: true,
-                ..ApiError::invalid("x-request-id", message)
-            }
-            .into_response();
+            let message = format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
+            return ApiError { close: true, ..ApiError::invalid("x-request-id", message) }.into_response();
         }
         Some(id) => id.clone(),
-        None => {
-            HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req"))
-        }
+        None => HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req")),
     };
-    let path = request
-        .extensions()
-        .get::<MatchedPath>()
-        .map(|path| path.as_str().to_owned());
+    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let mut response = next.run(request).await;
-    app.metrics.answered(
-        path.as_deref().unwrap_or("other"),
-        response.status().as_u16(),
-    );
+    app.metrics.answered(path.as_deref().unwrap_or("other"), response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

@@ -26,13 +26,8 @@ impl Collected {
 }
 
 /// Waits for all choices, or for the first failure.
-pub(crate) async fn collect(
-    generation: &mut Generation,
-    choices: usize,
-) -> Result<Vec<Collected>, ApiError> {
-    let mut collected: Vec<Collected> = std::iter::repeat_with(Collected::default)
-        .take(choices)
-        .collect();
+pub(crate) async fn collect(generation: &mut Generation, choices: usize) -> Result<Vec<Collected>, ApiError> {
+    let mut collected: Vec<Collected> = std::iter::repeat_with(Collected::default).take(choices).collect();
     loop {
         match generation.next().await {
             Event::Delta(choice, delta) => collected[choice].add(delta),
@@ -73,13 +68,8 @@ impl CharOffsets {
         let mut seen = *self;
         let mut rest = text;
         let offset = |token: &TokenOut| {
-            let ahead = (token.text_offset as usize)
-                .saturating_sub(seen.bytes)
-                .min(rest.len());
-            let ahead = (0..=ahead)
-                .rev()
-                .find(|i| rest.is_char_boundary(*i))
-                .unwrap_or(0);
+            let ahead = (token.text_offset as usize).saturating_sub(seen.bytes).min(rest.len());
+            let ahead = (0..=ahead).rev().find(|i| rest.is_char_boundary(*i)).unwrap_or(0);
             let (passed, left) = rest.split_at(ahead);
             seen.pass(passed);
             rest = left;
@@ -100,14 +90,7 @@ mod tests {
     use super::*;
 
     fn tokens(offsets: &[u32]) -> Vec<TokenOut> {
-        offsets
-            .iter()
-            .map(|at| TokenOut {
-                id: 0,
-                text_offset: *at,
-                logprobs: None,
-            })
-            .collect()
+        offsets.iter().map(|at| TokenOut { id: 0, text_offset: *at, logprobs: None }).collect()
     }
 
     #[test]

@@ -43,13 +43,7 @@ pub struct SamplingDefaults {
 
 impl Default for SamplingDefaults {
     fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-        }
+        Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, repetition_penalty: 1.0 }
     }
 }
 

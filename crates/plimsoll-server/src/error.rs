@@ -44,58 +44,34 @@ const QUOTE_CHARS: usize = 120;
 impl ApiError {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self {
-            status,
-            message,
-            param: None,
-            code: None,
-            retry_after_s: None,
-            close: false,
-        }
+        Self { status, message, param: None, code: None, retry_after_s: None, close: false }
     }
 
     /// 400: the field named `param` cannot be served.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = Some(param.into());
-        Self {
-            param,
-            code: Some("invalid_value"),
-            ..Self::new(StatusCode::BAD_REQUEST, message)
-        }
+        Self { param, code: Some("invalid_value"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
     /// 400: the body as a whole cannot be served.
     pub fn bad_body(message: impl Into<String>) -> Self {
-        Self {
-            code: Some("invalid_json"),
-            ..Self::new(StatusCode::BAD_REQUEST, message)
-        }
+        Self { code: Some("invalid_json"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
     /// 400: a field or value this server does not have.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            code: Some("unsupported"),
-            ..Self::invalid(param, message)
-        }
+        Self { code: Some("unsupported"), ..Self::invalid(param, message) }
     }
 
     /// 503: not now.
     pub fn unavailable(message: impl Into<String>, retry_after_s: u32) -> Self {
         let retry_after_s = Some(retry_after_s);
-        Self {
-            retry_after_s,
-            code: Some("unavailable"),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
-        }
+        Self { retry_after_s, code: Some("unavailable"), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
     /// 500: our fault.
     pub fn internal(message: impl Into<String>) -> Self {
-        Self {
-            code: Some("engine_error"),
-            ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
-        }
+        Self { code: Some("engine_error"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message) }
     }
 
     fn kind(&self) -> &'static str {
@@ -109,12 +85,7 @@ impl ApiError {
 
     /// The body of the answer; also an SSE event's data.
     pub fn body(&self) -> Vec<u8> {
-        let error = Inner {
-            message: &self.message,
-            kind: self.kind(),
-            param: self.param.as_deref(),
-            code: self.code,
-        };
+        let error = Inner { message: &self.message, kind: self.kind(), param: self.param.as_deref(), code: self.code };
         // Strings only: serializing them into memory cannot fail.
         serde_json::to_vec(&Outer { error }).unwrap_or_default()
     }
@@ -136,10 +107,7 @@ struct Inner<'a> {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let json = [(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
-        )];
+        let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
         let mut response = (self.status, json, self.body()).into_response();
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after_s {
@@ -171,9 +139,5 @@ impl From<Refusal> for ApiError {
 pub(crate) fn quote(text: &str) -> String {
     let mut cut = text.chars();
     let head: String = cut.by_ref().take(QUOTE_CHARS).collect();
-    if cut.next().is_some() {
-        format!("{head}…")
-    } else {
-        head
-    }
+    if cut.next().is_some() { format!("{head}…") } else { head }
 }

@@ -28,22 +28,12 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// Takes a whole body apart.
     pub fn of_body(body: &'a [u8]) -> ApiResult<Self> {
-        let text = std::str::from_utf8(body).map_err(|e| {
-            ApiError::bad_body(format!(
-                "the request body is not UTF-8 after byte {}",
-                e.valid_up_to()
-            ))
-        })?;
+        let text = std::str::from_utf8(body)
+            .map_err(|e| ApiError::bad_body(format!("the request body is not UTF-8 after byte {}", e.valid_up_to())))?;
         let Object(left) = serde_json::from_str(text).map_err(|e| {
-            ApiError::bad_body(format!(
-                "the request body is not a JSON object: {}",
-                quote(&e.to_string())
-            ))
+            ApiError::bad_body(format!("the request body is not a JSON object: {}", quote(&e.to_string())))
         })?;
-        Ok(Self {
-            path: String::new(),
-            left,
-        })
+        Ok(Self { path: String::new(), left })
     }
 
     /// Takes an object inside the body apart.
@@ -56,11 +46,7 @@ impl<'a> Fields<'a> {
 
     /// The full name of a field, for `param`.
     pub fn param(&self, name: &str) -> String {
-        if self.path.is_empty() {
-            name.into()
-        } else {
-            format!("{}.{name}", self.path)
-        }
+        if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
     }
 
     /// Takes a field's text; none when it is absent or null.
@@ -75,9 +61,7 @@ impl<'a> Fields<'a> {
         let Some(raw) = self.raw(name) else {
             return Ok(None);
         };
-        serde_json::from_str(raw.get())
-            .map(Some)
-            .map_err(|error| wrong(&self.param(name), &error))
+        serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&self.param(name), &error))
     }
 
     /// Takes a finite number.
@@ -87,10 +71,7 @@ impl<'a> Fields<'a> {
         };
         let narrow = value as f32;
         if !narrow.is_finite() {
-            return Err(ApiError::invalid(
-                self.param(name),
-                format!("{name} is {value}, which is out of range"),
-            ));
+            return Err(ApiError::invalid(self.param(name), format!("{name} is {value}, which is out of range")));
         }
         Ok(Some(narrow))
     }
@@ -102,9 +83,7 @@ impl<'a> Fields<'a> {
         };
         let param = self.param(name);
         check_nodes(&param, raw)?;
-        serde_json::from_str(raw.get())
-            .map(Some)
-            .map_err(|error| wrong(&param, &error))
+        serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&param, &error))
     }
 
     /// Takes a field whose only supported values are `allowed` (JSON texts); it then needs no further handling.
@@ -122,10 +101,7 @@ impl<'a> Fields<'a> {
     pub fn never(&mut self, names: &[&str], why: &str) -> ApiResult<()> {
         for name in names {
             if self.raw(name).is_some() {
-                return Err(ApiError::unsupported(
-                    self.param(name),
-                    format!("{name} is not supported: {why}"),
-                ));
+                return Err(ApiError::unsupported(self.param(name), format!("{name} is not supported: {why}")));
             }
         }
         Ok(())
@@ -138,10 +114,7 @@ impl<'a> Fields<'a> {
             Some((name, _)) => {
                 let param = self.param(&quote(name));
                 let message = format!("unknown field `{param}`: it would have no effect here");
-                Err(ApiError {
-                    code: Some("unknown_field"),
-                    ..ApiError::invalid(param, message)
-                })
+                Err(ApiError { code: Some("unknown_field"), ..ApiError::invalid(param, message) })
             }
         }
     }
@@ -160,8 +133,7 @@ pub(crate) fn check_nodes(param: &str, raw: &RawValue) -> ApiResult<()> {
         }
     }
     if nodes > MAX_NODES {
-        let message =
-            format!("{param} holds about {nodes} JSON values, more than the limit of {MAX_NODES}");
+        let message = format!("{param} holds about {nodes} JSON values, more than the limit of {MAX_NODES}");
         return Err(ApiError::invalid(param, message));
     }
     Ok(())
@@ -172,10 +144,7 @@ pub(crate) fn wrong(param: &str, error: &serde_json::Error) -> ApiError {
     let text = error.to_string();
     let reason = text.split(" at line ").next().unwrap_or(&text);
     let error = ApiError::invalid(param, format!("{param}: {}", quote(reason)));
-    ApiError {
-        code: Some("invalid_type"),
-        ..error
-    }
+    ApiError { code: Some("invalid_type"), ..error }
 }
 
 struct Object<'a>(Vec<(String, &'a RawValue)>);
@@ -199,15 +168,10 @@ impl<'de> Visitor<'de> for ObjectVisitor {
         let mut fields: Vec<(String, &RawValue)> = Vec::new();
         while let Some((name, raw)) = map.next_entry::<String, &RawValue>()? {
             if fields.len() == MAX_FIELDS {
-                return Err(A::Error::custom(format_args!(
-                    "more than {MAX_FIELDS} fields"
-                )));
+                return Err(A::Error::custom(format_args!("more than {MAX_FIELDS} fields")));
             }
             if fields.iter().any(|(known, _)| *known == name) {
-                return Err(A::Error::custom(format_args!(
-                    "field `{}` appears twice",
-                    quote(&name)
-                )));
+                return Err(A::Error::custom(format_args!("field `{}` appears twice", quote(&name))));
             }
             fields.push((name, raw));
         }
@@ -221,34 +185,18 @@ mod tests {
 
     #[test]
     fn every_error_names_its_field() {
-        let mut fields =
-            Fields::of_body(br#"{"temperature":"hot","n":null,"x":1e40,"odd":1}"#).unwrap();
+        let mut fields = Fields::of_body(br#"{"temperature":"hot","n":null,"x":1e40,"odd":1}"#).unwrap();
         let wrong = fields.take::<f64>("temperature").unwrap_err();
         assert_eq!(wrong.param.as_deref(), Some("temperature"));
         assert!(wrong.message.contains("expected f64"), "{}", wrong.message);
         assert_eq!(fields.take::<u32>("n").unwrap(), None);
-        assert!(
-            fields
-                .number("x")
-                .unwrap_err()
-                .message
-                .contains("out of range")
-        );
+        assert!(fields.number("x").unwrap_err().message.contains("out of range"));
         assert_eq!(fields.finish().unwrap_err().param.as_deref(), Some("odd"));
     }
 
     #[test]
     fn what_is_no_plain_object_is_refused() {
-        for bad in [
-            &b"[]"[..],
-            b"",
-            b"{",
-            b"{}x",
-            b"{\"a\":1,\"a\":2}",
-            b"\xff",
-            b"{\"a\":\"\xff\"}",
-            b"\"x\"",
-        ] {
+        for bad in [&b"[]"[..], b"", b"{", b"{}x", b"{\"a\":1,\"a\":2}", b"\xff", b"{\"a\":\"\xff\"}", b"\"x\""] {
             assert!(Fields::of_body(bad).is_err(), "{bad:?}");
         }
         let many: Vec<String> = (0..200).map(|i| format!("\"f{i}\":0")).collect();
@@ -259,22 +207,10 @@ mod tests {
     fn depth_and_number_of_values_are_bounded() {
         let deep = format!("{{\"m\":{}{}}}", "[".repeat(20_000), "]".repeat(20_000));
         let mut fields = Fields::of_body(deep.as_bytes()).unwrap();
-        assert!(
-            fields
-                .json("m")
-                .unwrap_err()
-                .message
-                .contains("recursion limit")
-        );
+        assert!(fields.json("m").unwrap_err().message.contains("recursion limit"));
         let wide = format!("{{\"m\":[{}0]}}", "0,".repeat(MAX_NODES));
         let mut fields = Fields::of_body(wide.as_bytes()).unwrap();
-        assert!(
-            fields
-                .json("m")
-                .unwrap_err()
-                .message
-                .contains("limit of 32768")
-        );
+        assert!(fields.json("m").unwrap_err().message.contains("limit of 32768"));
         let text = format!("{{\"m\":\"{}\"}}", "[,{:\\\"".repeat(MAX_NODES));
         let mut fields = Fields::of_body(text.as_bytes()).unwrap();
         assert!(fields.json("m").is_ok());

@@ -49,13 +49,7 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
-    pub fn new(
-        app: &Arc<App>,
-        id: &str,
-        api: &'static str,
-        draft: &Draft,
-        started: &mut Started,
-    ) -> Self {
+    pub fn new(app: &Arc<App>, id: &str, api: &'static str, draft: &Draft, started: &mut Started) -> Self {
         let readers = std::mem::take(&mut started.readers);
         let prompt_tokens = draft.prompts.iter().map(|p| p.ids.len() as u64).sum();
         let n = draft.common.n as usize;
@@ -65,27 +59,16 @@ impl Generation {
             phase: app.phase.subscribe(),
             last_news: now,
             deadline: app.config.request_timeout.map(|timeout| now + timeout),
-            tally: Tally {
-                prompt_tokens,
-                completion_tokens: 0,
-                cached: vec![0; readers.len().div_ceil(n)],
-                n,
-            },
+            tally: Tally { prompt_tokens, completion_tokens: 0, cached: vec![0; readers.len().div_ceil(n)], n },
             log: RequestLog::new(id, api, draft.common.stream, readers.len(), prompt_tokens),
-            choices: readers
-                .into_iter()
-                .enumerate()
-                .map(|(i, reader)| outputs(i, reader))
-                .collect(),
+            choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }
     }
 
     /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
         let silence = self.last_news + self.app.config.silence_timeout;
-        let until = self
-            .deadline
-            .map_or(silence, |deadline| deadline.min(silence));
+        let until = self.deadline.map_or(silence, |deadline| deadline.min(silence));
         let news = tokio::select! {
             biased;
             next = self.choices.next() => News::Choice(next),
@@ -93,13 +76,7 @@ impl Generation {
             () = sleep_until(until) => News::Late,
         };
         let event = match news {
-            News::Choice(Some((
-                _,
-                Delta {
-                    error: Some(message),
-                    ..
-                },
-            ))) => Event::Failed(self.failure(message)),
+            News::Choice(Some((_, Delta { error: Some(message), .. }))) => Event::Failed(self.failure(message)),
             News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
             News::Choice(None) => Event::Done,
             News::Cut => Event::Failed(self.cut()),
@@ -123,11 +100,7 @@ impl Generation {
             }
             Event::Done => self.log.ends("finished"),
             Event::Failed(error) => {
-                let reason = if error.status.is_server_error() {
-                    "failed"
-                } else {
-                    "timeout"
-                };
+                let reason = if error.status.is_server_error() { "failed" } else { "timeout" };
                 self.log.ends(reason);
                 // What still runs has nobody to read it.
                 self.choices.clear();
@@ -137,38 +110,22 @@ impl Generation {
 
     fn failure(&self, message: String) -> ApiError {
         // An engine that drains ends what it could not finish; that is no defect.
-        if *self.phase.borrow() == Phase::Serving {
-            ApiError::internal(message)
-        } else {
-            self.cut()
-        }
+        if *self.phase.borrow() == Phase::Serving { ApiError::internal(message) } else { self.cut() }
     }
 
     fn cut(&self) -> ApiError {
-        ApiError::unavailable(
-            "the server is shutting down and could not finish the request in time",
-            5,
-        )
+        ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
     }
 
     fn late(&self, silent: bool) -> ApiError {
         let config = &self.app.config;
         let message = if silent {
-            format!(
-                "the engine produced nothing for {} s",
-                config.silence_timeout.as_secs()
-            )
+            format!("the engine produced nothing for {} s", config.silence_timeout.as_secs())
         } else {
             let limit = config.request_timeout.unwrap_or_default();
-            format!(
-                "the request did not finish within this server's limit of {} s",
-                limit.as_secs_f32()
-            )
+            format!("the request did not finish within this server's limit of {} s", limit.as_secs_f32())
         };
-        ApiError {
-            code: Some("timeout"),
-            ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
-        }
+        ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
     }
 }
 
@@ -202,9 +159,7 @@ impl Tally {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.completion_tokens,
             total_tokens: self.prompt_tokens + self.completion_tokens,
-            prompt_tokens_details: PromptDetails {
-                cached_tokens: self.cached.iter().map(|n| u64::from(*n)).sum(),
-            },
+            prompt_tokens_details: PromptDetails { cached_tokens: self.cached.iter().map(|n| u64::from(*n)).sum() },
         }
     }
 }

@@ -25,10 +25,7 @@ struct Version {
 pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<Response> {
     let stall = app.config.health_stall;
     if !app.served.engine.healthy(stall) {
-        let message = format!(
-            "the engine has stopped or made no progress for {} s",
-            stall.as_secs_f32()
-        );
+        let message = format!("the engine has stopped or made no progress for {} s", stall.as_secs_f32());
         return Err(ApiError::unavailable(message, 5));
     }
     Ok(healthy(&app, "healthy"))
@@ -44,21 +41,11 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response> {
 }
 
 fn healthy(app: &App, status: &'static str) -> Response {
-    let steps = app
-        .served
-        .engine
-        .status()
-        .steps
-        .load(std::sync::atomic::Ordering::Relaxed);
+    let steps = app.served.engine.status().steps.load(std::sync::atomic::Ordering::Relaxed);
     json(&Healthy { status, steps }, None)
 }
 
 /// The version of this build.
 pub(crate) async fn version() -> Response {
-    json(
-        &Version {
-            version: env!("CARGO_PKG_VERSION"),
-        },
-        None,
-    )
+    json(&Version { version: env!("CARGO_PKG_VERSION") }, None)
 }

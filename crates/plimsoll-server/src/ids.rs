@@ -14,8 +14,7 @@ pub(crate) struct Ids {
 impl Ids {
     /// 64 bits that no other call of this process gets from the same counter value.
     pub fn next(&self) -> u64 {
-        self.key
-            .hash_one(self.count.fetch_add(1, Ordering::Relaxed))
+        self.key.hash_one(self.count.fetch_add(1, Ordering::Relaxed))
     }
 
     /// An id such as `chatcmpl-0123456789abcdef0123456789abcdef`.

@@ -21,10 +21,7 @@ pub(crate) struct ByteBudget {
 
 impl ByteBudget {
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self {
-            limit,
-            used: AtomicU64::new(0),
-        })
+        Arc::new(Self { limit, used: AtomicU64::new(0) })
     }
 
     pub fn limit(&self) -> u64 {
@@ -37,10 +34,7 @@ impl ByteBudget {
 
     /// Holds `bytes`, or says that the budget is spent.
     pub fn hold(self: &Arc<Self>, bytes: u64) -> ApiResult<Held> {
-        let mut held = Held {
-            budget: Arc::clone(self),
-            bytes: 0,
-        };
+        let mut held = Held { budget: Arc::clone(self), bytes: 0 };
         held.grow(bytes)?;
         Ok(held)
     }
@@ -58,17 +52,10 @@ impl Held {
     pub fn grow(&mut self, more: u64) -> ApiResult<()> {
         let limit = self.budget.limit;
         let take = |used: u64| used.checked_add(more).filter(|sum| *sum <= limit);
-        let taken = self
-            .budget
-            .used
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+        let taken = self.budget.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
         if taken.is_err() {
-            let message =
-                format!("the {limit} bytes for requests in flight are all taken; try again later");
-            return Err(ApiError {
-                close: true,
-                ..ApiError::unavailable(message, 1)
-            });
+            let message = format!("the {limit} bytes for requests in flight are all taken; try again later");
+            return Err(ApiError { close: true, ..ApiError::unavailable(message, 1) });
         }
         self.bytes += more;
         Ok(())
@@ -92,11 +79,7 @@ pub(crate) struct WorkBudget {
 
 impl WorkBudget {
     pub fn new(limit: u64) -> Self {
-        Self {
-            limit,
-            used: Mutex::new(0),
-            freed: Condvar::new(),
-        }
+        Self { limit, used: Mutex::new(0), freed: Condvar::new() }
     }
 
     pub fn limit(&self) -> u64 {
@@ -112,14 +95,8 @@ impl WorkBudget {
     pub fn with<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
         let bytes = bytes.min(self.limit);
         let full = |used: &mut u64| *used + bytes > self.limit;
-        *self
-            .freed
-            .wait_while(self.used(), full)
-            .unwrap_or_else(PoisonError::into_inner) += bytes;
-        let _share = Share {
-            budget: self,
-            bytes,
-        };
+        *self.freed.wait_while(self.used(), full).unwrap_or_else(PoisonError::into_inner) += bytes;
+        let _share = Share { budget: self, bytes };
         work()
     }
 }
@@ -152,17 +129,12 @@ pub(crate) async fn read_json(
     config: &ServerConfig,
 ) -> ApiResult<ReadBody> {
     check_media_type(headers)?;
-    let announced = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|bytes| bytes > config.max_body_bytes) {
         return Err(too_large(config.max_body_bytes));
     }
     let deadline = Instant::now() + config.body_timeout;
-    let mut read = ReadBody {
-        bytes: Vec::new(),
-        held: budget.hold(0)?,
-    };
+    let mut read = ReadBody { bytes: Vec::new(), held: budget.hold(0)? };
     while let Some(frame) = next_frame(&mut body, deadline, config.body_gap_timeout).await? {
         let Ok(data) = frame.into_data() else {
             continue;
@@ -180,27 +152,16 @@ pub(crate) async fn read_json(
 type Frame = hyper::body::Frame<bytes::Bytes>;
 
 async fn next_frame(body: &mut Body, deadline: Instant, gap: Duration) -> ApiResult<Option<Frame>> {
-    let late = |what: String| ApiError {
-        close: true,
-        ..ApiError::new(StatusCode::REQUEST_TIMEOUT, what)
-    };
+    let late = |what: String| ApiError { close: true, ..ApiError::new(StatusCode::REQUEST_TIMEOUT, what) };
     let within = timeout_at(deadline, timeout(gap, body.frame()));
     match within.await {
         Err(_) => Err(late("the request body took too long to arrive".into())),
-        Ok(Err(_)) => Err(late(format!(
-            "no byte of the request body arrived for {} s",
-            gap.as_secs_f32()
-        ))),
+        Ok(Err(_)) => Err(late(format!("no byte of the request body arrived for {} s", gap.as_secs_f32()))),
         Ok(Ok(None)) => Ok(None),
         Ok(Ok(Some(Ok(frame)))) => Ok(Some(frame)),
         Ok(Ok(Some(Err(error)))) => {
-            let broken = ApiError::bad_body(format!(
-                "the request body ended early or is malformed: {error}"
-            ));
-            Err(ApiError {
-                close: true,
-                ..broken
-            })
+            let broken = ApiError::bad_body(format!("the request body ended early or is malformed: {error}"));
+            Err(ApiError { close: true, ..broken })
         }
     }
 }
@@ -208,30 +169,14 @@ async fn next_frame(body: &mut Body, deadline: Instant, gap: Duration) -> ApiRes
 fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
     let refuse = |message: String| {
         let refused = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message);
-        Err(ApiError {
-            close: true,
-            code: Some("unsupported_media_type"),
-            ..refused
-        })
+        Err(ApiError { close: true, code: Some("unsupported_media_type"), ..refused })
     };
-    let text = |name| {
-        headers
-            .get(name)
-            .and_then(|v| v.to_str().ok())
-            .unwrap_or("")
-    };
-    let kind = text(header::CONTENT_TYPE)
-        .split(';')
-        .next()
-        .unwrap_or("")
-        .trim()
-        .to_ascii_lowercase();
+    let text = |name| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
+    let kind = text(header::CONTENT_TYPE).split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     if kind != "application/json" && !kind.ends_with("+json") {
         return refuse("the request needs `Content-Type: application/json`".into());
     }
-    if headers.contains_key(header::CONTENT_ENCODING)
-        && text(header::CONTENT_ENCODING) != "identity"
-    {
+    if headers.contains_key(header::CONTENT_ENCODING) && text(header::CONTENT_ENCODING) != "identity" {
         return refuse("compressed request bodies are not supported".into());
     }
     Ok(())
@@ -240,11 +185,7 @@ fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
 fn too_large(limit: u64) -> ApiError {
     let message = format!("the request body is larger than this server's limit of {limit} bytes");
     let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message);
-    ApiError {
-        close: true,
-        code: Some("request_too_large"),
-        ..error
-    }
+    ApiError { close: true, code: Some("request_too_large"), ..error }
 }
 
 #[cfg(test)]
@@ -272,9 +213,8 @@ mod tests {
             }
         });
         assert!((8..=10).contains(&most.load(Ordering::SeqCst)));
-        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            budget.with(10, || panic!("on purpose"))
-        }));
+        let panicked =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| budget.with(10, || panic!("on purpose"))));
         assert!(panicked.is_err());
         assert_eq!(budget.with(10, || 7), 7);
     }

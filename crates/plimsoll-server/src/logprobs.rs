@@ -9,11 +9,7 @@ use serde::ser::{SerializeMap, Serializer};
 const LEAST: f32 = -9999.0;
 
 fn finite(logprob: f32) -> f32 {
-    if logprob.is_finite() {
-        logprob.max(LEAST)
-    } else {
-        LEAST
-    }
+    if logprob.is_finite() { logprob.max(LEAST) } else { LEAST }
 }
 
 /// How tokens are spelled.
@@ -27,20 +23,12 @@ pub(crate) struct Spelling<'a> {
 impl Spelling<'_> {
     fn bytes(&self, id: u32) -> &[u8] {
         // A model's vocabulary may be padded beyond its tokenizer's.
-        if (id as usize) < self.tokenizer.vocab_size() {
-            self.tokenizer.token_bytes(id)
-        } else {
-            &[]
-        }
+        if (id as usize) < self.tokenizer.vocab_size() { self.tokenizer.token_bytes(id) } else { &[] }
     }
 
     /// The token's text; bytes that are no whole characters become U+FFFD.
     pub fn text(&self, id: u32) -> String {
-        if self.as_ids {
-            format!("token_id:{id}")
-        } else {
-            String::from_utf8_lossy(self.bytes(id)).into_owned()
-        }
+        if self.as_ids { format!("token_id:{id}") } else { String::from_utf8_lossy(self.bytes(id)).into_owned() }
     }
 }
 
@@ -77,12 +65,7 @@ impl CompletionLogprobs {
     }
 
     /// Adds an echoed prompt. Returns the number of characters its tokens spell.
-    pub fn add_prompt(
-        &mut self,
-        spelling: Spelling<'_>,
-        ids: &[u32],
-        reports: &[TokenLogprobs],
-    ) -> usize {
+    pub fn add_prompt(&mut self, spelling: Spelling<'_>, ids: &[u32], reports: &[TokenLogprobs]) -> usize {
         let mut chars = 0;
         for (id, report) in ids.iter().zip(reports) {
             self.push(spelling, *id, report, chars);
@@ -141,16 +124,10 @@ impl ChatLogprobs {
             let report = token.logprobs.clone().unwrap_or_default();
             ChatToken {
                 own: one(token.id, report.own.unwrap_or(LEAST)),
-                top_logprobs: report
-                    .top
-                    .iter()
-                    .map(|(id, logprob)| one(*id, *logprob))
-                    .collect(),
+                top_logprobs: report.top.iter().map(|(id, logprob)| one(*id, *logprob)).collect(),
             }
         };
-        Self {
-            content: tokens.iter().map(token).collect(),
-        }
+        Self { content: tokens.iter().map(token).collect() }
     }
 }
 
@@ -184,19 +161,10 @@ impl PromptReport {
         let token = |(id, report): (&u32, &TokenLogprobs)| {
             let own = report.own?;
             let one = |id: u32, logprob: f32, rank| {
-                (
-                    id,
-                    PromptAlternative {
-                        logprob: finite(logprob),
-                        rank,
-                        decoded_token: spelling.text(id),
-                    },
-                )
+                (id, PromptAlternative { logprob: finite(logprob), rank, decoded_token: spelling.text(id) })
             };
             let top = report.top.iter().enumerate();
-            let mut all: Vec<_> = top
-                .map(|(i, (id, logprob))| one(*id, *logprob, Some(i + 1)))
-                .collect();
+            let mut all: Vec<_> = top.map(|(i, (id, logprob))| one(*id, *logprob, Some(i + 1))).collect();
             if !report.top.iter().any(|(top, _)| top == id) {
                 all.insert(0, one(*id, own, None));
             }

@@ -91,11 +91,7 @@ pub(crate) struct Share {
 impl MemoryPage {
     /// Reads everything now.
     pub fn of(engine: &EngineHandle, http: &ByteBudget) -> Self {
-        let (plan, ledger, process) = (
-            engine.plan(),
-            engine.ledger(),
-            OwnProcess::read(&Root::system()),
-        );
+        let (plan, ledger, process) = (engine.plan(), engine.ledger(), OwnProcess::read(&Root::system()));
         let committed_bytes = ledger.committed_total();
         let (before_ready, after_ready) = ledger.allocations();
         let row = |row: plimsoll_memory::ledger::Row| ComponentRow {
@@ -116,15 +112,8 @@ impl MemoryPage {
             committed_bytes,
             unaccounted_bytes: difference(process.leak_gauge(), committed_bytes),
             components: ledger.rows().into_iter().map(row).collect(),
-            heap: Heap {
-                in_use_bytes: heap::in_use(),
-                peak_bytes: heap::peak(),
-                calls: heap::calls(),
-            },
-            device_allocations: DeviceAllocations {
-                before_ready,
-                after_ready,
-            },
+            heap: Heap { in_use_bytes: heap::in_use(), peak_bytes: heap::peak(), calls: heap::calls() },
+            device_allocations: DeviceAllocations { before_ready, after_ready },
             pools: Pools::of(engine, http),
             process,
         }
@@ -148,14 +137,8 @@ impl Pools {
                 running_max: limits.running_max_req_size.into(),
                 waiting_max: limits.max_waiting.into(),
             },
-            host_bytes: Share {
-                used: reserved,
-                total: limits.host_bytes,
-            },
-            http_bytes: Share {
-                used: http.used(),
-                total: http.limit(),
-            },
+            host_bytes: Share { used: reserved, total: limits.host_bytes },
+            http_bytes: Share { used: http.used(), total: http.limit() },
         }
     }
 }

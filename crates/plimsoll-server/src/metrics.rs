@@ -42,50 +42,26 @@ impl Metrics {
         let mut registry = Registry::default();
         engine.metrics().register(&mut registry);
         let (answers, refused_connections) = (Family::default(), Counter::default());
-        registry.register(
-            "plimsoll_http_answers",
-            "HTTP answers by route and status",
-            answers.clone(),
-        );
+        registry.register("plimsoll_http_answers", "HTTP answers by route and status", answers.clone());
         let help = "Connections refused because too many were open";
-        registry.register(
-            "plimsoll_http_connections_refused",
-            help,
-            refused_connections.clone(),
-        );
+        registry.register("plimsoll_http_connections_refused", help, refused_connections.clone());
         let connections = Arc::new(AtomicU64::new(0));
-        let gauges = Gauges {
-            engine: engine.clone(),
-            bytes: Arc::clone(bytes),
-            connections: Arc::clone(&connections),
-        };
+        let gauges = Gauges { engine: engine.clone(), bytes: Arc::clone(bytes), connections: Arc::clone(&connections) };
         registry.register_collector(Box::new(gauges));
-        Self {
-            registry,
-            answers,
-            connections,
-            refused_connections,
-        }
+        Self { registry, answers, connections, refused_connections }
     }
 
     /// Counts an answer. Routes and statuses are few; unknown paths are counted as one.
     pub fn answered(&self, path: &str, code: u16) {
-        self.answers
-            .get_or_create(&Answer {
-                path: path.into(),
-                code: code.into(),
-            })
-            .inc();
+        self.answers.get_or_create(&Answer { path: path.into(), code: code.into() }).inc();
     }
 }
 
 /// The page.
 pub(crate) async fn handle(State(app): State<Arc<App>>) -> ApiResult<Response> {
     let mut text = String::new();
-    encode(&mut text, &app.metrics.registry)
-        .map_err(|_| ApiError::internal("the metrics could not be encoded"))?;
-    let kind =
-        HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    encode(&mut text, &app.metrics.registry).map_err(|_| ApiError::internal("the metrics could not be encoded"))?;
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
@@ -114,25 +90,12 @@ impl Collector for Gauges {
             gauge.encode(metric)?;
         }
         let columns: [(&str, &str, Column); 3] = [
-            (
-                "plimsoll_memory_planned_bytes",
-                "What the plan allows a component",
-                |row| row.planned_bytes,
-            ),
-            (
-                "plimsoll_memory_committed_bytes",
-                "What a component holds",
-                |row| row.committed_bytes,
-            ),
-            (
-                "plimsoll_memory_peak_bytes",
-                "The most a component ever held",
-                |row| row.peak_bytes,
-            ),
+            ("plimsoll_memory_planned_bytes", "What the plan allows a component", |row| row.planned_bytes),
+            ("plimsoll_memory_committed_bytes", "What a component holds", |row| row.committed_bytes),
+            ("plimsoll_memory_peak_bytes", "The most a component ever held", |row| row.peak_bytes),
         ];
         for (name, help, column) in columns {
-            let mut family =
-                encoder.encode_descriptor(name, help, None, ConstGauge::new(0i64).metric_type())?;
+            let mut family = encoder.encode_descriptor(name, help, None, ConstGauge::new(0i64).metric_type())?;
             for row in &page.components {
                 let labels = [("component", row.component)];
                 ConstGauge::new(signed(column(row))).encode(family.encode_family(&labels)?)?;
@@ -148,76 +111,20 @@ impl Gauges {
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
         [
-            (
-                "plimsoll_requests_running",
-                "Requests that hold a slot",
-                read(&status.running),
-            ),
-            (
-                "plimsoll_requests_waiting",
-                "Requests that wait for a slot",
-                read(&status.waiting),
-            ),
-            (
-                "plimsoll_requests_in_system",
-                "Requests accepted and not yet ended",
-                signed(pools.requests.in_system),
-            ),
-            (
-                "plimsoll_kv_pages_used",
-                "Pages in use, those of the prefix index included",
-                read(&status.pages_used),
-            ),
-            (
-                "plimsoll_kv_pages_total",
-                "Pages of the pool",
-                read(&status.pages_total),
-            ),
-            (
-                "plimsoll_kv_pages_cached",
-                "Pages held by the prefix index alone",
-                read(&status.pages_cached),
-            ),
-            (
-                "plimsoll_engine_steps",
-                "Steps taken since start",
-                read(&status.steps),
-            ),
-            (
-                "plimsoll_host_reserved_bytes",
-                "Host bytes reserved by requests",
-                signed(pools.host_bytes.used),
-            ),
-            (
-                "plimsoll_host_limit_bytes",
-                "Host bytes requests may reserve",
-                signed(pools.host_bytes.total),
-            ),
-            (
-                "plimsoll_http_in_flight_bytes",
-                "Bodies and unsent answers",
-                signed(pools.http_bytes.used),
-            ),
-            (
-                "plimsoll_http_in_flight_limit_bytes",
-                "Limit of the above",
-                signed(pools.http_bytes.total),
-            ),
-            (
-                "plimsoll_http_connections",
-                "Open connections",
-                read(&self.connections),
-            ),
-            (
-                "plimsoll_memory_line_bytes",
-                "The most this process may use",
-                signed(page.line_bytes),
-            ),
-            (
-                "plimsoll_memory_unaccounted_bytes",
-                "Process memory in no component",
-                page.unaccounted_bytes,
-            ),
+            ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
+            ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
+            ("plimsoll_requests_in_system", "Requests accepted and not yet ended", signed(pools.requests.in_system)),
+            ("plimsoll_kv_pages_used", "Pages in use, those of the prefix index included", read(&status.pages_used)),
+            ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
+            ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
+            ("plimsoll_engine_steps", "Steps taken since start", read(&status.steps)),
+            ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),
+            ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
+            ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(pools.http_bytes.used)),
+            ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(pools.http_bytes.total)),
+            ("plimsoll_http_connections", "Open connections", read(&self.connections)),
+            ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
+            ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
             (
                 "plimsoll_device_allocations",
                 "Device allocations before ready",
@@ -228,46 +135,14 @@ impl Gauges {
                 "Device allocations after ready",
                 signed(page.device_allocations.after_ready),
             ),
-            (
-                "plimsoll_heap_in_use_bytes",
-                "Heap bytes in use",
-                signed(page.heap.in_use_bytes),
-            ),
-            (
-                "plimsoll_heap_peak_bytes",
-                "The most heap bytes ever in use",
-                signed(page.heap.peak_bytes),
-            ),
-            (
-                "plimsoll_process_anonymous_bytes",
-                "Resident anonymous memory",
-                signed(process.rss_anon),
-            ),
-            (
-                "plimsoll_process_file_bytes",
-                "Resident file pages",
-                signed(process.rss_file),
-            ),
-            (
-                "plimsoll_process_swap_bytes",
-                "Swapped memory",
-                signed(process.vm_swap),
-            ),
-            (
-                "plimsoll_process_peak_resident_bytes",
-                "The most that was ever resident",
-                signed(process.vm_hwm),
-            ),
-            (
-                "plimsoll_process_threads",
-                "Threads",
-                signed(process.threads),
-            ),
-            (
-                "plimsoll_process_open_fds",
-                "Open file descriptors",
-                signed(process.fds),
-            ),
+            ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
+            ("plimsoll_heap_peak_bytes", "The most heap bytes ever in use", signed(page.heap.peak_bytes)),
+            ("plimsoll_process_anonymous_bytes", "Resident anonymous memory", signed(process.rss_anon)),
+            ("plimsoll_process_file_bytes", "Resident file pages", signed(process.rss_file)),
+            ("plimsoll_process_swap_bytes", "Swapped memory", signed(process.vm_swap)),
+            ("plimsoll_process_peak_resident_bytes", "The most that was ever resident", signed(process.vm_hwm)),
+            ("plimsoll_process_threads", "Threads", signed(process.threads)),
+            ("plimsoll_process_open_fds", "Open file descriptors", signed(process.fds)),
         ]
     }
 }

@@ -16,9 +16,7 @@ use crate::limits::Held;
 
 /// Seconds since 1970.
 pub(crate) fn now_s() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |time| time.as_secs())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// A JSON answer. What it holds of the byte budget goes back when the connection has sent it.
@@ -26,14 +24,7 @@ pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
     // Plain structs serialized into memory: this cannot fail.
     let bytes = serde_json::to_vec(answer).unwrap_or_default();
     let body = Body::from(Bytes::from_owner(Answer { bytes, _held: held }));
-    (
-        [(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
-        )],
-        body,
-    )
-        .into_response()
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
 struct Answer {
@@ -78,26 +69,12 @@ fn model<'a>(app: &'a App, id: &'a str) -> Model<'a> {
 
 /// Every name the model goes by.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
-    let data = app
-        .served
-        .names
-        .iter()
-        .map(|name| model(&app, name))
-        .collect();
-    json(
-        &List {
-            object: "list",
-            data,
-        },
-        None,
-    )
+    let data = app.served.names.iter().map(|name| model(&app, name)).collect();
+    json(&List { object: "list", data }, None)
 }
 
 /// One name; 404 when the server does not know it.
-pub(crate) async fn one(
-    State(app): State<Arc<App>>,
-    Path(id): Path<String>,
-) -> ApiResult<Response> {
+pub(crate) async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
     app.check_model(&id)?;
     Ok(json(&model(&app, &id), None))
 }

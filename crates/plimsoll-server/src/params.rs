@@ -53,13 +53,8 @@ impl Common {
             max_tokens: max_tokens(fields)?,
             min_tokens: fields.take("min_tokens")?.unwrap_or(0),
             // A seed's sign is only its top bit here; every 64-bit pattern is a seed.
-            sampling: SamplingParams {
-                seed: seed.map_or_else(|| app.ids.next(), |s| s as u64),
-                ..sampling
-            },
-            stop: fields
-                .take::<Stop>("stop")?
-                .map_or_else(Vec::new, |stop| stop.0),
+            sampling: SamplingParams { seed: seed.map_or_else(|| app.ids.next(), |s| s as u64), ..sampling },
+            stop: fields.take::<Stop>("stop")?.map_or_else(Vec::new, |stop| stop.0),
             stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
@@ -88,10 +83,7 @@ fn count(fields: &mut Fields<'_>, app: &App) -> ApiResult<u32> {
     let n = fields.take::<u32>("n")?.unwrap_or(1);
     let limit = app.max_choices();
     if n == 0 || n > limit {
-        return Err(ApiError::invalid(
-            "n",
-            format!("n is {n}; 1 to {limit} are allowed"),
-        ));
+        return Err(ApiError::invalid("n", format!("n is {n}; 1 to {limit} are allowed")));
     }
     let best_of = fields.take::<u32>("best_of")?.unwrap_or(n);
     if best_of != n {
@@ -107,10 +99,7 @@ fn stream(fields: &mut Fields<'_>) -> ApiResult<(bool, bool, bool)> {
         return Ok((stream, false, false));
     };
     if !stream {
-        return Err(ApiError::invalid(
-            "stream_options",
-            "stream_options is only allowed when stream is true",
-        ));
+        return Err(ApiError::invalid("stream_options", "stream_options is only allowed when stream is true"));
     }
     let mut options = Fields::of("stream_options".into(), raw)?;
     let include = options.take("include_usage")?.unwrap_or(false);
@@ -125,8 +114,7 @@ fn max_tokens(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     let new = fields.take::<u32>("max_completion_tokens")?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
-            let message =
-                format!("max_completion_tokens is {new} but max_tokens is {old}; give one of them");
+            let message = format!("max_completion_tokens is {new} but max_tokens is {old}; give one of them");
             Err(ApiError::invalid("max_completion_tokens", message))
         }
         _ => Ok(new.or(old)),
@@ -136,20 +124,14 @@ fn max_tokens(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
 fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
     let defaults = app.served.sampling;
     let params = SamplingParams {
-        temperature: fields
-            .number("temperature")?
-            .unwrap_or(defaults.temperature),
+        temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
         top_k: fields.take("top_k")?.unwrap_or(defaults.top_k),
         top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
         min_p: fields.number("min_p")?.unwrap_or(defaults.min_p),
-        repetition_penalty: fields
-            .number("repetition_penalty")?
-            .unwrap_or(defaults.repetition_penalty),
+        repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.number("presence_penalty")?.unwrap_or(0.0),
         frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(0.0),
-        logit_bias: fields
-            .take::<Bias>("logit_bias")?
-            .map_or_else(Vec::new, |bias| bias.0),
+        logit_bias: fields.take::<Bias>("logit_bias")?.map_or_else(Vec::new, |bias| bias.0),
         seed: 0,
     };
     let vocab = app.served.engine.limits().vocab_size as usize;
@@ -167,9 +149,7 @@ fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
 fn cache_salt(fields: &mut Fields<'_>, app: &App) -> ApiResult<u64> {
     match fields.take::<String>("cache_salt")? {
         None => Ok(0),
-        Some(salt) if salt.is_empty() => {
-            Err(ApiError::invalid("cache_salt", "cache_salt is empty"))
-        }
+        Some(salt) if salt.is_empty() => Err(ApiError::invalid("cache_salt", "cache_salt is empty")),
         Some(salt) => Ok(app.ids.salt(&salt)),
     }
 }
@@ -193,32 +173,12 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
         format.only("type", &["\"text\""])?;
         format.finish()?;
     }
-    let guided = [
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structural_tag",
-    ];
-    fields.never(
-        &guided,
-        "constrained output is not available on this server",
-    )?;
-    let logits = [
-        "logits_processors",
-        "bad_words",
-        "allowed_token_ids",
-        "vllm_xargs",
-    ];
-    fields.never(
-        &logits,
-        "logits can be changed only through logit_bias and the penalties",
-    )?;
-    fields.never(
-        &["truncate_prompt_tokens"],
-        "a prompt is never cut; shorten it",
-    )?;
+    let guided =
+        ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"];
+    fields.never(&guided, "constrained output is not available on this server")?;
+    let logits = ["logits_processors", "bad_words", "allowed_token_ids", "vllm_xargs"];
+    fields.never(&logits, "logits can be changed only through logit_bias and the penalties")?;
+    fields.never(&["truncate_prompt_tokens"], "a prompt is never cut; shorten it")?;
     fields.never(&["request_id"], "send it as the x-request-id header")
 }
 
@@ -263,18 +223,12 @@ impl<'de> Deserialize<'de> for Bias {
                 let mut biases: Vec<(u32, f32)> = Vec::new();
                 while let Some((key, bias)) = map.next_entry::<String, f32>()? {
                     let id = key.parse::<u32>();
-                    let id = id.map_err(|_| {
-                        A::Error::custom(format_args!("`{}` is not a token id", quote(&key)))
-                    })?;
+                    let id = id.map_err(|_| A::Error::custom(format_args!("`{}` is not a token id", quote(&key))))?;
                     if biases.len() == LOGIT_BIAS_MAX {
-                        return Err(A::Error::custom(format_args!(
-                            "more than {LOGIT_BIAS_MAX} entries"
-                        )));
+                        return Err(A::Error::custom(format_args!("more than {LOGIT_BIAS_MAX} entries")));
                     }
                     if biases.iter().any(|(known, _)| *known == id) {
-                        return Err(A::Error::custom(format_args!(
-                            "token id {id} appears twice"
-                        )));
+                        return Err(A::Error::custom(format_args!("token id {id} appears twice")));
                     }
                     biases.push((id, bias));
                 }

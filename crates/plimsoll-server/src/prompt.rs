@@ -38,9 +38,7 @@ impl<'de> Visitor<'de> for PromptVisitor {
     type Value = PromptInput;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "a string, a list of token ids, a list of strings or a list of lists of token ids",
-        )
+        f.write_str("a string, a list of token ids, a list of strings or a list of lists of token ids")
     }
 
     fn visit_str<E>(self, text: &str) -> Result<PromptInput, E> {
@@ -48,10 +46,8 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptInput, A::Error> {
-        let full = |n: usize| {
-            (n >= MAX_PROMPTS)
-                .then(|| A::Error::custom(format_args!("more than {MAX_PROMPTS} prompts")))
-        };
+        let full =
+            |n: usize| (n >= MAX_PROMPTS).then(|| A::Error::custom(format_args!("more than {MAX_PROMPTS} prompts")));
         match seq.next_element::<Element>()? {
             None => Err(A::Error::custom("the list of prompts is empty")),
             Some(Element::Text(first)) => {
@@ -108,8 +104,7 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<Element, E> {
-        let id = u32::try_from(id)
-            .map_err(|_| E::custom(format_args!("token id {id} is out of range")))?;
+        let id = u32::try_from(id).map_err(|_| E::custom(format_args!("token id {id} is out of range")))?;
         Ok(Element::Id(id))
     }
 
@@ -133,28 +128,12 @@ mod tests {
     #[test]
     fn the_four_shapes_and_nothing_else() {
         assert_eq!(parse(r#""a""#), Ok(PromptInput::Texts(vec!["a".into()])));
-        assert_eq!(
-            parse(r#"["a","b"]"#),
-            Ok(PromptInput::Texts(vec!["a".into(), "b".into()]))
-        );
+        assert_eq!(parse(r#"["a","b"]"#), Ok(PromptInput::Texts(vec!["a".into(), "b".into()])));
         assert_eq!(parse("[1,2]"), Ok(PromptInput::Ids(vec![vec![1, 2]])));
-        assert_eq!(
-            parse("[[1],[2,3]]"),
-            Ok(PromptInput::Ids(vec![vec![1], vec![2, 3]]))
-        );
-        for bad in [
-            "[]",
-            "{}",
-            "7",
-            "[1,\"a\"]",
-            "[\"a\",1]",
-            "[[1],2]",
-            "[-1]",
-            "[1.5]",
-            "[4294967296]",
-            "[[[1]]]",
-            "[null]",
-        ] {
+        assert_eq!(parse("[[1],[2,3]]"), Ok(PromptInput::Ids(vec![vec![1], vec![2, 3]])));
+        for bad in
+            ["[]", "{}", "7", "[1,\"a\"]", "[\"a\",1]", "[[1],2]", "[-1]", "[1.5]", "[4294967296]", "[[[1]]]", "[null]"]
+        {
             assert!(parse(bad).is_err(), "{bad}");
         }
         let many = format!("[[]{}]", ",[]".repeat(5000));

@@ -16,13 +16,7 @@ pub(crate) struct RequestLog {
 }
 
 impl RequestLog {
-    pub fn new(
-        id: &str,
-        api: &'static str,
-        stream: bool,
-        choices: usize,
-        prompt_tokens: u64,
-    ) -> Self {
+    pub fn new(id: &str, api: &'static str, stream: bool, choices: usize, prompt_tokens: u64) -> Self {
         Self {
             id: id.into(),
             api,

@@ -21,9 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::app::{App, Phase, reached, router};
-use crate::config::{
-    CONNECTION_BUFFER_BYTES, HEAD_BYTES, SOCKET_BUFFER_BYTES, Served, ServerConfig,
-};
+use crate::config::{CONNECTION_BUFFER_BYTES, HEAD_BYTES, SOCKET_BUFFER_BYTES, Served, ServerConfig};
 use crate::error::{ApiError, ServeError};
 use crate::socket::{ClientSocket, hung_up, prepare};
 
@@ -42,15 +40,9 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// [`ServeError::Bind`] when the name does not resolve or the address is taken.
 pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
     let address = format!("{}:{}", config.host, config.port);
-    let failed = |source| ServeError::Bind {
-        address: address.clone(),
-        source,
-    };
+    let failed = |source| ServeError::Bind { address: address.clone(), source };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for candidate in lookup_host((config.host.as_str(), config.port))
-        .await
-        .map_err(failed)?
-    {
+    for candidate in lookup_host((config.host.as_str(), config.port)).await.map_err(failed)? {
         match listen(candidate) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,
@@ -60,11 +52,7 @@ pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     // Connections inherit it: what a client may pile up in the kernel before it is read.
     socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
@@ -109,13 +97,7 @@ pub async fn serve(
     Ok(())
 }
 
-fn admit(
-    app: &Arc<App>,
-    router: &Router,
-    permits: &Arc<Semaphore>,
-    connections: &mut JoinSet<()>,
-    stream: TcpStream,
-) {
+fn admit(app: &Arc<App>, router: &Router, permits: &Arc<Semaphore>, connections: &mut JoinSet<()>, stream: TcpStream) {
     let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
         app.metrics.refused_connections.inc();
         refuse(&stream, app.config.max_connections);
@@ -130,10 +112,7 @@ fn admit(
 
 /// Tells a connection that it is one too many, without spending anything on it.
 fn refuse(stream: &TcpStream, limit: u32) {
-    let error = ApiError::unavailable(
-        format!("{limit} connections are open, which is the limit"),
-        1,
-    );
+    let error = ApiError::unavailable(format!("{limit} connections are open, which is the limit"), 1);
     let body = error.body();
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -142,20 +121,11 @@ fn refuse(stream: &TcpStream, limit: u32) {
     let _ = stream.try_write(&[head.as_bytes(), &body].concat());
 }
 
-async fn connection(
-    app: Arc<App>,
-    router: Router,
-    stream: TcpStream,
-    permit: OwnedSemaphorePermit,
-) {
+async fn connection(app: Arc<App>, router: Router, stream: TcpStream, permit: OwnedSemaphorePermit) {
     let _open = Open::new(&app, permit);
     let stream = Arc::new(stream);
     let unread = Arc::new(AtomicBool::new(false));
-    let socket = TokioIo::new(ClientSocket::new(
-        Arc::clone(&stream),
-        app.config.write_timeout,
-        Arc::clone(&unread),
-    ));
+    let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), app.config.write_timeout, Arc::clone(&unread)));
     let routes = TowerToHyperService::new(router);
     let service = service_fn(move |request| {
         let (answer, unread) = (routes.call(request), Arc::clone(&unread));
@@ -200,10 +170,7 @@ struct Open {
 impl Open {
     fn new(app: &Arc<App>, permit: OwnedSemaphorePermit) -> Self {
         app.metrics.connections.fetch_add(1, Ordering::Relaxed);
-        Self {
-            app: Arc::clone(app),
-            _permit: permit,
-        }
+        Self { app: Arc::clone(app), _permit: permit }
     }
 }
 
@@ -216,18 +183,11 @@ impl Drop for Open {
 async fn drain(app: &App, mut connections: JoinSet<()>) {
     let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
         phases.send_replace(phase);
-        tracing::info!(
-            ?phase,
-            open = app.metrics.connections.load(Ordering::Relaxed),
-            "shutting down"
-        );
+        tracing::info!(?phase, open = app.metrics.connections.load(Ordering::Relaxed), "shutting down");
     };
     enter(Phase::Draining, &app.phase);
     app.served.engine.drain();
-    if timeout(app.config.drain_deadline, all(&mut connections))
-        .await
-        .is_ok()
-    {
+    if timeout(app.config.drain_deadline, all(&mut connections)).await.is_ok() {
         return;
     }
     enter(Phase::Cut, &app.phase);

@@ -25,9 +25,7 @@ pub(crate) fn prepare(stream: &TcpStream, write_timeout: Duration) -> io::Result
     // Kernel memory counts against the line too: without this it grows to megabytes per slow reader.
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
     // A peer that vanished without a word is found out in 10 + 3 × 5 s.
-    let probes = TcpKeepalive::new()
-        .with_time(Duration::from_secs(10))
-        .with_interval(Duration::from_secs(5));
+    let probes = TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(write_timeout))?;
     #[cfg(not(target_os = "linux"))]
@@ -41,8 +39,7 @@ pub(crate) fn hung_up(stream: &TcpStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
     let mut fds = [PollFd::new(stream, gone)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-        && fds[0].revents().intersects(gone)
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) && fds[0].revents().intersects(gone)
 }
 
 /// Whether the peer has closed its end; elsewhere than on Linux only reads and writes tell.
@@ -63,13 +60,7 @@ pub(crate) struct ClientSocket {
 
 impl ClientSocket {
     pub fn new(stream: Arc<TcpStream>, write_timeout: Duration, unread: Arc<AtomicBool>) -> Self {
-        Self {
-            stream,
-            write_timeout,
-            stalled: None,
-            unread,
-            linger: None,
-        }
+        Self { stream, write_timeout, stalled: None, unread, linger: None }
     }
 
     /// Runs `write` until it succeeds, the socket is full, or it has been full for too long.
@@ -95,19 +86,12 @@ impl ClientSocket {
         let timeout = self.write_timeout;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(timeout)));
         ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the client takes nothing",
-        )))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
     }
 }
 
 impl AsyncRead for ClientSocket {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
             match self.stream.try_read(buf.initialize_unfilled()) {
@@ -123,11 +107,7 @@ impl AsyncRead for ClientSocket {
 }
 
 impl AsyncWrite for ClientSocket {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_written(cx, |stream| stream.try_write(bytes))
     }
 

@@ -61,16 +61,8 @@ struct Running<S> {
 }
 
 /// The streamed answer.
-pub(crate) fn response(
-    generation: Generation,
-    shape: impl Shape,
-    keep_alive: std::time::Duration,
-) -> Response {
-    let running = Running {
-        generation,
-        shape,
-        opened: false,
-    };
+pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: std::time::Duration) -> Response {
+    let running = Running { generation, shape, opened: false };
     let stream = unfold(Some(running), move |running| async move {
         let mut running = running?;
         let mut out = Events::default();
@@ -86,16 +78,10 @@ pub(crate) fn response(
         Some((Ok::<_, Infallible>(Bytes::from(out.0)), next))
     });
     let headers = [
-        (
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("text/event-stream; charset=utf-8"),
-        ),
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // A buffering proxy would defeat streaming.
-        (
-            header::HeaderName::from_static("x-accel-buffering"),
-            HeaderValue::from_static("no"),
-        ),
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     (headers, Body::from_stream(stream)).into_response()
 }
@@ -109,10 +95,7 @@ impl<S: Shape> Running<S> {
                 return false;
             };
             match event {
-                Event::Delta(choice, delta) => {
-                    self.shape
-                        .delta(choice, delta, self.generation.usage(), out)
-                }
+                Event::Delta(choice, delta) => self.shape.delta(choice, delta, self.generation.usage(), out),
                 Event::Done => {
                     self.shape.close(self.generation.usage(), out);
                     out.done();

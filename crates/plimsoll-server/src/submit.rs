@@ -45,9 +45,8 @@ impl Draft {
         let limit = app.max_choices();
         if choices > u64::from(limit) {
             let prompts = self.prompts.len();
-            let message = format!(
-                "{prompts} prompts with n = {n} are {choices} sequences, more than the limit of {limit}"
-            );
+            let message =
+                format!("{prompts} prompts with n = {n} are {choices} sequences, more than the limit of {limit}");
             return Err(ApiError::invalid(self.prompt_param, message));
         }
         let held = self.hold_answer(app)?;
@@ -56,12 +55,7 @@ impl Draft {
             let max_tokens = self.max_tokens(app, prompt)?;
             for _ in 0..n {
                 let request = self.request(id, readers.len() as u32, prompt, max_tokens);
-                readers.push(
-                    app.served
-                        .engine
-                        .submit(request)
-                        .map_err(|refusal| self.named(refusal.into()))?,
-                );
+                readers.push(app.served.engine.submit(request).map_err(|refusal| self.named(refusal.into()))?);
             }
         }
         Ok(Started { readers, held })
@@ -71,9 +65,7 @@ impl Draft {
         let common = &self.common;
         let mut sampling = common.sampling.clone();
         // Choices of one prompt differ by their seed; the first keeps the one that was asked for.
-        sampling.seed = sampling
-            .seed
-            .wrapping_add(u64::from(choice % common.n.max(1)));
+        sampling.seed = sampling.seed.wrapping_add(u64::from(choice % common.n.max(1)));
         Request {
             id: format!("{id}-{choice}"),
             prompt: prompt.ids.clone(),
@@ -97,28 +89,15 @@ impl Draft {
         let rest = context.saturating_sub(in_prompt);
         let asked = self.common.max_tokens;
         let echo_only = asked == Some(0) && self.prompt_logprobs.is_some();
-        let needed = if echo_only {
-            0
-        } else {
-            u64::from(asked.unwrap_or(1))
-        };
+        let needed = if echo_only { 0 } else { u64::from(asked.unwrap_or(1)) };
         if in_prompt + needed > context {
             let message = format!(
                 "this server's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
             );
-            let param = if asked.is_some_and(|n| n > 1) {
-                "max_tokens"
-            } else {
-                self.prompt_param
-            };
-            return Err(ApiError {
-                code: Some("context_length_exceeded"),
-                ..ApiError::invalid(param, message)
-            });
+            let param = if asked.is_some_and(|n| n > 1) { "max_tokens" } else { self.prompt_param };
+            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
-        let default = self
-            .default_max_tokens
-            .map_or(rest, |n| rest.min(u64::from(n)));
+        let default = self.default_max_tokens.map_or(rest, |n| rest.min(u64::from(n)));
         Ok(asked.unwrap_or(u32::try_from(default).unwrap_or(u32::MAX)))
     }
 
@@ -139,11 +118,7 @@ impl Draft {
         for prompt in &self.prompts {
             let output = u64::from(self.max_tokens(app, prompt)?);
             let generated = output * (ANSWER_BYTES_PER_TOKEN + alternatives(self.logprobs));
-            let ids = if self.common.return_token_ids {
-                ANSWER_BYTES_PER_ID
-            } else {
-                0
-            };
+            let ids = if self.common.return_token_ids { ANSWER_BYTES_PER_ID } else { 0 };
             let prompt_bytes = prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs));
             bytes += u64::from(self.common.n) * (generated + prompt_bytes);
         }

@@ -51,36 +51,18 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> A
                 conversation.tokens(app, add_special.unwrap_or(false))?
             }
         };
-        let per_token = if with_texts {
-            ANSWER_BYTES_PER_ID + ANSWER_BYTES_PER_TEXT
-        } else {
-            ANSWER_BYTES_PER_ID
-        };
+        let per_token = if with_texts { ANSWER_BYTES_PER_ID + ANSWER_BYTES_PER_TEXT } else { ANSWER_BYTES_PER_ID };
         let held = app.bytes.hold(tokens.len() as u64 * per_token)?;
-        let spelling = Spelling {
-            tokenizer: &app.served.tokenizer,
-            as_ids: false,
-        };
+        let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
         let token_strs = with_texts.then(|| tokens.iter().map(|id| spelling.text(*id)).collect());
         let max_model_len = app.served.engine.limits().max_req_total_len;
-        Ok(json(
-            &Tokenized {
-                count: tokens.len(),
-                max_model_len,
-                tokens,
-                token_strs,
-            },
-            Some(held),
-        ))
+        Ok(json(&Tokenized { count: tokens.len(), max_model_len, tokens, token_strs }, Some(held)))
     })
     .await
 }
 
 /// Ids to text.
-pub(crate) async fn detokenize(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> ApiResult<Response> {
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     on_body(app, request, |app, body| {
         let mut fields = Fields::of_body(body)?;
         check_model(&mut fields, app)?;
@@ -89,27 +71,17 @@ pub(crate) async fn detokenize(
         fields.finish()?;
         let limit = app.served.engine.limits().max_req_total_len;
         if tokens.len() > limit as usize {
-            let message = format!(
-                "tokens has {} ids, more than this server's context of {limit}",
-                tokens.len()
-            );
+            let message = format!("tokens has {} ids, more than this server's context of {limit}", tokens.len());
             return Err(ApiError::invalid("tokens", message));
         }
         app.check_ids("tokens", &tokens)?;
-        Ok(json(
-            &Detokenized {
-                prompt: app.served.tokenizer.decode(&tokens, false),
-            },
-            None,
-        ))
+        Ok(json(&Detokenized { prompt: app.served.tokenizer.decode(&tokens, false) }, None))
     })
     .await
 }
 
 fn check_model(fields: &mut Fields<'_>, app: &App) -> ApiResult<()> {
-    fields
-        .take::<String>("model")?
-        .map_or(Ok(()), |name| app.check_model(&name))
+    fields.take::<String>("model")?.map_or(Ok(()), |name| app.check_model(&name))
 }
 
 async fn on_body(

@@ -18,16 +18,9 @@ fn an_announced_hundred_megabytes_are_refused_unread_in_milliseconds() {
     let mut client = server.send(head);
     let answer = client.answer();
     let error = answer.error(413);
-    assert!(
-        start.elapsed() < Duration::from_millis(200),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
     assert_eq!(error["code"], "request_too_large");
-    assert!(
-        error["message"].as_str().unwrap().contains("1048576 bytes"),
-        "{error}"
-    );
+    assert!(error["message"].as_str().unwrap().contains("1048576 bytes"), "{error}");
     assert_eq!(answer.header("connection"), Some("close"));
     // A client that goes on sending is not cut off before it can read the answer, and costs nothing.
     let mut client = server.send(head);
@@ -57,19 +50,8 @@ fn an_unannounced_flood_is_refused_while_it_is_read() {
 #[test]
 fn bytes_in_flight_are_bounded_over_all_clients() {
     // Room for two bodies of 64 KiB and what is parsed from them.
-    let tight = ServerConfig {
-        max_body_bytes: 64 << 10,
-        max_bytes_in_flight: 512 << 10,
-        ..config()
-    };
-    let server = Server::with(
-        ServerConfig {
-            body_gap_timeout: Duration::from_secs(5),
-            ..tight
-        },
-        limits(),
-        letters,
-    );
+    let tight = ServerConfig { max_body_bytes: 64 << 10, max_bytes_in_flight: 512 << 10, ..config() };
+    let server = Server::with(ServerConfig { body_gap_timeout: Duration::from_secs(5), ..tight }, limits(), letters);
     let begun = || {
         let mut text = post("/v1/completions", &"x".repeat(64 << 10));
         text.truncate(text.len() - 10);
@@ -77,10 +59,7 @@ fn bytes_in_flight_are_bounded_over_all_clients() {
     };
     let clients: Vec<_> = (0..2).map(|_| server.send(begun())).collect();
     eventually("both are held", || {
-        server.get("/v1/memory").json()["pools"]["http_bytes"]["used"]
-            .as_u64()
-            .unwrap()
-            > 500 << 10
+        server.get("/v1/memory").json()["pools"]["http_bytes"]["used"].as_u64().unwrap() > 500 << 10
     });
     let answer = server.send(begun()).answer();
     assert_eq!(answer.header("retry-after"), Some("1"));
@@ -148,76 +127,36 @@ fn malformed_input_is_answered_and_leaves_nothing() {
         b"{\"prompt\":\"a\0b\"}".to_vec(),
         vec![b'['; 900_000],
         "{\"a\":".repeat(150_000).into_bytes(),
-        format!(
-            "{{\"prompt\":{}{}}}",
-            "[".repeat(100_000),
-            "]".repeat(100_000)
-        )
-        .into_bytes(),
-        format!(
-            "{{\"metadata\":{}{}}}",
-            "{\"a\":".repeat(100_000),
-            "1".to_owned() + &"}".repeat(100_000)
-        )
-        .into_bytes(),
+        format!("{{\"prompt\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000)).into_bytes(),
+        format!("{{\"metadata\":{}{}}}", "{\"a\":".repeat(100_000), "1".to_owned() + &"}".repeat(100_000)).into_bytes(),
         format!("{{\"prompt\":[{}1]}}", "[],".repeat(300_000)).into_bytes(),
-        format!(
-            "{{\"prompt\":\"x\",\"stop\":[{}\"\"]}}",
-            "\"\",".repeat(300_000)
-        )
-        .into_bytes(),
+        format!("{{\"prompt\":\"x\",\"stop\":[{}\"\"]}}", "\"\",".repeat(300_000)).into_bytes(),
         format!("{{\"prompt\":\"x\",\"n\":{}}}", "9".repeat(100_000)).into_bytes(),
-        format!(
-            "{{\"prompt\":\"x\",\"temperature\":1e{}}}",
-            "9".repeat(1000)
-        )
-        .into_bytes(),
+        format!("{{\"prompt\":\"x\",\"temperature\":1e{}}}", "9".repeat(1000)).into_bytes(),
     ];
-    bodies.push(
-        format!(
-            "{{{}\"z\":1}}",
-            (0..50_000)
-                .map(|i| format!("\"f{i}\":1,"))
-                .collect::<String>()
-        )
-        .into_bytes(),
-    );
+    bodies.push(format!("{{{}\"z\":1}}", (0..50_000).map(|i| format!("\"f{i}\":1,")).collect::<String>()).into_bytes());
     for body in bodies {
-        let head = post("/v1/completions", "").replace(
-            "content-length: 0",
-            &format!("content-length: {}", body.len()),
-        );
+        let head = post("/v1/completions", "").replace("content-length: 0", &format!("content-length: {}", body.len()));
         let mut client = server.send(head);
         client.write(&body);
         client.answer().error(400);
-        let head = post("/v1/chat/completions", "").replace(
-            "content-length: 0",
-            &format!("content-length: {}", body.len()),
-        );
+        let head =
+            post("/v1/chat/completions", "").replace("content-length: 0", &format!("content-length: {}", body.len()));
         let mut client = server.send(head);
         client.write(&body);
         client.answer().error(400);
     }
     // What is not HTTP at all.
-    for bytes in [
-        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\0\0\0\0\r\n\r\n",
-    ] {
+    for bytes in
+        [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\0\r\n\r\n"]
+    {
         let mut client = server.send(bytes);
         let mut rest = Vec::new();
         let _ = client.stream.read_to_end(&mut rest);
-        assert!(
-            rest.is_empty() || rest.starts_with(b"HTTP/1.1 400"),
-            "{}",
-            String::from_utf8_lossy(&rest)
-        );
+        assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&rest));
     }
     // A head that is larger than its buffer, and one with too many lines.
-    let long = format!(
-        "GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n",
-        "y".repeat(40_000)
-    );
+    let long = format!("GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(40_000));
     let mut client = server.connect();
     let _ = client.stream.write_all(long.as_bytes());
     assert_eq!(client.answer().status, 431);
@@ -229,28 +168,17 @@ fn malformed_input_is_answered_and_leaves_nothing() {
 
 #[test]
 fn one_connection_too_many_is_told_so() {
-    let few = ServerConfig {
-        max_connections: 4,
-        header_timeout: Duration::from_secs(3),
-        ..config()
-    };
+    let few = ServerConfig { max_connections: 4, header_timeout: Duration::from_secs(3), ..config() };
     let server = Server::with(few, limits(), letters);
     let held: Vec<_> = (0..4).map(|_| server.connect()).collect();
     std::thread::sleep(Duration::from_millis(100));
     let answer = server.connect().answer();
     assert_eq!(answer.header("retry-after"), Some("1"));
-    assert!(
-        answer.error(503)["message"]
-            .as_str()
-            .unwrap()
-            .contains("4 connections")
-    );
+    assert!(answer.error(503)["message"].as_str().unwrap().contains("4 connections"));
     drop(held);
     eventually("there is room again", || {
         let mut client = server.connect();
-        let _ = client
-            .stream
-            .write_all(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n");
+        let _ = client.stream.write_all(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n");
         client.answer().status == 200
     });
 }
@@ -288,11 +216,7 @@ fn health_answers_while_large_prompts_arrive() {
         }
         times.sort();
         let p99 = times[times.len() * 99 / 100];
-        assert!(
-            p99 < Duration::from_millis(100),
-            "p99 {p99:?} over {} probes",
-            times.len()
-        );
+        assert!(p99 < Duration::from_millis(100), "p99 {p99:?} over {} probes", times.len());
     });
     server.assert_idle();
 }
@@ -300,17 +224,9 @@ fn health_answers_while_large_prompts_arrive() {
 #[test]
 fn a_thousand_bad_clients_leave_the_server_as_it_was() {
     let server = Server::start(letters);
-    let text = post(
-        "/v1/completions",
-        &json!({"prompt": "abc", "max_tokens": 50, "stream": true}).to_string(),
-    );
-    let first: String = server
-        .send(&text)
-        .answer()
-        .events()
-        .iter()
-        .filter_map(|e| e["choices"][0]["text"].as_str())
-        .collect();
+    let text = post("/v1/completions", &json!({"prompt": "abc", "max_tokens": 50, "stream": true}).to_string());
+    let first: String =
+        server.send(&text).answer().events().iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
     let before = server.get("/v1/memory").json();
     for i in 0..1000 {
         // Each leaves at another place: in the head, in the body, during the answer.
@@ -321,22 +237,13 @@ fn a_thousand_bad_clients_leave_the_server_as_it_was() {
     server.assert_idle();
     eventually("all connections are gone", || {
         let page = server.get("/metrics").body;
-        page.lines()
-            .any(|line| line == "plimsoll_http_connections 1")
+        page.lines().any(|line| line == "plimsoll_http_connections 1")
     });
     let after = server.get("/v1/memory").json();
     let fds = |page: &serde_json::Value| page["process"]["fds"].as_i64().unwrap();
-    assert!(
-        (fds(&after) - fds(&before)).abs() <= 8,
-        "{} fds, then {}",
-        fds(&before),
-        fds(&after)
-    );
+    assert!((fds(&after) - fds(&before)).abs() <= 8, "{} fds, then {}", fds(&before), fds(&after));
     let text_of = |events: Vec<serde_json::Value>| -> String {
-        events
-            .iter()
-            .filter_map(|e| e["choices"][0]["text"].as_str())
-            .collect()
+        events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect()
     };
     assert_eq!(text_of(server.send(&text).answer().events()), first);
 }

@@ -14,64 +14,34 @@ fn models_are_listed_by_every_name() {
     let server = Server::start(letters);
     let list = server.get("/v1/models").ok();
     assert_eq!(list["object"], "list");
-    let ids: Vec<_> = list["data"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|m| m["id"].clone())
-        .collect();
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect();
     assert_eq!(ids, ["tiny", "org/tiny-alias"]);
     assert_eq!(list["data"][0]["max_model_len"], 512);
     assert_eq!(list["data"][0]["created"], 1_700_000_000);
     assert_eq!(server.get("/v1/models/org/tiny-alias").ok()["root"], "tiny");
-    assert_eq!(
-        server.get("/v1/models/other").error(404)["code"],
-        "model_not_found"
-    );
+    assert_eq!(server.get("/v1/models/other").error(404)["code"], "model_not_found");
 }
 
 #[test]
 fn tokens_there_and_back() {
     let server = Server::start(letters);
-    let answer = server
-        .post(
-            "/tokenize",
-            &json!({"prompt": "aé<|im_end|>", "return_token_strs": true}),
-        )
-        .ok();
+    let answer = server.post("/tokenize", &json!({"prompt": "aé<|im_end|>", "return_token_strs": true})).ok();
     assert_eq!(answer["tokens"], json!([97, 195, 169, 257]));
     assert_eq!(answer["count"], 4);
     assert_eq!(answer["max_model_len"], 512);
     assert_eq!(answer["token_strs"][0], "a");
     assert_eq!(answer["token_strs"][3], "<|im_end|>");
     let messages = json!([{"role": "user", "content": "x"}]);
-    let chat = server
-        .post("/tokenize", &json!({"messages": messages, "model": "tiny"}))
-        .ok();
+    let chat = server.post("/tokenize", &json!({"messages": messages, "model": "tiny"})).ok();
     assert_eq!(chat["token_strs"], Value::Null);
-    let back = server
-        .post("/detokenize", &json!({"tokens": chat["tokens"]}))
-        .ok();
-    assert_eq!(
-        back["prompt"],
-        "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
-    );
-    server
-        .post("/tokenize", &json!({"prompt": "x", "colour": 1}))
-        .error(400);
+    let back = server.post("/detokenize", &json!({"tokens": chat["tokens"]})).ok();
+    assert_eq!(back["prompt"], "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
+    server.post("/tokenize", &json!({"prompt": "x", "colour": 1})).error(400);
     server.post("/tokenize", &json!({})).error(400);
-    server
-        .post("/detokenize", &json!({"tokens": [258]}))
-        .error(400);
-    server
-        .post("/detokenize", &json!({"tokens": vec![1; 513]}))
-        .error(400);
-    server
-        .post("/detokenize", &json!({"tokens": "x"}))
-        .error(400);
-    server
-        .post("/detokenize", &json!({"model": "no", "tokens": []}))
-        .error(404);
+    server.post("/detokenize", &json!({"tokens": [258]})).error(400);
+    server.post("/detokenize", &json!({"tokens": vec![1; 513]})).error(400);
+    server.post("/detokenize", &json!({"tokens": "x"})).error(400);
+    server.post("/detokenize", &json!({"model": "no", "tokens": []})).error(404);
     server.assert_idle();
 }
 
@@ -83,22 +53,14 @@ fn health_follows_the_engines_progress() {
     server.observed.frozen.store(true, Ordering::Release);
     common::eventually("unhealthy", || server.get("/health").status == 503);
     let error = server.get("/health").error(503);
-    assert!(
-        error["message"]
-            .as_str()
-            .unwrap()
-            .contains("no progress for 0.4 s"),
-        "{error}"
-    );
+    assert!(error["message"].as_str().unwrap().contains("no progress for 0.4 s"), "{error}");
     server.get("/ready").error(503);
     server.observed.frozen.store(false, Ordering::Release);
     common::eventually("healthy again", || server.get("/health").status == 200);
     server.engine.drain();
     server.get("/ready").error(503);
     assert_eq!(server.get("/health").status, 200);
-    let error = server
-        .post("/v1/completions", &json!({"prompt": "x"}))
-        .error(503);
+    let error = server.post("/v1/completions", &json!({"prompt": "x"})).error(503);
     assert_eq!(error["type"], "service_unavailable_error");
 }
 
@@ -109,16 +71,9 @@ fn metrics_and_memory_tell_the_same_numbers() {
     server.get("/nowhere").error(404);
     server.assert_idle();
     let page = server.get("/metrics");
-    assert!(
-        page.header("content-type")
-            .unwrap()
-            .starts_with("application/openmetrics-text")
-    );
+    assert!(page.header("content-type").unwrap().starts_with("application/openmetrics-text"));
     let value = |name: &str| -> f64 {
-        let line = page.body.lines().find(|line| {
-            line.strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with(' '))
-        });
+        let line = page.body.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
         line.unwrap_or_else(|| panic!("{name} is missing in {}", page.body))
             .rsplit(' ')
             .next()
@@ -128,18 +83,9 @@ fn metrics_and_memory_tell_the_same_numbers() {
     };
     assert_eq!(value("plimsoll_requests_running"), 0.0);
     assert_eq!(value("plimsoll_requests_in_system"), 0.0);
-    assert_eq!(
-        value("plimsoll_http_answers_total{path=\"/v1/completions\",code=\"200\"}"),
-        1.0
-    );
-    assert_eq!(
-        value("plimsoll_http_answers_total{path=\"other\",code=\"404\"}"),
-        1.0
-    );
-    assert_eq!(
-        value("plimsoll_memory_planned_bytes{component=\"kv_pages\"}"),
-        0.0
-    );
+    assert_eq!(value("plimsoll_http_answers_total{path=\"/v1/completions\",code=\"200\"}"), 1.0);
+    assert_eq!(value("plimsoll_http_answers_total{path=\"other\",code=\"404\"}"), 1.0);
+    assert_eq!(value("plimsoll_memory_planned_bytes{component=\"kv_pages\"}"), 0.0);
     assert_eq!(value("plimsoll_memory_line_bytes"), f64::from(1 << 30));
     assert_eq!(value("plimsoll_device_allocations_after_ready"), 0.0);
     assert!(value("plimsoll_process_anonymous_bytes") > 0.0);
@@ -147,20 +93,12 @@ fn metrics_and_memory_tell_the_same_numbers() {
     assert!(page.body.ends_with("# EOF\n"));
     let memory = server.get("/v1/memory").ok();
     assert_eq!(memory["line_bytes"], 1 << 30);
-    assert_eq!(
-        memory["components"].as_array().unwrap().len(),
-        plimsoll_memory::Component::ALL.len()
-    );
+    assert_eq!(memory["components"].as_array().unwrap().len(), plimsoll_memory::Component::ALL.len());
     assert_eq!(memory["pools"]["requests"]["running_max"], 8);
     assert_eq!(memory["pools"]["host_bytes"]["total"], 16 << 20);
     assert!(memory["unaccounted_bytes"].as_i64().unwrap() > 0);
     assert!(memory["process"]["threads"].as_u64().unwrap() > 1);
-    assert!(
-        server.get("/version").ok()["version"]
-            .as_str()
-            .unwrap()
-            .contains('.')
-    );
+    assert!(server.get("/version").ok()["version"].as_str().unwrap().contains('.'));
 }
 
 #[test]
@@ -169,20 +107,11 @@ fn an_idle_server_costs_nothing() {
     server.post("/v1/completions", &json!({"prompt": "x"})).ok();
     let cpu = || {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-        let fields: Vec<&str> = stat
-            .rsplit(')')
-            .next()
-            .unwrap()
-            .split_whitespace()
-            .collect();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     };
     std::thread::sleep(Duration::from_millis(200));
     let before = cpu();
     std::thread::sleep(Duration::from_secs(1));
-    assert!(
-        cpu() - before <= 3,
-        "{} ticks in an idle second",
-        cpu() - before
-    );
+    assert!(cpu() - before <= 3, "{} ticks in an idle second", cpu() - before);
 }

@@ -18,43 +18,19 @@ fn refused(server: &Server, change: &Value) -> Value {
 fn values_out_of_range_name_field_and_range() {
     let server = Server::start(letters);
     for (change, param, says) in [
-        (
-            json!({"temperature": -1}),
-            "temperature",
-            "between 0 and 100",
-        ),
+        (json!({"temperature": -1}), "temperature", "between 0 and 100"),
         (json!({"temperature": 1e39}), "temperature", "out of range"),
         (json!({"temperature": "hot"}), "temperature", "expected f64"),
         (json!({"top_p": 0}), "top_p", "above 0"),
         (json!({"top_p": 1.01}), "top_p", "at most 1"),
         (json!({"top_k": -2}), "top_k", "top_k is -2"),
         (json!({"min_p": 2}), "min_p", "between 0 and 1"),
-        (
-            json!({"presence_penalty": 3}),
-            "presence_penalty",
-            "between -2 and 2",
-        ),
-        (
-            json!({"frequency_penalty": -3}),
-            "frequency_penalty",
-            "between -2 and 2",
-        ),
-        (
-            json!({"repetition_penalty": 0}),
-            "repetition_penalty",
-            "0.01",
-        ),
+        (json!({"presence_penalty": 3}), "presence_penalty", "between -2 and 2"),
+        (json!({"frequency_penalty": -3}), "frequency_penalty", "between -2 and 2"),
+        (json!({"repetition_penalty": 0}), "repetition_penalty", "0.01"),
         (json!({"logit_bias": {"258": 1}}), "logit_bias", "258"),
-        (
-            json!({"logit_bias": {"x": 1}}),
-            "logit_bias",
-            "not a token id",
-        ),
-        (
-            json!({"logit_bias": {"1": 101}}),
-            "logit_bias",
-            "between -100 and 100",
-        ),
+        (json!({"logit_bias": {"x": 1}}), "logit_bias", "not a token id"),
+        (json!({"logit_bias": {"1": 101}}), "logit_bias", "between -100 and 100"),
         (json!({"n": 0}), "n", "1 to 8"),
         (json!({"n": 9}), "n", "1 to 8"),
         (json!({"n": 100000}), "n", "1 to 8"),
@@ -62,51 +38,19 @@ fn values_out_of_range_name_field_and_range() {
         (json!({"best_of": 2}), "best_of", "equal to n"),
         (json!({"max_tokens": 0}), "max_tokens", "at least 1"),
         (json!({"max_tokens": -5}), "max_tokens", "max_tokens: "),
-        (
-            json!({"max_tokens": 510}),
-            "max_tokens",
-            "maximum context length is 512",
-        ),
-        (
-            json!({"max_tokens": 1, "max_completion_tokens": 2}),
-            "max_completion_tokens",
-            "one of them",
-        ),
-        (
-            json!({"min_tokens": 17}),
-            "min_tokens",
-            "more than max_tokens",
-        ),
+        (json!({"max_tokens": 510}), "max_tokens", "maximum context length is 512"),
+        (json!({"max_tokens": 1, "max_completion_tokens": 2}), "max_completion_tokens", "one of them"),
+        (json!({"min_tokens": 17}), "min_tokens", "more than max_tokens"),
         (json!({"logprobs": 21}), "logprobs", "limit of 20"),
-        (
-            json!({"prompt_logprobs": 21}),
-            "prompt_logprobs",
-            "limit of 20",
-        ),
-        (
-            json!({"prompt_logprobs": 1, "stream": true}),
-            "prompt_logprobs",
-            "not available with stream",
-        ),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs", "limit of 20"),
+        (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs", "not available with stream"),
         (json!({"stop": ""}), "stop", "1 to 256"),
         (json!({"stop": vec!["a"; 17]}), "stop", "limit of 16"),
         (json!({"stop": "x".repeat(257)}), "stop", "1 to 256"),
-        (
-            json!({"stop_token_ids": [258]}),
-            "stop_token_ids",
-            "vocabulary of 258",
-        ),
+        (json!({"stop_token_ids": [258]}), "stop_token_ids", "vocabulary of 258"),
         (json!({"stream": "yes"}), "stream", "boolean"),
-        (
-            json!({"stream_options": {"include_usage": true}}),
-            "stream_options",
-            "only allowed when stream",
-        ),
-        (
-            json!({"stream": true, "stream_options": {"speed": 1}}),
-            "stream_options.speed",
-            "unknown field",
-        ),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options", "only allowed when stream"),
+        (json!({"stream": true, "stream_options": {"speed": 1}}), "stream_options.speed", "unknown field"),
         (json!({"prompt": ""}), "prompt", "empty"),
         (json!({"prompt": []}), "prompt", "empty"),
         (json!({"prompt": [[]]}), "prompt", "empty"),
@@ -114,26 +58,10 @@ fn values_out_of_range_name_field_and_range() {
         (json!({"prompt": [258]}), "prompt", "vocabulary of 258"),
         (json!({"prompt": {"a": 1}}), "prompt", "prompt: "),
         (json!({"prompt": vec!["a"; 9]}), "prompt", "limit of 8"),
-        (
-            json!({"prompt": vec!["a"; 5], "n": 2}),
-            "prompt",
-            "10 sequences",
-        ),
-        (
-            json!({"prompt": vec![1; 512]}),
-            "prompt",
-            "maximum context length is 512",
-        ),
-        (
-            json!({"prompt": "x".repeat(600)}),
-            "prompt",
-            "maximum context length is 512",
-        ),
-        (
-            json!({"prompt": "x".repeat(500_000)}),
-            "prompt",
-            "cannot fit",
-        ),
+        (json!({"prompt": vec!["a"; 5], "n": 2}), "prompt", "10 sequences"),
+        (json!({"prompt": vec![1; 512]}), "prompt", "maximum context length is 512"),
+        (json!({"prompt": "x".repeat(600)}), "prompt", "maximum context length is 512"),
+        (json!({"prompt": "x".repeat(500_000)}), "prompt", "cannot fit"),
         (json!({"cache_salt": ""}), "cache_salt", "empty"),
         (json!({"model": 5}), "model", "expected a string"),
     ] {
@@ -142,10 +70,7 @@ fn values_out_of_range_name_field_and_range() {
         assert!(error["message"].as_str().unwrap().contains(says), "{error}");
         assert_eq!(error["type"], "invalid_request_error");
     }
-    assert!(
-        server.observed.requests.lock().unwrap().is_empty(),
-        "nothing of this reached the engine"
-    );
+    assert!(server.observed.requests.lock().unwrap().is_empty(), "nothing of this reached the engine");
     server.assert_idle();
 }
 
@@ -170,24 +95,9 @@ fn what_would_have_no_effect_is_refused() {
         json!({"tools": []}),
     ] {
         let error = refused(&server, &change);
-        assert_eq!(
-            error["param"].as_str(),
-            change
-                .as_object()
-                .unwrap()
-                .keys()
-                .next()
-                .map(String::as_str),
-            "{error}"
-        );
+        assert_eq!(error["param"].as_str(), change.as_object().unwrap().keys().next().map(String::as_str), "{error}");
     }
-    assert_eq!(
-        refused(
-            &server,
-            &json!({"response_format": {"type": "json_object"}})
-        )["param"],
-        "response_format.type"
-    );
+    assert_eq!(refused(&server, &json!({"response_format": {"type": "json_object"}}))["param"], "response_format.type");
     let chat = |change: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
         for (key, value) in change.as_object().unwrap() {
@@ -199,25 +109,13 @@ fn what_would_have_no_effect_is_refused() {
     assert_eq!(chat(json!({"top_logprobs": 2})), "top_logprobs");
     assert_eq!(chat(json!({"logprobs": 2})), "logprobs");
     assert_eq!(chat(json!({"modalities": ["audio"]})), "modalities");
-    assert_eq!(
-        chat(json!({"reasoning_effort": "high"})),
-        "reasoning_effort"
-    );
+    assert_eq!(chat(json!({"reasoning_effort": "high"})), "reasoning_effort");
     assert_eq!(chat(json!({"chat_template": "x"})), "chat_template");
-    assert_eq!(
-        chat(json!({"chat_template_kwargs": {"messages": []}})),
-        "chat_template_kwargs"
-    );
-    assert_eq!(
-        chat(json!({"continue_final_message": true})),
-        "continue_final_message"
-    );
+    assert_eq!(chat(json!({"chat_template_kwargs": {"messages": []}})), "chat_template_kwargs");
+    assert_eq!(chat(json!({"continue_final_message": true})), "continue_final_message");
     assert_eq!(chat(json!({"prompt": "x"})), "prompt");
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    assert_eq!(
-        chat(json!({"tools": tools, "parallel_tool_calls": false})),
-        "parallel_tool_calls"
-    );
+    assert_eq!(chat(json!({"tools": tools, "parallel_tool_calls": false})), "parallel_tool_calls");
     assert_eq!(chat(json!({"tools": [{"type": "spell"}]})), "tools[0]");
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }
@@ -225,28 +123,14 @@ fn what_would_have_no_effect_is_refused() {
 #[test]
 fn wrong_places_have_openais_shape_too() {
     let server = Server::start(letters);
-    let error = server
-        .post("/v1/completions", &json!({"model": "gpt-5", "prompt": "x"}))
-        .error(404);
-    assert_eq!(
-        (&error["code"], &error["param"]),
-        (&json!("model_not_found"), &json!("model"))
-    );
+    let error = server.post("/v1/completions", &json!({"model": "gpt-5", "prompt": "x"})).error(404);
+    assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")));
     assert!(error["message"].as_str().unwrap().contains("tiny"));
-    server
-        .post(
-            "/v1/completions",
-            &json!({"model": "default", "prompt": "x"}),
-        )
-        .ok();
+    server.post("/v1/completions", &json!({"model": "default", "prompt": "x"})).ok();
     server.get("/v1/nothing").error(404);
     server.get("/v1/completions").error(405);
-    server
-        .send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
-        .answer()
-        .error(415);
-    let zipped =
-        post("/v1/completions", "{}").replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
+    server.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}").answer().error(415);
+    let zipped = post("/v1/completions", "{}").replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
     server.send(zipped).answer().error(415);
     for bad in [
         "",
@@ -264,21 +148,10 @@ fn wrong_places_have_openais_shape_too() {
 #[test]
 fn a_request_id_is_echoed_or_made() {
     let server = Server::start(letters);
-    let with = |id: &str| {
-        server
-            .send(format!(
-                "GET /version HTTP/1.1\r\nhost: x\r\nx-request-id: {id}\r\n\r\n"
-            ))
-            .answer()
-    };
+    let with =
+        |id: &str| server.send(format!("GET /version HTTP/1.1\r\nhost: x\r\nx-request-id: {id}\r\n\r\n")).answer();
     assert_eq!(with("my-id").header("x-request-id"), Some("my-id"));
-    assert!(
-        server
-            .get("/version")
-            .header("x-request-id")
-            .unwrap()
-            .starts_with("req-")
-    );
+    assert!(server.get("/version").header("x-request-id").unwrap().starts_with("req-"));
     with(&"x".repeat(200)).error(400);
 }
 
@@ -286,54 +159,29 @@ fn a_request_id_is_echoed_or_made() {
 fn a_full_engine_says_when_to_come_back() {
     // Requests that never end fill the 8 running and 8 waiting places.
     let server = Server::start(|_| Box::new(std::iter::empty::<Step>()));
-    let hold = post(
-        "/v1/completions",
-        &json!({"prompt": "x", "n": 8}).to_string(),
-    );
+    let hold = post("/v1/completions", &json!({"prompt": "x", "n": 8}).to_string());
     let waiting: Vec<_> = (0..2).map(|_| server.send(&hold)).collect();
     common::eventually("all places are taken", || server.engine.reserved().1 == 16);
     let answer = server.post("/v1/completions", &json!({"prompt": "x"}));
     assert_eq!(answer.header("retry-after"), Some("1"));
     let error = answer.error(429);
-    assert!(
-        error["message"]
-            .as_str()
-            .unwrap()
-            .contains("8 requests are running and 8 wait"),
-        "{error}"
-    );
+    assert!(error["message"].as_str().unwrap().contains("8 requests are running and 8 wait"), "{error}");
     // A group that fits only in part is refused as a whole, and what was begun of it is taken back.
     drop(waiting);
     common::eventually("the places are free", || server.engine.reserved() == (0, 0));
-    let _one = server.send(post(
-        "/v1/completions",
-        &json!({"prompt": "x", "n": 8}).to_string(),
-    ));
-    let _two = server.send(post(
-        "/v1/completions",
-        &json!({"prompt": "x", "n": 4}).to_string(),
-    ));
+    let _one = server.send(post("/v1/completions", &json!({"prompt": "x", "n": 8}).to_string()));
+    let _two = server.send(post("/v1/completions", &json!({"prompt": "x", "n": 4}).to_string()));
     common::eventually("12 places are taken", || server.engine.reserved().1 == 12);
-    server
-        .post("/v1/completions", &json!({"prompt": "x", "n": 8}))
-        .error(429);
+    server.post("/v1/completions", &json!({"prompt": "x", "n": 8})).error(429);
     common::eventually("only 12 remain", || server.engine.reserved().1 == 12);
 }
 
 #[test]
 fn text_that_could_take_too_much_to_tokenize_is_refused() {
-    let tight = plimsoll_server::ServerConfig {
-        max_tokenizing_bytes: 1 << 10,
-        ..common::config()
-    };
+    let tight = plimsoll_server::ServerConfig { max_tokenizing_bytes: 1 << 10, ..common::config() };
     let server = Server::with(tight, limits(), letters);
-    let error = server
-        .post("/v1/completions", &json!({"prompt": "x".repeat(300)}))
-        .error(400);
-    assert!(
-        error["message"].as_str().unwrap().contains("limit of 1024"),
-        "{error}"
-    );
+    let error = server.post("/v1/completions", &json!({"prompt": "x".repeat(300)})).error(400);
+    assert!(error["message"].as_str().unwrap().contains("limit of 1024"), "{error}");
     server.post("/v1/completions", &json!({"prompt": "x"})).ok();
 }
 
@@ -346,9 +194,6 @@ fn an_answer_that_could_not_be_held_is_refused_at_once() {
     let server = Server::with(common::config(), large, letters);
     let ask = json!({"prompt": "x", "max_tokens": 100_000, "logprobs": 20});
     let error = server.post("/v1/completions", &ask).error(400);
-    assert!(
-        error["message"].as_str().unwrap().contains("stream it"),
-        "{error}"
-    );
+    assert!(error["message"].as_str().unwrap().contains("stream it"), "{error}");
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }

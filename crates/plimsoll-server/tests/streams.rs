@@ -14,12 +14,7 @@ type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
 /// One token every five milliseconds, for ever.
 fn endless(_: &Request) -> Steps {
-    Box::new((0..).flat_map(|_| {
-        [
-            Step::Token(97, "a".into()),
-            Step::Wait(Duration::from_millis(5)),
-        ]
-    }))
+    Box::new((0..).flat_map(|_| [Step::Token(97, "a".into()), Step::Wait(Duration::from_millis(5))]))
 }
 
 /// Nothing, for ever.
@@ -28,10 +23,7 @@ fn silent(_: &Request) -> Steps {
 }
 
 fn ask(stream: bool) -> String {
-    post(
-        "/v1/completions",
-        &json!({"prompt": "x", "max_tokens": 500, "stream": stream}).to_string(),
-    )
+    post("/v1/completions", &json!({"prompt": "x", "max_tokens": 500, "stream": stream}).to_string())
 }
 
 #[test]
@@ -62,10 +54,7 @@ fn a_client_that_leaves_aborts_its_request_in_every_phase() {
 #[test]
 fn all_choices_go_with_their_client() {
     let server = Server::start(silent);
-    let client = server.send(post(
-        "/v1/completions",
-        &json!({"prompt": ["x", "y"], "n": 3}).to_string(),
-    ));
+    let client = server.send(post("/v1/completions", &json!({"prompt": ["x", "y"], "n": 3}).to_string()));
     eventually("six run", || server.engine.reserved().1 == 6);
     drop(client);
     eventually("six were aborted", || server.aborted() == 6);
@@ -85,12 +74,7 @@ fn a_client_that_leaves_behind_a_second_request_is_noticed() {
 #[test]
 fn pipelined_requests_are_answered_in_order() {
     let server = Server::start(plimsoll_engine::testing::letters);
-    let one = |n: u32| {
-        post(
-            "/v1/completions",
-            &json!({"prompt": "x", "max_tokens": n}).to_string(),
-        )
-    };
+    let one = |n: u32| post("/v1/completions", &json!({"prompt": "x", "max_tokens": n}).to_string());
     let mut client = server.send(one(1) + &one(2) + &one(3));
     for n in 1..=3 {
         assert_eq!(client.answer().ok()["usage"]["completion_tokens"], n);
@@ -103,28 +87,20 @@ fn a_reader_that_stops_reading_is_given_up() {
     let mut roomy = limits();
     roomy.max_req_total_len = 200_000;
     roomy.host_bytes = 1 << 30;
-    let server = Server::with(config(), roomy, |_| {
-        Box::new((0..).map(|_| Step::Token(97, "a".repeat(2000))))
-    });
+    let server = Server::with(config(), roomy, |_| Box::new((0..).map(|_| Step::Token(97, "a".repeat(2000)))));
     let body = json!({"prompt": "x", "max_tokens": 100_000, "stream": true});
     let mut client = server.send(post("/v1/completions", &body.to_string()));
     client.until("data: ");
     let start = Instant::now();
     eventually("it was aborted", || server.aborted() == 1);
     let waited = start.elapsed();
-    assert!(
-        waited >= Duration::from_millis(500),
-        "given up after {waited:?} only"
-    );
+    assert!(waited >= Duration::from_millis(500), "given up after {waited:?} only");
     server.assert_idle();
 }
 
 #[test]
 fn a_slow_reader_gets_everything() {
-    let patient = plimsoll_server::ServerConfig {
-        write_timeout: Duration::from_secs(3),
-        ..config()
-    };
+    let patient = plimsoll_server::ServerConfig { write_timeout: Duration::from_secs(3), ..config() };
     let server = Server::with(patient, limits(), |_| {
         let tokens = (0..400).map(|i| Step::Token(97, format!("{i},{}", "x".repeat(1000))));
         Box::new(tokens.chain([Step::Finish(FinishReason::Length, None)]))
@@ -145,18 +121,10 @@ fn a_slow_reader_gets_everything() {
 #[test]
 fn an_engine_error_is_a_500_or_an_event_and_always_an_end() {
     let script = |_: &Request| -> Steps {
-        Box::new(
-            [
-                Step::Token(97, "a".into()),
-                Step::Fail("kernel panic in layer 3".into()),
-            ]
-            .into_iter(),
-        )
+        Box::new([Step::Token(97, "a".into()), Step::Fail("kernel panic in layer 3".into())].into_iter())
     };
     let server = Server::start(script);
-    let error = server
-        .post("/v1/completions", &json!({"prompt": "x", "n": 2}))
-        .error(500);
+    let error = server.post("/v1/completions", &json!({"prompt": "x", "n": 2})).error(500);
     assert_eq!(error["type"], "server_error");
     assert!(error["message"].as_str().unwrap().contains("layer 3"));
     for path in ["/v1/completions", "/v1/chat/completions"] {
@@ -168,11 +136,7 @@ fn an_engine_error_is_a_500_or_an_event_and_always_an_end() {
         let events = server.post(path, &body).events();
         let last = events.last().unwrap();
         assert_eq!(last["error"]["type"], "server_error", "{last}");
-        assert!(
-            events[..events.len() - 1]
-                .iter()
-                .all(|e| e.get("error").is_none())
-        );
+        assert!(events[..events.len() - 1].iter().all(|e| e.get("error").is_none()));
     }
     server.assert_idle();
 }
@@ -182,22 +146,11 @@ fn one_failed_choice_ends_the_others() {
     let mut count = 0;
     let server = Server::start(move |request| {
         count += 1;
-        if count % 2 == 0 {
-            Box::new([Step::Fail("broken".into())].into_iter())
-        } else {
-            endless(request)
-        }
+        if count % 2 == 0 { Box::new([Step::Fail("broken".into())].into_iter()) } else { endless(request) }
     });
-    server
-        .post("/v1/completions", &json!({"prompt": "x", "n": 2}))
-        .error(500);
+    server.post("/v1/completions", &json!({"prompt": "x", "n": 2})).error(500);
     server.assert_idle();
-    let events = server
-        .post(
-            "/v1/completions",
-            &json!({"prompt": "x", "n": 2, "stream": true}),
-        )
-        .events();
+    let events = server.post("/v1/completions", &json!({"prompt": "x", "n": 2, "stream": true})).events();
     assert!(events.last().unwrap().get("error").is_some());
     server.assert_idle();
 }
@@ -205,11 +158,7 @@ fn one_failed_choice_ends_the_others() {
 #[test]
 fn an_engine_that_stops_ends_every_request_and_health() {
     let server = Server::start(|_| {
-        let steps = [
-            Step::Token(97, "a".into()),
-            Step::Wait(Duration::from_millis(200)),
-            Step::StopEngine,
-        ];
+        let steps = [Step::Token(97, "a".into()), Step::Wait(Duration::from_millis(200)), Step::StopEngine];
         Box::new(steps.into_iter())
     });
     let mut waiting = server.send(ask(false));
@@ -218,68 +167,33 @@ fn an_engine_that_stops_ends_every_request_and_health() {
     waiting.answer().error(500);
     server.get("/health").error(503);
     server.get("/ready").error(503);
-    server
-        .post("/v1/completions", &json!({"prompt": "x"}))
-        .error(503);
+    server.post("/v1/completions", &json!({"prompt": "x"})).error(503);
 }
 
 #[test]
 fn a_silent_engine_is_given_up_and_a_long_request_cut() {
-    let times = plimsoll_server::ServerConfig {
-        silence_timeout: Duration::from_secs(1),
-        ..config()
-    };
+    let times = plimsoll_server::ServerConfig { silence_timeout: Duration::from_secs(1), ..config() };
     let server = Server::with(times, limits(), silent);
-    let error = server
-        .post("/v1/completions", &json!({"prompt": "x"}))
-        .error(504);
-    assert!(
-        error["message"]
-            .as_str()
-            .unwrap()
-            .contains("produced nothing for 1 s"),
-        "{error}"
-    );
+    let error = server.post("/v1/completions", &json!({"prompt": "x"})).error(504);
+    assert!(error["message"].as_str().unwrap().contains("produced nothing for 1 s"), "{error}");
     server.assert_idle();
-    let times = plimsoll_server::ServerConfig {
-        request_timeout: Some(Duration::from_millis(300)),
-        ..config()
-    };
+    let times = plimsoll_server::ServerConfig { request_timeout: Some(Duration::from_millis(300)), ..config() };
     let server = Server::with(times, limits(), endless);
     let events = server.send(ask(true)).answer().events();
     assert!(events.len() > 3);
-    assert!(
-        events.last().unwrap()["error"]["message"]
-            .as_str()
-            .unwrap()
-            .contains("limit of 0.3 s")
-    );
+    assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("limit of 0.3 s"));
     server.assert_idle();
 }
 
 #[test]
 fn a_quiet_stream_shows_that_it_lives() {
-    let times = plimsoll_server::ServerConfig {
-        keep_alive: Duration::from_millis(50),
-        ..config()
-    };
+    let times = plimsoll_server::ServerConfig { keep_alive: Duration::from_millis(50), ..config() };
     let server = Server::with(times, limits(), |_| {
-        let end = [
-            Step::Token(97, "a".into()),
-            Step::Finish(FinishReason::Stop, None),
-        ];
-        Box::new(
-            [Step::Wait(Duration::from_millis(300))]
-                .into_iter()
-                .chain(end),
-        )
+        let end = [Step::Token(97, "a".into()), Step::Finish(FinishReason::Stop, None)];
+        Box::new([Step::Wait(Duration::from_millis(300))].into_iter().chain(end))
     });
     let answer = server.send(ask(true)).answer();
-    assert!(
-        answer.body.matches(": waiting\n\n").count() >= 3,
-        "{}",
-        answer.body
-    );
+    assert!(answer.body.matches(": waiting\n\n").count() >= 3, "{}", answer.body);
     assert_eq!(answer.events()[0]["choices"][0]["text"], "a");
 }
 
@@ -288,22 +202,12 @@ fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
     // A request that ends within the deadline, one that does not, one whole answer that does not.
     let mut server = Server::start(|request: &Request| -> Steps {
         if request.max_tokens == 7 {
-            let end = [
-                Step::Token(98, "end".into()),
-                Step::Finish(FinishReason::Length, None),
-            ];
-            return Box::new(
-                [Step::Wait(Duration::from_millis(300))]
-                    .into_iter()
-                    .chain(end),
-            );
+            let end = [Step::Token(98, "end".into()), Step::Finish(FinishReason::Length, None)];
+            return Box::new([Step::Wait(Duration::from_millis(300))].into_iter().chain(end));
         }
         endless(request)
     });
-    let mut short = server.send(post(
-        "/v1/completions",
-        &json!({"prompt": "x", "max_tokens": 7}).to_string(),
-    ));
+    let mut short = server.send(post("/v1/completions", &json!({"prompt": "x", "max_tokens": 7}).to_string()));
     let mut long = server.send(ask(true));
     let mut whole = server.send(ask(false));
     eventually("all three run", || server.engine.reserved().1 == 3);
@@ -315,14 +219,8 @@ fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
     let error = &events.last().unwrap()["error"];
     assert_eq!(error["type"], "service_unavailable_error", "{error}");
     whole.answer().error(503);
-    assert!(
-        server.wait_for_end(Duration::from_secs(5)),
-        "serve returned"
-    );
-    assert!(
-        std::net::TcpStream::connect(server.address).is_err(),
-        "nobody listens any more"
-    );
+    assert!(server.wait_for_end(Duration::from_secs(5)), "serve returned");
+    assert!(std::net::TcpStream::connect(server.address).is_err(), "nobody listens any more");
     drop(idle);
 }
 
@@ -335,9 +233,5 @@ fn shutdown_without_requests_is_quick() {
     server.shut_down();
     let start = Instant::now();
     assert!(server.wait_for_end(Duration::from_secs(5)));
-    assert!(
-        start.elapsed() < Duration::from_millis(400),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
 }

@@ -33,9 +33,7 @@ struct Expected {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args()
-        .nth(1)
-        .ok_or("usage: compare_chat FILE.json")?;
+    let path = std::env::args().nth(1).ok_or("usage: compare_chat FILE.json")?;
     let templates: Vec<Template> = serde_json::from_slice(&std::fs::read(path)?)?;
     let (mut equal, mut refused, mut different) = (0, 0, 0);
     for template in &templates {
@@ -57,18 +55,12 @@ fn main() -> Result<(), Box<dyn Error>> {
                     _ => {
                         different += 1;
                         println!("== {} / {} / {prompt}", template.template, case.name);
-                        println!(
-                            "ours:      {ours:?}\nreference: {:?} {:?}",
-                            expected.text, expected.error
-                        );
+                        println!("ours:      {ours:?}\nreference: {:?} {:?}", expected.text, expected.error);
                     }
                 }
             }
         }
     }
-    println!(
-        "{} templates: {equal} equal, {refused} refused by both, {different} different",
-        templates.len()
-    );
+    println!("{} templates: {equal} equal, {refused} refused by both, {different} different", templates.len());
     Ok(())
 }

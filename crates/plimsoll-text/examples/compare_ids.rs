@@ -38,9 +38,7 @@ struct Case {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args()
-        .nth(1)
-        .ok_or("usage: compare_ids FILE.json")?;
+    let path = std::env::args().nth(1).ok_or("usage: compare_ids FILE.json")?;
     let file: File = serde_json::from_slice(&std::fs::read(path)?)?;
     let v = file.vocab;
     let vocab = GgufVocab {
@@ -59,11 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let start = Instant::now();
     let tokenizer = Tokenizer::from_gguf(&vocab)?;
-    println!(
-        "{tokenizer:?}, loaded in {:?}, tables {} KiB",
-        start.elapsed(),
-        tokenizer.table_bytes() >> 10
-    );
+    println!("{tokenizer:?}, loaded in {:?}, tables {} KiB", start.elapsed(), tokenizer.table_bytes() >> 10);
     compare(&tokenizer, &file.cases)?;
     time(&tokenizer, &file.cases)?;
     Ok(())
@@ -84,31 +78,18 @@ fn compare(tokenizer: &Tokenizer, cases: &[Case]) -> Result<(), Box<dyn Error>> 
             println!("  ours      {ours:?}\n  reference {:?}", case.ids);
         }
     }
-    println!(
-        "{equal} of {} cases equal ({ids} ids); {round_trips} decode to their text",
-        cases.len()
-    );
+    println!("{equal} of {} cases equal ({ids} ids); {round_trips} decode to their text", cases.len());
     Ok(())
 }
 
 fn time(tokenizer: &Tokenizer, cases: &[Case]) -> Result<(), Box<dyn Error>> {
-    let prose: String = cases
-        .iter()
-        .filter(|c| !c.parse_special)
-        .map(|c| c.text.as_str())
-        .collect();
-    let hostile =
-        ["a", " ", "ab", "中", "\n", "🚀", "1"].map(|unit| unit.repeat((1 << 20) / unit.len()));
+    let prose: String = cases.iter().filter(|c| !c.parse_special).map(|c| c.text.as_str()).collect();
+    let hostile = ["a", " ", "ab", "中", "\n", "🚀", "1"].map(|unit| unit.repeat((1 << 20) / unit.len()));
     for text in std::iter::once(prose).chain(hostile) {
         let start = Instant::now();
         let ids = tokenizer.encode(&text, false, true)?.len();
         let head: String = text.chars().take(2).collect();
-        println!(
-            "{:?}... {} bytes, {ids} ids, {:?}",
-            head,
-            text.len(),
-            start.elapsed()
-        );
+        println!("{:?}... {} bytes, {ids} ids, {:?}", head, text.len(), start.elapsed());
     }
     Ok(())
 }

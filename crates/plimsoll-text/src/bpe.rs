@@ -34,16 +34,12 @@ struct Merge {
 impl Merges {
     /// An empty table with room for `count` merges.
     pub(crate) fn with_capacity(count: usize) -> Self {
-        Self {
-            by_pair: HashMap::with_capacity_and_hasher(count, BuildHasherDefault::default()),
-        }
+        Self { by_pair: HashMap::with_capacity_and_hasher(count, BuildHasherDefault::default()) }
     }
 
     /// Lets `left` and `right` join into `id`. Of a pair that is given twice the first rank given stays.
     pub(crate) fn insert(&mut self, left: u32, right: u32, rank: u32, id: u32) {
-        self.by_pair
-            .entry(pair_key(left, right))
-            .or_insert(Merge { rank, id });
+        self.by_pair.entry(pair_key(left, right)).or_insert(Merge { rank, id });
     }
 
     fn get(&self, left: u32, right: u32) -> Option<Merge> {
@@ -71,8 +67,7 @@ impl Hasher for PairHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        let mixed =
-            u128::from(self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let mixed = u128::from(self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         self.0 = (mixed >> 64) as u64 ^ mixed as u64;
     }
 }
@@ -134,21 +129,14 @@ impl Scratch {
     /// At most one symbol a byte; at most one candidate a pair at first, and each merge removes one and adds at most
     /// two; vectors may have doubled beyond need.
     pub(crate) fn bytes_max(text_bytes: usize) -> usize {
-        let per_byte =
-            2 * (std::mem::size_of::<Symbol>() + 2 * std::mem::size_of::<Candidate>()) + 6;
+        let per_byte = 2 * (std::mem::size_of::<Symbol>() + 2 * std::mem::size_of::<Candidate>()) + 6;
         text_bytes.saturating_mul(per_byte)
     }
 }
 
 impl Bpe {
     /// Appends the tokens of `word` to `out`. `table` is the vocabulary that the merges were made for.
-    pub(crate) fn encode_word(
-        &self,
-        word: &str,
-        table: &TokenTable,
-        scratch: &mut Scratch,
-        out: &mut Vec<u32>,
-    ) {
+    pub(crate) fn encode_word(&self, word: &str, table: &TokenTable, scratch: &mut Scratch, out: &mut Vec<u32>) {
         if self.whole_words_first
             && let Some(id) = self.whole(word, table, scratch)
         {
@@ -157,13 +145,7 @@ impl Bpe {
         }
         self.first_symbols(word, table, scratch);
         self.merge(scratch);
-        out.extend(
-            scratch
-                .symbols
-                .iter()
-                .map(|symbol| symbol.id)
-                .filter(|&id| id != NONE),
-        );
+        out.extend(scratch.symbols.iter().map(|symbol| symbol.id).filter(|&id| id != NONE));
     }
 
     /// The token that spells the whole word, if there is one.
@@ -176,9 +158,7 @@ impl Bpe {
                     return None;
                 }
                 scratch.raw.clear();
-                scratch
-                    .raw
-                    .extend(word.bytes().map(crate::byte_level::byte_to_char));
+                scratch.raw.extend(word.bytes().map(crate::byte_level::byte_to_char));
                 table.id_of(&scratch.raw)
             }
         }
@@ -238,10 +218,7 @@ impl Bpe {
                 continue;
             }
             let right = next as usize;
-            let still_valid = self
-                .merges
-                .get(id, symbols[right].id)
-                .is_some_and(|merge| merge.id == best.id);
+            let still_valid = self.merges.get(id, symbols[right].id).is_some_and(|merge| merge.id == best.id);
             if !still_valid {
                 continue;
             }
@@ -261,19 +238,9 @@ impl Bpe {
     }
 
     /// Queues the merge of two neighbours if there is one.
-    fn offer(
-        &self,
-        symbols: &[Symbol],
-        left: usize,
-        right: usize,
-        queue: &mut BinaryHeap<Reverse<Candidate>>,
-    ) {
+    fn offer(&self, symbols: &[Symbol], left: usize, right: usize, queue: &mut BinaryHeap<Reverse<Candidate>>) {
         if let Some(merge) = self.merges.get(symbols[left].id, symbols[right].id) {
-            queue.push(Reverse(Candidate {
-                rank: merge.rank,
-                position: left as u32,
-                id: merge.id,
-            }));
+            queue.push(Reverse(Candidate { rank: merge.rank, position: left as u32, id: merge.id }));
         }
     }
 }
@@ -285,9 +252,5 @@ fn push(id: u32, symbols: &mut Vec<Symbol>) {
     if let Some(last) = symbols.last_mut() {
         last.next = position;
     }
-    symbols.push(Symbol {
-        id,
-        previous,
-        next: NONE,
-    });
+    symbols.push(Symbol { id, previous, next: NONE });
 }

@@ -38,20 +38,13 @@ impl Detokenizer {
     /// A detokenizer for a text that begins with the first token pushed: exactly what [`Tokenizer::decode`] does. With
     /// `skip_special`, special tokens leave no text.
     pub fn new(skip_special: bool) -> Self {
-        Self {
-            skip_special,
-            opening: true,
-            waiting: Waiting::default(),
-        }
+        Self { skip_special, opening: true, waiting: Waiting::default() }
     }
 
     /// A detokenizer for a text that continues another one, such as the answer to a prompt: the leading space of the
     /// first token, if it has one, separates it from the prompt and stays.
     pub fn continuing(skip_special: bool) -> Self {
-        Self {
-            opening: false,
-            ..Self::new(skip_special)
-        }
+        Self { opening: false, ..Self::new(skip_special) }
     }
 
     /// Appends to `out` the text that `id` completes. At most three bytes of an unfinished character stay behind.
@@ -61,13 +54,7 @@ impl Detokenizer {
     }
 
     /// As [`Self::push`], from the parts of a tokenizer.
-    pub(crate) fn push_from(
-        &mut self,
-        table: &TokenTable,
-        rule: Opening,
-        id: u32,
-        out: &mut String,
-    ) {
+    pub(crate) fn push_from(&mut self, table: &TokenTable, rule: Opening, id: u32, out: &mut String) {
         match table.kind(id) {
             Kind::Hole => return,
             Kind::Special if self.skip_special => return,
@@ -153,9 +140,7 @@ impl Waiting {
             let broken = chunk.invalid();
             // Only the end of the input can be merely unfinished.
             let unfinished = chunks.peek().is_none()
-                && std::str::from_utf8(broken)
-                    .err()
-                    .is_some_and(|error| error.error_len().is_none());
+                && std::str::from_utf8(broken).err().is_some_and(|error| error.error_len().is_none());
             if unfinished {
                 self.bytes[..broken.len()].copy_from_slice(broken);
                 self.len = broken.len();

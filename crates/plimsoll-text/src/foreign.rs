@@ -4,9 +4,7 @@
 //! choose per text whether control tokens are matched, and keeps offsets that nobody asked for. Its caches are off: they
 //! are per thread, keyed by text from strangers, and bounded only in entries.
 
-use tokenizers::{
-    AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, TokenizerImpl,
-};
+use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, TokenizerImpl};
 
 use crate::error::TextError;
 
@@ -33,41 +31,26 @@ impl Foreign {
     /// Loads a `tokenizer.json` held in memory.
     pub(crate) fn new(json: &[u8]) -> Result<Self, TextError> {
         let bad = |error: tokenizers::Error| TextError::BadTokenizer(error.to_string());
-        let loaded: tokenizers::Tokenizer =
-            serde_json::from_slice(json).map_err(|error| bad(error.into()))?;
+        let loaded: tokenizers::Tokenizer = serde_json::from_slice(json).map_err(|error| bad(error.into()))?;
         let mut model = loaded.get_model().clone();
         model.resize_cache(0);
         let mut inner = loaded.into_inner();
         inner.with_model(model);
         let mut user_defined = inner.get_added_vocabulary().clone();
         user_defined.set_encode_special_tokens(true);
-        Ok(Self {
-            inner,
-            user_defined,
-        })
+        Ok(Self { inner, user_defined })
     }
 
     /// Appends the ids of `text` to `out`.
-    pub(crate) fn encode(
-        &self,
-        text: &str,
-        parse_special: bool,
-        out: &mut Vec<u32>,
-    ) -> Result<(), TextError> {
+    pub(crate) fn encode(&self, text: &str, parse_special: bool, out: &mut Vec<u32>) -> Result<(), TextError> {
         let failed = |error: tokenizers::Error| TextError::Encode(error.to_string());
-        let added = if parse_special {
-            self.inner.get_added_vocabulary()
-        } else {
-            &self.user_defined
-        };
+        let added = if parse_special { self.inner.get_added_vocabulary() } else { &self.user_defined };
         let mut pieces = added.extract_and_normalize(self.inner.get_normalizer(), text);
         if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces).map_err(failed)?;
         }
         let model = self.inner.get_model();
-        pieces
-            .tokenize(|piece| model.tokenize(piece.get()))
-            .map_err(failed)?;
+        pieces.tokenize(|piece| model.tokenize(piece.get())).map_err(failed)?;
         for (_, _, tokens) in pieces.get_splits(OffsetReferential::Original, OffsetType::None) {
             out.extend(tokens.iter().flatten().map(|token| token.id));
         }

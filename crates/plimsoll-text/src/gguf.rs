@@ -93,10 +93,7 @@ impl Tokenizer {
         };
         let pipeline = Pipeline {
             specials: Specials::new(specials(vocab))?,
-            normalizer: Normalizer {
-                nfc: family.recipe.nfc,
-                escape_spaces: family.escape_spaces,
-            },
+            normalizer: Normalizer { nfc: family.recipe.nfc, escape_spaces: family.escape_spaces },
             cutter: Cutter::new(family.recipe.patterns.iter().copied())?,
             bpe,
         };
@@ -134,18 +131,9 @@ struct Family {
 
 impl Family {
     fn of(vocab: &GgufVocab) -> Result<Self, TextError> {
-        let no_patterns = Recipe {
-            patterns: &[],
-            whole_words_first: false,
-            add_bos: true,
-            nfc: false,
-        };
+        let no_patterns = Recipe { patterns: &[], whole_words_first: false, add_bos: true, nfc: false };
         let prefix = |default: bool| {
-            Some(if vocab.add_space_prefix.unwrap_or(default) {
-                PrefixSpace::Always
-            } else {
-                PrefixSpace::Never
-            })
+            Some(if vocab.add_space_prefix.unwrap_or(default) { PrefixSpace::Always } else { PrefixSpace::Never })
         };
         match vocab.model.as_str() {
             "gpt2" => Ok(Self {
@@ -154,24 +142,18 @@ impl Family {
                 escape_spaces: None,
                 recipe: pattern_names::recipe(&vocab.pre)?,
             }),
-            "llama" => Ok(Self {
-                byte_level: false,
-                ranks: Ranks::Scores,
-                escape_spaces: prefix(true),
-                recipe: no_patterns,
-            }),
+            "llama" => {
+                Ok(Self { byte_level: false, ranks: Ranks::Scores, escape_spaces: prefix(true), recipe: no_patterns })
+            }
             "gemma4" => Ok(Self {
                 byte_level: false,
                 ranks: Ranks::Merges,
                 escape_spaces: prefix(false),
-                recipe: Recipe {
-                    patterns: &[r"[^\n]+|\n+"],
-                    ..no_patterns
-                },
+                recipe: Recipe { patterns: &[r"[^\n]+|\n+"], ..no_patterns },
             }),
-            other => Err(TextError::Unsupported(format!(
-                "GGUF tokenizer model {other:?}; known are: gpt2, llama, gemma4"
-            ))),
+            other => {
+                Err(TextError::Unsupported(format!("GGUF tokenizer model {other:?}; known are: gpt2, llama, gemma4")))
+            }
         }
     }
 }
@@ -181,29 +163,19 @@ fn check(vocab: &GgufVocab) -> Result<(), TextError> {
     let count = vocab.tokens.len();
     let bad = |message: String| Err(TextError::BadTokenizer(message));
     if count == 0 || count > TOKENS_MAX {
-        return bad(format!(
-            "{count} tokens; between 1 and {TOKENS_MAX} can be loaded"
-        ));
+        return bad(format!("{count} tokens; between 1 and {TOKENS_MAX} can be loaded"));
     }
     if !vocab.token_types.is_empty() && vocab.token_types.len() != count {
-        return bad(format!(
-            "{} token types for {count} tokens",
-            vocab.token_types.len()
-        ));
+        return bad(format!("{} token types for {count} tokens", vocab.token_types.len()));
     }
     if !vocab.scores.is_empty() && vocab.scores.len() != count {
         return bad(format!("{} scores for {count} tokens", vocab.scores.len()));
     }
     let named = [vocab.bos, vocab.eos, vocab.unknown];
-    let ids = named
-        .into_iter()
-        .flatten()
-        .chain(vocab.extra_eos.iter().copied());
+    let ids = named.into_iter().flatten().chain(vocab.extra_eos.iter().copied());
     for id in ids {
         if id as usize >= count {
-            return bad(format!(
-                "special token {id} is not among the {count} tokens"
-            ));
+            return bad(format!("special token {id} is not among the {count} tokens"));
         }
     }
     Ok(())
@@ -228,21 +200,14 @@ fn table(vocab: &GgufVocab, family: &Family) -> Result<TokenTable, TextError> {
             TYPE_USER_DEFINED if family.byte_level => (Kind::Text, raw.clone().into_bytes()),
             _ if family.byte_level => {
                 let bytes = byte_level::decode(raw);
-                (
-                    Kind::Text,
-                    bytes.unwrap_or_else(|| raw.clone().into_bytes()),
-                )
+                (Kind::Text, bytes.unwrap_or_else(|| raw.clone().into_bytes()))
             }
             kind => match byte_token(raw) {
                 Some(byte) if kind == TYPE_BYTE => (Kind::Text, vec![byte]),
                 _ => (Kind::Text, raw.replace('▁', " ").into_bytes()),
             },
         };
-        table.push(Row {
-            raw,
-            text: &text,
-            kind,
-        })?;
+        table.push(Row { raw, text: &text, kind })?;
     }
     Ok(table)
 }
@@ -278,9 +243,7 @@ fn alphabet(vocab: &GgufVocab, family: &Family, table: &TokenTable) -> Alphabet 
         }
     }
     let complete = !ids.contains(&NONE);
-    Alphabet::Chars {
-        fallback: complete.then_some(ids),
-    }
+    Alphabet::Chars { fallback: complete.then_some(ids) }
 }
 
 /// Merges as the file lists them.
@@ -310,9 +273,7 @@ pub(crate) fn ranked_merges<'m>(
         joined.push_str(left);
         joined.push_str(right);
         let id = |name: &str| {
-            table.id_of(name).ok_or_else(|| {
-                TextError::BadTokenizer(format!("merge {rank}: {name:?} is not a token"))
-            })
+            table.id_of(name).ok_or_else(|| TextError::BadTokenizer(format!("merge {rank}: {name:?} is not a token")))
         };
         merges.insert(id(left)?, id(right)?, rank as u32, id(&joined)?);
     }
@@ -322,9 +283,7 @@ pub(crate) fn ranked_merges<'m>(
 /// Merges that follow from scores: two pieces may join if together they are a piece, the better its score the earlier.
 fn scored_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextError> {
     if vocab.scores.is_empty() {
-        return Err(TextError::BadTokenizer(
-            "a llama vocabulary without scores".to_owned(),
-        ));
+        return Err(TextError::BadTokenizer("a llama vocabulary without scores".to_owned()));
     }
     let ranks = ranks_of_scores(&vocab.scores);
     let mut merges = Merges::with_capacity(vocab.tokens.len());
@@ -372,12 +331,7 @@ fn end_tokens(vocab: &GgufVocab, table: &TokenTable) -> Vec<u32> {
         .filter_map(|name| table.id_of(name))
         .filter(|&id| table.kind(id) == Kind::Special);
     let mut out = Vec::new();
-    for id in vocab
-        .eos
-        .into_iter()
-        .chain(vocab.extra_eos.iter().copied())
-        .chain(known)
-    {
+    for id in vocab.eos.into_iter().chain(vocab.extra_eos.iter().copied()).chain(known) {
         if !out.contains(&id) {
             out.push(id);
         }

@@ -94,10 +94,7 @@ impl Tokenizer {
         let table = table(model.vocab, &description.added_tokens, &decoding)?;
         let engine = match json_pipeline::own(&description, &table)? {
             Some(pipeline) => Engine::Own(Box::new(pipeline)),
-            None => Engine::Foreign(Box::new(crate::error::shielded(
-                TextError::BadTokenizer,
-                || Foreign::new(json),
-            )?)),
+            None => Engine::Foreign(Box::new(crate::error::shielded(TextError::BadTokenizer, || Foreign::new(json))?)),
         };
         let bos = neighbours.bos(&table);
         let eos = neighbours.eos(&table);
@@ -124,17 +121,10 @@ fn table(vocab: AnyVocab, added: &[Added], decoding: &Decoding) -> Result<TokenT
             scores.into_iter().map(|(name, _)| name).zip(ids).collect()
         }
     };
-    let all = ids
-        .iter()
-        .map(|&(_, id)| id)
-        .chain(added.iter().map(|a| a.id));
-    let last = all
-        .max()
-        .ok_or_else(|| TextError::BadTokenizer("no tokens".to_owned()))?;
+    let all = ids.iter().map(|&(_, id)| id).chain(added.iter().map(|a| a.id));
+    let last = all.max().ok_or_else(|| TextError::BadTokenizer("no tokens".to_owned()))?;
     if last > ID_MAX {
-        return Err(TextError::BadTokenizer(format!(
-            "token id {last}; the largest that can be loaded is {ID_MAX}"
-        )));
+        return Err(TextError::BadTokenizer(format!("token id {last}; the largest that can be loaded is {ID_MAX}")));
     }
     let mut rows: Vec<Option<(&str, Option<bool>)>> = vec![None; last as usize + 1];
     for (name, id) in &ids {
@@ -153,11 +143,7 @@ fn table(vocab: AnyVocab, added: &[Added], decoding: &Decoding) -> Result<TokenT
                 (raw, decoding.added_text(raw), kind)
             }
         };
-        table.push(Row {
-            raw,
-            text: &text,
-            kind,
-        })?;
+        table.push(Row { raw, text: &text, kind })?;
     }
     Ok(table)
 }

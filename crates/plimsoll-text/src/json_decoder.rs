@@ -39,10 +39,7 @@ enum Step {
 impl Decoding {
     /// Reads the stage. What is not a matter of single tokens is [`TextError::Unsupported`].
     pub(crate) fn new(decoder: &Value) -> Result<Self, TextError> {
-        let mut decoding = Self {
-            steps: Vec::new(),
-            opening: Opening::Plain,
-        };
+        let mut decoding = Self { steps: Vec::new(), opening: Opening::Plain };
         if decoder.is_null() {
             decoding.steps.push(Step::Separate);
             decoding.opening = Opening::Raw { cleanup: false };
@@ -71,8 +68,7 @@ impl Decoding {
                 }
             }
             "Strip" => {
-                let one_space =
-                    decoder["content"] == " " && decoder["start"] == 1 && decoder["stop"] == 0;
+                let one_space = decoder["content"] == " " && decoder["start"] == 1 && decoder["stop"] == 0;
                 if !one_space {
                     return Err(unsupported(decoder));
                 }
@@ -85,8 +81,7 @@ impl Decoding {
                 let to = " ".to_owned();
                 let from = "▁".to_owned();
                 self.steps.push(Step::Replace { from, to });
-                let never =
-                    decoder["prepend_scheme"] == "never" || decoder["add_prefix_space"] == false;
+                let never = decoder["prepend_scheme"] == "never" || decoder["add_prefix_space"] == false;
                 if !never {
                     self.opening = Opening::StripMarks;
                 }

@@ -49,9 +49,9 @@ impl Pair {
     fn parts(&self) -> Result<(&str, &str), TextError> {
         match self {
             Self::Parts(left, right) => Ok((left, right)),
-            Self::Joined(line) => line
-                .split_once(' ')
-                .ok_or_else(|| TextError::BadTokenizer(format!("merge {line:?} has no two parts"))),
+            Self::Joined(line) => {
+                line.split_once(' ').ok_or_else(|| TextError::BadTokenizer(format!("merge {line:?} has no two parts")))
+            }
         }
     }
 }
@@ -64,10 +64,7 @@ struct Stages {
 }
 
 /// Our own pipeline for the file, if every stage of it is known.
-pub(crate) fn own(
-    description: &Description<'_>,
-    table: &TokenTable,
-) -> Result<Option<Pipeline>, TextError> {
+pub(crate) fn own(description: &Description<'_>, table: &TokenTable) -> Result<Option<Pipeline>, TextError> {
     let Ok(model) = serde_json::from_str::<Model>(description.model.get()) else {
         return Ok(None);
     };
@@ -79,20 +76,11 @@ pub(crate) fn own(
     if !bpe {
         return Ok(None);
     }
-    let mut stages = Stages {
-        normalizer: Normalizer {
-            nfc: false,
-            escape_spaces: None,
-        },
-        patterns: Vec::new(),
-        byte_level: false,
-    };
+    let mut stages =
+        Stages { normalizer: Normalizer { nfc: false, escape_spaces: None }, patterns: Vec::new(), byte_level: false };
     let known = stages.add_normalizer(&description.normalizer)
         && stages.add_pre_tokenizer(&description.pre_tokenizer)
-        && description
-            .added_tokens
-            .iter()
-            .all(|a| stages.matches_literally(a));
+        && description.added_tokens.iter().all(|a| stages.matches_literally(a));
     if !known {
         return Ok(None);
     }
@@ -106,10 +94,7 @@ pub(crate) fn own(
         bpe: Bpe {
             alphabet: alphabet(stages.byte_level, model.byte_fallback, table),
             merges: merges(&model.merges, table)?,
-            unknown: model
-                .unk_token
-                .as_deref()
-                .and_then(|name| table.id_of(name)),
+            unknown: model.unk_token.as_deref().and_then(|name| table.id_of(name)),
             fuse_unknown: model.fuse_unk,
             whole_words_first: model.ignore_merges,
         },
@@ -196,9 +181,7 @@ impl Stages {
         let prefix = match stage["prepend_scheme"].as_str() {
             Some("never") => PrefixSpace::Never,
             Some("first") => PrefixSpace::FirstUnlessSpace,
-            Some("always") | None if stage["add_prefix_space"] != false => {
-                PrefixSpace::AlwaysUnlessSpace
-            }
+            Some("always") | None if stage["add_prefix_space"] != false => PrefixSpace::AlwaysUnlessSpace,
             Some(_) => return false,
             None => PrefixSpace::Never,
         };
@@ -229,20 +212,14 @@ fn special(added: &Added) -> Special {
 fn alphabet(byte_level: bool, byte_fallback: bool, table: &TokenTable) -> Alphabet {
     let mut ids = Box::new([NONE; 256]);
     for byte in 0..=u8::MAX {
-        let name = if byte_level {
-            byte_level::byte_to_char(byte).to_string()
-        } else {
-            format!("<0x{byte:02X}>")
-        };
+        let name = if byte_level { byte_level::byte_to_char(byte).to_string() } else { format!("<0x{byte:02X}>") };
         ids[usize::from(byte)] = table.id_of(&name).unwrap_or(NONE);
     }
     if byte_level {
         return Alphabet::Bytes(ids);
     }
     let complete = byte_fallback && !ids.contains(&NONE);
-    Alphabet::Chars {
-        fallback: complete.then_some(ids),
-    }
+    Alphabet::Chars { fallback: complete.then_some(ids) }
 }
 
 fn merges(pairs: &[Pair], table: &TokenTable) -> Result<Merges, TextError> {
@@ -250,10 +227,7 @@ fn merges(pairs: &[Pair], table: &TokenTable) -> Result<Merges, TextError> {
 }
 
 /// What the post-processor puts before and after a single text.
-pub(crate) fn surroundings(
-    stage: &Value,
-    table: &TokenTable,
-) -> Result<(Vec<u32>, Vec<u32>), TextError> {
+pub(crate) fn surroundings(stage: &Value, table: &TokenTable) -> Result<(Vec<u32>, Vec<u32>), TextError> {
     let (mut before, mut after) = (Vec::new(), Vec::new());
     match stage["type"].as_str() {
         Some("Sequence") => {
@@ -288,10 +262,7 @@ pub(crate) fn surroundings(
 fn template_ids(stage: &Value, name: &str, table: &TokenTable) -> Result<Vec<u32>, TextError> {
     let listed = stage["special_tokens"][name]["ids"].as_array();
     let ids: Option<Vec<u32>> = match listed {
-        Some(ids) => ids
-            .iter()
-            .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
-            .collect(),
+        Some(ids) => ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect(),
         None => table.id_of(name).map(|id| vec![id]),
     };
     ids.filter(|ids| ids.iter().all(|&id| (id as usize) < table.len()))

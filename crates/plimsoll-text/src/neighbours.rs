@@ -16,18 +16,11 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads a file that may be at most `limit` bytes long.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
-    let failed = |source| TextError::Io {
-        path: path.display().to_string(),
-        source,
-    };
+    let failed = |source| TextError::Io { path: path.display().to_string(), source };
     let file = std::fs::File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
     if bytes > limit {
-        return Err(TextError::FileTooLarge {
-            path: path.display().to_string(),
-            bytes,
-            limit,
-        });
+        return Err(TextError::FileTooLarge { path: path.display().to_string(), bytes, limit });
     }
     let mut content = Vec::with_capacity(bytes as usize);
     // The file may grow while it is read; the limit holds all the same.
@@ -38,11 +31,10 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
 /// A JSON file of the folder, or null if there is none.
 fn read_json(folder: &Path, name: &str) -> Result<Value, TextError> {
     match read(&folder.join(name), FILE_BYTES_MAX) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map_err(|error| TextError::BadTokenizer(format!("{name}: {error}"))),
-        Err(TextError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Ok(Value::Null)
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|error| TextError::BadTokenizer(format!("{name}: {error}")))
         }
+        Err(TextError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
         Err(error) => Err(error),
     }
 }
@@ -81,19 +73,12 @@ impl Neighbours {
     /// The ids that the model's own files give under `key`, a number or a list.
     fn numbered(&self, key: &str, table: &TokenTable) -> Vec<u32> {
         let mut out = Vec::new();
-        let files = [
-            &self.generation_config,
-            &self.config,
-            &self.config["text_config"],
-        ];
+        let files = [&self.generation_config, &self.config, &self.config["text_config"]];
         for value in files.map(|file| &file[key]) {
             let one = std::slice::from_ref(value);
             let ids = value.as_array().map_or(one, Vec::as_slice);
             let ids = ids.iter().filter_map(Value::as_u64);
-            out.extend(
-                ids.filter_map(|id| u32::try_from(id).ok())
-                    .filter(|&id| (id as usize) < table.len()),
-            );
+            out.extend(ids.filter_map(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < table.len()));
         }
         out
     }
@@ -127,11 +112,7 @@ impl Neighbours {
         let class = self.tokenizer_config["tokenizer_class"].as_str()?;
         let rebuilds = ["Llama", "CodeLlama", "Gemma", "Cohere"]
             .iter()
-            .any(|family| {
-                class
-                    .strip_prefix(family)
-                    .is_some_and(|rest| rest.starts_with("Tokenizer"))
-            });
+            .any(|family| class.strip_prefix(family).is_some_and(|rest| rest.starts_with("Tokenizer")));
         self.tokenizer_config[key].as_bool().filter(|_| rebuilds)
     }
 
@@ -163,9 +144,7 @@ impl Neighbours {
 pub fn chat_template_source(folder: &Path) -> Result<Option<String>, TextError> {
     match read(&folder.join("chat_template.jinja"), FILE_BYTES_MAX) {
         Ok(bytes) => {
-            return String::from_utf8(bytes)
-                .map(Some)
-                .map_err(|error| TextError::BadTemplate(error.to_string()));
+            return String::from_utf8(bytes).map(Some).map_err(|error| TextError::BadTemplate(error.to_string()));
         }
         Err(TextError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),

@@ -76,12 +76,7 @@ mod tests {
     #[test]
     fn spaces_are_escaped_and_prefixed_as_asked() {
         let apply = |prefix, text, first| {
-            Normalizer {
-                nfc: false,
-                escape_spaces: Some(prefix),
-            }
-            .apply(text, first)
-            .into_owned()
+            Normalizer { nfc: false, escape_spaces: Some(prefix) }.apply(text, first).into_owned()
         };
         assert_eq!(apply(PrefixSpace::Never, "a  b", true), "a▁▁b");
         assert_eq!(apply(PrefixSpace::Always, " a", false), "▁▁a");
@@ -92,10 +87,7 @@ mod tests {
 
     #[test]
     fn decomposed_text_is_composed() {
-        let normalizer = Normalizer {
-            nfc: true,
-            escape_spaces: None,
-        };
+        let normalizer = Normalizer { nfc: true, escape_spaces: None };
         assert_eq!(normalizer.apply("e\u{301}", true), "é");
     }
 }

@@ -7,14 +7,14 @@
 use crate::error::TextError;
 
 /// GPT-2: letters, digits and the rest, each with the space before it.
-pub(crate) const GPT2: &str =
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Llama 3, and cl100k before it: digits by three, line breaks on their own.
 pub(crate) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Qwen 2 and 3: as Llama 3, but every digit is alone.
-pub(crate) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Qwen 3.5: as Qwen 2, with marks counted among the letters.
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -48,10 +48,12 @@ const DEEPSEEK_LETTERS: &str = r"(?x)\s?[
 ]+";
 
 /// Ling (Bailing): as Qwen 2, with one line break at a time.
-const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const BAILING: &str =
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 
 /// Seed-Coder: as Qwen 2, with line breaks kept out of punctuation.
-const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const SEED_CODER: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// BLOOM: anything between spaces and the sentence marks of several scripts.
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
@@ -71,12 +73,7 @@ pub(crate) struct Recipe {
 
 impl Recipe {
     const fn of(patterns: &'static [&'static str]) -> Self {
-        Self {
-            patterns,
-            whole_words_first: false,
-            add_bos: false,
-            nfc: false,
-        }
+        Self { patterns, whole_words_first: false, add_bos: false, nfc: false }
     }
 
     const fn composed(self) -> Self {
@@ -84,17 +81,11 @@ impl Recipe {
     }
 
     const fn whole_words_first(self) -> Self {
-        Self {
-            whole_words_first: true,
-            ..self
-        }
+        Self { whole_words_first: true, ..self }
     }
 
     const fn with_bos(self) -> Self {
-        Self {
-            add_bos: true,
-            ..self
-        }
+        Self { add_bos: true, ..self }
     }
 }
 
@@ -102,10 +93,7 @@ const LLAMA: Recipe = Recipe::of(&[LLAMA3]).whole_words_first().with_bos();
 
 /// Names and recipes, related ones together.
 const RECIPES: &[(&[&str], Recipe)] = &[
-    (
-        &["default"],
-        Recipe::of(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]),
-    ),
+    (&["default"], Recipe::of(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"])),
     (
         &[
             "gpt-2",
@@ -122,67 +110,20 @@ const RECIPES: &[(&[&str], Recipe)] = &[
         ],
         Recipe::of(&[GPT2]),
     ),
-    (
-        &[
-            "llama-bpe",
-            "llama3",
-            "llama-v3",
-            "falcon3",
-            "falcon-h1",
-            "pixtral",
-            "midm-2.0",
-            "lfm2",
-        ],
-        LLAMA,
-    ),
-    (
-        &["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"],
-        Recipe::of(&[LLAMA3]),
-    ),
-    (
-        &["qwen2", "deepseek-r1-qwen", "megrez"],
-        Recipe::of(&[QWEN2]).composed(),
-    ),
-    (
-        &[
-            "stablelm2",
-            "hunyuan",
-            "grok-2",
-            "solar-open",
-            "kormo",
-            "f2llmv2",
-        ],
-        Recipe::of(&[QWEN2]),
-    ),
+    (&["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"], LLAMA),
+    (&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"], Recipe::of(&[LLAMA3])),
+    (&["qwen2", "deepseek-r1-qwen", "megrez"], Recipe::of(&[QWEN2]).composed()),
+    (&["stablelm2", "hunyuan", "grok-2", "solar-open", "kormo", "f2llmv2"], Recipe::of(&[QWEN2])),
     (&["qwen35"], Recipe::of(&[QWEN35])),
     (
-        &[
-            "smollm",
-            "starcoder",
-            "refact",
-            "command-r",
-            "codeshell",
-            "exaone",
-            "minerva-7b",
-            "mellum2",
-        ],
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
         Recipe::of(&[r"\p{N}", GPT2]),
     ),
-    (
-        &["tekken"],
-        Recipe::of(&[TEKKEN]).whole_words_first().with_bos(),
-    ),
-    (
-        &["gpt-4o", "llama4", "kanana2", "minimax-m2"],
-        Recipe::of(&[GPT4O]),
-    ),
+    (&["tekken"], Recipe::of(&[TEKKEN]).whole_words_first().with_bos()),
+    (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], Recipe::of(&[GPT4O])),
     (
         &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
-        Recipe::of(&[
-            r"\p{N}{1,3}",
-            r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+",
-            DEEPSEEK_V3,
-        ]),
+        Recipe::of(&[r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+", DEEPSEEK_V3]),
     ),
     (
         &["deepseek-llm"],
@@ -197,45 +138,24 @@ const RECIPES: &[(&[&str], Recipe)] = &[
     ),
     (
         &["deepseek-coder"],
-        Recipe::of(&[
-            r"[\r\n]",
-            r"\s?\p{L}+",
-            r"\s?\p{P}+",
-            r"[\x{800}-\x{9fa5}\x{ac00}-\x{d7ff}]+",
-            r"\p{N}",
-        ]),
+        Recipe::of(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\x{800}-\x{9fa5}\x{ac00}-\x{d7ff}]+", r"\p{N}"]),
     ),
-    (
-        &["falcon"],
-        Recipe::of(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
-    ),
-    (
-        &["bailingmoe", "bailingmoe2", "llada-moe"],
-        Recipe::of(&[BAILING]),
-    ),
+    (&["falcon"], Recipe::of(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"])),
+    (&["bailingmoe", "bailingmoe2", "llada-moe"], Recipe::of(&[BAILING])),
     (&["seed-coder"], Recipe::of(&[SEED_CODER])),
-    (
-        &["bloom", "poro-chat", "gpt3-finnish"],
-        Recipe::of(&[BLOOM]),
-    ),
+    (&["bloom", "poro-chat", "gpt3-finnish"], Recipe::of(&[BLOOM])),
     (&["viking"], Recipe::of(&[BLOOM, r"\p{N}"])),
 ];
 
 /// The recipe of a name; an empty name is a file from before the names, and means `default`.
 pub(crate) fn recipe(name: &str) -> Result<Recipe, TextError> {
     let name = if name.is_empty() { "default" } else { name };
-    RECIPES
-        .iter()
-        .find(|(names, _)| names.contains(&name))
-        .map(|(_, recipe)| *recipe)
-        .ok_or_else(|| TextError::UnknownPreTokenizer {
+    RECIPES.iter().find(|(names, _)| names.contains(&name)).map(|(_, recipe)| *recipe).ok_or_else(|| {
+        TextError::UnknownPreTokenizer {
             name: name.to_owned(),
-            known: RECIPES
-                .iter()
-                .flat_map(|(names, _)| names.iter().copied())
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+            known: RECIPES.iter().flat_map(|(names, _)| names.iter().copied()).collect::<Vec<_>>().join(", "),
+        }
+    })
 }
 
 #[cfg(test)]
@@ -247,10 +167,7 @@ mod tests {
     fn every_recipe_compiles_and_names_are_unique() {
         let mut seen = std::collections::HashSet::new();
         for (names, recipe) in RECIPES {
-            assert!(
-                Cutter::new(recipe.patterns.iter().copied()).is_ok(),
-                "{names:?}"
-            );
+            assert!(Cutter::new(recipe.patterns.iter().copied()).is_ok(), "{names:?}");
             for name in *names {
                 assert!(seen.insert(name), "{name} twice");
             }
@@ -259,14 +176,9 @@ mod tests {
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
-        let Err(error) = recipe("nonsense") else {
-            panic!("nonsense has a recipe")
-        };
+        let Err(error) = recipe("nonsense") else { panic!("nonsense has a recipe") };
         let message = error.to_string();
-        assert!(
-            message.contains("nonsense") && message.contains("qwen2"),
-            "{message}"
-        );
+        assert!(message.contains("nonsense") && message.contains("qwen2"), "{message}");
     }
 
     #[test]

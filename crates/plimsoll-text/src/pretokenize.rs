@@ -29,10 +29,7 @@ const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
 impl Cutter {
     /// Compiles `patterns`. A pattern with any other look-around is [`TextError::Unsupported`].
     pub(crate) fn new<'p>(patterns: impl IntoIterator<Item = &'p str>) -> Result<Self, TextError> {
-        let rules = patterns
-            .into_iter()
-            .map(Rule::new)
-            .collect::<Result<_, _>>()?;
+        let rules = patterns.into_iter().map(Rule::new).collect::<Result<_, _>>()?;
         Ok(Self { rules })
     }
 
@@ -49,13 +46,9 @@ impl Rule {
             Some(head) => format!(r"{head}|\s+"),
             None => pattern.to_owned(),
         };
-        let regex = Regex::new(&plain)
-            .map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
-        Ok(Self {
-            regex,
-            gives_back: tail.is_some(),
-            breaks_lines: plain.contains(r"\s*[\r\n]"),
-        })
+        let regex =
+            Regex::new(&plain).map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
+        Ok(Self { regex, gives_back: tail.is_some(), breaks_lines: plain.contains(r"\s*[\r\n]") })
     }
 
     /// The next match in `text` at or after `from`, as its start and end.
@@ -80,11 +73,7 @@ impl Rule {
         };
         let keeps = !last.is_whitespace() || self.breaks_lines && matches!(last, '\r' | '\n');
         let shorter = end - last.len_utf8();
-        if keeps || shorter == start {
-            end
-        } else {
-            shorter
-        }
+        if keeps || shorter == start { end } else { shorter }
     }
 }
 
@@ -116,9 +105,7 @@ mod tests {
 
     fn pieces<'t>(patterns: &[&str], text: &'t str) -> Vec<&'t str> {
         let mut out = Vec::new();
-        Cutter::new(patterns.iter().copied())
-            .unwrap()
-            .cut(text, &mut |piece| out.push(piece));
+        Cutter::new(patterns.iter().copied()).unwrap().cut(text, &mut |piece| out.push(piece));
         out
     }
 
@@ -129,10 +116,7 @@ mod tests {
         assert_eq!(pieces(&gpt2, "a\n\nb"), ["a", "\n", "\n", "b"]);
         let llama3 = [pattern_names::LLAMA3];
         assert_eq!(pieces(&llama3, "a \n\n  b"), ["a", " \n\n", " ", " b"]);
-        assert_eq!(
-            pieces(&llama3, "I'LL 12345"),
-            ["I", "'LL", " ", "123", "45"]
-        );
+        assert_eq!(pieces(&llama3, "I'LL 12345"), ["I", "'LL", " ", "123", "45"]);
     }
 
     #[test]

@@ -42,10 +42,7 @@ impl Specials {
     /// Prepares the search for `specials`. Those with an empty content are ignored.
     pub(crate) fn new(specials: Vec<Special>) -> Result<Self, TextError> {
         let user_defined: Vec<_> = specials.iter().filter(|s| !s.control).cloned().collect();
-        Ok(Self {
-            every: Searcher::new(specials)?,
-            user_defined: Searcher::new(user_defined)?,
-        })
+        Ok(Self { every: Searcher::new(specials)?, user_defined: Searcher::new(user_defined)? })
     }
 
     /// Cuts `text` and hands the fragments to `each` in order. Control tokens are looked for only with `parse_special`.
@@ -55,11 +52,7 @@ impl Specials {
         parse_special: bool,
         mut each: impl FnMut(Fragment<'t>) -> Result<(), TextError>,
     ) -> Result<(), TextError> {
-        let searcher = if parse_special {
-            &self.every
-        } else {
-            &self.user_defined
-        };
+        let searcher = if parse_special { &self.every } else { &self.user_defined };
         let mut done = 0;
         if let Some(automaton) = &searcher.automaton {
             for found in automaton.find_iter(text) {
@@ -100,10 +93,7 @@ impl Searcher {
     fn new(mut specials: Vec<Special>) -> Result<Self, TextError> {
         specials.retain(|special| !special.content.is_empty());
         if specials.is_empty() {
-            return Ok(Self {
-                specials,
-                automaton: None,
-            });
+            return Ok(Self { specials, automaton: None });
         }
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
@@ -111,10 +101,7 @@ impl Searcher {
             .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(specials.iter().map(|special| &special.content))
             .map_err(|error| TextError::BadTokenizer(format!("special tokens: {error}")))?;
-        Ok(Self {
-            specials,
-            automaton: Some(automaton),
-        })
+        Ok(Self { specials, automaton: Some(automaton) })
     }
 }
 
@@ -123,13 +110,7 @@ mod tests {
     use super::*;
 
     fn special(content: &str, id: u32, control: bool) -> Special {
-        Special {
-            content: content.to_owned(),
-            id,
-            control,
-            strip_left: false,
-            strip_right: false,
-        }
+        Special { content: content.to_owned(), id, control, strip_left: false, strip_right: false }
     }
 
     fn split(specials: &Specials, text: &str, parse: bool) -> String {
@@ -164,14 +145,8 @@ mod tests {
     #[test]
     fn white_space_is_swallowed_on_the_side_asked_for() {
         let specials = Specials::new(vec![
-            Special {
-                strip_right: true,
-                ..special("<r>", 1, true)
-            },
-            Special {
-                strip_left: true,
-                ..special("<l>", 2, true)
-            },
+            Special { strip_right: true, ..special("<r>", 1, true) },
+            Special { strip_left: true, ..special("<l>", 2, true) },
             special(" ", 3, true),
         ])
         .unwrap();

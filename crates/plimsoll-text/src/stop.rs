@@ -42,16 +42,9 @@ impl StopMatcher {
             let message = format!("{} strings, the limit is {STOPS_MAX}", stops.len());
             return Err(TextError::BadStop(message));
         }
-        let stops = stops
-            .iter()
-            .map(|stop| Stop::new(stop.as_ref()))
-            .collect::<Result<Vec<_>, _>>()?;
+        let stops = stops.iter().map(|stop| Stop::new(stop.as_ref())).collect::<Result<Vec<_>, _>>()?;
         let longest = stops.iter().map(|stop| stop.text.len()).max().unwrap_or(0);
-        Ok(Self {
-            stops,
-            held: String::with_capacity(longest),
-            matched: None,
-        })
+        Ok(Self { stops, held: String::with_capacity(longest), matched: None })
     }
 
     /// Takes the next piece of text and appends to `out` what is certainly not part of a stop string. Returns `true` once a
@@ -74,12 +67,7 @@ impl StopMatcher {
                 return true;
             }
         }
-        let keep = self
-            .stops
-            .iter()
-            .map(|stop| stop.progress)
-            .max()
-            .unwrap_or(0);
+        let keep = self.stops.iter().map(|stop| stop.progress).max().unwrap_or(0);
         let total = self.held.len() + text.len();
         let released = total - keep;
         self.release(text, released, out);
@@ -155,11 +143,7 @@ impl Stop {
             length += usize::from(bytes[index] == bytes[length]);
             fallback[index] = length as u16;
         }
-        Ok(Self {
-            text: text.to_owned(),
-            fallback,
-            progress: 0,
-        })
+        Ok(Self { text: text.to_owned(), fallback, progress: 0 })
     }
 
     /// Takes one byte of text; `true` if the string is now complete.
@@ -183,10 +167,7 @@ mod tests {
         let found = stops
             .iter()
             .enumerate()
-            .filter_map(|(index, stop)| {
-                text.find(stop.as_str())
-                    .map(|at| (at + stop.len(), at, index))
-            })
+            .filter_map(|(index, stop)| text.find(stop.as_str()).map(|at| (at + stop.len(), at, index)))
             .min();
         match found {
             Some((_, start, index)) => (text[..start].to_owned(), Some(index)),

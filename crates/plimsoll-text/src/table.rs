@@ -30,9 +30,8 @@ struct Arena {
 impl Arena {
     fn push(&mut self, bytes: &[u8]) -> Result<(), TextError> {
         self.bytes.extend_from_slice(bytes);
-        let end = u32::try_from(self.bytes.len()).map_err(|_| {
-            TextError::BadTokenizer("the vocabulary has more than 4 GiB of text".to_owned())
-        })?;
+        let end = u32::try_from(self.bytes.len())
+            .map_err(|_| TextError::BadTokenizer("the vocabulary has more than 4 GiB of text".to_owned()))?;
         self.ends.push(end);
         Ok(())
     }
@@ -87,9 +86,7 @@ impl TokenTable {
     pub(crate) fn push(&mut self, row: Row<'_>) -> Result<(), TextError> {
         let id = self.kinds.len() as u32;
         if self.kinds.len() * 2 >= self.slots.len() {
-            return Err(TextError::BadTokenizer(format!(
-                "more tokens than announced: {id}"
-            )));
+            return Err(TextError::BadTokenizer(format!("more tokens than announced: {id}")));
         }
         self.raw.push(row.raw.as_bytes())?;
         self.text.push(row.text)?;
@@ -160,19 +157,10 @@ mod tests {
     #[test]
     fn rows_come_back_and_the_first_of_two_equal_names_wins() {
         let mut table = TokenTable::with_capacity(4);
-        for (raw, text, kind) in [
-            ("Ġa", " a", Kind::Text),
-            ("</s>", "</s>", Kind::Special),
-            ("", "", Kind::Hole),
-            ("Ġa", "?", Kind::Text),
-        ] {
-            table
-                .push(Row {
-                    raw,
-                    text: text.as_bytes(),
-                    kind,
-                })
-                .unwrap();
+        for (raw, text, kind) in
+            [("Ġa", " a", Kind::Text), ("</s>", "</s>", Kind::Special), ("", "", Kind::Hole), ("Ġa", "?", Kind::Text)]
+        {
+            table.push(Row { raw, text: text.as_bytes(), kind }).unwrap();
         }
         assert_eq!(table.id_of("Ġa"), Some(0));
         assert_eq!(table.id_of("</s>"), Some(1));
@@ -181,14 +169,6 @@ mod tests {
         assert_eq!(table.text(2), b"");
         assert_eq!(table.raw(3), "Ġa");
         assert_eq!(table.kind(9), Kind::Hole);
-        assert!(
-            table
-                .push(Row {
-                    raw: "x",
-                    text: b"x",
-                    kind: Kind::Text
-                })
-                .is_err()
-        );
+        assert!(table.push(Row { raw: "x", text: b"x", kind: Kind::Text }).is_err());
     }
 }

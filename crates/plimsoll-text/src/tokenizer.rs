@@ -52,10 +52,7 @@ pub(crate) struct Pipeline {
 
 impl Tokenizer {
     pub(crate) fn new(parts: Parts) -> Self {
-        Self {
-            parts,
-            text_bytes_max: DEFAULT_TEXT_BYTES_MAX,
-        }
+        Self { parts, text_bytes_max: DEFAULT_TEXT_BYTES_MAX }
     }
 
     /// The same tokenizer with another limit on the length of a text, in bytes.
@@ -79,17 +76,9 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`TextError::TextTooLong`] beyond [`Self::text_bytes_max`]; [`TextError::Encode`] if the tokenizer fails or panics.
-    pub fn encode(
-        &self,
-        text: &str,
-        add_special: bool,
-        parse_special: bool,
-    ) -> Result<Vec<u32>, TextError> {
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>, TextError> {
         if text.len() > self.text_bytes_max {
-            return Err(TextError::TextTooLong {
-                bytes: text.len(),
-                limit: self.text_bytes_max,
-            });
+            return Err(TextError::TextTooLong { bytes: text.len(), limit: self.text_bytes_max });
         }
         shielded(TextError::Encode, || {
             let mut out = Vec::new();
@@ -115,9 +104,7 @@ impl Tokenizer {
         // Ids grow by doubling: old and new side by side.
         let ids = 3 * std::mem::size_of::<u32>();
         match &self.parts.engine {
-            Engine::Own(_) => {
-                Scratch::bytes_max(text_bytes).saturating_add(text_bytes.saturating_mul(ids))
-            }
+            Engine::Own(_) => Scratch::bytes_max(text_bytes).saturating_add(text_bytes.saturating_mul(ids)),
             Engine::Foreign(_) => text_bytes.saturating_mul(Foreign::BYTES_PER_BYTE + ids),
         }
     }
@@ -196,13 +183,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Pipeline {
-    fn encode(
-        &self,
-        text: &str,
-        parse_special: bool,
-        table: &TokenTable,
-        out: &mut Vec<u32>,
-    ) -> Result<(), TextError> {
+    fn encode(&self, text: &str, parse_special: bool, table: &TokenTable, out: &mut Vec<u32>) -> Result<(), TextError> {
         let mut scratch = Scratch::default();
         let mut first = true;
         self.specials.split(text, parse_special, |fragment| {

@@ -35,9 +35,7 @@ fn renderings_equal_the_reference() {
     let templates: Vec<Template> = read("chat.json");
     assert!(templates.len() >= 7);
     for template in templates {
-        let source =
-            std::fs::read_to_string(path(&format!("templates/{}.jinja", template.template)))
-                .unwrap();
+        let source = std::fs::read_to_string(path(&format!("templates/{}.jinja", template.template))).unwrap();
         let chat = ChatTemplate::new(&source, "<s>", "</s>").unwrap();
         for case in template.conversations {
             for expected in case.results {
@@ -45,11 +43,7 @@ fn renderings_equal_the_reference() {
                 let ours = chat.render(&case.messages, case.tools.as_ref(), prompt, &case.extra);
                 let name = format!("{} / {} / {prompt}", template.template, case.name);
                 match expected.text {
-                    Some(text) => assert_eq!(
-                        ours.unwrap_or_else(|e| panic!("{name}: {e}")),
-                        text,
-                        "{name}"
-                    ),
+                    Some(text) => assert_eq!(ours.unwrap_or_else(|e| panic!("{name}: {e}")), text, "{name}"),
                     None => assert!(ours.is_err(), "{name} should fail, got {ours:?}"),
                 }
             }
@@ -65,45 +59,27 @@ fn render(source: &str) -> Result<String, TextError> {
 #[test]
 fn a_refusal_carries_its_reason() {
     let error = render("{{ raise_exception('roles must alternate') }}").unwrap_err();
-    assert!(
-        error.to_string().contains("roles must alternate"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("roles must alternate"), "{error}");
 }
 
 #[test]
 fn chatml_is_the_fallback() {
     let messages = json!([{"role": "user", "content": "hi"}]);
-    let text = ChatTemplate::chatml()
-        .unwrap()
-        .render(&messages, None, true, &Map::new());
-    assert_eq!(
-        text.unwrap(),
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    );
+    let text = ChatTemplate::chatml().unwrap().render(&messages, None, true, &Map::new());
+    assert_eq!(text.unwrap(), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
 }
 
 #[test]
 fn extras_cannot_replace_the_messages() {
     let chat = ChatTemplate::new("{{ messages[0].content }}{{ flag }}", "", "").unwrap();
-    let extra = json!({"messages": [{"content": "forged"}], "flag": 7})
-        .as_object()
-        .unwrap()
-        .clone();
-    let text = chat
-        .render(&json!([{"content": "real"}]), None, false, &extra)
-        .unwrap();
+    let extra = json!({"messages": [{"content": "forged"}], "flag": 7}).as_object().unwrap().clone();
+    let text = chat.render(&json!([{"content": "real"}]), None, false, &extra).unwrap();
     assert_eq!(text, "real7");
 }
 
 #[test]
 fn the_template_is_found_beside_the_tokenizer() {
-    assert_eq!(
-        chat_template_source(&path("byte_level"))
-            .unwrap()
-            .as_deref(),
-        Some("{{ messages }}")
-    );
+    assert_eq!(chat_template_source(&path("byte_level")).unwrap().as_deref(), Some("{{ messages }}"));
     assert_eq!(chat_template_source(&path("gpt2")).unwrap(), None);
 }
 
@@ -115,22 +91,10 @@ fn the_date_can_be_asked_for() {
 
 /// Templates that would hang, exhaust memory or overflow the stack if nothing stopped them.
 const HOSTILE: &[(&str, &str)] = &[
-    (
-        "steps",
-        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-    ),
-    (
-        "doubling by ~",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    ),
-    (
-        "doubling by +",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    ),
-    (
-        "doubling lists",
-        "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    ),
+    ("steps", "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"),
+    ("doubling by ~", "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"),
+    ("doubling by +", "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"),
+    ("doubling lists", "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"),
     (
         "doubling by capture",
         "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}",
@@ -159,10 +123,7 @@ const HOSTILE: &[(&str, &str)] = &[
         "sharing in maps",
         "{% set n = namespace(x={}) %}{% for i in range(90) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x | tojson }}",
     ),
-    (
-        "depth",
-        "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}",
-    ),
+    ("depth", "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}"),
     (
         "depth of slices",
         "{% set n = namespace(x=[1]) %}{% for k in range(99) %}{% for i in range(9999) %}{% set n.x = n.x[:] %}{% endfor %}{% endfor %}{{ n.x }}",
@@ -171,38 +132,20 @@ const HOSTILE: &[(&str, &str)] = &[
         "chain of namespaces",
         "{% set n = namespace(x=1) %}{% for k in range(99) %}{% for i in range(9999) %}{% set m = namespace() %}{% set m.x = n.x %}{% set n.x = m %}{% endfor %}{% endfor %}",
     ),
-    (
-        "a namespace in itself",
-        "{% set n = namespace() %}{% set n.x = n %}{{ [n] }}",
-    ),
+    ("a namespace in itself", "{% set n = namespace() %}{% set n.x = n %}{{ [n] }}"),
     ("constants", "{{ ('a' * 10000) * 10000 * 100 }}"),
     ("power", "{{ 10 ** 10 ** 10 }}"),
-    (
-        "repetition",
-        "{% set k = 100000 %}{% set s = 'a' * k %}{% set t = s * k %}{{ t }}",
-    ),
-    (
-        "list repetition",
-        "{% set k = 100000 %}{% set s = ['a'] * k %}{{ (s * k) | length }}",
-    ),
-    (
-        "indentation",
-        "{% set k = 100000000 %}{{ 'a' | indent(k, true) }}",
-    ),
+    ("repetition", "{% set k = 100000 %}{% set s = 'a' * k %}{% set t = s * k %}{{ t }}"),
+    ("list repetition", "{% set k = 100000 %}{% set s = ['a'] * k %}{{ (s * k) | length }}"),
+    ("indentation", "{% set k = 100000000 %}{{ 'a' | indent(k, true) }}"),
     ("width", "{{ '%1000000000d' | format(1) }}"),
     ("width by method", "{{ '{:>1000000000}'.format(1) }}"),
-    (
-        "map",
-        "{% set k = 30000 %}{% set s = ['a' * k] * k %}{{ s | map('upper') | list | length }}",
-    ),
+    ("map", "{% set k = 30000 %}{% set s = ['a' * k] * k %}{{ s | map('upper') | list | length }}"),
     (
         "comparison",
         "{% set k = 300 %}{% set a = ['x' * 30000] * k %}{% for i in range(9999) %}{{ a == a }}{% endfor %}",
     ),
-    (
-        "recursion",
-        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-    ),
+    ("recursion", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"),
     ("other templates", "{% include 'x' %}"),
     ("blocks", "{% block x %}{% endblock %}"),
 ];
@@ -212,79 +155,32 @@ fn hostile_templates_fail_soon() {
     for (name, source) in HOSTILE {
         let start = Instant::now();
         let result = render(source);
-        assert!(
-            result.is_err(),
-            "{name}: {:?}",
-            result.map(|text| text.len())
-        );
+        assert!(result.is_err(), "{name}: {:?}", result.map(|text| text.len()));
         // The machine may be busy; without limits these would take ages.
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "{name}: {:?}",
-            start.elapsed()
-        );
+        assert!(start.elapsed() < Duration::from_secs(20), "{name}: {:?}", start.elapsed());
     }
 }
 
 #[test]
 fn literal_text_is_bounded_too() {
-    let source = format!(
-        "{{% for i in range(9999) %}}{}{{% endfor %}}",
-        "x".repeat(100_000)
-    );
-    assert!(matches!(
-        render(&source),
-        Err(TextError::TemplateLimit { .. })
-    ));
-    let chat = ChatTemplate::new("{{ messages[0].content * 3 }}", "", "")
-        .unwrap()
-        .with_prompt_bytes_max(10);
+    let source = format!("{{% for i in range(9999) %}}{}{{% endfor %}}", "x".repeat(100_000));
+    assert!(matches!(render(&source), Err(TextError::TemplateLimit { .. })));
+    let chat = ChatTemplate::new("{{ messages[0].content * 3 }}", "", "").unwrap().with_prompt_bytes_max(10);
     let messages = json!([{"content": "1234"}]);
-    let error = chat
-        .render(&messages, None, false, &Map::new())
-        .unwrap_err();
-    assert!(
-        matches!(error, TextError::TemplateLimit { limit: 10, .. }),
-        "{error}"
-    );
+    let error = chat.render(&messages, None, false, &Map::new()).unwrap_err();
+    assert!(matches!(error, TextError::TemplateLimit { limit: 10, .. }), "{error}");
 }
 
 #[test]
 fn nested_source_does_not_overflow_the_stack() {
-    for unit in [
-        "(",
-        "[",
-        "{",
-        "not ",
-        "-",
-        "x ~ ",
-        "x + ",
-        "x if x else ",
-        "x.",
-        "f(",
-        "x[",
-        "x is y and ",
-        "x|",
-    ] {
+    for unit in ["(", "[", "{", "not ", "-", "x ~ ", "x + ", "x if x else ", "x.", "f(", "x[", "x is y and ", "x|"] {
         let source = format!("{{{{ {} }}}}", unit.repeat(10_000));
         assert!(ChatTemplate::new(&source, "", "").is_err(), "{unit}");
         // A length that passes the look at the tokens: whatever comes of it, it is no overflow.
         let _ = ChatTemplate::new(&format!("{{{{ {}x }}}}", unit.repeat(390)), "", "");
     }
-    for statement in [
-        "if x",
-        "elif x",
-        "for x in y",
-        "macro x()",
-        "call x()",
-        "filter x",
-        "with",
-        "set x",
-    ] {
-        let source = format!(
-            "{{% if x %}}{}",
-            format!("{{% {statement} %}}").repeat(5_000)
-        );
+    for statement in ["if x", "elif x", "for x in y", "macro x()", "call x()", "filter x", "with", "set x"] {
+        let source = format!("{{% if x %}}{}", format!("{{% {statement} %}}").repeat(5_000));
         assert!(ChatTemplate::new(&source, "", "").is_err(), "{statement}");
     }
     assert!(ChatTemplate::new(&"x".repeat(300 << 10), "", "").is_err());

@@ -11,25 +11,15 @@ use proptest::prelude::*;
 #[test]
 fn a_text_without_words_takes_no_ages() {
     let spm: GgufFixture = read("spm.json");
-    let tokenizers = [
-        tokenizer("byte_level"),
-        tokenizer("gpt2"),
-        tokenizer("llama2"),
-        Tokenizer::from_gguf(&spm.vocab()).unwrap(),
-    ];
+    let tokenizers =
+        [tokenizer("byte_level"), tokenizer("gpt2"), tokenizer("llama2"), Tokenizer::from_gguf(&spm.vocab()).unwrap()];
     for tokenizer in &tokenizers {
-        for unit in [
-            "a", " ", "ab", "\n", "中", "🚀", "e\u{301}", "'", "0", "\u{0}", "aA", " \n",
-        ] {
+        for unit in ["a", " ", "ab", "\n", "中", "🚀", "e\u{301}", "'", "0", "\u{0}", "aA", " \n"] {
             let text = unit.repeat((1 << 20) / unit.len());
             let start = Instant::now();
             let ids = tokenizer.encode(&text, true, true).unwrap();
             // A quadratic algorithm would need hours for a million symbols.
-            assert!(
-                start.elapsed() < Duration::from_secs(30),
-                "{unit:?}: {:?}",
-                start.elapsed()
-            );
+            assert!(start.elapsed() < Duration::from_secs(30), "{unit:?}: {:?}", start.elapsed());
             assert!(!ids.is_empty());
         }
     }
@@ -49,10 +39,7 @@ fn encoding_is_near_linear() {
     };
     let (small, large) = (time(64 << 10), time(1 << 20));
     // Sixteen times the text; a quadratic algorithm would take 256 times as long.
-    assert!(
-        large < small * 100,
-        "{small:?} for 64 KiB, {large:?} for 1 MiB"
-    );
+    assert!(large < small * 100, "{small:?} for 64 KiB, {large:?} for 1 MiB");
 }
 
 #[test]
@@ -60,10 +47,7 @@ fn a_long_text_is_refused_by_name() {
     let tokenizer = tokenizer("byte_level").with_text_bytes_max(10);
     assert!(tokenizer.encode("0123456789", false, false).is_ok());
     let error = tokenizer.encode("0123456789a", false, false).unwrap_err();
-    assert!(
-        error.to_string().contains("11") && error.to_string().contains("10"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("11") && error.to_string().contains("10"), "{error}");
     assert!(tokenizer.encode_bytes_max(10) >= 40);
 }
 
@@ -93,13 +77,7 @@ fn vocab() -> GgufVocab {
 
 #[test]
 fn contradictory_vocabularies_are_refused() {
-    assert_eq!(
-        Tokenizer::from_gguf(&vocab())
-            .unwrap()
-            .encode("abab", true, true)
-            .unwrap(),
-        [2, 2]
-    );
+    assert_eq!(Tokenizer::from_gguf(&vocab()).unwrap().encode("abab", true, true).unwrap(), [2, 2]);
     type Change = fn(&mut GgufVocab);
     let bad: [(&str, Change); 9] = [
         ("model", |v| v.model = "rwkv".to_owned()),
@@ -119,10 +97,7 @@ fn contradictory_vocabularies_are_refused() {
     }
     let mut no_scores = vocab();
     no_scores.model = "llama".to_owned();
-    assert!(matches!(
-        Tokenizer::from_gguf(&no_scores),
-        Err(TextError::BadTokenizer(_))
-    ));
+    assert!(matches!(Tokenizer::from_gguf(&no_scores), Err(TextError::BadTokenizer(_))));
 }
 
 #[test]
@@ -144,15 +119,8 @@ fn broken_files_are_errors() {
     let huge_id = good.replacen("\"id\":1200", "\"id\":4294967295", 1);
     assert_ne!(huge_id, good);
     let deep = "[".repeat(100_000);
-    let broken = [
-        "",
-        "{}",
-        "null",
-        &good[..good.len() / 2],
-        &huge_id,
-        &deep,
-        "{\"model\":{\"type\":\"BPE\",\"vocab\":{}}}",
-    ];
+    let broken =
+        ["", "{}", "null", &good[..good.len() / 2], &huge_id, &deep, "{\"model\":{\"type\":\"BPE\",\"vocab\":{}}}"];
     for (index, content) in broken.iter().enumerate() {
         std::fs::write(&file, content).unwrap();
         assert!(Tokenizer::from_file(&file).is_err(), "{index}");

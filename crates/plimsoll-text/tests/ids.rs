@@ -9,14 +9,8 @@ use plimsoll_text::Tokenizer;
 fn check(name: &str, tokenizer: &Tokenizer, cases: &[Case]) {
     assert!(cases.len() > 80, "{name}: only {} cases", cases.len());
     for case in cases {
-        let ids = tokenizer
-            .encode(&case.text, false, case.parse_special)
-            .unwrap();
-        assert_eq!(
-            ids, case.ids,
-            "{name}: {:?}, special: {}",
-            case.text, case.parse_special
-        );
+        let ids = tokenizer.encode(&case.text, false, case.parse_special).unwrap();
+        assert_eq!(ids, case.ids, "{name}: {:?}, special: {}", case.text, case.parse_special);
     }
 }
 
@@ -44,21 +38,14 @@ fn tokenizer_json_gives_the_reference_texts() {
         assert!(expected.decodings.len() > 50, "{folder}");
         for case in &expected.decodings {
             let text = tokenizer.decode(&case.ids, case.skip_special);
-            assert_eq!(
-                text, case.text,
-                "{folder}: {:?}, skip: {}",
-                case.ids, case.skip_special
-            );
+            assert_eq!(text, case.text, "{folder}: {:?}, skip: {}", case.ids, case.skip_special);
         }
     }
 }
 
 #[test]
 fn our_own_pipeline_runs_what_it_should() {
-    for (folder, own) in FOLDERS
-        .into_iter()
-        .zip([true, true, true, true, true, false, false])
-    {
+    for (folder, own) in FOLDERS.into_iter().zip([true, true, true, true, true, false, false]) {
         let debug = format!("{:?}", tokenizer(folder));
         assert!(debug.contains(&format!("own: {own}")), "{folder}: {debug}");
     }
@@ -121,15 +108,9 @@ fn untrusted_text_never_becomes_a_control_token() {
     for folder in ["byte_level", "gpt2"] {
         let tokenizer = tokenizer(folder);
         let ids = tokenizer.encode(text, false, false).unwrap();
-        assert!(
-            ids.iter().all(|&id| !tokenizer.is_special(id)),
-            "{folder}: {ids:?}"
-        );
+        assert!(ids.iter().all(|&id| !tokenizer.is_special(id)), "{folder}: {ids:?}");
         let ids = tokenizer.encode(text, false, true).unwrap();
-        assert!(
-            ids.iter().any(|&id| tokenizer.is_special(id)),
-            "{folder}: {ids:?}"
-        );
+        assert!(ids.iter().any(|&id| tokenizer.is_special(id)), "{folder}: {ids:?}");
     }
 }
 

@@ -7,15 +7,9 @@ use plimsoll_text::{Detokenizer, Tokenizer};
 use proptest::prelude::*;
 
 fn all() -> Vec<(String, Tokenizer)> {
-    let mut out: Vec<_> = FOLDERS
-        .iter()
-        .map(|f| ((*f).to_owned(), tokenizer(f)))
-        .collect();
+    let mut out: Vec<_> = FOLDERS.iter().map(|f| ((*f).to_owned(), tokenizer(f))).collect();
     let fixture: GgufFixture = read("spm_prefix.json");
-    out.push((
-        "spm_prefix".to_owned(),
-        Tokenizer::from_gguf(&fixture.vocab()).unwrap(),
-    ));
+    out.push(("spm_prefix".to_owned(), Tokenizer::from_gguf(&fixture.vocab()).unwrap()));
     out
 }
 
@@ -45,12 +39,7 @@ fn streams_equal_wholes() {
         .run(&(ids, any::<bool>()), |(ids, skip)| {
             for (name, tokenizer) in &tokenizers {
                 let whole = tokenizer.decode(&ids, skip);
-                prop_assert_eq!(
-                    &stream(tokenizer, Detokenizer::new(skip), &ids),
-                    &whole,
-                    "{}",
-                    name
-                );
+                prop_assert_eq!(&stream(tokenizer, Detokenizer::new(skip), &ids), &whole, "{}", name);
                 // A continuation is nothing but the bytes; a beginning differs from it at its start only.
                 let plain = String::from_utf8_lossy(&bytes(tokenizer, &ids, skip)).into_owned();
                 let continued = stream(tokenizer, Detokenizer::continuing(skip), &ids);
@@ -59,12 +48,7 @@ fn streams_equal_wholes() {
                     prop_assert_eq!(&whole, &plain, "{}", name);
                 }
                 if ["llama2", "spm_prefix"].contains(&name.as_str()) {
-                    prop_assert_eq!(
-                        whole.as_str(),
-                        plain.strip_prefix(' ').unwrap_or(&plain),
-                        "{}",
-                        name
-                    );
+                    prop_assert_eq!(whole.as_str(), plain.strip_prefix(' ').unwrap_or(&plain), "{}", name);
                 }
             }
             Ok(())
@@ -90,10 +74,7 @@ fn text_survives_the_round_trip() {
 #[test]
 fn a_split_character_waits_for_its_end() {
     let tokenizer = tokenizer("byte_level");
-    let ids: Vec<u32> = "ð Ł ļ Ģ"
-        .split(' ')
-        .map(|t| tokenizer.token_to_id(t).unwrap())
-        .collect();
+    let ids: Vec<u32> = "ð Ł ļ Ģ".split(' ').map(|t| tokenizer.token_to_id(t).unwrap()).collect();
     let mut detokenizer = Detokenizer::new(false);
     let mut text = String::new();
     for &id in &ids[..3] {
@@ -103,8 +84,5 @@ fn a_split_character_waits_for_its_end() {
     detokenizer.push(&tokenizer, ids[3], &mut text);
     assert_eq!(text, "🚀");
     assert_eq!(tokenizer.decode(&ids[..3], false), "\u{fffd}");
-    assert_eq!(
-        tokenizer.decode(&[ids[1], ids[1]], false),
-        "\u{fffd}\u{fffd}"
-    );
+    assert_eq!(tokenizer.decode(&[ids[1], ids[1]], false), "\u{fffd}\u{fffd}");
 }

@@ -50,7 +50,8 @@ impl CpuDevice {
             let mut spans = [Span { first: 0, end: 0 }; ROWS];
             for (i, span) in spans[..rows].iter_mut().enumerate() {
                 let end = seq.start + first + i + 1;
-                *span = Span { first: spec.window.map_or(0, |window| end.saturating_sub(window)) as u32, end: end as u32 };
+                *span =
+                    Span { first: spec.window.map_or(0, |window| end.saturating_sub(window)) as u32, end: end as u32 };
             }
             let pages = &step.pages[seq.pages_at..][..seq.pages];
             let row = seq.first_row + first;

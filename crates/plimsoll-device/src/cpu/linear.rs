@@ -53,7 +53,8 @@ impl CpuDevice {
             Mode::Add => kernels::Mode::Add,
         };
         // SAFETY: the quantized copy was written before, and during this operation it is only read.
-        let acts_bytes: &[u8] = if packing.wants_acts() { unsafe { arena.bytes(acts_at, layout.bytes()) } } else { &[] };
+        let acts_bytes: &[u8] =
+            if packing.wants_acts() { unsafe { arena.bytes(acts_at, layout.bytes()) } } else { &[] };
         let acts = packing.wants_acts().then(|| Acts::new(layout, acts_bytes));
         let row_bytes = if packing.wants_acts() { layout.row_bytes() } else { x.cols * size_of::<f32>() };
         let cut = Cut::new(x.rows, row_bytes, packing.panels(), threads);
@@ -107,7 +108,9 @@ mod tests {
 
     #[test]
     fn a_cut_covers_every_row_and_panel_once() {
-        for (rows, row_bytes, panels, threads) in [(1, 648, 36, 2), (512, 648, 3072, 2), (512, 30_000, 5, 8), (7, 100, 1, 4), (33, 1 << 20, 9, 1)] {
+        for (rows, row_bytes, panels, threads) in
+            [(1, 648, 36, 2), (512, 648, 3072, 2), (512, 30_000, 5, 8), (7, 100, 1, 4), (33, 1 << 20, 9, 1)]
+        {
             let cut = Cut::new(rows, row_bytes, panels, threads);
             let mut seen = vec![0; rows * panels];
             for task in 0..cut.tasks() {

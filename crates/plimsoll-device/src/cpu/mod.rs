@@ -64,7 +64,15 @@ impl CpuMemory {
         let scratch = thread_scratch_floats(shape);
         let scratch_at = workspace.len().saturating_sub(scratch_bytes(shape, threads)) / 64 * 64;
         let shape = shape.kv;
-        Ok(Self { kv, shape, layout: shape.layout(), workspace, stack: StepStack::new(scratch_at), scratch, scratch_at })
+        Ok(Self {
+            kv,
+            shape,
+            layout: shape.layout(),
+            workspace,
+            stack: StepStack::new(scratch_at),
+            scratch,
+            scratch_at,
+        })
     }
 
     /// Pages of the pool.

@@ -6,7 +6,9 @@
 use std::sync::{Arc, Mutex};
 
 use plimsoll_formats::{Checkpoint, FormatError, Row, RowBuf, RowScales};
-use plimsoll_kernels::{PANEL, PackError, PackKind, Packing, QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant};
+use plimsoll_kernels::{
+    PANEL, PackError, PackKind, Packing, QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant,
+};
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use thiserror::Error;
 
@@ -91,7 +93,12 @@ impl CpuWeights {
     }
 }
 
-fn pack_linear(linear: &LinearDecl, checkpoint: &Checkpoint, target: &mut [u8], pool: &mut ThreadPool) -> Result<(), LoadError> {
+fn pack_linear(
+    linear: &LinearDecl,
+    checkpoint: &Checkpoint,
+    target: &mut [u8],
+    pool: &mut ThreadPool,
+) -> Result<(), LoadError> {
     let packing = &linear.packing;
     let chunk_bytes = packing.panel_bytes() * PANELS_PER_TASK;
     let chunks: Vec<Mutex<&mut [u8]>> = target.chunks_mut(chunk_bytes).map(Mutex::new).collect();
@@ -158,7 +165,13 @@ impl Scratch {
         }
     }
 
-    fn pack_panel(&mut self, linear: &LinearDecl, checkpoint: &Checkpoint, rows: std::ops::Range<usize>, panel: &mut [u8]) -> Result<(), LoadError> {
+    fn pack_panel(
+        &mut self,
+        linear: &LinearDecl,
+        checkpoint: &Checkpoint,
+        rows: std::ops::Range<usize>,
+        panel: &mut [u8],
+    ) -> Result<(), LoadError> {
         let count = rows.len();
         for (buf, row) in self.rows.iter_mut().zip(rows) {
             decode(checkpoint, &linear.name, row, buf)?;

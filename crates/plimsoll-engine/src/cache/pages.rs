@@ -47,9 +47,7 @@ pub enum PoolError {
         bytes: usize,
     },
     /// A list does not have as many pages as its counter says.
-    #[error(
-        "the {list} list has {walked} pages, its counter says {counted}, the tables say {flagged}"
-    )]
+    #[error("the {list} list has {walked} pages, its counter says {counted}, the tables say {flagged}")]
     ListBroken {
         /// Which list: `free` or `idle`.
         list: &'static str,
@@ -104,25 +102,13 @@ impl PagePool {
     /// [`PoolError::TooManyPages`] above [`Self::PAGES_MAX`], [`PoolError::OutOfMemory`] if the tables cannot be allocated.
     pub fn new(total: usize) -> Result<Self, PoolError> {
         if total > Self::PAGES_MAX {
-            return Err(PoolError::TooManyPages {
-                total,
-                limit: Self::PAGES_MAX,
-            });
+            return Err(PoolError::TooManyPages { total, limit: Self::PAGES_MAX });
         }
         let mut slots = Vec::new();
-        slots
-            .try_reserve_exact(total)
-            .map_err(|_| PoolError::OutOfMemory {
-                total,
-                bytes: Self::bytes_for(total),
-            })?;
+        slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { total, bytes: Self::bytes_for(total) })?;
         for page in 1..=total {
             let next = if page == total { NIL } else { page as u32 };
-            slots.push(Slot {
-                refs: 0,
-                prev: NIL,
-                next,
-            });
+            slots.push(Slot { refs: 0, prev: NIL, next });
         }
         Ok(Self {
             slots: slots.into_boxed_slice(),
@@ -180,9 +166,7 @@ impl PagePool {
     /// Number of holders of `page`, the prefix index included; 0 for a free page and for one of another pool.
     #[must_use]
     pub fn holders(&self, page: PageId) -> u32 {
-        self.slots
-            .get(page.index())
-            .map_or(0, |slot| slot.refs & REFS_MAX)
+        self.slots.get(page.index()).map_or(0, |slot| slot.refs & REFS_MAX)
     }
 
     /// Operations refused since the pool was built; anything but 0 is a bug in a caller.
@@ -197,11 +181,7 @@ impl PagePool {
         let slot = self.slots.get_mut(page as usize)?;
         debug_assert_eq!(slot.refs, 0, "page {page} is on the free stack and held");
         self.free_head = slot.next;
-        *slot = Slot {
-            refs: 1,
-            prev: NIL,
-            next: NIL,
-        };
+        *slot = Slot { refs: 1, prev: NIL, next: NIL };
         self.free_len -= 1;
         Some(PageId(page))
     }
@@ -213,10 +193,7 @@ impl PagePool {
         };
         let holders = refs & REFS_MAX;
         if holders == 0 || holders == REFS_MAX {
-            return self.fault(
-                "retain of a free page, or of one with too many holders",
-                page,
-            );
+            return self.fault("retain of a free page, or of one with too many holders", page);
         }
         if refs == CACHED | 1 {
             self.idle_unlink(page.0);
@@ -249,11 +226,7 @@ impl PagePool {
 
     /// Gives back one claim on each of `pages`, the last page first, and returns how many became free.
     pub fn release_all(&mut self, pages: &[PageId]) -> usize {
-        pages
-            .iter()
-            .rev()
-            .filter(|&&page| self.release(page))
-            .count()
+        pages.iter().rev().filter(|&&page| self.release(page)).count()
     }
 
     /// Walks every list and compares it with the counters and the holder counts.
@@ -262,28 +235,14 @@ impl PagePool {
     /// [`PoolError::ListBroken`] if a list disagrees with its counter, [`PoolError::Faults`] if an operation was refused.
     pub fn check(&self) -> Result<(), PoolError> {
         let flagged = |want: u32| self.slots.iter().filter(|slot| slot.refs == want).count();
-        let lists = [
-            ("free", self.free_head, self.free_len, 0),
-            ("idle", self.idle_head, self.idle_len, CACHED | 1),
-        ];
+        let lists = [("free", self.free_head, self.free_len, 0), ("idle", self.idle_head, self.idle_len, CACHED | 1)];
         for (list, head, counted, refs) in lists {
             let (walked, flagged) = (self.walk(head, refs), flagged(refs));
             if walked != counted || flagged != counted {
-                return Err(PoolError::ListBroken {
-                    list,
-                    walked,
-                    counted,
-                    flagged,
-                });
+                return Err(PoolError::ListBroken { list, walked, counted, flagged });
             }
         }
-        if self.faults > 0 {
-            Err(PoolError::Faults {
-                faults: self.faults,
-            })
-        } else {
-            Ok(())
-        }
+        if self.faults > 0 { Err(PoolError::Faults { faults: self.faults }) } else { Ok(()) }
     }
 
     /// Adds the prefix index as a holder of `page`; false if nobody holds it or it is cached already.
@@ -343,11 +302,7 @@ impl PagePool {
     }
 
     fn free_push(&mut self, page: u32) {
-        self.slots[page as usize] = Slot {
-            refs: 0,
-            prev: NIL,
-            next: self.free_head,
-        };
+        self.slots[page as usize] = Slot { refs: 0, prev: NIL, next: self.free_head };
         self.free_head = page;
         self.free_len += 1;
     }

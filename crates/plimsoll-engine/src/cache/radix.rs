@@ -129,31 +129,14 @@ impl PrefixIndex {
         let full = |_| IndexError::OutOfMemory { pages, bytes };
         let (mut nodes, mut table) = (Vec::new(), Vec::new());
         nodes.try_reserve_exact(pages).map_err(full)?;
-        table
-            .try_reserve_exact(Self::table_len(pages))
-            .map_err(full)?;
-        nodes.resize(
-            pages,
-            Node {
-                tokens: [0; PAGE_TOKENS],
-                salt: 0,
-                parent: DEAD,
-                children: 0,
-                hash: 0,
-            },
-        );
+        table.try_reserve_exact(Self::table_len(pages)).map_err(full)?;
+        nodes.resize(pages, Node { tokens: [0; PAGE_TOKENS], salt: 0, parent: DEAD, children: 0, hash: 0 });
         table.resize(Self::table_len(pages), ROOT);
         Ok(Self {
             nodes: nodes.into_boxed_slice(),
             table: table.into_boxed_slice(),
-            keys: [
-                fold(seed, 0x9e37_79b9_7f4a_7c15),
-                fold(!seed, 0xd1b5_4a32_d192_ed03),
-            ],
-            stats: IndexStats {
-                bytes,
-                ..IndexStats::default()
-            },
+            keys: [fold(seed, 0x9e37_79b9_7f4a_7c15), fold(!seed, 0xd1b5_4a32_d192_ed03)],
+            stats: IndexStats { bytes, ..IndexStats::default() },
         })
     }
 
@@ -180,22 +163,13 @@ impl PrefixIndex {
     /// At least one token is always left to compute, since something must produce the first logits. `salt` names the
     /// media and adapters of the prompt: equal tokens under different salts never match. The caller owes
     /// one release for every page, by [`Self::donate`] or [`PagePool::release_all`].
-    pub fn lookup(
-        &mut self,
-        salt: u64,
-        tokens: &[u32],
-        pool: &mut PagePool,
-        pages: &mut Vec<PageId>,
-    ) -> Match {
+    pub fn lookup(&mut self, salt: u64, tokens: &[u32], pool: &mut PagePool, pages: &mut Vec<PageId>) -> Match {
         pages.clear();
         let matched = self.matched_pages(salt, tokens, |page| pages.push(PageId(page)));
         for &page in pages.iter() {
             pool.retain(page);
         }
-        let found = Match {
-            pages: matched,
-            tokens: matched * PAGE_TOKENS,
-        };
+        let found = Match { pages: matched, tokens: matched * PAGE_TOKENS };
         self.stats.hit_tokens += found.tokens as u64;
         self.stats.miss_tokens += (tokens.len() - found.tokens) as u64;
         found
@@ -213,13 +187,7 @@ impl PrefixIndex {
     /// claims, the index adds its own. Only whole pages count. A prefix that is known already keeps its page; where
     /// that is not the caller's own page the rest is left to [`Self::donate`], because a running sequence that held a
     /// page without its predecessor would make idle pages impossible to evict.
-    pub fn insert(
-        &mut self,
-        salt: u64,
-        tokens: &[u32],
-        pages: &[PageId],
-        pool: &mut PagePool,
-    ) -> usize {
+    pub fn insert(&mut self, salt: u64, tokens: &[u32], pages: &[PageId], pool: &mut PagePool) -> usize {
         let (mut parent, mut added) = (ROOT, 0);
         for (chunk, &page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
             let hash = self.hash(parent, salt, chunk);
@@ -239,13 +207,7 @@ impl PrefixIndex {
     /// As [`Self::insert`], but the caller's claim on every one of `pages` is gone afterwards, the partly filled last page's
     /// included. Where a prefix is known under another page, that page stays and the sequence's own is
     /// released. Returns how many pages were added.
-    pub fn donate(
-        &mut self,
-        salt: u64,
-        tokens: &[u32],
-        pages: &[PageId],
-        pool: &mut PagePool,
-    ) -> usize {
+    pub fn donate(&mut self, salt: u64, tokens: &[u32], pages: &[PageId], pool: &mut PagePool) -> usize {
         let (mut parent, mut depth, mut added, mut foreign) = (ROOT, 0, 0, false);
         for (chunk, &page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
             let hash = self.hash(parent, salt, chunk);
@@ -289,12 +251,7 @@ impl PrefixIndex {
 
     /// As [`Self::evict`], telling `on_evict` each page before it becomes free, so that what was kept for that prefix
     /// elsewhere (a recurrent state checkpoint) can go with it.
-    pub fn evict_with(
-        &mut self,
-        want: usize,
-        pool: &mut PagePool,
-        mut on_evict: impl FnMut(PageId),
-    ) -> usize {
+    pub fn evict_with(&mut self, want: usize, pool: &mut PagePool, mut on_evict: impl FnMut(PageId)) -> usize {
         let (mut freed, mut tries) = (0, pool.idle());
         while freed < want && tries > 0 {
             let Some(page) = pool.coldest() else { break };
@@ -356,10 +313,7 @@ impl PrefixIndex {
         }
         let filled = self.table.iter().filter(|&&place| place != ROOT).count();
         if found != self.stats.nodes || filled != found || children != children_counted {
-            return Err(IndexError::Miscounted {
-                found,
-                counted: self.stats.nodes,
-            });
+            return Err(IndexError::Miscounted { found, counted: self.stats.nodes });
         }
         Ok(())
     }
@@ -395,11 +349,7 @@ impl PrefixIndex {
         loop {
             // An empty place holds ROOT, which is no row of the node table.
             let node = self.nodes.get(self.table[place] as usize)?;
-            if node.hash == hash
-                && node.parent == parent
-                && node.salt == salt
-                && node.tokens == *tokens
-            {
+            if node.hash == hash && node.parent == parent && node.salt == salt && node.tokens == *tokens {
                 return Some(self.table[place]);
             }
             place = (place + 1) & mask;
@@ -419,13 +369,7 @@ impl PrefixIndex {
         if page.index() >= self.nodes.len() || !pool.cache(page) {
             return false;
         }
-        self.nodes[page.index()] = Node {
-            tokens: *tokens,
-            salt,
-            parent,
-            children: 0,
-            hash,
-        };
+        self.nodes[page.index()] = Node { tokens: *tokens, salt, parent, children: 0, hash };
         if let Some(above) = self.nodes.get_mut(parent as usize) {
             above.children += 1;
         }

@@ -19,10 +19,7 @@ impl Dice {
 }
 
 fn built(pages: usize) -> (PagePool, PrefixIndex) {
-    (
-        PagePool::new(pages).unwrap(),
-        PrefixIndex::new(pages).unwrap(),
-    )
+    (PagePool::new(pages).unwrap(), PrefixIndex::new(pages).unwrap())
 }
 
 fn take(pool: &mut PagePool, n: usize) -> Vec<PageId> {
@@ -31,9 +28,7 @@ fn take(pool: &mut PagePool, n: usize) -> Vec<PageId> {
 
 /// `pages` whole pages of tokens that differ from page to page.
 fn prompt(first: u32, pages: usize) -> Vec<u32> {
-    (0..pages * PAGE_TOKENS)
-        .map(|i| first * 100_000 + i as u32)
-        .collect()
+    (0..pages * PAGE_TOKENS).map(|i| first * 100_000 + i as u32).collect()
 }
 
 #[test]
@@ -45,10 +40,7 @@ fn pages_come_back_and_counts_add_up() {
     pool.retain(held[1]);
     assert!(!pool.release(held[1]), "one holder is left");
     assert!(pool.release(held[1]));
-    assert_eq!(
-        (pool.free(), pool.used(), pool.total(), pool.idle()),
-        (1, 2, 3, 0)
-    );
+    assert_eq!((pool.free(), pool.used(), pool.total(), pool.idle()), (1, 2, 3, 0));
     assert_eq!(pool.alloc(), Some(held[1]));
     assert_eq!(pool.release_all(&held), 3);
     assert_eq!(pool.check(), Ok(()));
@@ -58,21 +50,9 @@ fn pages_come_back_and_counts_add_up() {
 #[test]
 fn sizes_no_table_can_have_are_errors() {
     let limit = PagePool::PAGES_MAX;
-    assert_eq!(
-        PagePool::new(limit + 1).unwrap_err(),
-        PoolError::TooManyPages {
-            total: limit + 1,
-            limit
-        }
-    );
+    assert_eq!(PagePool::new(limit + 1).unwrap_err(), PoolError::TooManyPages { total: limit + 1, limit });
     let error = PrefixIndex::new(limit + 1).unwrap_err();
-    assert_eq!(
-        error,
-        IndexError::TooManyPages {
-            pages: limit + 1,
-            limit
-        }
-    );
+    assert_eq!(error, IndexError::TooManyPages { pages: limit + 1, limit });
     let (mut pool, mut index) = built(0);
     assert_eq!(pool.alloc(), None);
     assert_eq!(index.evict(1, &mut pool), 0);
@@ -122,23 +102,11 @@ fn a_prompt_is_never_matched_whole() {
     assert_eq!(index.peek(7, &[]), 0);
     let longer = [tokens.clone(), vec![1]].concat();
     let hit = index.lookup(7, &longer, &mut pool, &mut found);
-    assert_eq!(
-        (hit, found.as_slice()),
-        (
-            Match {
-                pages: 3,
-                tokens: 48
-            },
-            pages.as_slice()
-        )
-    );
+    assert_eq!((hit, found.as_slice()), (Match { pages: 3, tokens: 48 }, pages.as_slice()));
     assert_eq!(pool.idle(), 0, "a match is held");
     pool.release_all(&found);
     let stats = index.stats();
-    assert_eq!(
-        (stats.hit_tokens, stats.miss_tokens, stats.nodes),
-        (48, 1, 3)
-    );
+    assert_eq!((stats.hit_tokens, stats.miss_tokens, stats.nodes), (48, 1, 3));
 }
 
 #[test]
@@ -190,26 +158,15 @@ fn a_known_prefix_keeps_its_page() {
     let (mut pool, mut index) = built(8);
     let tokens = prompt(1, 3);
     let (first, second) = (take(&mut pool, 2), take(&mut pool, 3));
-    assert_eq!(
-        index.insert(0, &tokens[..2 * PAGE_TOKENS], &first, &mut pool),
-        2
-    );
-    assert_eq!(
-        index.insert(0, &tokens, &second, &mut pool),
-        0,
-        "not while it runs on its own pages"
-    );
+    assert_eq!(index.insert(0, &tokens[..2 * PAGE_TOKENS], &first, &mut pool), 2);
+    assert_eq!(index.insert(0, &tokens, &second, &mut pool), 0, "not while it runs on its own pages");
     assert_eq!(index.donate(0, &tokens, &second, &mut pool), 1);
     let mut found = Vec::new();
     index.lookup(0, &[tokens, vec![0]].concat(), &mut pool, &mut found);
     assert_eq!(found, [first[0], first[1], second[2]]);
     pool.release_all(&found);
     pool.release_all(&first);
-    assert_eq!(
-        (pool.idle(), pool.used()),
-        (3, 3),
-        "the second sequence's copies became free"
-    );
+    assert_eq!((pool.idle(), pool.used()), (3, 3), "the second sequence's copies became free");
     assert_eq!(index.evict(9, &mut pool), 3);
     assert_eq!(pool.free(), 8);
 }
@@ -224,11 +181,7 @@ fn a_fork_cannot_pin_what_it_does_not_hold() {
     for &page in &own {
         pool.retain(page);
     }
-    assert_eq!(
-        index.donate(0, &tokens, &own, &mut pool),
-        0,
-        "the fork goes on without page 0 of the tree"
-    );
+    assert_eq!(index.donate(0, &tokens, &own, &mut pool), 0, "the fork goes on without page 0 of the tree");
     assert_eq!(pool.idle(), 1);
     assert_eq!(index.donate(0, &tokens, &own, &mut pool), 2);
     assert_eq!((pool.idle(), pool.used()), (3, 3));
@@ -252,14 +205,7 @@ fn eviction_takes_the_coldest_leaf_and_spares_the_held() {
     assert_eq!(index.peek(0, &a), PAGE_TOKENS);
     pool.release_all(&found);
     assert_eq!(index.evict(9, &mut pool), 1);
-    assert_eq!(
-        (
-            pool.free(),
-            index.stats().nodes,
-            index.stats().evicted_pages
-        ),
-        (8, 0, 5)
-    );
+    assert_eq!((pool.free(), index.stats().nodes, index.stats().evicted_pages), (8, 0, 5));
 }
 
 #[test]
@@ -272,10 +218,7 @@ fn letting_go_in_the_wrong_order_costs_time_but_no_page() {
         pool.release(page);
     }
     assert_eq!((1..=8).map(|_| index.evict(1, &mut pool)).sum::<usize>(), 4);
-    assert_eq!(
-        (index.check(&pool), pool.check(), pool.free()),
-        (Ok(()), Ok(()), 4)
-    );
+    assert_eq!((index.check(&pool), pool.check(), pool.free()), (Ok(()), Ok(()), 4));
 }
 
 #[test]
@@ -285,16 +228,9 @@ fn clear_leaves_running_sequences_their_pages() {
     let pages = take(&mut pool, 3);
     index.insert(0, &tokens, &pages, &mut pool);
     index.clear(&mut pool);
-    assert_eq!(
-        (index.stats().nodes, pool.used(), index.peek(0, &tokens)),
-        (0, 3, 0)
-    );
+    assert_eq!((index.stats().nodes, pool.used(), index.peek(0, &tokens)), (0, 3, 0));
     assert_eq!((index.check(&pool), pool.check()), (Ok(()), Ok(())));
-    assert_eq!(
-        index.donate(0, &tokens, &pages, &mut pool),
-        3,
-        "and they can be cached again"
-    );
+    assert_eq!(index.donate(0, &tokens, &pages, &mut pool), 3, "and they can be cached again");
     index.clear(&mut pool);
     assert_eq!(pool.free(), 6);
 }
@@ -309,21 +245,14 @@ struct Model {
 }
 
 impl Model {
-    fn prefixes<'a>(
-        &self,
-        salt: u64,
-        tokens: &'a [u32],
-    ) -> impl Iterator<Item = (u64, Vec<u32>)> + use<'a> {
+    fn prefixes<'a>(&self, salt: u64, tokens: &'a [u32]) -> impl Iterator<Item = (u64, Vec<u32>)> + use<'a> {
         (1..=tokens.len() / PAGE_TOKENS).map(move |n| (salt, tokens[..n * PAGE_TOKENS].to_vec()))
     }
 
     fn lookup(&mut self, salt: u64, tokens: &[u32]) -> Vec<PageId> {
         let most = tokens.len().saturating_sub(1) / PAGE_TOKENS;
         let keys: Vec<_> = self.prefixes(salt, tokens).take(most).collect();
-        let pages: Vec<_> = keys
-            .iter()
-            .map_while(|key| self.known.get(key).copied())
-            .collect();
+        let pages: Vec<_> = keys.iter().map_while(|key| self.known.get(key).copied()).collect();
         for page in &pages {
             *self.holders.entry(*page).or_default() += 1;
             self.idle_since.remove(page);
@@ -371,11 +300,7 @@ impl Model {
     }
 
     fn evict(&mut self, want: usize) -> Vec<PageId> {
-        let mut idle: Vec<_> = self
-            .idle_since
-            .iter()
-            .map(|(&page, &at)| (at, page))
-            .collect();
+        let mut idle: Vec<_> = self.idle_since.iter().map(|(&page, &at)| (at, page)).collect();
         idle.sort_unstable();
         let gone: Vec<_> = idle.into_iter().take(want).map(|(_, page)| page).collect();
         for page in &gone {
@@ -431,25 +356,17 @@ impl Pair {
     fn evict(&mut self, want: usize) {
         let mut gone = Vec::new();
         assert_eq!(self.pool.idle(), self.model.idle_since.len());
-        let freed = self
-            .index
-            .evict_with(want, &mut self.pool, |page| gone.push(page));
+        let freed = self.index.evict_with(want, &mut self.pool, |page| gone.push(page));
         assert_eq!((freed, &gone), (gone.len(), &self.model.evict(want)));
     }
 
     fn start(&mut self, salt: u64, pages: &[u8], tail: usize) {
-        let mut tokens: Vec<u32> = pages
-            .iter()
-            .flat_map(|&kind| [u32::from(kind) << 20; PAGE_TOKENS])
-            .collect();
+        let mut tokens: Vec<u32> = pages.iter().flat_map(|&kind| [u32::from(kind) << 20; PAGE_TOKENS]).collect();
         tokens.extend(std::iter::repeat_n(3, tail));
         let mut held = Vec::new();
         let found = self.index.lookup(salt, &tokens, &mut self.pool, &mut held);
         assert_eq!(held, self.model.lookup(salt, &tokens));
-        assert_eq!(
-            (found.pages, found.tokens),
-            (held.len(), held.len() * PAGE_TOKENS)
-        );
+        assert_eq!((found.pages, found.tokens), (held.len(), held.len() * PAGE_TOKENS));
         let need = tokens.len().div_ceil(PAGE_TOKENS) - held.len();
         if need > self.pool.available() {
             self.pool.release_all(&held);
@@ -461,11 +378,7 @@ impl Pair {
             self.model.holders.insert(page, 1);
             held.push(page);
         }
-        self.running.push(Running {
-            salt,
-            tokens,
-            pages: held,
-        });
+        self.running.push(Running { salt, tokens, pages: held });
     }
 
     fn step(&mut self, op: &Op) {
@@ -474,25 +387,20 @@ impl Pair {
             Op::Start { salt, pages, tail } => self.start(*salt, pages, *tail),
             Op::Insert(i) => {
                 if let Some(one) = pick(*i, &self.running).map(|i| &self.running[i]) {
-                    self.index
-                        .insert(one.salt, &one.tokens, &one.pages, &mut self.pool);
+                    self.index.insert(one.salt, &one.tokens, &one.pages, &mut self.pool);
                     self.model.insert(one.salt, &one.tokens, &one.pages);
                 }
             }
             Op::Donate(i) => {
                 if let Some(one) = pick(*i, &self.running).map(|i| self.running.remove(i)) {
-                    self.index
-                        .donate(one.salt, &one.tokens, &one.pages, &mut self.pool);
+                    self.index.donate(one.salt, &one.tokens, &one.pages, &mut self.pool);
                     self.model.donate(one.salt, &one.tokens, &one.pages);
                 }
             }
             Op::Abort(i) => {
                 if let Some(one) = pick(*i, &self.running).map(|i| self.running.remove(i)) {
                     self.pool.release_all(&one.pages);
-                    one.pages
-                        .iter()
-                        .rev()
-                        .for_each(|&page| self.model.release(page));
+                    one.pages.iter().rev().for_each(|&page| self.model.release(page));
                 }
             }
             Op::Evict(want) => self.evict(*want),
@@ -502,10 +410,7 @@ impl Pair {
                 self.model.idle_since.clear();
             }
         }
-        assert_eq!(
-            (self.pool.check(), self.index.check(&self.pool)),
-            (Ok(()), Ok(()))
-        );
+        assert_eq!((self.pool.check(), self.index.check(&self.pool)), (Ok(()), Ok(())));
         assert_eq!(self.index.stats().nodes, self.model.known.len());
         assert_eq!(self.pool.idle(), self.model.idle_since.len());
     }
@@ -549,10 +454,7 @@ fn a_million_operations_leave_nothing_behind() {
             0..4 => {
                 let (kinds, turns) = (2 + dice.below(3), 1 + dice.below(12));
                 let page = |dice: &mut Dice| [dice.below(kinds) as u32; PAGE_TOKENS];
-                let tokens: Vec<u32> = (0..turns)
-                    .flat_map(|_| page(&mut dice))
-                    .chain([9])
-                    .collect();
+                let tokens: Vec<u32> = (0..turns).flat_map(|_| page(&mut dice)).chain([9]).collect();
                 let (salt, mut pages) = (dice.below(3) as u64, Vec::new());
                 index.lookup(salt, &tokens, &mut pool, &mut pages);
                 let need = tokens.len().div_ceil(PAGE_TOKENS) - pages.len();
@@ -563,21 +465,12 @@ fn a_million_operations_leave_nothing_behind() {
                 }
                 index.evict(need.saturating_sub(pool.free()), &mut pool);
                 pages.extend(take(&mut pool, need));
-                running.push(Running {
-                    salt,
-                    tokens,
-                    pages,
-                });
+                running.push(Running { salt, tokens, pages });
             }
             kind if !running.is_empty() => {
                 let i = dice.below(running.len());
                 if kind == 4 {
-                    index.insert(
-                        running[i].salt,
-                        &running[i].tokens,
-                        &running[i].pages,
-                        &mut pool,
-                    );
+                    index.insert(running[i].salt, &running[i].tokens, &running[i].pages, &mut pool);
                     continue;
                 }
                 let one = running.swap_remove(i);
@@ -592,15 +485,9 @@ fn a_million_operations_leave_nothing_behind() {
             assert_eq!((pool.check(), index.check(&pool)), (Ok(()), Ok(())));
         }
     }
-    assert!(
-        starved > 0 && index.stats().evicted_pages > 100_000,
-        "the pool was under pressure"
-    );
+    assert!(starved > 0 && index.stats().evicted_pages > 100_000, "the pool was under pressure");
     assert_eq!(pool.bytes() + index.stats().bytes, bytes);
-    assert_eq!(
-        bytes,
-        PagePool::bytes_for(PAGES) + PrefixIndex::bytes_for(PAGES)
-    );
+    assert_eq!(bytes, PagePool::bytes_for(PAGES) + PrefixIndex::bytes_for(PAGES));
     for one in running {
         pool.release_all(&one.pages);
     }

@@ -72,11 +72,7 @@ impl TokenCounts {
     }
 
     const fn table_len(capacity: usize) -> usize {
-        if capacity == 0 {
-            0
-        } else {
-            (capacity * 2).next_power_of_two()
-        }
+        if capacity == 0 { 0 } else { (capacity * 2).next_power_of_two() }
     }
 
     /// Number of distinct tokens counted.
@@ -139,19 +135,14 @@ impl TokenCounts {
 
     /// Every token of prompt or output with its number of occurrences in the output.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.entries
-            .iter()
-            .map(|entry| (entry.token, entry.count & !IN_PROMPT))
+        self.entries.iter().map(|entry| (entry.token, entry.count & !IN_PROMPT))
     }
 
     /// Where in the table `token` is, or would go; `None` if there is no table.
     fn place(&self, token: u32) -> Option<usize> {
         let mask = self.table.len().checked_sub(1)?;
         let mut place = self.home(token);
-        while self
-            .row_at(place)
-            .is_some_and(|row| self.entries[row].token != token)
-        {
+        while self.row_at(place).is_some_and(|row| self.entries[row].token != token) {
             place = (place + 1) & mask;
         }
         Some(place)
@@ -167,9 +158,7 @@ impl TokenCounts {
     }
 
     fn entry(&mut self, token: u32) -> Result<&mut Entry, CountsError> {
-        let full = CountsError::Full {
-            capacity: self.capacity,
-        };
+        let full = CountsError::Full { capacity: self.capacity };
         let Some(place) = self.place(token) else {
             return Err(full);
         };
@@ -188,9 +177,7 @@ impl TokenCounts {
         let last = self.entries.len() - 1;
         if row != last {
             let moved = self.place(self.entries[last].token);
-            moved
-                .into_iter()
-                .for_each(|moved| self.table[moved] = row as u32);
+            moved.into_iter().for_each(|moved| self.table[moved] = row as u32);
         }
         self.entries.swap_remove(row);
         let mask = self.table.len() - 1;

@@ -62,25 +62,14 @@ pub fn top_logprobs(
 ) -> Result<ChosenLogprob, LogprobError> {
     top.clear();
     if n > top.capacity() {
-        return Err(LogprobError::NoRoom {
-            asked: n,
-            room: top.capacity(),
-        });
+        return Err(LogprobError::NoRoom { asked: n, room: top.capacity() });
     }
-    let unknown = LogprobError::UnknownToken {
-        token: chosen,
-        vocab: logits.len(),
-    };
+    let unknown = LogprobError::UnknownToken { token: chosen, vocab: logits.len() };
     let own = logits.get(chosen as usize).copied().ok_or(unknown)?;
     let own = if own.is_nan() { f32::NEG_INFINITY } else { own };
-    let max = logits
-        .chunks(BLOCK)
-        .map(block_max)
-        .fold(f32::NEG_INFINITY, f32::max);
+    let max = logits.chunks(BLOCK).map(block_max).fold(f32::NEG_INFINITY, f32::max);
     if max.is_infinite() {
-        return Err(LogprobError::NoDistribution {
-            max: if max > 0.0 { "inf" } else { "-inf" },
-        });
+        return Err(LogprobError::NoDistribution { max: if max > 0.0 { "inf" } else { "-inf" } });
     }
     let weigher = Weigher::new(max, 1.0, 0.0);
     let (mut total, mut rank) = (0, 1);
@@ -89,9 +78,7 @@ pub fn top_logprobs(
         let largest = block_max(block);
         if largest >= own {
             let numbered = (first..).zip(block);
-            rank += numbered
-                .filter(|&(id, &it)| it > own || (it == own && id < chosen))
-                .count() as u32;
+            rank += numbered.filter(|&(id, &it)| it > own || (it == own && id < chosen)).count() as u32;
         }
         if n > 0 && (top.len() < n || largest > top[n - 1].1) {
             for (id, &logit) in (first..).zip(block) {
@@ -101,12 +88,8 @@ pub fn top_logprobs(
     }
     let log_total = f64::from(max) + (total as f64 / UNITS as f64).ln();
     let logprob = |logit: f32| (f64::from(logit) - log_total) as f32;
-    top.iter_mut()
-        .for_each(|(_, logit)| *logit = logprob(*logit));
-    Ok(ChosenLogprob {
-        logprob: logprob(own),
-        rank,
-    })
+    top.iter_mut().for_each(|(_, logit)| *logit = logprob(*logit));
+    Ok(ChosenLogprob { logprob: logprob(own), rank })
 }
 
 /// Puts a token into the list of the `n` largest if it belongs there; ids arrive in ascending order.

@@ -91,10 +91,7 @@ impl SamplingParams {
     /// Parameters that take the most likely token.
     #[must_use]
     pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            ..Self::default()
-        }
+        Self { temperature: 0.0, ..Self::default() }
     }
 
     /// Checks every field against its range for a model of `vocab` tokens.
@@ -104,83 +101,29 @@ impl SamplingParams {
     pub fn validate(&self, vocab: usize) -> Result<(), ParamError> {
         let within = |field, value: f32, legal: bool, range| {
             // A NaN compares false with everything, hence is never legal.
-            if legal {
-                Ok(())
-            } else {
-                Err(ParamError::OutOfRange {
-                    field,
-                    value,
-                    range,
-                })
-            }
+            if legal { Ok(()) } else { Err(ParamError::OutOfRange { field, value, range }) }
         };
-        let Self {
-            temperature,
-            top_p,
-            min_p,
-            repetition_penalty,
-            presence_penalty,
-            frequency_penalty,
-            ..
-        } = *self;
-        within(
-            "temperature",
-            temperature,
-            (0.0..=100.0).contains(&temperature),
-            "between 0 and 100",
-        )?;
-        within(
-            "top_p",
-            top_p,
-            top_p > 0.0 && top_p <= 1.0,
-            "above 0 and at most 1",
-        )?;
-        within(
-            "min_p",
-            min_p,
-            (0.0..=1.0).contains(&min_p),
-            "between 0 and 1",
-        )?;
+        let Self { temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
+        within("temperature", temperature, (0.0..=100.0).contains(&temperature), "between 0 and 100")?;
+        within("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        within("min_p", min_p, (0.0..=1.0).contains(&min_p), "between 0 and 1")?;
         let repetition = (0.01..=10.0).contains(&repetition_penalty);
-        within(
-            "repetition_penalty",
-            repetition_penalty,
-            repetition,
-            "between 0.01 and 10",
-        )?;
+        within("repetition_penalty", repetition_penalty, repetition, "between 0.01 and 10")?;
         let presence = (-2.0..=2.0).contains(&presence_penalty);
-        within(
-            "presence_penalty",
-            presence_penalty,
-            presence,
-            "between -2 and 2",
-        )?;
+        within("presence_penalty", presence_penalty, presence, "between -2 and 2")?;
         let frequency = (-2.0..=2.0).contains(&frequency_penalty);
-        within(
-            "frequency_penalty",
-            frequency_penalty,
-            frequency,
-            "between -2 and 2",
-        )?;
+        within("frequency_penalty", frequency_penalty, frequency, "between -2 and 2")?;
         if self.top_k < -1 {
             return Err(ParamError::TopK { value: self.top_k });
         }
         if self.logit_bias.len() > LOGIT_BIAS_MAX {
-            return Err(ParamError::TooManyBiases {
-                count: self.logit_bias.len(),
-                limit: LOGIT_BIAS_MAX,
-            });
+            return Err(ParamError::TooManyBiases { count: self.logit_bias.len(), limit: LOGIT_BIAS_MAX });
         }
         for &(token, bias) in &self.logit_bias {
             if token as usize >= vocab {
                 return Err(ParamError::UnknownToken { token, vocab });
             }
-            within(
-                "logit_bias",
-                bias,
-                (-100.0..=100.0).contains(&bias),
-                "between -100 and 100",
-            )?;
+            within("logit_bias", bias, (-100.0..=100.0).contains(&bias), "between -100 and 100")?;
         }
         Ok(())
     }
@@ -195,15 +138,11 @@ impl SamplingParams {
     /// must be kept for this request.
     #[must_use]
     pub fn needs_counts(&self) -> bool {
-        self.repetition_penalty != 1.0
-            || self.presence_penalty != 0.0
-            || self.frequency_penalty != 0.0
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
     /// The number of tokens top-k keeps, `None` where it keeps all `vocab` of them.
     pub(super) fn top_k_of(&self, vocab: usize) -> Option<usize> {
-        usize::try_from(self.top_k)
-            .ok()
-            .filter(|&k| k > 0 && k < vocab)
+        usize::try_from(self.top_k).ok().filter(|&k| k > 0 && k < vocab)
     }
 }

@@ -95,15 +95,9 @@ impl Sampler {
     /// [`SamplerError::Vocab`] for 0 or more than [`Self::VOCAB_MAX`] tokens, [`SamplerError::OutOfMemory`] without memory.
     pub fn new(vocab: usize) -> Result<Self, SamplerError> {
         if vocab == 0 || vocab > Self::VOCAB_MAX {
-            return Err(SamplerError::Vocab {
-                vocab,
-                limit: Self::VOCAB_MAX,
-            });
+            return Err(SamplerError::Vocab { vocab, limit: Self::VOCAB_MAX });
         }
-        let full = |_| SamplerError::OutOfMemory {
-            vocab,
-            bytes: Self::bytes_for(vocab),
-        };
+        let full = |_| SamplerError::OutOfMemory { vocab, bytes: Self::bytes_for(vocab) };
         let blocks = vocab.div_ceil(BLOCK);
         let (mut block_max, mut block_sum) = (Vec::new(), Vec::new());
         let (mut maxima, mut candidates) = (Vec::new(), Vec::new());
@@ -111,13 +105,7 @@ impl Sampler {
         block_sum.try_reserve_exact(blocks).map_err(full)?;
         maxima.try_reserve_exact(blocks).map_err(full)?;
         candidates.try_reserve_exact(vocab).map_err(full)?;
-        Ok(Self {
-            vocab,
-            block_max,
-            block_sum,
-            maxima,
-            candidates,
-        })
+        Ok(Self { vocab, block_max, block_sum, maxima, candidates })
     }
 
     /// Bytes of host memory a sampler over `vocab` tokens takes.
@@ -151,10 +139,7 @@ impl Sampler {
         allowed: Option<&[u32]>,
     ) -> Result<Sampled, SampleError> {
         if logits.len() != self.vocab {
-            return Err(SampleError::WrongLength {
-                given: logits.len(),
-                vocab: self.vocab,
-            });
+            return Err(SampleError::WrongLength { given: logits.len(), vocab: self.vocab });
         }
         apply_bias(logits, params);
         apply_penalties(logits, params, counts);
@@ -163,30 +148,17 @@ impl Sampler {
         }
         let max = self.measure(logits)?;
         if params.is_greedy() {
-            return Ok(Sampled {
-                token: self.first_of(logits, max),
-                logprob: 0.0,
-            });
+            return Ok(Sampled { token: self.first_of(logits, max), logprob: 0.0 });
         }
         let weigher = Weigher::new(max, params.temperature, params.min_p);
         let kept = self.keep(logits, params, weigher);
         let random = random_u64(params.seed, position);
         // A uniform integer below the total, which is at most 2^63.
         let target = ((u128::from(random) * u128::from(kept.mass)) >> 64) as u64;
-        let row = Row {
-            logits,
-            block_max: &self.block_max,
-            weigher,
-        };
-        let (token, weight) = if kept.is_all() {
-            draw_from_all(&row, &self.block_sum, &kept, target)
-        } else {
-            draw(&row, &kept, target)
-        };
-        Ok(Sampled {
-            token,
-            logprob: (weight as f64 / kept.mass as f64).ln() as f32,
-        })
+        let row = Row { logits, block_max: &self.block_max, weigher };
+        let (token, weight) =
+            if kept.is_all() { draw_from_all(&row, &self.block_sum, &kept, target) } else { draw(&row, &kept, target) };
+        Ok(Sampled { token, logprob: (weight as f64 / kept.mass as f64).ln() as f32 })
     }
 
     /// Finds the largest logit of every block and of the row. A row with +∞ becomes one where those tokens are equal
@@ -197,57 +169,30 @@ impl Sampler {
             self.block_max.extend(logits.chunks(BLOCK).map(block_max));
             let max = block_max(&self.block_max);
             if max == f32::NEG_INFINITY {
-                let (nans, vocab) = (
-                    logits.iter().filter(|logit| logit.is_nan()).count(),
-                    self.vocab,
-                );
+                let (nans, vocab) = (logits.iter().filter(|logit| logit.is_nan()).count(), self.vocab);
                 let nothing = SampleError::NothingAllowed { vocab };
-                return Err(if nans > 0 {
-                    SampleError::NotANumber { nans, vocab }
-                } else {
-                    nothing
-                });
+                return Err(if nans > 0 { SampleError::NotANumber { nans, vocab } } else { nothing });
             }
             if max < f32::INFINITY {
                 return Ok(max);
             }
             for logit in logits.iter_mut() {
-                *logit = if *logit == f32::INFINITY {
-                    0.0
-                } else {
-                    f32::NEG_INFINITY
-                };
+                *logit = if *logit == f32::INFINITY { 0.0 } else { f32::NEG_INFINITY };
             }
         }
     }
 
     /// The lowest token id whose logit is `max`.
     fn first_of(&self, logits: &[f32], max: f32) -> u32 {
-        let block = self
-            .block_max
-            .iter()
-            .position(|&largest| largest == max)
-            .unwrap_or(0);
+        let block = self.block_max.iter().position(|&largest| largest == max).unwrap_or(0);
         let first = block * BLOCK;
-        let within = logits[first..]
-            .iter()
-            .position(|&logit| logit == max)
-            .unwrap_or(0);
+        let within = logits[first..].iter().position(|&logit| logit == max).unwrap_or(0);
         (first + within) as u32
     }
 
     /// What min-p, top-k and top-p leave of a measured row, in this order.
-    pub(super) fn keep(
-        &mut self,
-        logits: &[f32],
-        params: &SamplingParams,
-        weigher: Weigher,
-    ) -> Kept {
-        let row = Row {
-            logits,
-            block_max: &self.block_max,
-            weigher,
-        };
+    pub(super) fn keep(&mut self, logits: &[f32], params: &SamplingParams, weigher: Weigher) -> Kept {
+        let row = Row { logits, block_max: &self.block_max, weigher };
         let (found, temperature) = (&mut self.candidates, params.temperature);
         if let Some(k) = params.top_k_of(self.vocab) {
             row.top_k(k, temperature, &mut self.maxima, found);
@@ -256,13 +201,7 @@ impl Sampler {
         }
         self.block_sum.clear();
         let blocks = logits.chunks(BLOCK).zip(&self.block_max);
-        let sums = blocks.map(|(block, &max)| {
-            if weigher.is_nothing(max) {
-                0
-            } else {
-                weigher.sum(block)
-            }
-        });
+        let sums = blocks.map(|(block, &max)| if weigher.is_nothing(max) { 0 } else { weigher.sum(block) });
         self.block_sum.extend(sums);
         let total = self.block_sum.iter().sum();
         if params.top_p < 1.0 {
@@ -276,11 +215,7 @@ impl Sampler {
 
 /// The least weight that is at least a share `top_p` of `total`.
 fn share_of(total: u64, top_p: f32) -> u64 {
-    if top_p < 1.0 {
-        (total as f64 * f64::from(top_p)).ceil() as u64
-    } else {
-        total
-    }
+    if top_p < 1.0 { (total as f64 * f64::from(top_p)).ceil() as u64 } else { total }
 }
 
 /// The kept token at which the weights, added up in order of ids, pass `target`, with its weight.
@@ -385,15 +320,8 @@ mod tests {
         let logits = [2.0; BLOCK + 2];
         let weigher = Weigher::new(2.0, 1.0, 0.0);
         let (block_max, sums) = ([2.0; 2], [UNITS * BLOCK as u64, UNITS * 2]);
-        let row = Row {
-            logits: &logits,
-            block_max: &block_max,
-            weigher,
-        };
-        let some = Kept {
-            last: Candidate::new(2.0, BLOCK as u32),
-            mass: UNITS * (BLOCK as u64 + 1),
-        };
+        let row = Row { logits: &logits, block_max: &block_max, weigher };
+        let some = Kept { last: Candidate::new(2.0, BLOCK as u32), mass: UNITS * (BLOCK as u64 + 1) };
         let all = Kept::all(UNITS * logits.len() as u64);
         for id in 0..=BLOCK as u32 {
             let first = UNITS * u64::from(id);
@@ -408,10 +336,7 @@ mod tests {
 
     #[test]
     fn a_share_is_rounded_up() {
-        assert_eq!(
-            (share_of(10, 0.25), share_of(10, 0.5), share_of(10, 1.0)),
-            (3, 5, 10)
-        );
+        assert_eq!((share_of(10, 0.25), share_of(10, 0.5), share_of(10, 1.0)), (3, 5, 10));
         assert_eq!(share_of(UNITS, 1e-30), 1);
     }
 }

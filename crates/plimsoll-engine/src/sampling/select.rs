@@ -19,11 +19,7 @@ impl Candidate {
     pub(super) fn new(logit: f32, id: u32) -> Self {
         // Adding zero makes −0 a +0, so that the two stay equal.
         let bits = (logit + 0.0).to_bits();
-        let descending = if bits >> 31 == 1 {
-            bits
-        } else {
-            !bits & 0x7FFF_FFFF
-        };
+        let descending = if bits >> 31 == 1 { bits } else { !bits & 0x7FFF_FFFF };
         Self(u64::from(descending) << 32 | u64::from(id))
     }
 
@@ -31,11 +27,7 @@ impl Candidate {
     #[inline]
     pub(super) fn logit(self) -> f32 {
         let descending = (self.0 >> 32) as u32;
-        f32::from_bits(if descending >> 31 == 1 {
-            descending
-        } else {
-            !descending & 0x7FFF_FFFF
-        })
+        f32::from_bits(if descending >> 31 == 1 { descending } else { !descending & 0x7FFF_FFFF })
     }
 
     /// The token's id.
@@ -57,10 +49,7 @@ pub(super) struct Kept {
 impl Kept {
     /// Everything that has a weight is kept.
     pub(super) fn all(mass: u64) -> Self {
-        Self {
-            last: Candidate::new(f32::NEG_INFINITY, u32::MAX),
-            mass,
-        }
+        Self { last: Candidate::new(f32::NEG_INFINITY, u32::MAX), mass }
     }
 
     /// Whether nothing was cut off, so that the weights of whole blocks are those of what is kept.
@@ -85,15 +74,10 @@ pub(super) struct Row<'a> {
 
 impl<'a> Row<'a> {
     /// Blocks that reach `threshold`, each with the id of its first token.
-    pub(super) fn blocks_from(
-        &self,
-        threshold: f32,
-    ) -> impl Iterator<Item = (u32, &'a [f32])> + use<'a> {
+    pub(super) fn blocks_from(&self, threshold: f32) -> impl Iterator<Item = (u32, &'a [f32])> + use<'a> {
         let blocks = self.logits.chunks(BLOCK).zip(self.block_max);
         let numbered = (0_u32..).step_by(BLOCK).zip(blocks);
-        numbered
-            .filter(move |&(_, (_, &max))| max >= threshold)
-            .map(|(first, (block, _))| (first, block))
+        numbered.filter(move |&(_, (_, &max))| max >= threshold).map(|(first, (block, _))| (first, block))
     }
 
     /// The logit `depth` temperatures below the largest, or the min-p floor if that is higher.
@@ -106,20 +90,13 @@ impl<'a> Row<'a> {
         found.clear();
         for (first, block) in self.blocks_from(threshold) {
             let numbered = (first..).zip(block.iter().copied());
-            let reaching =
-                numbered.filter(|&(_, logit)| logit >= threshold && logit > f32::NEG_INFINITY);
+            let reaching = numbered.filter(|&(_, logit)| logit >= threshold && logit > f32::NEG_INFINITY);
             found.extend(reaching.map(|(id, logit)| Candidate::new(logit, id)));
         }
     }
 
     /// The `k` most likely tokens (k ≥ 1), in no particular order, in `found`. Tokens without weight may be missing.
-    pub(super) fn top_k(
-        &self,
-        k: usize,
-        temperature: f32,
-        maxima: &mut Vec<f32>,
-        found: &mut Vec<Candidate>,
-    ) {
+    pub(super) fn top_k(&self, k: usize, temperature: f32, maxima: &mut Vec<f32>, found: &mut Vec<Candidate>) {
         let mut threshold = self.threshold(temperature, DEPTH_MAX);
         if k <= self.block_max.len() {
             maxima.clear();
@@ -152,10 +129,7 @@ impl<'a> Row<'a> {
     pub(super) fn mass(&self, found: &[Candidate]) -> u64 {
         let blocks = found.chunks(BLOCK).map(|some| {
             let mut logits = [f32::NEG_INFINITY; BLOCK];
-            logits
-                .iter_mut()
-                .zip(some)
-                .for_each(|(logit, one)| *logit = one.logit());
+            logits.iter_mut().zip(some).for_each(|(logit, one)| *logit = one.logit());
             self.weigher.sum_block(&logits)
         });
         blocks.sum()
@@ -178,9 +152,6 @@ impl<'a> Row<'a> {
                 part = rest;
             }
         }
-        Kept {
-            last: part[0],
-            mass: before + self.weigher.weigh(part[0].logit()),
-        }
+        Kept { last: part[0], mass: before + self.weigher.weigh(part[0].logit()) }
     }
 }

@@ -30,15 +30,7 @@ pub(super) fn exp_neg(z: f32) -> f32 {
     let n = shifted - ROUND;
     let r = (z - n * LN_2_HIGH) - n * LN_2_LOW;
     let mut sum = 1.0 / 5040.0;
-    for coefficient in [
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ] {
+    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         sum = sum * r + coefficient;
     }
     let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000));
@@ -61,16 +53,8 @@ pub(super) struct Weigher {
 impl Weigher {
     /// A weigher for a row the largest logit of which is `max`.
     pub(super) fn new(max: f32, temperature: f32, min_p: f32) -> Self {
-        let floor = if min_p > 0.0 {
-            max + temperature * min_p.ln()
-        } else {
-            f32::NEG_INFINITY
-        };
-        Self {
-            max,
-            floor,
-            inverse_temperature: 1.0 / temperature,
-        }
+        let floor = if min_p > 0.0 { max + temperature * min_p.ln() } else { f32::NEG_INFINITY };
+        Self { max, floor, inverse_temperature: 1.0 / temperature }
     }
 
     /// Weight of one logit.
@@ -89,9 +73,7 @@ impl Weigher {
     /// Sum of the weights of one block; in two loops, because only then are both vectorised.
     pub(super) fn sum_block(&self, logits: &[f32; BLOCK]) -> u64 {
         let shares = logits.map(|logit| self.share(logit));
-        let sum = shares
-            .iter()
-            .fold(0_u64, |sum, &share| sum.wrapping_add(raised(share)));
+        let sum = shares.iter().fold(0_u64, |sum, &share| sum.wrapping_add(raised(share)));
         sum.wrapping_sub(RAISED_BY.wrapping_mul(BLOCK as u64))
     }
 
@@ -128,10 +110,7 @@ pub(super) fn block_max(logits: &[f32]) -> f32 {
             *lane = larger(*lane, logit);
         }
     }
-    lanes
-        .iter()
-        .chain(rest)
-        .fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
 }
 
 #[cfg(test)]
@@ -157,18 +136,11 @@ mod tests {
     fn sums_are_exact_for_the_largest_vocabulary() {
         let vocab = 1 << 20;
         let weigher = Weigher::new(3.0, 1.0, 0.0);
-        assert_eq!(
-            weigher.sum(&vec![3.0; vocab]),
-            UNITS << 20,
-            "all weights are the largest"
-        );
+        assert_eq!(weigher.sum(&vec![3.0; vocab]), UNITS << 20, "all weights are the largest");
         let logits: Vec<f32> = (0..999).map(|i| 3.0 - (i % 977) as f32 * 0.03).collect();
         let one_by_one: u64 = logits.iter().rev().map(|&logit| weigher.weigh(logit)).sum();
         assert_eq!(weigher.sum(&logits), one_by_one);
-        let exact: f64 = logits
-            .iter()
-            .map(|&logit| (f64::from(logit) - 3.0).exp())
-            .sum();
+        let exact: f64 = logits.iter().map(|&logit| (f64::from(logit) - 3.0).exp()).sum();
         assert!((one_by_one as f64 / UNITS as f64 / exact - 1.0).abs() < 1e-7);
     }
 
@@ -178,14 +150,7 @@ mod tests {
         assert_eq!(weigher.weigh(-DEPTH_MAX * 0.5), 0);
         assert!(weigher.is_nothing(-DEPTH_MAX * 0.5));
         assert!(!weigher.is_nothing(-1.0));
-        assert_eq!(
-            (
-                weigher.weigh(0.0),
-                weigher.weigh(f32::NAN),
-                weigher.weigh(f32::NEG_INFINITY)
-            ),
-            (UNITS, 0, 0)
-        );
+        assert_eq!((weigher.weigh(0.0), weigher.weigh(f32::NAN), weigher.weigh(f32::NEG_INFINITY)), (UNITS, 0, 0));
         let weigher = Weigher::new(0.0, 1.0, 0.5);
         assert_eq!((weigher.weigh(-0.7), weigher.is_nothing(-0.7)), (0, true));
     }

@@ -8,13 +8,7 @@ use crate::encoding::{Encoding, QuantLayout, ScaleKind};
 use crate::row::RowBuf;
 
 /// Decodes one row from its packed codes, scales and biases, each a whole row's bytes.
-pub(crate) fn decode(
-    layout: QuantLayout,
-    codes: &[u8],
-    scales: &[u8],
-    biases: &[u8],
-    out: &mut RowBuf,
-) {
+pub(crate) fn decode(layout: QuantLayout, codes: &[u8], scales: &[u8], biases: &[u8], out: &mut RowBuf) {
     out.begin(Some(layout));
     unpack(codes, u32::from(layout.code_bits), &mut out.codes);
     let encoding = match layout.scales {
@@ -25,16 +19,8 @@ pub(crate) fn decode(
     float::widen(encoding, scales, &mut out.scale);
     float::widen(encoding, biases, &mut out.offset);
     if encoding != Encoding::F32 {
-        out.scale_bits.extend(
-            scales
-                .chunks_exact(2)
-                .map(|b| u16::from_le_bytes([b[0], b[1]])),
-        );
-        out.offset_bits.extend(
-            biases
-                .chunks_exact(2)
-                .map(|b| u16::from_le_bytes([b[0], b[1]])),
-        );
+        out.scale_bits.extend(scales.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
+        out.offset_bits.extend(biases.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
     }
 }
 

@@ -40,8 +40,7 @@ pub(crate) fn q5_1(block: &[u8], out: &mut RowBuf) {
 pub(crate) fn q8_0(block: &[u8], out: &mut RowBuf) {
     out.push_scale_f16(word(block, 0));
     // Flipping the sign bit of a two's complement byte adds 128.
-    out.codes
-        .extend(block[2..34].iter().map(|&byte| byte ^ 0x80));
+    out.codes.extend(block[2..34].iter().map(|&byte| byte ^ 0x80));
 }
 
 /// Appends the 16 low nibbles, then the 16 high ones.

@@ -8,10 +8,8 @@ use crate::row::RowBuf;
 
 /// Q2_K: 16 bytes of scale and minimum nibbles, 64 bytes of 2-bit codes, `d`, `dmin`. Groups of 16.
 pub(crate) fn q2_k(block: &[u8], out: &mut RowBuf) {
-    out.sc
-        .extend(block[..16].iter().map(|byte| (byte & 0x0F) as i8));
-    out.m
-        .extend(block[..16].iter().map(|byte| (byte >> 4) as i8));
+    out.sc.extend(block[..16].iter().map(|byte| (byte & 0x0F) as i8));
+    out.m.extend(block[..16].iter().map(|byte| (byte >> 4) as i8));
     for run in block[16..80].chunks_exact(32) {
         for shift in [0, 2, 4, 6] {
             out.codes.extend(run.iter().map(|byte| byte >> shift & 3));
@@ -27,11 +25,8 @@ pub(crate) fn q3_k(block: &[u8], out: &mut RowBuf) {
     for (half, run) in low.chunks_exact(32).enumerate() {
         for quarter in 0..4 {
             let bit = half * 4 + quarter;
-            out.codes.extend(
-                run.iter()
-                    .zip(high)
-                    .map(|(low, high)| (low >> (2 * quarter) & 3) | (high >> bit & 1) << 2),
-            );
+            out.codes
+                .extend(run.iter().zip(high).map(|(low, high)| (low >> (2 * quarter) & 3) | (high >> bit & 1) << 2));
         }
     }
     let packed = &block[96..108];
@@ -59,11 +54,7 @@ pub(crate) fn q5_k(block: &[u8], out: &mut RowBuf) {
     let high = &block[16..48];
     for (pair, run) in block[48..176].chunks_exact(32).enumerate() {
         for (nibble, bit) in [(0, 2 * pair), (4, 2 * pair + 1)] {
-            out.codes.extend(
-                run.iter()
-                    .zip(high)
-                    .map(|(low, high)| (low >> nibble & 0x0F) | (high >> bit & 1) << 4),
-            );
+            out.codes.extend(run.iter().zip(high).map(|(low, high)| (low >> nibble & 0x0F) | (high >> bit & 1) << 4));
         }
     }
 }
@@ -78,14 +69,11 @@ pub(crate) fn q6_k(block: &[u8], out: &mut RowBuf) {
             let run = &low[quarter % 2 * 32..quarter % 2 * 32 + 32];
             let nibble = 4 * (quarter / 2);
             out.codes.extend(
-                run.iter()
-                    .zip(high)
-                    .map(|(low, high)| (low >> nibble & 0x0F) | (high >> (2 * quarter) & 3) << 4),
+                run.iter().zip(high).map(|(low, high)| (low >> nibble & 0x0F) | (high >> (2 * quarter) & 3) << 4),
             );
         }
     }
-    out.sc
-        .extend(block[192..208].iter().map(|&byte| byte as i8));
+    out.sc.extend(block[192..208].iter().map(|&byte| byte as i8));
     out.d.push(word(block, 208));
 }
 
@@ -97,17 +85,7 @@ fn push_super_header(block: &[u8], out: &mut RowBuf) {
     // Groups 0-3 lie in the low six bits; groups 4-7 have their nibbles in `mixed` and their upper two bits on
     // top of groups 0-3.
     out.sc.extend(scales.iter().map(|byte| (byte & 0x3F) as i8));
-    out.sc.extend(
-        mixed
-            .iter()
-            .zip(scales)
-            .map(|(mixed, byte)| ((mixed & 0x0F) | (byte >> 2 & 0x30)) as i8),
-    );
+    out.sc.extend(mixed.iter().zip(scales).map(|(mixed, byte)| ((mixed & 0x0F) | (byte >> 2 & 0x30)) as i8));
     out.m.extend(mins.iter().map(|byte| (byte & 0x3F) as i8));
-    out.m.extend(
-        mixed
-            .iter()
-            .zip(mins)
-            .map(|(mixed, byte)| ((mixed >> 4) | (byte >> 2 & 0x30)) as i8),
-    );
+    out.m.extend(mixed.iter().zip(mins).map(|(mixed, byte)| ((mixed >> 4) | (byte >> 2 & 0x30)) as i8));
 }

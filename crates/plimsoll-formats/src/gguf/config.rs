@@ -9,15 +9,8 @@ use crate::error::FormatError;
 
 /// Tokens that end an answer whichever of them the metadata calls "eos", when the vocabulary marks them as control
 /// tokens: chat models end turns with one and documents with the other.
-const ENDS: [&str; 7] = [
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<eos>",
-];
+const ENDS: [&str; 7] =
+    ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>"];
 /// The number of a control token in `tokenizer.ggml.token_type`.
 const CONTROL: i32 = 3;
 /// Layers of Gemma 3 27B, the one size whose query scale is not that of its head width.
@@ -54,15 +47,12 @@ impl Keys<'_> {
             Some(first) if sizes.iter().all(|size| size == first) => {
                 Ok(Some(usize::try_from(*first).unwrap_or(usize::MAX)))
             }
-            _ => Err(FormatError::Unsupported(format!(
-                "{path} differs between layers"
-            ))),
+            _ => Err(FormatError::Unsupported(format!("{path} differs between layers"))),
         }
     }
 
     fn need(&self, key: &str) -> Result<usize, FormatError> {
-        self.size(key)?
-            .ok_or_else(|| FormatError::Config(format!("{} is missing", self.path(key))))
+        self.size(key)?.ok_or_else(|| FormatError::Config(format!("{} is missing", self.path(key))))
     }
 }
 
@@ -76,32 +66,20 @@ pub(super) fn from_meta(
         Architecture::Other(name) => Some(name.clone()),
         _ => None,
     };
-    let built =
-        build(meta, architecture, directory).and_then(|config| config.check().map(|()| config));
+    let built = build(meta, architecture, directory).and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
-        (Err(_), Some(name)) => Err(FormatError::Unsupported(format!(
-            "GGUF architecture {name:?}"
-        ))),
+        (Err(_), Some(name)) => Err(FormatError::Unsupported(format!("GGUF architecture {name:?}"))),
         (built, _) => built,
     }
 }
 
-fn build(
-    meta: &GgufMeta,
-    architecture: Architecture,
-    directory: &Directory,
-) -> Result<ModelConfig, FormatError> {
-    let keys = Keys {
-        meta,
-        prefix: meta.str("general.architecture").unwrap_or_default(),
-    };
+fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> Result<ModelConfig, FormatError> {
+    let keys = Keys { meta, prefix: meta.str("general.architecture").unwrap_or_default() };
     let gemma = architecture == Architecture::Gemma3;
     let layers = keys.need("block_count")?;
     if layers > LAYERS_MAX {
-        return Err(FormatError::Config(format!(
-            "layers: {layers}, allowed are {LAYERS_MAX}"
-        )));
+        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
     let hidden_size = keys.need("embedding_length")?;
     let heads = keys.need("attention.head_count")?;
@@ -112,9 +90,7 @@ fn build(
     let (sliding_window, layer_is_sliding) = sliding(&keys, gemma, layers)?;
     let has = |name: &str| directory.get(name).is_some();
     if keys.size("expert_count")?.unwrap_or(0) > 0 {
-        return Err(FormatError::Unsupported(
-            "a mixture of experts in a GGUF file".to_owned(),
-        ));
+        return Err(FormatError::Unsupported("a mixture of experts in a GGUF file".to_owned()));
     }
     Ok(ModelConfig {
         hidden_size,
@@ -126,9 +102,7 @@ fn build(
         vocab_size: vocab_size(&keys, directory)?,
         norm_eps: keys
             .f32("attention.layer_norm_rms_epsilon")
-            .ok_or_else(|| {
-                FormatError::Config("attention.layer_norm_rms_epsilon is missing".to_owned())
-            })?,
+            .ok_or_else(|| FormatError::Config("attention.layer_norm_rms_epsilon is missing".to_owned()))?,
         rope_theta,
         rope_local_theta: keys.f32("rope.freq_base_swa").unwrap_or(local_default),
         rope_scaling: rope_scaling(&keys, max_context)?,
@@ -141,28 +115,12 @@ fn build(
         mlp_bias: has("model.layers.0.mlp.up_proj.bias"),
         qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Gemma3),
         tie_word_embeddings: !has("lm_head.weight"),
-        hidden_act: if gemma {
-            Activation::GeluTanh
-        } else {
-            Activation::Silu
-        },
-        query_scale: query_scale(
-            &keys,
-            gemma && layers == GEMMA3_27B_LAYERS,
-            hidden_size,
-            heads,
-            head_dim,
-        ),
-        embedding_scale: if gemma {
-            (hidden_size as f32).sqrt()
-        } else {
-            1.0
-        },
+        hidden_act: if gemma { Activation::GeluTanh } else { Activation::Silu },
+        query_scale: query_scale(&keys, gemma && layers == GEMMA3_27B_LAYERS, hidden_size, heads, head_dim),
+        embedding_scale: if gemma { (hidden_size as f32).sqrt() } else { 1.0 },
         norm_weight_offset: 0.0,
         attn_logit_softcap: keys.f32("attn_logit_softcapping").filter(|&cap| cap != 0.0),
-        final_logit_softcap: keys
-            .f32("final_logit_softcapping")
-            .filter(|&cap| cap != 0.0),
+        final_logit_softcap: keys.f32("final_logit_softcapping").filter(|&cap| cap != 0.0),
         bos_token_id: token(meta, "tokenizer.ggml.bos_token_id"),
         eos_token_ids: eos_token_ids(meta),
         torch_dtype: None,
@@ -178,42 +136,24 @@ fn head_dim(keys: &Keys, hidden_size: usize, heads: usize) -> Result<usize, Form
     for key in ["attention.value_length", "rope.dimension_count"] {
         let other = keys.size(key)?.unwrap_or(head_dim);
         if other != head_dim {
-            return Err(FormatError::Unsupported(format!(
-                "{key} is {other} where the head width is {head_dim}"
-            )));
+            return Err(FormatError::Unsupported(format!("{key} is {other} where the head width is {head_dim}")));
         }
     }
     Ok(head_dim)
 }
 
 /// What attention scores are multiplied with.
-fn query_scale(
-    keys: &Keys,
-    by_hidden_size: bool,
-    hidden_size: usize,
-    heads: usize,
-    head_dim: usize,
-) -> f32 {
+fn query_scale(keys: &Keys, by_hidden_size: bool, hidden_size: usize, heads: usize, head_dim: usize) -> f32 {
     if let Some(scale) = keys.f32("attention.scale").filter(|&scale| scale != 0.0) {
         return scale;
     }
-    let scalar = if by_hidden_size {
-        hidden_size as f64 / heads as f64
-    } else {
-        head_dim as f64
-    };
+    let scalar = if by_hidden_size { hidden_size as f64 / heads as f64 } else { head_dim as f64 };
     scalar.powf(-0.5) as f32
 }
 
 /// The window, and which layers use it. Only Gemma 3 has sliding layers among the architectures that run.
-fn sliding(
-    keys: &Keys,
-    gemma: bool,
-    layers: usize,
-) -> Result<(Option<usize>, Vec<bool>), FormatError> {
-    let window = keys
-        .size("attention.sliding_window")?
-        .filter(|&window| gemma && window > 0);
+fn sliding(keys: &Keys, gemma: bool, layers: usize) -> Result<(Option<usize>, Vec<bool>), FormatError> {
+    let window = keys.size("attention.sliding_window")?.filter(|&window| gemma && window > 0);
     if window.is_none() {
         return Ok((None, vec![false; layers]));
     }
@@ -222,10 +162,7 @@ fn sliding(
         Some(GgufValue::Bools(pattern)) => {
             return match pattern.len() == layers {
                 true => Ok((window, pattern.to_vec())),
-                false => Err(FormatError::Config(format!(
-                    "{key} has {} entries for {layers} layers",
-                    pattern.len()
-                ))),
+                false => Err(FormatError::Config(format!("{key} has {} entries for {layers} layers", pattern.len()))),
             };
         }
         _ => keys.size(key)?.unwrap_or(6),
@@ -233,36 +170,23 @@ fn sliding(
     if pattern == 0 {
         return Err(FormatError::Config(format!("{key} is 0")));
     }
-    Ok((
-        window,
-        (1..=layers).map(|layer| layer % pattern != 0).collect(),
-    ))
+    Ok((window, (1..=layers).map(|layer| layer % pattern != 0).collect()))
 }
 
 /// The stretching of rotary frequencies. Llama 3's factors come as a tensor and are not metadata.
 fn rope_scaling(keys: &Keys, max_context: usize) -> Result<RopeScaling, FormatError> {
-    let kind = keys
-        .meta
-        .str(&keys.path("rope.scaling.type"))
-        .unwrap_or("linear");
-    let factor = keys
-        .f32("rope.scaling.factor")
-        .or(keys.f32("rope.scale_linear"))
-        .unwrap_or(1.0);
+    let kind = keys.meta.str(&keys.path("rope.scaling.type")).unwrap_or("linear");
+    let factor = keys.f32("rope.scaling.factor").or(keys.f32("rope.scale_linear")).unwrap_or(1.0);
     match kind {
         "none" => Ok(RopeScaling::None),
         // llama.cpp reads an absent type as linear, and a factor of 0 as 1.
         "linear" if factor == 0.0 || factor == 1.0 => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor }),
         "yarn" => {
-            let explicit = keys
-                .f32("rope.scaling.attn_factor")
-                .or(keys.f32("rope.scaling.yarn_attn_factor"));
+            let explicit = keys.f32("rope.scaling.attn_factor").or(keys.f32("rope.scaling.yarn_attn_factor"));
             Ok(RopeScaling::Yarn(YarnScaling {
                 factor,
-                original: keys
-                    .size("rope.scaling.original_context_length")?
-                    .unwrap_or(max_context),
+                original: keys.size("rope.scaling.original_context_length")?.unwrap_or(max_context),
                 attention_factor: explicit.unwrap_or(1.0) * (1.0 + 0.1 * factor.ln()),
                 beta_fast: keys.f32("rope.scaling.yarn_beta_fast").unwrap_or(32.0),
                 beta_slow: keys.f32("rope.scaling.yarn_beta_slow").unwrap_or(1.0),
@@ -295,19 +219,10 @@ fn eos_token_ids(meta: &GgufMeta) -> Vec<u32> {
         .iter()
         .filter_map(|kind| token(meta, &format!("tokenizer.ggml.{kind}_token_id")))
         .collect();
-    if let (Some(tokens), Some(types)) = (
-        meta.strings("tokenizer.ggml.tokens"),
-        meta.i32s("tokenizer.ggml.token_type"),
-    ) {
-        let control = types
-            .iter()
-            .zip(0u32..)
-            .filter(|(kind, _)| **kind == CONTROL);
-        let ends = control.filter(|(_, id)| {
-            tokens
-                .get(*id as usize)
-                .is_some_and(|token| ENDS.contains(&token))
-        });
+    if let (Some(tokens), Some(types)) = (meta.strings("tokenizer.ggml.tokens"), meta.i32s("tokenizer.ggml.token_type"))
+    {
+        let control = types.iter().zip(0u32..).filter(|(kind, _)| **kind == CONTROL);
+        let ends = control.filter(|(_, id)| tokens.get(*id as usize).is_some_and(|token| ENDS.contains(&token)));
         ids.extend(ends.map(|(_, id)| id));
     }
     let mut distinct = Vec::with_capacity(ids.len());

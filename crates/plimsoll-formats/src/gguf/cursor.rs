@@ -83,10 +83,7 @@ impl<'a> Cursor<'a> {
     pub(super) fn key(&mut self) -> Result<&'a str, FormatError> {
         let key = self.str()?;
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
-            return Err(FormatError::Gguf(format!(
-                "a name has {} bytes, allowed are 1 to {KEY_BYTES_MAX}",
-                key.len()
-            )));
+            return Err(FormatError::Gguf(format!("a name has {} bytes, allowed are 1 to {KEY_BYTES_MAX}", key.len())));
         }
         Ok(key)
     }
@@ -108,9 +105,7 @@ impl<'a> Cursor<'a> {
             11 => GgufValue::I64(i64::from_le_bytes(self.array()?)),
             12 => GgufValue::F64(f64::from_le_bytes(self.array()?)),
             _ => {
-                return Err(FormatError::Gguf(format!(
-                    "metadata type number {kind} does not exist"
-                )));
+                return Err(FormatError::Gguf(format!("metadata type number {kind} does not exist")));
             }
         })
     }
@@ -132,14 +127,10 @@ impl<'a> Cursor<'a> {
             4..=6 => 4,
             8 | 10..=12 => 8,
             9 => {
-                return Err(FormatError::Gguf(
-                    "an array of arrays in the metadata".to_owned(),
-                ));
+                return Err(FormatError::Gguf("an array of arrays in the metadata".to_owned()));
             }
             _ => {
-                return Err(FormatError::Gguf(format!(
-                    "metadata type number {kind} does not exist"
-                )));
+                return Err(FormatError::Gguf(format!("metadata type number {kind} does not exist")));
             }
         };
         let count = self.count("array elements", width)?;

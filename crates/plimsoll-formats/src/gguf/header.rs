@@ -36,11 +36,7 @@ pub(super) struct Header {
 
 /// Parses the bytes of file number `file`. Later parts of a split checkpoint have no architecture key of their own and
 /// pass the first part's as `inherited`.
-pub(super) fn parse(
-    bytes: &[u8],
-    file: usize,
-    inherited: Option<&Architecture>,
-) -> Result<Header, FormatError> {
+pub(super) fn parse(bytes: &[u8], file: usize, inherited: Option<&Architecture>) -> Result<Header, FormatError> {
     let mut cursor = Cursor::new(bytes);
     check_version(&mut cursor)?;
     let tensors = cursor.count("tensors", INFO_BYTES_MIN)?;
@@ -50,9 +46,7 @@ pub(super) fn parse(
         (Some(architecture), _) => architecture.clone(),
         (None, Some(name)) => architecture_of(name),
         (None, None) => {
-            return Err(FormatError::Gguf(
-                "general.architecture is missing".to_owned(),
-            ));
+            return Err(FormatError::Gguf("general.architecture is missing".to_owned()));
         }
     };
     let alignment = alignment(&meta)?;
@@ -62,39 +56,26 @@ pub(super) fn parse(
     }
     let head_bytes = cursor.position();
     place(&mut infos, head_bytes, bytes.len(), alignment)?;
-    Ok(Header {
-        architecture,
-        meta,
-        entries: infos,
-        head_bytes,
-    })
+    Ok(Header { architecture, meta, entries: infos, head_bytes })
 }
 
 /// Reads magic and version.
 fn check_version(cursor: &mut Cursor) -> Result<(), FormatError> {
     if cursor.take(4)? != MAGIC {
-        return Err(FormatError::Gguf(
-            "the file does not begin with \"GGUF\"".to_owned(),
-        ));
+        return Err(FormatError::Gguf("the file does not begin with \"GGUF\"".to_owned()));
     }
     let version = cursor.u32()?;
     match version {
         2 | 3 => Ok(()),
-        _ if version.swap_bytes() <= 3 => Err(FormatError::Unsupported(
-            "a big-endian GGUF file".to_owned(),
-        )),
-        _ => Err(FormatError::Unsupported(format!(
-            "GGUF version {version}, readable are 2 and 3"
-        ))),
+        _ if version.swap_bytes() <= 3 => Err(FormatError::Unsupported("a big-endian GGUF file".to_owned())),
+        _ => Err(FormatError::Unsupported(format!("GGUF version {version}, readable are 2 and 3"))),
     }
 }
 
 /// Reads the metadata.
 fn parse_meta(cursor: &mut Cursor, keys: usize) -> Result<GgufMeta, FormatError> {
     if keys > KEYS_MAX {
-        return Err(FormatError::Gguf(format!(
-            "{keys} metadata keys, allowed are {KEYS_MAX}"
-        )));
+        return Err(FormatError::Gguf(format!("{keys} metadata keys, allowed are {KEYS_MAX}")));
     }
     let mut entries = Vec::with_capacity(keys);
     for _ in 0..keys {
@@ -113,11 +94,7 @@ fn alignment(meta: &GgufMeta) -> Result<u64, FormatError> {
         return Ok(ALIGNMENT_DEFAULT);
     }
     match meta.u64(key) {
-        Some(alignment)
-            if alignment.is_power_of_two() && (8..=ALIGNMENT_MAX).contains(&alignment) =>
-        {
-            Ok(alignment)
-        }
+        Some(alignment) if alignment.is_power_of_two() && (8..=ALIGNMENT_MAX).contains(&alignment) => Ok(alignment),
         _ => Err(FormatError::Gguf(format!(
             "{key} is {:?}, allowed are powers of two from 8 to {ALIGNMENT_MAX}",
             meta.get(key)
@@ -126,18 +103,12 @@ fn alignment(meta: &GgufMeta) -> Result<u64, FormatError> {
 }
 
 /// Reads one tensor info. The span it returns is still relative to the start of the data.
-fn parse_info(
-    cursor: &mut Cursor,
-    architecture: &Architecture,
-    file: usize,
-) -> Result<Entry, FormatError> {
+fn parse_info(cursor: &mut Cursor, architecture: &Architecture, file: usize) -> Result<Entry, FormatError> {
     let name = cursor.key()?;
     let wrong = |what: String| FormatError::Gguf(format!("tensor {}: {what}", quote(name)));
     let dims = cursor.u32()?;
     if !(1..=DIMS_MAX).contains(&dims) {
-        return Err(wrong(format!(
-            "{dims} dimensions, allowed are 1 to {DIMS_MAX}"
-        )));
+        return Err(wrong(format!("{dims} dimensions, allowed are 1 to {DIMS_MAX}")));
     }
     let mut shape = Vec::with_capacity(dims as usize);
     for _ in 0..dims {
@@ -147,53 +118,28 @@ fn parse_info(
     }
     // ggml lists the fastest-moving dimension first.
     shape.reverse();
-    let kind = GgmlType::from_id(cursor.u32()?).map_err(|kind| {
-        FormatError::Unsupported(format!("tensor {} has type {kind}", quote(name)))
-    })?;
+    let kind = GgmlType::from_id(cursor.u32()?)
+        .map_err(|kind| FormatError::Unsupported(format!("tensor {} has type {kind}", quote(name))))?;
     let cols = shape[shape.len() - 1];
-    let row_bytes = kind.row_bytes(cols).ok_or_else(|| {
-        wrong(format!(
-            "rows of {cols} elements are not whole blocks of {}",
-            kind.block().0
-        ))
-    })?;
-    let bytes = shape[..shape.len() - 1]
-        .iter()
-        .try_fold(row_bytes, |bytes, &dim| bytes.checked_mul(dim));
+    let row_bytes = kind
+        .row_bytes(cols)
+        .ok_or_else(|| wrong(format!("rows of {cols} elements are not whole blocks of {}", kind.block().0)))?;
+    let bytes = shape[..shape.len() - 1].iter().try_fold(row_bytes, |bytes, &dim| bytes.checked_mul(dim));
     let bytes = bytes.ok_or_else(|| wrong(format!("shape {shape:?} overflows")))?;
-    let start =
-        usize::try_from(cursor.u64()?).map_err(|_| wrong("its offset is too large".to_owned()))?;
-    let end = start
-        .checked_add(bytes)
-        .ok_or_else(|| wrong("its offset is too large".to_owned()))?;
-    let span = Span {
-        file,
-        range: start..end,
-    };
+    let start = usize::try_from(cursor.u64()?).map_err(|_| wrong("its offset is too large".to_owned()))?;
+    let end = start.checked_add(bytes).ok_or_else(|| wrong("its offset is too large".to_owned()))?;
+    let span = Span { file, range: start..end };
     let encoding = kind.encoding();
     let storage = match encoding {
         Encoding::Quant(_) => Storage::Blocks(span, kind),
         _ => Storage::Float(span),
     };
-    let info = TensorInfo {
-        shape,
-        encoding,
-        bytes: bytes as u64,
-    };
-    Ok(Entry {
-        name: names::canonical(name, architecture),
-        info,
-        storage,
-    })
+    let info = TensorInfo { shape, encoding, bytes: bytes as u64 };
+    Ok(Entry { name: names::canonical(name, architecture), info, storage })
 }
 
 /// Moves the spans of `entries` to where the data begins, and checks alignment, ends and overlaps.
-fn place(
-    entries: &mut [Entry],
-    head_end: usize,
-    file_bytes: usize,
-    alignment: u64,
-) -> Result<(), FormatError> {
+fn place(entries: &mut [Entry], head_end: usize, file_bytes: usize, alignment: u64) -> Result<(), FormatError> {
     let alignment = alignment as usize;
     let data_start = head_end
         .checked_next_multiple_of(alignment)
@@ -203,8 +149,7 @@ fn place(
     let mut free_from = 0;
     for entry in entries {
         let span = span_of_mut(&mut entry.storage);
-        let wrong =
-            |what: String| FormatError::Gguf(format!("tensor {}: {what}", quote(&entry.name)));
+        let wrong = |what: String| FormatError::Gguf(format!("tensor {}: {what}", quote(&entry.name)));
         if span.range.end > data_bytes {
             return Err(wrong(format!(
                 "bytes {}..{} of the data, which has only {data_bytes}",
@@ -212,10 +157,7 @@ fn place(
             )));
         }
         if !span.range.start.is_multiple_of(alignment) {
-            return Err(wrong(format!(
-                "offset {} is not aligned to {alignment}",
-                span.range.start
-            )));
+            return Err(wrong(format!("offset {} is not aligned to {alignment}", span.range.start)));
         }
         if span.range.start < free_from {
             return Err(wrong(format!(
@@ -233,17 +175,13 @@ fn place(
 /// The one span of a GGUF tensor.
 fn span_of(storage: &Storage) -> &Span {
     match storage {
-        Storage::Float(span) | Storage::Blocks(span, _) | Storage::Affine { codes: span, .. } => {
-            span
-        }
+        Storage::Float(span) | Storage::Blocks(span, _) | Storage::Affine { codes: span, .. } => span,
     }
 }
 
 /// The one span of a GGUF tensor, mutable.
 fn span_of_mut(storage: &mut Storage) -> &mut Span {
     match storage {
-        Storage::Float(span) | Storage::Blocks(span, _) | Storage::Affine { codes: span, .. } => {
-            span
-        }
+        Storage::Float(span) | Storage::Blocks(span, _) | Storage::Affine { codes: span, .. } => span,
     }
 }

@@ -55,10 +55,7 @@ pub struct GgufStrings {
 
 impl GgufStrings {
     pub(super) fn with_capacity(count: usize, text_bytes: usize) -> GgufStrings {
-        GgufStrings {
-            text: String::with_capacity(text_bytes),
-            ends: Vec::with_capacity(count),
-        }
+        GgufStrings { text: String::with_capacity(text_bytes), ends: Vec::with_capacity(count) }
     }
 
     /// Appends one string. The reader has checked that all of them together stay below 4 GiB.
@@ -98,20 +95,14 @@ impl GgufMeta {
     pub(super) fn new(mut entries: Vec<(Box<str>, GgufValue)>) -> Result<GgufMeta, FormatError> {
         entries.sort_by(|a, b| a.0.cmp(&b.0));
         if let Some(pair) = entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return Err(FormatError::Gguf(format!(
-                "the key {} occurs twice",
-                quote(&pair[0].0)
-            )));
+            return Err(FormatError::Gguf(format!("the key {} occurs twice", quote(&pair[0].0))));
         }
         Ok(GgufMeta { entries })
     }
 
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&GgufValue> {
-        let at = self
-            .entries
-            .binary_search_by(|(entry, _)| (**entry).cmp(key))
-            .ok()?;
+        let at = self.entries.binary_search_by(|(entry, _)| (**entry).cmp(key)).ok()?;
         Some(&self.entries[at].1)
     }
 
@@ -185,10 +176,7 @@ impl GgufMeta {
         where
             u64: TryFrom<T>,
         {
-            values
-                .iter()
-                .map(|&value| u64::try_from(value).ok())
-                .collect()
+            values.iter().map(|&value| u64::try_from(value).ok()).collect()
         }
         match self.get(key)? {
             GgufValue::Bytes(values) => all(values),

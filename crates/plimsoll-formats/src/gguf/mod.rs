@@ -44,12 +44,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     }
     let directory = Directory::new(entries)?;
     let config = config::from_meta(&first.meta, architecture, &directory)?;
-    Ok(Opened {
-        files,
-        config,
-        directory,
-        meta: first.meta,
-    })
+    Ok(Opened { files, config, directory, meta: first.meta })
 }
 
 /// Maps and parses one more file. What matters of its head is copied, so the head's pages are let go: a vocabulary's
@@ -73,29 +68,17 @@ fn sisters(path: &Path, meta: &GgufMeta) -> Result<Vec<PathBuf>, FormatError> {
         return Ok(Vec::new());
     }
     if parts > PARTS_MAX {
-        return Err(FormatError::Gguf(format!(
-            "split.count is {parts}, allowed are {PARTS_MAX}"
-        )));
+        return Err(FormatError::Gguf(format!("split.count is {parts}, allowed are {PARTS_MAX}")));
     }
     if meta.u64("split.no") != Some(0) {
-        return Err(FormatError::Gguf(format!(
-            "{} is not the first part of a split checkpoint",
-            path.display()
-        )));
+        return Err(FormatError::Gguf(format!("{} is not the first part of a split checkpoint", path.display())));
     }
     let suffix = format!("-00001-of-{parts:05}.gguf");
-    let name = path
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default();
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let stem = name.strip_suffix(&suffix).ok_or_else(|| {
-        FormatError::Gguf(format!(
-            "split.count is {parts}, but the name {name:?} does not end in {suffix:?}"
-        ))
+        FormatError::Gguf(format!("split.count is {parts}, but the name {name:?} does not end in {suffix:?}"))
     })?;
-    Ok((2..=parts)
-        .map(|part| path.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf")))
-        .collect())
+    Ok((2..=parts).map(|part| path.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf"))).collect())
 }
 
 /// The architecture that `general.architecture` names.

@@ -52,10 +52,7 @@ mod tests {
     #[test]
     fn the_norm_after_attention_depends_on_the_architecture() {
         let of = |name, architecture| canonical(name, &architecture);
-        assert_eq!(
-            of("blk.7.ffn_norm.weight", Architecture::Llama),
-            "model.layers.7.post_attention_layernorm.weight"
-        );
+        assert_eq!(of("blk.7.ffn_norm.weight", Architecture::Llama), "model.layers.7.post_attention_layernorm.weight");
         assert_eq!(
             of("blk.7.ffn_norm.weight", Architecture::Gemma3),
             "model.layers.7.pre_feedforward_layernorm.weight"
@@ -69,17 +66,9 @@ mod tests {
     #[test]
     fn biases_follow_their_weights_and_strangers_keep_their_names() {
         let of = |name| canonical(name, &Architecture::Qwen2);
-        assert_eq!(
-            of("blk.0.attn_q.bias"),
-            "model.layers.0.self_attn.q_proj.bias"
-        );
+        assert_eq!(of("blk.0.attn_q.bias"), "model.layers.0.self_attn.q_proj.bias");
         assert_eq!(of("output.weight"), "lm_head.weight");
-        for stranger in [
-            "blk.x.attn_q.weight",
-            "blk.0.ffn_gate_exps.weight",
-            "blk.0",
-            "v.patch_embd.weight",
-        ] {
+        for stranger in ["blk.x.attn_q.weight", "blk.0.ffn_gate_exps.weight", "blk.0", "v.patch_embd.weight"] {
             assert_eq!(of(stranger), stranger);
         }
     }

@@ -80,13 +80,7 @@ impl GgmlType {
             GgmlType::Q5K => (5, 32, 0, ScaleKind::Super, true),
             GgmlType::Q6K => (6, 16, 32, ScaleKind::Super, false),
         };
-        Encoding::Quant(QuantLayout {
-            code_bits,
-            group,
-            zero,
-            scales,
-            offset,
-        })
+        Encoding::Quant(QuantLayout { code_bits, group, zero, scales, offset })
     }
 
     /// The function that decodes one block, or `None` for a float type.
@@ -117,8 +111,7 @@ impl GgmlType {
 
     /// Decodes one row of a quantized type; `bytes` holds whole blocks.
     pub(crate) fn decode_row(self, bytes: &[u8], out: &mut RowBuf) {
-        let (Encoding::Quant(layout), Some(decode)) = (self.encoding(), self.block_decoder())
-        else {
+        let (Encoding::Quant(layout), Some(decode)) = (self.encoding(), self.block_decoder()) else {
             crate::decode::float::decode(self.encoding(), bytes, out);
             return;
         };

@@ -19,20 +19,10 @@ const EOS_MAX: usize = 64;
 /// Reads and checks the configuration; the generation configuration may be missing.
 pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, FormatError> {
     let top = read_object(config)?;
-    let generation = if generation.is_file() {
-        read_object(generation)?
-    } else {
-        Default::default()
-    };
-    let outer = Lookup {
-        inner: &top,
-        outer: None,
-    };
+    let generation = if generation.is_file() { read_object(generation)? } else { Default::default() };
+    let outer = Lookup { inner: &top, outer: None };
     let lookup = match outer.object("text_config")? {
-        Some(text) => Lookup {
-            inner: text.inner,
-            outer: Some(&top),
-        },
+        Some(text) => Lookup { inner: text.inner, outer: Some(&top) },
         None => outer,
     };
     let family = Family::of(&outer, &lookup)?;
@@ -40,18 +30,11 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
         Architecture::Other(name) => Some(name.clone()),
         _ => None,
     };
-    let generation = Lookup {
-        inner: &generation,
-        outer: None,
-    };
-    let built =
-        build(&lookup, &generation, family).and_then(|config| config.check().map(|()| config));
+    let generation = Lookup { inner: &generation, outer: None };
+    let built = build(&lookup, &generation, family).and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
-        (Err(_), Some(name)) => Err(FormatError::Unsupported(format!(
-            "architecture {}",
-            quote(&name)
-        ))),
+        (Err(_), Some(name)) => Err(FormatError::Unsupported(format!("architecture {}", quote(&name)))),
         (built, _) => built,
     }
 }
@@ -78,18 +61,13 @@ struct Defaults {
 impl Family {
     /// Judges by `architectures`, or by `model_type` where that is absent.
     fn of(top: &Lookup, text: &Lookup) -> Result<Family, FormatError> {
-        let named = top
-            .get("architectures")
-            .and_then(|list| list.get(0))
-            .and_then(Value::as_str);
+        let named = top.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         let name = match named {
             Some(name) => name,
             None => match text.str("model_type")? {
                 Some(name) => name,
                 None => {
-                    return Err(FormatError::Config(
-                        "neither architectures nor model_type is there".to_owned(),
-                    ));
+                    return Err(FormatError::Config("neither architectures nor model_type is there".to_owned()));
                 }
             },
         };
@@ -99,17 +77,12 @@ impl Family {
             "LlamaForCausalLM" | "LlamaModel" | "llama" => Architecture::Llama,
             "Qwen2ForCausalLM" | "Qwen2Model" | "qwen2" => Architecture::Qwen2,
             "Qwen3ForCausalLM" | "Qwen3Model" | "qwen3" => Architecture::Qwen3,
-            "Gemma3ForCausalLM"
-            | "Gemma3ForConditionalGeneration"
-            | "Gemma3TextModel"
-            | "gemma3"
-            | "gemma3_text" => Architecture::Gemma3,
+            "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "Gemma3TextModel" | "gemma3" | "gemma3_text" => {
+                Architecture::Gemma3
+            }
             other => Architecture::Other(other.to_owned()),
         };
-        Ok(Family {
-            architecture,
-            mistral,
-        })
+        Ok(Family { architecture, mistral })
     }
 
     fn defaults(&self) -> Defaults {
@@ -125,22 +98,12 @@ impl Family {
             activation: "silu",
         };
         match self.architecture {
-            Architecture::Llama if self.mistral => Defaults {
-                kv_heads: Some(8),
-                max_context: 131_072,
-                sliding_window: Some(4096),
-                ..base
-            },
+            Architecture::Llama if self.mistral => {
+                Defaults { kv_heads: Some(8), max_context: 131_072, sliding_window: Some(4096), ..base }
+            }
             Architecture::Llama | Architecture::Other(_) => base,
-            Architecture::Qwen2 => Defaults {
-                max_context: 32_768,
-                ..base
-            },
-            Architecture::Qwen3 => Defaults {
-                max_context: 32_768,
-                head_dim: Some(128),
-                ..base
-            },
+            Architecture::Qwen2 => Defaults { max_context: 32_768, ..base },
+            Architecture::Qwen3 => Defaults { max_context: 32_768, head_dim: Some(128), ..base },
             Architecture::Gemma3 => Defaults {
                 heads: Some(8),
                 kv_heads: Some(4),
@@ -161,25 +124,18 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
     let gemma = family.architecture == Architecture::Gemma3;
     let layers = config.need("num_hidden_layers")?;
     if layers > LAYERS_MAX {
-        return Err(FormatError::Config(format!(
-            "layers: {layers}, allowed are {LAYERS_MAX}"
-        )));
+        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
     if config.bool("use_bidirectional_attention")? == Some(true) {
-        return Err(FormatError::Unsupported(
-            "use_bidirectional_attention".to_owned(),
-        ));
+        return Err(FormatError::Unsupported("use_bidirectional_attention".to_owned()));
     }
     let hidden_size = config.need("hidden_size")?;
     let heads = or_need(config, "num_attention_heads", defaults.heads)?;
     let head_dim = config.size("head_dim")?.or(defaults.head_dim);
     let head_dim = head_dim.unwrap_or(hidden_size.checked_div(heads).unwrap_or(0));
-    let max_context = config
-        .size("max_position_embeddings")?
-        .unwrap_or(defaults.max_context);
+    let max_context = config.size("max_position_embeddings")?.unwrap_or(defaults.max_context);
     let rope = rope::read(config, (defaults.theta, defaults.local_theta), max_context)?;
-    let (sliding_window, layer_is_sliding) =
-        sliding(config, &family, defaults.sliding_window, layers)?;
+    let (sliding_window, layer_is_sliding) = sliding(config, &family, defaults.sliding_window, layers)?;
     let projection_bias = config.bool("attention_bias")?.unwrap_or(false) && !family.mistral;
     let qwen2 = family.architecture == Architecture::Qwen2;
     let dtype = dtype(config)?;
@@ -195,10 +151,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         hidden_size,
         layers,
         heads,
-        kv_heads: config
-            .size("num_key_value_heads")?
-            .or(defaults.kv_heads)
-            .unwrap_or(heads),
+        kv_heads: config.size("num_key_value_heads")?.or(defaults.kv_heads).unwrap_or(heads),
         head_dim,
         intermediate_size: config.need("intermediate_size")?,
         vocab_size: or_need(config, "vocab_size", defaults.vocab_size)?,
@@ -213,10 +166,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         attention_bias: qwen2 || projection_bias,
         attention_output_bias: !qwen2 && projection_bias,
         mlp_bias: config.bool("mlp_bias")?.unwrap_or(false),
-        qk_norm: matches!(
-            family.architecture,
-            Architecture::Qwen3 | Architecture::Gemma3
-        ),
+        qk_norm: matches!(family.architecture, Architecture::Qwen3 | Architecture::Gemma3),
         tie_word_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(gemma),
         hidden_act: activation(config, defaults.activation)?,
         query_scale: f64::from(query_scalar).powf(-0.5) as f32,
@@ -224,9 +174,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         norm_weight_offset: if gemma { 1.0 } else { 0.0 },
         attn_logit_softcap: cap("attn_logit_softcapping")?,
         final_logit_softcap: cap("final_logit_softcapping")?,
-        bos_token_id: tokens(config, "bos_token_id")?
-            .or(tokens(generation, "bos_token_id")?)
-            .map(|ids| ids[0]),
+        bos_token_id: tokens(config, "bos_token_id")?.or(tokens(generation, "bos_token_id")?).map(|ids| ids[0]),
         eos_token_ids: eos_token_ids(config, generation)?,
         torch_dtype: dtype,
         quantization: Quantization::read(config)?,
@@ -249,18 +197,11 @@ fn sliding(
     default: Option<usize>,
     layers: usize,
 ) -> Result<(Option<usize>, Vec<bool>), FormatError> {
-    let qwen = matches!(
-        family.architecture,
-        Architecture::Qwen2 | Architecture::Qwen3
-    );
+    let qwen = matches!(family.architecture, Architecture::Qwen2 | Architecture::Qwen3);
     let gemma = family.architecture == Architecture::Gemma3;
-    let enabled =
-        gemma || family.mistral || qwen && config.bool("use_sliding_window")?.unwrap_or(false);
+    let enabled = gemma || family.mistral || qwen && config.bool("use_sliding_window")?.unwrap_or(false);
     // An explicit null switches the window off, an absent key means the default.
-    let null = config
-        .inner
-        .get("sliding_window")
-        .is_some_and(Value::is_null);
+    let null = config.inner.get("sliding_window").is_some_and(Value::is_null);
     let window = config.size("sliding_window")?.or(default.filter(|_| !null));
     let Some(window) = window.filter(|_| enabled) else {
         return Ok((None, vec![false; layers]));
@@ -273,38 +214,26 @@ fn sliding(
             (0..layers).map(|layer| layer >= first).collect()
         }
         None if gemma => {
-            let pattern = config
-                .size("sliding_window_pattern")?
-                .or(config.size("_sliding_window_pattern")?);
+            let pattern = config.size("sliding_window_pattern")?.or(config.size("_sliding_window_pattern")?);
             let pattern = pattern.unwrap_or(6);
             if pattern == 0 {
-                return Err(FormatError::Config(
-                    "sliding_window_pattern is 0".to_owned(),
-                ));
+                return Err(FormatError::Config("sliding_window_pattern is 0".to_owned()));
             }
             (1..=layers).map(|layer| layer % pattern != 0).collect()
         }
         None => vec![true; layers],
     };
-    Ok((
-        Some(window).filter(|_| is_sliding.contains(&true)),
-        is_sliding,
-    ))
+    Ok((Some(window).filter(|_| is_sliding.contains(&true)), is_sliding))
 }
 
 /// Reads `layer_types`.
 fn layer_types(kinds: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
     let kinds = kinds.as_array().filter(|kinds| kinds.len() == layers);
-    let kinds = kinds.ok_or_else(|| {
-        FormatError::Config(format!("layer_types is not a list of {layers} texts"))
-    })?;
+    let kinds = kinds.ok_or_else(|| FormatError::Config(format!("layer_types is not a list of {layers} texts")))?;
     let is_sliding = |kind: &Value| match kind.as_str() {
         Some("sliding_attention") => Ok(true),
         Some("full_attention") => Ok(false),
-        other => Err(FormatError::Unsupported(format!(
-            "layer type {}",
-            quote(other.unwrap_or("that is no text"))
-        ))),
+        other => Err(FormatError::Unsupported(format!("layer type {}", quote(other.unwrap_or("that is no text"))))),
     };
     kinds.iter().map(is_sliding).collect()
 }
@@ -319,10 +248,7 @@ fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError>
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
         "gelu" => Ok(Activation::Gelu),
-        other => Err(FormatError::Unsupported(format!(
-            "activation {}",
-            quote(other)
-        ))),
+        other => Err(FormatError::Unsupported(format!("activation {}", quote(other)))),
     }
 }
 
@@ -332,14 +258,12 @@ fn dtype(config: &Lookup) -> Result<Option<Dtype>, FormatError> {
         Some(name) => Some(name),
         None => config.str("torch_dtype")?,
     };
-    Ok(
-        match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
-            Some("bfloat16") => Some(Dtype::Bf16),
-            Some("float16" | "half") => Some(Dtype::F16),
-            Some("float32" | "float") => Some(Dtype::F32),
-            _ => None,
-        },
-    )
+    Ok(match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
+        Some("bfloat16") => Some(Dtype::Bf16),
+        Some("float16" | "half") => Some(Dtype::F16),
+        Some("float32" | "float") => Some(Dtype::F32),
+        _ => None,
+    })
 }
 
 /// One token id or a list of them. An empty list counts as absent.
@@ -353,11 +277,8 @@ fn tokens(config: &Lookup, key: &str) -> Result<Option<Vec<u32>>, FormatError> {
         Some(list) => list.iter().map(one).collect::<Option<Vec<u32>>>(),
         None => one(value).map(|id| vec![id]),
     };
-    let ids = ids.ok_or_else(|| {
-        FormatError::Config(format!(
-            "{key} is neither a token id nor a short list of them"
-        ))
-    })?;
+    let ids =
+        ids.ok_or_else(|| FormatError::Config(format!("{key} is neither a token id nor a short list of them")))?;
     Ok(Some(ids).filter(|ids| !ids.is_empty()))
 }
 

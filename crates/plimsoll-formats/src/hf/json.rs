@@ -14,14 +14,9 @@ const CONFIG_BYTES_MAX: u64 = 2 << 20;
 pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FormatError> {
     let file = std::fs::File::open(path).map_err(FormatError::io(path))?;
     let mut bytes = Vec::new();
-    file.take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(FormatError::io(path))?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(FormatError::io(path))?;
     if bytes.len() as u64 > limit {
-        return Err(FormatError::Config(format!(
-            "{} is longer than {limit} bytes",
-            path.display()
-        )));
+        return Err(FormatError::Config(format!("{} is longer than {limit} bytes", path.display())));
     }
     Ok(bytes)
 }
@@ -29,8 +24,7 @@ pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FormatErr
 /// Reads a configuration file, which must hold an object.
 pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, FormatError> {
     let bytes = read_bounded(path, CONFIG_BYTES_MAX)?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
+    serde_json::from_slice(&bytes).map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
 }
 
 /// An object and, where it lacks a key (or holds null), the object around it.
@@ -49,16 +43,12 @@ impl<'a> Lookup<'a> {
 
     /// A non-negative integer.
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, FormatError> {
-        self.typed(key, "a non-negative integer", |value| {
-            whole(value).and_then(|n| usize::try_from(n).ok())
-        })
+        self.typed(key, "a non-negative integer", |value| whole(value).and_then(|n| usize::try_from(n).ok()))
     }
 
     /// A number.
     pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, FormatError> {
-        self.typed(key, "a number", |value| {
-            value.as_f64().map(|number| number as f32)
-        })
+        self.typed(key, "a number", |value| value.as_f64().map(|number| number as f32))
     }
 
     /// A boolean.
@@ -73,15 +63,12 @@ impl<'a> Lookup<'a> {
 
     /// An object.
     pub(super) fn object(&self, key: &str) -> Result<Option<Lookup<'a>>, FormatError> {
-        self.typed(key, "an object", |value| {
-            value.as_object().map(|inner| Lookup { inner, outer: None })
-        })
+        self.typed(key, "an object", |value| value.as_object().map(|inner| Lookup { inner, outer: None }))
     }
 
     /// A required non-negative integer.
     pub(super) fn need(&self, key: &str) -> Result<usize, FormatError> {
-        self.size(key)?
-            .ok_or_else(|| FormatError::Config(format!("{key} is missing")))
+        self.size(key)?.ok_or_else(|| FormatError::Config(format!("{key} is missing")))
     }
 
     fn typed<T>(
@@ -104,7 +91,6 @@ impl<'a> Lookup<'a> {
 pub(super) fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let number = value.as_f64()?;
-        (number >= 0.0 && number <= (1u64 << 53) as f64 && number.fract() == 0.0)
-            .then_some(number as u64)
+        (number >= 0.0 && number <= (1u64 << 53) as f64 && number.fract() == 0.0).then_some(number as u64)
     })
 }

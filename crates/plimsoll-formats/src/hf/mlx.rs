@@ -38,51 +38,31 @@ impl GroupQuant {
             Dtype::F16 => ScaleKind::F16,
             Dtype::Bf16 => ScaleKind::Bf16,
         };
-        QuantLayout {
-            code_bits: self.bits,
-            group: self.group,
-            zero: 0,
-            scales,
-            offset: true,
-        }
+        QuantLayout { code_bits: self.bits, group: self.group, zero: 0, scales, offset: true }
     }
 
     fn read(object: &Lookup) -> Result<GroupQuant, FormatError> {
         if let Some(mode) = object.str("mode")?
             && mode != "affine"
         {
-            return Err(FormatError::Unsupported(format!(
-                "quantization mode {}",
-                quote(mode)
-            )));
+            return Err(FormatError::Unsupported(format!("quantization mode {}", quote(mode))));
         }
         let (bits, group) = (object.need("bits")?, object.need("group_size")?);
         if !matches!(bits, 2..=6 | 8) || !matches!(group, 32 | 64 | 128) {
-            return Err(FormatError::Unsupported(format!(
-                "quantization to {bits} bits in groups of {group}"
-            )));
+            return Err(FormatError::Unsupported(format!("quantization to {bits} bits in groups of {group}")));
         }
-        Ok(GroupQuant {
-            bits: bits as u8,
-            group,
-        })
+        Ok(GroupQuant { bits: bits as u8, group })
     }
 }
 
 impl Quantization {
     /// Reads `quantization` (or `quantization_config`). Methods other than MLX's are refused.
     pub(super) fn read(config: &Lookup) -> Result<Option<Quantization>, FormatError> {
-        let Some(object) = config
-            .object("quantization")?
-            .or(config.object("quantization_config")?)
-        else {
+        let Some(object) = config.object("quantization")?.or(config.object("quantization_config")?) else {
             return Ok(None);
         };
         if let Some(method) = object.str("quant_method")? {
-            return Err(FormatError::Unsupported(format!(
-                "quantization method {}",
-                quote(method)
-            )));
+            return Err(FormatError::Unsupported(format!("quantization method {}", quote(method))));
         }
         let default = GroupQuant::read(&object)?;
         let mut overrides = BTreeMap::new();
@@ -90,9 +70,7 @@ impl Quantization {
             let quant = match value {
                 serde_json::Value::Bool(false) => None,
                 serde_json::Value::Bool(true) => Some(default),
-                serde_json::Value::Object(inner) => {
-                    Some(GroupQuant::read(&Lookup { inner, outer: None })?)
-                }
+                serde_json::Value::Object(inner) => Some(GroupQuant::read(&Lookup { inner, outer: None })?),
                 _ => continue,
             };
             overrides.insert(canonical_module(name), quant);
@@ -102,10 +80,7 @@ impl Quantization {
 
     /// The quantization of a module by canonical name without `.weight`; `None` when it is left in floats.
     pub fn of(&self, module: &str) -> Option<GroupQuant> {
-        self.overrides
-            .get(module)
-            .copied()
-            .unwrap_or(Some(self.default))
+        self.overrides.get(module).copied().unwrap_or(Some(self.default))
     }
 }
 
@@ -118,16 +93,11 @@ fn canonical_module(name: &str) -> String {
 
 /// Gives every decodable tensor its canonical name, joining the three parts of quantized ones. Tensors of other
 /// types are left out, unless the text model cannot do without them.
-pub(super) fn join(
-    tensors: Vec<Found>,
-    quantization: Option<&Quantization>,
-) -> Result<Vec<Entry>, FormatError> {
+pub(super) fn join(tensors: Vec<Found>, quantization: Option<&Quantization>) -> Result<Vec<Entry>, FormatError> {
     let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
     by_name.sort_unstable_by(|&a, &b| tensors[a as usize].name.cmp(&tensors[b as usize].name));
     let find = |name: &str| {
-        let at = by_name
-            .binary_search_by(|&index| tensors[index as usize].name.as_str().cmp(name))
-            .ok()?;
+        let at = by_name.binary_search_by(|&index| tensors[index as usize].name.as_str().cmp(name)).ok()?;
         Some(&tensors[by_name[at] as usize])
     };
     let mut entries = Vec::with_capacity(tensors.len());
@@ -138,11 +108,7 @@ pub(super) fn join(
             }
             Kind::Float(_) => {}
             Kind::U32 if tensor.name.ends_with(".weight") && quantization.is_some() => {
-                entries.extend(
-                    quantization
-                        .map(|declared| affine_entry(tensor, declared, find))
-                        .transpose()?,
-                );
+                entries.extend(quantization.map(|declared| affine_entry(tensor, declared, find)).transpose()?);
             }
             Kind::U32 | Kind::Other(_) => refuse_if_needed(&tensor.name)?,
         }
@@ -151,34 +117,17 @@ pub(super) fn join(
 }
 
 /// The packed weight that a tensor named `X.scales` or `X.biases` belongs to.
-fn part_of_quantized<'a>(
-    name: &str,
-    find: impl Fn(&str) -> Option<&'a Found>,
-) -> Option<&'a Found> {
-    let module = name
-        .strip_suffix(".scales")
-        .or_else(|| name.strip_suffix(".biases"))?;
+fn part_of_quantized<'a>(name: &str, find: impl Fn(&str) -> Option<&'a Found>) -> Option<&'a Found> {
+    let module = name.strip_suffix(".scales").or_else(|| name.strip_suffix(".biases"))?;
     find(&format!("{module}.weight")).filter(|weight| weight.dtype == Kind::U32)
 }
 
 /// Refuses a weight of the text model in a type that cannot be decoded.
 fn refuse_if_needed(name: &str) -> Result<(), FormatError> {
     let canonical = canonical(name);
-    let text_model = [
-        "model.layers.",
-        "model.embed_tokens.",
-        "model.norm.",
-        "lm_head.",
-    ];
-    if canonical.ends_with(".weight")
-        && text_model
-            .iter()
-            .any(|prefix| canonical.starts_with(prefix))
-    {
-        return Err(FormatError::Unsupported(format!(
-            "the element type of tensor {}",
-            quote(name)
-        )));
+    let text_model = ["model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."];
+    if canonical.ends_with(".weight") && text_model.iter().any(|prefix| canonical.starts_with(prefix)) {
+        return Err(FormatError::Unsupported(format!("the element type of tensor {}", quote(name))));
     }
     Ok(())
 }
@@ -186,11 +135,7 @@ fn refuse_if_needed(name: &str) -> Result<(), FormatError> {
 fn float_entry(tensor: &Found, encoding: Encoding) -> Entry {
     Entry {
         name: canonical(&tensor.name),
-        info: TensorInfo {
-            shape: tensor.shape.clone(),
-            encoding,
-            bytes: tensor.span.range.len() as u64,
-        },
+        info: TensorInfo { shape: tensor.shape.clone(), encoding, bytes: tensor.span.range.len() as u64 },
         storage: Storage::Float(tensor.span.clone()),
     }
 }
@@ -201,15 +146,12 @@ fn affine_entry<'a>(
     declared: &Quantization,
     find: impl Fn(&str) -> Option<&'a Found>,
 ) -> Result<Entry, FormatError> {
-    let wrong =
-        |what: String| FormatError::Safetensors(format!("tensor {}: {what}", quote(&weight.name)));
+    let wrong = |what: String| FormatError::Safetensors(format!("tensor {}: {what}", quote(&weight.name)));
     let module = weight.name.strip_suffix(".weight").unwrap_or(&weight.name);
-    let quant = declared.of(&canonical_module(module)).ok_or_else(|| {
-        wrong("it is packed, but the configuration says that it is not".to_owned())
-    })?;
-    let part = |leaf: &str| {
-        find(&format!("{module}.{leaf}")).ok_or_else(|| wrong(format!("its {leaf} are missing")))
-    };
+    let quant = declared
+        .of(&canonical_module(module))
+        .ok_or_else(|| wrong("it is packed, but the configuration says that it is not".to_owned()))?;
+    let part = |leaf: &str| find(&format!("{module}.{leaf}")).ok_or_else(|| wrong(format!("its {leaf} are missing")));
     let (scales, biases) = (part("scales")?, part("biases")?);
     let dtype = match scales.dtype {
         Kind::Float(Encoding::F32) => Dtype::F32,
@@ -218,12 +160,9 @@ fn affine_entry<'a>(
         _ => return Err(wrong("its scales are not floats".to_owned())),
     };
     if biases.dtype != scales.dtype || biases.shape != scales.shape {
-        return Err(wrong(
-            "its scales and biases differ in type or shape".to_owned(),
-        ));
+        return Err(wrong("its scales and biases differ in type or shape".to_owned()));
     }
-    let (Some((words, rows)), Some((groups, scale_rows))) =
-        (weight.shape.split_last(), scales.shape.split_last())
+    let (Some((words, rows)), Some((groups, scale_rows))) = (weight.shape.split_last(), scales.shape.split_last())
     else {
         return Err(wrong("it has no dimensions".to_owned()));
     };
@@ -237,17 +176,10 @@ fn affine_entry<'a>(
     }
     let mut shape = rows.to_vec();
     shape.push(groups * quant.group);
-    let bytes = [weight, scales, biases]
-        .iter()
-        .map(|part| part.span.range.len() as u64)
-        .sum();
+    let bytes = [weight, scales, biases].iter().map(|part| part.span.range.len() as u64).sum();
     Ok(Entry {
         name: canonical(&weight.name),
-        info: TensorInfo {
-            shape,
-            encoding: Encoding::Quant(quant.layout(dtype)),
-            bytes,
-        },
+        info: TensorInfo { shape, encoding: Encoding::Quant(quant.layout(dtype)), bytes },
         storage: Storage::Affine {
             codes: weight.span.clone(),
             scales: scales.span.clone(),

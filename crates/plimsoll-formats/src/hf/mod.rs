@@ -30,11 +30,7 @@ pub(crate) struct Opened {
 pub(crate) fn open_config(path: &Path) -> Result<Opened, FormatError> {
     let generation = path.with_file_name("generation_config.json");
     let config = config::read(path, &generation)?;
-    Ok(Opened {
-        files: Vec::new(),
-        config,
-        directory: Directory::default(),
-    })
+    Ok(Opened { files: Vec::new(), config, directory: Directory::default() })
 }
 
 /// Opens a directory with a `config.json` and, unless it is there for planning only, safetensors.

@@ -15,17 +15,10 @@ pub(super) fn canonical(name: &str) -> String {
     }
     if let Some(rest) = name.strip_prefix("language_model.") {
         let bare = !rest.starts_with("model.") && !rest.starts_with("lm_head.");
-        return if bare {
-            format!("model.{rest}")
-        } else {
-            rest.to_owned()
-        };
+        return if bare { format!("model.{rest}") } else { rest.to_owned() };
     }
     // A bare text model, saved without its head.
-    if ["layers.", "embed_tokens.", "norm."]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
-    {
+    if ["layers.", "embed_tokens.", "norm."].iter().any(|prefix| name.starts_with(prefix)) {
         return format!("model.{name}");
     }
     name.to_owned()
@@ -38,38 +31,17 @@ mod tests {
     #[test]
     fn prefixes_of_all_vintages_are_removed() {
         for (name, want) in [
-            (
-                "model.layers.0.mlp.up_proj.weight",
-                "model.layers.0.mlp.up_proj.weight",
-            ),
-            (
-                "language_model.model.layers.0.mlp.up_proj.weight",
-                "model.layers.0.mlp.up_proj.weight",
-            ),
-            (
-                "model.language_model.layers.0.mlp.up_proj.weight",
-                "model.layers.0.mlp.up_proj.weight",
-            ),
-            (
-                "model.language_model.model.norm.weight",
-                "model.norm.weight",
-            ),
+            ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+            ("language_model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+            ("model.language_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+            ("model.language_model.model.norm.weight", "model.norm.weight"),
             ("language_model.lm_head.weight", "lm_head.weight"),
             ("model.language_model.lm_head.weight", "lm_head.weight"),
-            (
-                "language_model.embed_tokens.weight",
-                "model.embed_tokens.weight",
-            ),
+            ("language_model.embed_tokens.weight", "model.embed_tokens.weight"),
             ("embed_tokens.weight", "model.embed_tokens.weight"),
             ("lm_head.weight", "lm_head.weight"),
-            (
-                "model.vision_tower.norm.weight",
-                "model.vision_tower.norm.weight",
-            ),
-            (
-                "vision_tower.vision_model.head.weight",
-                "vision_tower.vision_model.head.weight",
-            ),
+            ("model.vision_tower.norm.weight", "model.vision_tower.norm.weight"),
+            ("vision_tower.vision_model.head.weight", "vision_tower.vision_model.head.weight"),
         ] {
             assert_eq!(canonical(name), want);
         }

@@ -16,17 +16,10 @@ pub(super) struct Rope {
 
 /// Reads them. `defaults` are the bases of global and sliding layers; no second one means that the first holds for
 /// both.
-pub(super) fn read(
-    config: &Lookup,
-    defaults: (f32, Option<f32>),
-    max_context: usize,
-) -> Result<Rope, FormatError> {
+pub(super) fn read(config: &Lookup, defaults: (f32, Option<f32>), max_context: usize) -> Result<Rope, FormatError> {
     let parameters = config.object("rope_parameters")?;
     let nested = match &parameters {
-        Some(parameters) => (
-            parameters.object("full_attention")?,
-            parameters.object("sliding_attention")?,
-        ),
+        Some(parameters) => (parameters.object("full_attention")?, parameters.object("sliding_attention")?),
         None => (None, None),
     };
     let full = nested.0.or(parameters);
@@ -37,15 +30,10 @@ pub(super) fn read(
     if let Some(sliding) = &nested.1
         && scaling(sliding, config, max_context)? != RopeScaling::None
     {
-        return Err(FormatError::Unsupported(
-            "rope scaling on sliding layers".to_owned(),
-        ));
+        return Err(FormatError::Unsupported("rope scaling on sliding layers".to_owned()));
     }
     for place in [Some(*config), full, legacy].into_iter().flatten() {
-        if place
-            .f32("partial_rotary_factor")?
-            .is_some_and(|factor| factor != 1.0)
-        {
+        if place.f32("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
             return Err(FormatError::Unsupported("partial_rotary_factor".to_owned()));
         }
     }
@@ -53,11 +41,7 @@ pub(super) fn read(
         Some(parameters) => scaling(&parameters, config, max_context)?,
         None => RopeScaling::None,
     };
-    Ok(Rope {
-        theta,
-        local_theta: local.or(defaults.1).unwrap_or(theta),
-        scaling,
-    })
+    Ok(Rope { theta, local_theta: local.or(defaults.1).unwrap_or(theta), scaling })
 }
 
 /// A number of an object that may not be there.
@@ -69,32 +53,20 @@ fn number(object: Option<Lookup>, key: &str) -> Result<Option<f32>, FormatError>
 }
 
 /// The stretching that one object of parameters describes.
-fn scaling(
-    parameters: &Lookup,
-    config: &Lookup,
-    max_context: usize,
-) -> Result<RopeScaling, FormatError> {
+fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<RopeScaling, FormatError> {
     let kind = match parameters.str("rope_type")? {
         Some(kind) => kind,
         None => parameters.str("type")?.unwrap_or("default"),
     };
-    let need = |key: &str| {
-        parameters
-            .f32(key)?
-            .ok_or_else(|| FormatError::Config(format!("rope {kind}: {key} is missing")))
-    };
+    let need =
+        |key: &str| parameters.f32(key)?.ok_or_else(|| FormatError::Config(format!("rope {kind}: {key} is missing")));
     let original = || -> Result<usize, FormatError> {
         let key = "original_max_position_embeddings";
-        Ok(config
-            .size(key)?
-            .or(parameters.size(key)?)
-            .unwrap_or(max_context))
+        Ok(config.size(key)?.or(parameters.size(key)?).unwrap_or(max_context))
     };
     match kind {
         "default" => Ok(RopeScaling::None),
-        "linear" => Ok(RopeScaling::Linear {
-            factor: need("factor")?,
-        }),
+        "linear" => Ok(RopeScaling::Linear { factor: need("factor")? }),
         "llama3" => Ok(RopeScaling::Llama3 {
             factor: need("factor")?,
             low: need("low_freq_factor")?,
@@ -102,47 +74,26 @@ fn scaling(
             original: original()?,
         }),
         "yarn" => yarn(parameters, original()?, max_context).map(RopeScaling::Yarn),
-        other => Err(FormatError::Unsupported(format!(
-            "rope type {}",
-            quote(other)
-        ))),
+        other => Err(FormatError::Unsupported(format!("rope type {}", quote(other)))),
     }
 }
 
 /// YaRN with the defaults of transformers, the attention factor resolved.
-fn yarn(
-    parameters: &Lookup,
-    original: usize,
-    max_context: usize,
-) -> Result<YarnScaling, FormatError> {
-    let factor = parameters
-        .f32("factor")?
-        .unwrap_or(max_context as f32 / original as f32);
+fn yarn(parameters: &Lookup, original: usize, max_context: usize) -> Result<YarnScaling, FormatError> {
+    let factor = parameters.f32("factor")?.unwrap_or(max_context as f32 / original as f32);
     let mscale = |scale: f32, mscale: f32| {
-        if scale <= 1.0 {
-            1.0
-        } else {
-            0.1 * mscale * scale.ln() + 1.0
-        }
+        if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 }
     };
     let inferred = match (parameters.f32("mscale")?, parameters.f32("mscale_all_dim")?) {
-        (Some(one), Some(all)) if one != 0.0 && all != 0.0 => {
-            mscale(factor, one) / mscale(factor, all)
-        }
+        (Some(one), Some(all)) if one != 0.0 && all != 0.0 => mscale(factor, one) / mscale(factor, all),
         _ => mscale(factor, 1.0),
     };
     Ok(YarnScaling {
         factor,
         original,
         attention_factor: parameters.f32("attention_factor")?.unwrap_or(inferred),
-        beta_fast: parameters
-            .f32("beta_fast")?
-            .filter(|&beta| beta != 0.0)
-            .unwrap_or(32.0),
-        beta_slow: parameters
-            .f32("beta_slow")?
-            .filter(|&beta| beta != 0.0)
-            .unwrap_or(1.0),
+        beta_fast: parameters.f32("beta_fast")?.filter(|&beta| beta != 0.0).unwrap_or(32.0),
+        beta_slow: parameters.f32("beta_slow")?.filter(|&beta| beta != 0.0).unwrap_or(1.0),
         truncate: parameters.bool("truncate")?.unwrap_or(true),
     })
 }

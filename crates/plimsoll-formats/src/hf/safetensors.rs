@@ -43,8 +43,7 @@ impl Kind {
             "U32" => Kind::U32,
             "F4" => Kind::Other(4),
             "F6_E2M3" | "F6_E3M2" => Kind::Other(6),
-            "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ"
-            | "F8_E5M2FNUZ" => Kind::Other(8),
+            "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => Kind::Other(8),
             "U16" | "I16" => Kind::Other(16),
             "I32" => Kind::Other(32),
             "U64" | "I64" | "F64" | "C64" => Kind::Other(64),
@@ -59,9 +58,7 @@ impl Kind {
             Kind::U32 => 32,
             Kind::Other(bits) => bits,
         };
-        let bits = shape
-            .iter()
-            .try_fold(bits, |bits: usize, &dim| bits.checked_mul(dim))?;
+        let bits = shape.iter().try_fold(bits, |bits: usize, &dim| bits.checked_mul(dim))?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
 }
@@ -69,9 +66,7 @@ impl Kind {
 /// Parses the bytes of file number `file`. Tensors come sorted by offset.
 pub(super) fn parse(bytes: &[u8], file: usize) -> Result<Vec<Found>, FormatError> {
     let wrong = |what: String| FormatError::Safetensors(what);
-    let prefix = bytes
-        .first_chunk::<8>()
-        .ok_or_else(|| wrong(format!("a file of {} bytes", bytes.len())))?;
+    let prefix = bytes.first_chunk::<8>().ok_or_else(|| wrong(format!("a file of {} bytes", bytes.len())))?;
     let head_bytes = u64::from_le_bytes(*prefix);
     let rest = &bytes[8..];
     if head_bytes > HEAD_BYTES_MAX || head_bytes > rest.len() as u64 {
@@ -82,11 +77,8 @@ pub(super) fn parse(bytes: &[u8], file: usize) -> Result<Vec<Found>, FormatError
     }
     let (head, data) = rest.split_at(head_bytes as usize);
     let mut json = serde_json::Deserializer::from_slice(head);
-    let mut raws = json
-        .deserialize_map(HeadVisitor)
-        .map_err(|error| wrong(format!("head: {error}")))?;
-    json.end()
-        .map_err(|error| wrong(format!("head: {error}")))?;
+    let mut raws = json.deserialize_map(HeadVisitor).map_err(|error| wrong(format!("head: {error}")))?;
+    json.end().map_err(|error| wrong(format!("head: {error}")))?;
     raws.sort_unstable_by(|a, b| a.offsets.cmp(&b.offsets).then_with(|| a.name.cmp(&b.name)));
     let data_start = 8 + head.len();
     let mut free_from = 0;
@@ -97,10 +89,7 @@ pub(super) fn parse(bytes: &[u8], file: usize) -> Result<Vec<Found>, FormatError
         found.push(tensor);
     }
     if free_from != data.len() {
-        return Err(wrong(format!(
-            "{} bytes of data, of which tensors cover {free_from}",
-            data.len()
-        )));
+        return Err(wrong(format!("{} bytes of data, of which tensors cover {free_from}", data.len())));
     }
     Ok(found)
 }
@@ -115,45 +104,22 @@ struct Raw {
 
 impl Raw {
     /// Checks shape and range, and says where in the file the bytes are.
-    fn place(
-        self,
-        file: usize,
-        data_start: usize,
-        data: usize,
-        free_from: usize,
-    ) -> Result<Found, FormatError> {
-        let wrong = |what: String| {
-            FormatError::Safetensors(format!("tensor {}: {what}", quote(&self.name)))
-        };
+    fn place(self, file: usize, data_start: usize, data: usize, free_from: usize) -> Result<Found, FormatError> {
+        let wrong = |what: String| FormatError::Safetensors(format!("tensor {}: {what}", quote(&self.name)));
         let (begin, end) = self.offsets;
-        let shape: Option<Vec<usize>> = self
-            .shape
-            .iter()
-            .map(|&dim| usize::try_from(dim).ok().filter(|&dim| dim > 0))
-            .collect();
+        let shape: Option<Vec<usize>> =
+            self.shape.iter().map(|&dim| usize::try_from(dim).ok().filter(|&dim| dim > 0)).collect();
         let shape = shape.ok_or_else(|| wrong(format!("shape {:?}", self.shape)))?;
-        let bytes = self
-            .dtype
-            .bytes(&shape)
-            .ok_or_else(|| wrong(format!("shape {shape:?} overflows")))?;
+        let bytes = self.dtype.bytes(&shape).ok_or_else(|| wrong(format!("shape {shape:?} overflows")))?;
         if begin != free_from as u64 {
-            return Err(wrong(format!(
-                "begins at byte {begin} of the data where {free_from} is next"
-            )));
+            return Err(wrong(format!("begins at byte {begin} of the data where {free_from} is next")));
         }
         if end > data as u64 || end.checked_sub(begin) != Some(bytes as u64) {
-            return Err(wrong(format!(
-                "range {begin}..{end} of {data} bytes for a shape of {bytes} bytes"
-            )));
+            return Err(wrong(format!("range {begin}..{end} of {data} bytes for a shape of {bytes} bytes")));
         }
         // `end` is within the data, hence within memory.
         let range = begin as usize + data_start..end as usize + data_start;
-        Ok(Found {
-            name: self.name,
-            dtype: self.dtype,
-            shape,
-            span: Span { file, range },
-        })
+        Ok(Found { name: self.name, dtype: self.dtype, shape, span: Span { file, range } })
     }
 }
 
@@ -175,20 +141,10 @@ impl<'de> Visitor<'de> for HeadVisitor {
                 continue;
             }
             let entry: RawEntry = map.next_value()?;
-            let dtype = Kind::from_name(&entry.dtype).ok_or_else(|| {
-                A::Error::custom(format!(
-                    "tensor {} has type {}",
-                    quote(&name),
-                    quote(&entry.dtype)
-                ))
-            })?;
+            let dtype = Kind::from_name(&entry.dtype)
+                .ok_or_else(|| A::Error::custom(format!("tensor {} has type {}", quote(&name), quote(&entry.dtype))))?;
             let offsets = (entry.data_offsets[0], entry.data_offsets[1]);
-            raws.push(Raw {
-                name,
-                dtype,
-                shape: entry.shape.0,
-                offsets,
-            });
+            raws.push(Raw { name, dtype, shape: entry.shape.0, offsets });
         }
         Ok(raws)
     }

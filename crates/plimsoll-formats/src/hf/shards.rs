@@ -28,11 +28,7 @@ impl Shard {
     pub(super) fn check(&self, found: &[Found]) -> Result<(), FormatError> {
         let mut names: Vec<&str> = found.iter().map(|tensor| tensor.name.as_str()).collect();
         names.sort_unstable();
-        match self
-            .promised
-            .iter()
-            .find(|name| names.binary_search(&name.as_str()).is_err())
-        {
+        match self.promised.iter().find(|name| names.binary_search(&name.as_str()).is_err()) {
             None => Ok(()),
             Some(name) => Err(FormatError::Safetensors(format!(
                 "the index places {} in {}, which does not have it",
@@ -51,22 +47,13 @@ pub(super) fn find(dir: &Path) -> Result<Vec<Shard>, FormatError> {
     }
     let single = dir.join("model.safetensors");
     if single.is_file() {
-        return Ok(vec![Shard {
-            path: single,
-            promised: Vec::new(),
-        }]);
+        return Ok(vec![Shard { path: single, promised: Vec::new() }]);
     }
     let mut shards = Vec::new();
     for file in std::fs::read_dir(dir).map_err(FormatError::io(dir))? {
         let path = file.map_err(FormatError::io(dir))?.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "safetensors")
-        {
-            shards.push(Shard {
-                path,
-                promised: Vec::new(),
-            });
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            shards.push(Shard { path, promised: Vec::new() });
         }
         check_count(shards.len())?;
     }
@@ -76,21 +63,15 @@ pub(super) fn find(dir: &Path) -> Result<Vec<Shard>, FormatError> {
 
 /// The files that an index names, in order of name.
 fn from_index(dir: &Path, bytes: &[u8]) -> Result<Vec<Shard>, FormatError> {
-    let index: Index = serde_json::from_slice(bytes)
-        .map_err(|error| FormatError::Safetensors(format!("index: {error}")))?;
+    let index: Index =
+        serde_json::from_slice(bytes).map_err(|error| FormatError::Safetensors(format!("index: {error}")))?;
     let mut shards = Vec::with_capacity(index.weight_map.0.len());
     for (name, promised) in index.weight_map.0 {
         let plain = name.ends_with(".safetensors") && !name.contains(['/', '\\', ':', '\0']);
         if !plain {
-            return Err(FormatError::Safetensors(format!(
-                "the index names a file {}",
-                quote(&name)
-            )));
+            return Err(FormatError::Safetensors(format!("the index names a file {}", quote(&name))));
         }
-        shards.push(Shard {
-            path: dir.join(&name),
-            promised,
-        });
+        shards.push(Shard { path: dir.join(&name), promised });
     }
     Ok(shards)
 }
@@ -99,9 +80,7 @@ fn check_count(shards: usize) -> Result<(), FormatError> {
     if shards <= SHARDS_MAX {
         return Ok(());
     }
-    Err(FormatError::Safetensors(format!(
-        "more than {SHARDS_MAX} files"
-    )))
+    Err(FormatError::Safetensors(format!("more than {SHARDS_MAX} files")))
 }
 
 /// The index file.

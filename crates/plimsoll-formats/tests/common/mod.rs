@@ -13,11 +13,7 @@ pub struct TempDir(pub PathBuf);
 impl TempDir {
     pub fn new() -> TempDir {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!(
-            "plimsoll-formats-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = format!("plimsoll-formats-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).expect("a temporary directory can be made");
         TempDir(path)
@@ -39,31 +35,22 @@ impl Drop for TempDir {
 
 /// The path of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 /// Reads a file of little-endian f32.
 pub fn read_f32(path: &Path) -> Vec<f32> {
     let bytes = std::fs::read(path).expect("the fixture is there");
-    bytes
-        .chunks_exact(4)
-        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-        .collect()
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
 /// All values of a tensor, row after row.
 pub fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
-    let info = checkpoint
-        .tensor(name)
-        .unwrap_or_else(|| panic!("{name} is there"));
+    let info = checkpoint.tensor(name).unwrap_or_else(|| panic!("{name} is there"));
     let mut row = RowBuf::new();
     let mut values = Vec::new();
     for index in 0..info.rows() {
-        checkpoint
-            .decode_rows(name, index, &mut row)
-            .expect("a row within bounds decodes");
+        checkpoint.decode_rows(name, index, &mut row).expect("a row within bounds decodes");
         assert_eq!(row.len(), info.cols());
         let start = values.len();
         values.resize(start + row.len(), f32::NAN);
@@ -75,10 +62,7 @@ pub fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
 /// Opens a checkpoint and decodes everything in it.
 pub fn exercise(path: &Path) -> Result<(), FormatError> {
     let checkpoint = Checkpoint::open(path)?;
-    let names: Vec<String> = checkpoint
-        .tensors()
-        .map(|(name, _)| name.to_owned())
-        .collect();
+    let names: Vec<String> = checkpoint.tensors().map(|(name, _)| name.to_owned()).collect();
     for name in names {
         values(&checkpoint, &name);
         checkpoint.release(&name);
@@ -99,12 +83,7 @@ pub struct GgufWriter {
 impl GgufWriter {
     /// A complete configuration of one layer under the prefix `arch`, without tensors.
     pub fn new(arch: &str) -> GgufWriter {
-        let mut writer = GgufWriter {
-            version: 3,
-            keys: Vec::new(),
-            tensors: Vec::new(),
-            data: Vec::new(),
-        };
+        let mut writer = GgufWriter { version: 3, keys: Vec::new(), tensors: Vec::new(), data: Vec::new() };
         writer.str("general.architecture", arch);
         for (key, value) in [
             ("context_length", 128),
@@ -156,8 +135,7 @@ impl GgufWriter {
     /// Adds an F32 tensor of zeros at the next aligned offset.
     pub fn tensor(&mut self, name: &str, dims: &[u64]) -> &mut Self {
         self.data.resize(self.data.len().next_multiple_of(32), 0);
-        self.tensors
-            .push((name.to_owned(), dims.to_vec(), 0, self.data.len() as u64));
+        self.tensors.push((name.to_owned(), dims.to_vec(), 0, self.data.len() as u64));
         let bytes = dims.iter().product::<u64>() as usize * 4;
         self.data.resize(self.data.len() + bytes, 0);
         self

@@ -21,8 +21,7 @@ fn pulled(cache: &Cache, body: &[u8]) -> (Server, std::path::PathBuf) {
 
 fn touch(path: &Path) {
     let file = File::options().write(true).open(path).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(1_000))
-        .unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(1_000)).unwrap();
 }
 
 #[test]
@@ -96,15 +95,9 @@ fn models_are_listed_and_removed() {
     assert!(cache.list().is_empty() && files_below(cache.root()).is_empty());
     assert!(!cache.root().join("hf/org").exists());
     for name in [SPEC, "smollm2", "hf:no/such"] {
-        assert!(matches!(
-            cache.remove(name),
-            Err(HubError::NotCached { .. })
-        ));
+        assert!(matches!(cache.remove(name), Err(HubError::NotCached { .. })));
     }
-    assert!(matches!(
-        cache.remove("smollm3"),
-        Err(HubError::UnknownModel { .. })
-    ));
+    assert!(matches!(cache.remove("smollm3"), Err(HubError::UnknownModel { .. })));
 }
 
 #[test]
@@ -112,14 +105,7 @@ fn removing_one_of_two_keeps_what_the_other_needs() {
     let (_dir, cache) = cache();
     let server = Server::start();
     let (config, weights, single) = (b"{}".as_slice(), content(5_000, 44), content(7_000, 45));
-    server.publish_repo(
-        "org/repo",
-        &[
-            ("config.json", config),
-            ("model.safetensors", &weights),
-            ("m.gguf", &single),
-        ],
-    );
+    server.publish_repo("org/repo", &[("config.json", config), ("model.safetensors", &weights), ("m.gguf", &single)]);
     for spec in ["hf:org/repo", SPEC, "hf:org/repo:config.json"] {
         let model = ModelRef::parse(spec).unwrap();
         pull(&model, &cache, &settings(server.endpoint()), &mut Quiet).unwrap();
@@ -128,10 +114,7 @@ fn removing_one_of_two_keeps_what_the_other_needs() {
     let freed = cache.remove("hf:org/repo").unwrap();
     // The marker became shorter too.
     assert!((5_000..7_000).contains(&freed), "{freed}");
-    assert_eq!(
-        files_below(&cache.root().join("hf/org/repo")),
-        ["config.json", "m.gguf", "plimsoll.json"]
-    );
+    assert_eq!(files_below(&cache.root().join("hf/org/repo")), ["config.json", "m.gguf", "plimsoll.json"]);
     for spec in [SPEC, "hf:org/repo:config.json"] {
         let model = ModelRef::parse(spec).unwrap();
         pull(&model, &cache, &settings(nowhere()), &mut Quiet).unwrap();

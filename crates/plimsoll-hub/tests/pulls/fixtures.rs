@@ -42,19 +42,14 @@ pub fn content(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     (0..len)
         .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 56) as u8
         })
         .collect()
 }
 
 pub fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// All files below a directory, relative, sorted; lock files are left out.
@@ -100,10 +95,7 @@ impl Progress for Recorder {
     fn advance(&mut self, bytes: u64) {
         assert!(self.open, "bytes outside of a stage");
         self.bytes += bytes;
-        assert!(
-            self.total.is_none_or(|total| self.bytes <= total),
-            "more than the whole"
-        );
+        assert!(self.total.is_none_or(|total| self.bytes <= total), "more than the whole");
     }
 
     fn done(&mut self) {
@@ -157,21 +149,15 @@ impl FakePip {
 
     pub fn command(&self) -> Vec<Vec<OsString>> {
         let script = self.directory.path().join("pip.sh");
-        vec![
-            vec!["no-such-program-at-all".into()],
-            vec!["sh".into(), script.into()],
-        ]
+        vec![vec!["no-such-program-at-all".into()], vec!["sh".into(), script.into()]]
     }
 
     /// Prepares a wheel with one member beside its metadata; returns the wheel's size.
     pub fn add_wheel(&self, requirement: &str, member: &str, content: &[u8]) -> u64 {
         let path = self.wheel_path(requirement);
         let mut wheel = ZipWriter::new(fs::File::create(&path).unwrap());
-        let deflated =
-            SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
-        wheel
-            .start_file("sample.dist-info/WHEEL", deflated)
-            .unwrap();
+        let deflated = SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
+        wheel.start_file("sample.dist-info/WHEEL", deflated).unwrap();
         wheel.write_all(b"Wheel-Version: 1.0\n").unwrap();
         wheel.start_file(member, deflated).unwrap();
         wheel.write_all(content).unwrap();

@@ -23,21 +23,12 @@ fn a_file_is_pulled_once_and_then_found_without_a_network() {
     let body = content(300_000, 1);
     server.publish_repo(REPO, &[(MODEL, &body)]);
     let mut progress = Recorder::default();
-    let path = pull(
-        &model(),
-        &cache,
-        &settings(server.endpoint()),
-        &mut progress,
-    )
-    .unwrap();
+    let path = pull(&model(), &cache, &settings(server.endpoint()), &mut progress).unwrap();
     assert_eq!(fs::read(&path).unwrap(), body);
     assert_eq!(progress.stages, ["pulling m.gguf", "verifying m.gguf"]);
     assert_eq!(progress.bytes, 300_000);
     assert!(!progress.open);
-    assert_eq!(
-        files_below(cache.root()),
-        ["hf/org/repo/m.gguf", "hf/org/repo/plimsoll.json"]
-    );
+    assert_eq!(files_below(cache.root()), ["hf/org/repo/m.gguf", "hf/org/repo/plimsoll.json"]);
 
     let mut progress = Recorder::default();
     let again = pull(&model(), &cache, &settings(nowhere()), &mut progress).unwrap();
@@ -57,23 +48,9 @@ fn a_cut_transfer_goes_on_where_it_stopped() {
     let path = pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap();
     assert_eq!(fs::read(path).unwrap(), body);
     let requests = server.requests("/resolve/");
-    let ranges: Vec<_> = requests
-        .iter()
-        .map(|request| request.headers.get("range").map(String::as_str))
-        .collect();
-    assert_eq!(
-        ranges,
-        [
-            None,
-            Some("bytes=200000-"),
-            Some("bytes=200000-"),
-            Some("bytes=300000-")
-        ]
-    );
-    assert_eq!(
-        requests[1].headers["if-range"],
-        format!("\"{}\"", &sha256(&body)[..16])
-    );
+    let ranges: Vec<_> = requests.iter().map(|request| request.headers.get("range").map(String::as_str)).collect();
+    assert_eq!(ranges, [None, Some("bytes=200000-"), Some("bytes=200000-"), Some("bytes=300000-")]);
+    assert_eq!(requests[1].headers["if-range"], format!("\"{}\"", &sha256(&body)[..16]));
 }
 
 #[test]
@@ -98,9 +75,7 @@ fn a_server_without_ranges_or_with_a_changed_file_starts_over() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             // Another ETag for the retry: the server must not be asked to continue another file.
-            server.change(&file_path(REPO, MODEL), |page| {
-                page.etag = Some("\"new\"".to_owned())
-            });
+            server.change(&file_path(REPO, MODEL), |page| page.etag = Some("\"new\"".to_owned()));
             pulling.join().unwrap().unwrap()
         });
         assert_eq!(fs::read(path).unwrap(), body);
@@ -118,17 +93,7 @@ fn a_transfer_that_never_advances_is_given_up_and_resumed_by_the_next_pull() {
         page.cuts = [vec![60_000], vec![0; 4]].concat();
     });
     let error = pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            HubError::Interrupted {
-                received: 60_000,
-                expected: 100_000,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, HubError::Interrupted { received: 60_000, expected: 100_000, .. }), "{error}");
     assert!(cache.list().is_empty());
     assert!(!cache.root().join("hf/org/repo/m.gguf").exists());
 
@@ -136,10 +101,7 @@ fn a_transfer_that_never_advances_is_given_up_and_resumed_by_the_next_pull() {
     assert_eq!(fs::read(path).unwrap(), body);
     let last = server.requests("/resolve/").pop().unwrap();
     assert_eq!(last.headers["range"], "bytes=60000-");
-    assert_eq!(
-        files_below(cache.root()),
-        ["hf/org/repo/m.gguf", "hf/org/repo/plimsoll.json"]
-    );
+    assert_eq!(files_below(cache.root()), ["hf/org/repo/m.gguf", "hf/org/repo/plimsoll.json"]);
 }
 
 #[test]
@@ -157,10 +119,7 @@ fn a_silent_server_is_noticed() {
     let path = pull(&model(), &cache, &impatient, &mut Quiet).unwrap();
     assert!(begin.elapsed() < Duration::from_secs(20));
     assert_eq!(fs::read(path).unwrap(), body);
-    assert_eq!(
-        server.requests("/resolve/")[1].headers["range"],
-        "bytes=40000-"
-    );
+    assert_eq!(server.requests("/resolve/")[1].headers["range"], "bytes=40000-");
 }
 
 #[test]
@@ -172,10 +131,7 @@ fn wrong_content_is_refused_with_both_sums_and_not_kept() {
     server.change(&file_path(REPO, MODEL), |page| page.body.clone_from(&wrong));
     let error = pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap_err();
     let message = error.to_string();
-    assert!(
-        message.contains(&sha256(&right)) && message.contains(&sha256(&wrong)),
-        "{message}"
-    );
+    assert!(message.contains(&sha256(&right)) && message.contains(&sha256(&wrong)), "{message}");
     assert!(files_below(cache.root()).is_empty());
 }
 
@@ -187,16 +143,7 @@ fn another_length_than_listed_is_refused_before_the_body() {
         server.publish_repo(REPO, &[(MODEL, &content(50_000, 8))]);
         server.change(&file_path(REPO, MODEL), |page| page.body = content(len, 8));
         let error = pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                HubError::SizeMismatch {
-                    expected: 50_000,
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, HubError::SizeMismatch { expected: 50_000, .. }), "{error}");
     }
 }
 
@@ -216,9 +163,7 @@ fn a_body_without_an_announced_length_is_bounded_all_the_same() {
         match pulled {
             Ok(path) => assert!(fits && fs::read(path).unwrap() == body),
             Err(HubError::TooLarge { limit: 200_000, .. }) => assert!(len > 200_000),
-            Err(HubError::Interrupted {
-                received: 199_999, ..
-            }) => assert!(len < 200_000),
+            Err(HubError::Interrupted { received: 199_999, .. }) => assert!(len < 200_000),
             Err(error) => panic!("{error}"),
         }
     }
@@ -230,17 +175,12 @@ fn passing_trouble_is_waited_out_and_lasting_trouble_is_told() {
     let server = Server::start();
     let body = content(1_000, 9);
     server.publish_repo(REPO, &[(MODEL, &body)]);
-    server.change(&file_path(REPO, MODEL), |page| {
-        page.statuses = vec![503, 429]
-    });
+    server.change(&file_path(REPO, MODEL), |page| page.statuses = vec![503, 429]);
     pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap();
 
     let absent = ModelRef::parse("hf:org/absent").unwrap();
     let error = pull(&absent, &cache, &settings(server.endpoint()), &mut Quiet).unwrap_err();
-    assert!(
-        matches!(error, HubError::Status { code: 404, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, HubError::Status { code: 404, .. }), "{error}");
     assert_eq!(server.requests("absent").len(), 1, "404 is not retried");
 
     let listing = "/api/models/org/gated/revision/main?blobs=true";
@@ -278,25 +218,12 @@ fn a_checkpoint_becomes_a_directory_and_nothing_leaves_it() {
     assert_eq!(path, cache.root().join("hf/org/repo"));
     assert_eq!(
         files_below(&path),
-        [
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-            "plimsoll.json",
-            "tokenizer.json"
-        ]
+        ["config.json", "generation_config.json", "model.safetensors", "plimsoll.json", "tokenizer.json"]
     );
     assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), weights);
-    assert!(
-        files_below(dir.path())
-            .iter()
-            .all(|file| file.starts_with("cache/hf/org/repo/"))
-    );
+    assert!(files_below(dir.path()).iter().all(|file| file.starts_with("cache/hf/org/repo/")));
     assert!(server.requests("evil").is_empty());
-    assert_eq!(
-        pull(&spec, &cache, &settings(nowhere()), &mut Quiet).unwrap(),
-        path
-    );
+    assert_eq!(pull(&spec, &cache, &settings(nowhere()), &mut Quiet).unwrap(), path);
 }
 
 #[test]
@@ -304,10 +231,7 @@ fn a_checkpoint_that_lost_a_file_fetches_that_file_only_unless_the_hub_has_moved
     let (_dir, cache) = cache();
     let server = Server::start();
     let weights = content(70_000, 11);
-    let first = [
-        ("config.json", b"{1}".as_slice()),
-        ("model.safetensors", &weights),
-    ];
+    let first = [("config.json", b"{1}".as_slice()), ("model.safetensors", &weights)];
     server.publish_repo(REPO, &first);
     let spec = ModelRef::parse("hf:org/repo").unwrap();
     let path = pull(&spec, &cache, &settings(server.endpoint()), &mut Quiet).unwrap();
@@ -332,30 +256,18 @@ fn nonsense_from_the_hub_is_told_and_not_believed() {
         let spec = ModelRef::parse(spec).unwrap();
         pull(&spec, &cache, &settings(server.endpoint()), &mut Quiet).unwrap_err()
     };
-    server.publish(
-        "/api/models/org/html/revision/main?blobs=true",
-        Page {
-            body: b"<html>".to_vec(),
-            ..Page::default()
-        },
-    );
-    assert!(matches!(
-        attempt("hf:org/html"),
-        HubError::BadResponse { .. }
-    ));
+    server
+        .publish("/api/models/org/html/revision/main?blobs=true", Page { body: b"<html>".to_vec(), ..Page::default() });
+    assert!(matches!(attempt("hf:org/html"), HubError::BadResponse { .. }));
 
-    let listing =
-        |bytes: u64| json!({"sha": COMMIT, "siblings": [{"rfilename": MODEL, "size": bytes}]});
+    let listing = |bytes: u64| json!({"sha": COMMIT, "siblings": [{"rfilename": MODEL, "size": bytes}]});
     server.publish_listing("org/huge", &listing((4 << 40) + 1));
     assert!(matches!(attempt("hf:org/huge"), HubError::TooLarge { .. }));
 
     // Larger than any disk this test runs on.
     server.publish_listing("org/large", &listing(4 << 40));
     let error = attempt("hf:org/large");
-    assert!(
-        matches!(error, HubError::DiskFull { needed, free: Some(_), .. } if needed == 4 << 40),
-        "{error}"
-    );
+    assert!(matches!(error, HubError::DiskFull { needed, free: Some(_), .. } if needed == 4 << 40), "{error}");
     assert!(error.to_string().contains("4.3 TB more needed"), "{error}");
     assert!(server.requests("/resolve/").is_empty());
     assert!(files_below(cache.root()).is_empty());
@@ -371,16 +283,7 @@ fn a_disk_that_fills_up_is_told_and_given_back() {
     fs::create_dir_all(&partial).unwrap();
     std::os::unix::fs::symlink("/dev/full", partial.join("m.gguf.hub.part")).unwrap();
     let error = pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            HubError::DiskFull {
-                needed: 100_000,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, HubError::DiskFull { needed: 100_000, .. }), "{error}");
     assert!(!partial.exists());
     // With room again, the next pull succeeds.
     pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap();
@@ -392,24 +295,14 @@ fn the_token_goes_to_the_endpoint_and_nowhere_else() {
     let (hub, storage) = (Server::start(), Server::start());
     let body = content(10_000, 13);
     hub.publish_repo(REPO, &[(MODEL, &body)]);
-    storage.publish(
-        "/blob",
-        Page {
-            body: body.clone(),
-            ..Page::default()
-        },
-    );
+    storage.publish("/blob", Page { body: body.clone(), ..Page::default() });
     let target = format!("{}/blob", storage.other_endpoint());
     hub.change(&file_path(REPO, MODEL), |page| page.redirect = Some(target));
     let mut with_token = settings(hub.endpoint());
     with_token.token = Some("hf_secret".to_owned());
     let path = pull(&model(), &cache, &with_token, &mut Quiet).unwrap();
     assert_eq!(fs::read(path).unwrap(), body);
-    assert!(
-        hub.requests("/")
-            .iter()
-            .all(|request| request.headers["authorization"] == "Bearer hf_secret")
-    );
+    assert!(hub.requests("/").iter().all(|request| request.headers["authorization"] == "Bearer hf_secret"));
     let [request] = &storage.requests("/blob")[..] else {
         panic!("one request expected");
     };
@@ -417,11 +310,6 @@ fn the_token_goes_to_the_endpoint_and_nowhere_else() {
 
     with_token.endpoint = "http://hub.example".to_owned();
     let other = ModelRef::parse("hf:org/other").unwrap();
-    let message = pull(&other, &cache, &with_token, &mut Quiet)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.contains("HF_TOKEN") && !message.contains("hf_secret"),
-        "{message}"
-    );
+    let message = pull(&other, &cache, &with_token, &mut Quiet).unwrap_err().to_string();
+    assert!(message.contains("HF_TOKEN") && !message.contains("hf_secret"), "{message}");
 }

@@ -24,22 +24,13 @@ fn child_process() {
     let cache = Cache::at(Path::new(root)).unwrap();
     let mut progress = Recorder::default();
     let model = ModelRef::parse(SPEC).unwrap();
-    pull(
-        &model,
-        &cache,
-        &settings(endpoint.to_owned()),
-        &mut progress,
-    )
-    .unwrap();
+    pull(&model, &cache, &settings(endpoint.to_owned()), &mut progress).unwrap();
 }
 
 fn start_child(server: &Server, cache: &Cache) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "processes::child_process"])
-        .env(
-            CHILD_VARIABLE,
-            format!("{} {}", server.endpoint(), cache.root().display()),
-        )
+        .env(CHILD_VARIABLE, format!("{} {}", server.endpoint(), cache.root().display()))
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
@@ -69,9 +60,7 @@ fn a_killed_pull_leaves_a_partial_file_that_the_next_one_completes() {
     let server = slow_server(&body);
     let partial = cache.root().join("hf/org/repo/.partial/m.gguf.hub.part");
     let mut child = start_child(&server, &cache);
-    wait_for("a partial file", || {
-        fs::metadata(&partial).is_ok_and(|metadata| metadata.len() > 100_000)
-    });
+    wait_for("a partial file", || fs::metadata(&partial).is_ok_and(|metadata| metadata.len() > 100_000));
     child.kill().unwrap();
     child.wait().unwrap();
     let kept = fs::metadata(&partial).unwrap().len();
@@ -84,10 +73,7 @@ fn a_killed_pull_leaves_a_partial_file_that_the_next_one_completes() {
     assert_eq!(fs::read(path).unwrap(), body);
     let last = server.requests("/resolve/").pop().unwrap();
     assert_eq!(last.headers["range"], format!("bytes={kept}-"));
-    assert_eq!(
-        files_below(cache.root()),
-        ["hf/org/repo/m.gguf", "hf/org/repo/plimsoll.json"]
-    );
+    assert_eq!(files_below(cache.root()), ["hf/org/repo/m.gguf", "hf/org/repo/plimsoll.json"]);
 }
 
 #[test]
@@ -96,21 +82,14 @@ fn of_two_processes_one_pulls_and_the_other_waits_and_finds() {
     let body = content(400_000, 61);
     let server = slow_server(&body);
     let mut child = start_child(&server, &cache);
-    wait_for("the first download", || {
-        !server.requests("/resolve/").is_empty()
-    });
+    wait_for("the first download", || !server.requests("/resolve/").is_empty());
     assert!(matches!(cache.remove(SPEC), Err(HubError::Busy { .. })));
     let model = ModelRef::parse(SPEC).unwrap();
     let mut progress = Recorder::default();
     let path = pull(&model, &cache, &settings(server.endpoint()), &mut progress).unwrap();
     assert_eq!(fs::read(path).unwrap(), body);
     assert!(child.wait().unwrap().success());
-    assert_eq!(
-        progress.notes,
-        [format!(
-            "another process is pulling {SPEC}; waiting for it to finish"
-        )]
-    );
+    assert_eq!(progress.notes, [format!("another process is pulling {SPEC}; waiting for it to finish")]);
     assert!(progress.stages.is_empty(), "it found the file");
     assert_eq!(server.requests("/resolve/").len(), 1);
 }
@@ -139,9 +118,7 @@ fn when_the_first_process_dies_the_waiting_one_takes_over() {
     let server = slow_server(&body);
     let mut child = start_child(&server, &cache);
     let partial = cache.root().join("hf/org/repo/.partial/m.gguf.hub.part");
-    wait_for("a partial file", || {
-        fs::metadata(&partial).is_ok_and(|metadata| metadata.len() > 50_000)
-    });
+    wait_for("a partial file", || fs::metadata(&partial).is_ok_and(|metadata| metadata.len() > 50_000));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let model = ModelRef::parse(SPEC).unwrap();
@@ -153,9 +130,5 @@ fn when_the_first_process_dies_the_waiting_one_takes_over() {
         let path = waiting.join().unwrap().unwrap();
         assert_eq!(fs::read(path).unwrap(), body);
     });
-    assert!(
-        server.requests("/resolve/")[1]
-            .headers
-            .contains_key("range")
-    );
+    assert!(server.requests("/resolve/")[1].headers.contains_key("range"));
 }

@@ -22,11 +22,7 @@ fn every_catalogue_entry_can_be_pulled() {
             "{}: pulled in {pulled:.1?}, found again in {:.1?}, {}",
             entry.name,
             begin.elapsed(),
-            cache
-                .list()
-                .iter()
-                .find(|model| model.name == entry.name)
-                .map_or("", |model| model.source.as_str())
+            cache.list().iter().find(|model| model.name == entry.name).map_or("", |model| model.source.as_str())
         );
         cache.remove(entry.name).unwrap();
     }

@@ -78,22 +78,11 @@ impl Server {
     }
 
     pub fn publish(&self, path: &str, page: Page) {
-        self.state
-            .pages
-            .lock()
-            .unwrap()
-            .insert(path.to_owned(), page);
+        self.state.pages.lock().unwrap().insert(path.to_owned(), page);
     }
 
     pub fn change(&self, path: &str, change: impl FnOnce(&mut Page)) {
-        change(
-            self.state
-                .pages
-                .lock()
-                .unwrap()
-                .get_mut(path)
-                .expect("published"),
-        );
+        change(self.state.pages.lock().unwrap().get_mut(path).expect("published"));
     }
 
     /// Publishes a repository: its listing, with sums for large files only as the hub does, and its files.
@@ -101,8 +90,7 @@ impl Server {
         let siblings: Vec<_> = files
             .iter()
             .map(|(name, body)| {
-                let mut file =
-                    json!({"rfilename": name, "size": body.len(), "blobId": &sha256(body)[..40]});
+                let mut file = json!({"rfilename": name, "size": body.len(), "blobId": &sha256(body)[..40]});
                 if name.ends_with(".gguf") || name.ends_with(".safetensors") {
                     file["lfs"] = json!({"sha256": sha256(body), "size": body.len()});
                 }
@@ -111,33 +99,21 @@ impl Server {
             .collect();
         self.publish_listing(repo, &json!({"sha": COMMIT, "siblings": siblings}));
         for (name, body) in files {
-            let page = Page {
-                body: body.to_vec(),
-                etag: Some(format!("\"{}\"", &sha256(body)[..16])),
-                ..Page::default()
-            };
+            let page =
+                Page { body: body.to_vec(), etag: Some(format!("\"{}\"", &sha256(body)[..16])), ..Page::default() };
             self.publish(&file_path(repo, name), page);
         }
     }
 
     pub fn publish_listing(&self, repo: &str, listing: &serde_json::Value) {
-        let page = Page {
-            body: listing.to_string().into_bytes(),
-            ..Page::default()
-        };
-        self.publish(
-            &format!("/api/models/{repo}/revision/main?blobs=true"),
-            page,
-        );
+        let page = Page { body: listing.to_string().into_bytes(), ..Page::default() };
+        self.publish(&format!("/api/models/{repo}/revision/main?blobs=true"), page);
     }
 
     /// All requests so far whose path contains `part`.
     pub fn requests(&self, part: &str) -> Vec<Request> {
         let all = self.state.requests.lock().unwrap();
-        all.iter()
-            .filter(|request| request.path.contains(part))
-            .cloned()
-            .collect()
+        all.iter().filter(|request| request.path.contains(part)).cloned().collect()
     }
 }
 
@@ -206,10 +182,7 @@ fn head(stream: &mut TcpStream, status: u16, headers: &[(&str, String)]) -> Opti
 
 fn answer(stream: &mut TcpStream, request: &Request, page: Page) -> Option<()> {
     if let Some(status) = page.statuses.first() {
-        let headers = [
-            ("Content-Length", "0".to_owned()),
-            ("Retry-After", "0".to_owned()),
-        ];
+        let headers = [("Content-Length", "0".to_owned()), ("Retry-After", "0".to_owned())];
         return head(stream, *status, &headers);
     }
     if let Some(location) = page.redirect {
@@ -217,21 +190,12 @@ fn answer(stream: &mut TcpStream, request: &Request, page: Page) -> Option<()> {
         return head(stream, 302, &headers);
     }
     let total = page.body.len();
-    let unchanged = request
-        .headers
-        .get("if-range")
-        .is_none_or(|etag| Some(etag) == page.etag.as_ref());
+    let unchanged = request.headers.get("if-range").is_none_or(|etag| Some(etag) == page.etag.as_ref());
     let from = request
         .headers
         .get("range")
         .filter(|_| unchanged && !page.ignore_range)
-        .and_then(|range| {
-            range
-                .strip_prefix("bytes=")?
-                .strip_suffix('-')?
-                .parse()
-                .ok()
-        })
+        .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok())
         .unwrap_or(0);
     let mut headers = vec![if page.no_length {
         ("Connection", "close".to_owned())
@@ -240,10 +204,7 @@ fn answer(stream: &mut TcpStream, request: &Request, page: Page) -> Option<()> {
     }];
     headers.extend(page.etag.map(|etag| ("ETag", etag)));
     if from > 0 {
-        headers.push((
-            "Content-Range",
-            format!("bytes {from}-{}/{total}", total - 1),
-        ));
+        headers.push(("Content-Range", format!("bytes {from}-{}/{total}", total - 1)));
     }
     head(stream, if from > 0 { 206 } else { 200 }, &headers)?;
     let body = &page.body[from..];

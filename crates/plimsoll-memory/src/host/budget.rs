@@ -25,9 +25,7 @@ pub enum BudgetError {
     )]
     Syntax(String),
     /// The size is zero, or a share outside of 0 to 100 %.
-    #[error(
-        "'{0}' is out of range: a budget is at least one byte, and a share is more than 0% and at most 100%"
-    )]
+    #[error("'{0}' is out of range: a budget is at least one byte, and a share is more than 0% and at most 100%")]
     Range(String),
     /// The size needs more than 64 bits.
     #[error("'{0}' is larger than any machine: at most {max} bytes", max = u64::MAX)]
@@ -51,27 +49,19 @@ impl FromStr for MemoryBudget {
 
     fn from_str(text: &str) -> Result<Self, BudgetError> {
         let trimmed = text.trim();
-        let split = trimmed
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(trimmed.len());
+        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(split);
         let syntax = || BudgetError::Syntax(text.to_owned());
         let (digits, scale) = decimal(number).ok_or_else(syntax)?;
         if unit.trim() == "%" {
-            let ppm = digits
-                .checked_mul(10_000)
-                .ok_or_else(|| BudgetError::Range(text.to_owned()))?
-                / scale;
+            let ppm = digits.checked_mul(10_000).ok_or_else(|| BudgetError::Range(text.to_owned()))? / scale;
             return match u32::try_from(ppm) {
                 Ok(ppm @ 1..=1_000_000) => Ok(Self::Share(ppm)),
                 _ => Err(BudgetError::Range(text.to_owned())),
             };
         }
         let factor = unit_bytes(unit.trim()).ok_or_else(syntax)?;
-        let bytes = digits
-            .checked_mul(factor)
-            .ok_or_else(|| BudgetError::TooLarge(text.to_owned()))?
-            / scale;
+        let bytes = digits.checked_mul(factor).ok_or_else(|| BudgetError::TooLarge(text.to_owned()))? / scale;
         match u64::try_from(bytes) {
             Ok(0) => Err(BudgetError::Range(text.to_owned())),
             Ok(bytes) => Ok(Self::Bytes(bytes)),

@@ -35,21 +35,12 @@ impl Hierarchy {
     /// The directories from this process's cgroup up to the mount, both included.
     pub(super) fn levels(&self) -> Vec<PathBuf> {
         let upwards = self.leaf.ancestors().take(Self::DEPTH_MAX);
-        upwards
-            .take_while(|dir| dir.starts_with(&self.mount))
-            .map(Path::to_path_buf)
-            .collect()
+        upwards.take_while(|dir| dir.starts_with(&self.mount)).map(Path::to_path_buf).collect()
     }
 
     /// How messages name a level: its path below the mount.
     pub(super) fn label(&self, level: &Path) -> String {
-        format!(
-            "/{}",
-            level
-                .strip_prefix(&self.mount)
-                .unwrap_or(Path::new(""))
-                .display()
-        )
+        format!("/{}", level.strip_prefix(&self.mount).unwrap_or(Path::new("")).display())
     }
 }
 
@@ -77,20 +68,13 @@ impl Mounts {
     pub(super) fn read(root: &Root) -> Self {
         let mut mounts: Vec<Mount> = root
             .text("/proc/self/mountinfo")
-            .map(|text| {
-                text.lines()
-                    .filter_map(|line| parse_mount(root, line))
-                    .collect()
-            })
+            .map(|text| text.lines().filter_map(|line| parse_mount(root, line)).collect())
             .unwrap_or_default();
         if mounts.is_empty() {
             mounts = usual_mounts(root);
         }
         let text = root.text("/proc/self/cgroup").unwrap_or_default();
-        Self {
-            mounts,
-            memberships: text.lines().filter_map(parse_membership).collect(),
-        }
+        Self { mounts, memberships: text.lines().filter_map(parse_membership).collect() }
     }
 
     /// Every hierarchy that may carry `controller` for this process: version 1's own and the unified one. In a hybrid
@@ -100,26 +84,16 @@ impl Mounts {
             version == CgroupVersion::V2 || controllers.iter().any(|c| c == controller)
         };
         let mut found: Vec<Hierarchy> = Vec::new();
-        for member in self
-            .memberships
-            .iter()
-            .filter(|m| carries(m.version, &m.controllers))
-        {
+        for member in self.memberships.iter().filter(|m| carries(m.version, &m.controllers)) {
             let candidates = self.mounts.iter().filter(|m| m.version == member.version);
             let candidates = candidates.filter(|m| carries(m.version, &m.controllers));
             let mut best: Option<Hierarchy> = None;
             for mount in candidates {
-                let inside = below(&mount.top, &member.path)
-                    .map(|rest| mount.dir.join(rest))
-                    .filter(|d| d.is_dir());
+                let inside = below(&mount.top, &member.path).map(|rest| mount.dir.join(rest)).filter(|d| d.is_dir());
                 let exact = inside.is_some();
                 if best.is_none() || exact {
                     let leaf = inside.unwrap_or_else(|| mount.dir.clone());
-                    best = Some(Hierarchy {
-                        version: mount.version,
-                        mount: mount.dir.clone(),
-                        leaf,
-                    });
+                    best = Some(Hierarchy { version: mount.version, mount: mount.dir.clone(), leaf });
                 }
                 if exact {
                     break;
@@ -134,9 +108,7 @@ impl Mounts {
 /// `path` relative to `top`; `None` if it lies outside, as it does across cgroup namespaces (`/../other`).
 fn below(top: &str, path: &str) -> Option<PathBuf> {
     let rest = Path::new(path).strip_prefix(Path::new(top)).ok()?;
-    rest.components()
-        .all(|c| matches!(c, Component::Normal(_)))
-        .then(|| rest.to_path_buf())
+    rest.components().all(|c| matches!(c, Component::Normal(_))).then(|| rest.to_path_buf())
 }
 
 /// A line such as `35 31 0:32 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory`.
@@ -151,12 +123,7 @@ fn parse_mount(root: &Root, line: &str) -> Option<Mount> {
         _ => return None,
     };
     let controllers = words.nth(1)?.split(',').map(str::to_owned).collect();
-    Some(Mount {
-        version,
-        top,
-        dir: root.join(&dir),
-        controllers,
-    })
+    Some(Mount { version, top, dir: root.join(&dir), controllers })
 }
 
 /// Undoes the kernel's `\040` for a space and its like.
@@ -164,15 +131,9 @@ fn unescape(word: &str) -> String {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
-        let octal = tail
-            .get(..3)
-            .filter(|d| first == b'\\' && d.iter().all(|c| (b'0'..b'8').contains(c)));
+        let octal = tail.get(..3).filter(|d| first == b'\\' && d.iter().all(|c| (b'0'..b'8').contains(c)));
         if let Some(digits) = octal {
-            bytes.push(
-                digits
-                    .iter()
-                    .fold(0u8, |acc, d| acc.wrapping_mul(8).wrapping_add(d - b'0')),
-            );
+            bytes.push(digits.iter().fold(0u8, |acc, d| acc.wrapping_mul(8).wrapping_add(d - b'0')));
             rest = &tail[3..];
         } else {
             bytes.push(first);
@@ -202,46 +163,29 @@ fn usual_mounts(root: &Root) -> Vec<Mount> {
         v1("/sys/fs/cgroup/memory", "memory"),
         v1("/sys/fs/cgroup/cpu", "cpu"),
     ];
-    let marked =
-        |m: &Mount| m.version == CgroupVersion::V1 || m.dir.join("cgroup.controllers").is_file();
-    all.into_iter()
-        .filter(|m| m.dir.is_dir() && marked(m))
-        .collect()
+    let marked = |m: &Mount| m.version == CgroupVersion::V1 || m.dir.join("cgroup.controllers").is_file();
+    all.into_iter().filter(|m| m.dir.is_dir() && marked(m)).collect()
 }
 
 /// A line such as `4:memory:/a/b` (version 1) or `0::/a/b` (version 2).
 fn parse_membership(line: &str) -> Option<Membership> {
     let mut parts = line.splitn(3, ':');
     let (id, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-    let version = if id == "0" && controllers.is_empty() {
-        CgroupVersion::V2
-    } else {
-        CgroupVersion::V1
-    };
+    let version = if id == "0" && controllers.is_empty() { CgroupVersion::V2 } else { CgroupVersion::V1 };
     let controllers = controllers.split(',').map(str::to_owned).collect();
-    Some(Membership {
-        version,
-        controllers,
-        path: path.to_owned(),
-    })
+    Some(Membership { version, controllers, path: path.to_owned() })
 }
 
 /// The limits named by one level, with the file each came from. Soft goals (`memory.low`, `soft_limit`) are no limits.
 pub(super) fn level_limits(version: CgroupVersion, dir: &Path) -> Vec<(&'static str, u64)> {
     let file = |name: &'static str| Some((name, number(&read_text(&dir.join(name))?)?));
     match version {
-        CgroupVersion::V2 => ["memory.max", "memory.high"]
-            .into_iter()
-            .filter_map(file)
-            .collect(),
+        CgroupVersion::V2 => ["memory.max", "memory.high"].into_iter().filter_map(file).collect(),
         CgroupVersion::V1 => {
             let stat = read_text(&dir.join("memory.stat")).unwrap_or_default();
-            let inherited =
-                keyed(&stat, "hierarchical_memory_limit").filter(|&bytes| bytes < V1_UNLIMITED);
+            let inherited = keyed(&stat, "hierarchical_memory_limit").filter(|&bytes| bytes < V1_UNLIMITED);
             let own = file("memory.limit_in_bytes");
-            own.into_iter()
-                .chain(inherited.map(|bytes| ("hierarchical_memory_limit", bytes)))
-                .collect()
+            own.into_iter().chain(inherited.map(|bytes| ("hierarchical_memory_limit", bytes))).collect()
         }
     }
 }
@@ -251,10 +195,7 @@ const V1_UNLIMITED: u64 = 0x7fff_ffff_ffff_0000;
 
 /// A size file's content; `max` and version 1's huge number mean no limit.
 fn number(text: &str) -> Option<u64> {
-    text.trim()
-        .parse()
-        .ok()
-        .filter(|&bytes| bytes < V1_UNLIMITED)
+    text.trim().parse().ok().filter(|&bytes| bytes < V1_UNLIMITED)
 }
 
 /// Swap that this level lets its members use, if it says so.

@@ -21,9 +21,7 @@ pub(super) struct PrivateDir {
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
     /// It could not be created or opened; a symbolic link in its place ends here too.
-    #[error(
-        "cannot open {path} as a directory of its own (a symbolic link is not followed): {source}"
-    )]
+    #[error("cannot open {path} as a directory of its own (a symbolic link is not followed): {source}")]
     Open {
         /// The directory.
         path: PathBuf,
@@ -53,10 +51,7 @@ pub enum DirError {
 impl PrivateDir {
     /// Opens `path`, creating it with mode 0700 if it does not exist; its parent must exist.
     pub(super) fn open(path: &Path) -> Result<Self, DirError> {
-        let fail = |errno: Errno| DirError::Open {
-            path: path.to_owned(),
-            source: errno.into(),
-        };
+        let fail = |errno: Errno| DirError::Open { path: path.to_owned(), source: errno.into() };
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(fail(errno)),
@@ -66,23 +61,13 @@ impl PrivateDir {
         let stat = rustix::fs::fstat(&fd).map_err(fail)?;
         let user = rustix::process::geteuid().as_raw();
         if stat.st_uid != user {
-            return Err(DirError::Owner {
-                path: path.to_owned(),
-                owner: stat.st_uid,
-                user,
-            });
+            return Err(DirError::Owner { path: path.to_owned(), owner: stat.st_uid, user });
         }
         let mode = Mode::from_raw_mode(stat.st_mode);
         if mode.intersects(Mode::RWXG | Mode::RWXO) {
-            return Err(DirError::Mode {
-                path: path.to_owned(),
-                mode: mode.bits(),
-            });
+            return Err(DirError::Mode { path: path.to_owned(), mode: mode.bits() });
         }
-        Ok(Self {
-            fd,
-            path: path.to_owned(),
-        })
+        Ok(Self { fd, path: path.to_owned() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -93,22 +78,10 @@ impl PrivateDir {
     pub(super) fn file(&self, name: &str, create: bool) -> io::Result<File> {
         // NONBLOCK: a pipe under this name must not hold us up. It means nothing for a regular file.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let flags = if create {
-            flags | OFlags::CREATE
-        } else {
-            flags
-        };
-        let file = File::from(rustix::fs::openat(
-            &self.fd,
-            name,
-            flags,
-            Mode::RUSR | Mode::WUSR,
-        )?);
+        let flags = if create { flags | OFlags::CREATE } else { flags };
+        let file = File::from(rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?);
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{name} is not a regular file"),
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a regular file")));
         }
         Ok(file)
     }
@@ -118,10 +91,7 @@ impl PrivateDir {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.fd)? {
             if names.len() == max {
-                return Err(io::Error::other(format!(
-                    "{} holds more than {max} files",
-                    self.path.display()
-                )));
+                return Err(io::Error::other(format!("{} holds more than {max} files", self.path.display())));
             }
             names.extend(entry?.file_name().to_str().ok().map(str::to_owned));
         }

@@ -72,15 +72,9 @@ impl LeaseDir {
     pub fn of_user() -> Result<Self, LeaseError> {
         let user = rustix::process::geteuid().as_raw();
         // A service and a login shell may differ in the variable; the usual place makes them meet all the same.
-        let named = std::env::var_os("XDG_RUNTIME_DIR")
-            .map(PathBuf::from)
-            .filter(|p| p.is_absolute());
+        let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_absolute());
         let usual = PathBuf::from(format!("/run/user/{user}"));
-        for base in named
-            .into_iter()
-            .chain([usual])
-            .filter(|base| base.is_dir())
-        {
+        for base in named.into_iter().chain([usual]).filter(|base| base.is_dir()) {
             if let Ok(dir) = PrivateDir::open(&base.join("plimsoll")) {
                 return Ok(Self { dir });
             }
@@ -93,9 +87,7 @@ impl LeaseDir {
     /// # Errors
     /// [`LeaseError::Dir`] if it is a symbolic link, belongs to someone else or is open to others.
     pub fn at(path: &Path) -> Result<Self, LeaseError> {
-        Ok(Self {
-            dir: PrivateDir::open(path)?,
-        })
+        Ok(Self { dir: PrivateDir::open(path)? })
     }
 
     /// Asks for up to `want` bytes and at least `min`, for all memory of this process, in every domain it lives in.
@@ -105,12 +97,7 @@ impl LeaseDir {
     ///
     /// # Errors
     /// [`LeaseError`] if the directory cannot be used; a refusal is an [`Answer`].
-    pub fn acquire(
-        self,
-        want: u64,
-        min: u64,
-        measure: impl FnOnce() -> Vec<Room>,
-    ) -> Result<Answer, LeaseError> {
+    pub fn acquire(self, want: u64, min: u64, measure: impl FnOnce() -> Vec<Room>) -> Result<Answer, LeaseError> {
         let guard = self.lock()?;
         let others = self.holders()?;
         let rooms = measure();
@@ -123,21 +110,11 @@ impl LeaseDir {
             start_ticks: start_ticks(std::process::id()).unwrap_or(0),
             planned: bytes,
             committed: 0,
-            domains: rooms
-                .into_iter()
-                .filter(|r| r.shared)
-                .map(|r| r.domain)
-                .collect(),
+            domains: rooms.into_iter().filter(|r| r.shared).map(|r| r.domain).collect(),
         };
         let (name, file) = self.claim(&mine).map_err(|e| self.io(e))?;
         drop(guard);
-        Ok(Answer::Granted(Lease {
-            dir: self,
-            name,
-            file,
-            mine,
-            others,
-        }))
+        Ok(Answer::Granted(Lease { dir: self, name, file, mine, others }))
     }
 
     /// The living leases. Files of dead processes are removed on the way.
@@ -206,16 +183,11 @@ impl LeaseDir {
                 Err(error) => self.dir.remove(&name).and(Err(error)),
             };
         }
-        Err(io::Error::other(format!(
-            "{FILES_MAX} leases of one process"
-        )))
+        Err(io::Error::other(format!("{FILES_MAX} leases of one process")))
     }
 
     fn io(&self, source: io::Error) -> LeaseError {
-        LeaseError::Io {
-            path: self.dir.path().to_owned(),
-            source,
-        }
+        LeaseError::Io { path: self.dir.path().to_owned(), source }
     }
 }
 
@@ -235,18 +207,8 @@ impl Lease {
     ///
     /// # Errors
     /// As [`LeaseDir::acquire`].
-    pub fn acquire(
-        dir: LeaseDir,
-        total_limit: u64,
-        want: u64,
-        min: u64,
-    ) -> Result<Answer, LeaseError> {
-        let room = Room {
-            domain: "machine".to_owned(),
-            shared: true,
-            limit: total_limit,
-            used_by_others: 0,
-        };
+    pub fn acquire(dir: LeaseDir, total_limit: u64, want: u64, min: u64) -> Result<Answer, LeaseError> {
+        let room = Room { domain: "machine".to_owned(), shared: true, limit: total_limit, used_by_others: 0 };
         dir.acquire(want, min, || vec![room])
     }
 
@@ -268,10 +230,7 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`] if the file cannot be written; what stood there stays in force here.
     pub fn set_committed(&mut self, committed: u64) -> Result<(), LeaseError> {
-        self.update(Holder {
-            committed,
-            ..self.mine.clone()
-        })
+        self.update(Holder { committed, ..self.mine.clone() })
     }
 
     /// Gives back what sizing did not need. A lease never grows: `planned` above [`Lease::bytes`] changes nothing.
@@ -280,10 +239,7 @@ impl Lease {
     /// [`LeaseError`] if the file cannot be written.
     pub fn shrink_to(&mut self, planned: u64) -> Result<(), LeaseError> {
         let planned = planned.min(self.mine.planned);
-        self.update(Holder {
-            planned,
-            ..self.mine.clone()
-        })
+        self.update(Holder { planned, ..self.mine.clone() })
     }
 
     fn update(&mut self, new: Holder) -> Result<(), LeaseError> {
@@ -305,10 +261,5 @@ impl Drop for Lease {
 /// contain anything.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?
-        .1
-        .split_ascii_whitespace()
-        .nth(19)?
-        .parse()
-        .ok()
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }

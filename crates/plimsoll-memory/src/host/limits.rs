@@ -54,10 +54,7 @@ pub(super) struct Domain {
 #[derive(Debug, Clone)]
 pub(super) enum DomainKind {
     Machine,
-    Cgroup {
-        version: CgroupVersion,
-        dir: PathBuf,
-    },
+    Cgroup { version: CgroupVersion, dir: PathBuf },
     AddressSpace,
     Data,
     Budget,
@@ -77,20 +74,13 @@ impl HostLimits {
 
         let mut found = Found::default();
         if let Some(total) = info.total {
-            found.limit(
-                "MemTotal of this machine".to_owned(),
-                "machine".to_owned(),
-                total,
-                DomainKind::Machine,
-            );
+            found.limit("MemTotal of this machine".to_owned(), "machine".to_owned(), total, DomainKind::Machine);
         }
         let mut swap_limit = None;
         for hierarchy in &memory_hierarchies {
             found.cgroup(hierarchy);
             let levels = hierarchy.levels().into_iter();
-            let swap = levels
-                .filter_map(|dir| cgroup::level_swap(hierarchy.version, &dir))
-                .min();
+            let swap = levels.filter_map(|dir| cgroup::level_swap(hierarchy.version, &dir)).min();
             swap_limit = [swap_limit, swap].into_iter().flatten().min();
         }
         if let Some(bytes) = rlimits.address_space {
@@ -102,12 +92,7 @@ impl HostLimits {
             );
         }
         if let Some(bytes) = rlimits.data {
-            found.limit(
-                "RLIMIT_DATA (ulimit -d)".to_owned(),
-                "data".to_owned(),
-                bytes,
-                DomainKind::Data,
-            );
+            found.limit("RLIMIT_DATA (ulimit -d)".to_owned(), "data".to_owned(), bytes, DomainKind::Data);
         }
         found.budget(budget)?;
 
@@ -133,10 +118,7 @@ impl HostLimits {
     /// Never for a value made by [`HostLimits::read`], which marks one.
     #[must_use]
     pub fn binding(&self) -> &LimitSource {
-        self.sources
-            .iter()
-            .find(|s| s.binding)
-            .expect("read() marks the least source")
+        self.sources.iter().find(|s| s.binding).expect("read() marks the least source")
     }
 }
 
@@ -148,16 +130,8 @@ struct Found {
 
 impl Found {
     fn limit(&mut self, name: String, id: String, bytes: u64, kind: DomainKind) {
-        self.sources.push(LimitSource {
-            name,
-            bytes,
-            binding: false,
-        });
-        self.domains.push(Domain {
-            id,
-            limit: bytes,
-            kind,
-        });
+        self.sources.push(LimitSource { name, bytes, binding: false });
+        self.domains.push(Domain { id, limit: bytes, kind });
     }
 
     /// Adds every level of one hierarchy; a level with two limits (`max` and `high`) is one domain with the lesser.
@@ -169,22 +143,11 @@ impl Found {
                 continue;
             };
             for (file, bytes) in limits {
-                self.sources.push(LimitSource {
-                    name: format!("{file} of cgroup {label}"),
-                    bytes,
-                    binding: false,
-                });
+                self.sources.push(LimitSource { name: format!("{file} of cgroup {label}"), bytes, binding: false });
             }
             let id = domain_id(&dir, &label);
-            let kind = DomainKind::Cgroup {
-                version: hierarchy.version,
-                dir,
-            };
-            self.domains.push(Domain {
-                id,
-                limit: least,
-                kind,
-            });
+            let kind = DomainKind::Cgroup { version: hierarchy.version, dir };
+            self.domains.push(Domain { id, limit: least, kind });
         }
     }
 
@@ -195,12 +158,7 @@ impl Found {
             (MemoryBudget::Share(_), None) => return Err(HostError::ShareOfUnknown(budget)),
             (budget, others) => budget.bytes(others.unwrap_or(0)),
         };
-        self.limit(
-            "--memory-budget".to_owned(),
-            "budget".to_owned(),
-            bytes,
-            DomainKind::Budget,
-        );
+        self.limit("--memory-budget".to_owned(), "budget".to_owned(), bytes, DomainKind::Budget);
         Ok(())
     }
 

@@ -21,32 +21,19 @@ pub(super) fn read() -> MemInfo {
 /// Swap grows with the disk on macOS, so its size stays unknown.
 pub(super) fn parse(memsize: &str, vm_stat: &str) -> MemInfo {
     let total = memsize.trim().parse::<u64>().ok();
-    MemInfo {
-        total,
-        available: available(vm_stat).map(|a| a.min(total.unwrap_or(u64::MAX))),
-        ..MemInfo::default()
-    }
+    MemInfo { total, available: available(vm_stat).map(|a| a.min(total.unwrap_or(u64::MAX))), ..MemInfo::default() }
 }
 
 /// Free, speculative, purgeable and inactive pages: what the kernel gives without compressing anything.
 fn available(vm_stat: &str) -> Option<u64> {
-    let page_bytes: u64 = vm_stat
-        .split_once("page size of ")?
-        .1
-        .split(' ')
-        .next()?
-        .parse()
-        .ok()?;
+    let page_bytes: u64 = vm_stat.split_once("page size of ")?.1.split(' ').next()?.parse().ok()?;
     let pages = |name: &str| -> Option<u64> {
         let line = vm_stat.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().trim_end_matches('.').parse().ok()
     };
     let free = pages("Pages free:")?;
-    let soft = ["Pages speculative:", "Pages purgeable:", "Pages inactive:"]
-        .map(|name| pages(name).unwrap_or(0));
-    soft.into_iter()
-        .fold(free, u64::saturating_add)
-        .checked_mul(page_bytes)
+    let soft = ["Pages speculative:", "Pages purgeable:", "Pages inactive:"].map(|name| pages(name).unwrap_or(0));
+    soft.into_iter().fold(free, u64::saturating_add).checked_mul(page_bytes)
 }
 
 #[cfg(test)]

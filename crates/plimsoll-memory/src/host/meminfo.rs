@@ -25,8 +25,7 @@ impl MemInfo {
         if root.is_system() {
             return super::macos::read();
         }
-        root.text("/proc/meminfo")
-            .map_or_else(Self::default, |text| Self::parse(&text))
+        root.text("/proc/meminfo").map_or_else(Self::default, |text| Self::parse(&text))
     }
 
     fn parse(text: &str) -> Self {

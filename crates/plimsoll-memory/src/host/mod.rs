@@ -45,9 +45,7 @@ pub enum HostError {
     )]
     NoLimit,
     /// The budget is a percentage, but nothing is known that it could be a percentage of.
-    #[error(
-        "--memory-budget {0} is a share, but the size of this machine could not be read; give it in bytes"
-    )]
+    #[error("--memory-budget {0} is a share, but the size of this machine could not be read; give it in bytes")]
     ShareOfUnknown(MemoryBudget),
 }
 
@@ -65,19 +63,13 @@ impl Root {
     /// The machine this process runs on.
     #[must_use]
     pub fn system() -> Self {
-        Self {
-            prefix: PathBuf::from("/"),
-            shm: None,
-        }
+        Self { prefix: PathBuf::from("/"), shm: None }
     }
 
     /// A directory that holds `proc/`, `sys/` and so on, in place of the machine's own.
     #[must_use]
     pub fn at(prefix: impl Into<PathBuf>) -> Self {
-        Self {
-            prefix: prefix.into(),
-            shm: None,
-        }
+        Self { prefix: prefix.into(), shm: None }
     }
 
     /// Pretends that `/dev/shm` has this size, since a file system cannot be faked by files.
@@ -106,11 +98,7 @@ impl Root {
 /// Reads a pseudo-file whole, up to the cap; what is not UTF-8 is replaced, never refused.
 fn read_text(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .ok()?
-        .take(Root::FILE_BYTES_MAX)
-        .read_to_end(&mut bytes)
-        .ok()?;
+    std::fs::File::open(path).ok()?.take(Root::FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -124,9 +112,7 @@ fn keyed(text: &str, key: &str) -> Option<u64> {
 
 /// The value of `Key:   123 kB` in bytes, as `/proc/meminfo` and `/proc/self/status` write it.
 fn kib_field(text: &str, key: &str) -> Option<u64> {
-    let rest = text
-        .lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     let kib: u64 = rest.split_ascii_whitespace().next()?.parse().ok()?;
     kib.checked_mul(1024)
 }

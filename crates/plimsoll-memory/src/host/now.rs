@@ -52,11 +52,7 @@ impl HostNow {
     pub fn read(root: &Root, limits: &HostLimits) -> Self {
         let own = OwnProcess::read(root);
         let info = MemInfo::read(root);
-        let measured: Vec<(Room, u64)> = limits
-            .domains
-            .iter()
-            .map(|d| measure(d, &info, &own))
-            .collect();
+        let measured: Vec<(Room, u64)> = limits.domains.iter().map(|d| measure(d, &info, &own)).collect();
         let tightest = measured.iter().min_by_key(|(room, _)| room.bytes());
         let room_bytes = tightest.map_or(limits.effective, |(room, _)| room.bytes());
         Self {
@@ -76,26 +72,15 @@ fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess) -> (Room, u64) {
     let swapped = resident.saturating_add(own.vm_swap);
     // What is used in the domain, and how much of that is this process's.
     let (used, mine) = match &domain.kind {
-        DomainKind::Machine => (
-            info.available
-                .map_or(resident, |a| domain.limit.saturating_sub(a)),
-            resident,
-        ),
-        DomainKind::Cgroup { version, dir } => (
-            cgroup::level_usage(*version, dir).unwrap_or(resident),
-            resident,
-        ),
+        DomainKind::Machine => (info.available.map_or(resident, |a| domain.limit.saturating_sub(a)), resident),
+        DomainKind::Cgroup { version, dir } => (cgroup::level_usage(*version, dir).unwrap_or(resident), resident),
         // Address space that is reserved but not resident (stacks, maps of files) crowds out memory all the same.
         DomainKind::AddressSpace => (own.vm_size.max(swapped), swapped),
         DomainKind::Data => (own.vm_data.max(own.rss_anon), own.rss_anon),
         DomainKind::Budget => (swapped, swapped),
     };
     let shared = matches!(domain.kind, DomainKind::Machine | DomainKind::Cgroup { .. });
-    let room = Room {
-        domain: domain.id.clone(),
-        shared,
-        limit: domain.limit,
-        used_by_others: used.saturating_sub(mine),
-    };
+    let room =
+        Room { domain: domain.id.clone(), shared, limit: domain.limit, used_by_others: used.saturating_sub(mine) };
     (room, domain.limit.saturating_sub(used))
 }

@@ -36,36 +36,20 @@ impl Psi {
         let own = hierarchies
             .iter()
             .filter(|h| h.version == CgroupVersion::V2)
-            .find_map(|h| {
-                Self::parse(
-                    &read_text(&h.leaf.join("memory.pressure"))?,
-                    PsiScope::Cgroup,
-                )
-            });
+            .find_map(|h| Self::parse(&read_text(&h.leaf.join("memory.pressure"))?, PsiScope::Cgroup));
         own.or_else(|| Self::parse(&root.text("/proc/pressure/memory")?, PsiScope::Host))
     }
 
     fn parse(text: &str, scope: PsiScope) -> Option<Self> {
         let (some_avg10, some_total_us) = line(text, "some")?;
         let (full_avg10, full_total_us) = line(text, "full").unwrap_or((0.0, 0));
-        Some(Self {
-            scope,
-            some_avg10,
-            full_avg10,
-            some_total_us,
-            full_total_us,
-        })
+        Some(Self { scope, some_avg10, full_avg10, some_total_us, full_total_us })
     }
 }
 
 fn line(text: &str, kind: &str) -> Option<(f32, u64)> {
     let rest = text.lines().find_map(|line| line.strip_prefix(kind))?;
-    let value = |key: &str| {
-        rest.split_ascii_whitespace()
-            .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
-    };
+    let value = |key: &str| rest.split_ascii_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
     let avg10: f32 = value("avg10")?.parse().ok()?;
-    avg10
-        .is_finite()
-        .then_some((avg10, value("total")?.parse().ok()?))
+    avg10.is_finite().then_some((avg10, value("total")?.parse().ok()?))
 }

@@ -36,11 +36,8 @@ impl OwnProcess {
         let field = |key| kib_field(&text, key).unwrap_or(0);
         // Kernels before 4.5 do not split resident memory; all of it counts as anonymous then, the careful reading.
         let rss_anon = kib_field(&text, "RssAnon").unwrap_or_else(|| field("VmRSS"));
-        let threads = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok());
-        let fds = std::fs::read_dir(root.join("/proc/self/fd"))
-            .map_or(0, |entries| entries.count() as u64);
+        let threads = text.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok());
+        let fds = std::fs::read_dir(root.join("/proc/self/fd")).map_or(0, |entries| entries.count() as u64);
         Self {
             rss_anon,
             rss_file: field("RssFile"),

@@ -57,10 +57,7 @@ impl Space {
     #[cfg(target_os = "linux")]
     fn of_shm_mount() -> Option<Self> {
         let stat = rustix::fs::statvfs("/dev/shm").ok()?;
-        Some(Self {
-            total: stat.f_blocks.checked_mul(stat.f_frsize)?,
-            free: stat.f_bavail.checked_mul(stat.f_frsize)?,
-        })
+        Some(Self { total: stat.f_blocks.checked_mul(stat.f_frsize)?, free: stat.f_bavail.checked_mul(stat.f_frsize)? })
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -58,11 +58,7 @@ pub struct Refusal {
 /// The refusal names the tightest domain. `want` below `min` is taken as `min`.
 pub fn decide(rooms: &[Room], others: &[Holder], want: u64, min: u64) -> Result<u64, Refusal> {
     let assess = |room: &Room| {
-        let here = || {
-            others
-                .iter()
-                .filter(|h| room.shared && h.domains.contains(&room.domain))
-        };
+        let here = || others.iter().filter(|h| room.shared && h.domains.contains(&room.domain));
         let sum = |of: fn(&Holder) -> u64| here().map(of).fold(0, u64::saturating_add);
         let leased = sum(|h| h.planned.max(h.committed));
         let strangers = room.used_by_others.saturating_sub(sum(|h| h.committed));
@@ -87,16 +83,8 @@ pub fn decide(rooms: &[Room], others: &[Holder], want: u64, min: u64) -> Result<
 
 impl Holder {
     pub(super) fn text(&self) -> String {
-        let Self {
-            pid,
-            start_ticks,
-            planned,
-            committed,
-            domains,
-        } = self;
-        let mut text = format!(
-            "{HEADER}\npid {pid}\nstart {start_ticks}\nplanned {planned}\ncommitted {committed}\n"
-        );
+        let Self { pid, start_ticks, planned, committed, domains } = self;
+        let mut text = format!("{HEADER}\npid {pid}\nstart {start_ticks}\nplanned {planned}\ncommitted {committed}\n");
         for domain in domains {
             let _ = writeln!(text, "domain {domain}");
         }
@@ -106,18 +94,13 @@ impl Holder {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let header = lines.next()? == HEADER;
-        let value = |key: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
-        };
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
         let holder = Self {
             pid: value("pid")?.parse().ok()?,
             start_ticks: value("start")?.parse().ok()?,
             planned: value("planned")?.parse().ok()?,
             committed: value("committed")?.parse().ok()?,
-            domains: lines
-                .filter_map(|line| line.strip_prefix("domain ").map(str::to_owned))
-                .collect(),
+            domains: lines.filter_map(|line| line.strip_prefix("domain ").map(str::to_owned)).collect(),
         };
         header.then_some(holder)
     }

@@ -8,10 +8,7 @@ use super::generations::{Component, DeviceNow, Generations, OutOfMemory, Shape};
 use super::pinned::{self, ShadowReport};
 use super::pools::own_size;
 use super::run::{Fault, Run};
-use super::{
-    Event, Mode, Phase, ProfileConfig, SizingError, SizingWarning, Target, check_sizes,
-    target_tokens,
-};
+use super::{Event, Mode, Phase, ProfileConfig, SizingError, SizingWarning, Target, check_sizes, target_tokens};
 
 /// Attempts at production size: the first, and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
@@ -45,10 +42,7 @@ pub struct Outcome<G> {
 ///
 /// # Errors
 /// [`SizingError`]; nothing is left standing then.
-pub fn auto_profile<D: Generations>(
-    cfg: &ProfileConfig,
-    device: &mut D,
-) -> Result<Outcome<D::G>, SizingError> {
+pub fn auto_profile<D: Generations>(cfg: &ProfileConfig, device: &mut D) -> Result<Outcome<D::G>, SizingError> {
     let mut run = Run::new(cfg, device);
     run.agree(cfg.validate())?;
     match cfg.mode {
@@ -79,11 +73,7 @@ impl<D: Generations> Run<'_, D> {
             match self.try_generation(shape, self.cfg.canary_bytes) {
                 (Some(generation), Ok(measured)) => {
                     let peak_reserved = measured.peak_reserved;
-                    self.device.event(&Event::Proven {
-                        attempt,
-                        shape,
-                        peak_reserved,
-                    });
+                    self.device.event(&Event::Proven { attempt, shape, peak_reserved });
                     self.note_context(max_seq_len);
                     self.note_below_probe(tokens, probe.shape.tokens);
                     let mut outcome = self.outcome(generation, shape, max_seq_len, measured);
@@ -96,10 +86,7 @@ impl<D: Generations> Run<'_, D> {
                 (_, Err(Fault::Fatal(error))) => return Err(error),
                 (generation, result) => {
                     let failure = result.err().and_then(Fault::into_memory);
-                    let event = Event::OutOfMemory {
-                        attempt,
-                        failure: failure.as_ref(),
-                    };
+                    let event = Event::OutOfMemory { attempt, failure: failure.as_ref() };
                     self.device.event(&event);
                     // Read while the generation stands: afterwards the ledger no longer shows what filled the device.
                     let ledger = self.device.components();
@@ -117,17 +104,10 @@ impl<D: Generations> Run<'_, D> {
         let tokens = cfg.probe_tokens();
         let before = self.device.device();
         let state_slots = self.probe_slots(tokens, &before);
-        let need = cfg
-            .kv_bytes(tokens)
-            .saturating_add(cfg.state_bytes(state_slots));
+        let need = cfg.kv_bytes(tokens).saturating_add(cfg.state_bytes(state_slots));
         let available = before.available;
         let fits = if need > available {
-            Err(SizingError::ProbeDoesNotFit {
-                tokens,
-                state_slots,
-                need,
-                available,
-            })
+            Err(SizingError::ProbeDoesNotFit { tokens, state_slots, need, available })
         } else {
             check_sizes(Phase::Probe, tokens, cfg).map(drop)
         };
@@ -158,20 +138,8 @@ impl<D: Generations> Run<'_, D> {
         self.teardown(generation, shape)?;
         let (tokens, state_slots) = self.agreed_size(&target)?;
         let (cell_bytes, fraction) = (self.cfg.cell_bytes, self.cfg.fraction);
-        self.device.event(&Event::Sized {
-            target: &target,
-            cell_bytes,
-            fraction,
-            tokens,
-            state_slots,
-        });
-        Ok(Probe {
-            shape,
-            peak_reserved,
-            target,
-            tokens,
-            state_slots,
-        })
+        self.device.event(&Event::Sized { target: &target, cell_bytes, fraction, tokens, state_slots });
+        Ok(Probe { shape, peak_reserved, target, tokens, state_slots })
     }
 
     /// State slots for the probe: a full decode batch, unless that would take more than its share of what is free.
@@ -185,11 +153,7 @@ impl<D: Generations> Run<'_, D> {
         let batch = self.device.reduce_min(wanted.min(fits).max(1));
         let slots = batch.saturating_mul(pool.slots_per_request);
         if batch < wanted {
-            self.warn(SizingWarning::ProbeSlots {
-                slots,
-                batch,
-                wanted,
-            });
+            self.warn(SizingWarning::ProbeSlots { slots, batch, wanted });
         }
         slots
     }
@@ -199,10 +163,7 @@ impl<D: Generations> Run<'_, D> {
         let total = self.device.device().total;
         let mine = own_size(self.cfg, target, total);
         let (tokens, state_slots) = self.agree(mine)?;
-        Ok((
-            self.device.reduce_min(tokens),
-            self.device.reduce_min(state_slots),
-        ))
+        Ok((self.device.reduce_min(tokens), self.device.reduce_min(state_slots)))
     }
 
     /// Five per cent less, in whole pages, and less still if others have grown since; or the reason to give up.
@@ -216,20 +177,12 @@ impl<D: Generations> Run<'_, D> {
     ) -> Result<u64, SizingError> {
         let cfg = self.cfg;
         let fresh = target_tokens(&self.input(probe.shape, probe.peak_reserved));
-        let beside_state = fresh
-            .budget
-            .saturating_sub(cfg.state_bytes(probe.state_slots));
+        let beside_state = fresh.budget.saturating_sub(cfg.state_bytes(probe.state_slots));
         let fresh = cfg.whole_pages(beside_state / cfg.cell_bytes);
-        let smallest = (attempt..ATTEMPTS_MAX)
-            .fold(failed.tokens, |tokens, _| shrunk(cfg, tokens))
-            .min(fresh);
+        let smallest = (attempt..ATTEMPTS_MAX).fold(failed.tokens, |tokens, _| shrunk(cfg, tokens)).min(fresh);
         let freed_at_most = cfg.kv_bytes(failed.tokens - smallest.min(failed.tokens));
-        let hopeless = failure
-            .as_ref()
-            .is_some_and(|f| f.shortfall > freed_at_most);
-        let next = self
-            .device
-            .reduce_min(shrunk(cfg, failed.tokens).min(fresh));
+        let hopeless = failure.as_ref().is_some_and(|f| f.shortfall > freed_at_most);
+        let next = self.device.reduce_min(shrunk(cfg, failed.tokens).min(fresh));
         let hopeless = self.device.reduce_max(u64::from(hopeless)) > 0 || next == 0;
         let stage = match () {
             () if attempt == ATTEMPTS_MAX => Stage::Exhausted,

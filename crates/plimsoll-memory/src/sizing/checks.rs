@@ -17,11 +17,7 @@ pub enum Phase {
 /// on without them.
 #[must_use]
 pub fn max_decode_batch(graph_max_batch_size: u64, running_max_req_size: u64, eager: bool) -> u64 {
-    if eager {
-        running_max_req_size
-    } else {
-        graph_max_batch_size.min(running_max_req_size)
-    }
+    if eager { running_max_req_size } else { graph_max_batch_size.min(running_max_req_size) }
 }
 
 /// Checks a capacity and returns the longest request it serves.
@@ -31,19 +27,13 @@ pub fn max_decode_batch(graph_max_batch_size: u64, running_max_req_size: u64, ea
 /// the configuration clamps the context.
 pub fn check_sizes(phase: Phase, tokens: u64, cfg: &ProfileConfig) -> Result<u64, SizingError> {
     if tokens < cfg.batch_max_tokens {
-        return Err(SizingError::BatchExceedsCapacity {
-            tokens,
-            batch_max_tokens: cfg.batch_max_tokens,
-        });
+        return Err(SizingError::BatchExceedsCapacity { tokens, batch_max_tokens: cfg.batch_max_tokens });
     }
     match phase {
         Phase::Probe => Ok(cfg.max_seq_len),
         Phase::Production if tokens >= cfg.max_seq_len => Ok(cfg.max_seq_len),
         Phase::Production if cfg.clamp_context => Ok(tokens),
-        Phase::Production => Err(SizingError::ContextDoesNotFit {
-            tokens,
-            max_seq_len: cfg.max_seq_len,
-        }),
+        Phase::Production => Err(SizingError::ContextDoesNotFit { tokens, max_seq_len: cfg.max_seq_len }),
     }
 }
 
@@ -72,21 +62,12 @@ pub fn decode_stress(
     free_tokens: u64,
 ) -> Option<DecodeStress> {
     let by_state = state.map_or(u64::MAX, |(slots, per_request)| slots / per_request.max(1));
-    let batch = max_decode_batch
-        .min(free_request_slots)
-        .min(by_state)
-        .min(free_tokens);
+    let batch = max_decode_batch.min(free_request_slots).min(by_state).min(free_tokens);
     if batch < 2 {
         return None;
     }
-    let wanted = batch_max_tokens
-        .min((capacity_tokens / batch).max(1))
-        .max(1);
+    let wanted = batch_max_tokens.min((capacity_tokens / batch).max(1)).max(1);
     let total = wanted.saturating_mul(batch).min(free_tokens);
     let tokens_per_request = total / batch;
-    Some(DecodeStress {
-        batch,
-        tokens_per_request,
-        total_tokens: tokens_per_request * batch,
-    })
+    Some(DecodeStress { batch, tokens_per_request, total_tokens: tokens_per_request * batch })
 }

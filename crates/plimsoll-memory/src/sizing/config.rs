@@ -2,9 +2,7 @@
 //!
 //! No default depends on the machine, and no environment variable changes anything: there is no way to skip the stress.
 
-use super::{
-    CANARY_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_batch, probe_tokens,
-};
+use super::{CANARY_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_batch, probe_tokens};
 
 /// Who decides on the capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -96,24 +94,14 @@ impl ProfileConfig {
     /// Rows of the largest decode step the scheduler can form, which is what must be stressed.
     #[must_use]
     pub fn max_decode_batch(&self) -> u64 {
-        max_decode_batch(
-            self.graph_max_batch_size,
-            self.running_max_req_size,
-            self.eager_decode,
-        )
+        max_decode_batch(self.graph_max_batch_size, self.running_max_req_size, self.eager_decode)
     }
 
     /// KV tokens of the probe, in whole pages.
     #[must_use]
     pub fn probe_tokens(&self) -> u64 {
-        let tokens = probe_tokens(
-            self.batch_max_tokens,
-            self.max_decode_batch(),
-            self.probe_floor_tokens,
-        );
-        tokens
-            .checked_next_multiple_of(self.page_tokens.max(1))
-            .unwrap_or(tokens)
+        let tokens = probe_tokens(self.batch_max_tokens, self.max_decode_batch(), self.probe_floor_tokens);
+        tokens.checked_next_multiple_of(self.page_tokens.max(1)).unwrap_or(tokens)
     }
 
     /// `tokens` rounded down to whole pages.
@@ -128,8 +116,7 @@ impl ProfileConfig {
 
     /// State bytes of `slots`, saturating.
     pub(super) fn state_bytes(&self, slots: u64) -> u64 {
-        self.state
-            .map_or(0, |pool| slots.saturating_mul(pool.slot_bytes))
+        self.state.map_or(0, |pool| slots.saturating_mul(pool.slot_bytes))
     }
 
     /// Refuses what no arithmetic can repair.
@@ -142,14 +129,8 @@ impl ProfileConfig {
             (self.max_seq_len, "--max-req-total-len"),
             (self.cell_bytes, "the KV size of a token"),
             (self.page_tokens, "the tokens of a KV page"),
-            (
-                state.map_or(1, |s| s.slot_bytes),
-                "the size of a recurrent state slot",
-            ),
-            (
-                state.map_or(1, |s| s.slots_per_request),
-                "the state slots of a request",
-            ),
+            (state.map_or(1, |s| s.slot_bytes), "the size of a recurrent state slot"),
+            (state.map_or(1, |s| s.slots_per_request), "the state slots of a request"),
         ];
         match zero.iter().find(|(value, _)| *value == 0) {
             Some((_, what)) => Err(SizingError::Zero { what }),

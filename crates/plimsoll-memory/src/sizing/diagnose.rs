@@ -83,11 +83,7 @@ pub fn diagnose(
 ) -> Diagnosis {
     let shortfall = failure.as_ref().map_or(0, |f| f.shortfall);
     let scaling = |with: ScalesWith| {
-        components
-            .iter()
-            .filter(|c| c.scales_with == with)
-            .map(|c| c.bytes)
-            .fold(0, u64::saturating_add)
+        components.iter().filter(|c| c.scales_with == with).map(|c| c.bytes).fold(0, u64::saturating_add)
     };
     let count = |flag, current: u64, with, unit| Advice {
         flag,
@@ -96,29 +92,10 @@ pub fn diagnose(
     };
     let capacity = lower_capacity(tokens, shortfall, cfg);
     let advice = vec![
-        count(
-            "--batch-max-tokens",
-            cfg.batch_max_tokens,
-            ScalesWith::PrefillTokens,
-            cfg.page_tokens,
-        ),
-        count(
-            "--graph-max-batch-size",
-            cfg.graph_max_batch_size,
-            ScalesWith::DecodeBatch,
-            1,
-        ),
-        count(
-            "--visual-infer-batch-size",
-            cfg.visual_infer_batch_size,
-            ScalesWith::VisualBatch,
-            1,
-        ),
-        Advice {
-            flag: "--max-total-token-num",
-            current: Value::Count(tokens),
-            suggested: capacity,
-        },
+        count("--batch-max-tokens", cfg.batch_max_tokens, ScalesWith::PrefillTokens, cfg.page_tokens),
+        count("--graph-max-batch-size", cfg.graph_max_batch_size, ScalesWith::DecodeBatch, 1),
+        count("--visual-infer-batch-size", cfg.visual_infer_batch_size, ScalesWith::VisualBatch, 1),
+        Advice { flag: "--max-total-token-num", current: Value::Count(tokens), suggested: capacity },
         Advice {
             flag: "--mem-fraction",
             current: Value::Share(cfg.fraction),
@@ -126,14 +103,7 @@ pub fn diagnose(
         },
     ];
     let largest = components.iter().max_by_key(|c| c.bytes).cloned();
-    Diagnosis {
-        stage,
-        attempts,
-        tokens,
-        failure,
-        largest,
-        advice,
-    }
+    Diagnosis { stage, attempts, tokens, failure, largest, advice }
 }
 
 /// In proportion to what must be freed where that is known and enough, else half; whole units where possible.
@@ -158,9 +128,7 @@ fn lower_capacity(tokens: u64, shortfall: u64, cfg: &ProfileConfig) -> Suggestio
     let cell = cfg.cell_bytes.max(1);
     let less = shortfall.div_ceil(cell).max(tokens / 20).max(1);
     match cfg.whole_pages(tokens.saturating_sub(less)) {
-        0 => Suggestion::NoValueHelps {
-            missing: shortfall.saturating_sub(cfg.kv_bytes(tokens)).max(1),
-        },
+        0 => Suggestion::NoValueHelps { missing: shortfall.saturating_sub(cfg.kv_bytes(tokens)).max(1) },
         lower => Suggestion::Lower(Value::Count(lower)),
     }
 }
@@ -190,20 +158,12 @@ impl fmt::Display for Value {
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            flag,
-            current,
-            suggested,
-        } = self;
+        let Self { flag, current, suggested } = self;
         match suggested {
             Suggestion::Lower(value) => write!(f, "{flag} {value} (now {current})"),
             Suggestion::Keep => write!(f, "{flag} {current} (already as low as it goes)"),
             Suggestion::NoValueHelps { missing } => {
-                write!(
-                    f,
-                    "{flag} (no value helps: {} would still be missing)",
-                    ExactBytes(*missing)
-                )
+                write!(f, "{flag} (no value helps: {} would still be missing)", ExactBytes(*missing))
             }
         }
     }
@@ -215,27 +175,15 @@ impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.attempts == 1 { "" } else { "s" };
         match self.stage {
-            Stage::Probe => write!(
-                f,
-                "The probe of {} KV tokens ran out of memory",
-                self.tokens
-            )?,
-            Stage::Pinned => write!(
-                f,
-                "The stress at --max-total-token-num {} ran out of memory",
-                self.tokens
-            )?,
+            Stage::Probe => write!(f, "The probe of {} KV tokens ran out of memory", self.tokens)?,
+            Stage::Pinned => write!(f, "The stress at --max-total-token-num {} ran out of memory", self.tokens)?,
             Stage::BeyondKv => write!(
                 f,
                 "Auto-profile failed after {} attempt{plural}: less KV cannot free enough, at {} tokens",
                 self.attempts, self.tokens
             )?,
             Stage::Exhausted => {
-                write!(
-                    f,
-                    "Auto-profile failed after {} attempt{plural}, at {} tokens",
-                    self.attempts, self.tokens
-                )?;
+                write!(f, "Auto-profile failed after {} attempt{plural}, at {} tokens", self.attempts, self.tokens)?;
             }
         }
         match &self.failure {
@@ -243,12 +191,7 @@ impl fmt::Display for Diagnosis {
             None => write!(f, ": another rank ran out of memory.")?,
         }
         if let Some(largest) = &self.largest {
-            write!(
-                f,
-                " The largest component is '{}' with {}.",
-                largest.name,
-                ExactBytes(largest.bytes)
-            )?;
+            write!(f, " The largest component is '{}' with {}.", largest.name, ExactBytes(largest.bytes))?;
         }
         write!(f, " Try one of:")?;
         for advice in &self.advice {

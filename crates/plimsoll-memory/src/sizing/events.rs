@@ -74,13 +74,7 @@ impl fmt::Display for Event<'_> {
             Self::Measured { peak_reserved } => {
                 write!(f, "probe stress ok, peak {}", ExactBytes(*peak_reserved))
             }
-            Self::Sized {
-                target,
-                cell_bytes,
-                fraction,
-                tokens,
-                state_slots,
-            } => write!(
+            Self::Sized { target, cell_bytes, fraction, tokens, state_slots } => write!(
                 f,
                 "{} left for pools after {} of fixed parts, {} of peers and {} of canary; one KV token is {cell_bytes} \
                  bytes; with the fraction {fraction} capacity is {tokens} tokens and {state_slots} state slots",
@@ -90,27 +84,13 @@ impl fmt::Display for Event<'_> {
                 ExactBytes(target.canary)
             ),
             Self::Attempt { attempt, shape } => {
-                write!(
-                    f,
-                    "attempt {attempt}: building for {} tokens, {} state slots",
-                    shape.tokens, shape.state_slots
-                )
+                write!(f, "attempt {attempt}: building for {} tokens, {} state slots", shape.tokens, shape.state_slots)
             }
-            Self::OutOfMemory {
-                attempt,
-                failure: Some(failure),
-            } => write!(f, "attempt {attempt}: {failure}"),
-            Self::OutOfMemory {
-                attempt,
-                failure: None,
-            } => {
+            Self::OutOfMemory { attempt, failure: Some(failure) } => write!(f, "attempt {attempt}: {failure}"),
+            Self::OutOfMemory { attempt, failure: None } => {
                 write!(f, "attempt {attempt}: another rank ran out of memory")
             }
-            Self::Proven {
-                attempt,
-                shape,
-                peak_reserved,
-            } => {
+            Self::Proven { attempt, shape, peak_reserved } => {
                 write!(
                     f,
                     "stress ok at {} tokens (attempt {attempt}), peak {}",

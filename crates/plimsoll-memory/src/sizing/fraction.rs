@@ -26,11 +26,7 @@ impl Fraction {
     /// A fraction from parts per million; `None` unless it lies in `1..=1_000_000`.
     #[must_use]
     pub const fn from_ppm(ppm: u32) -> Option<Self> {
-        if ppm == 0 || ppm > Self::MILLION {
-            None
-        } else {
-            Some(Self(ppm))
-        }
+        if ppm == 0 || ppm > Self::MILLION { None } else { Some(Self(ppm)) }
     }
 
     /// Parts per million.
@@ -60,24 +56,12 @@ impl FromStr for Fraction {
         let fail = || FractionError(text.to_owned());
         let (whole, part) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
         let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
-        if whole.len() + part.len() == 0
-            || whole.len() > 6
-            || part.len() > 6
-            || !digits(whole)
-            || !digits(part)
-        {
+        if whole.len() + part.len() == 0 || whole.len() > 6 || part.len() > 6 || !digits(whole) || !digits(part) {
             return Err(fail());
         }
-        let whole: u32 = if whole.is_empty() {
-            0
-        } else {
-            whole.parse().map_err(|_| fail())?
-        };
+        let whole: u32 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| fail())? };
         let part: u32 = format!("{part:0<6}").parse().map_err(|_| fail())?;
-        let ppm = whole
-            .checked_mul(Self::MILLION)
-            .and_then(|w| w.checked_add(part))
-            .ok_or_else(fail)?;
+        let ppm = whole.checked_mul(Self::MILLION).and_then(|w| w.checked_add(part)).ok_or_else(fail)?;
         Self::from_ppm(ppm).ok_or_else(fail)
     }
 }
@@ -90,8 +74,7 @@ impl TryFrom<f64> for Fraction {
         let ok = value > 0.0 && value <= 1.0;
         // In range by the test above, which no NaN passes.
         let ppm = ok.then(|| (value * f64::from(Self::MILLION)).round() as u32);
-        ppm.and_then(Self::from_ppm)
-            .ok_or_else(|| FractionError(value.to_string()))
+        ppm.and_then(Self::from_ppm).ok_or_else(|| FractionError(value.to_string()))
     }
 }
 

@@ -106,8 +106,7 @@ pub fn solve(input: &JointInput) -> Result<JointSplit, JointError> {
     }
     let budget = u128::from(input.budget);
     let request_state = u128::from(input.slot_bytes) * u128::from(input.slots_per_request);
-    let kv_bytes =
-        |tokens: u64| u128::from(tokens.div_ceil(input.page_tokens)) * u128::from(input.page_bytes);
+    let kv_bytes = |tokens: u64| u128::from(tokens.div_ceil(input.page_tokens)) * u128::from(input.page_bytes);
     let min_requests = u128::from(input.min_requests.max(1));
     let max_requests = u128::from(input.max_requests).max(min_requests);
     // Below 2^256 in theory, so the product saturates; a saturated need is a shortfall.
@@ -117,12 +116,7 @@ pub fn solve(input: &JointInput) -> Result<JointSplit, JointError> {
     if need > budget {
         let need = u64::try_from(need).unwrap_or(u64::MAX);
         let (min_requests, min_tokens) = (input.min_requests.max(1), input.min_tokens.max(1));
-        return Err(JointError::Shortfall {
-            min_requests,
-            min_tokens,
-            need,
-            budget: input.budget,
-        });
+        return Err(JointError::Shortfall { min_requests, min_tokens, need, budget: input.budget });
     }
     let requests = match input.state_ratio {
         None => budget / request_state.saturating_add(kv_bytes(input.tokens_per_request)),
@@ -152,13 +146,8 @@ pub fn solve(input: &JointInput) -> Result<JointSplit, JointError> {
 
 /// The ratios that would do, in parts per million: rounded up for state, down for KV.
 fn bad_ratio(ratio: Fraction, min_state: u128, min_kv: u128, budget: u128) -> JointError {
-    let clamp =
-        |ppm: u128| Fraction::from_ppm(ppm.clamp(1, 1_000_000) as u32).unwrap_or(Fraction::ONE);
+    let clamp = |ppm: u128| Fraction::from_ppm(ppm.clamp(1, 1_000_000) as u32).unwrap_or(Fraction::ONE);
     let least = clamp((min_state * 1_000_000).div_ceil(budget));
     let most = clamp((budget - min_kv) * 1_000_000 / budget);
-    JointError::Ratio {
-        ratio,
-        least,
-        most: most.max(least),
-    }
+    JointError::Ratio { ratio, least, most: most.max(least) }
 }

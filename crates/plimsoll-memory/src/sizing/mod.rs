@@ -25,12 +25,8 @@ pub use error::SizingError;
 pub use events::Event;
 pub use fraction::{Fraction, FractionError};
 pub use generations::{
-    Component, DeviceNow, Failure, Generations, Measured, OutOfMemory, PoolCount, Released,
-    ScalesWith, Shape,
+    Component, DeviceNow, Failure, Generations, Measured, OutOfMemory, PoolCount, Released, ScalesWith, Shape,
 };
 pub use joint::{JointError, JointInput, JointSplit};
 pub use pinned::ShadowReport;
-pub use target::{
-    CANARY_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens,
-    target_tokens,
-};
+pub use target::{CANARY_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens, target_tokens};

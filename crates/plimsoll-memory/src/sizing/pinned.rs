@@ -7,9 +7,7 @@ use super::diagnose::{Stage, diagnose};
 use super::generations::Generations;
 use super::pools::own_size;
 use super::run::{Fault, Run};
-use super::{
-    Event, Phase, ProfileConfig, SizingError, SizingInput, Target, check_sizes, target_tokens,
-};
+use super::{Event, Phase, ProfileConfig, SizingError, SizingInput, Target, check_sizes, target_tokens};
 use std::fmt;
 
 /// What auto mode would choose, beside what is running.
@@ -32,19 +30,11 @@ impl ShadowReport {
     #[must_use]
     pub fn new(cfg: &ProfileConfig, input: &SizingInput, running_tokens: u64) -> Self {
         let target = target_tokens(input);
-        let size = cfg
-            .validate()
-            .and_then(|()| own_size(cfg, &target, input.total));
+        let size = cfg.validate().and_then(|()| own_size(cfg, &target, input.total));
         let size = size.and_then(|size| check_sizes(Phase::Production, size.0, cfg).map(|_| size));
         let refusal = size.as_ref().err().map(ToString::to_string);
         let (chosen_tokens, chosen_state_slots) = size.unwrap_or((0, 0));
-        Self {
-            running_tokens,
-            chosen_tokens,
-            chosen_state_slots,
-            refusal,
-            target,
-        }
+        Self { running_tokens, chosen_tokens, chosen_state_slots, refusal, target }
     }
 
     /// Tokens auto mode would add (positive) or take away (negative).
@@ -57,21 +47,13 @@ impl ShadowReport {
 impl fmt::Display for ShadowReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(refusal) = &self.refusal {
-            return write!(
-                f,
-                "running with {} tokens; auto would refuse: {refusal}",
-                self.running_tokens
-            );
+            return write!(f, "running with {} tokens; auto would refuse: {refusal}", self.running_tokens);
         }
         let (by, word) = match self.delta() {
             more @ 0.. => (more, "more"),
             fewer => (-fewer, "fewer"),
         };
-        write!(
-            f,
-            "running with {} tokens; auto would choose {}, {by} {word}",
-            self.running_tokens, self.chosen_tokens
-        )
+        write!(f, "running with {} tokens; auto would choose {}, {by} {word}", self.running_tokens, self.chosen_tokens)
     }
 }
 
@@ -82,10 +64,7 @@ pub(super) fn start<D: Generations>(
     shadow: bool,
 ) -> Result<Outcome<D::G>, SizingError> {
     let cfg = run.cfg;
-    let state_slots = cfg.state.map_or(0, |pool| {
-        cfg.running_max_req_size
-            .saturating_mul(pool.slots_per_request)
-    });
+    let state_slots = cfg.state.map_or(0, |pool| cfg.running_max_req_size.saturating_mul(pool.slots_per_request));
     let max_seq_len = {
         let checked = check_pinned(cfg, tokens, state_slots, run.device.device().available);
         run.agree(checked)?
@@ -104,11 +83,7 @@ pub(super) fn start<D: Generations>(
     };
     run.device.trim();
     let peak_reserved = measured.peak_reserved;
-    run.device.event(&Event::Proven {
-        attempt: 1,
-        shape,
-        peak_reserved,
-    });
+    run.device.event(&Event::Proven { attempt: 1, shape, peak_reserved });
     run.note_context(max_seq_len);
     let shadow = shadow.then(|| {
         let input = run.input(shape, peak_reserved);
@@ -125,27 +100,15 @@ pub(super) fn start<D: Generations>(
 }
 
 /// What arithmetic can tell before anything is built; returns the longest request.
-fn check_pinned(
-    cfg: &ProfileConfig,
-    tokens: u64,
-    slots: u64,
-    available: u64,
-) -> Result<u64, SizingError> {
+fn check_pinned(cfg: &ProfileConfig, tokens: u64, slots: u64, available: u64) -> Result<u64, SizingError> {
     if tokens == 0 {
-        return Err(SizingError::Zero {
-            what: "--max-total-token-num",
-        });
+        return Err(SizingError::Zero { what: "--max-total-token-num" });
     }
     let state = cfg.state_bytes(slots);
     let need = cfg.kv_bytes(tokens).saturating_add(state);
     if need > available {
         let fits = cfg.whole_pages(available.saturating_sub(state) / cfg.cell_bytes);
-        return Err(SizingError::PinnedTooLarge {
-            tokens,
-            need,
-            available,
-            fits,
-        });
+        return Err(SizingError::PinnedTooLarge { tokens, need, available, fits });
     }
     check_sizes(Phase::Production, tokens, cfg)
 }

@@ -4,11 +4,7 @@ use super::joint::{self, JointInput};
 use super::{ProfileConfig, SizingError, Target};
 
 /// The pools that this rank's budget holds, in whole pages: `(tokens, state slots)`.
-pub(super) fn own_size(
-    cfg: &ProfileConfig,
-    target: &Target,
-    total: u64,
-) -> Result<(u64, u64), SizingError> {
+pub(super) fn own_size(cfg: &ProfileConfig, target: &Target, total: u64) -> Result<(u64, u64), SizingError> {
     let nothing = |short: u64| SizingError::NothingFits {
         total,
         non_kv: target.non_kv,
@@ -27,11 +23,7 @@ pub(super) fn own_size(
             tokens => Ok((tokens, 0)),
         };
     };
-    let context = if cfg.clamp_context {
-        1
-    } else {
-        cfg.max_seq_len
-    };
+    let context = if cfg.clamp_context { 1 } else { cfg.max_seq_len };
     let input = JointInput {
         budget: target.budget,
         page_bytes,
@@ -46,10 +38,7 @@ pub(super) fn own_size(
     };
     // If only the context or the batch is too long, a split without them lets the later check name it.
     let split = joint::solve(&input).or_else(|error| match error {
-        joint::JointError::Shortfall { .. } => joint::solve(&JointInput {
-            min_tokens: 1,
-            ..input
-        }),
+        joint::JointError::Shortfall { .. } => joint::solve(&JointInput { min_tokens: 1, ..input }),
         error => Err(error),
     })?;
     Ok((split.tokens, split.state_slots))

@@ -50,22 +50,11 @@ pub(super) struct Run<'a, D: Generations> {
 
 impl<'a, D: Generations> Run<'a, D> {
     pub(super) fn new(cfg: &'a ProfileConfig, device: &'a mut D) -> Self {
-        Self {
-            cfg,
-            device,
-            warnings: Vec::new(),
-            generations: 0,
-        }
+        Self { cfg, device, warnings: Vec::new(), generations: 0 }
     }
 
     /// A start that went well, with the fields of a pinned one.
-    pub(super) fn outcome(
-        self,
-        generation: D::G,
-        shape: Shape,
-        max_seq_len: u64,
-        measured: Measured,
-    ) -> Outcome<D::G> {
+    pub(super) fn outcome(self, generation: D::G, shape: Shape, max_seq_len: u64, measured: Measured) -> Outcome<D::G> {
         Outcome {
             generation,
             shape,
@@ -98,20 +87,11 @@ impl<'a, D: Generations> Run<'a, D> {
 
     pub(super) fn shape(&mut self, tokens: u64, state_slots: u64, phase: Phase) -> Shape {
         self.generations += 1;
-        Shape {
-            tokens,
-            state_slots,
-            generation: self.generations,
-            phase,
-        }
+        Shape { tokens, state_slots, generation: self.generations, phase }
     }
 
     /// Builds, sets ballast aside, stresses. The generation comes back even if it failed, to be torn down.
-    pub(super) fn try_generation(
-        &mut self,
-        shape: Shape,
-        canary: u64,
-    ) -> (Option<D::G>, Result<Measured, Fault>) {
+    pub(super) fn try_generation(&mut self, shape: Shape, canary: u64) -> (Option<D::G>, Result<Measured, Fault>) {
         let (generation, fault) = match self.device.build(shape) {
             Ok(generation) => (Some(generation), None),
             Err(failure) => (None, Some(failure.into())),
@@ -135,10 +115,7 @@ impl<'a, D: Generations> Run<'a, D> {
         // A leak after running out of memory is a bug of ours and says so; after any other error that error is it.
         let result = match result {
             Err(Fault::Fatal(error)) => Err(Fault::Fatal(error)),
-            result => self
-                .pools_full(generation)
-                .map_err(Fault::Fatal)
-                .and(result),
+            result => self.pools_full(generation).map_err(Fault::Fatal).and(result),
         };
         match result {
             Ok(measured) => self.vote(None).map_or(Ok(measured), Err),
@@ -147,35 +124,19 @@ impl<'a, D: Generations> Run<'a, D> {
     }
 
     fn pools_full(&self, generation: &D::G) -> Result<(), SizingError> {
-        match self
-            .device
-            .pools(generation)
-            .into_iter()
-            .find(|pool| pool.free != pool.total)
-        {
-            Some(pool) => Err(SizingError::StressLeak {
-                pool: pool.name,
-                free: pool.free,
-                total: pool.total,
-            }),
+        match self.device.pools(generation).into_iter().find(|pool| pool.free != pool.total) {
+            Some(pool) => Err(SizingError::StressLeak { pool: pool.name, free: pool.free, total: pool.total }),
             None => Ok(()),
         }
     }
 
     /// Drops a generation and checks that its memory came back; without one, that a failed build left nothing.
-    pub(super) fn teardown(
-        &mut self,
-        generation: Option<D::G>,
-        shape: Shape,
-    ) -> Result<(), SizingError> {
+    pub(super) fn teardown(&mut self, generation: Option<D::G>, shape: Shape) -> Result<(), SizingError> {
         let (released, expected) = match generation {
             None => (0, 0),
             Some(generation) => {
                 let released = self.device.teardown(generation);
-                let pools = self
-                    .cfg
-                    .kv_bytes(shape.tokens)
-                    .saturating_add(self.cfg.state_bytes(shape.state_slots));
+                let pools = self.cfg.kv_bytes(shape.tokens).saturating_add(self.cfg.state_bytes(shape.state_slots));
                 (released.before.saturating_sub(released.after), pools)
             }
         };
@@ -183,21 +144,9 @@ impl<'a, D: Generations> Run<'a, D> {
         let result = if released >= expected && left.is_empty() {
             Ok(())
         } else {
-            let names: Vec<String> = left
-                .iter()
-                .map(|c| format!("{} ({} bytes)", c.name, c.bytes))
-                .collect();
-            let survivors = if names.is_empty() {
-                "nothing the ledger knows".to_owned()
-            } else {
-                names.join(", ")
-            };
-            Err(SizingError::LeakedGeneration {
-                generation: shape.generation,
-                released,
-                expected,
-                survivors,
-            })
+            let names: Vec<String> = left.iter().map(|c| format!("{} ({} bytes)", c.name, c.bytes)).collect();
+            let survivors = if names.is_empty() { "nothing the ledger knows".to_owned() } else { names.join(", ") };
+            Err(SizingError::LeakedGeneration { generation: shape.generation, released, expected, survivors })
         };
         self.agree(result)
     }
@@ -216,20 +165,13 @@ impl<'a, D: Generations> Run<'a, D> {
     pub(super) fn agree<T>(&mut self, mine: Result<T, SizingError>) -> Result<T, SizingError> {
         let failed = self.device.reduce_max(u64::from(mine.is_err())) > 0;
         let value = mine?;
-        if failed {
-            Err(SizingError::AnotherRank)
-        } else {
-            Ok(value)
-        }
+        if failed { Err(SizingError::AnotherRank) } else { Ok(value) }
     }
 
     pub(super) fn note_context(&mut self, max_seq_len: u64) {
         let from = self.cfg.max_seq_len;
         if max_seq_len < from {
-            self.warn(SizingWarning::ContextClamped {
-                from,
-                to: max_seq_len,
-            });
+            self.warn(SizingWarning::ContextClamped { from, to: max_seq_len });
         }
     }
 

@@ -84,9 +84,7 @@ pub enum SizingWarning {
         wanted: u64,
     },
     /// Production is smaller than the probe was: a full prefill step beside a full decode step may not fit.
-    #[error(
-        "room for {tokens} KV tokens only, fewer than the {probe} of the probe: steps will be smaller than asked"
-    )]
+    #[error("room for {tokens} KV tokens only, fewer than the {probe} of the probe: steps will be smaller than asked")]
     BelowProbe {
         /// Tokens of production.
         tokens: u64,
@@ -94,9 +92,7 @@ pub enum SizingWarning {
         probe: u64,
     },
     /// The context was shortened to what fits, as the user allowed.
-    #[error(
-        "the maximum sequence length is reduced from {from} to {to} tokens, which is what fits"
-    )]
+    #[error("the maximum sequence length is reduced from {from} to {to} tokens, which is what fits")]
     ContextClamped {
         /// What was asked for.
         from: u64,
@@ -138,10 +134,7 @@ pub fn target_tokens(input: &SizingInput) -> Target {
         Some(non_kv) => non_kv as u64,
         None => {
             let probe_bytes = u64::try_from(probe_bytes).unwrap_or(u64::MAX);
-            warnings.push(SizingWarning::NonKvClamped {
-                peak_reserved: input.peak_reserved,
-                probe_bytes,
-            });
+            warnings.push(SizingWarning::NonKvClamped { peak_reserved: input.peak_reserved, probe_bytes });
             0
         }
     };

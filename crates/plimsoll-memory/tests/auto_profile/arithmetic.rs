@@ -4,8 +4,8 @@ use crate::fake::{CELL, GIB, MIB, has_negative_number, usual_config};
 use plimsoll_memory::sizing::diagnose::{Stage, Suggestion, Value, diagnose};
 use plimsoll_memory::sizing::joint::{JointError, JointInput, solve};
 use plimsoll_memory::sizing::{
-    CANARY_BYTES, Component, Fraction, OutOfMemory, PROBE_FLOOR_TOKENS, ScalesWith, SizingInput,
-    SizingWarning, decode_stress, max_decode_batch, probe_tokens, target_tokens,
+    CANARY_BYTES, Component, Fraction, OutOfMemory, PROBE_FLOOR_TOKENS, ScalesWith, SizingInput, SizingWarning,
+    decode_stress, max_decode_batch, probe_tokens, target_tokens,
 };
 use proptest::prelude::*;
 
@@ -30,31 +30,15 @@ fn golden(probe: u64, share: &str) -> SizingInput {
 
 #[test]
 fn a01_probe_is_one_prefill_and_one_decode_step() {
-    assert_eq!(
-        probe_tokens(4096, 128, PROBE_FLOOR_TOKENS),
-        8192,
-        "4224 is below the floor"
-    );
+    assert_eq!(probe_tokens(4096, 128, PROBE_FLOOR_TOKENS), 8192, "4224 is below the floor");
     assert_eq!(probe_tokens(8192, 256, PROBE_FLOOR_TOKENS), 8448);
-    assert_eq!(
-        probe_tokens(256, 8, 64),
-        264,
-        "a tiny device lowers the floor"
-    );
-    assert_eq!(
-        probe_tokens(262_144, 64, PROBE_FLOOR_TOKENS),
-        262_208,
-        "without chunked prefill"
-    );
+    assert_eq!(probe_tokens(256, 8, 64), 264, "a tiny device lowers the floor");
+    assert_eq!(probe_tokens(262_144, 64, PROBE_FLOOR_TOKENS), 262_208, "without chunked prefill");
     assert_eq!(probe_tokens(u64::MAX, 1, 1), u64::MAX, "saturates");
     let mut cfg = usual_config();
     let probe = cfg.probe_tokens();
     cfg.max_seq_len = 10_000_000;
-    assert_eq!(
-        cfg.probe_tokens(),
-        probe,
-        "the longest context does not enter"
-    );
+    assert_eq!(cfg.probe_tokens(), probe, "the longest context does not enter");
     cfg.batch_max_tokens = 8201;
     assert_eq!(cfg.probe_tokens(), 8272, "whole pages");
 }
@@ -63,145 +47,68 @@ fn a01_probe_is_one_prefill_and_one_decode_step() {
 fn a03_golden_vectors() {
     for (probe, share, non_kv, budget, tokens) in [
         (278_528, "1.0", 18 * GIB, 51 * GIB + 768 * MIB, 847_872),
-        (
-            8192,
-            "1.0",
-            34 * GIB + 512 * MIB,
-            35 * GIB + 256 * MIB,
-            577_536,
-        ),
-        (
-            8192,
-            "0.95",
-            34 * GIB + 512 * MIB,
-            (35 * GIB + 256 * MIB) / 100 * 95,
-            548_659,
-        ),
+        (8192, "1.0", 34 * GIB + 512 * MIB, 35 * GIB + 256 * MIB, 577_536),
+        (8192, "0.95", 34 * GIB + 512 * MIB, (35 * GIB + 256 * MIB) / 100 * 95, 548_659),
     ] {
         let target = target_tokens(&golden(probe, share));
-        assert_eq!(
-            (target.tokens, target.non_kv, target.peers),
-            (tokens, non_kv, 10 * GIB),
-            "probe {probe}"
-        );
-        assert!(
-            target.budget.abs_diff(budget) < 100,
-            "{} and {budget}",
-            target.budget
-        );
+        assert_eq!((target.tokens, target.non_kv, target.peers), (tokens, non_kv, 10 * GIB), "probe {probe}");
+        assert!(target.budget.abs_diff(budget) < 100, "{} and {budget}", target.budget);
         assert!(target.warnings.is_empty() && target.deficit == 0);
     }
 }
 
 #[test]
 fn a04_clamps_warn_once_with_both_numbers() {
-    let input = SizingInput {
-        peak_reserved: GIB,
-        ..golden(278_528, "1")
-    };
+    let input = SizingInput { peak_reserved: GIB, ..golden(278_528, "1") };
     let target = target_tokens(&input);
     assert_eq!(target.non_kv, 0);
-    let [warning] = target.warnings.as_slice() else {
-        panic!("{:?}", target.warnings)
-    };
+    let [warning] = target.warnings.as_slice() else { panic!("{:?}", target.warnings) };
     let text = warning.to_string();
-    assert!(
-        text.contains(&GIB.to_string()) && text.contains(&(278_528 * CELL).to_string()),
-        "{text}"
-    );
+    assert!(text.contains(&GIB.to_string()) && text.contains(&(278_528 * CELL).to_string()), "{text}");
 
-    let input = SizingInput {
-        available_now: 50 * GIB,
-        ..golden(8192, "1")
-    };
+    let input = SizingInput { available_now: 50 * GIB, ..golden(8192, "1") };
     let target = target_tokens(&input);
     assert_eq!(target.peers, 0);
     assert!(target.tokens > 577_536);
-    assert!(matches!(
-        target.warnings.as_slice(),
-        [SizingWarning::PeersClamped { .. }]
-    ));
+    assert!(matches!(target.warnings.as_slice(), [SizingWarning::PeersClamped { .. }]));
     // Exactly all of it is no contradiction.
-    assert!(
-        target_tokens(&SizingInput {
-            available_now: 45 * GIB,
-            ..input
-        })
-        .warnings
-        .is_empty()
-    );
+    assert!(target_tokens(&SizingInput { available_now: 45 * GIB, ..input }).warnings.is_empty());
 }
 
 #[test]
 fn a05_fraction_is_a_share_above_zero() {
-    let ratio = target_tokens(&golden(8192, "0.95")).tokens as f64
-        / target_tokens(&golden(8192, "1")).tokens as f64;
+    let ratio = target_tokens(&golden(8192, "0.95")).tokens as f64 / target_tokens(&golden(8192, "1")).tokens as f64;
     assert!(ratio > 0.94 && ratio <= 0.95, "{ratio}");
-    for text in [
-        "0",
-        "0.0",
-        "-1",
-        "1.01",
-        "NaN",
-        "inf",
-        "",
-        ".",
-        "1e-1",
-        "0.0000001",
-        "1.000001",
-        "+0.5",
-        "0,9",
-    ] {
+    for text in ["0", "0.0", "-1", "1.01", "NaN", "inf", "", ".", "1e-1", "0.0000001", "1.000001", "+0.5", "0,9"] {
         let error = text.parse::<Fraction>().unwrap_err();
-        assert!(
-            error.to_string().contains("above 0 and at most 1"),
-            "{text}: {error}"
-        );
+        assert!(error.to_string().contains("above 0 and at most 1"), "{text}: {error}");
     }
-    for (text, ppm) in [
-        ("1", 1_000_000),
-        ("1.0", 1_000_000),
-        ("0.95", 950_000),
-        (".5", 500_000),
-        ("0.000001", 1),
-    ] {
+    for (text, ppm) in [("1", 1_000_000), ("1.0", 1_000_000), ("0.95", 950_000), (".5", 500_000), ("0.000001", 1)] {
         assert_eq!(fraction(text).ppm(), ppm);
     }
     for value in [0.0, -1.0, 1.01, f64::NAN, f64::INFINITY, 1e-9] {
         assert!(Fraction::try_from(value).is_err(), "{value}");
     }
     assert_eq!(Fraction::try_from(0.95).unwrap(), Fraction::DEFAULT);
-    assert_eq!(
-        (fraction("0.950").to_string(), Fraction::ONE.to_string()),
-        ("0.95".into(), "1".into())
-    );
+    assert_eq!((fraction("0.950").to_string(), Fraction::ONE.to_string()), ("0.95".into(), "1".into()));
 }
 
 fn any_input() -> impl Strategy<Value = SizingInput> {
     let bytes = || prop_oneof![0..200 * GIB, Just(0u64), Just(u64::MAX), any::<u64>()];
     let pools = (0u64..1_000_000, 1u64..1 << 20, bytes());
-    (
-        bytes(),
-        bytes(),
-        bytes(),
-        bytes(),
-        bytes(),
-        pools,
-        1u32..=1_000_000,
+    (bytes(), bytes(), bytes(), bytes(), bytes(), pools, 1u32..=1_000_000).prop_map(
+        |(total, peak, own, available, canary, (probe, cell, state), ppm)| SizingInput {
+            total,
+            peak_reserved: peak,
+            probe_tokens: probe,
+            cell_bytes: cell,
+            probe_state_bytes: state,
+            own_reserved_now: own,
+            available_now: available,
+            canary,
+            fraction: Fraction::from_ppm(ppm).unwrap(),
+        },
     )
-        .prop_map(
-            |(total, peak, own, available, canary, (probe, cell, state), ppm)| SizingInput {
-                total,
-                peak_reserved: peak,
-                probe_tokens: probe,
-                cell_bytes: cell,
-                probe_state_bytes: state,
-                own_reserved_now: own,
-                available_now: available,
-                canary,
-                fraction: Fraction::from_ppm(ppm).unwrap(),
-            },
-        )
 }
 
 proptest! {
@@ -247,50 +154,21 @@ proptest! {
 #[test]
 fn a13_decode_stress_adapts_to_what_is_free() {
     let shape = |batch, rows: u64, state, bmt, capacity, free| {
-        decode_stress(batch, rows, state, bmt, capacity, free)
-            .map(|s| (s.batch, s.tokens_per_request, s.total_tokens))
+        decode_stress(batch, rows, state, bmt, capacity, free).map(|s| (s.batch, s.tokens_per_request, s.total_tokens))
     };
     assert_eq!(shape(8, 100, None, 1024, 4096, 4096), Some((8, 512, 4096)));
-    assert_eq!(
-        shape(16, 4, None, 1024, 4096, 4096).map(|s| s.0),
-        Some(4),
-        "request slots"
-    );
-    assert_eq!(
-        shape(8, 100, None, 256, 100_000, 100_000).map(|s| s.1),
-        Some(256),
-        "prefill bound"
-    );
-    assert_eq!(
-        shape(64, 100, Some((30, 3)), 256, 100_000, 100_000).map(|s| s.0),
-        Some(10),
-        "state slots"
-    );
-    assert_eq!(
-        shape(8, 100, None, 1024, 4096, 1001),
-        Some((8, 125, 1000)),
-        "less is free than there is"
-    );
-    assert_eq!(
-        shape(8, 100, None, 1024, 4, 4),
-        Some((4, 1, 4)),
-        "never more rows than tokens"
-    );
-    for (batch, rows, state, free) in [
-        (1, 9, None, 9),
-        (9, 1, None, 9),
-        (9, 9, Some((3, 2)), 9),
-        (9, 9, None, 1),
-        (9, 9, Some((9, 0)), 0),
-    ] {
+    assert_eq!(shape(16, 4, None, 1024, 4096, 4096).map(|s| s.0), Some(4), "request slots");
+    assert_eq!(shape(8, 100, None, 256, 100_000, 100_000).map(|s| s.1), Some(256), "prefill bound");
+    assert_eq!(shape(64, 100, Some((30, 3)), 256, 100_000, 100_000).map(|s| s.0), Some(10), "state slots");
+    assert_eq!(shape(8, 100, None, 1024, 4096, 1001), Some((8, 125, 1000)), "less is free than there is");
+    assert_eq!(shape(8, 100, None, 1024, 4, 4), Some((4, 1, 4)), "never more rows than tokens");
+    for (batch, rows, state, free) in
+        [(1, 9, None, 9), (9, 1, None, 9), (9, 9, Some((3, 2)), 9), (9, 9, None, 1), (9, 9, Some((9, 0)), 0)]
+    {
         assert_eq!(shape(batch, rows, state, 16, 100, free), None);
     }
     assert_eq!(
-        (
-            max_decode_batch(64, 8, false),
-            max_decode_batch(64, 1000, false),
-            max_decode_batch(64, 1000, true)
-        ),
+        (max_decode_batch(64, 8, false), max_decode_batch(64, 1000, false), max_decode_batch(64, 1000, true)),
         (8, 64, 1000)
     );
 }
@@ -322,77 +200,37 @@ fn a35_the_margin_is_applied_once() {
         ..golden(0, "0.95")
     };
     let target = target_tokens(&input);
-    assert_eq!(
-        target.budget,
-        80 * GIB / 100 * 95 + (80 * GIB % 100) * 95 / 100
-    );
+    assert_eq!(target.budget, 80 * GIB / 100 * 95 + (80 * GIB % 100) * 95 / 100);
     let split = solve(&joint(target.budget)).unwrap();
     let used = split.state_bytes + split.kv_bytes;
-    assert!(
-        used <= target.budget && target.budget - used < 16 * CELL,
-        "one margin, and nothing else is left over"
-    );
+    assert!(used <= target.budget && target.budget - used < 16 * CELL, "one margin, and nothing else is left over");
 }
 
 #[test]
 fn a37_ratio_and_balance_by_hand() {
     let split = solve(&joint(20 * GIB)).unwrap();
     // A request takes 100 MiB of state and 256 MiB of KV: 57 of them in 20 GiB.
-    assert_eq!(
-        (split.requests, split.state_slots, split.state_bytes),
-        (57, 114, 5700 * MIB)
-    );
+    assert_eq!((split.requests, split.state_slots, split.state_bytes), (57, 114, 5700 * MIB));
     assert_eq!((split.pages, split.tokens), (14_780, 236_480));
-    let half = JointInput {
-        state_ratio: Some(fraction("0.5")),
-        ..joint(20 * GIB)
-    };
+    let half = JointInput { state_ratio: Some(fraction("0.5")), ..joint(20 * GIB) };
     assert_eq!(solve(&half).unwrap().requests, 102);
     // Capped by the requests there can be, the unused share of the state goes to KV.
-    let most = JointInput {
-        state_ratio: Some(fraction("0.9")),
-        max_requests: 10,
-        ..joint(20 * GIB)
-    };
-    assert_eq!(
-        (
-            solve(&most).unwrap().requests,
-            solve(&most).unwrap().kv_bytes
-        ),
-        (10, 19_480 * MIB)
-    );
+    let most = JointInput { state_ratio: Some(fraction("0.9")), max_requests: 10, ..joint(20 * GIB) };
+    assert_eq!((solve(&most).unwrap().requests, solve(&most).unwrap().kv_bytes), (10, 19_480 * MIB));
     // Requests that hold no KV to speak of must not take the KV that has to be there.
-    let bare = solve(&JointInput {
-        tokens_per_request: 0,
-        max_requests: 9999,
-        ..joint(20 * GIB)
-    });
+    let bare = solve(&JointInput { tokens_per_request: 0, max_requests: 9999, ..joint(20 * GIB) });
     assert_eq!(bare.unwrap().requests, 199);
-    let error = solve(&JointInput {
-        state_ratio: Some(fraction("0.99")),
-        ..joint(20 * GIB)
-    })
-    .unwrap_err();
+    let error = solve(&JointInput { state_ratio: Some(fraction("0.99")), ..joint(20 * GIB) }).unwrap_err();
     assert_eq!(
         error.to_string(),
         "a state ratio of 0.99 leaves one of the pools below its minimum: use a ratio from 0.004883 to 0.975, or leave it out"
     );
     let error = solve(&joint(512 * MIB)).unwrap_err();
-    let JointError::Shortfall { need, budget, .. } = &error else {
-        panic!("{error}")
-    };
+    let JointError::Shortfall { need, budget, .. } = &error else { panic!("{error}") };
     assert_eq!(need - budget, 100 * MIB);
-    assert!(
-        error.to_string().contains(&(100 * MIB).to_string()),
-        "{error}"
-    );
+    assert!(error.to_string().contains(&(100 * MIB).to_string()), "{error}");
     assert_eq!(
-        solve(&JointInput {
-            slot_bytes: 0,
-            ..joint(GIB)
-        })
-        .unwrap_err()
-        .to_string(),
+        solve(&JointInput { slot_bytes: 0, ..joint(GIB) }).unwrap_err().to_string(),
         "the size of a recurrent state slot must not be zero"
     );
 }

@@ -1,12 +1,10 @@
 //! The way from probe to proof on one rank.
 
-use crate::fake::{
-    ATTENTION, CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config,
-};
+use crate::fake::{ATTENTION, CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config};
 use plimsoll_memory::sizing::diagnose::Stage;
 use plimsoll_memory::sizing::{
-    CANARY_BYTES, Fraction, Mode, Phase, ProfileConfig, ShadowReport, SizingError, SizingInput,
-    SizingWarning, StatePool, auto_profile, check_sizes,
+    CANARY_BYTES, Fraction, Mode, Phase, ProfileConfig, ShadowReport, SizingError, SizingInput, SizingWarning,
+    StatePool, auto_profile, check_sizes,
 };
 use proptest::prelude::*;
 
@@ -33,45 +31,25 @@ fn shrink(tokens: u64) -> u64 {
 
 #[test]
 fn a02_pinned_capacity_is_used_bit_exactly() {
-    let cfg = ProfileConfig {
-        mode: Mode::Pinned { tokens: 100_003 },
-        ..usual_config()
-    };
+    let cfg = ProfileConfig { mode: Mode::Pinned { tokens: 100_003 }, ..usual_config() };
     let mut fake = Fake::usual();
     let outcome = auto_profile(&cfg, &mut fake).unwrap();
-    assert_eq!(
-        (outcome.shape.tokens, outcome.probe_tokens),
-        (100_003, None),
-        "not even rounded to pages"
-    );
+    assert_eq!((outcome.shape.tokens, outcome.probe_tokens), (100_003, None), "not even rounded to pages");
     assert_eq!((outcome.canary_bytes, outcome.target), (0, None));
     assert_eq!(fake.built.len(), 1);
 }
 
 #[test]
 fn a09_the_probe_may_be_smaller_than_the_longest_context() {
-    let cfg = ProfileConfig {
-        max_seq_len: 262_144,
-        batch_max_tokens: 4096,
-        ..usual_config()
-    };
+    let cfg = ProfileConfig { max_seq_len: 262_144, batch_max_tokens: 4096, ..usual_config() };
     assert!(cfg.probe_tokens() < cfg.max_seq_len);
     let mut fake = Fake::usual();
     assert!(auto_profile(&cfg, &mut fake).is_ok());
     assert_eq!(fake.built[0].tokens, 8192);
     // Every other check stays in force.
-    assert!(matches!(
-        check_sizes(Phase::Probe, 4095, &cfg),
-        Err(SizingError::BatchExceedsCapacity { .. })
-    ));
-    let zero = ProfileConfig {
-        cell_bytes: 0,
-        ..cfg
-    };
-    assert!(matches!(
-        fails(&zero, &mut Fake::usual()),
-        SizingError::Zero { .. }
-    ));
+    assert!(matches!(check_sizes(Phase::Probe, 4095, &cfg), Err(SizingError::BatchExceedsCapacity { .. })));
+    let zero = ProfileConfig { cell_bytes: 0, ..cfg };
+    assert!(matches!(fails(&zero, &mut Fake::usual()), SizingError::Zero { .. }));
 }
 
 #[test]
@@ -80,29 +58,17 @@ fn a10_after_the_rebuild_the_context_must_fit() {
     cfg.max_seq_len = usual_target() + 1;
     let error = fails(&cfg, &mut Fake::usual());
     let text = error.to_string();
-    assert!(
-        matches!(error, SizingError::ContextDoesNotFit { .. }),
-        "{text}"
-    );
+    assert!(matches!(error, SizingError::ContextDoesNotFit { .. }), "{text}");
     assert!(text.contains(&cfg.max_seq_len.to_string()));
-    assert!(
-        text.contains(&format!("at most {}", usual_target())),
-        "{text}"
-    );
+    assert!(text.contains(&format!("at most {}", usual_target())), "{text}");
     cfg.max_seq_len -= 1;
-    assert!(
-        auto_profile(&cfg, &mut Fake::usual()).is_ok(),
-        "not one token too many"
-    );
+    assert!(auto_profile(&cfg, &mut Fake::usual()).is_ok(), "not one token too many");
     // Personal mode shortens the context instead.
     cfg.max_seq_len = 10_000_000;
     cfg.clamp_context = true;
     let outcome = auto_profile(&cfg, &mut Fake::usual()).unwrap();
     assert_eq!(outcome.max_seq_len, usual_target());
-    assert!(outcome.warnings.contains(&SizingWarning::ContextClamped {
-        from: 10_000_000,
-        to: usual_target()
-    }));
+    assert!(outcome.warnings.contains(&SizingWarning::ContextClamped { from: 10_000_000, to: usual_target() }));
 }
 
 fn hybrid_config() -> ProfileConfig {
@@ -136,20 +102,12 @@ fn a11_a_hybrid_model_starts_where_larger_probes_starved_it() {
     let outcome = auto_profile(&cfg, &mut fake).unwrap();
     let probe = fake.built[0];
     assert_eq!(probe.tokens, 8192);
-    assert!(
-        probe.state_slots >= 2 * 64,
-        "the decode stress of the probe is worth something"
-    );
+    assert!(probe.state_slots >= 2 * 64, "the decode stress of the probe is worth something");
     assert!(outcome.shape.state_slots >= 2 * 4);
     assert!(outcome.shape.tokens >= 65_536);
     // The earlier formulas, on the same device: the probe alone leaves no room for the state of a decode batch.
     for starving in [128 * (4096 + 256), 262_144 + 128] {
-        let cfg = ProfileConfig {
-            probe_floor_tokens: starving,
-            cell_bytes: CELL,
-            max_seq_len: 8192,
-            ..cfg.clone()
-        };
+        let cfg = ProfileConfig { probe_floor_tokens: starving, cell_bytes: CELL, max_seq_len: 8192, ..cfg.clone() };
         let mut fake = hybrid_device();
         fake.cell = CELL;
         let slots = match auto_profile(&cfg, &mut fake) {
@@ -170,9 +128,7 @@ fn a14_after_every_stress_all_pools_are_full() {
             let mut fake = Fake::usual();
             fake.wrong.insert(stress, wrong);
             let error = fails(&usual_config(), &mut fake);
-            let SizingError::StressLeak { pool, free, total } = &error else {
-                panic!("{error}")
-            };
+            let SizingError::StressLeak { pool, free, total } = &error else { panic!("{error}") };
             assert_eq!((pool.as_str(), total - free), ("kv", 1));
             assert_eq!(fake.held("kv"), 0);
         }
@@ -181,20 +137,10 @@ fn a14_after_every_stress_all_pools_are_full() {
 
 #[test]
 fn a15_other_errors_are_themselves_and_never_retried() {
-    for (stress, mode) in [
-        (1, Mode::Auto),
-        (2, Mode::Auto),
-        (1, Mode::Pinned { tokens: 100_000 }),
-    ] {
+    for (stress, mode) in [(1, Mode::Auto), (2, Mode::Auto), (1, Mode::Pinned { tokens: 100_000 })] {
         let mut fake = Fake::usual();
         fake.wrong.insert(stress, Wrong::Bug);
-        let error = fails(
-            &ProfileConfig {
-                mode,
-                ..usual_config()
-            },
-            &mut fake,
-        );
+        let error = fails(&ProfileConfig { mode, ..usual_config() }, &mut fake);
         assert!(matches!(error, SizingError::Other(_)));
         assert_eq!(error.to_string(), "shape mismatch: [3, 4] and [4, 4]");
         assert_eq!(fake.stresses, stress);
@@ -205,14 +151,7 @@ fn a15_other_errors_are_themselves_and_never_retried() {
 #[test]
 fn a17_nothing_turns_the_stress_off() {
     let mut fake = Fake::usual();
-    auto_profile(
-        &ProfileConfig {
-            mode: Mode::Pinned { tokens: 100_000 },
-            ..usual_config()
-        },
-        &mut fake,
-    )
-    .unwrap();
+    auto_profile(&ProfileConfig { mode: Mode::Pinned { tokens: 100_000 }, ..usual_config() }, &mut fake).unwrap();
     assert_eq!(fake.stresses, 1, "pinned keeps a single pass");
     for (name, source) in [
         ("attempts", include_str!("../../src/sizing/attempts.rs")),
@@ -220,10 +159,7 @@ fn a17_nothing_turns_the_stress_off() {
         ("config", include_str!("../../src/sizing/config.rs")),
         ("checks", include_str!("../../src/sizing/checks.rs")),
     ] {
-        assert!(
-            !source.contains("env::") && !source.contains("env!"),
-            "{name} reads the environment"
-        );
+        assert!(!source.contains("env::") && !source.contains("env!"), "{name} reads the environment");
     }
 }
 
@@ -233,17 +169,10 @@ fn a18_a_leak_in_any_teardown_names_the_survivor() {
     for generation in 1..=3 {
         for owner in ["kv", "attention"] {
             let mut fake = Fake::usual();
-            fake.wrong
-                .extend([(2, Wrong::Short(1)), (3, Wrong::Short(1))]);
+            fake.wrong.extend([(2, Wrong::Short(1)), (3, Wrong::Short(1))]);
             fake.keep_at_teardown.insert(generation, owner);
             let error = fails(&usual_config(), &mut fake);
-            let SizingError::LeakedGeneration {
-                generation: found,
-                survivors,
-                released,
-                expected,
-            } = &error
-            else {
+            let SizingError::LeakedGeneration { generation: found, survivors, released, expected } = &error else {
                 panic!("{error}")
             };
             assert_eq!(*found, generation);
@@ -260,47 +189,25 @@ fn a18_memory_that_no_ledger_line_shows_is_missed_too() {
         fake.wrong.insert(2, Wrong::Short(1));
         fake.slack_at_teardown.push(generation);
         let error = fails(&usual_config(), &mut fake);
-        assert!(
-            matches!(error, SizingError::LeakedGeneration { generation: g, .. } if g == generation),
-            "{error}"
-        );
-        assert!(
-            error
-                .to_string()
-                .ends_with("still held by: nothing the ledger knows"),
-            "{error}"
-        );
+        assert!(matches!(error, SizingError::LeakedGeneration { generation: g, .. } if g == generation), "{error}");
+        assert!(error.to_string().ends_with("still held by: nothing the ledger knows"), "{error}");
     }
 }
 
 #[test]
 fn a19_no_generation_outlives_its_successor() {
     let mut fake = Fake::usual();
-    fake.wrong
-        .extend([(2, Wrong::Short(1)), (3, Wrong::Short(1))]);
+    fake.wrong.extend([(2, Wrong::Short(1)), (3, Wrong::Short(1))]);
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
     let numbers: Vec<u32> = fake.built.iter().map(|s| s.generation).collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
     // The ledger shows one generation's bytes, the last one's.
     assert_eq!(fake.held("kv"), outcome.shape.tokens * CELL);
     assert_eq!(fake.held("attention"), ATTENTION);
-    let steps: Vec<&str> = fake
-        .log
-        .iter()
-        .filter(|l| !l.starts_with("log"))
-        .map(|l| l.split(' ').next().unwrap())
-        .collect();
+    let steps: Vec<&str> =
+        fake.log.iter().filter(|l| !l.starts_with("log")).map(|l| l.split(' ').next().unwrap()).collect();
     let attempt = ["build", "canary", "stress", "teardown"];
-    assert_eq!(
-        steps,
-        [
-            &["build", "stress", "teardown"][..],
-            &attempt,
-            &attempt,
-            &attempt[..3]
-        ]
-        .concat()
-    );
+    assert_eq!(steps, [&["build", "stress", "teardown"][..], &attempt, &attempt, &attempt[..3]].concat());
 }
 
 #[test]
@@ -308,25 +215,10 @@ fn a20_rebuilt_and_pinned_servers_are_built_alike() {
     let mut rebuilt = Fake::usual();
     let auto = auto_profile(&usual_config(), &mut rebuilt).unwrap();
     let mut fresh = Fake::usual();
-    let mode = Mode::Pinned {
-        tokens: auto.shape.tokens,
-    };
-    let pinned = auto_profile(
-        &ProfileConfig {
-            mode,
-            ..usual_config()
-        },
-        &mut fresh,
-    )
-    .unwrap();
-    assert_eq!(
-        (auto.shape.tokens, auto.shape.state_slots),
-        (pinned.shape.tokens, pinned.shape.state_slots)
-    );
-    assert_eq!(
-        (auto.shape.phase, auto.max_seq_len),
-        (pinned.shape.phase, pinned.max_seq_len)
-    );
+    let mode = Mode::Pinned { tokens: auto.shape.tokens };
+    let pinned = auto_profile(&ProfileConfig { mode, ..usual_config() }, &mut fresh).unwrap();
+    assert_eq!((auto.shape.tokens, auto.shape.state_slots), (pinned.shape.tokens, pinned.shape.state_slots));
+    assert_eq!((auto.shape.phase, auto.max_seq_len), (pinned.shape.phase, pinned.max_seq_len));
 }
 
 #[test]
@@ -344,10 +236,7 @@ fn a21_the_canary_comes_after_the_rebuild_and_goes_with_the_teardown() {
     let mut fake = Fake::usual();
     // The weights, the probe's three and its scratch, then three for production: the ninth is the canary.
     fake.ledger().fail_allocation = vec![9];
-    assert_eq!(
-        auto_profile(&usual_config(), &mut fake).unwrap().attempts,
-        2
-    );
+    assert_eq!(auto_profile(&usual_config(), &mut fake).unwrap().attempts, 2);
 }
 
 #[test]
@@ -355,9 +244,7 @@ fn a22_five_percent_less_at_most_three_times() {
     let mut fake = Fake::usual();
     fake.always_short_from = Some(2);
     let error = fails(&usual_config(), &mut fake);
-    let SizingError::OutOfMemory(found) = &error else {
-        panic!("{error}")
-    };
+    let SizingError::OutOfMemory(found) = &error else { panic!("{error}") };
     assert_eq!((found.stage, found.attempts), (Stage::Exhausted, 4));
     assert_eq!(fake.stresses, 1 + 4);
     let first = usual_target();
@@ -371,13 +258,8 @@ fn a22_more_than_all_shrinks_could_free_fails_at_once() {
     let mut fake = Fake::usual();
     let freed = (usual_target() - shrink(shrink(shrink(usual_target())))) * CELL;
     fake.wrong.insert(2, Wrong::Short(freed + 1));
-    let SizingError::OutOfMemory(found) = fails(&usual_config(), &mut fake) else {
-        panic!()
-    };
-    assert_eq!(
-        (found.stage, found.attempts, fake.stresses),
-        (Stage::BeyondKv, 1, 2)
-    );
+    let SizingError::OutOfMemory(found) = fails(&usual_config(), &mut fake) else { panic!() };
+    assert_eq!((found.stage, found.attempts, fake.stresses), (Stage::BeyondKv, 1, 2));
     // One byte less is worth trying.
     let mut fake = Fake::usual();
     fake.wrong.insert(2, Wrong::Short(freed));
@@ -389,10 +271,7 @@ fn a23_exhaustion_names_attempts_flags_component_shortfall_and_values() {
     let mut fake = Fake::usual();
     fake.load("vision", GIB);
     fake.always_short_from = Some(2);
-    let cfg = ProfileConfig {
-        visual_infer_batch_size: 4,
-        ..usual_config()
-    };
+    let cfg = ProfileConfig { visual_infer_batch_size: 4, ..usual_config() };
     let text = fails(&cfg, &mut fake).to_string();
     let last = *production(&fake).last().unwrap();
     for part in [
@@ -416,27 +295,14 @@ fn a24_one_transient_failure_costs_five_percent() {
     let mut fake = Fake::usual();
     fake.wrong.insert(2, Wrong::Short(1));
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
-    assert_eq!(
-        (outcome.attempts, outcome.shape.tokens),
-        (2, shrink(usual_target()))
-    );
+    assert_eq!((outcome.attempts, outcome.shape.tokens), (2, shrink(usual_target())));
 }
 
 #[test]
 fn a25_pinned_means_no_teardown_no_rebuild_one_trim() {
     let mut fake = Fake::usual();
-    auto_profile(
-        &ProfileConfig {
-            mode: Mode::Pinned { tokens: 100_000 },
-            ..usual_config()
-        },
-        &mut fake,
-    )
-    .unwrap();
-    assert_eq!(
-        (fake.teardowns, fake.built.len(), fake.trims, fake.stresses),
-        (0, 1, 1, 1)
-    );
+    auto_profile(&ProfileConfig { mode: Mode::Pinned { tokens: 100_000 }, ..usual_config() }, &mut fake).unwrap();
+    assert_eq!((fake.teardowns, fake.built.len(), fake.trims, fake.stresses), (0, 1, 1, 1));
 }
 
 #[test]
@@ -446,10 +312,7 @@ fn a33_encoders_are_seen_whoever_holds_them_and_whenever_they_came() {
         prepare(&mut fake);
         let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
         let ledger = fake.ledger();
-        assert!(
-            ledger.own() + ledger.peers + 2 * GIB <= ledger.total,
-            "with the scratch of a stress"
-        );
+        assert!(ledger.own() + ledger.peers + 2 * GIB <= ledger.total, "with the scratch of a stress");
         outcome.shape.tokens
     };
     let (vision, audio) = (6 * GIB, 3 * GIB);
@@ -474,37 +337,16 @@ fn a33_encoders_are_seen_whoever_holds_them_and_whenever_they_came() {
 fn a39_shadow_mode_reports_and_changes_nothing() {
     let run = |mode| {
         let mut fake = Fake::usual();
-        let outcome = auto_profile(
-            &ProfileConfig {
-                mode,
-                ..usual_config()
-            },
-            &mut fake,
-        )
-        .unwrap();
+        let outcome = auto_profile(&ProfileConfig { mode, ..usual_config() }, &mut fake).unwrap();
         (outcome.shape, outcome.shadow, fake.log)
     };
     let (pinned, none, pinned_log) = run(Mode::Pinned { tokens: 500_000 });
-    let (shape, report, log) = run(Mode::Shadow {
-        running_tokens: 500_000,
-    });
-    assert_eq!(
-        (shape, log, none),
-        (pinned, pinned_log, None),
-        "the same calls in the same order"
-    );
+    let (shape, report, log) = run(Mode::Shadow { running_tokens: 500_000 });
+    assert_eq!((shape, log, none), (pinned, pinned_log, None), "the same calls in the same order");
     let report = report.unwrap();
-    assert_eq!(
-        (report.chosen_tokens, report.running_tokens),
-        (usual_target(), 500_000)
-    );
+    assert_eq!((report.chosen_tokens, report.running_tokens), (usual_target(), 500_000));
     assert_eq!(report.delta(), i128::from(usual_target()) - 500_000);
-    assert!(
-        report
-            .to_string()
-            .contains(&format!("{} more", usual_target() - 500_000)),
-        "{report}"
-    );
+    assert!(report.to_string().contains(&format!("{} more", usual_target() - 500_000)), "{report}");
     // The dry run: arithmetic on numbers alone.
     let input = SizingInput {
         total: 80 * GIB,
@@ -519,20 +361,10 @@ fn a39_shadow_mode_reports_and_changes_nothing() {
     };
     let report = ShadowReport::new(&usual_config(), &input, 600_000);
     assert_eq!(report.delta(), 577_536 - 600_000);
-    assert!(
-        report
-            .to_string()
-            .ends_with("auto would choose 577536, 22464 fewer"),
-        "{report}"
-    );
+    assert!(report.to_string().ends_with("auto would choose 577536, 22464 fewer"), "{report}");
     let full = ShadowReport::new(
         &usual_config(),
-        &SizingInput {
-            available_now: 0,
-            total: 34 * GIB,
-            own_reserved_now: 34 * GIB,
-            ..input
-        },
+        &SizingInput { available_now: 0, total: 34 * GIB, own_reserved_now: 34 * GIB, ..input },
         9,
     );
     let refusal = full.refusal.clone().unwrap();
@@ -545,42 +377,21 @@ fn a39_shadow_mode_reports_and_changes_nothing() {
 fn a40_three_smokes() {
     let mut fake = Fake::usual();
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
-    assert_eq!(
-        (outcome.shape.tokens, outcome.attempts, outcome.probe_tokens),
-        (usual_target(), 1, Some(8256))
-    );
+    assert_eq!((outcome.shape.tokens, outcome.attempts, outcome.probe_tokens), (usual_target(), 1, Some(8256)));
     assert!(outcome.warnings.is_empty());
 
-    let pinned = ProfileConfig {
-        mode: Mode::Pinned { tokens: 40_000 },
-        ..usual_config()
-    };
-    assert_eq!(
-        auto_profile(&pinned, &mut Fake::usual())
-            .unwrap()
-            .shape
-            .tokens,
-        40_000
-    );
+    let pinned = ProfileConfig { mode: Mode::Pinned { tokens: 40_000 }, ..usual_config() };
+    assert_eq!(auto_profile(&pinned, &mut Fake::usual()).unwrap().shape.tokens, 40_000);
 
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Short(3 * GIB));
     let text = fails(&usual_config(), &mut fake).to_string();
-    assert!(
-        text.starts_with("The probe of 8256 KV tokens ran out of memory: 'decode workspace'"),
-        "{text}"
-    );
-    assert!(
-        text.contains("--max-total-token-num (no value helps"),
-        "{text}"
-    );
+    assert!(text.starts_with("The probe of 8256 KV tokens ran out of memory: 'decode workspace'"), "{text}");
+    assert!(text.contains("--max-total-token-num (no value helps"), "{text}");
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Short(3 * GIB));
     let text = fails(&pinned, &mut fake).to_string();
-    assert!(
-        text.starts_with("The stress at --max-total-token-num 40000 ran out of memory"),
-        "{text}"
-    );
+    assert!(text.starts_with("The stress at --max-total-token-num 40000 ran out of memory"), "{text}");
 }
 
 proptest! {

@@ -4,8 +4,8 @@
 //! someone kept.
 
 use plimsoll_memory::sizing::{
-    Component, DeviceNow, Event, Failure, Generations, Measured, OutOfMemory, Phase, PoolCount,
-    ProfileConfig, Released, ScalesWith, Shape,
+    Component, DeviceNow, Event, Failure, Generations, Measured, OutOfMemory, Phase, PoolCount, ProfileConfig,
+    Released, ScalesWith, Shape,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -36,9 +36,7 @@ impl Ledger {
     }
 
     fn free(&self) -> u64 {
-        self.total
-            .saturating_sub(self.peers)
-            .saturating_sub(self.own())
+        self.total.saturating_sub(self.peers).saturating_sub(self.own())
     }
 }
 
@@ -51,13 +49,7 @@ pub struct Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        *self
-            .ledger
-            .lock()
-            .unwrap()
-            .held
-            .get_mut(self.owner)
-            .unwrap() -= self.bytes;
+        *self.ledger.lock().unwrap().held.get_mut(self.owner).unwrap() -= self.bytes;
     }
 }
 
@@ -113,11 +105,7 @@ pub struct Fake {
 
 impl Fake {
     pub fn new(total: u64, weights: u64, peers: u64, scratch: u64) -> Self {
-        let ledger = Arc::new(Mutex::new(Ledger {
-            total,
-            peers,
-            ..Ledger::default()
-        }));
+        let ledger = Arc::new(Mutex::new(Ledger { total, peers, ..Ledger::default() }));
         let mut fake = Self {
             ledger,
             cell: CELL,
@@ -164,11 +152,7 @@ impl Fake {
         let mut ledger = self.ledger.lock().unwrap();
         ledger.allocations += 1;
         let (count, free) = (ledger.allocations, ledger.free());
-        let refused = |shortfall| OutOfMemory {
-            component: owner.to_owned(),
-            requested: bytes,
-            shortfall,
-        };
+        let refused = |shortfall| OutOfMemory { component: owner.to_owned(), requested: bytes, shortfall };
         if ledger.fail_allocation.contains(&count) {
             return Err(refused(1));
         }
@@ -177,21 +161,12 @@ impl Fake {
         }
         *ledger.held.entry(owner).or_default() += bytes;
         ledger.peak = ledger.peak.max(ledger.own());
-        Ok(Block {
-            ledger: Arc::clone(&self.ledger),
-            owner,
-            bytes,
-        })
+        Ok(Block { ledger: Arc::clone(&self.ledger), owner, bytes })
     }
 
     fn wrong_now(&self) -> Option<Wrong> {
-        let always = self
-            .always_short_from
-            .is_some_and(|from| self.stresses >= from);
-        self.wrong
-            .get(&self.stresses)
-            .copied()
-            .or(always.then_some(Wrong::Short(1)))
+        let always = self.always_short_from.is_some_and(|from| self.stresses >= from);
+        self.wrong.get(&self.stresses).copied().or(always.then_some(Wrong::Short(1)))
     }
 }
 
@@ -202,22 +177,12 @@ impl Generations for Fake {
 
     fn device(&mut self) -> DeviceNow {
         let ledger = self.ledger();
-        DeviceNow {
-            total: ledger.total,
-            own_reserved: ledger.own(),
-            available: ledger.free(),
-        }
+        DeviceNow { total: ledger.total, own_reserved: ledger.own(), available: ledger.free() }
     }
 
     fn build(&mut self, shape: Shape) -> Result<Gen, Failure> {
-        self.log
-            .push(format!("build {} {}", shape.tokens, shape.state_slots));
-        assert!(
-            self.built
-                .last()
-                .is_none_or(|last| last.generation < shape.generation),
-            "generations count up"
-        );
+        self.log.push(format!("build {} {}", shape.tokens, shape.state_slots));
+        assert!(self.built.last().is_none_or(|last| last.generation < shape.generation), "generations count up");
         if let Some(&peers) = self.peers_at_build.get(&shape.generation) {
             self.ledger().peers = peers;
         }
@@ -226,13 +191,7 @@ impl Generations for Fake {
         let state = self.take("state", shape.state_slots * self.slot_bytes)?;
         let attention = self.take("attention", ATTENTION)?;
         let holders = [shape.generation; 3];
-        Ok(Gen {
-            shape,
-            blocks: vec![attention, state, kv],
-            canary: None,
-            holders,
-            kv_free: shape.tokens,
-        })
+        Ok(Gen { shape, blocks: vec![attention, state, kv], canary: None, holders, kv_free: shape.tokens })
     }
 
     fn place_canary(&mut self, generation: &mut Gen, bytes: u64) -> Result<(), OutOfMemory> {
@@ -244,20 +203,9 @@ impl Generations for Fake {
     fn stress(&mut self, generation: &mut Gen) -> Result<Measured, Failure> {
         self.log.push("stress".to_owned());
         self.stresses += 1;
-        assert!(
-            generation
-                .holders
-                .iter()
-                .all(|&g| g == generation.shape.generation),
-            "an index of another generation"
-        );
-        let short = |shortfall| {
-            Failure::from(OutOfMemory {
-                component: "decode workspace".into(),
-                requested: GIB,
-                shortfall,
-            })
-        };
+        assert!(generation.holders.iter().all(|&g| g == generation.shape.generation), "an index of another generation");
+        let short =
+            |shortfall| Failure::from(OutOfMemory { component: "decode workspace".into(), requested: GIB, shortfall });
         match self.wrong_now() {
             Some(Wrong::Short(bytes)) => return Err(short(bytes)),
             Some(Wrong::Bug) => {
@@ -273,25 +221,15 @@ impl Generations for Fake {
         let own = self.ledger().own();
         self.ledger().peak = own;
         let _scratch = self.take("workspace", self.scratch)?;
-        Ok(Measured {
-            peak_reserved: self.ledger().peak,
-        })
+        Ok(Measured { peak_reserved: self.ledger().peak })
     }
 
     fn pools(&self, generation: &Gen) -> Vec<PoolCount> {
         let total = generation.shape.tokens;
         let slots = generation.shape.state_slots;
         vec![
-            PoolCount {
-                name: "state slots".into(),
-                free: slots,
-                total: slots,
-            },
-            PoolCount {
-                name: "kv".into(),
-                free: generation.kv_free,
-                total,
-            },
+            PoolCount { name: "state slots".into(), free: slots, total: slots },
+            PoolCount { name: "kv".into(), free: generation.kv_free, total },
         ]
     }
 
@@ -321,27 +259,18 @@ impl Generations for Fake {
             self.kept.extend(kept);
             drop(dropped);
         }
-        if self
-            .slack_at_teardown
-            .contains(&generation.shape.generation)
-        {
+        if self.slack_at_teardown.contains(&generation.shape.generation) {
             let bytes = generation.shape.tokens * self.cell;
             drop(std::mem::take(&mut generation.blocks));
             self.load("pool slack", bytes);
         }
         drop(generation);
-        Released {
-            before,
-            after: self.ledger().own(),
-        }
+        Released { before, after: self.ledger().own() }
     }
 
     fn survivors(&self) -> Vec<Component> {
         let of_generation = |c: &Component| c.bytes > 0 && OF_GENERATION.contains(&c.name.as_str());
-        self.components()
-            .into_iter()
-            .filter(of_generation)
-            .collect()
+        self.components().into_iter().filter(of_generation).collect()
     }
 
     fn trim(&mut self) {
@@ -350,15 +279,11 @@ impl Generations for Fake {
     }
 
     fn reduce_min(&mut self, value: u64) -> u64 {
-        self.link
-            .clone()
-            .map_or(value, |link| link.reduce("min", value))
+        self.link.clone().map_or(value, |link| link.reduce("min", value))
     }
 
     fn reduce_max(&mut self, value: u64) -> u64 {
-        self.link
-            .clone()
-            .map_or(value, |link| link.reduce("max", value))
+        self.link.clone().map_or(value, |link| link.reduce("max", value))
     }
 
     fn event(&mut self, event: &Event<'_>) {
@@ -370,26 +295,17 @@ impl Generations for Fake {
 
 /// Whether a minus sign stands before a digit.
 pub fn has_negative_number(text: &str) -> bool {
-    text.as_bytes()
-        .windows(2)
-        .any(|w| w[0] == b'-' && w[1].is_ascii_digit())
+    text.as_bytes().windows(2).any(|w| w[0] == b'-' && w[1].is_ascii_digit())
 }
 
 /// A configuration for [`Fake::usual`]: 64 rows of decode, 8192 tokens of prefill, so a probe of 8256.
 pub fn usual_config() -> ProfileConfig {
-    ProfileConfig {
-        running_max_req_size: 128,
-        ..ProfileConfig::new(CELL, 32_768)
-    }
+    ProfileConfig { running_max_req_size: 128, ..ProfileConfig::new(CELL, 32_768) }
 }
 
 /// The shapes of production attempts, by tokens.
 pub fn production(fake: &Fake) -> Vec<u64> {
-    fake.built
-        .iter()
-        .filter(|s| s.phase == Phase::Production)
-        .map(|s| s.tokens)
-        .collect()
+    fake.built.iter().filter(|s| s.phase == Phase::Production).map(|s| s.tokens).collect()
 }
 
 /// What connects ranks: everybody hands in a value and waits for all others, who must be doing the same.
@@ -409,11 +325,7 @@ struct Round {
 
 impl Link {
     pub fn new(ranks: usize) -> Arc<Self> {
-        Arc::new(Self {
-            ranks,
-            state: Mutex::default(),
-            done: Condvar::new(),
-        })
+        Arc::new(Self { ranks, state: Mutex::default(), done: Condvar::new() })
     }
 
     fn reduce(&self, op: &'static str, value: u64) -> u64 {
@@ -425,25 +337,15 @@ impl Link {
         state.values.push(value);
         if state.values.len() == self.ranks {
             let values = std::mem::take(&mut state.values).into_iter();
-            state.result = if op == "min" {
-                values.min()
-            } else {
-                values.max()
-            }
-            .unwrap();
+            state.result = if op == "min" { values.min() } else { values.max() }.unwrap();
             state.number += 1;
             self.done.notify_all();
             return state.result;
         }
         let round = state.number;
-        let waiting = self
-            .done
-            .wait_timeout_while(state, Duration::from_secs(20), |s| s.number == round);
+        let waiting = self.done.wait_timeout_while(state, Duration::from_secs(20), |s| s.number == round);
         let (state, timeout) = waiting.unwrap();
-        assert!(
-            !timeout.timed_out(),
-            "a rank is left waiting in a collective"
-        );
+        assert!(!timeout.timed_out(), "a rank is left waiting in a collective");
         state.result
     }
 }

@@ -27,10 +27,7 @@ fn with_peers(peers: u64) -> Fake {
 }
 
 fn alone(peers: u64) -> u64 {
-    auto_profile(&usual_config(), &mut with_peers(peers))
-        .unwrap()
-        .shape
-        .tokens
+    auto_profile(&usual_config(), &mut with_peers(peers)).unwrap().shape.tokens
 }
 
 #[test]
@@ -38,14 +35,7 @@ fn a07_all_ranks_adopt_the_least_in_any_order() {
     let peers = [3 * GIB, 11 * GIB, 0];
     let expected = alone(11 * GIB);
     assert!(expected < alone(3 * GIB));
-    for order in [
-        [0, 1, 2],
-        [0, 2, 1],
-        [1, 0, 2],
-        [1, 2, 0],
-        [2, 0, 1],
-        [2, 1, 0],
-    ] {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         for (result, built) in run(&usual_config(), order.map(|i| with_peers(peers[i])).into()) {
             assert_eq!(result.unwrap(), expected);
             assert_eq!(built, [expected]);
@@ -56,12 +46,8 @@ fn a07_all_ranks_adopt_the_least_in_any_order() {
 #[test]
 fn a22_one_rank_out_of_memory_shrinks_all() {
     let mut poor = with_peers(10 * GIB);
-    poor.wrong
-        .extend([(2, Wrong::Short(1)), (3, Wrong::Short(1))]);
-    let reports = run(
-        &usual_config(),
-        vec![with_peers(10 * GIB), poor, with_peers(0)],
-    );
+    poor.wrong.extend([(2, Wrong::Short(1)), (3, Wrong::Short(1))]);
+    let reports = run(&usual_config(), vec![with_peers(10 * GIB), poor, with_peers(0)]);
     let expected: Vec<u64> = reports[1].1.clone();
     assert_eq!(expected.len(), 3);
     for (result, built) in reports {
@@ -79,14 +65,7 @@ fn a22_all_ranks_give_up_together() {
         let text = result.as_ref().unwrap_err().to_string();
         assert!(text.contains("failed after 4 attempts"), "{text}");
     }
-    assert!(
-        reports[0]
-            .0
-            .as_ref()
-            .unwrap_err()
-            .to_string()
-            .contains("another rank ran out of memory")
-    );
+    assert!(reports[0].0.as_ref().unwrap_err().to_string().contains("another rank ran out of memory"));
 }
 
 /// Every place where a single rank can fail: the others learn of it and end too, with their own words.
@@ -112,23 +91,15 @@ fn a22_a_rank_that_fails_anywhere_strands_nobody() {
         ("slot lost", |f| {
             f.wrong.insert(2, Wrong::Leaky);
         }),
-        ("probe does not fit", |f| {
-            f.ledger().peers = 61 * GIB + GIB / 2
-        }),
+        ("probe does not fit", |f| f.ledger().peers = 61 * GIB + GIB / 2),
         ("nothing fits", |f| f.ledger().peers = 59 * GIB + GIB / 4),
     ];
     // A canary that only the crowded rank has no room for.
-    let cfg = ProfileConfig {
-        canary_bytes: GIB,
-        ..usual_config()
-    };
+    let cfg = ProfileConfig { canary_bytes: GIB, ..usual_config() };
     for (name, prepare) in cases {
         let mut bad = with_peers(0);
         prepare(&mut bad);
-        for (rank, (result, _)) in run(&cfg, vec![with_peers(0), bad, with_peers(GIB)])
-            .into_iter()
-            .enumerate()
-        {
+        for (rank, (result, _)) in run(&cfg, vec![with_peers(0), bad, with_peers(GIB)]).into_iter().enumerate() {
             let error = result.expect_err(name);
             let elsewhere = error.to_string().contains("another rank");
             assert_eq!(elsewhere, rank != 1, "{name}, rank {rank}: {error}");

@@ -20,9 +20,7 @@ pub(crate) struct Conversation {
 impl Conversation {
     /// Takes the conversation's fields.
     pub fn take(fields: &mut Fields<'_>) -> ApiResult<Self> {
-        let raw = fields
-            .raw("messages")
-            .ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
+        let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
         let messages = messages(raw)?;
         let tools = tools(fields)?;
         let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
@@ -31,19 +29,10 @@ impl Conversation {
             None => Map::new(),
             Some(Value::Object(extra)) => extra,
             Some(_) => {
-                return Err(ApiError::invalid(
-                    "chat_template_kwargs",
-                    "chat_template_kwargs must be an object",
-                ));
+                return Err(ApiError::invalid("chat_template_kwargs", "chat_template_kwargs must be an object"));
             }
         };
-        for taken in [
-            "messages",
-            "tools",
-            "add_generation_prompt",
-            "bos_token",
-            "eos_token",
-        ] {
+        for taken in ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"] {
             if extra.contains_key(taken) {
                 let message = format!("chat_template_kwargs must not contain `{taken}`");
                 return Err(ApiError::invalid("chat_template_kwargs", message));
@@ -53,28 +42,15 @@ impl Conversation {
             extra.insert("documents".into(), documents);
         }
         fields.never(&["chat_template"], "the server's own template is used")?;
-        Ok(Self {
-            messages,
-            tools,
-            add_generation_prompt,
-            extra,
-        })
+        Ok(Self { messages, tools, add_generation_prompt, extra })
     }
 
     /// Renders and tokenizes. Runs on a text worker.
     pub fn tokens(&self, app: &App, add_special: bool) -> ApiResult<Vec<u32>> {
         let template = app.served.template.as_ref().ok_or_else(|| {
-            ApiError::unsupported(
-                "messages",
-                "the served model has no chat template; use /v1/completions",
-            )
+            ApiError::unsupported("messages", "the served model has no chat template; use /v1/completions")
         })?;
-        let rendered = template.render(
-            &self.messages,
-            self.tools.as_ref(),
-            self.add_generation_prompt,
-            &self.extra,
-        );
+        let rendered = template.render(&self.messages, self.tools.as_ref(), self.add_generation_prompt, &self.extra);
         // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
         let text = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
         app.encode("messages", &text, add_special)
@@ -83,35 +59,21 @@ impl Conversation {
 
 fn messages(raw: &RawValue) -> ApiResult<Value> {
     check_nodes("messages", raw)?;
-    let list: Vec<&RawValue> =
-        serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
+    let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
     if list.is_empty() {
-        return Err(ApiError::invalid(
-            "messages",
-            "messages is empty: at least one message is needed",
-        ));
+        return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
     }
-    let message =
-        |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?);
-    list.iter()
-        .enumerate()
-        .map(message)
-        .collect::<ApiResult<Vec<Value>>>()
-        .map(Value::Array)
+    let message = |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?);
+    list.iter().enumerate().map(message).collect::<ApiResult<Vec<Value>>>().map(Value::Array)
 }
 
 fn message(mut fields: Fields<'_>) -> ApiResult<Value> {
     let mut message = Map::new();
     let param = fields.param("role");
-    let role = fields
-        .take::<String>("role")?
-        .ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+    let role =
+        fields.take::<String>("role")?.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
     if !ROLES.contains(&role.as_str()) {
-        let text = format!(
-            "{param} is `{}`; known roles are {}",
-            quote(&role),
-            ROLES.join(", ")
-        );
+        let text = format!("{param} is `{}`; known roles are {}", quote(&role), ROLES.join(", "));
         return Err(ApiError::invalid(param, text));
     }
     let calls = tool_calls(&mut fields)?;
@@ -145,20 +107,16 @@ fn content(fields: &mut Fields<'_>) -> ApiResult<Option<String>> {
         return Ok(None);
     };
     if !raw.get().starts_with('[') {
-        return serde_json::from_str(raw.get())
-            .map(Some)
-            .map_err(|e| crate::fields::wrong(&path, &e));
+        return serde_json::from_str(raw.get()).map(Some).map_err(|e| crate::fields::wrong(&path, &e));
     }
-    let parts: Vec<&RawValue> =
-        serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong(&path, &e))?;
+    let parts: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong(&path, &e))?;
     let mut text = String::new();
     for (i, raw) in parts.iter().enumerate() {
         let mut part = Fields::of(format!("{path}[{i}]"), raw)?;
         part.only("type", &["\"text\""])?;
         let param = part.param("text");
         let piece = part.take::<String>("text")?;
-        let piece =
-            piece.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+        let piece = piece.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
         part.finish()?;
         if i > 0 {
             text.push('\n');
@@ -182,23 +140,12 @@ fn tool_calls(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
     }
     for call in list {
         let Some(arguments) = call.pointer_mut("/function/arguments") else {
-            return Err(ApiError::invalid(
-                &param,
-                format!("{param}: a call has no function.arguments"),
-            ));
+            return Err(ApiError::invalid(&param, format!("{param}: a call has no function.arguments")));
         };
         if let Value::String(text) = arguments {
-            let text = if text.trim().is_empty() {
-                "{}"
-            } else {
-                text.as_str()
-            };
-            let parsed: Value = serde_json::from_str(text).map_err(|e| {
-                ApiError::invalid(
-                    &param,
-                    format!("{param}: function.arguments is not JSON: {e}"),
-                )
-            })?;
+            let text = if text.trim().is_empty() { "{}" } else { text.as_str() };
+            let parsed: Value = serde_json::from_str(text)
+                .map_err(|e| ApiError::invalid(&param, format!("{param}: function.arguments is not JSON: {e}")))?;
             *arguments = parsed;
         }
     }
@@ -221,10 +168,7 @@ fn tools(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
         let named = tool.pointer("/function/name").is_some_and(Value::is_string);
         if tool.get("type").and_then(Value::as_str) != Some("function") || !named {
             let param = format!("tools[{i}]");
-            return Err(ApiError::invalid(
-                &param,
-                format!("{param} must be a function with a name"),
-            ));
+            return Err(ApiError::invalid(&param, format!("{param} must be a function with a name")));
         }
     }
     match choice.as_ref().map(|choice| choice.as_str()) {
@@ -232,17 +176,11 @@ fn tools(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
         Some(Some("none")) => return Ok(None),
         None | Some(Some("auto")) => {}
         _ => {
-            return Err(ApiError::unsupported(
-                "tool_choice",
-                "tool_choice is supported only as auto or none",
-            ));
+            return Err(ApiError::unsupported("tool_choice", "tool_choice is supported only as auto or none"));
         }
     }
     if parallel == Some(false) && tools.is_some() {
-        return Err(ApiError::unsupported(
-            "parallel_tool_calls",
-            "parallel_tool_calls cannot be switched off here",
-        ));
+        return Err(ApiError::unsupported("parallel_tool_calls", "parallel_tool_calls cannot be switched off here"));
     }
     Ok(tools.map(Value::Array))
 }

@@ -35,17 +35,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let context = respond::Context::new(&app, id, draft);
     if context.draft.common.stream {
         let keep_alive = app.config.keep_alive;
-        return Ok(sse::response(
-            generation,
-            shape::Stream::new(context, choices),
-            keep_alive,
-        ));
+        return Ok(sse::response(generation, shape::Stream::new(context, choices), keep_alive));
     }
     let collected = collect(&mut generation, choices).await?;
-    Ok(respond::whole(
-        &context,
-        &collected,
-        generation.usage(),
-        started.held,
-    ))
+    Ok(respond::whole(&context, &collected, generation.usage(), started.held))
 }

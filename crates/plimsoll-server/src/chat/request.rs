@@ -18,20 +18,8 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Draft> {
     fields.only("modalities", &["[\"text\"]"])?;
     fields.only("verbosity", &["\"medium\""])?;
     let why = "this server serves text with the served model's own means";
-    fields.never(
-        &[
-            "audio",
-            "prediction",
-            "web_search_options",
-            "mm_processor_kwargs",
-            "media_io_kwargs",
-        ],
-        why,
-    )?;
-    fields.never(
-        &["reasoning_effort"],
-        "give it in chat_template_kwargs if the model's template knows it",
-    )?;
+    fields.never(&["audio", "prediction", "web_search_options", "mm_processor_kwargs", "media_io_kwargs"], why)?;
+    fields.never(&["reasoning_effort"], "give it in chat_template_kwargs if the model's template knows it")?;
     fields.finish()?;
     let ids = conversation.tokens(app, add_special)?;
     Ok(Draft {
@@ -48,10 +36,9 @@ fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     let wanted = fields.take("logprobs")?.unwrap_or(false);
     let top = fields.take::<u32>("top_logprobs")?;
     match (wanted, top) {
-        (false, Some(n)) if n > 0 => Err(ApiError::invalid(
-            "top_logprobs",
-            "top_logprobs is only allowed when logprobs is true",
-        )),
+        (false, Some(n)) if n > 0 => {
+            Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true"))
+        }
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, _) => Ok(None),
     }

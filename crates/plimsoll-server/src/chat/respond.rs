@@ -25,19 +25,11 @@ pub(crate) struct Context {
 impl Context {
     pub fn new(app: &App, id: String, draft: Draft) -> Self {
         let tokenizer = Arc::clone(&app.served.tokenizer);
-        Self {
-            id,
-            created: crate::models::now_s(),
-            tokenizer,
-            draft,
-        }
+        Self { id, created: crate::models::now_s(), tokenizer, draft }
     }
 
     pub fn spelling(&self) -> Spelling<'_> {
-        Spelling {
-            tokenizer: &self.tokenizer,
-            as_ids: self.draft.common.tokens_as_ids,
-        }
+        Spelling { tokenizer: &self.tokenizer, as_ids: self.draft.common.tokens_as_ids }
     }
 }
 
@@ -74,31 +66,18 @@ struct Message<'a> {
 }
 
 /// The whole answer.
-pub(crate) fn whole(
-    context: &Context,
-    collected: &[Collected],
-    usage: Usage,
-    held: Option<Held>,
-) -> Response {
+pub(crate) fn whole(context: &Context, collected: &[Collected], usage: Usage, held: Option<Held>) -> Response {
     let draft = &context.draft;
     let prompt = &draft.prompts[0].ids;
-    let report =
-        |choice: &Collected| PromptReport::new(context.spelling(), prompt, &choice.prompt_logprobs);
+    let report = |choice: &Collected| PromptReport::new(context.spelling(), prompt, &choice.prompt_logprobs);
     let answer = Answer {
         id: &context.id,
         object: "chat.completion",
         created: context.created,
         model: &draft.common.model,
-        choices: collected
-            .iter()
-            .enumerate()
-            .map(|(i, choice)| one(context, i, choice))
-            .collect(),
+        choices: collected.iter().enumerate().map(|(i, choice)| one(context, i, choice)).collect(),
         usage,
-        prompt_logprobs: draft
-            .common
-            .prompt_logprobs
-            .and_then(|_| collected.first().map(report)),
+        prompt_logprobs: draft.common.prompt_logprobs.and_then(|_| collected.first().map(report)),
         prompt_token_ids: draft.common.return_token_ids.then_some(prompt),
     };
     json(&answer, held)
@@ -108,19 +87,10 @@ fn one<'a>(context: &Context, index: usize, collected: &'a Collected) -> Choice<
     let draft = &context.draft;
     Choice {
         index,
-        message: Message {
-            role: "assistant",
-            content: &collected.text,
-            refusal: None,
-        },
-        logprobs: draft
-            .logprobs
-            .map(|_| ChatLogprobs::new(context.spelling(), &collected.tokens)),
+        message: Message { role: "assistant", content: &collected.text, refusal: None },
+        logprobs: draft.logprobs.map(|_| ChatLogprobs::new(context.spelling(), &collected.tokens)),
         finish_reason: collected.finish.map(finish_name),
         stop_reason: collected.stop_reason.as_deref(),
-        token_ids: draft
-            .common
-            .return_token_ids
-            .then(|| ids(&collected.tokens)),
+        token_ids: draft.common.return_token_ids.then(|| ids(&collected.tokens)),
     }
 }

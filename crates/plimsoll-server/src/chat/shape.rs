@@ -54,13 +54,7 @@ impl Stream {
         Self { context, choices }
     }
 
-    fn send(
-        &self,
-        choices: &[Choice<'_>],
-        usage: Option<Option<Usage>>,
-        first: bool,
-        out: &mut Events,
-    ) {
+    fn send(&self, choices: &[Choice<'_>], usage: Option<Option<Usage>>, first: bool, out: &mut Events) {
         let common = &self.context.draft.common;
         let prompt = &self.context.draft.prompts[0].ids;
         out.push(&Chunk {
@@ -77,31 +71,15 @@ impl Stream {
     /// The usage field of a chunk that is not the last.
     fn usage(&self, so_far: Option<Usage>) -> Option<Option<Usage>> {
         let common = &self.context.draft.common;
-        if common.continuous_usage {
-            Some(so_far)
-        } else {
-            common.include_usage.then_some(None)
-        }
+        if common.continuous_usage { Some(so_far) } else { common.include_usage.then_some(None) }
     }
 }
 
 impl Shape for Stream {
     fn open(&mut self, out: &mut Events) {
         for index in 0..self.choices {
-            let delta = Piece {
-                role: Some("assistant"),
-                content: Some(""),
-            };
-            self.send(
-                &[Choice {
-                    index,
-                    delta,
-                    ..Choice::default()
-                }],
-                self.usage(None),
-                index == 0,
-                out,
-            );
+            let delta = Piece { role: Some("assistant"), content: Some("") };
+            self.send(&[Choice { index, delta, ..Choice::default() }], self.usage(None), index == 0, out);
         }
     }
 
@@ -112,27 +90,16 @@ impl Shape for Stream {
         if !delta.text.is_empty() || reports_tokens {
             let choice = Choice {
                 index,
-                delta: Piece {
-                    role: None,
-                    content: Some(&delta.text),
-                },
-                logprobs: draft
-                    .logprobs
-                    .map(|_| ChatLogprobs::new(self.context.spelling(), &delta.tokens)),
+                delta: Piece { role: None, content: Some(&delta.text) },
+                logprobs: draft.logprobs.map(|_| ChatLogprobs::new(self.context.spelling(), &delta.tokens)),
                 token_ids: return_ids.then(|| ids(&delta.tokens)),
                 ..Choice::default()
             };
             self.send(&[choice], self.usage(Some(usage)), false, out);
         }
         if let Some(reason) = delta.finish {
-            let (finish_reason, stop_reason) =
-                (Some(finish_name(reason)), delta.stop_reason.as_deref());
-            let choice = Choice {
-                index,
-                finish_reason,
-                stop_reason,
-                ..Choice::default()
-            };
+            let (finish_reason, stop_reason) = (Some(finish_name(reason)), delta.stop_reason.as_deref());
+            let choice = Choice { index, finish_reason, stop_reason, ..Choice::default() };
             self.send(&[choice], self.usage(Some(usage)), false, out);
         }
     }

@@ -32,9 +32,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
     check(&common, echo)?;
     // An echo with log-probabilities reports the prompt's too; an echo alone computes the prompt and reports nothing.
     let echoed = echo && (logprobs.is_some() || common.max_tokens == Some(0));
-    let prompt_logprobs = common
-        .prompt_logprobs
-        .or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
+    let prompt_logprobs = common.prompt_logprobs.or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
     let draft = Draft {
         prompts: prompts(input, app, add_special, echo)?,
         logprobs,
@@ -48,10 +46,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
 
 fn check(common: &Common, echo: bool) -> ApiResult<()> {
     if common.max_tokens == Some(0) && !echo && common.prompt_logprobs.is_none() {
-        return Err(ApiError::invalid(
-            "max_tokens",
-            "max_tokens must be at least 1 unless echo is true",
-        ));
+        return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1 unless echo is true"));
     }
     if common.prompt_logprobs.is_some() && echo {
         let message = "give either prompt_logprobs or echo with logprobs: both report the prompt";
@@ -63,20 +58,14 @@ fn check(common: &Common, echo: bool) -> ApiResult<()> {
 fn prompts(input: PromptInput, app: &App, add_special: bool, echo: bool) -> ApiResult<Vec<Prompt>> {
     let (count, limit) = (input.count(), app.max_choices() as usize);
     if count > limit {
-        return Err(ApiError::invalid(
-            "prompt",
-            format!("{count} prompts, more than the limit of {limit}"),
-        ));
+        return Err(ApiError::invalid("prompt", format!("{count} prompts, more than the limit of {limit}")));
     }
     let tokenizer = &app.served.tokenizer;
     match input {
         PromptInput::Texts(texts) => {
             let prompt = |text: String| {
                 let ids = app.encode("prompt", &text, add_special)?;
-                Ok(Prompt {
-                    ids,
-                    echo: echo.then_some(text),
-                })
+                Ok(Prompt { ids, echo: echo.then_some(text) })
             };
             texts.into_iter().map(prompt).collect()
         }

@@ -25,19 +25,11 @@ pub(crate) struct Context {
 impl Context {
     pub fn new(app: &App, id: String, asked: Asked) -> Self {
         let tokenizer = Arc::clone(&app.served.tokenizer);
-        Self {
-            id,
-            created: crate::models::now_s(),
-            tokenizer,
-            asked,
-        }
+        Self { id, created: crate::models::now_s(), tokenizer, asked }
     }
 
     pub fn spelling(&self) -> Spelling<'_> {
-        Spelling {
-            tokenizer: &self.tokenizer,
-            as_ids: self.asked.draft.common.tokens_as_ids,
-        }
+        Spelling { tokenizer: &self.tokenizer, as_ids: self.asked.draft.common.tokens_as_ids }
     }
 
     /// The prompt a choice belongs to.
@@ -76,41 +68,21 @@ pub(crate) struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    pub fn new(
-        context: &'a Context,
-        choices: &'a [Choice<'a>],
-        usage: Option<Option<Usage>>,
-    ) -> Self {
+    pub fn new(context: &'a Context, choices: &'a [Choice<'a>], usage: Option<Option<Usage>>) -> Self {
         let model = &context.asked.draft.common.model;
-        Self {
-            id: &context.id,
-            object: "text_completion",
-            created: context.created,
-            model,
-            choices,
-            usage,
-        }
+        Self { id: &context.id, object: "text_completion", created: context.created, model, choices, usage }
     }
 }
 
 /// The whole answer.
-pub(crate) fn whole(
-    context: &Context,
-    mut collected: Vec<Collected>,
-    usage: Usage,
-    held: Option<Held>,
-) -> Response {
+pub(crate) fn whole(context: &Context, mut collected: Vec<Collected>, usage: Usage, held: Option<Held>) -> Response {
     // An echo is part of the text.
     for (index, choice) in collected.iter_mut().enumerate() {
         if let Some(echo) = &context.prompt(index).echo {
             choice.text.insert_str(0, echo);
         }
     }
-    let choices: Vec<_> = collected
-        .iter()
-        .enumerate()
-        .map(|(i, choice)| one(context, i, choice))
-        .collect();
+    let choices: Vec<_> = collected.iter().enumerate().map(|(i, choice)| one(context, i, choice)).collect();
     json(&Answer::new(context, &choices, Some(Some(usage))), held)
 }
 
@@ -120,18 +92,14 @@ fn one<'a>(context: &'a Context, index: usize, collected: &'a Collected) -> Choi
     Choice {
         index,
         text: &collected.text,
-        logprobs: context
-            .asked
-            .draft
-            .logprobs
-            .map(|_| logprobs(context, index, collected)),
+        logprobs: context.asked.draft.logprobs.map(|_| logprobs(context, index, collected)),
         finish_reason: collected.finish.map(finish_name),
         stop_reason: collected.stop_reason.as_deref(),
         token_ids: common.return_token_ids.then(|| ids(&collected.tokens)),
         prompt_token_ids: common.return_token_ids.then_some(&prompt.ids[..]),
-        prompt_logprobs: common.prompt_logprobs.map(|_| {
-            PromptReport::new(context.spelling(), &prompt.ids, &collected.prompt_logprobs)
-        }),
+        prompt_logprobs: common
+            .prompt_logprobs
+            .map(|_| PromptReport::new(context.spelling(), &prompt.ids, &collected.prompt_logprobs)),
     }
 }
 
@@ -140,15 +108,10 @@ fn logprobs(context: &Context, index: usize, collected: &Collected) -> Completio
     let mut logprobs = CompletionLogprobs::default();
     let (mut start, mut generated) = (CharOffsets::default(), &collected.text[..]);
     if let Some(echo) = &prompt.echo {
-        let chars =
-            logprobs.add_prompt(context.spelling(), &prompt.ids, &collected.prompt_logprobs);
+        let chars = logprobs.add_prompt(context.spelling(), &prompt.ids, &collected.prompt_logprobs);
         start = CharOffsets::after(chars);
         generated = &collected.text[echo.len()..];
     }
-    logprobs.add(
-        context.spelling(),
-        &collected.tokens,
-        &start.all(generated, &collected.tokens),
-    );
+    logprobs.add(context.spelling(), &collected.tokens, &start.all(generated, &collected.tokens));
     logprobs
 }

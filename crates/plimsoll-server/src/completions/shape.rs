@@ -24,21 +24,12 @@ struct State {
 
 impl Stream {
     pub fn new(context: Context, choices: usize) -> Self {
-        Self {
-            context,
-            choices: std::iter::repeat_with(State::default)
-                .take(choices)
-                .collect(),
-        }
+        Self { context, choices: std::iter::repeat_with(State::default).take(choices).collect() }
     }
 
     fn send(&self, choice: Choice<'_>, usage: Option<Usage>, out: &mut Events) {
         let common = &self.context.asked.draft.common;
-        let usage = if common.continuous_usage {
-            Some(usage)
-        } else {
-            common.include_usage.then_some(None)
-        };
+        let usage = if common.continuous_usage { Some(usage) } else { common.include_usage.then_some(None) };
         out.push(&Answer::new(&self.context, &[choice], usage));
     }
 
@@ -61,24 +52,8 @@ impl Stream {
             state.offsets = CharOffsets::after(chars);
             logprobs
         });
-        let prompt_token_ids = self
-            .context
-            .asked
-            .draft
-            .common
-            .return_token_ids
-            .then_some(&prompt.ids[..]);
-        self.send(
-            Choice {
-                index,
-                text,
-                logprobs,
-                prompt_token_ids,
-                ..Choice::default()
-            },
-            usage,
-            out,
-        );
+        let prompt_token_ids = self.context.asked.draft.common.return_token_ids.then_some(&prompt.ids[..]);
+        self.send(Choice { index, text, logprobs, prompt_token_ids, ..Choice::default() }, usage, out);
     }
 }
 
@@ -92,9 +67,7 @@ impl Shape for Stream {
     fn delta(&mut self, index: usize, delta: Delta, usage: Usage, out: &mut Events) {
         if self.echo_waits() && !self.choices[index].started {
             self.choices[index].prompt.extend(delta.prompt_logprobs);
-            if self.choices[index].prompt.len() == self.context.prompt(index).ids.len()
-                || delta.finish.is_some()
-            {
+            if self.choices[index].prompt.len() == self.context.prompt(index).ids.len() || delta.finish.is_some() {
                 self.echo(index, Some(usage), out);
             }
         }
@@ -106,11 +79,7 @@ impl Shape for Stream {
             let offsets = self.choices[index].offsets;
             let logprobs = self.context.asked.draft.logprobs.map(|_| {
                 let mut logprobs = CompletionLogprobs::default();
-                logprobs.add(
-                    self.context.spelling(),
-                    &delta.tokens,
-                    &offsets.all(&delta.text, &delta.tokens),
-                );
+                logprobs.add(self.context.spelling(), &delta.tokens, &offsets.all(&delta.text, &delta.tokens));
                 logprobs
             });
             let choice = Choice {
@@ -125,18 +94,8 @@ impl Shape for Stream {
         }
         self.choices[index].offsets.pass(&delta.text);
         if let Some(reason) = delta.finish {
-            let (finish_reason, stop_reason) =
-                (Some(finish_name(reason)), delta.stop_reason.as_deref());
-            self.send(
-                Choice {
-                    index,
-                    finish_reason,
-                    stop_reason,
-                    ..Choice::default()
-                },
-                Some(usage),
-                out,
-            );
+            let (finish_reason, stop_reason) = (Some(finish_name(reason)), delta.stop_reason.as_deref());
+            self.send(Choice { index, finish_reason, stop_reason, ..Choice::default() }, Some(usage), out);
         }
     }
 

@@ -80,28 +80,18 @@ impl Server {
         Self::with(config(), limits(), script)
     }
 
-    pub fn with(
-        config: ServerConfig,
-        limits: Limits,
-        script: impl FnMut(&Request) -> Script + Send + 'static,
-    ) -> Self {
+    pub fn with(config: ServerConfig, limits: Limits, script: impl FnMut(&Request) -> Script + Send + 'static) -> Self {
         let Scripted { handle, observed } = scripted(limits, script);
         let served = Served {
             engine: handle.clone(),
             tokenizer: Arc::new(tokenizer()),
-            template: Some(Arc::new(
-                ChatTemplate::new(TEMPLATE, "", "<|im_end|>").unwrap(),
-            )),
+            template: Some(Arc::new(ChatTemplate::new(TEMPLATE, "", "<|im_end|>").unwrap())),
             names: vec!["tiny".into(), "org/tiny-alias".into()],
             created_s: 1_700_000_000,
             default_max_tokens: None,
             sampling: SamplingDefaults::default(),
         };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(bind(&config)).unwrap();
         let address = listener.local_addr().unwrap();
         let (shutdown, signal) = tokio::sync::oneshot::channel::<()>();
@@ -113,19 +103,11 @@ impl Server {
             serve(listener, served, config, until).await.unwrap();
             let _ = over.send(());
         });
-        Self {
-            address,
-            engine: handle,
-            observed,
-            shutdown: Some(shutdown),
-            done: done.into(),
-            _runtime: runtime,
-        }
+        Self { address, engine: handle, observed, shutdown: Some(shutdown), done: done.into(), _runtime: runtime }
     }
 
     pub fn get(&self, path: &str) -> Answer {
-        self.send(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"))
-            .answer()
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).answer()
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Answer {
@@ -145,13 +127,8 @@ impl Server {
 
     pub fn connect(&self) -> Client {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(15)))
-            .unwrap();
-        Client {
-            stream,
-            pending: Vec::new(),
-        }
+        stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+        Client { stream, pending: Vec::new() }
     }
 
     /// Begins shutting down.
@@ -180,13 +157,7 @@ impl Server {
     }
 
     pub fn last_request(&self) -> Request {
-        self.observed
-            .requests
-            .lock()
-            .unwrap()
-            .last()
-            .unwrap()
-            .clone()
+        self.observed.requests.lock().unwrap().last().unwrap().clone()
     }
 }
 
@@ -240,10 +211,7 @@ impl Client {
             }
             if self.more() == 0 {
                 let tail = &self.pending[self.pending.len().saturating_sub(300)..];
-                panic!(
-                    "ended before {marker:?}: …{}",
-                    String::from_utf8_lossy(tail)
-                );
+                panic!("ended before {marker:?}: …{}", String::from_utf8_lossy(tail));
             }
         }
     }
@@ -257,24 +225,12 @@ impl Client {
     pub fn answer(&mut self) -> Answer {
         let head = self.until("\r\n\r\n");
         let mut lines = head.split("\r\n");
-        let status = lines
-            .next()
-            .unwrap()
-            .split(' ')
-            .nth(1)
-            .unwrap()
-            .parse()
-            .unwrap();
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
         let headers: Vec<(String, String)> = lines
             .filter_map(|line| line.split_once(": "))
             .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
             .collect();
-        let header = |name: &str| {
-            headers
-                .iter()
-                .find(|(known, _)| known == name)
-                .map(|(_, value)| value.clone())
-        };
+        let header = |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
         let body = if let Some(length) = header("content-length") {
             self.exactly(length.parse().unwrap())
         } else if header("transfer-encoding").as_deref() == Some("chunked") {
@@ -283,11 +239,7 @@ impl Client {
             while self.more() > 0 {}
             std::mem::take(&mut self.pending)
         };
-        Answer {
-            status,
-            headers,
-            body: String::from_utf8(body).unwrap(),
-        }
+        Answer { status, headers, body: String::from_utf8(body).unwrap() }
     }
 
     fn exactly(&mut self, bytes: usize) -> Vec<u8> {
@@ -312,9 +264,7 @@ impl Client {
 }
 
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
-    haystack
-        .windows(needle.len())
-        .position(|window| window == needle)
+    haystack.windows(needle.len()).position(|window| window == needle)
 }
 
 /// What came back.
@@ -327,10 +277,7 @@ pub struct Answer {
 
 impl Answer {
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.as_str())
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     pub fn json(&self) -> Value {
@@ -347,47 +294,24 @@ impl Answer {
     pub fn error(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.body);
         let error = self.json()["error"].clone();
-        assert!(
-            error["message"].as_str().is_some_and(|m| !m.is_empty()),
-            "{error}"
-        );
-        assert!(
-            error["type"].is_string()
-                && error.get("param").is_some()
-                && error.get("code").is_some(),
-            "{error}"
-        );
+        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{error}");
+        assert!(error["type"].is_string() && error.get("param").is_some() && error.get("code").is_some(), "{error}");
         error
     }
 
     /// The events of a stream, which must end with its terminator and nothing after it.
     pub fn events(&self) -> Vec<Value> {
         assert_eq!(self.status, 200, "{}", self.body);
-        assert!(
-            self.header("content-type")
-                .unwrap()
-                .starts_with("text/event-stream")
-        );
+        assert!(self.header("content-type").unwrap().starts_with("text/event-stream"));
         events(&self.body)
     }
 }
 
 /// Takes a stream's text apart and checks its end.
 pub fn events(text: &str) -> Vec<Value> {
-    assert!(
-        text.ends_with("data: [DONE]\n\n"),
-        "no terminator: {text:?}"
-    );
+    assert!(text.ends_with("data: [DONE]\n\n"), "no terminator: {text:?}");
     assert_eq!(text.matches("data: [DONE]").count(), 1);
-    let blocks = text
-        .split("\n\n")
-        .filter(|block| !block.is_empty() && !block.starts_with(':'));
-    let data = blocks.map(|block| {
-        block
-            .strip_prefix("data: ")
-            .unwrap_or_else(|| panic!("odd event {block:?}"))
-    });
-    data.filter(|data| *data != "[DONE]")
-        .map(|data| serde_json::from_str(data).unwrap())
-        .collect()
+    let blocks = text.split("\n\n").filter(|block| !block.is_empty() && !block.starts_with(':'));
+    let data = blocks.map(|block| block.strip_prefix("data: ").unwrap_or_else(|| panic!("odd event {block:?}")));
+    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }

@@ -44,10 +44,7 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
         }
         None => {
             EXHAUSTED.set(true);
-            Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "the template does too much work",
-            ))
+            Err(Error::new(ErrorKind::InvalidOperation, "the template does too much work"))
         }
     }
 }
@@ -90,10 +87,7 @@ fn charge_to_depth(value: &Value, depth: usize) -> Result<(), Error> {
 /// Fails beyond the deepest nesting allowed.
 pub(super) fn check_depth(depth: usize) -> Result<(), Error> {
     if depth > DEPTH_MAX {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            format!("values are nested more than {DEPTH_MAX} deep"),
-        ));
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("values are nested more than {DEPTH_MAX} deep")));
     }
     Ok(())
 }

@@ -77,10 +77,7 @@ const REMOVED: &[&str] = &["pprint", "batch", "slice", "zip", "chain"];
 
 /// The guarded function that stands for a filter.
 pub(super) fn guarded_name(filter: &str) -> Option<&'static str> {
-    FILTERS
-        .iter()
-        .find(|(name, _, _)| *name == filter)
-        .map(|(_, guarded, _)| *guarded)
+    FILTERS.iter().find(|(name, _, _)| *name == filter).map(|(_, guarded, _)| *guarded)
 }
 
 /// Registers all filters and their guards.
@@ -93,12 +90,9 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     });
     environment.add_filter("indent", indent);
     environment.add_filter("join", join);
-    environment.add_filter(
-        "replace",
-        |text: &Value, from: &str, to: &Value, count: Option<i64>| {
-            replace(&to_text(text)?, from, &to_text(to)?, count.unwrap_or(-1))
-        },
-    );
+    environment.add_filter("replace", |text: &Value, from: &str, to: &Value, count: Option<i64>| {
+        replace(&to_text(text)?, from, &to_text(to)?, count.unwrap_or(-1))
+    });
     environment.add_filter("string", |value: &Value| {
         let mut text = Text::default();
         python::write_str(&mut text, value)?;
@@ -106,24 +100,16 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     });
     environment.add_filter("tojson", tojson);
     for &(name, guarded, reads) in FILTERS {
-        environment.add_function(
-            guarded,
-            move |state: &mut State<'_, '_>, mut args: Rest<Value>, named: Kwargs| {
-                if named.args().next().is_some() {
-                    args.push(Value::from(named));
-                }
-                apply(state, name, reads, &args)
-            },
-        );
+        environment.add_function(guarded, move |state: &mut State<'_, '_>, mut args: Rest<Value>, named: Kwargs| {
+            if named.args().next().is_some() {
+                args.push(Value::from(named));
+            }
+            apply(state, name, reads, &args)
+        });
     }
 }
 
-fn apply(
-    state: &mut State<'_, '_>,
-    name: &str,
-    reads: Reads,
-    args: &[Value],
-) -> Result<Value, Error> {
+fn apply(state: &mut State<'_, '_>, name: &str, reads: Reads, args: &[Value]) -> Result<Value, Error> {
     for argument in args {
         match reads {
             Reads::Surface => charge_shallow(argument)?,
@@ -152,11 +138,7 @@ pub(super) fn to_text(value: &Value) -> Result<String, Error> {
 
 /// `text.replace(from, to, count)`; a negative count means all.
 pub(super) fn replace(text: &str, from: &str, to: &str, count: i64) -> Result<Value, Error> {
-    let found = if from.is_empty() {
-        text.len() + 1
-    } else {
-        text.matches(from).count()
-    };
+    let found = if from.is_empty() { text.len() + 1 } else { text.matches(from).count() };
     charge(text.len().saturating_add(found.saturating_mul(to.len())))?;
     Ok(Value::from(match usize::try_from(count) {
         Ok(count) => text.replacen(from, to, count),
@@ -165,20 +147,10 @@ pub(super) fn replace(text: &str, from: &str, to: &str, count: i64) -> Result<Va
 }
 
 /// Formats with a check on widths: a number in the format is a number of bytes in the result.
-pub(super) fn checked_format(
-    style: FormatStyle,
-    text: &str,
-    arguments: &[Value],
-) -> Result<Value, Error> {
-    let widest = text
-        .split(|c: char| !c.is_ascii_digit())
-        .map(str::len)
-        .max()
-        .unwrap_or(0);
+pub(super) fn checked_format(style: FormatStyle, text: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let widest = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
     if widest > 3 {
-        return Err(wrong(
-            "a number in a format has more than 3 digits".to_owned(),
-        ));
+        return Err(wrong("a number in a format has more than 3 digits".to_owned()));
     }
     let mut longest = 1000;
     for argument in arguments {
@@ -188,12 +160,7 @@ pub(super) fn checked_format(
     format(style, text, arguments).map(Value::from)
 }
 
-fn join(
-    value: &Value,
-    separator: Option<&str>,
-    attribute: Option<&str>,
-    options: Kwargs,
-) -> Result<Value, Error> {
+fn join(value: &Value, separator: Option<&str>, attribute: Option<&str>, options: Kwargs) -> Result<Value, Error> {
     let separator = separator.or(options.get("d")?).unwrap_or_default();
     let attribute: Option<&str> = attribute.or(options.get("attribute")?);
     options.assert_all_used()?;
@@ -236,11 +203,7 @@ fn indent(
         if index > 0 {
             out.write_char('\n').map_err(|_| too_long())?;
         }
-        let indented = if index == 0 {
-            first
-        } else {
-            blank || !line.is_empty()
-        };
+        let indented = if index == 0 { first } else { blank || !line.is_empty() };
         if indented {
             out.write_str(&prefix).map_err(|_| too_long())?;
         }

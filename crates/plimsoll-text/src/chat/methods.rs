@@ -15,12 +15,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(call);
 }
 
-fn call(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    method: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
+fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     charge_shallow(value)?;
     for argument in args {
         charge_shallow(argument)?;
@@ -83,11 +78,7 @@ fn check_separator(separator: &str) -> Result<(), Error> {
 
 fn partition(text: &str, separator: &str, from_end: bool) -> Result<Value, Error> {
     check_separator(separator)?;
-    let found = if from_end {
-        text.rsplit_once(separator)
-    } else {
-        text.split_once(separator)
-    };
+    let found = if from_end { text.rsplit_once(separator) } else { text.split_once(separator) };
     let parts = match (found, from_end) {
         (Some((before, after)), _) => [before, separator, after],
         (None, false) => [text, "", ""],

@@ -55,10 +55,7 @@ impl ChatTemplate {
     /// [`TextError::BadTemplate`] if it is longer than [`TEMPLATE_BYTES_MAX`], does not compile, or uses what is refused.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
         if source.len() > TEMPLATE_BYTES_MAX {
-            return Err(TextError::BadTemplate(format!(
-                "{} bytes, the limit is {TEMPLATE_BYTES_MAX}",
-                source.len()
-            )));
+            return Err(TextError::BadTemplate(format!("{} bytes, the limit is {TEMPLATE_BYTES_MAX}", source.len())));
         }
         let template = Self {
             source: program::prepare(source),
@@ -67,9 +64,7 @@ impl ChatTemplate {
             environment: environment(),
             prompt_bytes_max: PROMPT_BYTES_MAX,
         };
-        shielded(TextError::BadTemplate, || {
-            program::compile(&template.source).map(drop)
-        })?;
+        shielded(TextError::BadTemplate, || program::compile(&template.source).map(drop))?;
         Ok(template)
     }
 
@@ -109,11 +104,7 @@ impl ChatTemplate {
         tools.into_iter().for_each(|tools| size.add(tools));
         extra.values().for_each(|value| size.add(value));
         let mut context: Vec<(&str, Value)> = vec![("documents", Value::from(()))];
-        context.extend(
-            extra
-                .iter()
-                .map(|(key, value)| (key.as_str(), from_json(value))),
-        );
+        context.extend(extra.iter().map(|(key, value)| (key.as_str(), from_json(value))));
         context.extend([
             ("messages", from_json(messages)),
             ("tools", tools.map_or(Value::from(()), from_json)),
@@ -148,9 +139,7 @@ impl ChatTemplate {
         let exhausted = budget.exhausted();
         let limit = |what, limit| Err(TextError::TemplateLimit { what, limit });
         match result {
-            Ok(_) if prompt.len() > self.prompt_bytes_max => {
-                limit("bytes of prompt", self.prompt_bytes_max as u64)
-            }
+            Ok(_) if prompt.len() > self.prompt_bytes_max => limit("bytes of prompt", self.prompt_bytes_max as u64),
             Ok(_) => Ok(prompt),
             Err(_) if exhausted => limit("bytes of work", work),
             Err(error) if error.kind() == ErrorKind::OutOfFuel => limit("steps", steps),
@@ -204,11 +193,7 @@ fn from_json(value: &Json) -> Value {
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items.iter().map(from_json).collect(),
-        Json::Object(entries) => Value::from_pairs(
-            entries
-                .iter()
-                .map(|(key, value)| (key.as_str(), from_json(value))),
-        ),
+        Json::Object(entries) => Value::from_pairs(entries.iter().map(|(key, value)| (key.as_str(), from_json(value)))),
     }
 }
 

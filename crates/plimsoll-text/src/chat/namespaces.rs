@@ -37,8 +37,7 @@ pub(super) fn take_apart() {
     let mut attributes: Vec<(Value, String)> = Vec::new();
     for namespace in &alive {
         let names = namespace.try_iter().into_iter().flatten();
-        attributes
-            .extend(names.filter_map(|name| Some((namespace.clone(), name.as_str()?.to_owned()))));
+        attributes.extend(names.filter_map(|name| Some((namespace.clone(), name.as_str()?.to_owned()))));
     }
     if attributes.is_empty() {
         return;
@@ -56,14 +55,7 @@ pub(super) fn take_apart() {
     let mut output = make_string_output(&mut nothing);
     let context = Value::from(());
     // Loading constants and assigning to namespaces does not fail; if it did, the values would merely live on.
-    let _ = eval(
-        &environment,
-        &program,
-        context,
-        &no_blocks,
-        &mut output,
-        AutoEscape::None,
-    );
+    let _ = eval(&environment, &program, context, &no_blocks, &mut output, AutoEscape::None);
 }
 
 #[cfg(test)]
@@ -82,8 +74,7 @@ mod tests {
         let mut environment = Environment::new();
         install(&mut environment);
         let _budget = super::super::budget::Budget::start(1 << 20);
-        let source =
-            "{% set a = namespace() %}{% set b = namespace(other=a, w=w) %}{% set a.other = b %}";
+        let source = "{% set a = namespace() %}{% set b = namespace(other=a, w=w) %}{% set a.other = b %}";
         let context = Value::from_pairs([("w", Value::from_dyn_object(witness.clone()))]);
         environment.render_str(source, context).unwrap();
         assert!(Arc::strong_count(&witness) > 1, "the ring holds it");

@@ -29,33 +29,21 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function(name::CONCAT, concat);
     environment.add_function(name::MULTIPLY, multiply);
     environment.add_function(name::EQUAL, |a: &Value, b: &Value| equal(a, b));
-    environment.add_function(name::NOT_EQUAL, |a: &Value, b: &Value| {
-        equal(a, b).map(|same| !same)
-    });
+    environment.add_function(name::NOT_EQUAL, |a: &Value, b: &Value| equal(a, b).map(|same| !same));
     environment.add_function(name::IN, contains);
     environment.add_function(name::SLICE, slice);
-    environment.add_function(name::LIST, |items: Rest<Value>| {
-        finished(Value::from(items.0))
-    });
-    environment.add_function(name::TUPLE, |items: Rest<Value>| {
-        finished(Value::from(Tuple::from(items.0)))
-    });
+    environment.add_function(name::LIST, |items: Rest<Value>| finished(Value::from(items.0)));
+    environment.add_function(name::TUPLE, |items: Rest<Value>| finished(Value::from(Tuple::from(items.0))));
     environment.add_function(name::MAP, |parts: Rest<Value>| {
-        let pairs = parts
-            .0
-            .chunks_exact(2)
-            .map(|pair| (pair[0].clone(), pair[1].clone()));
+        let pairs = parts.0.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
         finished(Value::from_pairs(pairs))
     });
     environment.add_function("dict", |value: Option<Value>, update: Kwargs| {
         finished(minijinja::functions::dict(value, update)?)
     });
-    environment.add_function(
-        "raise_exception",
-        |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        },
-    );
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
     environment.add_test("iterable", |value: &Value| match value.kind() {
         ValueKind::String | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => true,
         // Jinja2's undefined is iterable, Python's `None` is not; the library has it the other way round.
@@ -134,11 +122,7 @@ fn concat(a: &Value, b: &Value) -> Result<Value, Error> {
 }
 
 fn multiply(a: &Value, b: &Value) -> Result<Value, Error> {
-    let (sequence, count) = if b.as_str().is_some() || is_list(b) {
-        (b, a)
-    } else {
-        (a, b)
-    };
+    let (sequence, count) = if b.as_str().is_some() || is_list(b) { (b, a) } else { (a, b) };
     let times = || count.as_i64().map(|n| usize::try_from(n).unwrap_or(0));
     if let (Some(text), Some(times)) = (sequence.as_str(), times()) {
         charge(text.len().saturating_mul(times))?;
@@ -146,15 +130,8 @@ fn multiply(a: &Value, b: &Value) -> Result<Value, Error> {
     }
     if let (true, Some(times)) = (is_list(sequence), times()) {
         let once = items(sequence)?;
-        charge(
-            once.len()
-                .saturating_mul(times)
-                .saturating_mul(size_of::<Value>()),
-        )?;
-        let all: Vec<Value> = std::iter::repeat_n(&once, times)
-            .flatten()
-            .cloned()
-            .collect();
+        charge(once.len().saturating_mul(times).saturating_mul(size_of::<Value>()))?;
+        let all: Vec<Value> = std::iter::repeat_n(&once, times).flatten().cloned().collect();
         return Ok(Value::from(all));
     }
     number(a, b, i128::checked_mul, |x, y| x * y)
@@ -176,15 +153,11 @@ fn contains(needle: &Value, haystack: &Value) -> Result<bool, Error> {
             charge_shallow(haystack)?;
             let (Some(text), Some(part)) = (haystack.as_str(), needle.as_str()) else {
                 let kind = needle.kind();
-                return Err(wrong(format!(
-                    "'in <string>' requires string as left operand, not {kind}"
-                )));
+                return Err(wrong(format!("'in <string>' requires string as left operand, not {kind}")));
             };
             Ok(text.contains(part))
         }
-        ValueKind::Map => {
-            Ok(!haystack.get_item(needle)?.is_undefined() || has_key(haystack, needle)?)
-        }
+        ValueKind::Map => Ok(!haystack.get_item(needle)?.is_undefined() || has_key(haystack, needle)?),
         ValueKind::Seq | ValueKind::Iterable => {
             for item in haystack.try_iter()?.checked() {
                 charge(8)?;
@@ -229,20 +202,13 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
             let text = value.as_str().unwrap_or_default();
             let characters: Vec<char> = text.chars().collect();
             let picked = python::slice_indices(characters.len(), start, stop, step);
-            Ok(Value::from(
-                picked.map(|i| characters[i]).collect::<String>(),
-            ))
+            Ok(Value::from(picked.map(|i| characters[i]).collect::<String>()))
         }
         ValueKind::Seq | ValueKind::Iterable => {
             let all = items(value)?;
-            let picked: Vec<Value> = python::slice_indices(all.len(), start, stop, step)
-                .map(|i| all[i].clone())
-                .collect();
-            Ok(if value.is_tuple() {
-                Value::from(Tuple::from(picked))
-            } else {
-                Value::from(picked)
-            })
+            let picked: Vec<Value> =
+                python::slice_indices(all.len(), start, stop, step).map(|i| all[i].clone()).collect();
+            Ok(if value.is_tuple() { Value::from(Tuple::from(picked)) } else { Value::from(picked) })
         }
         kind => Err(wrong(format!("cannot slice {kind}"))),
     }

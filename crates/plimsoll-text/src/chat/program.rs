@@ -31,11 +31,7 @@ pub(super) fn prepare(source: &str) -> String {
         return source.to_owned();
     };
     let rewritten = mark.replace_all(source, |found: &regex::Captures<'_>| {
-        let statement = if found.get(2).is_some() {
-            "endif"
-        } else {
-            "if true"
-        };
+        let statement = if found.get(2).is_some() { "endif" } else { "if true" };
         format!("{{%{} {statement} {}%}}", &found[1], &found[3])
     });
     rewritten.into_owned()
@@ -51,9 +47,7 @@ pub(super) fn compile(source: &str) -> Result<Instructions<'_>, TextError> {
     generator.compile_stmt(&tree);
     let (instructions, blocks) = generator.finish();
     if let Some(block) = blocks.keys().next() {
-        return Err(TextError::BadTemplate(format!(
-            "the block {block:?} is refused"
-        )));
+        return Err(TextError::BadTemplate(format!("the block {block:?} is refused")));
     }
     guarded(&instructions)
 }
@@ -64,9 +58,7 @@ fn guarded<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> 
     let mut moved = Vec::new();
     let mut index = 0;
     while let Some(instruction) = plain.get(index) {
-        let line = plain
-            .get_line(index)
-            .and_then(|line| u16::try_from(line).ok());
+        let line = plain.get_line(index).and_then(|line| u16::try_from(line).ok());
         let mut add = |instruction| match line {
             Some(line) => out.add_with_line(instruction, line),
             None => out.add(instruction),
@@ -83,9 +75,9 @@ fn guarded<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> 
     moved.push(out.add(Instruction::LoadConst(Value::from(()))));
     for index in 0..moved[moved.len() - 1] {
         if let Some(target) = out.get_mut(index).and_then(jump_target) {
-            *target = *moved.get(*target as usize).ok_or_else(|| {
-                TextError::BadTemplate(format!("a jump to {target} leaves the program"))
-            })?;
+            *target = *moved
+                .get(*target as usize)
+                .ok_or_else(|| TextError::BadTemplate(format!("a jump to {target} leaves the program")))?;
         }
     }
     Ok(out)
@@ -96,10 +88,7 @@ fn guard<'s>(instruction: &Instruction<'s>) -> Result<Instruction<'s>, TextError
     use minijinja::machinery::Instruction as I;
     let call = |name, count: usize| match u16::try_from(count) {
         Ok(count) => Ok(I::CallFunction(name, Some(count))),
-        Err(_) => Err(TextError::BadTemplate(format!(
-            "a literal with {count} parts, the limit is {}",
-            u16::MAX
-        ))),
+        Err(_) => Err(TextError::BadTemplate(format!("a literal with {count} parts, the limit is {}", u16::MAX))),
     };
     match instruction {
         I::Add => call(name::ADD, 2),
@@ -115,9 +104,9 @@ fn guard<'s>(instruction: &Instruction<'s>) -> Result<Instruction<'s>, TextError
         I::BuildList(Some(count)) => call(name::LIST, *count),
         I::BuildTuple(Some(count)) => call(name::TUPLE, *count),
         I::BuildMap(pairs) => call(name::MAP, pairs.saturating_mul(2)),
-        I::FastSuper | I::CallBlock(_) | I::LoadBlocks | I::Include(_) | I::ExportLocals => Err(
-            TextError::BadTemplate("other templates are out of reach".to_owned()),
-        ),
+        I::FastSuper | I::CallBlock(_) | I::LoadBlocks | I::Include(_) | I::ExportLocals => {
+            Err(TextError::BadTemplate("other templates are out of reach".to_owned()))
+        }
         other => Ok(other.clone()),
     }
 }

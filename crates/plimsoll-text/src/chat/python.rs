@@ -27,15 +27,12 @@ fn write_repr(out: &mut impl Write, value: &Value, depth: usize) -> Result<(), E
     match value.kind() {
         ValueKind::Undefined => Ok(()),
         ValueKind::None => out.write_str("None").map_err(failed),
-        ValueKind::Bool => out
-            .write_str(if value.is_true() { "True" } else { "False" })
-            .map_err(failed),
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(failed),
         ValueKind::Number => write_number(out, value),
         ValueKind::String => write_quoted(out, value.as_str().unwrap_or_default()).map_err(failed),
         ValueKind::Seq | ValueKind::Iterable => {
             let tuple = value.is_tuple();
-            out.write_char(if tuple { '(' } else { '[' })
-                .map_err(failed)?;
+            out.write_char(if tuple { '(' } else { '[' }).map_err(failed)?;
             let mut count = 0;
             for item in value.try_iter()?.checked() {
                 if count > 0 {
@@ -95,20 +92,12 @@ fn float_repr(float: f64) -> String {
         return format!("{mantissa}e{sign}{digits:0>2}");
     }
     let text = format!("{float}");
-    if text.contains('.') {
-        text
-    } else {
-        text + ".0"
-    }
+    if text.contains('.') { text } else { text + ".0" }
 }
 
 /// Writes a string as Python shows it inside a list.
 fn write_quoted(out: &mut impl Write, text: &str) -> fmt::Result {
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.write_char(quote)?;
     for c in text.chars() {
         match c {
@@ -151,28 +140,18 @@ pub(super) struct Json {
 
 impl Json {
     /// Writes a value; undefined values and functions are errors, as in Python.
-    pub(super) fn write(
-        &self,
-        out: &mut impl Write,
-        value: &Value,
-        depth: usize,
-    ) -> Result<(), Error> {
+    pub(super) fn write(&self, out: &mut impl Write, value: &Value, depth: usize) -> Result<(), Error> {
         check_depth(depth)?;
         match value.kind() {
             ValueKind::None => out.write_str("null").map_err(failed),
-            ValueKind::Bool => out
-                .write_str(if value.is_true() { "true" } else { "false" })
-                .map_err(failed),
+            ValueKind::Bool => out.write_str(if value.is_true() { "true" } else { "false" }).map_err(failed),
             ValueKind::Number => self.write_number(out, value),
-            ValueKind::String => self
-                .write_string(out, value.as_str().unwrap_or_default())
-                .map_err(failed),
+            ValueKind::String => self.write_string(out, value.as_str().unwrap_or_default()).map_err(failed),
             ValueKind::Seq | ValueKind::Iterable => self.write_list(out, value, depth),
             ValueKind::Map => self.write_map(out, value, depth),
-            kind => Err(Error::new(
-                ErrorKind::BadSerialization,
-                format!("a value of type {kind} is not JSON serializable"),
-            )),
+            kind => {
+                Err(Error::new(ErrorKind::BadSerialization, format!("a value of type {kind} is not JSON serializable")))
+            }
         }
     }
 
@@ -281,11 +260,7 @@ pub(super) fn slice_indices(
     let len = i64::try_from(len).unwrap_or(i64::MAX);
     let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let clamp = |bound: i64| {
-        let from_start = if bound < 0 {
-            bound.saturating_add(len)
-        } else {
-            bound
-        };
+        let from_start = if bound < 0 { bound.saturating_add(len) } else { bound };
         from_start.clamp(low, high)
     };
     let first = start.map_or(if step > 0 { low } else { high }, clamp);

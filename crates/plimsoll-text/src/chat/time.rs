@@ -24,24 +24,14 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Registers the function.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function("strftime_now", |format: &str| {
         charge(format.len().saturating_mul(16))?;
         // A clock before 1970 is a clock that is not set.
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_secs());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         Ok::<_, minijinja::Error>(strftime(format, now))
     });
 }
@@ -62,9 +52,7 @@ struct Moment {
 impl Moment {
     fn new(seconds: u64) -> Self {
         let days = seconds / 86_400;
-        let leap = |year: u64| {
-            year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-        };
+        let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
         let mut year = 1970;
         let mut rest = days;
         while rest >= 365 + u64::from(leap(year)) {
@@ -72,20 +60,7 @@ impl Moment {
             year += 1;
         }
         let day_of_year = rest + 1;
-        let lengths = [
-            31,
-            28 + u64::from(leap(year)),
-            31,
-            30,
-            31,
-            30,
-            31,
-            31,
-            30,
-            31,
-            30,
-            31,
-        ];
+        let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
         let mut month = 1;
         for length in lengths {
             if rest < length {
@@ -94,14 +69,7 @@ impl Moment {
             rest -= length;
             month += 1;
         }
-        Self {
-            year,
-            month,
-            day: rest + 1,
-            day_of_year,
-            weekday: (days + 4) % 7,
-            second_of_day: seconds % 86_400,
-        }
+        Self { year, month, day: rest + 1, day_of_year, weekday: (days + 4) % 7, second_of_day: seconds % 86_400 }
     }
 }
 
@@ -137,11 +105,7 @@ fn strftime(format: &str, seconds: u64) -> String {
 }
 
 fn write_directive(out: &mut String, directive: char, m: &Moment) {
-    let (hour, minute, second) = (
-        m.second_of_day / 3600,
-        m.second_of_day / 60 % 60,
-        m.second_of_day % 60,
-    );
+    let (hour, minute, second) = (m.second_of_day / 3600, m.second_of_day / 60 % 60, m.second_of_day % 60);
     let month = MONTHS[(m.month as usize - 1).min(11)];
     let day = DAYS[m.weekday as usize];
     let hour12 = (hour + 11) % 12 + 1;
@@ -181,14 +145,8 @@ mod tests {
     #[test]
     fn dates_are_those_of_the_calendar() {
         assert_eq!(strftime("%d %b %Y", 0), "01 Jan 1970");
-        assert_eq!(
-            strftime("%A, %-d %B %Y %H:%M:%S", 1_709_210_096),
-            "Thursday, 29 February 2024 12:34:56"
-        );
-        assert_eq!(
-            strftime("%Y-%m-%d %j %I %p %%%Q", 1_735_689_599),
-            "2024-12-31 366 11 PM %%Q"
-        );
+        assert_eq!(strftime("%A, %-d %B %Y %H:%M:%S", 1_709_210_096), "Thursday, 29 February 2024 12:34:56");
+        assert_eq!(strftime("%Y-%m-%d %j %I %p %%%Q", 1_735_689_599), "2024-12-31 366 11 PM %%Q");
         assert_eq!(strftime("%a%", 1_735_689_600), "Wed%");
     }
 }

@@ -51,11 +51,7 @@ struct Constants {
 
 impl Default for Constants {
     fn default() -> Self {
-        Self {
-            product: 1,
-            longest: 1,
-            multiplications: 0,
-        }
+        Self { product: 1, longest: 1, multiplications: 0 }
     }
 }
 
@@ -101,16 +97,10 @@ impl Look {
             }
             Token::Assign if self.statement == Statement::Set => self.statement = Statement::Other,
             Token::Ident(word) => self.take_word(word)?,
-            Token::Int(n) => {
-                self.constants.product = self.constants.product.saturating_mul((*n).max(1))
-            }
+            Token::Int(n) => self.constants.product = self.constants.product.saturating_mul((*n).max(1)),
             Token::Int128(_) => self.constants.product = u64::MAX,
-            Token::Str(text) => {
-                self.constants.longest = self.constants.longest.max(text.len() as u64)
-            }
-            Token::String(text) => {
-                self.constants.longest = self.constants.longest.max(text.len() as u64)
-            }
+            Token::Str(text) => self.constants.longest = self.constants.longest.max(text.len() as u64),
+            Token::String(text) => self.constants.longest = self.constants.longest.max(text.len() as u64),
             Token::Float(_) | Token::Comma | Token::Assign | Token::Colon => {}
             Token::Pow => return Err("the operator ** is refused".to_owned()),
             operator => {
@@ -130,9 +120,7 @@ impl Look {
             return if operator { self.operator() } else { Ok(()) };
         }
         match word {
-            "if" | "for" | "macro" | "call" | "filter" | "with" | "autoescape" | "block" => {
-                self.enter(1)
-            }
+            "if" | "for" | "macro" | "call" | "filter" | "with" | "autoescape" | "block" => self.enter(1),
             "elif" => {
                 let outer = self.open.pop().unwrap_or(0);
                 self.depth -= outer;
@@ -162,9 +150,7 @@ impl Look {
         self.open.push(levels);
         self.depth += levels;
         if self.depth > STATEMENTS_MAX {
-            return Err(format!(
-                "statements are nested more than {STATEMENTS_MAX} deep"
-            ));
+            return Err(format!("statements are nested more than {STATEMENTS_MAX} deep"));
         }
         Ok(())
     }
@@ -172,14 +158,8 @@ impl Look {
     /// Between tags: adds up what folding may make of the last one. The product of all its integers times its longest string,
     /// once per multiplication, is an upper bound.
     fn next_tag(&mut self) {
-        let Constants {
-            product,
-            longest,
-            multiplications,
-        } = std::mem::take(&mut self.constants);
-        let folded = product
-            .saturating_mul(longest)
-            .saturating_mul(multiplications);
+        let Constants { product, longest, multiplications } = std::mem::take(&mut self.constants);
+        let folded = product.saturating_mul(longest).saturating_mul(multiplications);
         self.folded = self.folded.saturating_add(folded);
         self.operators = 0;
     }

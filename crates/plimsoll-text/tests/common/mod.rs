@@ -77,9 +77,7 @@ impl GgufFixture {
 }
 
 pub fn path(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name]
-        .iter()
-        .collect()
+    [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name].iter().collect()
 }
 
 pub fn read<T: DeserializeOwned>(name: &str) -> T {
@@ -89,15 +87,7 @@ pub fn read<T: DeserializeOwned>(name: &str) -> T {
 }
 
 /// The folders that hold a `tokenizer.json`.
-pub const FOLDERS: [&str; 7] = [
-    "gemma",
-    "byte_level",
-    "gpt2",
-    "llama2",
-    "metaspace",
-    "unigram",
-    "wordpiece",
-];
+pub const FOLDERS: [&str; 7] = ["gemma", "byte_level", "gpt2", "llama2", "metaspace", "unigram", "wordpiece"];
 
 pub fn tokenizer(folder: &str) -> Tokenizer {
     let file = path(folder).join("tokenizer.json");
@@ -109,11 +99,7 @@ pub fn as_gguf(folder: &str, pre: &str) -> GgufVocab {
     let file: serde_json::Value = read(&format!("{folder}/tokenizer.json"));
     let ids = file["model"]["vocab"].as_object().unwrap();
     let added = file["added_tokens"].as_array().unwrap();
-    let count = ids
-        .values()
-        .chain(added.iter().map(|a| &a["id"]))
-        .filter_map(|id| id.as_u64())
-        .max();
+    let count = ids.values().chain(added.iter().map(|a| &a["id"])).filter_map(|id| id.as_u64()).max();
     let mut tokens = vec![String::new(); count.unwrap() as usize + 1];
     let mut token_types = vec![1; tokens.len()];
     for (token, id) in ids {
@@ -124,14 +110,10 @@ pub fn as_gguf(folder: &str, pre: &str) -> GgufVocab {
         tokens[id] = token["content"].as_str().unwrap().to_owned();
         token_types[id] = if token["special"] == true { 3 } else { 4 };
     }
-    let merges = file["model"]["merges"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|pair| {
-            let part = |i: usize| pair[i].as_str().unwrap();
-            format!("{} {}", part(0), part(1))
-        });
+    let merges = file["model"]["merges"].as_array().unwrap().iter().map(|pair| {
+        let part = |i: usize| pair[i].as_str().unwrap();
+        format!("{} {}", part(0), part(1))
+    });
     GgufVocab {
         model: "gpt2".to_owned(),
         pre: pre.to_owned(),

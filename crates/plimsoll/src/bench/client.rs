@@ -35,47 +35,30 @@ pub struct Target {
 impl Target {
     /// Reads `http://host:port`, with or without a trailing `/v1`.
     pub fn parse(url: &str) -> Result<Self> {
-        let Some(rest) = url.strip_prefix("http://") else {
-            bail!("{url}: only http://host:port is supported")
-        };
+        let Some(rest) = url.strip_prefix("http://") else { bail!("{url}: only http://host:port is supported") };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.is_empty() {
             bail!("{url}: the host is missing");
         }
-        let port_given = authority
-            .rsplit_once(':')
-            .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        let authority = if port_given {
-            authority.to_owned()
-        } else {
-            format!("{authority}:80")
-        };
+        let port_given = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let authority = if port_given { authority.to_owned() } else { format!("{authority}:80") };
         let path = path.trim_end_matches('/');
-        let path = path
-            .strip_suffix("v1")
-            .unwrap_or(path)
-            .trim_end_matches('/');
-        let base = if path.is_empty() {
-            String::new()
-        } else {
-            format!("/{path}")
-        };
+        let path = path.strip_suffix("v1").unwrap_or(path).trim_end_matches('/');
+        let base = if path.is_empty() { String::new() } else { format!("/{path}") };
         Ok(Self { authority, base })
     }
 
     /// A bare connection, for those who write their own bytes.
     pub async fn connect(&self) -> Result<TcpStream> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
-        let stream =
-            stream.with_context(|| format!("{}: no connection in time", self.authority))??;
+        let stream = stream.with_context(|| format!("{}: no connection in time", self.authority))??;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
 
     /// Sends a JSON body. The answer's head must come within `within`.
     pub async fn post(&self, path: &str, body: &Value, within: Duration) -> Result<Answer> {
-        self.send(Method::POST, path, Bytes::from(body.to_string()), within)
-            .await
+        self.send(Method::POST, path, Bytes::from(body.to_string()), within).await
     }
 
     /// Reads a page.
@@ -83,13 +66,7 @@ impl Target {
         self.send(Method::GET, path, Bytes::new(), within).await
     }
 
-    async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-        within: Duration,
-    ) -> Result<Answer> {
+    async fn send(&self, method: Method, path: &str, body: Bytes, within: Duration) -> Result<Answer> {
         let stream = self.connect().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let connection = Connection(tokio::spawn(async move {
@@ -103,13 +80,8 @@ impl Target {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))?;
         let response = timeout(within, sender.send_request(request)).await;
-        let response = response
-            .with_context(|| format!("no answer from {} within {within:?}", self.authority))??;
-        Ok(Answer {
-            response,
-            pending: Vec::new(),
-            _connection: connection,
-        })
+        let response = response.with_context(|| format!("no answer from {} within {within:?}", self.authority))??;
+        Ok(Answer { response, pending: Vec::new(), _connection: connection })
     }
 }
 
@@ -165,8 +137,7 @@ impl Answer {
     /// The whole body as JSON.
     pub async fn json(self) -> Result<Value> {
         let text = self.text().await?;
-        serde_json::from_str(&text)
-            .with_context(|| format!("not JSON: {}", text.chars().take(200).collect::<String>()))
+        serde_json::from_str(&text).with_context(|| format!("not JSON: {}", text.chars().take(200).collect::<String>()))
     }
 
     /// The data of the next server-sent event; none at the end of the body. Comments are passed over.
@@ -190,14 +161,8 @@ impl Answer {
 
 /// Cuts the first complete block (up to an empty line) off `pending`.
 fn take_block(pending: &mut Vec<u8>) -> Option<String> {
-    let feed = pending
-        .windows(2)
-        .position(|w| w == b"\n\n")
-        .map(|at| (at, 2));
-    let both = pending
-        .windows(4)
-        .position(|w| w == b"\r\n\r\n")
-        .map(|at| (at, 4));
+    let feed = pending.windows(2).position(|w| w == b"\n\n").map(|at| (at, 2));
+    let both = pending.windows(4).position(|w| w == b"\r\n\r\n").map(|at| (at, 4));
     let (at, gap) = [feed, both].into_iter().flatten().min()?;
     let block = String::from_utf8_lossy(&pending[..at]).into_owned();
     pending.drain(..at + gap);
@@ -207,9 +172,7 @@ fn take_block(pending: &mut Vec<u8>) -> Option<String> {
 /// The `data:` lines of a block, joined; none when it has none.
 fn data_of(block: &str) -> Option<String> {
     let data = block.lines().filter_map(|line| line.strip_prefix("data:"));
-    let lines: Vec<&str> = data
-        .map(|line| line.strip_prefix(' ').unwrap_or(line))
-        .collect();
+    let lines: Vec<&str> = data.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 

@@ -34,22 +34,12 @@ impl Dialect {
         let mut last = String::new();
         for (ignore_eos, usage) in [(true, true), (false, true), (true, false), (false, false)] {
             let dialect = Self { ignore_eos, usage };
-            let answer = target
-                .post(
-                    "/v1/completions",
-                    &dialect.body(model, "Hi", 2),
-                    REQUEST_TIMEOUT,
-                )
-                .await?;
+            let answer = target.post("/v1/completions", &dialect.body(model, "Hi", 2), REQUEST_TIMEOUT).await?;
             if answer.status() == 200 {
                 answer.text().await?;
                 return Ok(dialect);
             }
-            last = format!(
-                "{}: {}",
-                answer.status(),
-                answer.text().await?.chars().take(200).collect::<String>()
-            );
+            last = format!("{}: {}", answer.status(), answer.text().await?.chars().take(200).collect::<String>());
         }
         bail!("{} takes no streamed completion: {last}", target.authority)
     }
@@ -146,12 +136,7 @@ pub async fn round(server: &Server, load: &Load) -> Round {
         timings.append(&mut good);
         errors.append(&mut bad);
     }
-    summary(
-        &timings,
-        errors,
-        start.elapsed().as_secs_f64(),
-        peak.bytes(),
-    )
+    summary(&timings, errors, start.elapsed().as_secs_f64(), peak.bytes())
 }
 
 async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>) -> (Vec<Timing>, Vec<String>) {
@@ -169,16 +154,9 @@ async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>) -> (Vec<Timi
 async fn one(server: &Server, prompt: &str, output_tokens: usize) -> Result<Timing> {
     let body = server.dialect.body(&server.model, prompt, output_tokens);
     let start = Instant::now();
-    let mut answer = server
-        .target
-        .post("/v1/completions", &body, REQUEST_TIMEOUT)
-        .await?;
+    let mut answer = server.target.post("/v1/completions", &body, REQUEST_TIMEOUT).await?;
     if answer.status() != 200 {
-        bail!(
-            "{}: {}",
-            answer.status(),
-            answer.text().await?.chars().take(200).collect::<String>()
-        );
+        bail!("{}: {}", answer.status(), answer.text().await?.chars().take(200).collect::<String>());
     }
     let mut timing = Timing::default();
     let (mut pieces, mut last, mut ended) = (0u64, start, false);
@@ -192,11 +170,7 @@ async fn one(server: &Server, prompt: &str, output_tokens: usize) -> Result<Timi
         if let Some(error) = event.get("error").filter(|e| !e.is_null()) {
             bail!("in the stream: {error}");
         }
-        if event
-            .pointer("/choices/0/text")
-            .and_then(Value::as_str)
-            .is_some_and(|text| !text.is_empty())
-        {
+        if event.pointer("/choices/0/text").and_then(Value::as_str).is_some_and(|text| !text.is_empty()) {
             let since = now.duration_since(last).as_secs_f64();
             if pieces == 0 {
                 timing.ttft = since
@@ -213,9 +187,7 @@ async fn one(server: &Server, prompt: &str, output_tokens: usize) -> Result<Timi
         bail!("the stream ended without text or terminator");
     }
     // Without usage, a piece is taken for a token.
-    timing.output_tokens = timing
-        .output_tokens
-        .max(if server.dialect.usage { 0 } else { pieces });
+    timing.output_tokens = timing.output_tokens.max(if server.dialect.usage { 0 } else { pieces });
     Ok(timing)
 }
 
@@ -223,10 +195,7 @@ fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: 
     let sum = |of: fn(&Timing) -> u64| timings.iter().map(of).sum::<u64>();
     let (prompt_tokens, output_tokens) = (sum(|t| t.prompt_tokens), sum(|t| t.output_tokens));
     let mut ttft: Vec<f64> = timings.iter().map(|t| t.ttft).collect();
-    let mut gaps: Vec<f64> = timings
-        .iter()
-        .flat_map(|t| t.gaps.iter().copied())
-        .collect();
+    let mut gaps: Vec<f64> = timings.iter().flat_map(|t| t.gaps.iter().copied()).collect();
     Round {
         output_tokens_per_s: output_tokens as f64 / wall_s,
         prompt_tokens_per_s: prompt_tokens as f64 / wall_s,
@@ -258,10 +227,7 @@ struct Peak {
 
 impl Peak {
     fn watch(pid: Option<u32>) -> Self {
-        let peak = Self {
-            bytes: Arc::default(),
-            over: Arc::default(),
-        };
+        let peak = Self { bytes: Arc::default(), over: Arc::default() };
         if let Some(pid) = pid {
             let (bytes, over) = (Arc::clone(&peak.bytes), Arc::clone(&peak.over));
             tokio::spawn(async move {
@@ -301,26 +267,10 @@ mod tests {
 
     #[test]
     fn a_round_counts_what_was_answered_and_keeps_the_first_error() {
-        let timing = Timing {
-            ttft: 0.5,
-            gaps: vec![0.1, 0.3],
-            prompt_tokens: 10,
-            output_tokens: 3,
-        };
-        let round = summary(
-            &[timing.clone(), timing],
-            vec!["first".into(), "second".into()],
-            2.0,
-            7,
-        );
-        assert_eq!(
-            (round.output_tokens_per_s, round.prompt_tokens_per_s),
-            (3.0, 10.0)
-        );
-        assert_eq!(
-            (round.errors, round.first_error.as_deref()),
-            (2, Some("first"))
-        );
+        let timing = Timing { ttft: 0.5, gaps: vec![0.1, 0.3], prompt_tokens: 10, output_tokens: 3 };
+        let round = summary(&[timing.clone(), timing], vec!["first".into(), "second".into()], 2.0, 7);
+        assert_eq!((round.output_tokens_per_s, round.prompt_tokens_per_s), (3.0, 10.0));
+        assert_eq!((round.errors, round.first_error.as_deref()), (2, Some("first")));
         assert_eq!((round.gap_p50_s, round.gap_p99_s), (0.1, 0.3));
     }
 }

@@ -58,11 +58,7 @@ pub struct Args {
 /// Runs the benchmark and prints the table. Fails when a server cannot be reached or every request of a round failed.
 pub async fn run(args: &Args) -> Result<()> {
     if !args.pid.is_empty() && args.pid.len() != args.url.len() {
-        bail!(
-            "{} --pid for {} --url: give one for each or none",
-            args.pid.len(),
-            args.url.len()
-        );
+        bail!("{} --pid for {} --url: give one for each or none", args.pid.len(), args.url.len());
     }
     let mut servers = Vec::new();
     for (i, url) in args.url.iter().enumerate() {
@@ -70,12 +66,7 @@ pub async fn run(args: &Args) -> Result<()> {
     }
     // One scale for all: every server gets the same texts.
     let scale = Scale::measure(&servers[0].target, &servers[0].model).await?;
-    let mut all: Vec<Series> = args
-        .url
-        .iter()
-        .zip(&servers)
-        .map(|(url, server)| series(url, server))
-        .collect();
+    let mut all: Vec<Series> = args.url.iter().zip(&servers).map(|(url, server)| series(url, server)).collect();
     for number in 0..args.rounds as usize {
         for (server, series) in servers.iter().zip(&mut all) {
             let done = round(server, &load(args, scale, number)).await;
@@ -97,13 +88,7 @@ pub async fn run(args: &Args) -> Result<()> {
     }
     println!("{}", report::table(&all));
     if let Some(path) = &args.json {
-        write_json(
-            path,
-            &Document {
-                args,
-                servers: &all,
-            },
-        )?;
+        write_json(path, &Document { args, servers: &all })?;
     }
     Ok(())
 }
@@ -131,44 +116,22 @@ async fn greet(url: &str, model: Option<&str>, pid: Option<u32>) -> Result<Serve
     if !dialect.ignore_eos {
         eprintln!("{url} does not take ignore_eos: its answers may be shorter than asked for");
     }
-    Ok(Server {
-        target,
-        model,
-        dialect,
-        pid,
-    })
+    Ok(Server { target, model, dialect, pid })
 }
 
 /// The first model a server lists.
 pub async fn first_model(target: &Target) -> Result<String> {
-    let list = target
-        .get("/v1/models", Duration::from_secs(30))
-        .await?
-        .json()
-        .await?;
+    let list = target.get("/v1/models", Duration::from_secs(30)).await?.json().await?;
     let id = list.pointer("/data/0/id").and_then(Value::as_str);
-    id.map(str::to_owned)
-        .with_context(|| format!("{} lists no model", target.authority))
+    id.map(str::to_owned).with_context(|| format!("{} lists no model", target.authority))
 }
 
 fn series(url: &str, server: &Server) -> Series {
-    Series {
-        url: url.into(),
-        model: server.model.clone(),
-        rounds: Vec::new(),
-    }
+    Series { url: url.into(), model: server.model.clone(), rounds: Vec::new() }
 }
 
 fn load(args: &Args, scale: Scale, round: usize) -> Load {
-    let prompt = |i: u32| {
-        prompts::prompt(
-            scale,
-            args.prompt_tokens,
-            args.shared_prefix,
-            round,
-            i as usize,
-        )
-    };
+    let prompt = |i: u32| prompts::prompt(scale, args.prompt_tokens, args.shared_prefix, round, i as usize);
     Load {
         prompts: Arc::new((0..args.requests).map(prompt).collect()),
         concurrency: args.concurrency as usize,

@@ -9,12 +9,12 @@ use super::client::Target;
 
 /// Common words; with a leading space nearly all are one token in the field's vocabularies.
 const WORDS: [&str; 64] = [
-    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world",
-    "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place",
-    "case", "week", "company", "system", "program", "question", "work", "number", "night", "point",
-    "home", "water", "room", "mother", "area", "money", "story", "fact", "month", "lot", "right",
-    "study", "book", "eye", "job", "word", "business", "issue", "side", "kind", "head", "house",
-    "service", "friend", "father", "power", "hour", "game", "line", "end", "member", "law", "car",
+    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
+    "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system",
+    "program", "question", "work", "number", "night", "point", "home", "water", "room", "mother", "area", "money",
+    "story", "fact", "month", "lot", "right", "study", "book", "eye", "job", "word", "business", "issue", "side",
+    "kind", "head", "house", "service", "friend", "father", "power", "hour", "game", "line", "end", "member", "law",
+    "car",
 ];
 
 /// A small generator of numbers (SplitMix64), so that runs can be repeated.
@@ -74,10 +74,7 @@ impl Scale {
         let at_few = prompt_tokens(target, model, &words(1, few)).await?;
         let at_many = prompt_tokens(target, model, &words(1, many)).await?;
         let per_word = (at_many - at_few) / (many - few) as f64;
-        Ok(Self {
-            fixed: at_few - per_word * few as f64,
-            per_word: per_word.max(0.1),
-        })
+        Ok(Self { fixed: at_few - per_word * few as f64, per_word: per_word.max(0.1) })
     }
 
     /// Words for about `tokens` tokens, special tokens included.
@@ -88,25 +85,15 @@ impl Scale {
 
 async fn prompt_tokens(target: &Target, model: &str, prompt: &str) -> Result<f64> {
     let body = json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0});
-    let answer = target
-        .post("/v1/completions", &body, Duration::from_secs(120))
-        .await?
-        .json()
-        .await?;
-    let tokens = answer
-        .pointer("/usage/prompt_tokens")
-        .and_then(Value::as_f64);
+    let answer = target.post("/v1/completions", &body, Duration::from_secs(120)).await?.json().await?;
+    let tokens = answer.pointer("/usage/prompt_tokens").and_then(Value::as_f64);
     tokens.with_context(|| format!("{} reports no usage: {answer}", target.authority))
 }
 
 /// The prompt of request `index` in `round`: a shared beginning, then words of its own.
 pub fn prompt(scale: Scale, tokens: usize, shared: usize, round: usize, index: usize) -> String {
     let all = scale.words(tokens);
-    let common = if shared == 0 {
-        0
-    } else {
-        scale.words(shared).min(all)
-    };
+    let common = if shared == 0 { 0 } else { scale.words(shared).min(all) };
     // The first own word differs between requests, so that no more than the beginning is shared.
     let own = ((round as u64) << 32) | index as u64;
     words(42, common) + &words(own ^ 0x5eed_0000_0000, all - common)
@@ -118,17 +105,10 @@ mod tests {
 
     #[test]
     fn prompts_share_only_what_they_should() {
-        let scale = Scale {
-            fixed: 1.0,
-            per_word: 1.0,
-        };
+        let scale = Scale { fixed: 1.0, per_word: 1.0 };
         let (a, b) = (prompt(scale, 101, 41, 0, 0), prompt(scale, 101, 41, 0, 1));
         assert_eq!(a.split_whitespace().count(), 100);
-        let common = a
-            .split_whitespace()
-            .zip(b.split_whitespace())
-            .take_while(|(x, y)| x == y)
-            .count();
+        let common = a.split_whitespace().zip(b.split_whitespace()).take_while(|(x, y)| x == y).count();
         assert!((40..50).contains(&common), "{common}");
         assert_eq!(a, prompt(scale, 101, 41, 0, 0));
         assert_ne!(prompt(scale, 50, 0, 0, 3), prompt(scale, 50, 0, 1, 3));

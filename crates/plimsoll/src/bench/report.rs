@@ -26,60 +26,15 @@ struct Row {
 }
 
 const ROWS: [Row; 9] = [
-    Row {
-        name: "output tok/s",
-        decimals: 1,
-        factor: 1.0,
-        of: |r| r.output_tokens_per_s,
-    },
-    Row {
-        name: "prompt tok/s",
-        decimals: 1,
-        factor: 1.0,
-        of: |r| r.prompt_tokens_per_s,
-    },
-    Row {
-        name: "TTFT p50 ms",
-        decimals: 1,
-        factor: 1e3,
-        of: |r| r.ttft_p50_s,
-    },
-    Row {
-        name: "TTFT p99 ms",
-        decimals: 1,
-        factor: 1e3,
-        of: |r| r.ttft_p99_s,
-    },
-    Row {
-        name: "inter-token p50 ms",
-        decimals: 2,
-        factor: 1e3,
-        of: |r| r.gap_p50_s,
-    },
-    Row {
-        name: "inter-token p99 ms",
-        decimals: 2,
-        factor: 1e3,
-        of: |r| r.gap_p99_s,
-    },
-    Row {
-        name: "wall s",
-        decimals: 2,
-        factor: 1.0,
-        of: |r| r.wall_s,
-    },
-    Row {
-        name: "errors",
-        decimals: 0,
-        factor: 1.0,
-        of: |r| r.errors as f64,
-    },
-    Row {
-        name: "peak RSS MiB",
-        decimals: 1,
-        factor: 1.0 / 1_048_576.0,
-        of: |r| r.peak_resident as f64,
-    },
+    Row { name: "output tok/s", decimals: 1, factor: 1.0, of: |r| r.output_tokens_per_s },
+    Row { name: "prompt tok/s", decimals: 1, factor: 1.0, of: |r| r.prompt_tokens_per_s },
+    Row { name: "TTFT p50 ms", decimals: 1, factor: 1e3, of: |r| r.ttft_p50_s },
+    Row { name: "TTFT p99 ms", decimals: 1, factor: 1e3, of: |r| r.ttft_p99_s },
+    Row { name: "inter-token p50 ms", decimals: 2, factor: 1e3, of: |r| r.gap_p50_s },
+    Row { name: "inter-token p99 ms", decimals: 2, factor: 1e3, of: |r| r.gap_p99_s },
+    Row { name: "wall s", decimals: 2, factor: 1.0, of: |r| r.wall_s },
+    Row { name: "errors", decimals: 0, factor: 1.0, of: |r| r.errors as f64 },
+    Row { name: "peak RSS MiB", decimals: 1, factor: 1.0 / 1_048_576.0, of: |r| r.peak_resident as f64 },
 ];
 
 /// The table: a column per server, medians with their range over the rounds, and ratios to the first server.
@@ -110,9 +65,7 @@ fn median(row: &Row, rounds: &[Round]) -> f64 {
 
 fn cell(row: &Row, rounds: &[Round]) -> String {
     let values: Vec<f64> = rounds.iter().map(|r| (row.of)(r) * row.factor).collect();
-    let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(low, high), v| {
-        (low.min(*v), high.max(*v))
-    });
+    let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(*v), high.max(*v)));
     let digits = row.decimals;
     let median = median(row, rounds);
     if values.len() > 1 && low < high {
@@ -124,22 +77,13 @@ fn cell(row: &Row, rounds: &[Round]) -> String {
 
 fn ratio(row: &Row, first: &[Round], other: &[Round]) -> String {
     let (first, other) = (median(row, first), median(row, other));
-    if first > 0.0 {
-        format!("{:.2}×", other / first)
-    } else {
-        "–".into()
-    }
+    if first > 0.0 { format!("{:.2}×", other / first) } else { "–".into() }
 }
 
 fn align(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
-        lines
-            .iter()
-            .filter_map(|cells| cells.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-            .unwrap_or(0)
+        lines.iter().filter_map(|cells| cells.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
@@ -148,11 +92,7 @@ fn align(lines: &[Vec<String>]) -> String {
             let pad = " ".repeat(width - cell.chars().count());
             let gap = if column == 0 { "" } else { "  " };
             // Names to the left, numbers to the right.
-            text += &if column == 0 {
-                format!("{gap}{cell}{pad}")
-            } else {
-                format!("{gap}{pad}{cell}")
-            };
+            text += &if column == 0 { format!("{gap}{cell}{pad}") } else { format!("{gap}{pad}{cell}") };
         }
         text.truncate(text.trim_end().len());
         text.push('\n');
@@ -169,33 +109,14 @@ mod tests {
         let series = |url: &str, speeds: &[f64]| Series {
             url: url.into(),
             model: "m".into(),
-            rounds: speeds
-                .iter()
-                .map(|s| Round {
-                    output_tokens_per_s: *s,
-                    ..Round::default()
-                })
-                .collect(),
+            rounds: speeds.iter().map(|s| Round { output_tokens_per_s: *s, ..Round::default() }).collect(),
         };
-        let text = table(&[
-            series("http://a", &[10.0, 30.0, 20.0]),
-            series("http://b", &[40.0, 40.0, 40.0]),
-        ]);
-        let line = text
-            .lines()
-            .find(|line| line.starts_with("output tok/s"))
-            .unwrap();
+        let text = table(&[series("http://a", &[10.0, 30.0, 20.0]), series("http://b", &[40.0, 40.0, 40.0])]);
+        let line = text.lines().find(|line| line.starts_with("output tok/s")).unwrap();
         assert!(line.contains("20.0 (10.0–30.0)"), "{text}");
         assert!(line.contains("40.0") && line.ends_with("2.00×"), "{text}");
         assert!(text.lines().next().unwrap().contains("http://b"));
-        let ends: Vec<_> = text
-            .lines()
-            .filter(|l| l.contains('×'))
-            .map(|l| l.chars().count())
-            .collect();
-        assert!(
-            ends.windows(2).all(|pair| pair[0] == pair[1]),
-            "columns are aligned: {text}"
-        );
+        let ends: Vec<_> = text.lines().filter(|l| l.contains('×')).map(|l| l.chars().count()).collect();
+        assert!(ends.windows(2).all(|pair| pair[0] == pair[1]), "columns are aligned: {text}");
     }
 }

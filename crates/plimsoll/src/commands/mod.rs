@@ -28,6 +28,7 @@ pub fn start_engine(model: &str, options: &Options) -> anyhow::Result<(LoadedMod
     let host = Host::read(options)?;
     let bytes = Blueprint::new(&loaded.checkpoint, options)?.weights.bytes as u64;
     let mut loading = Loading::new(bytes);
-    let engine = start(&loaded.checkpoint, Arc::clone(&loaded.tokenizer), options, &host, |bytes| loading.advance(bytes))?;
+    let engine =
+        start(&loaded.checkpoint, Arc::clone(&loaded.tokenizer), options, &host, |bytes| loading.advance(bytes))?;
     Ok((loaded, engine))
 }

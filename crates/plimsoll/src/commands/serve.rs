@@ -35,7 +35,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         sampling: SamplingDefaults::default(),
     };
     drop(model.checkpoint);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the HTTP runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("starting the HTTP runtime")?;
     runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.

@@ -23,13 +23,7 @@ pub struct Golden {
 
 impl Golden {
     /// Records `count` answers, each asked twice: the second time the prompt may come from the prefix cache.
-    pub async fn record(
-        target: &Target,
-        model: &str,
-        scale: Scale,
-        count: usize,
-        longest: usize,
-    ) -> Result<Self> {
+    pub async fn record(target: &Target, model: &str, scale: Scale, count: usize, longest: usize) -> Result<Self> {
         let mut pairs = Vec::with_capacity(count);
         for i in 0..count {
             // Lengths from very short to the longest, none a multiple of a page.
@@ -38,9 +32,7 @@ impl Golden {
             let first = ask(target, model, &prompt).await?;
             let second = ask(target, model, &prompt).await?;
             if first != second {
-                bail!(
-                    "prompt {i} got two answers while the server was idle: {first:?} and {second:?}"
-                );
+                bail!("prompt {i} got two answers while the server was idle: {first:?} and {second:?}");
             }
             pairs.push((prompt, first));
         }
@@ -62,14 +54,8 @@ impl Golden {
         if answer == *expected {
             return Outcome::Good;
         }
-        let same = answer
-            .chars()
-            .zip(expected.chars())
-            .take_while(|(a, b)| a == b)
-            .count();
-        Outcome::Changed(format!(
-            "prompt {index} differs after {same} characters: {answer:?} instead of {expected:?}"
-        ))
+        let same = answer.chars().zip(expected.chars()).take_while(|(a, b)| a == b).count();
+        Outcome::Changed(format!("prompt {index} differs after {same} characters: {answer:?} instead of {expected:?}"))
     }
 
     /// Asks all prompts again, one after the other.
@@ -90,38 +76,24 @@ fn body(model: &str, prompt: &str, stream: bool) -> Value {
 }
 
 async fn ask(target: &Target, model: &str, prompt: &str) -> Result<String> {
-    let answer = target
-        .post("/v1/completions", &body(model, prompt, false), WITHIN)
-        .await?;
+    let answer = target.post("/v1/completions", &body(model, prompt, false), WITHIN).await?;
     if answer.status() != 200 {
         bail!("{}: {}", answer.status(), answer.text().await?);
     }
     let answer = answer.json().await?;
-    Ok(answer
-        .pointer("/choices/0/text")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned())
+    Ok(answer.pointer("/choices/0/text").and_then(Value::as_str).unwrap_or_default().to_owned())
 }
 
 async fn again(setting: &Setting, prompt: &str, stream: bool) -> Result<String, Outcome> {
     let bad = |error: anyhow::Error| Outcome::Bad(format!("{error:#}"));
     let body = body(&setting.model, prompt, stream);
-    let mut answer = setting
-        .target
-        .post("/v1/completions", &body, WITHIN)
-        .await
-        .map_err(bad)?;
+    let mut answer = setting.target.post("/v1/completions", &body, WITHIN).await.map_err(bad)?;
     if answer.status() != 200 {
         return Err(refusal(answer).await);
     }
     if !stream {
         let answer = answer.json().await.map_err(bad)?;
-        return Ok(answer
-            .pointer("/choices/0/text")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned());
+        return Ok(answer.pointer("/choices/0/text").and_then(Value::as_str).unwrap_or_default().to_owned());
     }
     let mut text = String::new();
     while let Some(data) = answer.event().await.map_err(bad)? {
@@ -132,12 +104,7 @@ async fn again(setting: &Setting, prompt: &str, stream: bool) -> Result<String, 
         if event.get("error").is_some() {
             return Err(Outcome::Bad(format!("in the stream: {event}")));
         }
-        text += event
-            .pointer("/choices/0/text")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
+        text += event.pointer("/choices/0/text").and_then(Value::as_str).unwrap_or_default();
     }
-    Err(Outcome::Bad(
-        "the stream ended without its terminator".into(),
-    ))
+    Err(Outcome::Bad("the stream ended without its terminator".into()))
 }

@@ -109,22 +109,12 @@ impl Manner {
     pub async fn act(self, setting: &Setting, random: &mut Random, until: Instant) -> Outcome {
         let done = match self {
             Self::Whole => whole(setting, random).await,
-            Self::Stream => {
-                stream(
-                    setting,
-                    &setting.completion(random, true),
-                    "/v1/completions",
-                )
-                .await
-            }
+            Self::Stream => stream(setting, &setting.completion(random, true), "/v1/completions").await,
             Self::Shared => stream(setting, &setting.shared(random), "/v1/completions").await,
             Self::Chat => stream(setting, &setting.chat(random), "/v1/chat/completions").await,
             Self::Fixed => {
                 let index = random.below(setting.golden.len() as u64) as usize;
-                Ok(setting
-                    .golden
-                    .compare(setting, index, random.below(2) == 0)
-                    .await)
+                Ok(setting.golden.compare(setting, index, random.below(2) == 0).await)
             }
             Self::LeavesEarly => leaves_early(setting, random).await,
             Self::LeavesLate => leaves_late(setting, random).await,
@@ -162,10 +152,7 @@ impl Setting {
 
     fn shared(&self, random: &mut Random) -> Value {
         let mut body = self.completion(random, true);
-        let common = words(
-            random.below(4),
-            self.scale.words(self.prompt_tokens * 3 / 4),
-        );
+        let common = words(random.below(4), self.scale.words(self.prompt_tokens * 3 / 4));
         body["prompt"] = (common + &words(random.next(), 5)).into();
         body
     }
@@ -188,30 +175,18 @@ pub async fn refusal(answer: Answer) -> Outcome {
     if matches!(status, 429 | 503) && announced {
         return Outcome::Refused;
     }
-    Outcome::Bad(format!(
-        "{status}: {}",
-        text.chars().take(300).collect::<String>()
-    ))
+    Outcome::Bad(format!("{status}: {}", text.chars().take(300).collect::<String>()))
 }
 
 async fn whole(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let body = setting.completion(random, false);
-    let answer = setting
-        .target
-        .post("/v1/completions", &body, HEAD_WITHIN)
-        .await?;
+    let answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
     let answer = answer.json().await?;
-    let ended = answer
-        .pointer("/choices/0/finish_reason")
-        .is_some_and(Value::is_string);
-    Ok(if ended {
-        Outcome::Good
-    } else {
-        Outcome::Bad(format!("no reason of the end: {answer}"))
-    })
+    let ended = answer.pointer("/choices/0/finish_reason").is_some_and(Value::is_string);
+    Ok(if ended { Outcome::Good } else { Outcome::Bad(format!("no reason of the end: {answer}")) })
 }
 
 async fn stream(setting: &Setting, body: &Value, path: &str) -> Result<Outcome> {
@@ -222,19 +197,13 @@ async fn stream(setting: &Setting, body: &Value, path: &str) -> Result<Outcome> 
     let mut ended = false;
     while let Some(data) = timeout(HEAD_WITHIN, answer.event()).await?? {
         if data == "[DONE]" {
-            return Ok(if ended {
-                Outcome::Good
-            } else {
-                Outcome::Bad("a stream without a reason of its end".into())
-            });
+            return Ok(if ended { Outcome::Good } else { Outcome::Bad("a stream without a reason of its end".into()) });
         }
         let event: Value = serde_json::from_str(&data)?;
         if event.get("error").is_some() {
             bail!("in the stream: {event}");
         }
-        ended |= event
-            .pointer("/choices/0/finish_reason")
-            .is_some_and(Value::is_string);
+        ended |= event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string);
     }
     bail!("the stream ended without its terminator")
 }
@@ -249,21 +218,14 @@ async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome>
         Err(_) => Ok(Outcome::Good),
         Ok(answer) => {
             let answer = answer?;
-            if answer.status() == 200 {
-                Ok(Outcome::Good)
-            } else {
-                Ok(refusal(answer).await)
-            }
+            if answer.status() == 200 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
         }
     }
 }
 
 async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let body = setting.completion(random, true);
-    let mut answer = setting
-        .target
-        .post("/v1/completions", &body, HEAD_WITHIN)
-        .await?;
+    let mut answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
@@ -277,10 +239,7 @@ async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> 
 
 async fn slow(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
     let body = setting.completion(random, true);
-    let mut answer = setting
-        .target
-        .post("/v1/completions", &body, HEAD_WITHIN)
-        .await?;
+    let mut answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
@@ -297,20 +256,13 @@ async fn slow(setting: &Setting, random: &mut Random, until: Instant) -> Result<
 async fn stalled(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
     let mut body = setting.completion(random, true);
     body["max_tokens"] = (setting.output_tokens * 4).into();
-    let answer = setting
-        .target
-        .post("/v1/completions", &body, HEAD_WITHIN)
-        .await?;
+    let answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
     if answer.status() == 200 {
         sleep(STALL.min(until.saturating_duration_since(Instant::now()))).await;
         return Ok(Outcome::Good);
     }
     // Four times the longest answer may be more than fits beside this prompt.
-    if answer.status() == 400 {
-        Ok(Outcome::Good)
-    } else {
-        Ok(refusal(answer).await)
-    }
+    if answer.status() == 400 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
 }
 
 async fn half_open(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
@@ -379,15 +331,8 @@ async fn never(setting: &Setting, change: Value) -> Result<Outcome> {
     for (key, value) in change.as_object().into_iter().flatten() {
         body[key] = value.clone();
     }
-    let answer = setting
-        .target
-        .post("/v1/completions", &body, REFUSED_WITHIN)
-        .await?;
-    if answer.status() == 400 {
-        Ok(Outcome::Good)
-    } else {
-        Ok(refusal(answer).await)
-    }
+    let answer = setting.target.post("/v1/completions", &body, REFUSED_WITHIN).await?;
+    if answer.status() == 400 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
 }
 
 #[cfg(test)]
@@ -403,10 +348,7 @@ mod tests {
         for (manner, weight) in MIX {
             let share = chosen.iter().filter(|m| **m == manner).count() as f64 / visits as f64;
             let expected = weight as f64 / total as f64;
-            assert!(
-                (share - expected).abs() < 0.01,
-                "{manner:?}: {share} instead of {expected}"
-            );
+            assert!((share - expected).abs() < 0.01, "{manner:?}: {share} instead of {expected}");
         }
     }
 }

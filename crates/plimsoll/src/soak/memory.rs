@@ -26,15 +26,8 @@ impl Page {
     /// Reads the page. A server without one is no error.
     pub async fn read(target: &Target) -> Result<Self> {
         let answer = target.get("/v1/memory", Duration::from_secs(10)).await?;
-        let memory = if answer.status() == 200 {
-            answer.json().await?
-        } else {
-            Value::Null
-        };
-        Ok(Self {
-            memory,
-            sample: None,
-        })
+        let memory = if answer.status() == 200 { answer.json().await? } else { Value::Null };
+        Ok(Self { memory, sample: None })
     }
 
     fn number(&self, path: &str) -> Option<i64> {
@@ -55,13 +48,9 @@ impl Page {
                 lent.push(format!("{path} is {n}"));
             }
         }
-        let pages = self
-            .number("/pools/kv_pages/used")
-            .zip(self.number("/pools/kv_pages/cached"));
+        let pages = self.number("/pools/kv_pages/used").zip(self.number("/pools/kv_pages/cached"));
         if let Some((used, cached)) = pages.filter(|(used, cached)| used != cached) {
-            lent.push(format!(
-                "{used} pages are used, but only {cached} of them by the prefix index"
-            ));
+            lent.push(format!("{used} pages are used, but only {cached} of them by the prefix index"));
         }
         lent
     }
@@ -72,8 +61,7 @@ impl Page {
         let over = |row: &Value| {
             let number = |key: &str| row.get(key).and_then(Value::as_u64);
             let (planned, peak) = (number("planned_bytes")?, number("peak_bytes")?);
-            (peak > planned)
-                .then(|| format!("{}: peak {peak} of {planned} planned", row["component"]))
+            (peak > planned).then(|| format!("{}: peak {peak} of {planned} planned", row["component"]))
         };
         rows.into_iter().flatten().filter_map(over).collect()
     }
@@ -98,13 +86,8 @@ pub async fn wait_for_idle(
 ) -> Result<Page, String> {
     let until = Instant::now() + within;
     loop {
-        let page = Page::read(target).await.map(|page| Page {
-            sample: pid.and_then(Sample::of),
-            ..page
-        });
-        let idle = page
-            .as_ref()
-            .is_ok_and(|page| page.lent().is_empty() && settled(before, page.sample));
+        let page = Page::read(target).await.map(|page| Page { sample: pid.and_then(Sample::of), ..page });
+        let idle = page.as_ref().is_ok_and(|page| page.lent().is_empty() && settled(before, page.sample));
         if idle || Instant::now() >= until {
             return page.map_err(|error| format!("{error:#}"));
         }
@@ -127,10 +110,7 @@ mod tests {
 
     #[test]
     fn what_is_lent_or_over_plan_is_named() {
-        let page = |memory| Page {
-            memory,
-            sample: None,
-        };
+        let page = |memory| Page { memory, sample: None };
         let full = json!({
             "pools": {
                 "kv_pages": {"used": 5, "total": 9, "cached": 5},

@@ -83,14 +83,9 @@ pub async fn run(args: &Args) -> Result<bool> {
     };
     let scale = Scale::measure(&target, &model).await?;
     let golden = Golden::record(&target, &model, scale, GOLDENS, args.prompt_tokens).await?;
-    eprintln!(
-        "{GOLDENS} prompts answered alone; {} clients for {} s",
-        args.clients, args.duration
-    );
-    let before = Page {
-        sample: args.pid.and_then(Sample::of),
-        ..Page::read(&target).await.context("before the soak")?
-    };
+    eprintln!("{GOLDENS} prompts answered alone; {} clients for {} s", args.clients, args.duration);
+    let before =
+        Page { sample: args.pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
     let watch = Watch::start(&target, args.pid);
     let setting = Arc::new(Setting {
         target: target.clone(),
@@ -108,26 +103,11 @@ pub async fn run(args: &Args) -> Result<bool> {
     let after = memory::wait_for_idle(&target, args.pid, before.sample, IDLE_WITHIN).await;
     // Alone again: what came before must have left no trace.
     let again = setting.golden.compare_all(&setting).await;
-    let evidence = Evidence {
-        args,
-        busy_s,
-        tally: setting.tally.take(),
-        watched,
-        before,
-        after,
-        again,
-    };
+    let evidence = Evidence { args, busy_s, tally: setting.tally.take(), watched, before, after, again };
     let verdict = Verdict::of(&evidence);
     println!("{verdict}");
     if let Some(path) = &args.json {
-        write_json(
-            path,
-            &Document {
-                args,
-                verdict: &verdict,
-                evidence: &evidence,
-            },
-        )?;
+        write_json(path, &Document { args, verdict: &verdict, evidence: &evidence })?;
     }
     Ok(verdict.good())
 }
@@ -145,11 +125,7 @@ async fn crowd(args: &Args, setting: &Arc<Setting>) {
     let mut clients = JoinSet::new();
     for client in 0..args.clients {
         let setting = Arc::clone(setting);
-        let mut random = Random::new(
-            args.seed
-                .wrapping_mul(1_000_003)
-                .wrapping_add(u64::from(client)),
-        );
+        let mut random = Random::new(args.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)));
         clients.spawn(async move {
             while Instant::now() < until {
                 let manner = Manner::choose(&mut random);

@@ -59,9 +59,7 @@ pub struct Tally(Mutex<Counted>);
 impl Tally {
     fn counted(&self) -> MutexGuard<'_, Counted> {
         // Counts are whole after every addition, whoever panicked.
-        self.0
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Counts one visit.

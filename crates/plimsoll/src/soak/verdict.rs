@@ -57,12 +57,7 @@ pub struct Verdict {
 impl Verdict {
     /// Judges.
     pub fn of(evidence: &Evidence<'_>) -> Self {
-        let mut checks = vec![
-            answers(evidence),
-            fixed(evidence),
-            again(evidence),
-            health(evidence),
-        ];
+        let mut checks = vec![answers(evidence), fixed(evidence), again(evidence), health(evidence)];
         checks.push(line(evidence));
         checks.extend(flat(evidence));
         checks.extend(given_back(evidence));
@@ -76,94 +71,51 @@ impl Verdict {
 }
 
 fn check(promise: &'static str, kept: Option<bool>, seen: impl Into<String>) -> Check {
-    Check {
-        promise,
-        kept,
-        seen: seen.into(),
-    }
+    Check { promise, kept, seen: seen.into() }
 }
 
 fn answers(evidence: &Evidence<'_>) -> Check {
     let (tally, seconds) = (&evidence.tally, evidence.busy_s);
-    let (good, refused, bad) = (
-        tally.sum(|c| c.good),
-        tally.sum(|c| c.refused),
-        tally.sum(|c| c.bad),
-    );
+    let (good, refused, bad) = (tally.sum(|c| c.good), tally.sum(|c| c.refused), tally.sum(|c| c.bad));
     let mut seen = format!("{good} good, {refused} refused for now, {bad} bad in {seconds:.0} s");
     for finding in tally.findings.iter().take(5) {
         seen += &format!("\n      {finding}");
     }
-    check(
-        "every answer is right or an announced refusal",
-        Some(bad == 0 && good > 0),
-        seen,
-    )
+    check("every answer is right or an announced refusal", Some(bad == 0 && good > 0), seen)
 }
 
 fn fixed(evidence: &Evidence<'_>) -> Check {
     let changed = evidence.tally.sum(|c| c.changed);
-    let compared = evidence
-        .tally
-        .by_manner
-        .get(&super::manners::Manner::Fixed)
-        .map_or(0, |c| c.good + c.changed);
+    let compared = evidence.tally.by_manner.get(&super::manners::Manner::Fixed).map_or(0, |c| c.good + c.changed);
     let kept = (compared > 0).then_some(changed == 0);
-    check(
-        "fixed prompts keep their answers in the crowd",
-        kept,
-        format!("{changed} of {compared} differed"),
-    )
+    check("fixed prompts keep their answers in the crowd", kept, format!("{changed} of {compared} differed"))
 }
 
 fn again(evidence: &Evidence<'_>) -> Check {
-    let seen = if evidence.again.is_empty() {
-        "all the same".into()
-    } else {
-        evidence.again.join("; ")
-    };
-    check(
-        "and alone at the end",
-        Some(evidence.again.is_empty()),
-        seen,
-    )
+    let seen = if evidence.again.is_empty() { "all the same".into() } else { evidence.again.join("; ") };
+    check("and alone at the end", Some(evidence.again.is_empty()), seen)
 }
 
 fn health(evidence: &Evidence<'_>) -> Check {
     let (watched, limit) = (&evidence.watched, evidence.args.health_ms);
     let kept = watched.unhealthy == 0 && watched.health_p99_ms <= limit as f64;
-    let seen = format!(
-        "{} good, {} not, p99 {:.1} ms of {limit}",
-        watched.healthy, watched.unhealthy, watched.health_p99_ms
-    );
+    let seen =
+        format!("{} good, {} not, p99 {:.1} ms of {limit}", watched.healthy, watched.unhealthy, watched.health_p99_ms);
     check("health answers at once", Some(kept), seen)
 }
 
 fn line(evidence: &Evidence<'_>) -> Check {
     let looks = &evidence.watched.looks;
-    let most =
-        |of: fn(&Sample) -> u64| looks.iter().map(|look| of(&look.sample)).max().unwrap_or(0);
+    let most = |of: fn(&Sample) -> u64| looks.iter().map(|look| of(&look.sample)).max().unwrap_or(0);
     let (owned, resident) = (most(|s| s.owned), most(|s| s.resident));
-    let mut seen = format!(
-        "at most {:.1} MiB of its own, {:.1} MiB resident",
-        mib(owned),
-        mib(resident)
-    );
+    let mut seen = format!("at most {:.1} MiB of its own, {:.1} MiB resident", mib(owned), mib(resident));
     if evidence.watched.gone {
-        return check(
-            "the process stays under its line",
-            Some(false),
-            "the process is gone",
-        );
+        return check("the process stays under its line", Some(false), "the process is gone");
     }
-    let kept = evidence
-        .args
-        .line
-        .filter(|_| !looks.is_empty())
-        .map(|line| {
-            seen += &format!(", line {:.1} MiB", mib(line));
-            owned <= line
-        });
+    let kept = evidence.args.line.filter(|_| !looks.is_empty()).map(|line| {
+        seen += &format!(", line {:.1} MiB", mib(line));
+        owned <= line
+    });
     check("the process stays under its line", kept, seen)
 }
 
@@ -174,25 +126,17 @@ fn flat(evidence: &Evidence<'_>) -> Vec<Check> {
     let memory = check(
         "memory does not grow",
         bytes.map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
-        bytes.map_or("not seen".into(), |grown| {
-            format!("{:+.2} MiB over the second half", grown / 1_048_576.0)
-        }),
+        bytes.map_or("not seen".into(), |grown| format!("{:+.2} MiB over the second half", grown / 1_048_576.0)),
     );
     let count = |promise, of: fn(&Sample) -> u64| {
         let grown = growth(looks, of);
         let most = looks.iter().map(|look| of(&look.sample)).max().unwrap_or(0);
         // Clients come and go: a tenth of the most ever seen is noise.
         let kept = grown.map(|grown| grown <= (most as f64 / 10.0).max(IDLE_SLACK as f64));
-        let seen = grown.map_or("not seen".into(), |grown| {
-            format!("{grown:+.1} over the second half, at most {most}")
-        });
+        let seen = grown.map_or("not seen".into(), |grown| format!("{grown:+.1} over the second half, at most {most}"));
         check(promise, kept, seen)
     };
-    vec![
-        memory,
-        count("descriptors do not grow", |s| s.fds),
-        count("threads do not grow", |s| s.threads),
-    ]
+    vec![memory, count("descriptors do not grow", |s| s.fds), count("threads do not grow", |s| s.threads)]
 }
 
 fn given_back(evidence: &Evidence<'_>) -> Vec<Check> {
@@ -200,45 +144,19 @@ fn given_back(evidence: &Evidence<'_>) -> Vec<Check> {
     let after = match &evidence.after {
         Ok(after) => after,
         Err(error) => {
-            return vec![check(
-                IDLE,
-                Some(false),
-                format!("the server could not be asked: {error}"),
-            )];
+            return vec![check(IDLE, Some(false), format!("the server could not be asked: {error}"))];
         }
     };
     let has_page = !after.memory.is_null();
     let none_of = |promise, found: Vec<String>| {
-        let seen = if found.is_empty() {
-            "yes".into()
-        } else {
-            found.join("; ")
-        };
-        check(
-            promise,
-            has_page.then_some(found.is_empty()),
-            if has_page {
-                seen
-            } else {
-                "no memory page".into()
-            },
-        )
+        let seen = if found.is_empty() { "yes".into() } else { found.join("; ") };
+        check(promise, has_page.then_some(found.is_empty()), if has_page { seen } else { "no memory page".into() })
     };
-    let back = evidence
-        .before
-        .sample
-        .zip(after.sample)
-        .map(|(before, now)| {
-            let seen = format!(
-                "{} → {} threads, {} → {} descriptors",
-                before.threads, now.threads, before.fds, now.fds
-            );
-            (settled(Some(before), Some(now)), seen)
-        });
-    let (late, grown) = (
-        after.late_allocations(),
-        evidence.before.unaccounted().zip(after.unaccounted()),
-    );
+    let back = evidence.before.sample.zip(after.sample).map(|(before, now)| {
+        let seen = format!("{} → {} threads, {} → {} descriptors", before.threads, now.threads, before.fds, now.fds);
+        (settled(Some(before), Some(now)), seen)
+    });
+    let (late, grown) = (after.late_allocations(), evidence.before.unaccounted().zip(after.unaccounted()));
     vec![
         none_of(IDLE, after.lent()),
         none_of("no component exceeds its plan", after.over_plan()),
@@ -251,11 +169,7 @@ fn given_back(evidence: &Evidence<'_>) -> Vec<Check> {
             "unaccounted memory does not grow",
             grown.map(|(before, after)| after - before <= UNACCOUNTED_BYTES),
             grown.map_or("no memory page".into(), |(before, after)| {
-                format!(
-                    "{:.1} → {:.1} MiB",
-                    before as f64 / 1_048_576.0,
-                    after as f64 / 1_048_576.0
-                )
+                format!("{:.1} → {:.1} MiB", before as f64 / 1_048_576.0, after as f64 / 1_048_576.0)
             }),
         ),
         check(

@@ -52,11 +52,7 @@ impl Watch {
         let (stop, stopped) = watch::channel(false);
         let looks = tokio::spawn(look(pid, stopped.clone()));
         let probes = tokio::spawn(probe(target.clone(), stopped));
-        Self {
-            stop,
-            looks,
-            probes,
-        }
+        Self { stop, looks, probes }
     }
 
     /// Ends the watch.
@@ -64,13 +60,7 @@ impl Watch {
         self.stop.send_replace(true);
         let (looks, gone) = self.looks.await.unwrap_or_default();
         let (healthy, unhealthy, mut times) = self.probes.await.unwrap_or_default();
-        Watched {
-            looks,
-            gone,
-            healthy,
-            unhealthy,
-            health_p99_ms: percentile(&mut times, 99),
-        }
+        Watched { looks, gone, healthy, unhealthy, health_p99_ms: percentile(&mut times, 99) }
     }
 }
 
@@ -84,10 +74,7 @@ async fn look(pid: Option<u32>, stopped: watch::Receiver<bool>) -> (Vec<Look>, b
         let Some(sample) = Sample::of(pid) else {
             return (looks, true);
         };
-        looks.push(Look {
-            at_s: start.elapsed().as_secs_f64(),
-            sample,
-        });
+        looks.push(Look { at_s: start.elapsed().as_secs_f64(), sample });
         sleep(LOOK_EVERY).await;
     }
     (looks, false)
@@ -119,10 +106,7 @@ pub fn growth(looks: &[Look], of: fn(&Sample) -> u64) -> Option<f64> {
     let mean_t = late.iter().map(|l| l.at_s).sum::<f64>() / n;
     let mean_v = late.iter().map(|l| of(&l.sample) as f64).sum::<f64>() / n;
     let spread: f64 = late.iter().map(|l| (l.at_s - mean_t).powi(2)).sum();
-    let together: f64 = late
-        .iter()
-        .map(|l| (l.at_s - mean_t) * (of(&l.sample) as f64 - mean_v))
-        .sum();
+    let together: f64 = late.iter().map(|l| (l.at_s - mean_t) * (of(&l.sample) as f64 - mean_v)).sum();
     let span = late[late.len() - 1].at_s - late[0].at_s;
     (spread > 0.0).then(|| together / spread * span)
 }
@@ -133,17 +117,9 @@ mod tests {
 
     #[test]
     fn growth_is_that_of_the_second_half() {
-        let at = |i: u32, owned: u64| Look {
-            at_s: f64::from(i),
-            sample: Sample {
-                owned,
-                ..Sample::default()
-            },
-        };
+        let at = |i: u32, owned: u64| Look { at_s: f64::from(i), sample: Sample { owned, ..Sample::default() } };
         // Warming up, then flat: no growth. Then the same with a leak of 10 a second.
-        let flat: Vec<Look> = (0..100)
-            .map(|i| at(i, if i < 50 { u64::from(i) * 100 } else { 5000 }))
-            .collect();
+        let flat: Vec<Look> = (0..100).map(|i| at(i, if i < 50 { u64::from(i) * 100 } else { 5000 })).collect();
         assert!(growth(&flat, |s| s.owned).unwrap().abs() < 1e-6);
         let leak: Vec<Look> = (0..100).map(|i| at(i, 1000 + u64::from(i) * 10)).collect();
         assert!((growth(&leak, |s| s.owned).unwrap() - 490.0).abs() < 1e-6);

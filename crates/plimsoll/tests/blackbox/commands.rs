@@ -101,7 +101,9 @@ fn bad_flags_are_answered_with_what_is_allowed() {
 
 #[test]
 fn unknown_architectures_are_refused_by_name() {
-    for (model, architecture) in [("qwen3-next", "Qwen3NextForCausalLM"), ("qwen3.5", "Qwen3_5ForConditionalGeneration")] {
+    for (model, architecture) in
+        [("qwen3-next", "Qwen3NextForCausalLM"), ("qwen3.5", "Qwen3_5ForConditionalGeneration")]
+    {
         let path = fixture(model);
         let path = path.to_str().unwrap();
         for args in [vec!["plan", path], vec!["serve", path, "--port", "0"], vec!["chat", path]] {

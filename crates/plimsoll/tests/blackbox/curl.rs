@@ -51,10 +51,13 @@ fn the_examples_of_the_readme_work_as_printed() {
         let answer = shell(&here);
         assert!(!answer.trim().is_empty(), "{example} answers nothing");
         if example.contains("/v1/chat/completions") && !example.contains("\"stream\"") {
-            let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{example}: {error}: {answer}"));
+            let answer: Value =
+                serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{example}: {error}: {answer}"));
             let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default();
             assert!(!text.is_empty(), "{example}: {answer}");
-            assert!(!example.contains("capital of France") || text.contains("Paris"), "{example}: {answer}");
+            // Only a greedy answer is the same on every run, and only such an example can promise what it says.
+            let certain = example.contains("\"temperature\": 0") && example.contains("capital of France");
+            assert!(!certain || text.contains("Paris"), "{example}: {answer}");
         }
     }
 }
@@ -74,7 +77,8 @@ fn curl_sees_streams_and_errors_as_it_should() {
     assert_eq!(status(&format!("{base}/v1/completions {json} -d '{{'")), "400");
     assert_eq!(status(&format!("{base}/v1/completions -d '{{}}'")), "415", "curl's own content type is a form's");
     // curl announces long bodies and waits for leave ("Expect: 100-continue"); the limit is 8 MiB.
-    let long = format!("command curl -s -o /dev/null -w '%{{http_code}}' {base}/v1/completions {json} --data-binary @-");
+    let long =
+        format!("command curl -s -o /dev/null -w '%{{http_code}}' {base}/v1/completions {json} --data-binary @-");
     assert_eq!(shell(&format!("head -c 9000000 /dev/zero | {long}")), "413");
     assert_eq!(status(&format!("{base}/ready")), "200", "and goes on");
 }

@@ -14,7 +14,8 @@ const REQUESTS: usize = 64;
 fn status(pid: u32, key: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    let kib: u64 = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or_else(|| panic!("{key}"));
+    let kib: u64 =
+        line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or_else(|| panic!("{key}"));
     kib * 1024
 }
 

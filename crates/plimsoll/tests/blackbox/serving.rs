@@ -40,12 +40,16 @@ fn from_start_to_the_first_token() {
         "from start, warm: ready after {ready:.2} s, first token after {first:.2} s, {competition:.1} threads a core: {}",
         server.ready.trim()
     );
-    assert!(first < FIRST_TOKEN_SECONDS * competition, "first token after {first:.2} s, {competition:.1} threads a core");
+    assert!(
+        first < FIRST_TOKEN_SECONDS * competition,
+        "first token after {first:.2} s, {competition:.1} threads a core"
+    );
 }
 
 #[test]
 fn the_ready_line_names_model_address_and_plan() {
-    let server = Server::start(&["--max-total-token-num", "4096", "--served-model-name", "a", "--served-model-name", "b"]);
+    let server =
+        Server::start(&["--max-total-token-num", "4096", "--served-model-name", "a", "--served-model-name", "b"]);
     let at = format!(": a at http://{}/v1 (", server.address);
     assert!(server.ready.contains(&at) && server.ready.contains(" planned of "), "{}", server.ready);
     let models = server.get("/v1/models").json();
@@ -77,7 +81,8 @@ fn every_page_answers() {
     assert_eq!(tokens["count"].as_u64().unwrap(), tokens["tokens"].as_array().unwrap().len() as u64);
     let back = server.ask("/detokenize", &json!({"tokens": tokens["tokens"]}));
     assert_eq!(back["prompt"], text);
-    let completion = server.ask("/v1/completions", &json!({"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}));
+    let completion = server
+        .ask("/v1/completions", &json!({"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}));
     assert!(completion["choices"][0]["text"].as_str().unwrap().contains("Paris"), "{completion}");
     assert_eq!(completion["usage"]["completion_tokens"], 4);
 }
@@ -115,7 +120,8 @@ fn a_checkpoint_directory_and_a_gguf_file_are_served_by_their_names() {
     for (model, name) in [("mlx-llama-4bit-g64", "mlx-llama-4bit-g64"), ("gguf-qwen2-q8_0", "model")] {
         let server = Server::start_model(&fixture(model), &["--max-total-token-num", "4096"]);
         assert!(server.ready.contains(&format!(": {name} at ")), "{}", server.ready);
-        let body = json!({"model": name, "prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": true, "return_token_ids": true});
+        let body =
+            json!({"model": name, "prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": true, "return_token_ids": true});
         let answer = server.ask("/v1/completions", &body);
         assert_eq!(answer["choices"][0]["token_ids"].as_array().unwrap().len(), 5, "{answer}");
     }

@@ -42,7 +42,8 @@ fn sigterm_lets_a_stream_finish() {
     eventually("new connections are refused", Duration::from_secs(5), || TcpStream::connect(server.address).is_err());
     let events = rest(stream);
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"), "{events:?}");
-    let parsed: Vec<Value> = events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let parsed: Vec<Value> =
+        events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
     let finished = parsed.iter().find_map(|event| event["choices"][0]["finish_reason"].as_str());
     assert_eq!(finished, Some("length"), "{events:?}");
     assert_eq!(parsed.last().unwrap()["usage"]["completion_tokens"], 400, "{events:?}");
