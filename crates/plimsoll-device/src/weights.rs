@@ -174,12 +174,12 @@ impl<'a> Declare<'a> {
         Ok(Some(values))
     }
 
-    /// A matrix [out, k] without bias.
+    /// A matrix of out × k without bias.
     pub fn linear(&mut self, name: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
         self.matrix(name, out, k, None)
     }
 
-    /// A matrix `prefix.weight` [out, k] with the vector `prefix.bias` [out].
+    /// A matrix `prefix.weight` of out × k with the vector `prefix.bias` [out].
     pub fn linear_with_bias(&mut self, prefix: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
         let bias = self.vector(&format!("{prefix}.bias"), out, 0.0)?;
         self.matrix(&format!("{prefix}.weight"), out, k, Some(bias))

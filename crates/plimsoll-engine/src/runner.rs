@@ -17,6 +17,6 @@ pub trait Runner {
         let _ = pages;
     }
 
-    /// The logits of the `row`-th wanted row of the last step, [vocabulary].
+    /// The logits of the `row`-th wanted row of the last step, as wide as the vocabulary.
     fn logits(&mut self, row: usize) -> &mut [f32];
 }

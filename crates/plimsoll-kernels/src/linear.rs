@@ -62,7 +62,7 @@ pub struct Target {
 
 /// Multiplies `rows` of `input` by the outputs of `panels` (panel p holds outputs `16p .. min(16p + 16, out)`).
 ///
-/// Float weights: acc = fma(x[k], w[k], acc) for k ascending, from 0.
+/// Float weights: `acc = fma(x[k], w[k], acc)` for k ascending, from 0.
 ///
 /// Quantized weights, for groups ascending: dot = Σ (code − zero) · number over the group, an exact integer;
 /// acc = fma(float(dot), scale_w · scale_act, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).

@@ -31,7 +31,7 @@ pub enum Command {
     Plan(PlanArgs),
     /// Fetch a model into the cache.
     Pull {
-        /// Catalogue name or hf:org/repo[:file].
+        /// Catalogue name or hf:org/repo(:file).
         model: String,
     },
     /// List cached models and the catalogue.
@@ -50,7 +50,7 @@ pub enum Command {
 /// Flags of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Catalogue name, hf:org/repo[:file], a .gguf file, or a checkpoint directory.
+    /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
     /// Address to listen on.
@@ -79,7 +79,7 @@ pub struct ServeArgs {
 /// Flags of `chat`.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
-    /// Catalogue name, hf:org/repo[:file], a .gguf file, or a checkpoint directory.
+    /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
     /// System prompt.

@@ -52,9 +52,9 @@ impl CpuDevice {
             Mode::Store => kernels::Mode::Store,
             Mode::Add => kernels::Mode::Add,
         };
+        let bytes = if packing.wants_acts() { layout.bytes() } else { 0 };
         // SAFETY: the quantized copy was written before, and during this operation it is only read.
-        let acts_bytes: &[u8] =
-            if packing.wants_acts() { unsafe { arena.bytes(acts_at, layout.bytes()) } } else { &[] };
+        let acts_bytes: &[u8] = unsafe { arena.bytes(acts_at, bytes) };
         let acts = packing.wants_acts().then(|| Acts::new(layout, acts_bytes));
         let row_bytes = if packing.wants_acts() { layout.row_bytes() } else { x.cols * size_of::<f32>() };
         let cut = Cut::new(x.rows, row_bytes, packing.panels(), threads);
