@@ -179,7 +179,7 @@ impl<'a> Declare<'a> {
         self.matrix(name, out, k, None)
     }
 
-    /// A matrix `prefix.weight` of out × k with the vector `prefix.bias` [out].
+    /// A matrix `prefix.weight` of out × k with the vector `prefix.bias`, one value an output.
     pub fn linear_with_bias(&mut self, prefix: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
         let bias = self.vector(&format!("{prefix}.bias"), out, 0.0)?;
         self.matrix(&format!("{prefix}.weight"), out, k, Some(bias))
