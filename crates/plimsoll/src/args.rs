@@ -7,6 +7,7 @@ use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
 use plimsoll_engine::Options;
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
+use plimsoll_server::ServerConfig;
 
 /// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
 #[derive(Debug, Parser)]
@@ -62,15 +63,12 @@ pub struct ServeArgs {
     /// Name under which the model is served (repeatable); defaults to the model's own.
     #[arg(long)]
     pub served_model_name: Vec<String>,
-    /// Largest request body in bytes.
-    #[arg(long, default_value_t = 8 << 20)]
-    pub max_body_bytes: u64,
-    /// Open connections at most.
-    #[arg(long, default_value_t = 256)]
-    pub max_connections: u32,
     /// Seconds that running requests have to finish after SIGTERM.
     #[arg(long, default_value_t = 30)]
     pub drain_seconds: u64,
+    /// The HTTP side.
+    #[command(flatten)]
+    pub http: HttpArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -111,9 +109,34 @@ pub struct PlanArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// The HTTP side.
+    #[command(flatten)]
+    pub http: HttpArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// Flags of the HTTP side that have a price in the plan, the same for `serve` and `plan`.
+#[derive(Debug, Args)]
+pub struct HttpArgs {
+    /// Largest request body in bytes.
+    #[arg(long, default_value_t = 8 << 20)]
+    pub max_body_bytes: u64,
+    /// Open connections at most.
+    #[arg(long, default_value_t = 256)]
+    pub max_connections: u32,
+}
+
+impl HttpArgs {
+    /// The server's configuration with these limits.
+    pub fn config(&self) -> ServerConfig {
+        ServerConfig {
+            max_body_bytes: self.max_body_bytes,
+            max_connections: self.max_connections,
+            ..ServerConfig::default()
+        }
+    }
 }
 
 /// Flags that shape the engine, the same for `serve`, `chat` and `plan`.

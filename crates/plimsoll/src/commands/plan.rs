@@ -6,14 +6,13 @@ use plimsoll_engine::whatif::{Answer, Load, what_if};
 use plimsoll_engine::{Blueprint, Host, Line, LoadedModel, Options};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
-use plimsoll_server::ServerConfig;
 use serde_json::json;
 
 use crate::args::PlanArgs;
 
 /// Prints the plan.
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let options = args.engine.options(ServerConfig::default().heap_bytes_max());
+    let options = args.engine.options(args.http.config().heap_bytes_max());
     let local = Path::new(&args.model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
     let checkpoint = Checkpoint::open(&path)?;

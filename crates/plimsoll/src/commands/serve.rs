@@ -14,10 +14,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let config = ServerConfig {
         host: args.host.clone(),
         port: args.port,
-        max_body_bytes: args.max_body_bytes,
-        max_connections: args.max_connections,
         drain_deadline: Duration::from_secs(args.drain_seconds),
-        ..ServerConfig::default()
+        ..args.http.config()
     };
     let options = args.engine.options(config.heap_bytes_max());
     let (model, engine) = super::start_engine(&args.model, &options)?;
