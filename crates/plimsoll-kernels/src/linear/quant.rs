@@ -112,9 +112,9 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
         let mut half = 0;
         while half < 2 {
             let group = [codes[4 * half], codes[4 * half + 1], codes[4 * half + 2], codes[4 * half + 3]];
+            let minus_sum = acts.minus_half_sums[half];
             // SAFETY: four quads of activations lie at 16 · half of each plane.
-            let dot =
-                unsafe { self.dot(s, &group, high.add(16 * half), low.add(16 * half), acts.minus_half_sums[half]) };
+            let dot = unsafe { self.dot(s, &group, high.add(16 * half), low.add(16 * half), minus_sum) };
             acc = scaled::<S, OFFSET>(s, dot, scales[half], act_scale, acts.scaled_half_sums[half], acc);
             half += 1;
         }
