@@ -136,12 +136,16 @@ impl CpuDevice {
     /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the arena, the thread and the row.
     fn rows(&mut self, rows: usize, each: impl Fn(&Arena, usize, usize) + Sync) {
         let arena = self.arena();
-        let tasks = rows.div_ceil(ROWS_PER_TASK);
-        self.pool.run(tasks, &|thread, task| {
-            let first = task * ROWS_PER_TASK;
-            (first..(first + ROWS_PER_TASK).min(rows)).for_each(|row| each(&arena, thread, row));
-        });
+        for_rows(&mut self.pool, rows, |thread, row| each(&arena, thread, row));
     }
+}
+
+/// Runs `each` for every row, in parallel when it is worth it. `each` gets the thread and the row.
+fn for_rows(pool: &mut ThreadPool, rows: usize, each: impl Fn(usize, usize) + Sync) {
+    pool.run(rows.div_ceil(ROWS_PER_TASK), &|thread, task| {
+        let first = task * ROWS_PER_TASK;
+        (first..(first + ROWS_PER_TASK).min(rows)).for_each(|row| each(thread, row));
+    });
 }
 
 impl Device for CpuDevice {
@@ -163,15 +167,12 @@ impl Device for CpuDevice {
         assert_eq!(out.rows, tokens.len(), "one token a row");
         let (isa, arena) = (self.isa, self.arena());
         let (linear, data) = self.weights.linear(table);
-        self.pool.run(tokens.len().div_ceil(ROWS_PER_TASK), &|_, task| {
-            let first = task * ROWS_PER_TASK;
-            for (row, token) in tokens.iter().enumerate().skip(first).take(ROWS_PER_TASK) {
-                // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
-                let out = unsafe { arena.row(out, row) };
-                kernels::unpack_row(&linear.packing, data, *token as usize, out);
-                if scale != 1.0 {
-                    kernels::scale(isa, out, scale);
-                }
+        for_rows(&mut self.pool, tokens.len(), |_, row| {
+            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
+            let out = unsafe { arena.row(out, row) };
+            kernels::unpack_row(&linear.packing, data, tokens[row] as usize, out);
+            if scale != 1.0 {
+                kernels::scale(isa, out, scale);
             }
         });
     }
@@ -180,18 +181,15 @@ impl Device for CpuDevice {
         assert_eq!((out.rows, out.cols), (x.rows, x.cols), "rms_norm keeps the shape");
         let (isa, arena) = (self.isa, self.arena());
         let weight = self.weights.vector(weight);
-        self.pool.run(x.rows.div_ceil(ROWS_PER_TASK), &|thread, task| {
-            let first = task * ROWS_PER_TASK;
-            for row in first..(first + ROWS_PER_TASK).min(x.rows) {
-                // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread. `out` may be
-                // `x`: the row is copied before `out` is formed.
-                let (copy, out) = unsafe {
-                    let copy = &mut arena.scratch(thread)[..x.cols];
-                    copy.copy_from_slice(arena.row(x, row));
-                    (copy, arena.row(out, row))
-                };
-                kernels::rms_norm(isa, out, copy, weight, eps);
-            }
+        for_rows(&mut self.pool, x.rows, |thread, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread. `out` may be `x`:
+            // the row is copied before `out` is formed.
+            let (copy, out) = unsafe {
+                let copy = &mut arena.scratch(thread)[..x.cols];
+                copy.copy_from_slice(arena.row(x, row));
+                (copy, arena.row(out, row))
+            };
+            kernels::rms_norm(isa, out, copy, weight, eps);
         });
     }
 
@@ -205,17 +203,15 @@ impl Device for CpuDevice {
         let inv_freq = self.weights.vector(inv_freq);
         let half = inv_freq.len();
         assert_eq!(out.cols, 2 * half, "cosines and sines");
-        self.pool.run(positions.len().div_ceil(ROWS_PER_TASK), &|_, task| {
-            let first = task * ROWS_PER_TASK;
-            for (row, position) in positions.iter().enumerate().skip(first).take(ROWS_PER_TASK) {
-                // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
-                let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
-                for (i, freq) in inv_freq.iter().enumerate() {
-                    // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after rounding.
-                    let angle = f64::from(*position as f32 * freq);
-                    cos[i] = angle.cos() as f32 * scale;
-                    sin[i] = angle.sin() as f32 * scale;
-                }
+        for_rows(&mut self.pool, positions.len(), |_, row| {
+            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
+            let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
+            for (i, freq) in inv_freq.iter().enumerate() {
+                // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after
+                // rounding.
+                let angle = f64::from(positions[row] as f32 * freq);
+                cos[i] = angle.cos() as f32 * scale;
+                sin[i] = angle.sin() as f32 * scale;
             }
         });
     }
