@@ -97,7 +97,14 @@ pub struct SeqSpan {
     pub pages_at: usize,
     /// How many page ids: enough for `start + rows` positions.
     pub pages: usize,
+    /// Attention sees no position before this one: 0, except for a draft head that was not run on the earlier ones.
+    pub seen_from: usize,
+    /// The state slot that recurrent layers start from; none: the sequence starts here, from zeros.
+    pub state: Option<u32>,
 }
+
+/// In [`StepInput::state_out`]: the state after this row is not kept.
+pub const NO_STATE: u32 = u32::MAX;
 
 /// One step's batch: rows of all sequences, one after another.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +119,9 @@ pub struct StepInput<'a> {
     pub pages: &'a [u32],
     /// The rows whose logits are wanted, ascending.
     pub logit_rows: &'a [u32],
+    /// For each row the slot that receives the recurrent state after it, or [`NO_STATE`]; empty for models without state.
+    /// A sequence's last row always names one. It may be the slot that the sequence starts from; no slot is named twice.
+    pub state_out: &'a [u32],
 }
 
 /// What a model may ask of a device. Shapes are given by the buffers; a mismatch is a bug and panics.

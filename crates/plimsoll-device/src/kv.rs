@@ -58,11 +58,47 @@ impl KvShape {
     }
 }
 
+/// The recurrent state of one sequence at one position: a slot. All of it is f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateShape {
+    /// Recurrent layers.
+    pub layers: usize,
+    /// Channels of a layer's causal convolution.
+    pub conv_channels: usize,
+    /// Inputs the convolution looks back to: its kernel's width less one.
+    pub conv_history: usize,
+    /// Value heads of a layer, each with a matrix of `key_dim` × `value_dim`.
+    pub heads: usize,
+    /// Rows of a head's matrix.
+    pub key_dim: usize,
+    /// Columns of a head's matrix.
+    pub value_dim: usize,
+}
+
+impl StateShape {
+    /// Bytes of one layer's convolution history, in whole cache lines.
+    pub fn conv_bytes(&self) -> usize {
+        (self.conv_channels * self.conv_history * size_of::<f32>()).next_multiple_of(64)
+    }
+
+    /// Bytes of one layer: history, then the heads' matrices.
+    pub fn layer_bytes(&self) -> usize {
+        self.conv_bytes() + (self.heads * self.key_dim * self.value_dim * size_of::<f32>()).next_multiple_of(64)
+    }
+
+    /// Bytes of one slot over all layers.
+    pub fn slot_bytes(&self) -> usize {
+        self.layers * self.layer_bytes()
+    }
+}
+
 /// What a device must know of a model to reserve its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelShape {
-    /// The cache.
+    /// The cache. A draft head's layer, where there is one, is its last.
     pub kv: KvShape,
+    /// The recurrent state, for models that have one.
+    pub state: Option<StateShape>,
     /// Query heads of a layer; a multiple of the cache's.
     pub heads: usize,
     /// Width of the widest row that is normalised.

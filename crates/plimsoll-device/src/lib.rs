@@ -12,8 +12,8 @@ pub mod pool;
 pub mod weights;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
-pub use device::{Activation, Attention, Buf, Device, DeviceError, Mode, SeqSpan, StepInput};
-pub use kv::{KvDtype, KvShape, ModelShape, PAGE_TOKENS, parse_kv_dtype};
+pub use device::{Activation, Attention, Buf, Device, DeviceError, Mode, NO_STATE, SeqSpan, StepInput};
+pub use kv::{KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;

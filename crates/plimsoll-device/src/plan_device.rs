@@ -106,7 +106,10 @@ impl Device for PlanDevice<'_> {
     fn attention(&mut self, spec: &Attention, _out: Buf, q: Buf, _k: Buf, _v: Buf, step: &StepInput<'_>) {
         for seq in step.seqs {
             let last = seq.start + seq.rows;
-            let seen = |position: usize| spec.window.map_or(position + 1, |w| w.min(position + 1));
+            let seen = |position: usize| {
+                let all = position + 1 - seq.seen_from;
+                spec.window.map_or(all, |window| window.min(all))
+            };
             let pairs: usize = (seq.start..last).map(seen).sum();
             self.work.flops += 4 * (pairs * q.cols) as u64;
             let pages = seen(last - 1).div_ceil(PAGE_TOKENS);

@@ -35,7 +35,7 @@ impl Runner for CpuRunner {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
         self.device.begin_step();
         self.logits = None;
-        self.logits = Some(self.model.forward(&mut self.device, step)?);
+        self.logits = Some(self.model.forward(&mut self.device, step)?.logits);
         Ok(())
     }
 

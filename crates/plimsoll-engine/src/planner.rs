@@ -233,9 +233,15 @@ impl Blueprint {
         let positions: Vec<u32> = (start as u32..(start + rows) as u32).collect();
         let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
         let wanted: Vec<u32> = (0..logit_rows as u32).collect();
-        let seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len() }];
-        let input =
-            StepInput { tokens: &tokens, positions: &positions, seqs: &seqs, pages: &pages, logit_rows: &wanted };
+        let seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len(), seen_from: 0, state: None }];
+        let input = StepInput {
+            tokens: &tokens,
+            positions: &positions,
+            seqs: &seqs,
+            pages: &pages,
+            logit_rows: &wanted,
+            state_out: &[],
+        };
         let mut device = PlanDevice::new(&self.weights, kv);
         self.model.forward(&mut device, &input)?;
         Ok((device.high_water(), device.work()))

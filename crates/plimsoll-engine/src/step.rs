@@ -43,6 +43,8 @@ impl StepBuffers {
                 start: share.start,
                 pages_at: self.pages.len(),
                 pages: seq.pages.ids().len(),
+                seen_from: 0,
+                state: None,
             });
             self.tokens.extend_from_slice(&seq.tokens[share.start..end]);
             self.positions.extend(share.start as u32..end as u32);
@@ -56,6 +58,7 @@ impl StepBuffers {
             seqs: &self.seqs,
             pages: &self.pages,
             logit_rows: &self.logit_rows,
+            state_out: &[],
         }
     }
 }

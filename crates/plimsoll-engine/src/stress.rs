@@ -57,6 +57,8 @@ fn run(
             start: *start,
             pages_at: pages.len(),
             pages: count,
+            seen_from: 0,
+            state: None,
         });
         positions.extend(*start as u32..(start + rows) as u32);
         tokens.extend((0..*rows).map(|i| (i % 7) as u32));
@@ -71,6 +73,7 @@ fn run(
         seqs: &spans,
         pages: &pages,
         logit_rows: &wanted,
+        state_out: &[],
     })
 }
 

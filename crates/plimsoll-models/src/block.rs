@@ -7,6 +7,8 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
 
+use crate::Output;
+
 /// Weights of one attention layer.
 pub struct AttentionBlock {
     q: LinearId,
@@ -196,11 +198,12 @@ impl Ends {
         Ok(x)
     }
 
-    /// The logits of the wanted rows.
-    pub fn logits(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+    /// The logits of the wanted rows of `x`, the hidden state of every row.
+    pub fn output(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         let logits = device.temp(step.logit_rows.len(), self.vocab)?;
+        let output = Output { logits, hidden: x };
         if step.logit_rows.is_empty() {
-            return Ok(logits);
+            return Ok(output);
         }
         let last = device.temp(step.logit_rows.len(), self.hidden)?;
         device.gather(last, x, step.logit_rows);
@@ -209,6 +212,6 @@ impl Ends {
         if let Some(cap) = self.softcap {
             device.softcap(logits, cap);
         }
-        Ok(logits)
+        Ok(output)
     }
 }

@@ -4,13 +4,13 @@
 //! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
+    Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
-use crate::Model;
 use crate::block::{AttentionBlock, Ends, FeedForward};
 use crate::rope::rope;
+use crate::{Model, Output};
 
 struct Layer {
     attention_norm: VectorId,
@@ -73,7 +73,7 @@ fn declare_layer(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) 
 }
 
 impl Model for Gemma3 {
-    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         let x = self.ends.embed(device, step)?;
         let scope = device.mark();
         let global = device.temp(x.rows, self.head_dim)?;
@@ -94,12 +94,12 @@ impl Model for Gemma3 {
             device.add(x, part);
         }
         device.release(scope);
-        self.ends.logits(device, x, step)
+        self.ends.output(device, x, step)
     }
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {
         let kv = KvShape { layers: self.layers.len(), kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        ModelShape { kv, heads: self.heads, hidden: self.ends.hidden }
+        ModelShape { kv, state: None, heads: self.heads, hidden: self.ends.hidden }
     }
 
     fn vocab_size(&self) -> usize {

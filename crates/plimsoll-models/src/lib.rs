@@ -13,10 +13,39 @@ pub mod rope;
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, ModelShape, StepInput};
 use plimsoll_formats::{Architecture, ModelConfig};
 
+/// What a step leaves in the workspace until the next one begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// The logits of the wanted rows, [logit rows, vocabulary].
+    pub logits: Buf,
+    /// Every row's hidden state, before the final norm.
+    pub hidden: Buf,
+}
+
+/// A multi-token-prediction head: guesses the token after the next one.
+pub trait Drafter: Send + Sync {
+    /// One pass over rows whose next token is known, after [`Model::forward`] in the same step's workspace.
+    ///
+    /// Row r of `step` stands at the position of row `rows[r]` of `hidden` (the model's output, or an earlier draft
+    /// pass's) and names the token that *follows* that position. Keys and values go to the cache's last layer.
+    fn draft(
+        &self,
+        device: &mut dyn Device,
+        hidden: Buf,
+        rows: &[u32],
+        step: &StepInput<'_>,
+    ) -> Result<Output, DeviceError>;
+}
+
 /// A model, ready to run on any device that holds its weights.
 pub trait Model: Send + Sync {
-    /// One step: the logits of the wanted rows, [logit rows, vocabulary].
-    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError>;
+    /// One step.
+    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError>;
+
+    /// The model's draft head, if its checkpoint has one and it was asked for.
+    fn drafter(&self) -> Option<&dyn Drafter> {
+        None
+    }
 
     /// What a device must know to reserve its memory, with keys and values stored as `dtype`.
     fn shape(&self, dtype: KvDtype) -> ModelShape;

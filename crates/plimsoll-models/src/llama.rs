@@ -4,13 +4,13 @@
 //! so their files build this same [`Llama`].
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
+    Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
 };
 use plimsoll_formats::ModelConfig;
 
-use crate::Model;
 use crate::block::{AttentionBlock, Ends, FeedForward};
 use crate::rope::rope;
+use crate::{Model, Output};
 
 struct Layer {
     attention_norm: VectorId,
@@ -71,7 +71,7 @@ impl Llama {
 }
 
 impl Model for Llama {
-    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         let x = self.ends.embed(device, step)?;
         let scope = device.mark();
         let angles = device.temp(x.rows, self.head_dim)?;
@@ -84,12 +84,12 @@ impl Model for Llama {
             layer.feed_forward.forward(device, normed, x, Mode::Add)?;
         }
         device.release(scope);
-        self.ends.logits(device, x, step)
+        self.ends.output(device, x, step)
     }
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {
         let kv = KvShape { layers: self.layers.len(), kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        ModelShape { kv, heads: self.heads, hidden: self.ends.hidden }
+        ModelShape { kv, state: None, heads: self.heads, hidden: self.ends.hidden }
     }
 
     fn vocab_size(&self) -> usize {

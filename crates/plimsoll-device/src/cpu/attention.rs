@@ -50,8 +50,8 @@ impl CpuDevice {
             let mut spans = [Span { first: 0, end: 0 }; ROWS];
             for (i, span) in spans[..rows].iter_mut().enumerate() {
                 let end = seq.start + first + i + 1;
-                *span =
-                    Span { first: spec.window.map_or(0, |window| end.saturating_sub(window)) as u32, end: end as u32 };
+                let first = spec.window.map_or(0, |window| end.saturating_sub(window)).max(seq.seen_from);
+                *span = Span { first: first as u32, end: end as u32 };
             }
             let pages = &step.pages[seq.pages_at..][..seq.pages];
             let row = seq.first_row + first;
@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn every_row_and_head_is_in_one_task() {
-        let span = |first_row, rows| SeqSpan { first_row, rows, start: 3, pages_at: 0, pages: 9 };
+        let span =
+            |first_row, rows| SeqSpan { first_row, rows, start: 3, pages_at: 0, pages: 9, seen_from: 0, state: None };
         let seqs = [span(0, 1), span(1, 16), span(17, 33), span(50, 1)];
         let tasks = Tasks::new(&seqs, 3);
         let mut seen = vec![0; 51 * 3];
