@@ -94,7 +94,7 @@ impl AttentionBlock {
                 let heads = heads.reshape(self.head_dim);
                 device.rms_norm(heads, heads, norm, self.eps);
             }
-            device.rope(heads, angles, self.rope_interleaved);
+            device.rope(heads, angles, self.head_dim, self.rope_interleaved);
         }
         let attended = device.temp(x.rows, self.spec.heads * self.head_dim)?;
         device.attention(&self.spec, attended, q, k, v, step);
