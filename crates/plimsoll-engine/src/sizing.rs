@@ -181,7 +181,7 @@ impl Generations for CpuGenerations<'_> {
         let kv_bytes = (pages * self.shape.kv.page_bytes()) as u64;
         self.check_room(Component::KvPages, kv_bytes + self.plan.workspace as u64)?;
         let cache = self.tables(pages)?;
-        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, self.plan.workspace, self.threads, self.touch);
+        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, 0, self.plan.workspace, self.threads, self.touch);
         let memory = memory.map_err(|error| Self::refused(&error))?;
         let Some((weights, pool)) = self.parts.take() else {
             return Err(Failure::Other("a generation was built while another stands".into()));

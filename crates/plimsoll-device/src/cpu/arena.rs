@@ -60,6 +60,18 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), len) }
     }
 
+    /// `len` words from byte `offset` of the workspace.
+    ///
+    /// # Safety
+    /// As for [`Self::bytes`].
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn words<'a>(&self, offset: usize, len: usize) -> &'a mut [u32] {
+        // SAFETY: this function's contract; every bit pattern is a word, and the assertion checks alignment.
+        let (before, words, after) = unsafe { self.bytes(offset, len * size_of::<u32>()).align_to_mut() };
+        assert!(before.is_empty() && after.is_empty(), "words are aligned");
+        words
+    }
+
     /// The scratch of `thread`.
     ///
     /// # Safety
