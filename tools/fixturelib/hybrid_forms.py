@@ -34,6 +34,8 @@ TINY = {
     "num_key_value_heads": 1,
     "tie_word_embeddings": True,
 }
+# Three value heads a key head: an order that is its own inverse would hide mistakes.
+UNTIED = {"linear_num_value_heads": 6, "tie_word_embeddings": False}
 MOE35 = {**hybrid.MODELS["qwen3.5-moe"], **SMALL}
 
 # name → config of the model
@@ -44,10 +46,10 @@ FORMS: dict[str, dict] = {
         if k not in ("layer_types", "full_attention_interval")
     },
     "gguf-qwen3next-q8_0": {
-        k: v for k, v in {**hybrid.MODELS["qwen3-next"], **TINY, "linear_num_value_heads": 6}.items()
+        k: v for k, v in {**hybrid.MODELS["qwen3-next"], **TINY, **UNTIED}.items()
         if k != "layer_types"
     },
-    "gguf-qwen35moe-q8_0": {**MOE35, **TINY, "linear_num_value_heads": 6},
+    "gguf-qwen35moe-q8_0": {**MOE35, **TINY, **UNTIED},
 }
 BITS, GROUP = 4, 32
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}

@@ -32,7 +32,8 @@ pub enum Architecture {
 
 impl Architecture {
     /// Every family that runs, as refusals list them.
-    pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE and Gemma 3";
+    pub const SUPPORTED: &str =
+        "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE and Gemma 3";
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {

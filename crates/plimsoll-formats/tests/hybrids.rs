@@ -131,5 +131,8 @@ fn gguf_keeps_the_draft_head_among_its_blocks() {
     assert_eq!((config.layers, config.draft_layers, config.rotary_dim), (4, 1, 8));
     assert_eq!((config.norm_weight_offset, config.attention_gate), (0.0, true));
     let delta = config.delta_net.as_ref().expect("recurrent layers");
-    assert_eq!((delta.value_dim, delta.tiled, delta.layers.as_slice()), (16, true, [true, true, true, false].as_slice()));
+    assert_eq!(
+        (delta.value_dim, delta.tiled, delta.layers.as_slice()),
+        (16, true, [true, true, true, false].as_slice())
+    );
 }

@@ -3,7 +3,8 @@
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, RowPiece, StepInput, VectorId,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, RowPiece, StepInput,
+    VectorId,
 };
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
 
@@ -13,12 +14,7 @@ use crate::Output;
 ///
 /// Converters to MLX and GGUF add it, but some leave the draft head as it was: there a negative weight, which no ready norm has,
 /// tells.
-pub fn norm(
-    config: &ModelConfig,
-    name: &str,
-    len: usize,
-    declare: &mut Declare<'_>,
-) -> Result<VectorId, DeclareError> {
+pub fn norm(config: &ModelConfig, name: &str, len: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
     let mut plus = config.norm_weight_offset;
     if plus == 0.0 && name.starts_with("mtp.") {
         let negative = declare.read_vector(name)?.is_some_and(|weights| weights.iter().any(|weight| *weight < 0.0));

@@ -4,8 +4,8 @@
 //! Reference: transformers, `modeling_qwen3_next.py` and `modeling_qwen3_5.py` (Yang, Kautz, Hatamizadeh 2024).
 
 use plimsoll_device::{
-    Activation, Buf, Change, Declare, DeclareError, Device, DeviceError, GatedDelta, LinearId, Mode, RowPiece, StateShape,
-    StepInput, VectorId,
+    Activation, Buf, Change, Declare, DeclareError, Device, DeviceError, GatedDelta, LinearId, Mode, RowPiece,
+    StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::{Architecture, DeltaNet, ModelConfig};
 
@@ -56,7 +56,10 @@ impl DeltaBlock {
             }
         }
         if delta.taps < 2 {
-            return Err(DeclareError::Unsupported(format!("linear_conv_kernel_dim {}: it must be at least 2", delta.taps)));
+            return Err(DeclareError::Unsupported(format!(
+                "linear_conv_kernel_dim {}: it must be at least 2",
+                delta.taps
+            )));
         }
         let projections = Projections { prefix: &prefix, delta, hidden: config.hidden_size };
         let joined = config.architecture == Architecture::Qwen3Next;

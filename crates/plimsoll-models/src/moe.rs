@@ -47,7 +47,8 @@ impl MoeBlock {
         let prefix = format!("{prefix}.experts");
         let mut matrices = |part| {
             let each = 0..experts.count;
-            each.map(|expert| stored.declare(&prefix, part, expert, (experts, hidden), declare)).collect()
+            each.map(|expert| stored.declare(&prefix, part, expert, (experts, hidden), declare))
+                .collect::<Result<Vec<_>, _>>()
         };
         Ok(Self {
             router,

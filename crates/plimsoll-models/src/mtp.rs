@@ -35,7 +35,9 @@ impl MtpHead {
         let unsupported = |what: String| Err(DeclareError::Unsupported(what));
         let there = declare.has("mtp.fc.weight") || declare.is_plan() && config.draft_layers > 0;
         if !there {
-            return unsupported("--enable-mtp needs a draft head, and the checkpoint has none (no tensor 'mtp.fc.weight')".into());
+            return unsupported(
+                "--enable-mtp needs a draft head, and the checkpoint has none (no tensor 'mtp.fc.weight')".into(),
+            );
         }
         if config.draft_layers > 1 {
             let layers = config.draft_layers;

@@ -124,8 +124,7 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         attention_bias: has("model.layers.0.self_attn.q_proj.bias"),
         attention_output_bias: has("model.layers.0.self_attn.o_proj.bias"),
         mlp_bias: has("model.layers.0.mlp.up_proj.bias"),
-        qk_norm: hybrid
-            || matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
+        qk_norm: hybrid || matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
         tie_word_embeddings: !has("lm_head.weight"),
         hidden_act: if gemma { Activation::GeluTanh } else { Activation::Silu },
         query_scale: query_scale(&keys, gemma && layers == GEMMA3_27B_LAYERS, hidden_size, heads, head_dim),

@@ -14,11 +14,7 @@ const FULL_ATTENTION_INTERVAL: usize = 4;
 const DRAFT_LAYERS_MAX: usize = 64;
 
 /// The mixture of experts. llama.cpp renormalises the weights of these families' experts without asking.
-pub(super) fn experts(
-    keys: &Keys,
-    architecture: &Architecture,
-    layers: usize,
-) -> Result<Option<Experts>, FormatError> {
+pub(super) fn experts(keys: &Keys, architecture: &Architecture, layers: usize) -> Result<Option<Experts>, FormatError> {
     let count = keys.size("expert_count")?.unwrap_or(0);
     if !architecture.has_experts() {
         return match count {

@@ -83,9 +83,15 @@ impl Family {
             }
             "Qwen3MoeForCausalLM" | "Qwen3MoeModel" | "qwen3_moe" => Architecture::Qwen3Moe,
             "Qwen3NextForCausalLM" | "Qwen3NextModel" | "qwen3_next" => Architecture::Qwen3Next,
-            "Qwen3_5ForConditionalGeneration" | "Qwen3_5ForCausalLM" | "Qwen3_5TextModel" | "qwen3_5"
+            "Qwen3_5ForConditionalGeneration"
+            | "Qwen3_5ForCausalLM"
+            | "Qwen3_5TextModel"
+            | "qwen3_5"
             | "qwen3_5_text" => Architecture::Qwen3_5,
-            "Qwen3_5MoeForConditionalGeneration" | "Qwen3_5MoeForCausalLM" | "Qwen3_5MoeTextModel" | "qwen3_5_moe"
+            "Qwen3_5MoeForConditionalGeneration"
+            | "Qwen3_5MoeForCausalLM"
+            | "Qwen3_5MoeTextModel"
+            | "qwen3_5_moe"
             | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
             other => Architecture::Other(other.to_owned()),
         };

@@ -115,7 +115,9 @@ pub(super) fn rotary_dim(partial: Option<f32>, head_dim: usize, hybrid: bool) ->
         1.0 => Ok(head_dim),
         _ if !hybrid => Err(FormatError::Unsupported("partial_rotary_factor".to_owned())),
         _ if share > 0.0 && share < 1.0 => Ok((head_dim as f64 * f64::from(share)) as usize),
-        _ => Err(FormatError::Config(format!("partial_rotary_factor: {share}, allowed are numbers above 0 and up to 1"))),
+        _ => {
+            Err(FormatError::Config(format!("partial_rotary_factor: {share}, allowed are numbers above 0 and up to 1")))
+        }
     }
 }
 
