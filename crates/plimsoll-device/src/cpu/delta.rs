@@ -11,7 +11,7 @@ use plimsoll_kernels::{
 use super::arena::Arena;
 use super::linear::TASKS_PER_THREAD;
 use super::{CpuDevice, for_rows};
-use crate::device::{Buf, GatedDelta, SeqSpan, StepInput};
+use crate::device::{Buf, GatedDelta, NO_STATE, SeqSpan, StepInput};
 use crate::kv::StateShape;
 
 /// Floats of scratch one thread needs for a state of this shape.
@@ -65,11 +65,14 @@ impl CpuDevice {
         self.update(spec, out, qkv, a, b, step);
     }
 
-    /// A slot out of range, or written for two rows, would be silent damage.
+    /// A slot out of range, or named for two rows, would be silent damage.
     fn check_slots(&self, step: &StepInput<'_>) {
         let slots = self.memory.slots();
+        let twice =
+            |row: usize| step.state_out[row] != NO_STATE && step.state_out[..row].contains(&step.state_out[row]);
+        debug_assert!(!(0..step.state_out.len()).any(twice), "a slot named twice in {:?}", step.state_out);
         let named = step.seqs.iter().filter_map(|seq| seq.state).chain(step.state_out.iter().copied());
-        for slot in named.filter(|slot| *slot != kernels::NO_SLOT) {
+        for slot in named.filter(|slot| *slot != NO_STATE) {
             assert!((slot as usize) < slots, "state slot {slot} of {slots}");
         }
     }
