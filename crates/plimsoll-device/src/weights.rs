@@ -367,3 +367,31 @@ fn quant_packing(layout: &QuantLayout) -> QuantPacking {
         offset: layout.offset,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_take_rows_apart() {
+        // Two heads of [query 2, gate 2]: the gates, then the whole first head.
+        let gates = RowPiece { first: 2, rows: 4, run: 2, stride: 4 };
+        let decl = LinearDecl {
+            name: "w".into(),
+            rows: [gates, RowPiece::span(0, 4)].into(),
+            packing: Packing::new(PackKind::F32, 8, 4).expect("a small matrix"),
+            encoding: Encoding::F32,
+            bias: None,
+            offset: 0,
+        };
+        let rows: Vec<usize> = (0..8).map(|row| decl.stored_row(row)).collect();
+        assert_eq!(rows, [2, 3, 6, 7, 0, 1, 2, 3]);
+        assert_eq!(LinearDecl { rows: Box::default(), ..decl }.stored_row(5), 5);
+    }
+
+    #[test]
+    fn stored_values_change_as_asked() {
+        assert_eq!(Change::Plus(1.0).of(0.5), 1.5);
+        assert_eq!(Change::LogOfNegated.of(-1.0), 0.0);
+    }
+}
