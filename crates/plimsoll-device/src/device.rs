@@ -87,8 +87,7 @@ pub struct Attention {
     pub softcap: Option<f32>,
 }
 
-/// What one recurrent layer (Gated DeltaNet) does, apart from its data. Key head h serves the value heads
-/// `h · r .. (h + 1) · r` with `r = value_heads / key_heads`.
+/// What one recurrent layer (Gated DeltaNet) does, apart from its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatedDelta {
     /// Index of the layer's part in a state slot: its number among the recurrent layers.
@@ -105,6 +104,8 @@ pub struct GatedDelta {
     pub conv: VectorId,
     /// Inputs that the convolution sees, the row's own included.
     pub taps: usize,
+    /// Whether value head v is served by key head `v % key_heads`; otherwise by `v / (value_heads / key_heads)`.
+    pub tiled: bool,
     /// Logarithm of the decay's rate, one a value head.
     pub a_log: VectorId,
     /// Bias of the decay's time, one a value head.
@@ -112,6 +113,14 @@ pub struct GatedDelta {
 }
 
 impl GatedDelta {
+    /// The key head that serves a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        match self.tiled {
+            true => value_head % self.key_heads,
+            false => value_head / (self.value_heads / self.key_heads),
+        }
+    }
+
     /// Channels of the convolution: queries, keys, values.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim

@@ -20,4 +20,4 @@ pub use kv::{KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dty
 pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
-pub use weights::{Declare, DeclareError, DtypePolicy, LinearId, VectorId, WeightTable};
+pub use weights::{Change, Declare, DeclareError, DtypePolicy, LinearId, RowPiece, VectorId, WeightTable};

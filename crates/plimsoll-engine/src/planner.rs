@@ -178,7 +178,7 @@ impl Blueprint {
     /// Declares the checkpoint's model.
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
         let mut declare = Declare::new(checkpoint, options.dtype);
-        let model = plimsoll_models::build(&checkpoint.config, &mut declare)?;
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false)?;
         Ok(Self {
             model,
             weights: declare.finish(),

@@ -135,7 +135,7 @@ impl CpuDevice {
         self.pool.run(whole_heads * blocks, &|thread, task| {
             let (seq, head, first) = (task / blocks / value_heads, task / blocks % value_heads, task % blocks * block);
             let seq = &step.seqs[seq];
-            let key_head = head / (value_heads / key_heads);
+            let key_head = spec.key_head(head);
             // SAFETY: these matrices are only read here, and scratch belongs to this thread.
             let (qkv, decay, beta, scratch) = unsafe {
                 (
