@@ -8,7 +8,7 @@
 //audio
 pub mod encoder;
 pub mod error;
-//geometry
+pub mod geometry;
 //image
 pub mod key;
 pub mod outputs;
