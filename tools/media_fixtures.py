@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/media/geometry.json: sizes, token counts and sampled frames as transformers counts them.
+"""Makes tests/fixtures/media: sizes, token counts and sampled frames as transformers counts them; odd pictures and sounds.
 
-    /somewhere/bin/pip install -r tools/requirements.txt pillow torchvision
+    /somewhere/bin/pip install -r tools/requirements.txt pillow torchvision soundfile
     /somewhere/bin/python tools/media_fixtures.py
 
 Nothing is decoded or run: the processors' own methods are asked, with their resize replaced by one that reports the size it
-was asked for. `null` stands for an input that the processor refuses. Also the bicubic resize of torchvision, as SHA-256 of
+was asked for (`geometry.json`). `null` stands for an input that the processor refuses. Also the bicubic resize of torchvision, as SHA-256 of
 its bytes, over pictures from a generator that the Rust tests have too.
 """
 
 import hashlib
+import io
 import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import soundfile
 import torch
 import transformers
-from PIL import Image
+from PIL import Image, ImageOps, ImageSequence
 from torchvision.transforms.v2 import functional as tv
 from transformers import WhisperFeatureExtractor
 from transformers.image_processing_backends import TorchvisionBackend
@@ -189,8 +191,72 @@ def resize_rows() -> list:
     return rows
 
 
+def save(name: str, data: bytes) -> None:
+    """Writes one file."""
+    (OUT / name).write_bytes(data)
+
+
+def pictures() -> None:
+    """Small pictures of every awkward kind, and what Pillow makes of them: upright, `convert("RGB")`."""
+    rng = np.random.default_rng(20)
+    y, x = np.mgrid[0:20, 0:28]
+    smooth = np.stack([x * 9, y * 12, 255 - x * 4 - y * 5], -1).clip(0, 255).astype(np.uint8)
+    color = Image.fromarray(smooth)
+    alpha = Image.fromarray(np.dstack([smooth, (x * 9 % 256).astype(np.uint8)]))
+    # Colours under full transparency: dropped alpha must show them.
+    palette = color.quantize(16)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    cases = {
+        "rgb.png": (color, {}), "rgba.png": (alpha, {}), "palette.png": (palette, {"transparency": 3}),
+        "gray.png": (color.convert("L"), {}), "gray_alpha.png": (alpha.convert("LA"), {}), "bits.png": (color.convert("1"), {}),
+        "turned.jpg": (color, {"exif": exif, "quality": 95, "subsampling": 0}), "cmyk.jpg": (color.convert("CMYK"), {"quality": 95}),
+        "gray.jpg": (color.convert("L"), {"quality": 95}), "progressive.jpg": (color, {"progressive": True, "quality": 90}),
+        "turned.webp": (alpha, {"lossless": True, "exact": True, "exif": exif}), "lossy.webp": (color, {"quality": 90}),
+        "palette.gif": (palette, {}),
+    }
+    for name, (picture, options) in cases.items():
+        picture.save(OUT / name, **options)
+    wide = rng.integers(0, 65536, (5, 7), dtype=np.uint16)
+    Image.fromarray(wide).save(OUT / "gray16.png")
+    expected = {}
+    for name in [*cases, "gray16.png"]:
+        opened = ImageOps.exif_transpose(Image.open(OUT / name))
+        # Pillow clips 16-bit grey instead of scaling it; what is wanted is its upper half.
+        rgb = np.dstack([wide >> 8] * 3).astype(np.uint8) if name == "gray16.png" else np.asarray(opened.convert("RGB"))
+        expected[name] = [rgb.shape[0], rgb.shape[1], rgb.tobytes().hex()]
+    # Large in pixels, small in bytes: for what decoding costs.
+    large = color.resize((2000, 1500))
+    large.save(OUT / "large.jpg", progressive=True, quality=20)
+    large.save(OUT / "large.webp", quality=20)
+    moving = [Image.fromarray(np.roll(smooth, 3 * i, 1)) for i in range(4)]
+    for name, options in [("moving.gif", {"duration": 100}), ("moving.webp", {"duration": 100, "lossless": True})]:
+        moving[0].save(OUT / name, save_all=True, append_images=moving[1:], **options)
+        for i, frame in enumerate(ImageSequence.Iterator(Image.open(OUT / name))):
+            expected[f"{name} {i}"] = [20, 28, frame.convert("RGB").tobytes().hex()]
+    (OUT / "pictures.json").write_text(json.dumps(expected, indent=0) + "\n")
+
+
+def sounds() -> None:
+    """A short chord in every format, and its samples."""
+    t = np.arange(3200) / 16000
+    left = 0.4 * np.sin(2 * np.pi * 440 * t) + 0.2 * np.sin(2 * np.pi * 1000 * t)
+    both = np.stack([left, 0.5 * left], -1)
+    for name, options in [
+        ("chord.wav", {"subtype": "PCM_16"}), ("chord_float.wav", {"subtype": "FLOAT"}), ("chord.flac", {"subtype": "PCM_16"}),
+        ("chord.ogg", {"format": "OGG", "subtype": "VORBIS"}), ("chord.mp3", {"format": "MP3"}),
+    ]:
+        soundfile.write(OUT / name, both, 16000, **options)
+    opus = io.BytesIO()
+    soundfile.write(opus, both, 16000, format="OGG", subtype="OPUS")
+    save("opus.ogg", opus.getvalue())
+
+
 def main() -> None:
-    """Writes the file."""
+    """Writes the files."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    pictures()
+    sounds()
     TorchvisionBackend.resize = asked_size
     rng = random.Random(20)
     fast = Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
@@ -211,7 +277,6 @@ def main() -> None:
         "audio": audio_rows(rng),
         "resize": resize_rows(),
     }
-    OUT.mkdir(parents=True, exist_ok=True)
     text = json.dumps(made, separators=(",", ":")).replace("]],", "]],\n").replace("],[", "],\n[")
     (OUT / "geometry.json").write_text(text + "\n")
 

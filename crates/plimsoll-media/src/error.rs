@@ -1,5 +1,8 @@
 //! The one error type of this crate. Every message names the offending value, the limit and the flag that sets it.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 /// Everything that can be wrong with a medium, its processor's configuration, or the running of an encoder.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -70,9 +73,35 @@ pub enum MediaError {
     Closed,
 }
 
+/// Runs foreign decoders: a panic in one is an error of the item, like any other (I7).
+pub(crate) fn contained<T>(what: &'static str, work: impl FnOnce() -> Result<T, MediaError>) -> Result<T, MediaError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let why = format!("its decoder failed: {}", panic_words(&*panic));
+        Err(MediaError::Malformed { what, why })
+    })
+}
+
+/// The words of a panic.
+pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+    words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".to_owned())
+}
+
 impl MediaError {
     /// True where the request is at fault (a 4xx), false where the server is.
     pub fn is_the_clients(&self) -> bool {
         matches!(self, Self::OverLimit { .. } | Self::Malformed { .. } | Self::Unsupported { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MediaError, contained};
+
+    #[test]
+    fn a_panic_in_a_decoder_is_the_items_error() {
+        let error = contained("an image", || -> Result<(), MediaError> { panic!("index 7 of {}", 3) }).unwrap_err();
+        assert_eq!(error.to_string(), "an image cannot be read: its decoder failed: index 7 of 3");
+        assert!(error.is_the_clients());
     }
 }

@@ -5,11 +5,11 @@
 //! (decoding foreign bytes under limits). **Architecture invariant:** this crate knows no engine, device or HTTP. What is
 //! larger than its limit is refused before it is decoded, with the limit and the flag that sets it.
 
-//audio
+pub mod audio;
 pub mod encoder;
 pub mod error;
 pub mod geometry;
-//image
+pub mod image;
 pub mod key;
 pub mod outputs;
 pub mod permits;

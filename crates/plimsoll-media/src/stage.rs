@@ -1,10 +1,10 @@
 //! The encoder stage: an encoder that has survived its worst case, and may never be asked for more.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::error::panic_words;
 use crate::permits::InUse;
 use crate::{
     Claim, ContentKey, Encoder, Grant, Job, MediaError, Modality, OutputPool, Permits, Pinned, Shape, Vacant, WorstCase,
@@ -184,11 +184,6 @@ fn encode<E: Encoder>(encoder: &mut E, items: &mut [Item<E::Input>]) -> Result<(
         Ok(done) => done,
         Err(panic) => Err(panic_words(&*panic)),
     }
-}
-
-fn panic_words(panic: &(dyn Any + Send)) -> String {
-    let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
-    words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".to_owned())
 }
 
 /// The worst case, `batch` times at once, with room for its outputs.
