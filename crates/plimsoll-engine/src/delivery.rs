@@ -120,7 +120,8 @@ impl Delivery {
         let last = self.generated >= self.request.max_tokens;
         let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
         let (request, finished) = (&self.request, &mut self.finished);
-        self.outbox.push(|delta| {
+        let text_bytes = piece.len() + request.held_back_max();
+        let room = self.outbox.push_text(text_bytes, |delta| {
             delta.tokens.push(out);
             let stopped = may_stop && stops.push(piece, &mut delta.text);
             if !may_stop {
@@ -141,6 +142,7 @@ impl Delivery {
             };
             *finished = delta.finish.is_some();
         });
+        (self.failed, self.finished) = (self.failed || !room, self.finished || !room);
         metrics.generated_tokens.inc();
     }
 

@@ -12,6 +12,7 @@ use plimsoll_memory::host::{HostLimits, HostNow, Root};
 
 use crate::handle::Shared;
 use crate::metrics::Metrics;
+use crate::report::LedgerReport;
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -157,10 +158,12 @@ impl Gauge {
     }
 }
 
-/// Starts the thread that takes readings, until the engine has stopped or nobody holds it any more.
-pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std::io::Result<()> {
+/// Starts the thread that takes readings, until the engine has stopped or nobody holds it any more. About every
+/// `log_every` steps it logs the ledger; never for 0.
+pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits, log_every: u64) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     let body = move || {
+        let mut logged = 0;
         while let Some(shared) = Weak::upgrade(&shared) {
             if shared.stopped.load(Relaxed) {
                 break;
@@ -173,6 +176,11 @@ pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std
                 some_avg10: now.psi.map_or(0.0, |psi| psi.some_avg10),
                 full_avg10: now.psi.map_or(0.0, |psi| psi.full_avg10),
             });
+            let steps = shared.status.steps.load(Relaxed);
+            if log_every > 0 && steps - logged >= log_every {
+                logged = steps;
+                tracing::info!("{}", LedgerReport::of(&shared).line());
+            }
             drop(shared);
             std::thread::sleep(INTERVAL);
         }

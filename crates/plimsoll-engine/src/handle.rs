@@ -12,6 +12,7 @@ use crate::accounts::Accounts;
 use crate::governor::{Gauge, Rung};
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
+use crate::report::LedgerReport;
 use crate::request::{Limits, Refusal, Request};
 
 /// A request on its way to the engine thread, with all it has reserved.
@@ -31,21 +32,42 @@ impl Drop for Place {
     }
 }
 
-/// Host bytes reserved for one request; given back when neither engine nor client holds any of its output.
+/// Host bytes reserved for one request, and how many of them it holds; given back when neither engine nor client holds any
+/// of its output.
 pub(crate) struct HostBytes {
     shared: Arc<Shared>,
-    bytes: u64,
+    reserved: AtomicU64,
+    held: AtomicU64,
+}
+
+impl HostBytes {
+    /// Reserves `more`. False when all bytes for requests are reserved.
+    pub fn grow(&self, more: u64) -> bool {
+        let limit = self.shared.limits.host_bytes;
+        let take = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
+        let taken = self.shared.host_reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok();
+        self.reserved.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
+        taken
+    }
+
+    /// Notes that `before` bytes of the heap have become `after`.
+    pub fn hold(&self, before: u64, after: u64) {
+        for sum in [&self.held, &self.shared.host_held] {
+            sum.fetch_add(after.wrapping_sub(before), Ordering::AcqRel);
+        }
+    }
 }
 
 impl std::fmt::Debug for HostBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.bytes)
+        write!(f, "{} of {} bytes", self.held.load(Ordering::Relaxed), self.reserved.load(Ordering::Relaxed))
     }
 }
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        self.shared.host_reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.shared.host_reserved.fetch_sub(*self.reserved.get_mut(), Ordering::AcqRel);
+        self.shared.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
     }
 }
 
@@ -64,6 +86,8 @@ pub(crate) struct Shared {
     /// The last look at the machine, and the rung the engine stands on.
     pub gauge: Gauge,
     host_reserved: AtomicU64,
+    /// What requests really hold of it.
+    host_held: AtomicU64,
     in_system: AtomicU64,
 }
 
@@ -82,6 +106,8 @@ pub struct Status {
     pub pages_cached: AtomicU64,
     /// Steps taken since start.
     pub steps: AtomicU64,
+    /// Looks around since start, those of an idle engine included.
+    pub turns: AtomicU64,
     /// Milliseconds since the engine's epoch at which the last step ended (or the engine was idle).
     pub progress_ms: AtomicU64,
 }
@@ -100,16 +126,22 @@ impl Shared {
             accounts: OnceLock::new(),
             gauge: Gauge::default(),
             host_reserved: AtomicU64::new(0),
+            host_held: AtomicU64::new(0),
             in_system: AtomicU64::new(0),
         }
     }
 }
 
 impl Shared {
+    /// Host bytes reserved by requests in the system, and how many requests those are.
+    pub fn reserved(&self) -> (u64, u64) {
+        (self.host_reserved.load(Ordering::Acquire), self.in_system.load(Ordering::Acquire))
+    }
+
     /// Enters in the ledger what is measured rather than counted.
     pub fn observe_accounts(&self) {
         if let Some(accounts) = self.accounts.get() {
-            accounts.observe(&self.ledger, self.host_reserved.load(Ordering::Acquire));
+            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire));
         }
     }
 }
@@ -124,7 +156,7 @@ pub struct EngineHandle {
 
 impl EngineHandle {
     /// Checks, prices and queues a request. Never blocks.
-    pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
+    pub fn submit(&self, mut request: Request) -> Result<Reader, Refusal> {
         request.check(&self.shared.limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
@@ -136,7 +168,8 @@ impl EngineHandle {
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
         }
         let (place, bytes) = self.reserve(&request)?;
-        let (outbox, reader) = outbox(bytes);
+        request.prompt.shrink_to_fit();
+        let (outbox, reader) = outbox(bytes, &request);
         let arrival = Arrival { request, outbox, arrived: Instant::now(), place };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),
@@ -163,7 +196,7 @@ impl EngineHandle {
         let reserved = self.shared.host_reserved.fetch_add(bytes, Ordering::AcqRel);
         // From here on the drops of these two undo both additions.
         let place = Place(Arc::clone(&self.shared));
-        let held = HostBytes { shared: Arc::clone(&self.shared), bytes };
+        let held = HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() };
         if in_system >= places {
             return Err(self.full("queue"));
         }
@@ -202,6 +235,16 @@ impl EngineHandle {
         &self.shared.ledger
     }
 
+    /// Everything there is to say about memory and requests at this moment.
+    pub fn report(&self) -> LedgerReport {
+        LedgerReport::of(&self.shared)
+    }
+
+    /// What the largest steps really took of the step workspace when they were proven; none for a scripted engine.
+    pub fn proven_workspace_bytes(&self) -> Option<u64> {
+        self.shared.accounts.get().map(|accounts| accounts.workspace_peak)
+    }
+
     /// Counters and histograms.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
@@ -217,9 +260,14 @@ impl EngineHandle {
         &self.shared.status
     }
 
-    /// Host bytes reserved by requests in the system, and how many requests that are.
+    /// Host bytes reserved by requests in the system, and how many requests those are.
     pub fn reserved(&self) -> (u64, u64) {
-        (self.shared.host_reserved.load(Ordering::Acquire), self.shared.in_system.load(Ordering::Acquire))
+        self.shared.reserved()
+    }
+
+    /// Host bytes that requests hold at this moment, of those that are reserved.
+    pub fn held(&self) -> u64 {
+        self.shared.host_held.load(Ordering::Acquire)
     }
 
     /// Whether the engine is alive and has made progress within `within` (or had nothing to do).

@@ -39,6 +39,8 @@ pub struct Options {
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
     pub http_bytes: u64,
+    /// A line in the log about every so many steps says where every byte is; 0: never.
+    pub log_ledger_every: u64,
     /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
     /// planned by a formula over the vocabulary.
     pub tokenizer_bytes: Option<u64>,
@@ -63,6 +65,7 @@ impl Default for Options {
             elastic: false,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
+            log_ledger_every: 0,
             tokenizer_bytes: None,
         }
     }

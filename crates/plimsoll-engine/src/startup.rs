@@ -10,7 +10,7 @@ use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
-use plimsoll_memory::sizing::{SizingError, auto_profile};
+use plimsoll_memory::sizing::{ProfileConfig, SizingError, auto_profile};
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
@@ -129,6 +129,18 @@ pub fn start(
     host: &Host,
     progress: impl FnMut(u64),
 ) -> Result<EngineHandle, StartError> {
+    start_as(checkpoint, tokenizer, options, host, progress, |config| config)
+}
+
+/// As [`start`], with a last word on how the pool is sized, so that tests can have it probed and rebuilt.
+fn start_as(
+    checkpoint: &Checkpoint,
+    tokenizer: SharedTokenizer,
+    options: &Options,
+    host: &Host,
+    progress: impl FnMut(u64),
+    adjust: impl FnOnce(ProfileConfig) -> ProfileConfig,
+) -> Result<EngineHandle, StartError> {
     let blueprint = Blueprint::new(checkpoint, options)?;
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
     let berth = Berth::take(planned.plan.total(), host.lease_dir.clone(), &host.root, &host.limits)?;
@@ -139,43 +151,50 @@ pub fn start(
     let model: Arc<dyn Model> = Arc::from(model);
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
     let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
-    let (generation, sampler) = prove(&planned, model, weights, pool, &ledger, options, host)?;
+    let config = adjust(profile_config(&planned));
+    let builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
+    let (generation, sampler, workspace_peak) = prove(&config, builder)?;
     planned.resize(generation.cache.pool.total());
     planned.plan.enter(&ledger);
-    let accounts = accounts(&planned, &tokenizer, options);
-    spawn(Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts }, host)
+    let accounts = Accounts { workspace_peak, ..accounts(&planned, &tokenizer, options) };
+    let log_every = options.log_ledger_every;
+    spawn(Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts, log_every }, host)
 }
 
-/// Builds and proves the pool: measured first where the operator left its size open.
-fn prove(
-    planned: &EnginePlan,
+/// Builds and proves the pool. Returns it with the sampler and the bytes of workspace that the proof took.
+fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<(Generation, Sampler, u64), StartError> {
+    let outcome = auto_profile(config, &mut builder).map_err(own_error)?;
+    Ok((outcome.generation, builder.sampler, builder.workspace_peak))
+}
+
+/// What builds and proves pools over loaded weights.
+pub(crate) fn generations<'a>(
+    planned: &'a EnginePlan,
     model: Arc<dyn Model>,
-    weights: CpuWeights,
-    pool: ThreadPool,
+    parts: (CpuWeights, ThreadPool),
     ledger: &Arc<Ledger>,
     options: &Options,
-    host: &Host,
-) -> Result<(Generation, Sampler), StartError> {
-    let mut builder = CpuGenerations {
+    host: &'a Host,
+) -> Result<CpuGenerations<'a>, StartError> {
+    Ok(CpuGenerations {
         plan: planned,
         shape: model.shape(options.kv_dtype),
         model,
         isa: host.isa,
         ledger: Arc::clone(ledger),
-        parts: Some((weights, pool)),
+        parts: Some(parts),
         sampler: Sampler::new(planned.limits.vocab_size as usize)?,
         touch: !options.elastic,
         threads: host.threads,
         prefix_cache: options.prefix_cache,
         tokens: 0,
         room: Box::new(|| host.room()),
-    };
-    let outcome = auto_profile(&profile_config(planned), &mut builder).map_err(own_error)?;
-    Ok((outcome.generation, builder.sampler))
+        workspace_peak: 0,
+    })
 }
 
 /// An error of ours that sizing handed through is itself again.
-fn own_error(error: SizingError) -> StartError {
+pub(crate) fn own_error(error: SizingError) -> StartError {
     match error {
         SizingError::Other(other) => other
             .downcast::<StartError>()
@@ -219,11 +238,12 @@ struct Ready {
     eos: Vec<u32>,
     berth: Berth,
     accounts: Accounts,
+    log_every: u64,
 }
 
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up.
 fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
-    let Ready { generation, sampler, planned, ledger, tokenizer, eos, mut berth, accounts } = ready;
+    let Ready { generation, sampler, planned, ledger, tokenizer, eos, mut berth, accounts, log_every } = ready;
     let (limits, step) = (planned.limits, planned.step);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
@@ -271,7 +291,7 @@ fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
     report_baseline(&ledger);
     // Set once, here.
     let _ = handle.shared.accounts.set(accounts);
-    watch(&handle.shared, host.root.clone(), host.limits.clone()).map_err(StartError::Thread)?;
+    watch(&handle.shared, host.root.clone(), host.limits.clone(), log_every).map_err(StartError::Thread)?;
     // The thread is there: it has just spoken.
     let _ = go.send(berth);
     Ok(handle)
@@ -291,3 +311,6 @@ fn report_baseline(ledger: &Ledger) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

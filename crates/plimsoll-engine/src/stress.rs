@@ -93,3 +93,6 @@ fn sample(runner: &mut dyn Runner, sampler: &mut Sampler, rows: usize) -> Result
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

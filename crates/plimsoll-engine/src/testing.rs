@@ -241,6 +241,7 @@ impl Engine {
         observed.active.store(running, Ordering::Release);
         self.shared.status.running.store(running, Ordering::Release);
         self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
+        self.shared.status.turns.fetch_add(1, Ordering::AcqRel);
         let progress = self.epoch.elapsed().as_millis() as u64;
         self.shared.status.progress_ms.store(progress, Ordering::Release);
         !stops

@@ -227,6 +227,7 @@ impl<R: Runner> Worker<R> {
         }
         self.retire();
         self.shared.metrics.step_seconds.observe(began.elapsed().as_secs_f64());
+        self.shared.status.steps.fetch_add(1, Release);
     }
 
     /// Runs the given shares as one step. A panic in a kernel is an error like any other.
@@ -360,13 +361,13 @@ impl<R: Runner> Worker<R> {
         status.pages_used.store(cache.pool.used() as u64, Release);
         status.pages_total.store(cache.pool.total() as u64, Release);
         status.pages_cached.store(cache.pool.idle() as u64, Release);
-        status.steps.fetch_add(1, Release);
+        status.turns.fetch_add(1, Release);
         status.progress_ms.store(self.epoch.elapsed().as_millis() as u64, Release);
     }
 }
 
 fn logprobs(logits: &[f32], chosen: u32, n: u32) -> Result<TokenLogprobs, String> {
-    let mut top = Vec::with_capacity(n as usize + 1);
+    let mut top = Vec::with_capacity(n as usize);
     let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| error.to_string())?;
     Ok(TokenLogprobs { own: Some(own.logprob), top })
 }

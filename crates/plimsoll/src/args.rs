@@ -63,6 +63,9 @@ pub struct ServeArgs {
     /// Name under which the model is served (repeatable); defaults to the model's own.
     #[arg(long)]
     pub served_model_name: Vec<String>,
+    /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
+    #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
+    pub log_ledger_every: u64,
     /// Seconds that running requests have to finish after SIGTERM.
     #[arg(long, default_value_t = 30)]
     pub drain_seconds: u64,
@@ -106,6 +109,10 @@ pub struct PlanArgs {
     /// Tokens of each user's prompt and output together [default with --users: 4096, or the model's context if that is less].
     #[arg(long)]
     pub context: Option<u64>,
+    /// Load the weights, run the largest steps in a small pool, measure, and say what a start would choose beside what runs
+    /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
+    #[arg(long, conflicts_with_all = ["users", "context"])]
+    pub probe: bool,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -209,6 +216,7 @@ impl EngineArgs {
             elastic: self.elastic,
             request_bytes: self.request_bytes,
             http_bytes,
+            log_ledger_every: 0,
             tokenizer_bytes: None,
         }
     }

@@ -284,6 +284,12 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 
+    /// The text of a 200.
+    pub fn ok_text(&self) -> &str {
+        assert_eq!(self.status, 200, "{}", self.body);
+        &self.body
+    }
+
     /// The JSON of a 200.
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.body);
