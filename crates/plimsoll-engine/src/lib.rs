@@ -17,6 +17,7 @@ pub mod options;
 pub mod outbox;
 pub mod planner;
 pub mod request;
+mod room;
 pub mod runner;
 pub mod sampling;
 pub mod scheduler;
@@ -25,6 +26,8 @@ pub mod startup;
 mod step;
 mod stress;
 pub mod testing;
+mod trim;
+mod watchdog;
 pub mod whatif;
 mod worker;
 

@@ -3,6 +3,7 @@
 //! The engine never waits for a slow reader: an outbox can hold everything its request may produce, and admission has
 //! reserved those bytes. Dropping the reader's end is the abort: the engine sees it in its next step, also when idle.
 
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -110,17 +111,31 @@ pub(crate) fn outbox(reserved: HostBytes) -> (Outbox, Reader) {
 impl Outbox {
     /// Lets `write` add to what waits, then wakes the reader. After the last delta nothing is added.
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
+        let written = self.try_push(|delta| {
+            write(delta);
+            Ok(())
+        });
+        debug_assert!(written.is_ok(), "nothing was reserved");
+    }
+
+    /// The same for what needs memory: `write` reserves before it adds, so that a refusal leaves the delta as it was. The
+    /// reader may take the delta away between two calls, with all that was reserved in it.
+    pub fn try_push(
+        &mut self,
+        write: impl FnOnce(&mut Delta) -> Result<(), TryReserveError>,
+    ) -> Result<(), TryReserveError> {
         if self.finished {
-            return;
+            return Ok(());
         }
         let mut pending = self.shared.pending();
-        write(&mut pending);
+        write(&mut pending)?;
         self.finished = pending.is_last();
         let wake = !pending.is_empty();
         drop(pending);
         if wake {
             self.shared.wake.notify_one();
         }
+        Ok(())
     }
 
     /// Whether the client has gone.
