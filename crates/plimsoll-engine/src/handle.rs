@@ -14,6 +14,8 @@ use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
 use crate::report::LedgerReport;
 use crate::request::{Limits, Refusal, Request};
+use crate::room::Room;
+use crate::watchdog::{STALL_LIMIT, Watchdog};
 
 /// A request on its way to the engine thread, with all it has reserved.
 pub(crate) struct Arrival {
@@ -21,6 +23,7 @@ pub(crate) struct Arrival {
     pub outbox: Outbox,
     pub arrived: Instant,
     pub place: Place,
+    pub room: Room,
 }
 
 /// A request's place among those in the system; given back when the engine is done with it.
@@ -85,6 +88,10 @@ pub(crate) struct Shared {
     pub accounts: OnceLock<Accounts>,
     /// The last look at the machine, and the rung the engine stands on.
     pub gauge: Gauge,
+    /// Whether the engine gets anywhere.
+    pub watchdog: Watchdog,
+    /// The engine thread asks for the heap to be trimmed; the watching thread does it.
+    pub trim: AtomicBool,
     host_reserved: AtomicU64,
     /// What requests really hold of it.
     host_held: AtomicU64,
@@ -125,6 +132,8 @@ impl Shared {
             stopped: AtomicBool::new(false),
             accounts: OnceLock::new(),
             gauge: Gauge::default(),
+            watchdog: Watchdog::new(STALL_LIMIT),
+            trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
             host_held: AtomicU64::new(0),
             in_system: AtomicU64::new(0),
@@ -167,10 +176,17 @@ impl EngineHandle {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
         }
+        if self.shared.watchdog.stalled() {
+            return Err(unavailable("the engine makes no progress: no new requests until it does"));
+        }
         let (place, bytes) = self.reserve(&request)?;
         request.prompt.shrink_to_fit();
+        let Some(room) = Room::reserve(&mut request) else {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable("memory ran short on this machine; try again later"));
+        };
         let (outbox, reader) = outbox(bytes, &request);
-        let arrival = Arrival { request, outbox, arrived: Instant::now(), place };
+        let arrival = Arrival { request, outbox, arrived: Instant::now(), place, room };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
@@ -270,10 +286,20 @@ impl EngineHandle {
         self.shared.host_held.load(Ordering::Acquire)
     }
 
-    /// Whether the engine is alive and has made progress within `within` (or had nothing to do).
-    pub fn healthy(&self, within: Duration) -> bool {
+    /// Whether the engine is alive and has made progress lately (or had nothing to do): within [`Self::stall_limit`].
+    pub fn healthy(&self) -> bool {
         let progress = Duration::from_millis(self.shared.status.progress_ms.load(Ordering::Acquire));
-        !self.shared.stopped.load(Ordering::Acquire) && self.epoch.elapsed().saturating_sub(progress) <= within
+        !self.stopped() && self.epoch.elapsed().saturating_sub(progress) <= self.stall_limit()
+    }
+
+    /// How long the engine may make no progress before it counts as stalled.
+    pub fn stall_limit(&self) -> Duration {
+        self.shared.watchdog.limit()
+    }
+
+    /// Sets [`Self::stall_limit`].
+    pub fn set_stall_limit(&self, limit: Duration) {
+        self.shared.watchdog.set_limit(limit);
     }
 
     /// Whether new requests are refused because of shutdown.

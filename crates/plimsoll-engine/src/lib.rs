@@ -18,6 +18,7 @@ pub mod outbox;
 pub mod planner;
 pub mod report;
 pub mod request;
+mod room;
 pub mod runner;
 pub mod sampling;
 pub mod scheduler;
@@ -27,6 +28,8 @@ pub mod startup;
 mod step;
 mod stress;
 pub mod testing;
+mod trim;
+mod watchdog;
 pub mod whatif;
 mod worker;
 

@@ -35,6 +35,8 @@ pub struct Options {
     pub prefix_cache: bool,
     /// Commit pages on demand instead of at start.
     pub elastic: bool,
+    /// How long the engine may make no progress before it is said and new requests are refused.
+    pub stall_limit: std::time::Duration,
     /// Host bytes that requests may hold together.
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
@@ -63,6 +65,7 @@ impl Default for Options {
             isa: None,
             prefix_cache: true,
             elastic: false,
+            stall_limit: crate::watchdog::STALL_LIMIT,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
             log_ledger_every: 0,

@@ -5,6 +5,7 @@
 //! reserved and no more; text beyond [`TEXT_BYTES_PER_TOKEN`] in the mean is reserved as it comes. Dropping the reader's end is
 //! the abort: the engine sees it in its next step, also when idle.
 
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -13,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::handle::HostBytes;
 use crate::request::Request;
+use crate::room::Failure;
 
 /// Text bytes of an output token that admission reserves. Tokens of the field's vocabularies are 4 bytes on average.
 pub(crate) const TEXT_BYTES_PER_TOKEN: usize = 16;
@@ -115,9 +117,10 @@ fn chunk(len: usize, size: usize) -> u64 {
 }
 
 /// Room for one more entry, an eighth more than there is at most, and never for more than `left`.
-fn make_room<T>(list: &mut Vec<T>, left: usize) {
-    if list.len() == list.capacity() && left > 0 {
-        list.reserve_exact((list.len() / 8).max(8).min(left));
+fn make_room<T>(list: &mut Vec<T>, left: usize) -> Result<(), TryReserveError> {
+    match list.len() == list.capacity() && left > 0 {
+        true => list.try_reserve_exact((list.len() / 8).max(8).min(left)),
+        false => Ok(()),
     }
 }
 
@@ -169,40 +172,53 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> (Outbox, Reader)
 }
 
 impl Outbox {
-    /// Lets `write` add to what waits, at most one entry to each list, then wakes the reader. After the last delta nothing
-    /// is added.
+    /// Lets `write` add to what waits, then wakes the reader. After the last delta nothing is added. What needs memory goes
+    /// through [`Self::try_push`].
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
-        self.push_text(0, write);
+        let written = self.push_into(|_, _| Ok(()), write);
+        debug_assert!(written.is_ok(), "no room was asked for");
     }
 
-    /// The same for a `write` that adds up to `text_bytes` of text. False when there was no room for it: then the request has
-    /// ended with an error.
-    pub fn push_text(&mut self, text_bytes: usize, write: impl FnOnce(&mut Delta)) -> bool {
-        if self.finished {
-            return true;
+    /// The same for a `write` that adds at most one entry to each list and up to `text_bytes` of text: room is made before, so
+    /// that a refusal leaves the delta as it was.
+    pub(crate) fn try_push(&mut self, text_bytes: usize, write: impl FnOnce(&mut Delta)) -> Result<(), Failure> {
+        if !self.finished && !self.reserve_text(text_bytes) {
+            return Err(
+                "the text of this answer takes more bytes than were reserved for it, and all bytes for requests are \
+                        taken (--request-bytes)"
+                    .into(),
+            );
         }
-        let room = self.reserve_text(text_bytes);
+        let room = |delta: &mut Delta, left: &Left| {
+            make_room(&mut delta.tokens, left.tokens)?;
+            make_room(&mut delta.prompt_logprobs, left.prompt)?;
+            if delta.text.capacity() - delta.text.len() < text_bytes {
+                delta.text.try_reserve_exact(text_bytes.max((delta.text.len() / 8).min(left.text)))?;
+            }
+            Ok(())
+        };
+        Ok(self.push_into(room, write)?)
+    }
+
+    fn push_into(
+        &mut self,
+        room: impl FnOnce(&mut Delta, &Left) -> Result<(), TryReserveError>,
+        write: impl FnOnce(&mut Delta),
+    ) -> Result<(), TryReserveError> {
+        if self.finished {
+            return Ok(());
+        }
         let reserved = &self.shared.reserved;
         let mut pending = self.shared.pending();
         let Pending { delta, bytes: before, .. } = &mut *pending;
-        let (before, tokens, prompt) = (*before, delta.tokens.len(), delta.prompt_logprobs.len());
-        if room {
-            make_room(&mut delta.tokens, self.left.tokens);
-            make_room(&mut delta.prompt_logprobs, self.left.prompt);
-            if delta.text.capacity() - delta.text.len() < text_bytes {
-                delta.text.reserve_exact(text_bytes.max((delta.text.len() / 8).min(self.left.text)));
-            }
-            let text = delta.text.len();
+        let (before, tokens, prompt, text) =
+            (*before, delta.tokens.len(), delta.prompt_logprobs.len(), delta.text.len());
+        let made = room(delta, &self.left);
+        if made.is_ok() {
             write(delta);
             self.left.tokens = self.left.tokens.saturating_sub(delta.tokens.len() - tokens);
             self.left.prompt = self.left.prompt.saturating_sub(delta.prompt_logprobs.len() - prompt);
             self.left.text = self.left.text.saturating_sub(delta.text.len() - text);
-        } else {
-            delta.error = Some(
-                "the text of this answer takes more bytes than were reserved for it, and all bytes for requests are taken \
-                 (--request-bytes)"
-                    .into(),
-            );
         }
         self.finished = delta.is_last();
         let wake = !delta.is_empty();
@@ -212,7 +228,7 @@ impl Outbox {
         if wake {
             self.shared.wake.notify_one();
         }
-        room
+        made
     }
 
     /// Whether `bytes` of text may be added, reserving more where the request's own share is used up.

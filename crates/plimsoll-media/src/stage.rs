@@ -105,7 +105,11 @@ impl<E: Encoder> Stage<E> {
     }
 
     /// Adds an item if its permit is there at once; hands it back otherwise. Never waits.
-    pub fn grow(&self, batch: &mut Batch<E::Input>, item: Item<E::Input>) -> Result<Option<Item<E::Input>>, MediaError> {
+    pub fn grow(
+        &self,
+        batch: &mut Batch<E::Input>,
+        item: Item<E::Input>,
+    ) -> Result<Option<Item<E::Input>>, MediaError> {
         let bytes = self.price(&item)?;
         if !batch.grant.try_grow(bytes) {
             return Ok(Some(item));

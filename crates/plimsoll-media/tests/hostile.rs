@@ -97,13 +97,32 @@ fn metadata_bombs() {
     let zlib: Vec<u8> = [0x78, 0x9C].into_iter().chain(packed).collect();
     let profile = chunk(b"iCCP", &[b"x\0\0".to_vec(), zlib.clone()].concat());
     let text = chunk(b"zTXt", &[b"x\0\0".to_vec(), zlib].concat());
-    let small = png(1, 1, &[profile, text, chunk(b"IDAT", &[0x78, 0xDA, 0x63, 0x60, 0x64, 0x62, 0x06, 0x00, 0x00, 0x0E, 0x00, 0x07])]);
+    let small = png(
+        1,
+        1,
+        &[profile, text, chunk(b"IDAT", &[0x78, 0xDA, 0x63, 0x60, 0x64, 0x62, 0x06, 0x00, 0x00, 0x0E, 0x00, 0x07])],
+    );
     assert_eq!(decode(&small, &ImageLimits::default()).map(|picture| picture.data.len()), Ok(3));
 }
 
 const PICTURES: [&str; 17] = [
-    "rgb.png", "rgba.png", "palette.png", "gray.png", "gray_alpha.png", "bits.png", "gray16.png", "turned.jpg", "cmyk.jpg",
-    "gray.jpg", "progressive.jpg", "turned.webp", "lossy.webp", "palette.gif", "moving.gif", "moving.webp", "large.webp",
+    "rgb.png",
+    "rgba.png",
+    "palette.png",
+    "gray.png",
+    "gray_alpha.png",
+    "bits.png",
+    "gray16.png",
+    "turned.jpg",
+    "cmyk.jpg",
+    "gray.jpg",
+    "progressive.jpg",
+    "turned.webp",
+    "lossy.webp",
+    "palette.gif",
+    "moving.gif",
+    "moving.webp",
+    "large.webp",
 ];
 const SOUNDS: [&str; 6] = ["chord.wav", "chord_float.wav", "chord.flac", "chord.ogg", "chord.mp3", "opus.ogg"];
 

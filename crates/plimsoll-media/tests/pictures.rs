@@ -29,7 +29,14 @@ fn apart(a: &Rgb, b: &Rgb) -> u8 {
 #[test]
 fn lossless_pictures_are_equal_to_pillows() {
     let names = [
-        "rgb.png", "rgba.png", "palette.png", "gray.png", "gray_alpha.png", "bits.png", "gray16.png", "turned.webp",
+        "rgb.png",
+        "rgba.png",
+        "palette.png",
+        "gray.png",
+        "gray_alpha.png",
+        "bits.png",
+        "gray16.png",
+        "turned.webp",
         "palette.gif",
     ];
     for name in names {
@@ -41,8 +48,7 @@ fn lossless_pictures_are_equal_to_pillows() {
 #[test]
 fn lossy_pictures_are_close_to_pillows() {
     // Decoders may round the inverse transform differently and interpolate colour differently.
-    for (name, most) in
-        [("turned.jpg", 4), ("cmyk.jpg", 4), ("gray.jpg", 2), ("progressive.jpg", 8), ("lossy.webp", 8)]
+    for (name, most) in [("turned.jpg", 4), ("cmyk.jpg", 4), ("gray.jpg", 2), ("progressive.jpg", 8), ("lossy.webp", 8)]
     {
         let decoded = decode(&fixture(name), &ImageLimits::default()).unwrap();
         let apart = apart(&decoded, &expected(name));

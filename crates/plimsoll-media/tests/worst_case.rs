@@ -1,7 +1,7 @@
 //! A30: the worst case is the maximum over all legal sizes, found by trying them.
 
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{Patches, PatchVideo, ProcessorFiles, SoundWindows, Tiles};
+use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles, SoundWindows, Tiles};
 use plimsoll_media::{MediaError, Shape, Size};
 use proptest::prelude::*;
 use serde_json::json;

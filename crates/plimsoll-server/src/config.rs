@@ -81,8 +81,6 @@ pub struct ServerConfig {
     pub request_timeout: Option<Duration>,
     /// A stream without news carries a comment this often, so that dead connections show.
     pub keep_alive: Duration,
-    /// `/health` turns 503 when the engine has made no progress for this long.
-    pub health_stall: Duration,
     /// After a shutdown signal, running requests have this long to finish.
     pub drain_deadline: Duration,
 }
@@ -105,7 +103,6 @@ impl Default for ServerConfig {
             silence_timeout: Duration::from_secs(600),
             request_timeout: None,
             keep_alive: Duration::from_secs(10),
-            health_stall: Duration::from_secs(30),
             drain_deadline: Duration::from_secs(30),
         }
     }

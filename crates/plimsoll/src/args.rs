@@ -1,6 +1,7 @@
 //! Flags. Their names are those users know from lightllm and vllm-mlx; underscores are accepted for dashes.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
@@ -191,6 +192,9 @@ pub struct EngineArgs {
     /// Commit pages on demand instead of at start.
     #[arg(long)]
     pub elastic: bool,
+    /// Seconds the engine may make no progress before /health says so and new requests are refused.
+    #[arg(long, alias = "stall_seconds", default_value_t = 120)]
+    pub stall_seconds: u64,
     /// Host bytes that requests may hold together (ids, unread output).
     #[arg(long, alias = "request_bytes", default_value_t = 64 << 20)]
     pub request_bytes: u64,
@@ -214,6 +218,7 @@ impl EngineArgs {
             isa: self.isa,
             prefix_cache: !self.disable_prefix_cache,
             elastic: self.elastic,
+            stall_limit: Duration::from_secs(self.stall_seconds),
             request_bytes: self.request_bytes,
             http_bytes,
             log_ledger_every: 0,
