@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, Root};
 
 use crate::handle::Shared;
@@ -19,6 +20,11 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const CALM_READINGS: u32 = 6;
 /// The least room that a healthy machine keeps free for a process whose plan is all touched.
 const RESERVE_BYTES: u64 = 32 << 20;
+
+/// The heap may keep this much of what was freed before it is told to hand it back.
+const KEPT_BYTES: u64 = 1 << 20;
+/// Readings between two such orders: five seconds.
+const TRIM_READINGS: u32 = 10;
 
 /// How far up the ladder. The order is the order of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -158,14 +164,19 @@ impl Gauge {
 }
 
 /// Starts the thread that takes readings, until the engine has stopped or nobody holds it any more.
-pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std::io::Result<()> {
+///
+/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the ledger cannot account for is freed
+/// memory that the heap keeps; it is handed back when it becomes much.
+pub(crate) fn watch(shared: &Arc<Shared>, root: Root, mut limits: HostLimits) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     let body = move || {
+        let mut since_trim = 0;
         while let Some(shared) = Weak::upgrade(&shared) {
             if shared.stopped.load(Relaxed) {
                 break;
             }
             shared.observe_accounts();
+            limits = limits.again(&root);
             let now = HostNow::read(&root, &limits);
             shared.gauge.set(Reading {
                 available: now.available,
@@ -173,6 +184,12 @@ pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std
                 some_avg10: now.psi.map_or(0.0, |psi| psi.some_avg10),
                 full_avg10: now.psi.map_or(0.0, |psi| psi.full_avg10),
             });
+            since_trim += 1;
+            let kept = now.own.leak_gauge().saturating_sub(shared.ledger.committed_total());
+            if kept > KEPT_BYTES && since_trim >= TRIM_READINGS {
+                heap::trim();
+                since_trim = 0;
+            }
             drop(shared);
             std::thread::sleep(INTERVAL);
         }

@@ -7,6 +7,7 @@ pub mod bytes;
 pub mod heap;
 pub mod host;
 pub mod ledger;
+pub mod malloc;
 pub mod plan;
 pub mod region;
 pub mod sizing;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use axum::extract::State;
 use axum::response::Response;
 use plimsoll_engine::EngineHandle;
+use plimsoll_engine::governor::Rung;
 use plimsoll_memory::heap;
 use plimsoll_memory::host::{OwnProcess, Root};
 use serde::Serialize;
@@ -27,6 +28,7 @@ pub(crate) struct MemoryPage {
     pub process: OwnProcess,
     pub heap: Heap,
     pub device_allocations: DeviceAllocations,
+    pub ladder: Ladder,
     pub pools: Pools,
 }
 
@@ -52,6 +54,21 @@ pub(crate) struct Heap {
 pub(crate) struct DeviceAllocations {
     pub before_ready: u64,
     pub after_ready: u64,
+}
+
+/// Where the engine stands on the governor's ladder, and how often it climbed each rung.
+#[derive(Debug, Serialize)]
+pub(crate) struct Ladder {
+    /// `calm` when nothing is wrong.
+    pub rung: &'static str,
+    /// Every rung, from the cheapest to the dearest.
+    pub climbed: Vec<Climbed>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Climbed {
+    pub rung: &'static str,
+    pub times: u64,
 }
 
 /// What must be full again at idle.
@@ -114,9 +131,18 @@ impl MemoryPage {
             components: ledger.rows().into_iter().map(row).collect(),
             heap: Heap { in_use_bytes: heap::in_use(), peak_bytes: heap::peak(), calls: heap::calls() },
             device_allocations: DeviceAllocations { before_ready, after_ready },
+            ladder: Ladder::of(engine),
             pools: Pools::of(engine, http),
             process,
         }
+    }
+}
+
+impl Ladder {
+    fn of(engine: &EngineHandle) -> Self {
+        let rungs = Rung::LADDER.iter().zip(&engine.metrics().rungs);
+        let climbed = rungs.map(|(rung, count)| Climbed { rung: rung.name(), times: count.get() }).collect();
+        Self { rung: engine.rung().name(), climbed }
     }
 }
 
