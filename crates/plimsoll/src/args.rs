@@ -47,6 +47,9 @@ pub enum Command {
     Bench(crate::bench::Args),
     /// Load a server with everything that breaks servers, and judge it.
     Soak(crate::soak::Args),
+    /// The neighbour that `soak --balloon` starts.
+    #[command(hide = true)]
+    Balloon(crate::soak::balloon::Args),
 }
 
 /// Flags of `serve`.
