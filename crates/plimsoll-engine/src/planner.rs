@@ -350,8 +350,8 @@ impl Blueprint {
             entry(Component::HostHeap, options.http_bytes, "connections, bodies, parsing".into()),
             entry(
                 Component::ProcessBaseline,
-                PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64,
-                format!("data, runtime, {threads} compute threads"),
+                PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
+                format!("data, runtime, {threads} compute threads, table of weights"),
             ),
             entry(Component::Canary, CANARY_BYTES, "ballast, released on the first failed allocation".into()),
         ];
