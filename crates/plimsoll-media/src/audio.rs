@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::io::Cursor;
 
+use symphonia::core::codecs::audio::well_known::CODEC_ID_VORBIS;
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::common::Limit;
 use symphonia::core::errors::Error;
@@ -24,6 +25,11 @@ const CHANNELS_MAX: usize = 8;
 const TAGS_MAX: usize = 1 << 20;
 /// A file with this many packets in a row that cannot be decoded is given up.
 const BAD_PACKETS_MAX: usize = 64;
+
+/// Bytes that the code books of a Vorbis header may unpack to.
+const CODE_BOOKS_MAX: u64 = 24 << 20;
+/// Bytes that a decoder keeps for one code word, about.
+const CODE_WORD_BYTES: u64 = 32;
 
 const WHAT: &str = "a sound";
 const SUPPORTED: &str = "WAV, FLAC, MP3 and Ogg Vorbis";
@@ -48,7 +54,7 @@ impl AudioLimits {
     /// The most heap bytes that decoding a sound within these limits takes, the result included, for a file of `file_bytes`.
     pub fn decode_bytes(&self, file_bytes: u64) -> u64 {
         // The result, which may have just grown to twice its size; tags, code books and a packet of every channel.
-        self.seconds * u64::from(*RATES.end()) * 4 * 3 / 2 + 2 * file_bytes + (16 << 20)
+        self.seconds * u64::from(*RATES.end()) * 4 * 3 / 2 + 2 * file_bytes + (40 << 20)
     }
 }
 
@@ -84,6 +90,9 @@ fn decode_here(bytes: &[u8], limits: &AudioLimits) -> Result<Sound, MediaError> 
         over(seconds, limits.seconds, "seconds", Modality::Audio.flag())
     };
     too_long(claimed)?;
+    if parameters.codec == CODEC_ID_VORBIS {
+        check_code_books(parameters.extra_data.as_deref().unwrap_or_default())?;
+    }
     let decoder = symphonia::default::get_codecs().make_audio_decoder(parameters, &AudioDecoderOptions::default());
     let mut decoder = decoder.map_err(unreadable)?;
     let mut samples = Vec::new();
@@ -154,6 +163,28 @@ fn with_true_length(bytes: &[u8]) -> Cow<'_, [u8]> {
         at += 8 + length + length % 2;
     }
     Cow::Borrowed(bytes)
+}
+
+/// Refuses Vorbis headers whose code books unpack to more than any encoder's do: twenty bytes can stand for sixteen
+/// megabytes, and a header can hold 256 of them. Books begin at any bit, so all bits are searched for their mark.
+fn check_code_books(headers: &[u8]) -> Result<(), MediaError> {
+    let bits = |at: usize, count: usize| {
+        let bit = |i: usize| headers.get((at + i) / 8).map_or(0, |byte| u64::from(byte >> ((at + i) % 8) & 1));
+        (0..count).map(|i| bit(i) << i).sum::<u64>()
+    };
+    let mut window = 0_u64;
+    let mut total = 0;
+    for at in 0..headers.len() * 8 {
+        window = (window >> 1) | bits(at, 1) << 23;
+        if window == 0x56_4342 {
+            let (dimensions, entries) = (bits(at + 1, 16), bits(at + 17, 24));
+            // The decoder itself refuses books with more dimensions or entries than these.
+            if dimensions <= 32 && entries <= 1 << 17 {
+                total += entries * (4 * dimensions + CODE_WORD_BYTES);
+            }
+        }
+    }
+    over(total, CODE_BOOKS_MAX, "bytes of code books", "fixed")
 }
 
 fn open(bytes: &[u8]) -> Result<Box<dyn FormatReader + '_>, MediaError> {

@@ -101,6 +101,49 @@ fn metadata_bombs() {
     assert_eq!(decode(&small, &ImageLimits::default()).map(|picture| picture.data.len()), Ok(3));
 }
 
+/// An Ogg page with one packet.
+fn page(flags: u8, sequence: u32, packet: &[u8]) -> Vec<u8> {
+    let mut laced = vec![255_u8; packet.len() / 255];
+    laced.push((packet.len() % 255) as u8);
+    let mut page = [&b"OggS\0"[..], &[flags], &[0; 8], &[7, 0, 0, 0], &sequence.to_le_bytes(), &[0; 4]].concat();
+    page.push(laced.len() as u8);
+    page.extend(laced);
+    page.extend(packet);
+    let crc = page.iter().fold(0_u32, |crc, byte| {
+        let crc = crc ^ u32::from(*byte) << 24;
+        (0..8).fold(crc, |crc, _| if crc >> 31 == 1 { crc << 1 ^ 0x04C1_1DB7 } else { crc << 1 })
+    });
+    page[22..26].copy_from_slice(&crc.to_le_bytes());
+    page
+}
+
+/// An Ogg Vorbis of six kilobytes whose 256 code books unpack to eight megabytes each.
+fn code_book_bomb() {
+    let ident = [&b"\x01vorbis\0\0\0\0\x01"[..], &16_000_u32.to_le_bytes(), &[0; 12], &[0xB8, 1]].concat();
+    let comment = b"\x03vorbis\0\0\0\0\0\0\0\0\x01".to_vec();
+    let mut bits: Vec<bool> = Vec::new();
+    // Mark, dimensions, entries, ordered, all words of 17 bits; a lookup of the first kind with two values of one bit.
+    let book = [
+        (0x56_4342, 24), (16, 16), (1 << 17, 24), (1, 1), (16, 5), (1 << 17, 18), (1, 4), (0, 32), (0, 32), (0, 4), (0, 1), (0, 2),
+    ];
+    for _ in 0..256 {
+        bits.extend(book.iter().flat_map(|&(value, count): &(u32, u32)| (0..count).map(move |i| value >> i & 1 == 1)));
+    }
+    let books = bits.chunks(8).map(|bits| bits.iter().enumerate().map(|(i, &bit)| u8::from(bit) << i).sum::<u8>());
+    let setup: Vec<u8> = b"\x05vorbis\xff".iter().copied().chain(books).chain([0; 32]).collect();
+    let file = [page(2, 0, &ident), page(0, 1, &comment), page(0, 2, &setup), page(4, 3, &[0; 9])].concat();
+    let words = audio::decode(&file, &AudioLimits::default()).unwrap_err().to_string();
+    assert!(words.contains("bytes of code books; the limit is 25165824 (fixed)"), "{words}");
+}
+
+/// A chunk that claims four gigabytes, which a decoder would make room for.
+fn chunk_length_bomb() {
+    let mut whole = fixture("turned.webp");
+    let at = whole.windows(4).position(|four| four == b"EXIF").unwrap();
+    whole[at + 7] = 0xE8;
+    refused("a chunk longer than its file", &whole, "its header is cut off");
+}
+
 const PICTURES: [&str; 17] = [
     "rgb.png", "rgba.png", "palette.png", "gray.png", "gray_alpha.png", "bits.png", "gray16.png", "turned.jpg", "cmyk.jpg",
     "gray.jpg", "progressive.jpg", "turned.webp", "lossy.webp", "palette.gif", "moving.gif", "moving.webp", "large.webp",
@@ -124,12 +167,15 @@ fn debris() {
     for name in PICTURES.iter().chain(&SOUNDS) {
         let whole = fixture(name);
         let run = |bytes: &[u8]| {
+            let before = heap::in_use();
             if PICTURES.contains(name) {
                 let taken = frames(bytes, &[0], &limits, |frame| assert!(frame.size.pixels() <= limits.pixels));
                 check(name, taken.and_then(|()| decode(bytes, &limits)).map(drop));
             } else {
                 check(name, audio::decode(bytes, &seconds).map(drop));
             }
+            let cost = heap::peak() - before;
+            assert!(cost < 64 * MIB, "a broken {name} costs {cost} bytes: {:?}", &bytes[..bytes.len().min(120)]);
         };
         for _ in 0..60 {
             run(&whole[..next() % whole.len()]);
@@ -180,6 +226,8 @@ fn t31_bombs_and_debris_cost_little() {
     pixel_bombs();
     spent("pixel bombs", 8 * MIB);
     metadata_bombs();
+    chunk_length_bomb();
+    code_book_bomb();
     // Most of this is the bomb itself, as the test packs it.
     spent("metadata bombs", 16 * MIB);
     truncations();
