@@ -4,7 +4,7 @@ use plimsoll_media::Size;
 use plimsoll_media::geometry::config::Fields;
 use plimsoll_media::geometry::frames::Wanted;
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{Patches, PatchVideo, ProcessorFiles, Sampling, SoundWindows, Tiles};
+use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles, Sampling, SoundWindows, Tiles};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -167,7 +167,8 @@ fn sounds_become_as_many_tokens_as_in_transformers() {
 
 #[test]
 fn configurations_are_found_as_transformers_finds_them() {
-    let own = r#"{"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "size": {"min_pixels": 1, "max_pixels": 2}}"#;
+    let own =
+        r#"{"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "size": {"min_pixels": 1, "max_pixels": 2}}"#;
     let video = r#"{"size": {"shortest_edge": 100352, "longest_edge": 602112}, "patch_size": 16}"#;
     let outer = r#"{"image_seq_length": 64, "video_processor": {"size": {"shortest_edge": 4, "longest_edge": 4096}}}"#;
     let pixels = |fields: &Fields| {

@@ -1,7 +1,7 @@
 //! A30: the worst case is the maximum over all legal sizes, found by trying them.
 
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{Patches, PatchVideo, ProcessorFiles, SoundWindows, Tiles};
+use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles, SoundWindows, Tiles};
 use plimsoll_media::{MediaError, Shape, Size};
 use proptest::prelude::*;
 use serde_json::json;
@@ -30,7 +30,7 @@ fn compare(what: &str, short: u32, shape: impl Fn(Size) -> Result<Shape, MediaEr
 }
 
 fn patches(factor: u64, min: u64, max: u64) -> Patches {
-    let (patch, merge) = if factor % 2 == 0 { (factor / 2, 2) } else { (factor, 1) };
+    let (patch, merge) = if factor.is_multiple_of(2) { (factor / 2, 2) } else { (factor, 1) };
     Patches { patch, merge, temporal: 2, min_pixels: min, max_pixels: max, window: Some(2) }
 }
 

@@ -36,7 +36,8 @@ impl Patches {
         let patch = within("patch_size", fields.patch_size, defaults.0, 1..=1024)?;
         let merge = within("merge_size", fields.merge_size, 2, 1..=16)?;
         let temporal = within("temporal_patch_size", fields.temporal_patch_size, 2, 1..=16)?;
-        let window = window.map(|pixels| within("window_size", Some(pixels / (patch * merge)), 0, 1..=1024)).transpose()?;
+        let window =
+            window.map(|pixels| within("window_size", Some(pixels / (patch * merge)), 0, 1..=1024)).transpose()?;
         Ok(Self { patch, merge, temporal, min_pixels, max_pixels, window })
     }
 
