@@ -245,6 +245,23 @@ fn large_pictures() {
     }
 }
 
+/// A sound of a minute that compresses to little.
+fn long_sound() {
+    let samples = vec![0_u8; 16_000 * 2 * 60];
+    let mut wav = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data".to_vec();
+    wav.extend((samples.len() as u32).to_le_bytes());
+    wav.extend(samples);
+    let limits = AudioLimits { seconds: 60, ..AudioLimits::default() };
+    let header = audio::probe(&wav, &limits).unwrap();
+    let before = heap::in_use();
+    let sound = audio::decode(&wav, &limits).unwrap();
+    assert_eq!(sound.samples.len(), 16_000 * 60);
+    let cost = heap::peak() - before;
+    assert!(cost <= header.decode_bytes(&limits), "{cost} of {}", header.decode_bytes(&limits));
+    let words = audio::probe(&wav, &AudioLimits { seconds: 59, ..limits }).unwrap_err().to_string();
+    assert_eq!(words, "a sound has 60 seconds; the limit is 59 (--max-audio-seconds)");
+}
+
 #[test]
 fn t31_bombs_and_debris_cost_little() {
     let before = heap::in_use();
@@ -262,6 +279,7 @@ fn t31_bombs_and_debris_cost_little() {
     spent("metadata bombs", 16 * MIB);
     truncations();
     large_pictures();
+    long_sound();
     debris();
     spent("large pictures and debris", 64 * MIB);
 }
