@@ -1,4 +1,7 @@
 //! The encoder stage: an encoder that has survived its worst case, and may never be asked for more.
+//!
+//! An item takes room for its outputs first ([`OutputPool::claim`], which never waits), then its permit; whoever has a permit
+//! lacks nothing, so waiting for one always ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -143,6 +143,16 @@ fn pixel_values_are_the_processors_bit_for_bit() {
 }
 
 #[test]
+fn a_normalization_that_cannot_be_is_refused() {
+    let fields = |text: &str| ProcessorFiles::read(Some(text), None, None).unwrap().image;
+    let halves = Normalize::new(&fields("{}"), Normalize::HALVES).unwrap();
+    assert_eq!(halves, Normalize { mean: [127.5; 3], std: [127.5; 3] });
+    for bad in [r#"{"image_std": [1, 0, 1]}"#, r#"{"rescale_factor": 0}"#, r#"{"rescale_factor": -1}"#] {
+        assert!(Normalize::new(&fields(bad), Normalize::CLIP).is_err(), "{bad}");
+    }
+}
+
+#[test]
 fn a_video_short_of_frames_repeats_its_last_one() {
     let rule = Patches { patch: 2, merge: 1, temporal: 2, min_pixels: 1, max_pixels: 100, window: None };
     let frame = |value| Rgb { size: Size::new(2, 2), data: vec![value; 12] };
