@@ -213,7 +213,8 @@ fn delta(isa: Isa, filter: &str) {
     let qkv: Vec<f32> = (0..rows * 3 * dim).map(|i| (i as f32 * 0.7).sin() * 0.1).collect();
     let gates = vec![0.9f32; rows];
     let mut out = vec![0f32; rows * dim];
-    let mut scratch = vec![0f32; delta_scratch_len(dim)];
+    // SAFETY: as above.
+    let scratch = unsafe { aligned(4 * delta_scratch_len(dim)).align_to_mut::<f32>().1 };
     let input = DeltaInput {
         q: &qkv,
         k: &qkv[dim..],
@@ -230,7 +231,7 @@ fn delta(isa: Isa, filter: &str) {
         let slots = StateSlots { base, stride: heads * size, start: Some(from), out: named };
         let target = DeltaOutput { ptr: out.as_mut_ptr(), ld: dim };
         // SAFETY: slots are within `states`, rows within `out`.
-        unsafe { gated_delta(isa, &input, 0..dim / STATE_TILE, &slots, &mut scratch, target) };
+        unsafe { gated_delta(isa, &input, 0..dim / STATE_TILE, &slots, scratch, target) };
     };
     let pieces = heads * slots;
     let in_place =

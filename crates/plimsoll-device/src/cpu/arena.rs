@@ -85,6 +85,16 @@ impl Arena {
         }
     }
 
+    /// `len` floats from `offset` of all threads' scratch taken as one.
+    ///
+    /// # Safety
+    /// They are within it, the region outlives the slice, and no other slice of these floats is alive.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn all_scratch<'a>(&self, offset: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: this function's contract; scratch lies behind the matrices.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(self.len).cast::<f32>().add(offset), len) }
+    }
+
     /// The first element of `x`.
     pub fn pointer(&self, x: Buf) -> *mut f32 {
         // SAFETY: inside the region: `x` was handed out by its stack.
