@@ -41,6 +41,8 @@ fn a_hybrid_of_122_billion_is_planned_from_its_configuration() {
     assert!((121.0..123.5).contains(&billions(weights.bytes)), "{}", billions(weights.bytes));
     assert!((2.4..2.8).contains(&billions(more.bytes - weights.bytes)), "{}", billions(more.bytes - weights.bytes));
 
+    assert!(more.host_bytes() < 24 * MIB, "the table takes {} bytes", more.host_bytes());
+
     // A verify step of one sequence: five rows.
     let seqs = [SeqSpan { first_row: 0, rows: 5, start: 0, pages_at: 0, pages: 1, seen_from: 0, state: Some(0) }];
     let step = StepInput {
