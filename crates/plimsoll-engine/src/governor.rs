@@ -6,12 +6,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, Root};
 
 use crate::handle::Shared;
 use crate::metrics::Metrics;
+use crate::report::LedgerReport;
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -19,6 +21,11 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const CALM_READINGS: u32 = 6;
 /// The least room that a healthy machine keeps free for a process whose plan is all touched.
 const RESERVE_BYTES: u64 = 32 << 20;
+
+/// The heap may keep this much of what was freed before it is told to hand it back.
+const KEPT_BYTES: u64 = 1 << 20;
+/// Readings between two such orders: five seconds.
+const TRIM_READINGS: u32 = 10;
 
 /// How far up the ladder. The order is the order of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -157,15 +164,28 @@ impl Gauge {
     }
 }
 
-/// Starts the thread that takes readings, until the engine has stopped or nobody holds it any more.
-pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std::io::Result<()> {
+/// Starts the thread that takes readings, trims the heap when asked and watches the engine's progress, until the engine has
+/// stopped or nobody holds it any more. About every `log_every` steps it logs the ledger; never for 0.
+///
+/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the ledger cannot account for is freed
+/// memory that the heap keeps; it is handed back when it becomes much.
+pub(crate) fn watch(
+    shared: &Arc<Shared>,
+    epoch: Instant,
+    root: Root,
+    mut limits: HostLimits,
+    log_every: u64,
+) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     let body = move || {
+        let (mut since_trim, mut logged) = (0, 0);
         while let Some(shared) = Weak::upgrade(&shared) {
             if shared.stopped.load(Relaxed) {
                 break;
             }
+            shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
             shared.observe_accounts();
+            limits = limits.again(&root);
             let now = HostNow::read(&root, &limits);
             shared.gauge.set(Reading {
                 available: now.available,
@@ -173,6 +193,18 @@ pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std
                 some_avg10: now.psi.map_or(0.0, |psi| psi.some_avg10),
                 full_avg10: now.psi.map_or(0.0, |psi| psi.full_avg10),
             });
+            since_trim += 1;
+            let kept = now.own.leak_gauge().saturating_sub(shared.ledger.committed_total());
+            let much = kept > KEPT_BYTES && since_trim >= TRIM_READINGS;
+            if shared.trim.swap(false, Relaxed) || much {
+                heap::trim();
+                since_trim = 0;
+            }
+            let steps = shared.status.steps.load(Relaxed);
+            if log_every > 0 && steps - logged >= log_every {
+                logged = steps;
+                tracing::info!("{}", LedgerReport::of(&shared).line());
+            }
             drop(shared);
             std::thread::sleep(INTERVAL);
         }

@@ -100,10 +100,10 @@ impl CpuMemory {
         self.stack.high_water() + (self.workspace.len() - self.scratch_at)
     }
 
-    /// Gives the physical memory of a page back (elastic mode); its contents are lost.
-    pub fn decommit_page(&mut self, page: usize) {
+    /// Gives the physical memory of neighbouring pages back (elastic mode); their contents are lost.
+    pub fn decommit_pages(&mut self, pages: std::ops::Range<usize>) {
         let bytes = self.shape.page_bytes();
-        self.kv.decommit(page * bytes..(page + 1) * bytes);
+        self.kv.decommit(pages.start * bytes..pages.end * bytes);
     }
 }
 

@@ -3,9 +3,11 @@
 //!
 //! One test binary, so that the workspace links it once. The default model is pulled on first use, see [`product::cache`].
 
+mod cage;
 mod commands;
 mod curl;
 mod http;
+mod ledger;
 mod memory;
 mod openai;
 mod plans;
