@@ -197,7 +197,7 @@ impl WeightTable {
         &self.vectors[id.0]
     }
 
-    /// Bytes that the table itself takes in the host's heap, a little more than less: a model of many experts has tens of
+    /// Bytes that the table itself takes in the host's heap, estimated from above: a model of many experts has tens of
     /// thousands of entries.
     pub fn host_bytes(&self) -> usize {
         let linear = |linear: &LinearDecl| size_of::<LinearDecl>() + size_of_val(&*linear.rows) + linear.name.len();
