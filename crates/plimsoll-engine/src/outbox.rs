@@ -91,6 +91,8 @@ impl Shared {
 pub struct Outbox {
     shared: Arc<Shared>,
     finished: bool,
+    /// Room for words that are said when nothing can be asked for any more.
+    spare: String,
 }
 
 /// The client's end; dropping it aborts the request.
@@ -100,12 +102,17 @@ pub struct Reader {
     done: bool,
 }
 
-/// A connected pair over the bytes reserved for what goes through it.
-pub(crate) fn outbox(reserved: HostBytes) -> (Outbox, Reader) {
+/// Bytes of the longest last words.
+const LAST_WORDS_BYTES: usize = 96;
+
+/// A connected pair over the bytes reserved for what goes through it; none without memory for it.
+pub(crate) fn outbox(reserved: HostBytes) -> Option<(Outbox, Reader)> {
+    let mut spare = String::new();
+    spare.try_reserve_exact(LAST_WORDS_BYTES).ok()?;
     let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
     let shared = Arc::new(Shared { pending, wake, reader_gone, _reserved: reserved });
-    let writer = Outbox { shared: Arc::clone(&shared), finished: false };
-    (writer, Reader { shared, done: false })
+    let writer = Outbox { shared: Arc::clone(&shared), finished: false, spare };
+    Some((writer, Reader { shared, done: false }))
 }
 
 impl Outbox {
@@ -138,6 +145,16 @@ impl Outbox {
         Ok(())
     }
 
+    /// Ends the request with an error without asking for memory. `words` are few.
+    pub fn last_words(&mut self, words: &str) {
+        debug_assert!(words.len() <= LAST_WORDS_BYTES);
+        let mut spare = std::mem::take(&mut self.spare);
+        self.push(|delta| {
+            spare.push_str(words);
+            delta.error = Some(spare);
+        });
+    }
+
     /// Whether the client has gone.
     pub fn reader_gone(&self) -> bool {
         self.shared.reader_gone.load(Ordering::Acquire)
@@ -148,7 +165,7 @@ impl Drop for Outbox {
     /// An outbox that goes without having finished ends its request with an error: a reader never waits for ever.
     fn drop(&mut self) {
         if !self.finished {
-            self.push(|delta| delta.error = Some("the engine stopped before the request was complete".into()));
+            self.last_words("the engine stopped before the request was complete");
         }
     }
 }

@@ -50,8 +50,6 @@ pub(crate) struct Room {
     pub page_ids: Vec<u32>,
     /// The text of one token.
     pub piece: String,
-    /// What is said when memory runs out, when nothing can be written any more.
-    pub last_words: String,
 }
 
 /// Bytes of one token's text for which room is made beforehand.
@@ -72,14 +70,10 @@ impl Room {
         let (mut pages, mut page_ids) = (Vec::new(), Vec::new());
         pages.try_reserve_exact(pages_max).ok()?;
         page_ids.try_reserve_exact(pages_max).ok()?;
-        let (mut piece, mut last_words) = (String::new(), String::new());
+        let mut piece = String::new();
         piece.try_reserve_exact(PIECE_BYTES).ok()?;
-        last_words.try_reserve_exact(LAST_WORDS.len()).ok()?;
-        last_words.push_str(LAST_WORDS);
         // The strings were checked: only memory can be wanting.
         let stops = StopMatcher::new(&request.stop).ok()?;
-        Some(Self { counts, stops, pages, page_ids, piece, last_words })
+        Some(Self { counts, stops, pages, page_ids, piece })
     }
 }
-
-const LAST_WORDS: &str = "memory ran short on this machine; the request could not go on";

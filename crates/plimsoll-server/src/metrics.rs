@@ -118,11 +118,7 @@ impl Gauges {
             ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
             ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
             ("plimsoll_engine_steps", "Steps taken since start", read(&status.steps)),
-            (
-                "plimsoll_engine_stalled",
-                "1 while the engine makes no progress",
-                i64::from(!self.engine.healthy()),
-            ),
+            ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
             ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),
             ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
             ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(pools.http_bytes.used)),
