@@ -33,8 +33,6 @@ pub(crate) struct Delivery {
     text_len: u32,
     /// Reused between tokens.
     piece: String,
-    /// Reserved for when nothing else can be.
-    last_words: String,
     finished: bool,
     failed: bool,
 }
@@ -42,7 +40,7 @@ pub(crate) struct Delivery {
 impl Delivery {
     /// Takes over what an arrival brought, all but its prompt and its pages' room.
     pub fn new(request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room) -> Self {
-        let Room { counts, stops, piece, last_words, .. } = room;
+        let Room { counts, stops, piece, .. } = room;
         Self {
             counts,
             outbox,
@@ -55,7 +53,6 @@ impl Delivery {
             generated: 0,
             text_len: 0,
             piece,
-            last_words,
             finished: false,
             failed: false,
             request,
@@ -156,13 +153,12 @@ impl Delivery {
 
     /// Ends the request with an error.
     pub fn fail(&mut self, failure: impl Into<Failure>) {
-        let words = match failure.into() {
-            Failure::Words(words) => words,
-            Failure::Memory => std::mem::take(&mut self.last_words),
-        };
         self.finished = true;
         self.failed = true;
-        self.outbox.push(|delta| delta.error = Some(words));
+        match failure.into() {
+            Failure::Words(words) => self.outbox.push(|delta| delta.error = Some(words)),
+            Failure::Memory => self.outbox.last_words(NO_MEMORY),
+        }
     }
 
     fn note_time(&mut self, metrics: &Metrics) {
@@ -174,6 +170,8 @@ impl Delivery {
         self.last_token = Some(now);
     }
 }
+
+const NO_MEMORY: &str = "memory ran short on this machine; the request could not go on";
 
 /// What the engine needs of a tokenizer, shared with the server.
 pub type SharedTokenizer = Arc<Tokenizer>;

@@ -180,12 +180,11 @@ impl EngineHandle {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
         let (place, bytes) = self.reserve(&request)?;
-        request.prompt.shrink_to_fit();
-        let Some(room) = Room::reserve(&mut request) else {
+        let room = Room::reserve(&mut request);
+        let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };
-        let (outbox, reader) = outbox(bytes, &request);
         let arrival = Arrival { request, outbox, arrived: Instant::now(), place, room };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),

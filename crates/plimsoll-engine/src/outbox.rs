@@ -140,6 +140,8 @@ pub struct Outbox {
     left: Left,
     /// Bytes that the engine holds for the request besides its output, for as long as this end lives.
     of_sequence: u64,
+    /// Room for words that are said when nothing can be asked for any more.
+    spare: String,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -158,8 +160,13 @@ pub struct Reader {
     taken: u64,
 }
 
-/// A connected pair over the bytes reserved for `request`.
-pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> (Outbox, Reader) {
+/// Bytes of the longest last words.
+const LAST_WORDS_BYTES: usize = 96;
+
+/// A connected pair over the bytes reserved for `request`; none without memory for it.
+pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, Reader)> {
+    let mut spare = String::new();
+    spare.try_reserve_exact(LAST_WORDS_BYTES).ok()?;
     let of_sequence = request.sequence_bytes();
     reserved.hold(0, of_sequence);
     let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
@@ -167,8 +174,8 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> (Outbox, Reader)
     let tokens = request.max_tokens as usize;
     let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
     let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
-    let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence };
-    (writer, Reader { shared, done: false, taken: 0 })
+    let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence, spare };
+    Some((writer, Reader { shared, done: false, taken: 0 }))
 }
 
 impl Outbox {
@@ -242,6 +249,16 @@ impl Outbox {
         grown
     }
 
+    /// Ends the request with an error without asking for memory. `words` are few.
+    pub fn last_words(&mut self, words: &str) {
+        debug_assert!(words.len() <= LAST_WORDS_BYTES);
+        let mut spare = std::mem::take(&mut self.spare);
+        self.push(|delta| {
+            spare.push_str(words);
+            delta.error = Some(spare);
+        });
+    }
+
     /// Whether the client has gone.
     pub fn reader_gone(&self) -> bool {
         self.shared.reader_gone.load(Ordering::Acquire)
@@ -252,7 +269,7 @@ impl Drop for Outbox {
     /// An outbox that goes without having finished ends its request with an error: a reader never waits for ever.
     fn drop(&mut self) {
         if !self.finished {
-            self.push(|delta| delta.error = Some("the engine stopped before the request was complete".into()));
+            self.last_words("the engine stopped before the request was complete");
         }
         self.shared.reserved.hold(self.of_sequence, 0);
     }

@@ -1,8 +1,8 @@
 //! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
@@ -128,9 +128,13 @@ struct Ballast;
 
 impl Ballast {
     fn set_aside() -> Self {
-        let ledger = Arc::new(Ledger::new());
-        ledger.plan(Component::Canary, BALLAST_BYTES);
-        match Region::map(&ledger, Component::Canary, BALLAST_BYTES, true) {
+        // Made once, by the first start: the one call that nothing can pay for.
+        static LEDGER: LazyLock<Arc<Ledger>> = LazyLock::new(|| {
+            let ledger = Ledger::new();
+            ledger.plan(Component::Canary, BALLAST_BYTES);
+            Arc::new(ledger)
+        });
+        match Region::map(&LEDGER, Component::Canary, BALLAST_BYTES, true) {
             Ok(region) => drop(heap::arm(region)),
             Err(error) => tracing::debug!(%error, "no ballast for this start"),
         }

@@ -319,7 +319,7 @@ impl<R: Runner> Worker<R> {
                 metrics.aborted.inc();
             },
         );
-        if self.scheduler.is_empty() {
+        if self.scheduler.is_empty() || faults::asked(Site::NoStep) {
             return;
         }
         let began = Instant::now();

@@ -91,7 +91,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         written: vec![0; shape.pages * PAGE_TOKENS],
         step: 0,
         logits: vec![0.0; shape.logit_rows * VOCAB as usize],
-        row_len: Vec::new(),
+        row_len: Vec::with_capacity(shape.logit_rows),
         seen: Arc::clone(&seen),
     };
     let limits = Limits {
