@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use plimsoll_device::SeqSpan;
+use plimsoll_device::{SeqSpan, WeightTable};
 use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_memory::{Component, Ledger, heap};
 
@@ -24,8 +24,15 @@ const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
 /// A measured tokenizer is planned in whole steps of this.
 const TOKENIZER_STEP_BYTES: u64 = 32 << 10;
 
-/// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles, the checkpoint's names.
-const ENGINE_FIXED_BYTES: usize = 32 << 10;
+/// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles.
+const ENGINE_FIXED_BYTES: u64 = 16 << 10;
+/// A weight's record and name, and its place in the model.
+const WEIGHT_RECORD_BYTES: u64 = 192;
+
+/// What does not depend on requests: the engine's own, and the table of its weights.
+pub(crate) fn engine_bytes(weights: &WeightTable) -> u64 {
+    ENGINE_FIXED_BYTES + WEIGHT_RECORD_BYTES * (weights.linears.len() + weights.vectors.len()) as u64
+}
 
 /// Tokenizer and chat template: the measurement if there is one (in whole steps, so that it is the same on every run), else
 /// the formula.
@@ -52,7 +59,7 @@ pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize)
         2 * step.rows * size_of::<u32>() + step.running * size_of::<SeqSpan>() + step.logit_rows * size_of::<u32>();
     // Sequences may share pages, and each names all of its own.
     let page_ids = step.running * context.div_ceil(PAGE_TOKENS) * size_of::<u32>();
-    (ENGINE_FIXED_BYTES + arrivals + lists + buffers + page_ids) as u64
+    (arrivals + lists + buffers + page_ids) as u64
 }
 
 /// Page table and prefix index for a pool of `pages` pages, and the ids of pages on their way back to the system, exactly.
@@ -61,13 +68,16 @@ pub(crate) fn index_bytes(pages: usize, prefix_cache: bool) -> u64 {
         return 0;
     }
     let index = if prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
-    (PagePool::bytes_for(pages) + index + pages * size_of::<u32>()) as u64
+    (PagePool::bytes_for(pages) + index + pages * size_of::<u32>() + INDEX_CHUNKS_BYTES) as u64
 }
+
+/// What the allocator adds to the four blocks of page table and index.
+const INDEX_CHUNKS_BYTES: usize = 4 * 24;
 
 /// The most that [`index_bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
 /// any page can in the mean.
 pub(crate) fn index_bytes_per_token() -> u64 {
-    let page = PagePool::bytes_for(1) + PrefixIndex::bytes_for(1) + size_of::<u32>();
+    let page = PagePool::bytes_for(1) + PrefixIndex::bytes_for(1) + size_of::<u32>() + INDEX_CHUNKS_BYTES;
     page.div_ceil(PAGE_TOKENS) as u64
 }
 

@@ -11,7 +11,7 @@ use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::accounts::{index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
+use crate::accounts::{engine_bytes, index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::cache::PagePool;
 use crate::options::Options;
 use crate::request::Limits;
@@ -311,7 +311,7 @@ impl Blueprint {
         let vocab = self.model.vocab_size();
         let tokenizer = tokenizer_bytes(vocab, options.tokenizer_bytes);
         let scratch = sampler_bytes(vocab);
-        let tables = table_bytes(&step, options.max_waiting, context);
+        let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context);
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
         let lines = vec![
             entry(

@@ -14,7 +14,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::accounts::{Accounts, sampler_bytes, table_bytes};
+use crate::accounts::{Accounts, engine_bytes, sampler_bytes, table_bytes};
 use crate::berth::Berth;
 use crate::delivery::SharedTokenizer;
 use crate::governor::watch;
@@ -188,6 +188,7 @@ fn start_as(
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     let eos = end_tokens(&blueprint, &tokenizer);
+    let fixed = engine_bytes(&blueprint.weights);
     let Blueprint { model, weights, .. } = blueprint;
     let model: Arc<dyn Model> = Arc::from(model);
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
@@ -197,7 +198,9 @@ fn start_as(
     let (generation, sampler, workspace_peak) = prove(&config, builder)?;
     planned.resize(generation.cache.pool.total());
     planned.plan.enter(&ledger);
-    let accounts = Accounts { workspace_peak, ..accounts(&planned, &tokenizer, options) };
+    let mut accounts = accounts(&planned, &tokenizer, options);
+    accounts.tables += fixed;
+    accounts.workspace_peak = workspace_peak;
     let ready = Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts };
     spawn(ready, ballast, options, host)
 }

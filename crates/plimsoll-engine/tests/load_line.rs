@@ -152,6 +152,31 @@ fn two_engines_that_do_not_fit_together_do_not_start_together() {
 }
 
 #[test]
+fn e39_a_failed_allocation_costs_the_canary_and_it_comes_back() {
+    let _alone = alone();
+    let options = exact();
+    let mut host = Host::read(&options).unwrap();
+    host.lease_dir = Some(berths("canary"));
+    let engine = launch("llama", &options, &host).unwrap();
+    let canary = || engine.ledger().row(Component::Canary).committed;
+    let (whole, said) = (canary(), ask(&engine, greedy(&[1, 2, 3], 20)).ids);
+    assert!(whole > 0 && heap::armed());
+    let reader = engine.submit(greedy(&[5, 6, 7], 500)).unwrap();
+    assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
+    assert_eq!(ask(&engine, greedy(&[1, 2, 3], 20)).ids, said, "the others do not notice");
+    assert_eq!(common::collect(reader).ids.len(), 500);
+    // Counted, logged, and climbed back from.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while engine.metrics().canaries.get() == 0 || canary() < whole {
+        assert!(std::time::Instant::now() < deadline, "no canary again: {}", engine.report());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(engine.report().ladder.canaries_released, 1);
+    assert_eq!(engine.ledger().allocations().1, 0, "its place was in the plan");
+    stop(engine);
+}
+
+#[test]
 fn a_line_that_holds_nothing_is_refused_with_the_shortfall() {
     let _alone = alone();
     let options = Options { memory_budget: budget("100MiB"), max_total_token_num: None, ..exact() };

@@ -27,6 +27,8 @@ pub(crate) struct Draft {
     pub default_max_tokens: Option<u32>,
     /// The field that holds the prompt, for errors.
     pub prompt_param: &'static str,
+    /// The share of the byte budget that the prompts hold until the answer is complete.
+    pub kept: Option<Held>,
 }
 
 /// What was started.
@@ -38,6 +40,12 @@ pub(crate) struct Started {
 }
 
 impl Draft {
+    /// Bytes that the prompts take.
+    pub fn prompt_bytes(&self) -> u64 {
+        let of = |prompt: &Prompt| size_of_val(prompt.ids.as_slice()) + prompt.echo.as_ref().map_or(0, String::len);
+        self.prompts.iter().map(|prompt| of(prompt) as u64).sum()
+    }
+
     /// Submits one engine request per choice. When one is refused, those before it are dropped, hence aborted.
     pub fn start(&self, app: &App, id: &str) -> ApiResult<Started> {
         let n = self.common.n;

@@ -23,8 +23,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
     let worker = Arc::clone(&app);
     let draft = app.on_text_worker(move || {
-        let draft = request::parse(&body.bytes, &worker)?;
-        drop(body);
+        let mut draft = request::parse(&body.bytes, &worker)?;
+        draft.kept = Some(body.keep(draft.prompt_bytes()));
         Ok(draft)
     });
     let draft = draft.await?;

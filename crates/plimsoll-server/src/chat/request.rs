@@ -28,6 +28,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Draft> {
         prompt_logprobs: common.prompt_logprobs,
         default_max_tokens: app.served.default_max_tokens,
         prompt_param: "messages",
+        kept: None,
         common,
     })
 }
