@@ -48,7 +48,7 @@ fn engine() -> EngineHandle {
     }
     let mut pool = ThreadPool::new(2).unwrap();
     let weights = CpuWeights::load(weights, &checkpoint, &ledger, &mut pool, |_| {}).unwrap();
-    let memory = CpuMemory::map(&ledger, &shape, PAGES, workspace, 2, true).unwrap();
+    let memory = CpuMemory::map(&ledger, &shape, PAGES, 0, workspace, 2, true).unwrap();
     let vocab = model.vocab_size();
     let inner = CpuRunner::new(Arc::from(model), CpuDevice::new(weights, pool, Isa::detect(), memory));
     let limits = Limits {
