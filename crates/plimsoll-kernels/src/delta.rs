@@ -19,7 +19,7 @@ pub const STATE_TILE: usize = LANES;
 /// Tiles that advance together where there are registers for it: they share every broadcast of k and q.
 const PAIR: usize = 2;
 
-/// In [`StateSlots::out`]: the state after this row is not kept.
+/// In the `out` of [`StateSlots`]: the state after this row is not kept.
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// Where a span's states lie: slot i at `base + i · stride`.
