@@ -12,6 +12,7 @@ use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::request::Request;
 use crate::sampling::TokenCounts;
+use crate::speculation::Drafting;
 
 /// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
 pub(crate) struct Delivery {
@@ -23,6 +24,7 @@ pub(crate) struct Delivery {
     arrived: Instant,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
+    drafting: Drafting,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     /// Output tokens delivered.
@@ -36,8 +38,8 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Takes over an arrival. Returns the delivery and the prompt.
-    pub fn new(arrival: Arrival) -> (Self, Vec<u32>) {
+    /// Takes over an arrival. Returns the delivery and the prompt. `drafts`: there is a draft head.
+    pub fn new(arrival: Arrival, drafts: bool) -> (Self, Vec<u32>) {
         let Arrival { mut request, outbox, arrived, place } = arrival;
         let prompt = std::mem::take(&mut request.prompt);
         let mut counts = TokenCounts::new(request.distinct_tokens_max(prompt.len()));
@@ -51,6 +53,7 @@ impl Delivery {
             arrived,
             scheduled: None,
             last_token: None,
+            drafting: Drafting::new(drafts && request.speculate),
             detokenizer: Detokenizer::continuing(request.skip_special_tokens),
             stops: StopMatcher::new(&request.stop).expect("stop strings were checked at submission"),
             generated: 0,
@@ -88,6 +91,16 @@ impl Delivery {
         }
     }
 
+    /// Whether it is to be drafted for after its `tokens`-th token.
+    pub fn drafts(&self, tokens: usize) -> bool {
+        self.drafting.wants(tokens)
+    }
+
+    /// Its drafts, for counting and judging them.
+    pub fn drafting(&mut self) -> &mut Drafting {
+        &mut self.drafting
+    }
+
     /// Reports a prompt token's log-probability.
     pub fn prompt_logprobs(&mut self, logprobs: TokenLogprobs) {
         self.outbox.push(|delta| delta.prompt_logprobs.push(logprobs));
@@ -117,11 +130,13 @@ impl Delivery {
             self.text_len += self.piece.len() as u32;
         }
         let out = TokenOut { id, text_offset, logprobs };
+        let Drafting { drafted, accepted, .. } = self.drafting;
         let last = self.generated >= self.request.max_tokens;
         let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
         let (request, finished) = (&self.request, &mut self.finished);
         self.outbox.push(|delta| {
             delta.tokens.push(out);
+            (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted);
             let stopped = may_stop && stops.push(piece, &mut delta.text);
             if !may_stop {
                 delta.text.push_str(piece);

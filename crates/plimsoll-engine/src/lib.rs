@@ -21,6 +21,7 @@ pub mod runner;
 pub mod sampling;
 pub mod scheduler;
 mod sizing;
+mod speculation;
 pub mod startup;
 mod step;
 mod stress;

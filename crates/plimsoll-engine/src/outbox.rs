@@ -50,6 +50,10 @@ pub struct Delta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens that came from the prefix cache; known once the first chunk was scheduled.
     pub cached_tokens: u32,
+    /// Drafts of the request that were checked so far.
+    pub drafted_tokens: u32,
+    /// Those of them that were right.
+    pub accepted_tokens: u32,
     /// Set in the last delta of a request that ended well.
     pub finish: Option<FinishReason>,
     /// The stop string or stop token that ended it, as text, when there was one.
@@ -157,9 +161,9 @@ impl Reader {
         if pending.is_empty() {
             return None;
         }
-        let kept = pending.cached_tokens;
+        let Delta { cached_tokens, drafted_tokens, accepted_tokens, .. } = *pending;
         let delta = std::mem::take(&mut *pending);
-        pending.cached_tokens = kept;
+        *pending = Delta { cached_tokens, drafted_tokens, accepted_tokens, ..Delta::default() };
         self.done = delta.is_last();
         Some(delta)
     }

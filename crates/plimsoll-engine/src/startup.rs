@@ -140,7 +140,8 @@ pub fn start(
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
     let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
     let (generation, sampler) = prove(&planned, model, weights, pool, &ledger, options, host)?;
-    planned.resize(generation.cache.pool.total());
+    let slots = generation.cache.states.as_ref().map_or(0, |states| states.total());
+    planned.resize(generation.cache.pool.total(), slots);
     planned.plan.enter(&ledger);
     let accounts = accounts(&planned, &tokenizer, options);
     spawn(Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts }, host)
@@ -194,7 +195,7 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
             planned.limits.max_waiting as usize,
             planned.limits.max_req_total_len as usize,
         ),
-        index: planned.index_bytes(planned.pages),
+        index: planned.index_bytes(planned.pages, planned.slots),
         ..Accounts::default()
     }
 }
@@ -224,7 +225,7 @@ struct Ready {
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up.
 fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
     let Ready { generation, sampler, planned, ledger, tokenizer, eos, mut berth, accounts } = ready;
-    let (limits, step) = (planned.limits, planned.step);
+    let (limits, step, speculation) = (planned.limits, planned.step, planned.speculation);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
     let total = planned.plan.total();
@@ -249,6 +250,7 @@ fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
             runner,
             cache,
             limits: step,
+            speculation,
             sampler,
             tokenizer,
             eos,

@@ -14,15 +14,16 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
-use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex};
+use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
-use crate::lease::KvCache;
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
 use crate::request::{Limits, Request};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
 use crate::worker::{Parts, Worker};
+
+pub use crate::worker::Speculation;
 
 /// One thing the scripted engine does for a request.
 #[derive(Clone, Debug)]
@@ -112,6 +113,10 @@ pub struct Bench<R> {
     pub step: StepLimits,
     /// Whether equal prefixes share their pages.
     pub prefix_cache: bool,
+    /// Slots of recurrent state.
+    pub state_slots: usize,
+    /// How drafts are dealt with.
+    pub speculation: Speculation,
     /// Ids to text.
     pub tokenizer: Arc<Tokenizer>,
     /// End-of-sequence ids.
@@ -123,7 +128,7 @@ pub struct Bench<R> {
 /// # Panics
 /// When the tables of pool, index and sampler cannot be built from the limits: a mistake in the test.
 pub fn over_runner<R: Runner + Send + 'static>(bench: Bench<R>) -> EngineHandle {
-    let Bench { runner, limits, step, prefix_cache, tokenizer, eos } = bench;
+    let Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos } = bench;
     let places = limits.running_max_req_size + limits.max_waiting;
     let (arrivals, inbox) = sync_channel(places as usize);
     let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
@@ -134,10 +139,12 @@ pub fn over_runner<R: Runner + Send + 'static>(bench: Bench<R>) -> EngineHandle 
         let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
         let pool = PagePool::new(pages).expect("a pool");
         let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index"));
-        let cache = Rc::new(RefCell::new(KvCache { pool, index }));
+        let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
+        let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
         let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
-        Worker::new(Parts { shared, arrivals: inbox, epoch, runner, cache, limits: step, sampler, tokenizer, eos })
-            .run();
+        let parts =
+            Parts { shared, arrivals: inbox, epoch, runner, cache, limits: step, speculation, sampler, tokenizer, eos };
+        Worker::new(parts).run();
     });
     handle
 }

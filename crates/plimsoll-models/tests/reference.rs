@@ -82,7 +82,11 @@ fn check_slots(model: &str) {
     assert_eq!(rig.step(&[verify])[..], whole[at..at + 4]);
     for (slot, accepted) in [(1, 1), (3, 3), (2, 2), (0, 4)] {
         let from = at + accepted;
-        assert_eq!(rig.step(&[Part::new(&prompt[from..], from, Some(slot), 7)])[..], whole[from..], "{model}: slot {slot}");
+        assert_eq!(
+            rig.step(&[Part::new(&prompt[from..], from, Some(slot), 7)])[..],
+            whole[from..],
+            "{model}: slot {slot}"
+        );
     }
 }
 

@@ -29,4 +29,5 @@ pub use generations::{
 };
 pub use joint::{JointError, JointInput, JointSplit};
 pub use pinned::ShadowReport;
+pub use pools::own_size;
 pub use target::{CANARY_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens, target_tokens};
