@@ -14,6 +14,7 @@ use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::request::Request;
 use crate::room::{Failure, Room};
 use crate::sampling::TokenCounts;
+use crate::speculation::Drafting;
 
 /// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
 pub(crate) struct Delivery {
@@ -25,6 +26,7 @@ pub(crate) struct Delivery {
     arrived: Instant,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
+    drafting: Drafting,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     /// Output tokens delivered.
@@ -38,8 +40,8 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Takes over what an arrival brought, all but its prompt and its pages' room.
-    pub fn new(request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room) -> Self {
+    /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: there is a draft head.
+    pub fn new(request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room, drafts: bool) -> Self {
         let Room { counts, stops, piece, .. } = room;
         Self {
             counts,
@@ -48,6 +50,7 @@ impl Delivery {
             arrived,
             scheduled: None,
             last_token: None,
+            drafting: Drafting::new(drafts && request.speculate),
             detokenizer: Detokenizer::continuing(request.skip_special_tokens),
             stops,
             generated: 0,
@@ -84,6 +87,16 @@ impl Delivery {
         }
     }
 
+    /// Whether it is to be drafted for after its `tokens`-th token.
+    pub fn drafts(&self, tokens: usize) -> bool {
+        self.drafting.wants(tokens)
+    }
+
+    /// Its drafts, for counting and judging them.
+    pub fn drafting(&mut self) -> &mut Drafting {
+        &mut self.drafting
+    }
+
     /// Reports a prompt token's log-probability.
     pub fn prompt_logprobs(&mut self, logprobs: TokenLogprobs) -> Result<(), Failure> {
         self.outbox.try_push(0, |delta| delta.prompt_logprobs.push(logprobs))
@@ -115,12 +128,14 @@ impl Delivery {
             self.text_len += self.piece.len() as u32;
         }
         let out = TokenOut { id, text_offset, logprobs };
+        let Drafting { drafted, accepted, .. } = self.drafting;
         let last = self.generated >= self.request.max_tokens;
         let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
         let text_bytes = stops.appended_max(piece.len() + char::REPLACEMENT_CHARACTER.len_utf8());
         let (request, finished) = (&mut self.request, &mut self.finished);
         let written = self.outbox.try_push(text_bytes, |delta| {
             delta.tokens.push(out);
+            (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted);
             let stopped = may_stop && stops.push(piece, &mut delta.text);
             if !may_stop {
                 delta.text.push_str(piece);

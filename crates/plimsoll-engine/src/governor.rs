@@ -38,6 +38,8 @@ pub enum Rung {
     EvictPrefix,
     /// Prefill chunks are small.
     SmallChunks,
+    /// Nobody drafts: steps are small, and draft passes take no time.
+    SpeculationOff,
     /// New requests are told 503.
     StopAdmitting,
     /// The newest running request goes back to the queue, one a reading.
@@ -48,8 +50,8 @@ pub enum Rung {
 
 impl Rung {
     /// Every rung but the first, from the cheapest to the dearest.
-    pub const LADDER: [Rung; 5] =
-        [Rung::EvictPrefix, Rung::SmallChunks, Rung::StopAdmitting, Rung::Preempt, Rung::Fail];
+    pub const LADDER: [Rung; 6] =
+        [Rung::EvictPrefix, Rung::SmallChunks, Rung::SpeculationOff, Rung::StopAdmitting, Rung::Preempt, Rung::Fail];
 
     /// The name in metrics.
     pub fn name(self) -> &'static str {
@@ -57,6 +59,7 @@ impl Rung {
             Rung::Calm => "calm",
             Rung::EvictPrefix => "evict_prefix",
             Rung::SmallChunks => "small_chunks",
+            Rung::SpeculationOff => "speculation_off",
             Rung::StopAdmitting => "stop_admitting",
             Rung::Preempt => "preempt",
             Rung::Fail => "fail",
@@ -89,9 +92,10 @@ impl Reading {
         let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < due >> level).count();
         let slack = slack as f32;
         let by_stalls = match (self.some_avg10 * slack, self.full_avg10 * slack) {
-            (_, full) if full >= 60.0 => 5,
-            (_, full) if full >= 40.0 => 4,
-            (_, full) if full >= 20.0 => 3,
+            (_, full) if full >= 60.0 => 6,
+            (_, full) if full >= 40.0 => 5,
+            (_, full) if full >= 20.0 => 4,
+            (some, _) if some >= 60.0 => 3,
             (some, _) if some >= 40.0 => 2,
             (some, _) if some >= 20.0 => 1,
             _ => 0,
@@ -108,6 +112,11 @@ pub struct Governor {
 }
 
 impl Governor {
+    /// The rung it stands on.
+    pub fn rung(&self) -> Rung {
+        self.rung
+    }
+
     /// Takes one reading in. Returns the rung to stand on until the next.
     pub fn observe(&mut self, reading: &Reading) -> Rung {
         let level = self.rung as usize;
@@ -242,19 +251,19 @@ mod tests {
         assert_eq!(rungs, [Rung::EvictPrefix, Rung::SmallChunks, Rung::SmallChunks, Rung::SmallChunks]);
         let worse = reading(1, 100);
         let rungs: Vec<Rung> = (0..4).map(|_| governor.observe(&worse)).collect();
-        assert_eq!(rungs, [Rung::StopAdmitting, Rung::Preempt, Rung::Fail, Rung::Fail]);
+        assert_eq!(rungs, [Rung::SpeculationOff, Rung::StopAdmitting, Rung::Preempt, Rung::Fail]);
     }
 
     #[test]
     fn it_climbs_back_slowly_and_does_not_flutter() {
         let mut governor = Governor::default();
-        for _ in 0..5 {
+        for _ in Rung::LADDER {
             governor.observe(&reading(0, 100));
         }
         assert_eq!(governor.rung, Rung::Fail);
         let calm = reading(1000, 100);
         let steps = (1..100).find(|_| governor.observe(&calm) == Rung::Calm).unwrap();
-        assert_eq!(steps, 5 * CALM_READINGS);
+        assert_eq!(steps, 6 * CALM_READINGS);
         // Just above a threshold it stays where it is, however long.
         let mut governor = Governor::default();
         assert_eq!(governor.observe(&reading(99, 100)), Rung::EvictPrefix);

@@ -111,6 +111,12 @@ pub struct Status {
     pub pages_total: AtomicU64,
     /// Pages held by the prefix index alone.
     pub pages_cached: AtomicU64,
+    /// State slots in use: by sequences, or kept as checkpoints.
+    pub slots_used: AtomicU64,
+    /// State slots of the pool; 0 for models without recurrent state.
+    pub slots_total: AtomicU64,
+    /// State slots kept as checkpoints.
+    pub slots_kept: AtomicU64,
     /// Steps taken since start.
     pub steps: AtomicU64,
     /// Looks around since start, those of an idle engine included.

@@ -61,6 +61,10 @@ pub struct Delta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens that came from the prefix cache; known once the first chunk was scheduled.
     pub cached_tokens: u32,
+    /// Drafts of the request that were checked so far.
+    pub drafted_tokens: u32,
+    /// Those of them that were right.
+    pub accepted_tokens: u32,
     /// Set in the last delta of a request that ended well.
     pub finish: Option<FinishReason>,
     /// The stop string or stop token that ended it, as text, when there was one.
@@ -294,9 +298,9 @@ impl Reader {
         if pending.delta.is_empty() {
             return None;
         }
-        let kept = pending.delta.cached_tokens;
+        let Delta { cached_tokens, drafted_tokens, accepted_tokens, .. } = pending.delta;
         let Pending { delta, bytes, .. } = std::mem::take(&mut *pending);
-        pending.delta.cached_tokens = kept;
+        pending.delta = Delta { cached_tokens, drafted_tokens, accepted_tokens, ..Delta::default() };
         drop(pending);
         // The one before is done with.
         self.shared.reserved.hold(std::mem::replace(&mut self.taken, bytes), 0);

@@ -35,6 +35,8 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// Drop special tokens from the text.
     pub skip_special_tokens: bool,
+    /// Let the draft head guess ahead, where there is one.
+    pub speculate: bool,
     /// Requests whose salts differ never share cached pages.
     pub cache_salt: u64,
 }

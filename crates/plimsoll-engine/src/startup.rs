@@ -196,7 +196,8 @@ fn start_as(
     let config = adjust(profile_config(&planned));
     let builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
     let (generation, sampler, workspace_peak) = prove(&config, builder)?;
-    planned.resize(generation.cache.pool.total());
+    let slots = generation.cache.states.as_ref().map_or(0, |states| states.total());
+    planned.resize(generation.cache.pool.total(), slots);
     planned.plan.enter(&ledger);
     let mut accounts = accounts(&planned, &tokenizer, options);
     accounts.tables += fixed;
@@ -257,7 +258,7 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
             planned.limits.max_waiting as usize,
             planned.limits.max_req_total_len as usize,
         ),
-        index: planned.index_bytes(planned.pages),
+        index: planned.index_bytes(planned.pages, planned.slots),
         ..Accounts::default()
     }
 }
@@ -289,7 +290,7 @@ struct Ready {
 fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
     let Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
-    let (limits, step, elastic) = (planned.limits, planned.step, options.elastic);
+    let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
@@ -314,6 +315,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
             runner,
             cache,
             limits: step,
+            speculation,
             sampler,
             tokenizer,
             eos,

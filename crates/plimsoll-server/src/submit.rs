@@ -86,6 +86,7 @@ impl Draft {
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             skip_special_tokens: common.skip_special_tokens,
+            speculate: common.mtp,
             cache_salt: common.cache_salt,
         }
     }
