@@ -38,7 +38,7 @@ pub struct Metrics {
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
-    /// Steps that failed and were run again sequence by sequence.
+    /// Steps that failed; their sequences were run again one by one.
     pub failed_steps: Counter,
     /// Pages evicted from the prefix index.
     pub evicted_pages: Counter,
@@ -131,7 +131,7 @@ impl Metrics {
         }
         counter("canary_released", "How often the canary was given up", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
-        counter("steps_failed", "Steps that failed and were run again sequence by sequence", &self.failed_steps);
+        counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);
         counter("speculation_drafted_tokens", "Drafted tokens that were checked", &self.drafted_tokens);
         counter("speculation_accepted_tokens", "Drafted tokens that were right", &self.accepted_tokens);
