@@ -38,7 +38,7 @@ pub struct Metrics {
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
-    /// Steps that failed and were run again sequence by sequence.
+    /// Steps that failed; their sequences were run again one by one.
     pub failed_steps: Counter,
     /// Panics that were caught, in the engine or on a request's way to or from it.
     pub panics: Counter,
@@ -143,7 +143,7 @@ impl Metrics {
         }
         counter("canary_released", "How often the canary was given up", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
-        counter("steps_failed", "Steps that failed and were run again sequence by sequence", &self.failed_steps);
+        counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
         counter("panics", "Panics that were caught", &self.panics);
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
         counter("engine_stalls", "Times the engine made no progress for too long", &self.stalls);

@@ -300,7 +300,8 @@ impl Blueprint {
             draft_work: checked.map(|checked| [checked.forward, checked.draft]),
             speculation: Speculation {
                 optimistic: options.mtp_optimistic,
-                adaptive: options.mtp_adaptive,
+                // Unchecked drafts are output: they are not to depend on timing.
+                adaptive: options.mtp_adaptive && !options.mtp_optimistic,
                 cost: draft_cost.map_or(1.0, |checked| checked / cost(&decode.forward).max(1) as f64),
             },
             sizing,

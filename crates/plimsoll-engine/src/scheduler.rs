@@ -170,6 +170,7 @@ impl<T> Scheduler<T> {
         let mut events = Events::default();
         if !self.schedule_suspect(&mut events) {
             self.schedule_all(&mut events);
+            self.ask_leaders();
         }
         for share in self.shares.iter().filter(|share| share.drafts == 0) {
             self.running[share.seq].plan_checkpoints(share.rows);

@@ -73,10 +73,8 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
     let _alone = alone();
     for entry in std::fs::read_dir(fixtures().join("models")).unwrap() {
         let model = entry.unwrap().file_name().into_string().unwrap();
-        if ["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&model.as_str()) {
-            continue;
-        }
-        let options = exact();
+        let mtp = model.starts_with("mtp-") || ["qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&model.as_str());
+        let options = Options { enable_mtp: mtp, mtp_num_draft_tokens: 2, ..exact() };
         let mut host = Host::read(&options).unwrap();
         host.lease_dir = Some(berths("i2"));
         let engine = launch(&model, &options, &host).unwrap_or_else(|e| panic!("{model}: {e}"));
@@ -90,6 +88,7 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
         let exactly = [
             Component::Weights,
             Component::KvPages,
+            Component::StateSlots,
             Component::StepWorkspace,
             Component::PrefixIndex,
             Component::Canary,
@@ -104,7 +103,13 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
 #[test]
 fn i8_a_measured_start_builds_what_the_plan_says() {
     let _alone = alone();
-    for (text, dtype) in [("300MiB", "llama"), ("320MiB", "gguf-qwen2-q4_0"), ("301MiB", "gemma3"), ("2GiB", "llama")] {
+    for (text, dtype) in [
+        ("300MiB", "llama"),
+        ("320MiB", "gguf-qwen2-q4_0"),
+        ("301MiB", "gemma3"),
+        ("2GiB", "llama"),
+        ("303MiB", "qwen3.5"),
+    ] {
         let options = Options { memory_budget: budget(text), max_total_token_num: None, ..exact() };
         let mut host = Host::read(&options).unwrap();
         host.lease_dir = Some(berths("i8"));

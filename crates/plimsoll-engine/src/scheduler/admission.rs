@@ -34,6 +34,16 @@ impl<T> Scheduler<T> {
         Some(index)
     }
 
+    /// Lets those who may run soon ask for checkpoints in the step that was just filled: afterwards the state has moved on.
+    pub(super) fn ask_leaders(&mut self) {
+        let prefilling = |seq: &Seq<T>| seq.states.needed() && seq.remaining() > 1;
+        if self.running.iter().any(prefilling) {
+            for at in 0..self.waiting.len().min(self.limits.running) {
+                self.company(at);
+            }
+        }
+    }
+
     /// Looks for somebody whose prompt begins as that of the `at`-th waiting sequence, and asks for a checkpoint where they part.
     fn company(&mut self, at: usize) -> Company {
         let Self { running, waiting, cache, .. } = self;

@@ -171,14 +171,19 @@ impl World {
         self.preempted += events.preempted;
         self.check(&shares, oldest, &decoding);
         self.compute(&shares);
-        if std::mem::take(&mut self.fails) && self.scheduler.step_failed() {
-            self.preempted += shares.len() as u64;
-            self.check_tables();
-            return;
+        if std::mem::take(&mut self.fails) && !shares.is_empty() {
+            if self.scheduler.step_failed() {
+                self.preempted += shares.len() as u64;
+            } else {
+                drop(self.scheduler.running.remove(shares[0].seq));
+            }
+            return self.check_tables();
         }
         for share in &shares {
             let drafted = self.scheduler.running()[share.seq].drafts.clone();
-            let hits = (0..share.drafts).take_while(|_| self.roll(3) > 0).count();
+            // With one slot there is no way back: drafts are taken as they are.
+            let optimistic = self.limits.slots == 1;
+            let hits = (0..share.drafts).take_while(|_| optimistic || self.roll(3) > 0).count();
             let known = share.rows - share.drafts;
             self.scheduler.commit(*share, known + hits);
             let (roll, drafts_max) = (self.roll(97) as u32, self.limits.drafts);
