@@ -124,38 +124,49 @@ const BALLAST_BYTES: u64 = 1 << 20;
 
 /// The ballast of a start: in the heap's keeping until the canary takes its place. Dropped, it leaves the heap without
 /// either, so that a start that fails leaves nothing behind.
-struct Ballast;
+struct Ballast {
+    /// What the heap keeps is this start's.
+    own: bool,
+}
 
 impl Ballast {
     fn set_aside() -> Self {
-        // Made once, by the first start: the one call that nothing can pay for.
+        // Made once, by the first start: the one call that nothing can pay for. It has no plan of its own: several starts may
+        // share it.
         static LEDGER: LazyLock<Arc<Ledger>> = LazyLock::new(|| {
             let ledger = Ledger::new();
-            ledger.plan(Component::Canary, BALLAST_BYTES);
+            ledger.plan(Component::Canary, u64::MAX);
             Arc::new(ledger)
         });
-        match Region::map(&LEDGER, Component::Canary, BALLAST_BYTES, true) {
-            Ok(region) => drop(heap::arm(region)),
-            Err(error) => tracing::debug!(%error, "no ballast for this start"),
+        // Another engine of this process has a canary, which does as well.
+        let own = !heap::armed();
+        if own {
+            match Region::map(&LEDGER, Component::Canary, BALLAST_BYTES, true) {
+                Ok(region) => drop(heap::arm(region)),
+                Err(error) => tracing::debug!(%error, "no ballast for this start"),
+            }
         }
-        Self
+        Self { own }
     }
 
     /// The engine stands: from here on `canary` is what the heap keeps.
-    fn replace(self, canary: Region) -> Self {
+    fn replace(mut self, canary: Region) -> Self {
         drop(heap::arm(canary));
+        self.own = true;
         self
     }
 
     /// The start is over.
-    fn keep(self) {
-        std::mem::forget(self);
+    fn keep(mut self) {
+        self.own = false;
     }
 }
 
 impl Drop for Ballast {
     fn drop(&mut self) {
-        drop(heap::disarm());
+        if self.own {
+            drop(heap::disarm());
+        }
     }
 }
 
