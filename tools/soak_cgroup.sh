@@ -65,7 +65,7 @@ touch "$scratch/out" "$scratch/log"
 server=$!
 
 url=
-for _ in $(seq 600); do
+for _ in $(seq 1500); do
     url=$(sed -n 's|^ready in .* at \(http://[^ ]*\)/v1 .*|\1|p' "$scratch/out")
     [[ -z $url ]] || break
     kill -0 "$server" 2>/dev/null || { echo 'the server did not start:'; tail -n 20 "$scratch/log"; exit 1; }
