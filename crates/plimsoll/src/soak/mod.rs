@@ -73,6 +73,9 @@ pub struct Args {
     /// The slowest hundredth of health probes may take this many milliseconds.
     #[arg(long, default_value_t = 100)]
     pub health_ms: u64,
+    /// Seconds that a client waits for its answer before it calls the server broken; a slow machine needs more.
+    #[arg(long, default_value_t = 300)]
+    pub patience: u64,
     /// Where the clients' choices start; the same number makes the same choices.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -132,6 +135,7 @@ pub async fn run(args: &Args) -> Result<bool> {
         prompt_tokens,
         output_tokens,
         context,
+        patience: Duration::from_secs(args.patience),
         tally: Tally::default(),
     });
     let started = Instant::now();
