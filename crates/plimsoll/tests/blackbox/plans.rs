@@ -130,3 +130,16 @@ fn the_server_holds_what_the_plan_says() {
         });
     }
 }
+
+#[test]
+fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
+    default_model();
+    let refuse = |budget: &str| run(&["plan", "smollm2", "--memory-budget", budget]).refused();
+    let words = refuse("200MiB");
+    let suggested = words.split("--memory-budget ").last().and_then(|rest| rest.split_whitespace().next());
+    let suggested: u64 = suggested.and_then(|bytes| bytes.parse().ok()).unwrap_or_else(|| panic!("{words}"));
+    assert!(words.contains(&format!("({} bytes) short", suggested - (200 << 20))), "{words}");
+    assert!(sum(&plan("smollm2", &["--memory-budget", &suggested.to_string()])) <= suggested);
+    let words = refuse(&(suggested - 1).to_string());
+    assert!(words.contains("(1 bytes) short"), "{words}");
+}
