@@ -36,7 +36,7 @@ for budget in "${budgets[@]}"; do
         said=$(grep -o 'it does not fit: .* short' "$scratch/served" || true)
         largest=$(grep -o 'largest component: [a-z_]*' "$scratch/served" || true)
         tries=$(grep -c 'Try --' "$scratch/served" || true)
-        if [[ $code -ne 1 || -z $said || $said == *' 0 B '* || -z $largest || $tries -ne 1 ]]; then failed=1; said="BAD REFUSAL: $said"; fi
+        if [[ $code -ne 1 || -z $said || $said == *': 0 B ('* || -z $largest || $tries -ne 1 ]]; then failed=1; said="BAD REFUSAL: $said"; fi
         printf '| %s | | | | | | refused, exit code %s: %s; %s |\n' "$budget" "$code" "$said" "$largest"
         continue
     fi
