@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Budgets from too small to plenty: each served in a cage of its own (plan + 3 %) under load, or refused with the shortfall.
 #
-#   tools/load_line.sh [--seconds N] [--clients N] [BUDGET…]
+#   tools/load_line.sh [--seconds N] [--clients N] [--prompt-tokens N] [--output-tokens N] [BUDGET…]
 #
 # Prints a table in Markdown. Fails if a server is killed, if a verdict is bad, or if a refusal does not say what is
 # missing. PLIMSOLL names the binary (target/release/plimsoll).
@@ -9,11 +9,10 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PLIMSOLL=${PLIMSOLL:-$here/../target/release/plimsoll}
 
-seconds=30 clients=64
+load=(--seconds 30)
 while [[ ${1:-} == --* ]]; do
     case $1 in
-        --seconds) seconds=$2; shift 2 ;;
-        --clients) clients=$2; shift 2 ;;
+        --seconds | --clients | --prompt-tokens | --output-tokens) load+=("$1" "$2"); shift 2 ;;
         *) printf 'no such option: %s\n' "$1" >&2; exit 2 ;;
     esac
 done
@@ -37,11 +36,11 @@ for budget in "${budgets[@]}"; do
         said=$(grep -o 'it does not fit: .* short' "$scratch/served" || true)
         largest=$(grep -o 'largest component: [a-z_]*' "$scratch/served" || true)
         tries=$(grep -c 'Try --' "$scratch/served" || true)
-        if [[ $code -ne 1 || -z $said || -z $largest || $tries -ne 1 ]]; then failed=1; said="BAD REFUSAL: $said"; fi
+        if [[ $code -ne 1 || -z $said || $said == *': 0 B ('* || -z $largest || $tries -ne 1 ]]; then failed=1; said="BAD REFUSAL: $said"; fi
         printf '| %s | | | | | | refused, exit code %s: %s; %s |\n' "$budget" "$code" "$said" "$largest"
         continue
     fi
-    "$here/soak_cgroup.sh" --budget "$budget" --seconds "$seconds" --clients "$clients" --json "$scratch/json" \
+    "$here/soak_cgroup.sh" --budget "$budget" "${load[@]}" --json "$scratch/json" \
         >"$scratch/said" 2>&1 || code=$?
     read -r limit peak kills < <(sed -n 's/^limit \([0-9]*\) peak \([0-9]*\) oom_kills \([0-9]*\)$/\1 \2 \3/p' "$scratch/said") || true
     planned=$(sed -n 's/^  "total": \([0-9]*\),*$/\1/p' "$scratch/plan")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The hard check of the load line: a server inside a memory cgroup whose limit is its plan + 3 %, without swap, soaked.
 #
-#   tools/soak_cgroup.sh [--budget B] [--seconds N] [--clients N] [--mix M] [--balloon] [--json FILE] [--] [serve flags…]
+#   tools/soak_cgroup.sh [--budget B] [--seconds N] [--clients N] [--mix M] [--prompt-tokens N] [--output-tokens N]
+#                        [--balloon] [--json FILE] [--] [serve flags…]
 #
 # PLIMSOLL names the binary (target/release/plimsoll). With --balloon the cage is larger by what a neighbour takes and
 # gives back. The exit code is that of `plimsoll soak`; 1 as well if the kernel killed anybody.
@@ -12,13 +13,14 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 plimsoll=${PLIMSOLL:-$here/../target/release/plimsoll}
 
-budget=400MiB seconds=600 clients=64 mix=all balloon= json=
+budget=400MiB seconds=600 clients=64 mix=all balloon= json= sizes=()
 while [[ $# -gt 0 ]]; do
     case $1 in
         --budget) budget=$2; shift 2 ;;
         --seconds) seconds=$2; shift 2 ;;
         --clients) clients=$2; shift 2 ;;
         --mix) mix=$2; shift 2 ;;
+        --prompt-tokens | --output-tokens) sizes+=("$1" "$2"); shift 2 ;;
         --json) json=$2; shift 2 ;;
         --balloon) balloon=1; shift ;;
         --) shift; break ;;
@@ -65,7 +67,7 @@ touch "$scratch/out" "$scratch/log"
 server=$!
 
 url=
-for _ in $(seq 600); do
+for _ in $(seq 1500); do
     url=$(sed -n 's|^ready in .* at \(http://[^ ]*\)/v1 .*|\1|p' "$scratch/out")
     [[ -z $url ]] || break
     kill -0 "$server" 2>/dev/null || { echo 'the server did not start:'; tail -n 20 "$scratch/log"; exit 1; }
@@ -75,7 +77,7 @@ done
 sed -n 1p "$scratch/out"
 
 verdict=0
-"$plimsoll" soak --url "$url" --pid "$server" --clients "$clients" --duration "$seconds" --mix "$mix" \
+"$plimsoll" soak --url "$url" --pid "$server" --clients "$clients" --duration "$seconds" --mix "$mix" "${sizes[@]}" --patience 3600 \
     ${balloon:+--balloon} --health-ms "${HEALTH_MS:-5000}" ${json:+--json "$json"} || verdict=1
 if [[ -n $cage ]]; then
     "$here/cage.sh" report "$cage"

@@ -19,8 +19,12 @@ use crate::report::LedgerReport;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Calm readings before one rung is given up: three seconds.
 const CALM_READINGS: u32 = 6;
-/// The least room that a healthy machine keeps free for a process whose plan is all touched.
-const RESERVE_BYTES: u64 = 32 << 20;
+/// The least room that a healthy machine keeps free for a process whose plan is all touched. Less than 3 % of any plan worth
+/// the name: a limit that close around the plan is nothing to give way to.
+const RESERVE_BYTES: u64 = 8 << 20;
+/// Room beyond a rung's threshold that is asked for before the rung is given up; a quarter of the threshold where that is
+/// less. More could not be had where the limit lies just above the plan, and the ladder would never be climbed down.
+const MARGIN_BYTES: u64 = 4 << 20;
 
 /// The heap may keep this much of what was freed before it is told to hand it back.
 const KEPT_BYTES: u64 = 1 << 20;
@@ -85,12 +89,16 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The rung that this reading alone calls for, with thresholds `slack` times as strict.
-    fn calls_for(&self, slack: u64) -> Rung {
+    /// The rung that this reading alone calls for. Who wants to come down asks more `strictly`.
+    fn calls_for(&self, strictly: bool) -> Rung {
         // What is free must cover what is still to come; each halving of that is one rung.
-        let due = self.untouched.max(RESERVE_BYTES).saturating_mul(slack);
-        let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < due >> level).count();
-        let slack = slack as f32;
+        let due = self.untouched.max(RESERVE_BYTES);
+        let threshold = |level: usize| {
+            let bytes = due >> level;
+            if strictly { bytes.saturating_add(MARGIN_BYTES.min(bytes / 4)) } else { bytes }
+        };
+        let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < threshold(*level)).count();
+        let slack = if strictly { 2.0 } else { 1.0 };
         let by_stalls = match (self.some_avg10 * slack, self.full_avg10 * slack) {
             (_, full) if full >= 60.0 => 6,
             (_, full) if full >= 40.0 => 5,
@@ -120,9 +128,9 @@ impl Governor {
     /// Takes one reading in. Returns the rung to stand on until the next.
     pub fn observe(&mut self, reading: &Reading) -> Rung {
         let level = self.rung as usize;
-        if reading.calls_for(1) > self.rung {
+        if reading.calls_for(false) > self.rung {
             (self.rung, self.calm) = (Rung::at(level + 1), 0);
-        } else if level > 0 && reading.calls_for(2) < self.rung {
+        } else if level > 0 && reading.calls_for(true) < self.rung {
             self.calm += 1;
             if self.calm >= CALM_READINGS {
                 (self.rung, self.calm) = (Rung::at(level - 1), 0);
@@ -267,7 +275,20 @@ mod tests {
         // Just above a threshold it stays where it is, however long.
         let mut governor = Governor::default();
         assert_eq!(governor.observe(&reading(99, 100)), Rung::EvictPrefix);
-        assert!((0..100).all(|_| governor.observe(&reading(120, 100)) == Rung::EvictPrefix));
+        assert!((0..100).all(|_| governor.observe(&reading(103, 100)) == Rung::EvictPrefix));
+    }
+
+    #[test]
+    fn in_a_limit_three_percent_above_the_plan_it_comes_back_to_calm() {
+        // Seen in a cgroup: 398 MiB planned, 233 of them untouched, 12 MiB of limit beyond the plan.
+        let mut governor = Governor::default();
+        for _ in 0..4 {
+            governor.observe(&reading(20, 233));
+        }
+        assert_eq!(governor.rung, Rung::Preempt);
+        assert!((0..100).any(|_| governor.observe(&reading(244, 233)) == Rung::Calm), "{:?}", governor.rung);
+        // All of it touched: what is left is the 3 %, and that is no shortage.
+        assert_eq!(governor.observe(&reading(11, 0)), Rung::Calm);
     }
 
     #[test]
@@ -278,16 +299,16 @@ mod tests {
             for _ in 1..CALM_READINGS {
                 governor.observe(&reading(1000, 100));
             }
-            assert_eq!(governor.observe(&reading(150, 100)), Rung::EvictPrefix);
+            assert_eq!(governor.observe(&reading(102, 100)), Rung::EvictPrefix);
         }
     }
 
     #[test]
     fn stalls_count_even_when_there_seems_to_be_room() {
         let stalled = |some, full| Reading { some_avg10: some, full_avg10: full, ..reading(1000, 0) };
-        assert_eq!(stalled(5.0, 0.0).calls_for(1), Rung::Calm);
-        assert_eq!(stalled(25.0, 0.0).calls_for(1), Rung::EvictPrefix);
-        assert_eq!(stalled(90.0, 21.0).calls_for(1), Rung::StopAdmitting);
-        assert_eq!(stalled(100.0, 90.0).calls_for(1), Rung::Fail);
+        assert_eq!(stalled(5.0, 0.0).calls_for(false), Rung::Calm);
+        assert_eq!(stalled(25.0, 0.0).calls_for(false), Rung::EvictPrefix);
+        assert_eq!(stalled(90.0, 21.0).calls_for(false), Rung::StopAdmitting);
+        assert_eq!(stalled(100.0, 90.0).calls_for(false), Rung::Fail);
     }
 }

@@ -77,9 +77,10 @@ pub enum PlanError {
 /// Why it does not fit, in numbers.
 #[derive(Debug, Error)]
 #[error(
-    "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} short.\n{plan}\n\
-     largest component: {largest}. Try --batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or a budget of {}",
-    Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), batch_max_tokens / 2, tokens / 2, Bytes(*needed)
+    "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
+     largest component: {largest}. Try --batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or --memory-budget {needed}",
+    Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
+    batch_max_tokens / 2, tokens / 2
 )]
 pub struct Shortfall {
     /// Bytes needed.
@@ -434,9 +435,14 @@ impl Blueprint {
     fn shortfall(&self, draft: &Draft<'_>, pools: Pools) -> PlanError {
         let Draft { options, line, .. } = draft;
         let plan = self.tree(draft, pools);
+        // Pools whose size is open get their share of the room only, so that there must be more room than they take.
+        let needed = match options.max_total_token_num {
+            Some(_) => plan.total(),
+            None => self.sizes(draft).0.total_for((pools.pages * PAGE_TOKENS) as u64, 1, options.mem_fraction),
+        };
         let largest = plan.lines.iter().max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
         PlanError::DoesNotFit(Box::new(Shortfall {
-            needed: plan.total(),
+            needed,
             limit: line.bytes,
             limit_source: line.source.clone(),
             tokens: pools.pages * PAGE_TOKENS,

@@ -441,6 +441,21 @@ fn another_process_is_read_with_its_own_limits_and_events() {
 }
 
 #[test]
+fn limits_that_an_operator_moves_are_seen_when_they_are_read_again() {
+    let fake = Fake::new();
+    fake.machine(64 * GIB, 60 * GIB, GIB).v2("/a");
+    fake.put("sys/fs/cgroup/a/memory.max", &format!("{}\n", 8 * GIB));
+    let root = Root::at(&fake.dir);
+    let limits = HostLimits::read(&root, Some(MemoryBudget::Share(500_000))).unwrap();
+    assert_eq!(limits.effective, 4 * GIB);
+    fake.put("sys/fs/cgroup/a/memory.max", &format!("{}\n", 2 * GIB));
+    let again = limits.again(&root);
+    assert_eq!(again.effective, GIB, "a share follows");
+    // A world that cannot be read any more changes nothing.
+    assert_eq!(again.again(&Root::at(fake.dir.join("absent"))).effective, GIB);
+}
+
+#[test]
 fn version_two_tells_its_events_in_one_file() {
     let fake = Fake::new();
     fake.machine(64 * GIB, 60 * GIB, GIB).v2("/a");

@@ -29,6 +29,8 @@ pub struct Setting {
     pub output_tokens: usize,
     /// Tokens that prompt and answer may have together.
     pub context: usize,
+    /// An answer's head, and each event after it, must come within this time, waiting in the queue included.
+    pub patience: Duration,
     /// What came of it all.
     pub tally: Tally,
 }
@@ -74,9 +76,6 @@ pub enum Manner {
     /// Sends as much JSON as any server takes, in the shape that costs most to read.
     Giant,
 }
-
-/// An answer's head must come within this time, waiting in the queue included.
-const HEAD_WITHIN: Duration = Duration::from_secs(300);
 
 /// The answers of a marathon, where the context allows.
 const MARATHON_TOKENS: usize = 800;
@@ -181,7 +180,7 @@ pub async fn refusal(answer: Answer) -> Outcome {
 }
 
 async fn whole(setting: &Setting, body: &Value) -> Result<Outcome> {
-    let answer = setting.target.post("/v1/completions", body, HEAD_WITHIN).await?;
+    let answer = setting.target.post("/v1/completions", body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
@@ -191,12 +190,12 @@ async fn whole(setting: &Setting, body: &Value) -> Result<Outcome> {
 }
 
 async fn stream(setting: &Setting, body: &Value, path: &str) -> Result<Outcome> {
-    let mut answer = setting.target.post(path, body, HEAD_WITHIN).await?;
+    let mut answer = setting.target.post(path, body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
     let mut ended = false;
-    while let Some(data) = timeout(HEAD_WITHIN, answer.event()).await?? {
+    while let Some(data) = timeout(setting.patience, answer.event()).await?? {
         if data == "[DONE]" {
             return Ok(if ended { Outcome::Good } else { Outcome::Bad("a stream without a reason of its end".into()) });
         }
@@ -214,7 +213,7 @@ async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome>
     let body = setting.completion(random, streamed);
     // Half of them give up while the prompt is still on its way or waits, the others at any time before the answer.
     let patience = Duration::from_millis(if random.below(2) == 0 { random.below(200) } else { random.below(5000) });
-    let asked = setting.target.post("/v1/completions", &body, HEAD_WITHIN);
+    let asked = setting.target.post("/v1/completions", &body, setting.patience);
     match timeout(patience, asked).await {
         // Gone before the answer.
         Err(_) => Ok(Outcome::Good),
@@ -227,12 +226,12 @@ async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome>
 
 async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let body = setting.completion(random, true);
-    let mut answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
+    let mut answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
     for _ in 0..random.between(1, 10) {
-        if timeout(HEAD_WITHIN, answer.event()).await??.is_none() {
+        if timeout(setting.patience, answer.event()).await??.is_none() {
             break;
         }
     }
@@ -241,12 +240,12 @@ async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> 
 
 async fn slow(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
     let body = setting.completion(random, true);
-    let mut answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
+    let mut answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
     while Instant::now() < until {
-        match timeout(HEAD_WITHIN, answer.event()).await?? {
+        match timeout(setting.patience, answer.event()).await?? {
             Some(data) if data == "[DONE]" => return Ok(Outcome::Good),
             Some(_) => sleep(Duration::from_millis(random.between(20, 250))).await,
             None => bail!("the stream ended without its terminator"),
@@ -258,7 +257,7 @@ async fn slow(setting: &Setting, random: &mut Random, until: Instant) -> Result<
 async fn stalled(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
     let mut body = setting.completion(random, true);
     body["max_tokens"] = (setting.output_tokens * 4).into();
-    let answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
+    let answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
     if answer.status() == 200 {
         sleep(STALL.min(until.saturating_duration_since(Instant::now()))).await;
         return Ok(Outcome::Good);

@@ -42,6 +42,11 @@ const HOSTILE: [(Manner, u64); 11] = [
 const MARATHON: [(Manner, u64); 2] = [(Manner::Marathon, 15), (Manner::Fixed, 1)];
 
 impl Mix {
+    /// Whether nobody in it wants an answer.
+    pub fn is_hostile(&self) -> bool {
+        self.0.iter().all(|(manner, _)| HOSTILE.iter().any(|(hostile, _)| hostile == manner))
+    }
+
     /// Chooses by weight.
     pub fn choose(&self, random: &mut Random) -> Manner {
         let mut at = random.below(self.0.iter().map(|(_, weight)| weight).sum());
@@ -125,6 +130,7 @@ mod tests {
         let mix: Mix = "stream=4, half-open".parse().unwrap();
         assert_eq!(mix.to_string(), "stream=4,half-open=1");
         assert_eq!(mix.to_string().parse::<Mix>().unwrap(), mix);
+        assert!("hostile".parse::<Mix>().unwrap().is_hostile() && !mix.is_hostile());
         assert!("streem".parse::<Mix>().unwrap_err().contains("half-open"));
         assert!("stream=0".parse::<Mix>().is_err() && "".parse::<Mix>().is_err());
     }

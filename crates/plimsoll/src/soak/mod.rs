@@ -73,6 +73,9 @@ pub struct Args {
     /// The slowest hundredth of health probes may take this many milliseconds.
     #[arg(long, default_value_t = 100)]
     pub health_ms: u64,
+    /// Seconds that a client waits for its answer before it calls the server broken; a slow machine needs more.
+    #[arg(long, default_value_t = 300)]
+    pub patience: u64,
     /// Where the clients' choices start; the same number makes the same choices.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -89,6 +92,9 @@ const GOLDENS: usize = 8;
 
 /// When time is up, clients have this long to end what they are doing.
 const LAST_CALL: Duration = Duration::from_secs(5);
+
+/// Somebody must have been answered this long after time is up.
+const FIRST_ANSWER: Duration = Duration::from_secs(180);
 
 /// After the clients have stopped, the server has this long to become idle (its own timeouts included).
 const IDLE_WITHIN: Duration = Duration::from_secs(90);
@@ -129,6 +135,7 @@ pub async fn run(args: &Args) -> Result<bool> {
         prompt_tokens,
         output_tokens,
         context,
+        patience: Duration::from_secs(args.patience),
         tally: Tally::default(),
     });
     let started = Instant::now();
@@ -165,7 +172,8 @@ async fn context(target: &Target, model: &str) -> usize {
     said.and_then(|tokens| usize::try_from(tokens).ok()).unwrap_or(usize::MAX)
 }
 
-/// All clients, until time is up. Whoever is not done a moment later leaves with all the others.
+/// All clients, until time is up. Whoever is not done a moment later leaves with all the others, but not before somebody has
+/// had an answer: a slow machine is no broken server.
 async fn crowd(args: &Args, setting: &Arc<Setting>) {
     let until = Instant::now() + Duration::from_secs(args.duration);
     let mut clients = JoinSet::new();
@@ -181,7 +189,13 @@ async fn crowd(args: &Args, setting: &Arc<Setting>) {
         });
     }
     let done = async { while clients.join_next().await.is_some() {} };
-    if timeout_at((until + LAST_CALL).into(), done).await.is_err() {
-        clients.shutdown().await;
+    tokio::pin!(done);
+    let mut last_call = until + LAST_CALL;
+    while timeout_at(last_call.into(), done.as_mut()).await.is_err() {
+        if setting.tally.answered() || Instant::now() >= until + FIRST_ANSWER {
+            break;
+        }
+        last_call += LAST_CALL;
     }
+    // Dropping the set ends those who are left.
 }

@@ -87,11 +87,13 @@ fn check(promise: &'static str, kept: Option<bool>, seen: impl Into<String>) -> 
 fn answers(evidence: &Evidence<'_>) -> Check {
     let (tally, seconds) = (&evidence.tally, evidence.busy_s);
     let (good, refused, bad) = (tally.sum(|c| c.good), tally.sum(|c| c.refused), tally.sum(|c| c.bad));
+    // A soak of attacks alone has nothing sensible to count.
+    let answered = tally.answered() || good > 0 && evidence.args.mix.is_hostile();
     let mut seen = format!("{good} good, {refused} refused for now, {bad} bad in {seconds:.0} s");
     for finding in tally.findings.iter().take(5) {
         seen += &format!("\n      {finding}");
     }
-    check("every answer is right or an announced refusal", Some(bad == 0 && good > 0), seen)
+    check("every answer is right or an announced refusal", Some(bad == 0 && answered), seen)
 }
 
 fn fixed(evidence: &Evidence<'_>) -> Check {
@@ -147,8 +149,7 @@ fn killed(evidence: &Evidence<'_>) -> Check {
 
 fn ledger(evidence: &Evidence<'_>) -> Check {
     let after = evidence.after.as_ref().ok().and_then(Page::ledger);
-    // While the governor gives memory back, components hold less than they may: that is its purpose, not an error.
-    let looks = evidence.watched.looks.iter().filter_map(|look| look.ledger).filter(|ledger| !ledger.giving_way);
+    let looks = evidence.watched.looks.iter().filter_map(|look| look.ledger);
     let worst = looks.chain(after).max_by(|a, b| a.error().total_cmp(&b.error()));
     let seen = worst.zip(after).map(|(worst, after)| {
         format!(
@@ -182,9 +183,11 @@ fn flat(evidence: &Evidence<'_>) -> Vec<Check> {
     let looks = &evidence.watched.looks;
     let mean = looks.iter().map(|l| l.sample.owned as f64).sum::<f64>() / looks.len().max(1) as f64;
     let bytes = growth(looks, |s| s.owned);
+    // What the governor gave back is taken again when memory is back: that is no growth.
+    let gave_way = looks.iter().any(|look| look.ledger.is_some_and(|ledger| ledger.gave_way));
     let memory = check(
         "memory does not grow",
-        bytes.map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
+        bytes.filter(|_| !gave_way).map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
         bytes.map_or("not seen".into(), |grown| format!("{:+.2} MiB over the second half", grown / 1_048_576.0)),
     );
     let count = |promise, of: fn(&Sample) -> u64| {

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::http::{Answer, request};
 
 /// A server that has not said "ready" by then never will.
-const READY_WITHIN: Duration = Duration::from_secs(120);
+const READY_WITHIN: Duration = Duration::from_secs(300);
 
 /// What a process wrote before its end is read by then.
 const LAST_WORDS: Duration = Duration::from_millis(200);
