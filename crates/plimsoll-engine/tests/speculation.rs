@@ -214,7 +214,7 @@ fn sampled_tokens_have_the_models_distribution() {
     const TOP: usize = 3;
     let (engine, _) = recall_engine(Shape { waiting: 128, ..Shape::hybrid(2, 170, 8) });
     let start = prompt(11, 17);
-    let sampling = |seed| SamplingParams { temperature: 6.0, top_k: TOP as u32, seed, ..SamplingParams::default() };
+    let sampling = |seed| SamplingParams { temperature: 6.0, top_k: TOP as i64, seed, ..SamplingParams::default() };
     // The likely tokens and their probabilities after any history, from the reported log-probabilities of the model.
     let mut known: std::collections::BTreeMap<Vec<u32>, Vec<(u32, f64)>> = std::collections::BTreeMap::new();
     let mut after = |history: &[u32]| {
