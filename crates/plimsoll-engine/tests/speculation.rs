@@ -111,7 +111,7 @@ fn crowd(engine: &EngineHandle, known: &[(Request, Answer)], seed: u64) {
 #[test]
 fn answers_are_the_same_with_and_without_speculation_in_any_company() {
     let known = alone(1, 150, 128);
-    let roomy = |drafts, right| Shape { context: 128, ..Shape::hybrid(drafts, right, 12) };
+    let roomy = |drafts, right| Shape { context: 128, waiting: 256, ..Shape::hybrid(drafts, right, 12) };
     let mut shapes: Vec<Shape> = [(0, 0), (1, 256), (1, 128), (2, 200), (3, 0), (4, 230), (8, 250)]
         .into_iter()
         .map(|(drafts, right)| roomy(drafts, right))
@@ -193,8 +193,9 @@ fn a_request_may_refuse_speculation() {
 fn optimistic_takes_every_draft_in_one_slot() {
     for right in [256, 128] {
         let shape = Shape::hybrid(2, right, 0).optimistic();
-        let (engine, seen) = recall_engine(Shape { state_slots: shape.running, ..shape });
-        let prompts: Vec<Vec<u32>> = (0..8).map(|i| prompt(i, 12 + i as usize)).collect();
+        let (engine, seen) =
+            recall_engine(Shape { state_slots: shape.running, rows: 128, beside_decode: 128, ..shape });
+        let prompts: Vec<Vec<u32>> = (0..8).map(|i| prompt(i, 8 + i as usize)).collect();
         let readers: Vec<_> = prompts.iter().map(|p| engine.submit(greedy(p, 61)).unwrap()).collect();
         for (prompt, reader) in prompts.iter().zip(readers) {
             let answer = collect(reader);
