@@ -51,6 +51,7 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         prompt_logprobs: None,
         skip_special_tokens: true,
         cache_salt: 0,
+        speculate: true,
     };
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
     let read = |mut reader: crate::outbox::Reader| {

@@ -9,11 +9,10 @@ use plimsoll_formats::Checkpoint;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::{PagePool, PrefixIndex};
-use crate::lease::{KvCache, PageLease};
+use crate::cache::{KvCache, PagePool, PrefixIndex};
 use crate::options::Options;
 use crate::planner::{Blueprint, Line};
-use crate::scheduler::{Scheduler, Seq};
+use crate::scheduler::{Newcomer, Scheduler, Seq};
 use crate::step::StepBuffers;
 
 /// What makes a step dear.
@@ -88,21 +87,22 @@ fn blueprint() -> Blueprint {
 /// Serves random requests to their ends with the real scheduler. Returns what its dearest steps cost.
 fn serve(blueprint: &Blueprint, limits: StepLimits, pages: usize, requests: &[(usize, usize, bool)]) -> Cost {
     let pool = PagePool::new(pages).unwrap();
-    let cache = Rc::new(RefCell::new(KvCache { pool, index: Some(PrefixIndex::new(pages).unwrap()) }));
+    let cache = Rc::new(RefCell::new(KvCache { pool, index: Some(PrefixIndex::new(pages).unwrap()), states: None }));
     let mut scheduler = Scheduler::new(limits, cache.clone(), requests.len());
     for (order, (prompt, output, reported)) in requests.iter().enumerate() {
         let total_max = prompt + output;
-        scheduler.push(Seq {
+        let new = Newcomer {
             order: order as u64,
             salt: 0,
             tokens: (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect(),
-            prompt_len: *prompt,
             total_max,
-            computed: 0,
-            pages: PageLease::new(&cache, Vec::new(), Vec::new()),
             logits_from: if *reported { 0 } else { prompt - 1 },
+            slots: 0,
+            pages: Vec::new(),
+            page_ids: Vec::new(),
             work: (),
-        });
+        };
+        scheduler.push(Seq::new(&cache, new));
     }
     let mut buffers = StepBuffers::new(&limits, 64);
     let mut runner = Recorder::new(blueprint);
@@ -116,7 +116,8 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pages: usize, requests: &[(u
                 seq.tokens.push(1);
                 seq.logits_from = seq.tokens.len() - 1;
             }
-            scheduler.commit(*share);
+            scheduler.commit(*share, share.rows);
+            scheduler.publish(share.seq);
         }
         for i in (0..scheduler.running().len()).rev() {
             if scheduler.running()[i].tokens.len() >= scheduler.running()[i].total_max {
@@ -139,12 +140,13 @@ proptest! {
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
             rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows,
+            ..StepLimits::default()
         };
         let context = 128.min(pages * PAGE_TOKENS);
         let requests: Vec<_> = requests.into_iter().map(|(p, o, r)| (p.min(context - 1), o.min(context - p.min(context - 1)), r)).collect();
         let mut stressed = Recorder::new(&blueprint);
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
-        stress(&mut stressed, &mut sampler, &limits, context, pages).unwrap();
+        stress(&mut stressed, &mut sampler, &limits, context, Pools { pages, slots: 0 }).unwrap();
         let most = stressed.most();
         // Exactly the largest: no dimension beyond what a step may have, and every dimension at its bound.
         prop_assert_eq!((most.rows, most.context), (rows.min(context).max(stressed.decodes), context));
@@ -174,11 +176,13 @@ fn a12_the_sampler_is_stressed_over_the_whole_vocabulary() {
     let vocab = blueprint.model.vocab_size();
     let mut sampler = Sampler::new(vocab).unwrap();
     let before = sampler.bytes();
-    let limits = StepLimits { rows: 32, logit_rows: 8, running: 8, prefill_rows_beside_decode: 32 };
-    stress(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, 64).unwrap();
+    let limits =
+        StepLimits { rows: 32, logit_rows: 8, running: 8, prefill_rows_beside_decode: 32, ..StepLimits::default() };
+    let pools = Pools { pages: 64, slots: 0 };
+    stress(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, pools).unwrap();
     assert_eq!(sampler.bytes(), before, "its scratch is made for the largest row once");
     assert!(before >= vocab * size_of::<f32>(), "a whole row of candidates");
     // A sampler that was made too small would be noticed here, not by a client.
     let mut small = Sampler::new(vocab / 2).unwrap();
-    assert!(stress(&mut Recorder::new(&blueprint), &mut small, &limits, 128, 64).is_err());
+    assert!(stress(&mut Recorder::new(&blueprint), &mut small, &limits, 128, pools).is_err());
 }
