@@ -249,28 +249,34 @@ impl<T> Scheduler<T> {
     }
 
     fn schedule_decodes(&mut self, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) -> usize {
+        let mut drafts_left = self.room_for_drafts(*rows, *logit_rows);
         let mut decodes = 0;
-        let mut after = self.running.iter().filter(|seq| seq.decoding()).count();
         let mut i = 0;
         while i < self.running.len() && *rows > 0 && *logit_rows > 0 {
-            if self.running[i].decoding() {
-                after = after.saturating_sub(1);
-                if self.fit(i, 1, events) {
-                    // Drafts take what is left when everybody has a row, and no pages from anybody.
-                    let spare = (*rows).min(*logit_rows).saturating_sub(1 + after);
-                    let seq = &mut self.running[i];
-                    seq.drafts.truncate(spare);
-                    while !seq.pages.grow(seq.computed + 1 + seq.drafts.len()) {
-                        seq.drafts.pop();
-                    }
-                    let drafts = seq.drafts.len();
-                    self.share(i, 1 + drafts, drafts, rows, logit_rows);
-                    decodes += 1;
+            if self.running[i].decoding() && self.fit(i, 1, events) {
+                let seq = &mut self.running[i];
+                seq.drafts.truncate(drafts_left);
+                // Drafts take no pages from anybody.
+                while !seq.pages.grow(seq.computed + 1 + seq.drafts.len()) {
+                    seq.drafts.pop();
                 }
+                let drafts = seq.drafts.len();
+                drafts_left -= drafts;
+                self.share(i, 1 + drafts, drafts, rows, logit_rows);
+                decodes += 1;
             }
             i += 1;
         }
         decodes
+    }
+
+    /// How many drafts a step may check: everybody who decodes has a row before them, and while prompts are computed or wait they
+    /// leave these half of the other rows, and one with logits.
+    fn room_for_drafts(&self, rows: usize, logit_rows: usize) -> usize {
+        let decoding = self.running.iter().filter(|seq| seq.decoding()).count();
+        let prompts = decoding < self.running.len() || !self.waiting.is_empty();
+        let (rows, logit_rows) = (rows.saturating_sub(decoding), logit_rows.saturating_sub(decoding));
+        if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
     }
 
     fn schedule_chunk(&mut self, i: usize, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) {

@@ -536,3 +536,19 @@ fn checkpoints_give_way_to_sequences() {
     world.finish_all();
     world.assert_all_back();
 }
+
+/// Drafts of those who decode leave the oldest, whose prompt is still computed and wants logits, its row.
+#[test]
+fn drafts_leave_prompts_their_rows() {
+    let limits = StepLimits { rows: 6, logit_rows: 4, running: 4, prefill_rows_beside_decode: 6, slots: 0, drafts: 3 };
+    let mut world = World::new(Sizes::plain(limits, 16, false));
+    world.arrive(40, 1, 0, 0, true);
+    world.arrive(1, 60, 1, 0, false);
+    for _ in 0..40 {
+        let before = world.scheduler.running().first().map(|seq| (seq.order, seq.computed));
+        world.step();
+        let after = world.scheduler.running().first().map(|seq| (seq.order, seq.computed));
+        assert!(before.is_none() || before != after, "the oldest stands still: {before:?}");
+    }
+    world.finish_all();
+}
