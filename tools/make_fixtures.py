@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-gguf_blocks.py, hybrid.py.
+gguf_blocks.py, hybrid.py, hybrid_forms.py, known.py.
 """
 
 import argparse
@@ -18,7 +18,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fixturelib import checkpoint, gguf_blocks, gguf_export, hybrid, mlx_affine, models, reference  # noqa: E402
+from fixturelib import (  # noqa: E402
+    checkpoint, gguf_blocks, gguf_export, hybrid, hybrid_forms, known, mlx_affine, models, reference,
+)
 from fixturelib import tokenizer as tok  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent / "tests" / "fixtures"
@@ -107,6 +109,10 @@ def jobs(tokenizer):
     yield "gguf_blocks", lambda: gguf_blocks.make(ROOT / "gguf_blocks")
     for name in hybrid.MODELS:
         yield name, lambda name=name: hybrid.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in hybrid_forms.FORMS:
+        yield name, lambda name=name: hybrid_forms.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in known.MODELS:
+        yield name, lambda name=name: known.make(name, ROOT / "models" / name, tokenizer)
 
 
 def main() -> None:

@@ -118,8 +118,7 @@ class MtpHead(torch.nn.Module):
         super().__init__()
         folder, prefix = LAYERS[raw["model_type"]]
         module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-        # Layer 3 of the main model's pattern is a full-attention layer.
-        layer = getattr(module, f"{prefix}DecoderLayer")(main.config, LAYER_TYPES.index("full_attention"))
+        layer = getattr(module, f"{prefix}DecoderLayer")(main.config, main.config.layer_types.index("full_attention"))
         norm = getattr(module, f"{prefix}RMSNorm")
         size, eps = raw["hidden_size"], raw["rms_norm_eps"]
         self.fc = torch.nn.Linear(2 * size, size, bias=False)
@@ -241,17 +240,22 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     loaded = checkpoint.reload(folder)
     for key, value in models.state(main).items():
         assert torch.equal(value, loaded.state_dict()[key]), key
-    made = reference.make(loaded, tokenizer, name, seed, lengths=LENGTHS)
+    finish(name, folder, loaded, head, tokenizer, seed)
+
+
+def finish(name: str, folder, main, head: MtpHead | None, tokenizer, seed: int) -> None:
+    """Writes reference.json, the head's part included, and says how it went."""
+    made = reference.make(main, tokenizer, name, seed, lengths=LENGTHS)
     if head is not None:
         made["mtp"] = []
         for length in (8, 70):
             rng = np.random.default_rng(seed + length)
             for ids in reference.candidates(length, tokenizer, rng):
-                following, margin = reference.greedy_of(loaded, ids, 1)
-                entry = mtp_reference(head, loaded, ids, following[0]) if margin >= reference.MARGIN else None
+                following, margin = reference.greedy_of(main, ids, 1)
+                entry = mtp_reference(head, main, ids, following[0]) if margin >= reference.MARGIN else None
                 if entry:
                     made["mtp"].append(entry)
                     break
     reference.dump(made, folder / "reference.json")
     size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{name:26} {size / 1000:7.0f} kB   least margin {made['margin']:.3f}   {type(loaded).__name__}", flush=True)
+    print(f"{name:26} {size / 1000:7.0f} kB   least margin {made['margin']:.3f}   {type(main).__name__}", flush=True)

@@ -6,6 +6,7 @@
 use plimsoll_memory::step::{Mark as StackMark, StepOverflow};
 use thiserror::Error;
 
+use crate::kv::StateShape;
 use crate::weights::{LinearId, VectorId};
 
 /// A matrix of f32 in the step arena, row-major. A handle: only the device that gave it can read it.
@@ -67,6 +68,8 @@ pub enum Activation {
     Silu,
     /// The tanh approximation of GELU.
     GeluTanh,
+    /// sigmoid(x), without x: the gate of an attention's output.
+    Sigmoid,
 }
 
 /// What one attention layer does, apart from its data.
@@ -82,6 +85,75 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
+}
+
+/// What one recurrent layer (Gated DeltaNet) does, apart from its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedDelta {
+    /// Index of the layer's part in a state slot: its number among the recurrent layers.
+    pub layer: usize,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, of the state and of the output; a multiple of the key heads.
+    pub value_heads: usize,
+    /// Elements of a query or key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Weights of the causal convolution: `taps` of channel 0 (the oldest input's first), of channel 1, …
+    pub conv: VectorId,
+    /// Inputs that the convolution sees, the row's own included.
+    pub taps: usize,
+    /// Whether value head v is served by key head `v % key_heads`; otherwise by `v / (value_heads / key_heads)`.
+    pub tiled: bool,
+    /// Logarithm of the decay's rate, one a value head.
+    pub a_log: VectorId,
+    /// Bias of the decay's time, one a value head.
+    pub dt_bias: VectorId,
+}
+
+impl GatedDelta {
+    /// The key head that serves a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        match self.tiled {
+            true => value_head % self.key_heads,
+            false => value_head / (self.value_heads / self.key_heads),
+        }
+    }
+
+    /// Channels of the convolution: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// The state that the layer keeps, as part of a slot of `layers` such layers.
+    pub fn state_shape(&self, layers: usize) -> StateShape {
+        StateShape {
+            layers,
+            conv_channels: self.channels(),
+            conv_history: self.taps - 1,
+            heads: self.value_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+        }
+    }
+}
+
+/// A mixture of experts, apart from its data: expert e is `gate[e]`, `up[e]`, `down[e]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts<'a> {
+    /// Gate projections, all of one shape.
+    pub gate: &'a [LinearId],
+    /// Up projections, of the same shape.
+    pub up: &'a [LinearId],
+    /// Down projections, back to the width of the input.
+    pub down: &'a [LinearId],
+    /// Experts that a row takes.
+    pub top_k: usize,
+    /// Whether the chosen experts' weights are divided by their sum.
+    pub renormalise: bool,
+    /// The activation of the gate.
+    pub act: Activation,
 }
 
 /// One sequence's rows in a step.
@@ -104,7 +176,7 @@ pub struct SeqSpan {
 }
 
 /// In [`StepInput::state_out`]: the state after this row is not kept.
-pub const NO_STATE: u32 = u32::MAX;
+pub const NO_STATE: u32 = plimsoll_kernels::NO_SLOT;
 
 /// One step's batch: rows of all sequences, one after another.
 #[derive(Clone, Copy, Debug)]
@@ -147,9 +219,9 @@ pub trait Device {
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32);
 
-    /// Rotates every head of `x` (head width = `angles.cols`) by its row's angles.
-    /// `interleaved`: pairs are (2i, 2i+1); otherwise (i, i + half).
-    fn rope(&mut self, x: Buf, angles: Buf, interleaved: bool);
+    /// Rotates the first `angles.cols` elements of every head of `x` (heads of `head_dim`) by its row's angles; the rest stays.
+    /// `interleaved`: pairs are (2i, 2i+1); otherwise (i, i + half), half of the rotated part.
+    fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool);
 
     /// `gate = act(gate) * up`.
     fn glu(&mut self, gate: Buf, up: Buf, act: Activation);
@@ -160,6 +232,34 @@ pub trait Device {
     /// Stores keys and values of every row in the cache, then attends: `out`, `q` are [rows, heads · width],
     /// `k`, `v` [rows, cache heads · width]. Causal: a row sees positions up to its own.
     fn attention(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf, step: &StepInput<'_>);
+
+    /// A recurrent layer: `qkv` [rows, [`GatedDelta::channels`]] goes through the causal convolution and SiLU, queries and keys are
+    /// normalised per head, then each row updates and asks its value heads' states, starting from the sequence's slot and
+    /// leaving copies in the slots that the step names. `a` and `b` [rows, value heads] give decay and write strength;
+    /// `out` is [rows, value heads · value width].
+    ///
+    /// With x·rsqrt(Σx² + 1e-6) for queries (times key_dim^-½) and keys, g = −e^a_log · softplus(a + dt_bias), β = sigmoid(b):
+    /// S = e^g·S; δ = (v − Sᵀk)·β; S += k⊗δ; out = Sᵀq. `qkv`, `a` and `b` are overwritten.
+    fn gated_delta(
+        &mut self,
+        spec: &GatedDelta,
+        out: Buf,
+        qkv: Buf,
+        a: Buf,
+        b: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError>;
+
+    /// A mixture of experts: each row takes the `top_k` experts of greatest probability, a softmax over all of its `router` logits
+    /// (of equal ones the lower id); `out[r] (+)= Σ weight · down(act(gate x) · up x)`, added from the greatest weight down.
+    /// `router` [rows, experts] is overwritten. The workspace does not depend on who is chosen.
+    fn experts(&mut self, spec: &Experts<'_>, out: Buf, x: Buf, router: Buf, mode: Mode) -> Result<(), DeviceError>;
+
+    /// `x[r] += sigmoid(gate[r]) * y[r]`, one gate a row: a shared expert joins.
+    fn add_gated(&mut self, x: Buf, y: Buf, gate: Buf);
+
+    /// `out[r] = [a[r], b[r]]`.
+    fn concat(&mut self, out: Buf, a: Buf, b: Buf);
 
     /// `out[i] = x[rows[i]]`.
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]);

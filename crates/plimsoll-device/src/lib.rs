@@ -6,15 +6,18 @@
 
 pub mod cpu;
 pub mod device;
+mod experts;
 pub mod kv;
 pub mod plan_device;
 pub mod pool;
 pub mod weights;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
-pub use device::{Activation, Attention, Buf, Device, DeviceError, Mode, NO_STATE, SeqSpan, StepInput};
+pub use device::{
+    Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mode, NO_STATE, SeqSpan, StepInput,
+};
 pub use kv::{KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
-pub use weights::{Declare, DeclareError, DtypePolicy, LinearId, VectorId, WeightTable};
+pub use weights::{Change, Declare, DeclareError, DtypePolicy, LinearId, RowPiece, VectorId, WeightTable};

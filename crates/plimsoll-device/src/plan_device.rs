@@ -6,7 +6,10 @@
 use plimsoll_kernels::ActLayout;
 use plimsoll_memory::step::StepStack;
 
-use crate::device::{Activation, Attention, Buf, Device, DeviceError, Mark, Mode, StepInput};
+use crate::device::{
+    Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, StepInput,
+};
+use crate::experts::Space;
 use crate::kv::{KvShape, PAGE_TOKENS};
 use crate::weights::{LinearId, VectorId, WeightTable};
 
@@ -19,6 +22,8 @@ pub struct Work {
     pub weight_bytes: u64,
     /// Bytes of keys and values read and written.
     pub kv_bytes: u64,
+    /// Bytes of recurrent state read and written.
+    pub state_bytes: u64,
 }
 
 /// A device without memory.
@@ -91,8 +96,8 @@ impl Device for PlanDevice<'_> {
         self.work.flops += (out.rows * out.cols) as u64;
     }
 
-    fn rope(&mut self, x: Buf, _angles: Buf, _interleaved: bool) {
-        self.work.flops += 3 * (x.rows * x.cols) as u64;
+    fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, _interleaved: bool) {
+        self.work.flops += 3 * (x.rows * x.cols / head_dim * angles.cols) as u64;
     }
 
     fn glu(&mut self, gate: Buf, _up: Buf, _act: Activation) {
@@ -116,6 +121,54 @@ impl Device for PlanDevice<'_> {
             self.work.kv_bytes += (pages * self.kv.layer_bytes()) as u64;
         }
     }
+
+    fn gated_delta(
+        &mut self,
+        spec: &GatedDelta,
+        _out: Buf,
+        qkv: Buf,
+        _a: Buf,
+        _b: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let state = spec.value_heads * spec.key_dim * spec.value_dim;
+        let convolved = 2 * spec.taps + 8;
+        // Two products, decay and update: each a multiplication and an addition an element.
+        self.work.flops += (qkv.rows * (spec.channels() * convolved + 8 * state)) as u64;
+        let started = step.seqs.iter().filter(|seq| seq.state.is_some()).count();
+        let kept = step.state_out.iter().filter(|slot| **slot != NO_STATE).count();
+        self.work.state_bytes += ((started + kept) * spec.state_shape(1).slot_bytes()) as u64;
+        Ok(())
+    }
+
+    fn experts(&mut self, spec: &Experts<'_>, _out: Buf, x: Buf, router: Buf, _mode: Mode) -> Result<(), DeviceError> {
+        let scope = self.mark();
+        let mut space = Space::begin(&mut self.stack, self.weights, spec, x)?;
+        let inputs = self.stack.mark();
+        space.take_inputs(&mut self.stack)?;
+        self.stack.release(inputs);
+        space.take_outputs(&mut self.stack)?;
+        self.release(scope);
+        self.work.flops += 8 * (router.rows * router.cols) as u64;
+        let choices = x.rows * spec.top_k;
+        // As many experts as rows can choose, were they all different ones.
+        let chosen = choices.min(spec.gate.len());
+        for matrices in [spec.gate, spec.up, spec.down] {
+            for (expert, id) in matrices[..chosen].iter().enumerate() {
+                let packing = &self.weights.linear(*id).packing;
+                let rows = choices / chosen + usize::from(expert < choices % chosen);
+                self.work.flops += 2 * (rows * packing.out() * packing.k()) as u64;
+                self.work.weight_bytes += packing.bytes() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_gated(&mut self, x: Buf, _y: Buf, _gate: Buf) {
+        self.work.flops += 2 * (x.rows * x.cols) as u64;
+    }
+
+    fn concat(&mut self, _out: Buf, _a: Buf, _b: Buf) {}
 
     fn gather(&mut self, _out: Buf, _x: Buf, _rows: &[u32]) {}
 

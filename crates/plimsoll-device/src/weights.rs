@@ -3,6 +3,8 @@
 //! A model names its tensors once, through [`Declare`]. The result says for each weight where it lies, how it is
 //! packed and how large it is: the planner adds it up, the CPU device packs it. Plan and load cannot differ.
 
+use std::sync::Arc;
+
 use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
 use plimsoll_kernels::{PackKind, PackScales, Packing, QuantPacking};
 use thiserror::Error;
@@ -72,11 +74,39 @@ pub enum DeclareError {
     Unsupported(String),
 }
 
+/// Which rows of a stored matrix a packed one takes: packed row r of the piece is stored row
+/// `first + (r / run) * stride + r % run`. Checkpoints interleave heads, and stack experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPiece {
+    /// The first stored row.
+    pub first: usize,
+    /// Rows of the piece.
+    pub rows: usize,
+    /// Neighbouring rows that are taken together.
+    pub run: usize,
+    /// From the start of one run to that of the next.
+    pub stride: usize,
+}
+
+impl RowPiece {
+    /// `rows` neighbouring rows.
+    pub fn span(first: usize, rows: usize) -> Self {
+        Self { first, rows, run: rows, stride: rows }
+    }
+
+    /// The stored row behind row `row` of the piece.
+    fn stored(&self, row: usize) -> usize {
+        self.first + row / self.run * self.stride + row % self.run
+    }
+}
+
 /// One packed matrix.
 #[derive(Clone, Debug)]
 pub struct LinearDecl {
-    /// The tensor it comes from.
-    pub name: String,
+    /// The tensor it comes from. Shared: the experts of a layer may all come from one.
+    pub name: Arc<str>,
+    /// The rows of the tensor that it takes, in order; empty for all of them.
+    pub rows: Box<[RowPiece]>,
     /// Shape and packed format.
     pub packing: Packing,
     /// How the checkpoint stores it.
@@ -87,15 +117,48 @@ pub struct LinearDecl {
     pub offset: usize,
 }
 
+impl LinearDecl {
+    /// The stored row that becomes row `row` of the packed matrix.
+    pub fn stored_row(&self, row: usize) -> usize {
+        let mut first = 0;
+        for piece in &self.rows {
+            if row < first + piece.rows {
+                return piece.stored(row - first);
+            }
+            first += piece.rows;
+        }
+        row
+    }
+}
+
+/// What is done to each element of a stored vector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// A constant is added.
+    Plus(f32),
+    /// x becomes ln(-x): some files store what another form exponentiates and negates.
+    LogOfNegated,
+}
+
+impl Change {
+    /// The changed element.
+    pub(crate) fn of(self, value: f32) -> f32 {
+        match self {
+            Self::Plus(plus) => value + plus,
+            Self::LogOfNegated => (-value).ln(),
+        }
+    }
+}
+
 /// Where a vector's values come from.
 #[derive(Clone, Debug)]
 pub enum VectorSource {
-    /// A tensor of the checkpoint, with a constant added to each element.
+    /// A tensor of the checkpoint.
     Tensor {
         /// The tensor's name.
         name: String,
-        /// Added to each element.
-        plus: f32,
+        /// What is done to each element.
+        change: Change,
     },
     /// Computed from the configuration.
     Values(Vec<f32>),
@@ -159,9 +222,14 @@ impl<'a> Declare<'a> {
         self.table
     }
 
-    /// Whether the checkpoint has this tensor; for a checkpoint without data, whether it may be assumed.
+    /// Whether the checkpoint has this tensor.
     pub fn has(&self, name: &str) -> bool {
         self.checkpoint.tensor(name).is_some()
+    }
+
+    /// Whether the checkpoint is a configuration only, every tensor that it implies being assumed.
+    pub fn is_plan(&self) -> bool {
+        !self.checkpoint.has_data()
     }
 
     /// The values of a small vector that the declaration itself depends on; none when it is not there.
@@ -185,20 +253,67 @@ impl<'a> Declare<'a> {
         self.matrix(&format!("{prefix}.weight"), out, k, Some(bias))
     }
 
+    /// A matrix of width `k` made of some rows of a tensor whose shape in the file is `stored`, its leading dimensions taken
+    /// together as rows.
+    ///
+    /// # Panics
+    /// When a piece reaches beyond the tensor: the model's mistake, never the file's.
+    pub fn linear_rows(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        pieces: &[RowPiece],
+        k: usize,
+    ) -> Result<LinearId, DeclareError> {
+        let encoding = self.encoding(name, stored)?;
+        let rows: usize = stored.iter().rev().skip(1).product();
+        let last = |piece: &RowPiece| piece.rows == 0 || piece.stored(piece.rows - 1) < rows;
+        assert!(pieces.iter().all(last), "'{name}' has {rows} rows; {pieces:?} ask for more");
+        let out = pieces.iter().map(|piece| piece.rows).sum();
+        self.push_linear(name, encoding, pieces, (out, k), None)
+    }
+
     fn matrix(&mut self, name: &str, out: usize, k: usize, bias: Option<VectorId>) -> Result<LinearId, DeclareError> {
         let encoding = self.encoding(name, &[out, k])?;
+        self.push_linear(name, encoding, &[], (out, k), bias)
+    }
+
+    fn push_linear(
+        &mut self,
+        name: &str,
+        encoding: Encoding,
+        pieces: &[RowPiece],
+        (out, k): (usize, usize),
+        bias: Option<VectorId>,
+    ) -> Result<LinearId, DeclareError> {
         let kind = pack_kind(&encoding, self.policy, k);
         let packing = Packing::new(kind, out, k)
             .map_err(|e| DeclareError::Packing { name: name.into(), reason: e.to_string() })?;
         let offset = self.table.place(packing.bytes());
-        self.table.linears.push(LinearDecl { name: name.into(), packing, encoding, bias, offset });
+        let same = self.table.linears.last().map(|last| &last.name).filter(|last| ***last == *name);
+        let name = same.map_or_else(|| name.into(), Arc::clone);
+        self.table.linears.push(LinearDecl { name, rows: pieces.into(), packing, encoding, bias, offset });
         Ok(LinearId(self.table.linears.len() - 1))
     }
 
     /// A vector of the checkpoint, with `plus` added to each element.
     pub fn vector(&mut self, name: &str, len: usize, plus: f32) -> Result<VectorId, DeclareError> {
+        self.changed_vector(name, len, Change::Plus(plus))
+    }
+
+    /// A vector of the checkpoint, each element changed.
+    pub fn changed_vector(&mut self, name: &str, len: usize, change: Change) -> Result<VectorId, DeclareError> {
         self.encoding(name, &[len])?;
-        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), plus }, len))
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), change }, len))
+    }
+
+    /// All elements of a tensor that the file may store in any of these shapes, outermost dimension first.
+    pub fn flat_vector(&mut self, name: &str, shapes: &[&[usize]]) -> Result<VectorId, DeclareError> {
+        let found = self.checkpoint.tensor(name).map(|info| info.shape.as_slice());
+        let shape = shapes.iter().find(|shape| Some(**shape) == found).unwrap_or(&shapes[0]);
+        self.encoding(name, shape)?;
+        let len = shape.iter().product();
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), change: Change::Plus(0.0) }, len))
     }
 
     /// A vector of values computed from the configuration.
@@ -250,5 +365,33 @@ fn quant_packing(layout: &QuantLayout) -> QuantPacking {
         },
         zero: layout.zero,
         offset: layout.offset,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_take_rows_apart() {
+        // Two heads of [query 2, gate 2]: the gates, then the whole first head.
+        let gates = RowPiece { first: 2, rows: 4, run: 2, stride: 4 };
+        let decl = LinearDecl {
+            name: "w".into(),
+            rows: [gates, RowPiece::span(0, 4)].into(),
+            packing: Packing::new(PackKind::F32, 8, 4).expect("a small matrix"),
+            encoding: Encoding::F32,
+            bias: None,
+            offset: 0,
+        };
+        let rows: Vec<usize> = (0..8).map(|row| decl.stored_row(row)).collect();
+        assert_eq!(rows, [2, 3, 6, 7, 0, 1, 2, 3]);
+        assert_eq!(LinearDecl { rows: Box::default(), ..decl }.stored_row(5), 5);
+    }
+
+    #[test]
+    fn stored_values_change_as_asked() {
+        assert_eq!(Change::Plus(1.0).of(0.5), 1.5);
+        assert_eq!(Change::LogOfNegated.of(-1.0), 0.0);
     }
 }

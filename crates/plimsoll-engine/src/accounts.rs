@@ -21,12 +21,17 @@ use crate::scheduler::{Seq, Share, StepLimits};
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 144;
 /// Special tokens' automata, the chat template's program.
 const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
+/// A measured tokenizer is planned in whole steps of this.
+const TOKENIZER_STEP_BYTES: u64 = 32 << 10;
 
-/// Tokenizer and chat template: the measurement if there is one (in whole MiB, so that it is the same on every run), else
+/// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles, the checkpoint's names.
+const ENGINE_FIXED_BYTES: usize = 32 << 10;
+
+/// Tokenizer and chat template: the measurement if there is one (in whole steps, so that it is the same on every run), else
 /// the formula.
 pub(crate) fn tokenizer_bytes(vocab: usize, measured: Option<u64>) -> u64 {
     match measured {
-        Some(bytes) => bytes.next_multiple_of(1 << 20),
+        Some(bytes) => bytes.next_multiple_of(TOKENIZER_STEP_BYTES),
         None => TOKENIZER_BYTES_FIXED + TOKENIZER_BYTES_PER_TOKEN * vocab as u64,
     }
 }
@@ -47,7 +52,7 @@ pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize)
         2 * step.rows * size_of::<u32>() + step.running * size_of::<SeqSpan>() + step.logit_rows * size_of::<u32>();
     // Sequences may share pages, and each names all of its own.
     let page_ids = step.running * context.div_ceil(PAGE_TOKENS) * size_of::<u32>();
-    (arrivals + lists + buffers + page_ids) as u64
+    (ENGINE_FIXED_BYTES + arrivals + lists + buffers + page_ids) as u64
 }
 
 /// Page table and prefix index for a pool of `pages` pages, and the ids of pages on their way back to the system, exactly.
@@ -77,6 +82,8 @@ pub(crate) struct Accounts {
     pub index: u64,
     /// What the process took before it held anything of the plan.
     pub baseline: AtomicU64,
+    /// What the largest steps took of the workspace.
+    pub workspace_peak: u64,
 }
 
 impl Accounts {

@@ -41,7 +41,9 @@ impl Runner for CpuRunner {
 
     fn decommit(&mut self, pages: &[u32]) {
         let memory = self.device.memory();
-        pages.iter().for_each(|page| memory.decommit_page(*page as usize));
+        for run in pages.chunk_by(|page, next| page + 1 == *next) {
+            memory.decommit_pages(run[0] as usize..run[0] as usize + run.len());
+        }
     }
 
     fn logits(&mut self, row: usize) -> &mut [f32] {

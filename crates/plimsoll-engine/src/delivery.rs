@@ -5,12 +5,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
-use crate::handle::{Arrival, Place};
+use crate::handle::Place;
 use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::request::Request;
+use crate::room::{Failure, Room};
 use crate::sampling::TokenCounts;
 
 /// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
@@ -31,20 +33,17 @@ pub(crate) struct Delivery {
     text_len: u32,
     /// Reused between tokens.
     piece: String,
+    /// Reserved for when nothing else can be.
+    last_words: String,
     finished: bool,
     failed: bool,
 }
 
 impl Delivery {
-    /// Takes over an arrival. Returns the delivery and the prompt.
-    pub fn new(arrival: Arrival) -> (Self, Vec<u32>) {
-        let Arrival { mut request, outbox, arrived, place } = arrival;
-        let prompt = std::mem::take(&mut request.prompt);
-        let mut counts = TokenCounts::new(request.distinct_tokens_max(prompt.len()));
-        if request.sampling.needs_counts() {
-            prompt.iter().for_each(|id| counts.add_prompt(*id).expect("room for every distinct token"));
-        }
-        let delivery = Self {
+    /// Takes over what an arrival brought, all but its prompt and its pages' room.
+    pub fn new(request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room) -> Self {
+        let Room { counts, stops, piece, last_words, .. } = room;
+        Self {
             counts,
             outbox,
             _place: place,
@@ -52,15 +51,15 @@ impl Delivery {
             scheduled: None,
             last_token: None,
             detokenizer: Detokenizer::continuing(request.skip_special_tokens),
-            stops: StopMatcher::new(&request.stop).expect("stop strings were checked at submission"),
+            stops,
             generated: 0,
             text_len: 0,
-            piece: String::new(),
+            piece,
+            last_words,
             finished: false,
             failed: false,
             request,
-        };
-        (delivery, prompt)
+        }
     }
 
     /// Whether the client has gone.
@@ -89,8 +88,8 @@ impl Delivery {
     }
 
     /// Reports a prompt token's log-probability.
-    pub fn prompt_logprobs(&mut self, logprobs: TokenLogprobs) {
-        self.outbox.push(|delta| delta.prompt_logprobs.push(logprobs));
+    pub fn prompt_logprobs(&mut self, logprobs: TokenLogprobs) -> Result<(), Failure> {
+        self.outbox.try_push(0, |delta| delta.prompt_logprobs.push(logprobs))
     }
 
     /// Delivers a sampled token and decides whether it was the last.
@@ -101,7 +100,7 @@ impl Delivery {
         tokenizer: &Tokenizer,
         eos: &[u32],
         metrics: &Metrics,
-    ) {
+    ) -> Result<(), Failure> {
         self.note_time(metrics);
         self.generated += 1;
         if self.request.sampling.needs_counts() {
@@ -112,15 +111,18 @@ impl Delivery {
         let ends = may_stop && ends;
         self.piece.clear();
         let text_offset = self.text_len;
+        self.piece.try_reserve(Detokenizer::appended_max(tokenizer, id))?;
         if !ends {
+            faults::site(Site::Detokenizer);
             self.detokenizer.push(tokenizer, id, &mut self.piece);
             self.text_len += self.piece.len() as u32;
         }
         let out = TokenOut { id, text_offset, logprobs };
         let last = self.generated >= self.request.max_tokens;
         let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
-        let (request, finished) = (&self.request, &mut self.finished);
-        self.outbox.push(|delta| {
+        let text_bytes = stops.appended_max(piece.len() + char::REPLACEMENT_CHARACTER.len_utf8());
+        let (request, finished) = (&mut self.request, &mut self.finished);
+        let written = self.outbox.try_push(text_bytes, |delta| {
             delta.tokens.push(out);
             let stopped = may_stop && stops.push(piece, &mut delta.text);
             if !may_stop {
@@ -133,7 +135,8 @@ impl Delivery {
                     stops.finish(&mut delta.text);
                 }
             }
-            delta.stop_reason = stops.matched().map(|index| request.stop[index].clone());
+            // Taken, not copied: the matcher has its own, and this is the last delta.
+            delta.stop_reason = stops.matched().map(|index| std::mem::take(&mut request.stop[index]));
             delta.finish = match (stops.matched().is_some() || ends, last) {
                 (true, _) => Some(FinishReason::Stop),
                 (false, true) => Some(FinishReason::Length),
@@ -142,6 +145,7 @@ impl Delivery {
             *finished = delta.finish.is_some();
         });
         metrics.generated_tokens.inc();
+        written
     }
 
     /// Ends a request that wanted no output, only its prompt's log-probabilities.
@@ -151,10 +155,14 @@ impl Delivery {
     }
 
     /// Ends the request with an error.
-    pub fn fail(&mut self, message: String) {
+    pub fn fail(&mut self, failure: impl Into<Failure>) {
+        let words = match failure.into() {
+            Failure::Words(words) => words,
+            Failure::Memory => std::mem::take(&mut self.last_words),
+        };
         self.finished = true;
         self.failed = true;
-        self.outbox.push(|delta| delta.error = Some(message));
+        self.outbox.push(|delta| delta.error = Some(words));
     }
 
     fn note_time(&mut self, metrics: &Metrics) {

@@ -6,12 +6,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, Root};
 
 use crate::handle::Shared;
 use crate::metrics::Metrics;
+use crate::report::LedgerReport;
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -157,13 +159,25 @@ impl Gauge {
     }
 }
 
-/// Starts the thread that takes readings, until the engine has stopped or nobody holds it any more.
-pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std::io::Result<()> {
+/// Starts the thread that takes readings, trims the heap when asked and watches the engine's progress, until the engine has
+/// stopped or nobody holds it any more. About every `log_every` steps it logs the ledger; never for 0.
+pub(crate) fn watch(
+    shared: &Arc<Shared>,
+    epoch: Instant,
+    root: Root,
+    limits: HostLimits,
+    log_every: u64,
+) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     let body = move || {
+        let mut logged = 0;
         while let Some(shared) = Weak::upgrade(&shared) {
             if shared.stopped.load(Relaxed) {
                 break;
+            }
+            shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
+            if shared.trim.swap(false, Relaxed) {
+                heap::trim();
             }
             shared.observe_accounts();
             let now = HostNow::read(&root, &limits);
@@ -173,6 +187,11 @@ pub(crate) fn watch(shared: &Arc<Shared>, root: Root, limits: HostLimits) -> std
                 some_avg10: now.psi.map_or(0.0, |psi| psi.some_avg10),
                 full_avg10: now.psi.map_or(0.0, |psi| psi.full_avg10),
             });
+            let steps = shared.status.steps.load(Relaxed);
+            if log_every > 0 && steps - logged >= log_every {
+                logged = steps;
+                tracing::info!("{}", LedgerReport::of(&shared).line());
+            }
             drop(shared);
             std::thread::sleep(INTERVAL);
         }

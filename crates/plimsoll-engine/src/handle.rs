@@ -12,7 +12,10 @@ use crate::accounts::Accounts;
 use crate::governor::{Gauge, Rung};
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
+use crate::report::LedgerReport;
 use crate::request::{Limits, Refusal, Request};
+use crate::room::Room;
+use crate::watchdog::{STALL_LIMIT, Watchdog};
 
 /// A request on its way to the engine thread, with all it has reserved.
 pub(crate) struct Arrival {
@@ -20,6 +23,7 @@ pub(crate) struct Arrival {
     pub outbox: Outbox,
     pub arrived: Instant,
     pub place: Place,
+    pub room: Room,
 }
 
 /// A request's place among those in the system; given back when the engine is done with it.
@@ -31,21 +35,42 @@ impl Drop for Place {
     }
 }
 
-/// Host bytes reserved for one request; given back when neither engine nor client holds any of its output.
+/// Host bytes reserved for one request, and how many of them it holds; given back when neither engine nor client holds any
+/// of its output.
 pub(crate) struct HostBytes {
     shared: Arc<Shared>,
-    bytes: u64,
+    reserved: AtomicU64,
+    held: AtomicU64,
+}
+
+impl HostBytes {
+    /// Reserves `more`. False when all bytes for requests are reserved.
+    pub fn grow(&self, more: u64) -> bool {
+        let limit = self.shared.limits.host_bytes;
+        let take = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
+        let taken = self.shared.host_reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok();
+        self.reserved.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
+        taken
+    }
+
+    /// Notes that `before` bytes of the heap have become `after`.
+    pub fn hold(&self, before: u64, after: u64) {
+        for sum in [&self.held, &self.shared.host_held] {
+            sum.fetch_add(after.wrapping_sub(before), Ordering::AcqRel);
+        }
+    }
 }
 
 impl std::fmt::Debug for HostBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.bytes)
+        write!(f, "{} of {} bytes", self.held.load(Ordering::Relaxed), self.reserved.load(Ordering::Relaxed))
     }
 }
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        self.shared.host_reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.shared.host_reserved.fetch_sub(*self.reserved.get_mut(), Ordering::AcqRel);
+        self.shared.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
     }
 }
 
@@ -63,7 +88,13 @@ pub(crate) struct Shared {
     pub accounts: OnceLock<Accounts>,
     /// The last look at the machine, and the rung the engine stands on.
     pub gauge: Gauge,
+    /// Whether the engine gets anywhere.
+    pub watchdog: Watchdog,
+    /// The engine thread asks for the heap to be trimmed; the watching thread does it.
+    pub trim: AtomicBool,
     host_reserved: AtomicU64,
+    /// What requests really hold of it.
+    host_held: AtomicU64,
     in_system: AtomicU64,
 }
 
@@ -82,6 +113,8 @@ pub struct Status {
     pub pages_cached: AtomicU64,
     /// Steps taken since start.
     pub steps: AtomicU64,
+    /// Looks around since start, those of an idle engine included.
+    pub turns: AtomicU64,
     /// Milliseconds since the engine's epoch at which the last step ended (or the engine was idle).
     pub progress_ms: AtomicU64,
 }
@@ -99,17 +132,25 @@ impl Shared {
             stopped: AtomicBool::new(false),
             accounts: OnceLock::new(),
             gauge: Gauge::default(),
+            watchdog: Watchdog::new(STALL_LIMIT),
+            trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
+            host_held: AtomicU64::new(0),
             in_system: AtomicU64::new(0),
         }
     }
 }
 
 impl Shared {
+    /// Host bytes reserved by requests in the system, and how many requests those are.
+    pub fn reserved(&self) -> (u64, u64) {
+        (self.host_reserved.load(Ordering::Acquire), self.in_system.load(Ordering::Acquire))
+    }
+
     /// Enters in the ledger what is measured rather than counted.
     pub fn observe_accounts(&self) {
         if let Some(accounts) = self.accounts.get() {
-            accounts.observe(&self.ledger, self.host_reserved.load(Ordering::Acquire));
+            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire));
         }
     }
 }
@@ -124,7 +165,7 @@ pub struct EngineHandle {
 
 impl EngineHandle {
     /// Checks, prices and queues a request. Never blocks.
-    pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
+    pub fn submit(&self, mut request: Request) -> Result<Reader, Refusal> {
         request.check(&self.shared.limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
@@ -135,9 +176,17 @@ impl EngineHandle {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
         }
+        if self.shared.watchdog.stalled() {
+            return Err(unavailable("the engine makes no progress: no new requests until it does"));
+        }
         let (place, bytes) = self.reserve(&request)?;
-        let (outbox, reader) = outbox(bytes);
-        let arrival = Arrival { request, outbox, arrived: Instant::now(), place };
+        request.prompt.shrink_to_fit();
+        let Some(room) = Room::reserve(&mut request) else {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable("memory ran short on this machine; try again later"));
+        };
+        let (outbox, reader) = outbox(bytes, &request);
+        let arrival = Arrival { request, outbox, arrived: Instant::now(), place, room };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
@@ -163,7 +212,7 @@ impl EngineHandle {
         let reserved = self.shared.host_reserved.fetch_add(bytes, Ordering::AcqRel);
         // From here on the drops of these two undo both additions.
         let place = Place(Arc::clone(&self.shared));
-        let held = HostBytes { shared: Arc::clone(&self.shared), bytes };
+        let held = HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() };
         if in_system >= places {
             return Err(self.full("queue"));
         }
@@ -202,6 +251,16 @@ impl EngineHandle {
         &self.shared.ledger
     }
 
+    /// Everything there is to say about memory and requests at this moment.
+    pub fn report(&self) -> LedgerReport {
+        LedgerReport::of(&self.shared)
+    }
+
+    /// What the largest steps really took of the step workspace when they were proven; none for a scripted engine.
+    pub fn proven_workspace_bytes(&self) -> Option<u64> {
+        self.shared.accounts.get().map(|accounts| accounts.workspace_peak)
+    }
+
     /// Counters and histograms.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
@@ -217,15 +276,30 @@ impl EngineHandle {
         &self.shared.status
     }
 
-    /// Host bytes reserved by requests in the system, and how many requests that are.
+    /// Host bytes reserved by requests in the system, and how many requests those are.
     pub fn reserved(&self) -> (u64, u64) {
-        (self.shared.host_reserved.load(Ordering::Acquire), self.shared.in_system.load(Ordering::Acquire))
+        self.shared.reserved()
     }
 
-    /// Whether the engine is alive and has made progress within `within` (or had nothing to do).
-    pub fn healthy(&self, within: Duration) -> bool {
+    /// Host bytes that requests hold at this moment, of those that are reserved.
+    pub fn held(&self) -> u64 {
+        self.shared.host_held.load(Ordering::Acquire)
+    }
+
+    /// Whether the engine is alive and has made progress lately (or had nothing to do): within [`Self::stall_limit`].
+    pub fn healthy(&self) -> bool {
         let progress = Duration::from_millis(self.shared.status.progress_ms.load(Ordering::Acquire));
-        !self.shared.stopped.load(Ordering::Acquire) && self.epoch.elapsed().saturating_sub(progress) <= within
+        !self.stopped() && self.epoch.elapsed().saturating_sub(progress) <= self.stall_limit()
+    }
+
+    /// How long the engine may make no progress before it counts as stalled.
+    pub fn stall_limit(&self) -> Duration {
+        self.shared.watchdog.limit()
+    }
+
+    /// Sets [`Self::stall_limit`].
+    pub fn set_stall_limit(&self, limit: Duration) {
+        self.shared.watchdog.set_limit(limit);
     }
 
     /// Whether new requests are refused because of shutdown.

@@ -28,12 +28,27 @@ impl KvCache {
 }
 
 impl KvCache {
-    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them.
+    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order.
     pub fn evict_idle(&mut self, pages: &mut Vec<u32>) {
         pages.clear();
         if let Some(index) = &mut self.index {
             index.evict_with(usize::MAX, &mut self.pool, |page| pages.push(page.0));
         }
+        pages.sort_unstable();
+    }
+
+    /// After a panic, when nobody knows whether the tables are whole and no sequence is left: every page is free, every prefix
+    /// forgotten.
+    pub fn start_over(&mut self) {
+        self.pool.start_over();
+        if let Some(index) = &mut self.index {
+            index.start_over();
+        }
+    }
+
+    /// I4, when no sequence is left: every page is free, or held by the index alone.
+    pub fn assert_at_rest(&self) {
+        debug_assert_eq!(self.pool.used(), self.pool.idle(), "I4: pages without a holder");
     }
 }
 
@@ -49,9 +64,10 @@ pub struct PageLease {
 }
 
 impl PageLease {
-    /// No pages yet; room for `pages_max` is reserved, so that growing never allocates.
-    pub fn new(cache: &SharedCache, pages_max: usize) -> Self {
-        Self { cache: Rc::clone(cache), pages: Vec::with_capacity(pages_max), ids: Vec::with_capacity(pages_max) }
+    /// No pages yet. `pages` and `ids` have room for all it may come to, so that growing never allocates.
+    pub fn new(cache: &SharedCache, pages: Vec<PageId>, ids: Vec<u32>) -> Self {
+        debug_assert!(pages.is_empty() && ids.is_empty());
+        Self { cache: Rc::clone(cache), pages, ids }
     }
 
     /// Positions the pages have room for.
@@ -101,6 +117,12 @@ impl PageLease {
             self.pages.clear();
             self.ids.clear();
         }
+    }
+
+    /// Lets go of every page without giving it back: the pool starts over.
+    pub fn forget(&mut self) {
+        self.pages.clear();
+        self.ids.clear();
     }
 
     /// Gives every page back.

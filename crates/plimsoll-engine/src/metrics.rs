@@ -37,6 +37,14 @@ pub struct Metrics {
     pub preemptions: Counter,
     /// Steps that failed and were run again sequence by sequence.
     pub failed_steps: Counter,
+    /// Panics that were caught, in the engine or on a request's way to or from it.
+    pub panics: Counter,
+    /// Times the engine ended what it had and started over.
+    pub recoveries: Counter,
+    /// Times the engine made no progress for too long.
+    pub stalls: Counter,
+    /// Times free memory was given back to the system.
+    pub trims: Counter,
     /// Pages evicted from the prefix index.
     pub evicted_pages: Counter,
     /// Seconds from arrival to the first scheduled step.
@@ -70,6 +78,10 @@ impl Default for Metrics {
             canaries: Counter::default(),
             preemptions: Counter::default(),
             failed_steps: Counter::default(),
+            panics: Counter::default(),
+            recoveries: Counter::default(),
+            stalls: Counter::default(),
+            trims: Counter::default(),
             evicted_pages: Counter::default(),
             queue_seconds: seconds(),
             ttft_seconds: seconds(),
@@ -108,6 +120,10 @@ impl Metrics {
         counter("canary_released", "How often the canary was given up", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter("steps_failed", "Steps that failed and were run again sequence by sequence", &self.failed_steps);
+        counter("panics", "Panics that were caught", &self.panics);
+        counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
+        counter("engine_stalls", "Times the engine made no progress for too long", &self.stalls);
+        counter("memory_trims", "Times free memory was given back to the system", &self.trims);
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);
         let mut histogram = |name: &str, help: &str, histogram: &Histogram| {
             registry.register(format!("plimsoll_{name}_seconds"), help, histogram.clone());

@@ -35,10 +35,14 @@ pub struct Options {
     pub prefix_cache: bool,
     /// Commit pages on demand instead of at start.
     pub elastic: bool,
+    /// How long the engine may make no progress before it is said and new requests are refused.
+    pub stall_limit: std::time::Duration,
     /// Host bytes that requests may hold together.
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
     pub http_bytes: u64,
+    /// A line in the log about every so many steps says where every byte is; 0: never.
+    pub log_ledger_every: u64,
     /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
     /// planned by a formula over the vocabulary.
     pub tokenizer_bytes: Option<u64>,
@@ -61,8 +65,10 @@ impl Default for Options {
             isa: None,
             prefix_cache: true,
             elastic: false,
+            stall_limit: crate::watchdog::STALL_LIMIT,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
+            log_ledger_every: 0,
             tokenizer_bytes: None,
         }
     }

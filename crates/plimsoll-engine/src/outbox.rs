@@ -1,14 +1,25 @@
 //! The outbox: where a request's output waits for its reader.
 //!
 //! The engine never waits for a slow reader: an outbox can hold everything its request may produce, and admission has
-//! reserved those bytes. Dropping the reader's end is the abort: the engine sees it in its next step, also when idle.
+//! reserved those bytes. Its lists grow by an eighth and never beyond what the request can fill, so that a full one takes what was
+//! reserved and no more; text beyond [`TEXT_BYTES_PER_TOKEN`] in the mean is reserved as it comes. Dropping the reader's end is
+//! the abort: the engine sees it in its next step, also when idle.
 
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
 use crate::handle::HostBytes;
+use crate::request::Request;
+use crate::room::Failure;
+
+/// Text bytes of an output token that admission reserves. Tokens of the field's vocabularies are 4 bytes on average.
+pub(crate) const TEXT_BYTES_PER_TOKEN: usize = 16;
+/// Text beyond that is reserved in steps of this many bytes.
+const EXTRA_TEXT_BYTES: usize = 1024;
 
 /// Why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,15 +82,50 @@ impl Delta {
 
 #[derive(Debug)]
 struct Shared {
-    pending: Mutex<Delta>,
+    pending: Mutex<Pending>,
     wake: Notify,
     reader_gone: AtomicBool,
     /// What was reserved for the output; unread output counts for as long as anybody can still hold it.
-    _reserved: HostBytes,
+    reserved: HostBytes,
+}
+
+/// What waits, and the heap it takes.
+#[derive(Debug, Default)]
+struct Pending {
+    delta: Delta,
+    /// Bytes of log-probability reports inside it.
+    reports: u64,
+    /// All its bytes.
+    bytes: u64,
+}
+
+impl Pending {
+    /// Counts again after the lists have grown from `tokens` and `prompt` entries.
+    fn count(&mut self, tokens: usize, prompt: usize) {
+        let of_tokens = self.delta.tokens[tokens..].iter().filter_map(|token| token.logprobs.as_ref());
+        let reports = of_tokens.chain(&self.delta.prompt_logprobs[prompt..]);
+        self.reports += reports.map(|report| chunk(report.top.capacity(), size_of::<(u32, f32)>())).sum::<u64>();
+        self.bytes = chunk(self.delta.tokens.capacity(), size_of::<TokenOut>())
+            + chunk(self.delta.prompt_logprobs.capacity(), size_of::<TokenLogprobs>())
+            + chunk(self.delta.text.capacity(), 1)
+            + self.reports;
+    }
+}
+
+fn chunk(len: usize, size: usize) -> u64 {
+    chunk_bytes(len * size) as u64
+}
+
+/// Room for one more entry, an eighth more than there is at most, and never for more than `left`.
+fn make_room<T>(list: &mut Vec<T>, left: usize) -> Result<(), TryReserveError> {
+    match list.len() == list.capacity() && left > 0 {
+        true => list.try_reserve_exact((list.len() / 8).max(8).min(left)),
+        false => Ok(()),
+    }
 }
 
 impl Shared {
-    fn pending(&self) -> MutexGuard<'_, Delta> {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
         // A panic while holding the lock leaves a delta that is still well formed.
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -90,6 +136,17 @@ impl Shared {
 pub struct Outbox {
     shared: Arc<Shared>,
     finished: bool,
+    /// Tokens, text bytes and prompt reports that may still come within what is reserved.
+    left: Left,
+    /// Bytes that the engine holds for the request besides its output, for as long as this end lives.
+    of_sequence: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    tokens: usize,
+    text: usize,
+    prompt: usize,
 }
 
 /// The client's end; dropping it aborts the request.
@@ -97,30 +154,92 @@ pub struct Outbox {
 pub struct Reader {
     shared: Arc<Shared>,
     done: bool,
+    /// Bytes of the delta that was read last, and is being worked on until the next is asked for.
+    taken: u64,
 }
 
-/// A connected pair over the bytes reserved for what goes through it.
-pub(crate) fn outbox(reserved: HostBytes) -> (Outbox, Reader) {
+/// A connected pair over the bytes reserved for `request`.
+pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> (Outbox, Reader) {
+    let of_sequence = request.sequence_bytes();
+    reserved.hold(0, of_sequence);
     let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-    let shared = Arc::new(Shared { pending, wake, reader_gone, _reserved: reserved });
-    let writer = Outbox { shared: Arc::clone(&shared), finished: false };
-    (writer, Reader { shared, done: false })
+    let shared = Arc::new(Shared { pending, wake, reader_gone, reserved });
+    let tokens = request.max_tokens as usize;
+    let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
+    let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
+    let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence };
+    (writer, Reader { shared, done: false, taken: 0 })
 }
 
 impl Outbox {
-    /// Lets `write` add to what waits, then wakes the reader. After the last delta nothing is added.
+    /// Lets `write` add to what waits, then wakes the reader. After the last delta nothing is added. What needs memory goes
+    /// through [`Self::try_push`].
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
-        if self.finished {
-            return;
+        let written = self.push_into(|_, _| Ok(()), write);
+        debug_assert!(written.is_ok(), "no room was asked for");
+    }
+
+    /// The same for a `write` that adds at most one entry to each list and up to `text_bytes` of text: room is made before, so
+    /// that a refusal leaves the delta as it was.
+    pub(crate) fn try_push(&mut self, text_bytes: usize, write: impl FnOnce(&mut Delta)) -> Result<(), Failure> {
+        if !self.finished && !self.reserve_text(text_bytes) {
+            return Err(
+                "the text of this answer takes more bytes than were reserved for it, and all bytes for requests are \
+                        taken (--request-bytes)"
+                    .into(),
+            );
         }
+        let room = |delta: &mut Delta, left: &Left| {
+            make_room(&mut delta.tokens, left.tokens)?;
+            make_room(&mut delta.prompt_logprobs, left.prompt)?;
+            if delta.text.capacity() - delta.text.len() < text_bytes {
+                delta.text.try_reserve_exact(text_bytes.max((delta.text.len() / 8).min(left.text)))?;
+            }
+            Ok(())
+        };
+        Ok(self.push_into(room, write)?)
+    }
+
+    fn push_into(
+        &mut self,
+        room: impl FnOnce(&mut Delta, &Left) -> Result<(), TryReserveError>,
+        write: impl FnOnce(&mut Delta),
+    ) -> Result<(), TryReserveError> {
+        if self.finished {
+            return Ok(());
+        }
+        let reserved = &self.shared.reserved;
         let mut pending = self.shared.pending();
-        write(&mut pending);
-        self.finished = pending.is_last();
-        let wake = !pending.is_empty();
+        let Pending { delta, bytes: before, .. } = &mut *pending;
+        let (before, tokens, prompt, text) =
+            (*before, delta.tokens.len(), delta.prompt_logprobs.len(), delta.text.len());
+        let made = room(delta, &self.left);
+        if made.is_ok() {
+            write(delta);
+            self.left.tokens = self.left.tokens.saturating_sub(delta.tokens.len() - tokens);
+            self.left.prompt = self.left.prompt.saturating_sub(delta.prompt_logprobs.len() - prompt);
+            self.left.text = self.left.text.saturating_sub(delta.text.len() - text);
+        }
+        self.finished = delta.is_last();
+        let wake = !delta.is_empty();
+        pending.count(tokens, prompt);
+        reserved.hold(before, pending.bytes);
         drop(pending);
         if wake {
             self.shared.wake.notify_one();
         }
+        made
+    }
+
+    /// Whether `bytes` of text may be added, reserving more where the request's own share is used up.
+    fn reserve_text(&mut self, bytes: usize) -> bool {
+        if bytes <= self.left.text {
+            return true;
+        }
+        let more = bytes.max(EXTRA_TEXT_BYTES);
+        let grown = self.shared.reserved.grow(more as u64);
+        self.left.text += if grown { more } else { 0 };
+        grown
     }
 
     /// Whether the client has gone.
@@ -135,6 +254,7 @@ impl Drop for Outbox {
         if !self.finished {
             self.push(|delta| delta.error = Some("the engine stopped before the request was complete".into()));
         }
+        self.shared.reserved.hold(self.of_sequence, 0);
     }
 }
 
@@ -154,12 +274,15 @@ impl Reader {
     /// What is there now, without waiting.
     pub fn take(&mut self) -> Option<Delta> {
         let mut pending = self.shared.pending();
-        if pending.is_empty() {
+        if pending.delta.is_empty() {
             return None;
         }
-        let kept = pending.cached_tokens;
-        let delta = std::mem::take(&mut *pending);
-        pending.cached_tokens = kept;
+        let kept = pending.delta.cached_tokens;
+        let Pending { delta, bytes, .. } = std::mem::take(&mut *pending);
+        pending.delta.cached_tokens = kept;
+        drop(pending);
+        // The one before is done with.
+        self.shared.reserved.hold(std::mem::replace(&mut self.taken, bytes), 0);
         self.done = delta.is_last();
         Some(delta)
     }

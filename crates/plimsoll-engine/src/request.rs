@@ -3,8 +3,11 @@
 //! A request arrives tokenized. Everything it will ever hold is bounded by the numbers in it, so that admission can price
 //! it before anything is allocated.
 
+use plimsoll_memory::heap::chunk_bytes;
 use thiserror::Error;
 
+use crate::cache::PAGE_TOKENS;
+use crate::outbox::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::sampling::{SamplingParams, TokenCounts};
 
 /// One sequence to generate. `n` completions are `n` requests; they share their prompt's pages.
@@ -157,19 +160,40 @@ impl Request {
         Ok(())
     }
 
-    /// Bytes this request may hold on the host over its whole life: its ids, its output before the client reads it,
-    /// log-probabilities, stop strings and fixed state. Admission reserves them; they go back when it ends.
+    /// Bytes this request may hold on the host over its whole life, as the heap lays them out: what the engine keeps until it
+    /// ends, and its output before the client reads it. Admission reserves them; they go back when it ends.
     pub fn host_bytes(&self) -> u64 {
-        let prompt = self.prompt.len() as u64;
-        let output = u64::from(self.max_tokens);
-        let alternatives = |n: Option<u32>| n.map_or(0, |n| 24 + 8 * (u64::from(n) + 1));
-        // An output token is kept as an id by the sequence and, until read, as id and text in the outbox.
-        let ids = 4 * prompt + (4 + OUTBOX_BYTES_PER_TOKEN) * output;
-        let logprobs = output * alternatives(self.logprobs) + prompt * alternatives(self.prompt_logprobs);
-        let stops: u64 = self.stop.iter().map(|s| 64 + 10 * s.len() as u64).sum();
-        let bias = 8 * self.sampling.logit_bias.len() as u64;
-        let counts = TokenCounts::bytes_for(self.distinct_tokens_max(self.prompt.len())) as u64;
-        REQUEST_FIXED_BYTES + ids + logprobs + stops + bias + counts
+        let output = self.max_tokens as usize;
+        let reports = |n: Option<u32>, tokens: usize| {
+            n.map_or(0, |n| (tokens as u64).saturating_mul(chunk(n as usize * size_of::<(u32, f32)>())))
+        };
+        let prompt = self.prompt_logprobs.map_or(0, |_| self.prompt.len());
+        self.sequence_bytes()
+            + chunk(output * size_of::<TokenOut>())
+            + chunk(output * TEXT_BYTES_PER_TOKEN + self.held_back_max())
+            + chunk(prompt * size_of::<TokenLogprobs>())
+            + reports(self.logprobs, output)
+            + reports(self.prompt_logprobs, prompt)
+    }
+
+    /// The part that the engine holds until the request ends: ids, pages, counts, stop strings, fixed state.
+    pub(crate) fn sequence_bytes(&self) -> u64 {
+        let total = self.prompt.len() + self.max_tokens as usize;
+        // A page is kept as the pool knows it and as the device does.
+        let pages = 2 * chunk(total.div_ceil(PAGE_TOKENS) * size_of::<u32>());
+        // As text in the request, as text and table in the matcher.
+        let stops: u64 = self.stop.iter().map(|s| STOP_FIXED_BYTES + 2 * chunk(s.len()) + chunk(2 * s.len())).sum();
+        let bias = chunk(self.sampling.logit_bias.len() * size_of::<(u32, f32)>());
+        let counts = match self.distinct_tokens_max(self.prompt.len()) {
+            0 => 0,
+            distinct => chunk(TokenCounts::bytes_for(distinct)) + COUNTS_FIXED_BYTES,
+        };
+        REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts
+    }
+
+    /// The most text that may come out at once beside a token's own: what a stop string held back, a broken character.
+    pub(crate) fn held_back_max(&self) -> usize {
+        self.stop.iter().map(String::len).max().unwrap_or(0) + BROKEN_TEXT_BYTES
     }
 
     /// Distinct tokens whose occurrences must be counted: 0 without penalties.
@@ -178,9 +202,18 @@ impl Request {
     }
 }
 
-/// Outbox bytes per unread output token: its record and its text (tokens of the field's vocabularies are 4 bytes on average;
-/// 16 leaves room, and text beyond it counts against the fixed part).
-const OUTBOX_BYTES_PER_TOKEN: u64 = 40 + 16;
+/// A request's fixed state on the heap: its id, its outbox, the piece of text in work.
+const REQUEST_FIXED_BYTES: u64 = 1024;
 
-/// A request's fixed state: the record itself, detokenizer, stop matcher, page table.
-const REQUEST_FIXED_BYTES: u64 = 4096;
+/// A stop string's records in request and matcher, whose list may be half empty.
+const STOP_FIXED_BYTES: u64 = 256;
+
+/// The headers of the two lists that count tokens.
+const COUNTS_FIXED_BYTES: u64 = 32;
+
+/// Marks in place of an unfinished character at the end.
+const BROKEN_TEXT_BYTES: usize = 16;
+
+fn chunk(bytes: usize) -> u64 {
+    chunk_bytes(bytes) as u64
+}

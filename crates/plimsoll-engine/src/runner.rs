@@ -12,7 +12,8 @@ pub trait Runner {
     /// A step may be run again: it overwrites what it wrote.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError>;
 
-    /// Gives the physical memory of pages that nobody holds back to the system; it returns when they are written again.
+    /// Gives the physical memory of pages that nobody holds back to the system; it returns when they are written again. The
+    /// pages come in ascending order: neighbours go back together.
     fn decommit(&mut self, pages: &[u32]) {
         let _ = pages;
     }

@@ -342,6 +342,16 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// Everybody waits again, with nothing computed and no page held. The caller makes the page tables anew.
+    pub fn start_over(&mut self) {
+        self.shares.clear();
+        while let Some(mut seq) = self.running.pop() {
+            seq.pages.forget();
+            seq.computed = 0;
+            self.push(seq);
+        }
+    }
+
     /// Takes a finished sequence out; what it computed stays findable.
     pub fn finish(&mut self, index: usize) -> Seq<T> {
         let mut seq = self.running.remove(index);

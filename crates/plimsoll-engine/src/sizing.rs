@@ -65,8 +65,8 @@ impl Sizes {
     }
 }
 
-/// The configuration that lets `auto_profile` build what `plan` planned: measured where the operator set a line and left the
-/// pool's size open, pinned otherwise, and where the pool is smaller than any probe of it would be.
+/// The configuration that lets `auto_profile` build what `plan` planned: as planned, and measured anew if that does not hold, where
+/// the operator set a line and left the pool's size open; pinned otherwise.
 pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     let tokens = (plan.pages * PAGE_TOKENS) as u64;
     let context = u64::from(plan.limits.max_req_total_len).max(1);
@@ -80,9 +80,11 @@ pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     config.canary_bytes = plan.sizing.canary;
     config.fraction = plan.fraction;
     config.clamp_context = plan.clamp_context;
-    if !plan.measure || config.probe_tokens() > tokens {
-        config.mode = Mode::Pinned { tokens };
-    }
+    // A pool smaller than any probe of it would be is not measured by one.
+    config.mode = match plan.measure && config.probe_tokens() <= tokens {
+        true => Mode::Planned { tokens, state_slots: 0 },
+        false => Mode::Pinned { tokens },
+    };
     config
 }
 
@@ -122,6 +124,8 @@ pub(crate) struct CpuGenerations<'a> {
     pub tokens: u64,
     /// Bytes this process may hold in all at this moment, its own included.
     pub room: Box<dyn FnMut() -> u64 + 'a>,
+    /// What the largest steps have taken of the workspace.
+    pub workspace_peak: u64,
 }
 
 /// What depends on the size of a generation.
@@ -181,7 +185,7 @@ impl Generations for CpuGenerations<'_> {
         let kv_bytes = (pages * self.shape.kv.page_bytes()) as u64;
         self.check_room(Component::KvPages, kv_bytes + self.plan.workspace as u64)?;
         let cache = self.tables(pages)?;
-        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, self.plan.workspace, self.threads, self.touch);
+        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, 0, self.plan.workspace, self.threads, self.touch);
         let memory = memory.map_err(|error| Self::refused(&error))?;
         let Some((weights, pool)) = self.parts.take() else {
             return Err(Failure::Other("a generation was built while another stands".into()));
@@ -211,6 +215,7 @@ impl Generations for CpuGenerations<'_> {
             let component = Component::StepWorkspace.name();
             return Err(Failure::Other(StartError::ProofExceeds { component, measured, planned }.into()));
         }
+        self.workspace_peak = measured;
         Ok(Measured { peak_reserved: self.own() })
     }
 
@@ -276,11 +281,12 @@ mod tests {
     use crate::options::Options;
     use crate::planner::{Blueprint, Line};
 
-    /// Runs start-up's sizing on a fixture; `room` is asked what the machine has, with the number of the question.
     /// Tokens, attempts, and the probe's tokens; or why not.
     type Found = Result<(u64, u32, Option<u64>), SizingError>;
 
-    fn size(mut room: impl FnMut(u64) -> u64) -> (EnginePlan, Found) {
+    /// Runs start-up's sizing on a fixture, as planned or with a probe in any case; `room` is asked what the machine has, with
+    /// the number of the question.
+    fn size(auto: bool, mut room: impl FnMut(u64) -> u64) -> (EnginePlan, Found) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
         let checkpoint = Checkpoint::open(&path).unwrap();
         let options = Options {
@@ -316,9 +322,14 @@ mod tests {
                 asked += 1;
                 room(asked)
             }),
+            workspace_peak: 0,
         };
-        let config = profile_config(&plan);
-        assert_eq!(config.mode, Mode::Auto, "{} tokens", plan.pages * PAGE_TOKENS);
+        let mut config = profile_config(&plan);
+        let tokens = (plan.pages * PAGE_TOKENS) as u64;
+        assert_eq!(config.mode, Mode::Planned { tokens, state_slots: 0 });
+        if auto {
+            config.mode = Mode::Auto;
+        }
         let outcome = auto_profile(&config, &mut builder).map(|o| (o.shape.tokens, o.attempts, o.probe_tokens));
         drop(builder);
         (plan, outcome)
@@ -326,23 +337,25 @@ mod tests {
 
     #[test]
     fn i8_what_is_measured_is_what_was_planned() {
-        let (plan, outcome) = size(|_| u64::MAX);
-        let (tokens, attempts, probe) = outcome.unwrap();
-        assert_eq!((tokens, attempts), ((plan.pages * PAGE_TOKENS) as u64, 1));
-        assert!(probe.is_some(), "it was measured");
+        for auto in [false, true] {
+            let (plan, outcome) = size(auto, |_| u64::MAX);
+            let (tokens, attempts, probe) = outcome.unwrap();
+            assert_eq!((tokens, attempts), ((plan.pages * PAGE_TOKENS) as u64, 1));
+            assert_eq!(probe.is_some(), auto, "a plan that holds needs no probe");
+        }
     }
 
     #[test]
     fn one_refusal_costs_five_per_cent_and_a_second_attempt() {
         let total = 222 << 20;
         let questions = std::cell::Cell::new(0);
-        let (_, first) = size(|n| {
+        let (_, first) = size(true, |n| {
             questions.set(n);
             u64::MAX
         });
         let first = first.unwrap().0;
         // The questions of an undisturbed start, counted; the last, before the canary, is answered with too little.
-        let (_, second) = size(|n| if n == questions.get() { total - (1 << 20) } else { u64::MAX });
+        let (_, second) = size(true, |n| if n == questions.get() { total - (1 << 20) } else { u64::MAX });
         let (tokens, attempts, _) = second.unwrap();
         assert_eq!(attempts, 2, "of {} questions", questions.get());
         let page = PAGE_TOKENS as u64;
@@ -350,8 +363,18 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_that_does_not_hold_is_measured_anew() {
+        let (plan, calm) = size(false, |_| u64::MAX);
+        let total = 222 << 20;
+        // A neighbour takes 4 MiB after the plan was made: seen when the planned pool is to be built.
+        let (_, outcome) = size(false, |_| total - (4 << 20));
+        let (tokens, _, probe) = outcome.unwrap();
+        assert!(probe.is_some() && tokens < calm.unwrap().0, "{tokens} of {}", plan.pages * PAGE_TOKENS);
+    }
+
+    #[test]
     fn what_no_smaller_pool_cures_is_explained() {
-        let (_, outcome) = size(|n| if n < 6 { u64::MAX } else { 1 << 20 });
+        let (_, outcome) = size(true, |n| if n < 6 { u64::MAX } else { 1 << 20 });
         let Err(SizingError::OutOfMemory(diagnosis)) = outcome else { panic!("{outcome:?}") };
         let text = diagnosis.to_string();
         assert!(text.contains("--batch-max-tokens") && text.contains("--max-total-token-num"), "{text}");

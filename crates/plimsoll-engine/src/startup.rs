@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
-use plimsoll_memory::sizing::{SizingError, auto_profile};
+use plimsoll_memory::sizing::{ProfileConfig, SizingError, auto_profile};
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
@@ -119,6 +118,43 @@ impl Host {
     }
 }
 
+/// Bytes that a start holds back for a refused allocation before the plan's own canary stands. They are part of what the plan
+/// allows the host heap, which is nearly empty then.
+const BALLAST_BYTES: u64 = 1 << 20;
+
+/// The ballast of a start: in the heap's keeping until the canary takes its place. Dropped, it leaves the heap without
+/// either, so that a start that fails leaves nothing behind.
+struct Ballast;
+
+impl Ballast {
+    fn set_aside() -> Self {
+        let ledger = Arc::new(Ledger::new());
+        ledger.plan(Component::Canary, BALLAST_BYTES);
+        match Region::map(&ledger, Component::Canary, BALLAST_BYTES, true) {
+            Ok(region) => drop(heap::arm(region)),
+            Err(error) => tracing::debug!(%error, "no ballast for this start"),
+        }
+        Self
+    }
+
+    /// The engine stands: from here on `canary` is what the heap keeps.
+    fn replace(self, canary: Region) -> Self {
+        drop(heap::arm(canary));
+        self
+    }
+
+    /// The start is over.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        drop(heap::disarm());
+    }
+}
+
 /// Plans, builds and proves an engine, and starts its thread. Returns when it is ready.
 ///
 /// `progress` is told the packed bytes of weights as they are loaded.
@@ -129,6 +165,19 @@ pub fn start(
     host: &Host,
     progress: impl FnMut(u64),
 ) -> Result<EngineHandle, StartError> {
+    start_as(checkpoint, tokenizer, options, host, progress, |config| config)
+}
+
+/// As [`start`], with a last word on how the pool is sized, so that tests can have it probed and rebuilt.
+fn start_as(
+    checkpoint: &Checkpoint,
+    tokenizer: SharedTokenizer,
+    options: &Options,
+    host: &Host,
+    progress: impl FnMut(u64),
+    adjust: impl FnOnce(ProfileConfig) -> ProfileConfig,
+) -> Result<EngineHandle, StartError> {
+    let ballast = Ballast::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
     let berth = Berth::take(planned.plan.total(), host.lease_dir.clone(), &host.root, &host.limits)?;
@@ -139,43 +188,50 @@ pub fn start(
     let model: Arc<dyn Model> = Arc::from(model);
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
     let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
-    let (generation, sampler) = prove(&planned, model, weights, pool, &ledger, options, host)?;
+    let config = adjust(profile_config(&planned));
+    let builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
+    let (generation, sampler, workspace_peak) = prove(&config, builder)?;
     planned.resize(generation.cache.pool.total());
     planned.plan.enter(&ledger);
-    let accounts = accounts(&planned, &tokenizer, options);
-    spawn(Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts }, host)
+    let accounts = Accounts { workspace_peak, ..accounts(&planned, &tokenizer, options) };
+    let ready = Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts };
+    spawn(ready, ballast, options, host)
 }
 
-/// Builds and proves the pool: measured first where the operator left its size open.
-fn prove(
-    planned: &EnginePlan,
+/// Builds and proves the pool. Returns it with the sampler and the bytes of workspace that the proof took.
+fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<(Generation, Sampler, u64), StartError> {
+    let outcome = auto_profile(config, &mut builder).map_err(own_error)?;
+    Ok((outcome.generation, builder.sampler, builder.workspace_peak))
+}
+
+/// What builds and proves pools over loaded weights.
+pub(crate) fn generations<'a>(
+    planned: &'a EnginePlan,
     model: Arc<dyn Model>,
-    weights: CpuWeights,
-    pool: ThreadPool,
+    parts: (CpuWeights, ThreadPool),
     ledger: &Arc<Ledger>,
     options: &Options,
-    host: &Host,
-) -> Result<(Generation, Sampler), StartError> {
-    let mut builder = CpuGenerations {
+    host: &'a Host,
+) -> Result<CpuGenerations<'a>, StartError> {
+    Ok(CpuGenerations {
         plan: planned,
         shape: model.shape(options.kv_dtype),
         model,
         isa: host.isa,
         ledger: Arc::clone(ledger),
-        parts: Some((weights, pool)),
+        parts: Some(parts),
         sampler: Sampler::new(planned.limits.vocab_size as usize)?,
         touch: !options.elastic,
         threads: host.threads,
         prefix_cache: options.prefix_cache,
         tokens: 0,
         room: Box::new(|| host.room()),
-    };
-    let outcome = auto_profile(&profile_config(planned), &mut builder).map_err(own_error)?;
-    Ok((outcome.generation, builder.sampler))
+        workspace_peak: 0,
+    })
 }
 
 /// An error of ours that sizing handed through is itself again.
-fn own_error(error: SizingError) -> StartError {
+pub(crate) fn own_error(error: SizingError) -> StartError {
     match error {
         SizingError::Other(other) => other
             .downcast::<StartError>()
@@ -221,16 +277,18 @@ struct Ready {
     accounts: Accounts,
 }
 
-/// Starts the engine thread, waits until it has built its tables, and closes the books on start-up.
-fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
-    let Ready { generation, sampler, planned, ledger, tokenizer, eos, mut berth, accounts } = ready;
-    let (limits, step) = (planned.limits, planned.step);
+/// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
+/// takes the thread along.
+fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
+    let Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts } = ready;
+    debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
+    let (limits, step, elastic) = (planned.limits, planned.step, options.elastic);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
-    let total = planned.plan.total();
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
+    handle.set_stall_limit(options.stall_limit);
     let Generation { runner, cache, canary } = generation;
     let canary = match canary {
         Some(canary) => canary,
@@ -252,6 +310,7 @@ fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
             sampler,
             tokenizer,
             eos,
+            elastic,
         });
         // The starter waits for this word, and hands over the lease, which lasts as long as the engine.
         let _ = built.send(());
@@ -259,22 +318,46 @@ fn spawn(ready: Ready, host: &Host) -> Result<EngineHandle, StartError> {
         worker.run();
         drop((heap::disarm(), berth));
     };
-    thread.spawn(body).map_err(StartError::Thread)?;
-    if wait.recv().is_err() {
-        handle.shared.stopped.store(true, Ordering::Release);
-        return Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready")));
+    let thread = thread.spawn(body).map_err(StartError::Thread)?;
+    let closed = match wait.recv() {
+        Ok(()) => close_books(&handle, ballast.replace(canary), berth, accounts, options.log_ledger_every, host),
+        Err(_) => Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready"))),
+    };
+    match closed {
+        Ok((berth, ballast)) => {
+            ballast.keep();
+            // The thread is there: it has just spoken.
+            let _ = go.send(berth);
+            Ok(handle)
+        }
+        Err(error) => {
+            drop(go);
+            // It ends without a word of its own, or has panicked, which is the error.
+            let _ = thread.join();
+            Err(error)
+        }
     }
-    drop(heap::arm(canary));
-    accounts.measure_baseline(&ledger);
-    accounts.observe(&ledger, 0);
-    berth.built(total, ledger.committed_total())?;
-    report_baseline(&ledger);
+}
+
+/// Measures what is not counted, tells the others what was built, and starts the thread that watches.
+fn close_books(
+    handle: &EngineHandle,
+    ballast: Ballast,
+    mut berth: Berth,
+    accounts: Accounts,
+    log_every: u64,
+    host: &Host,
+) -> Result<(Berth, Ballast), StartError> {
+    let ledger = &handle.shared.ledger;
+    accounts.measure_baseline(ledger);
+    accounts.observe(ledger, 0);
+    berth.built(handle.plan().total(), ledger.committed_total())?;
+    report_baseline(ledger);
     // Set once, here.
     let _ = handle.shared.accounts.set(accounts);
-    watch(&handle.shared, host.root.clone(), host.limits.clone()).map_err(StartError::Thread)?;
-    // The thread is there: it has just spoken.
-    let _ = go.send(berth);
-    Ok(handle)
+    let (epoch, root, limits) = (handle.epoch, host.root.clone(), host.limits.clone());
+    watch(&handle.shared, epoch, root, limits, log_every).map_err(StartError::Thread)?;
+    Ok((berth, ballast))
 }
 
 /// A process that took more before the engine than was planned for it is not stopped, but it is said.
@@ -291,3 +374,6 @@ fn report_baseline(ledger: &Ledger) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,8 @@ pub struct StepBuffers {
     seqs: Vec<SeqSpan>,
     pages: Vec<u32>,
     logit_rows: Vec<u32>,
+    rows_max: usize,
+    logit_rows_max: usize,
 }
 
 impl StepBuffers {
@@ -23,6 +25,8 @@ impl StepBuffers {
             seqs: Vec::with_capacity(limits.running),
             pages: Vec::with_capacity(pages),
             logit_rows: Vec::with_capacity(limits.logit_rows),
+            rows_max: limits.rows,
+            logit_rows_max: limits.logit_rows,
         }
     }
 
@@ -52,6 +56,10 @@ impl StepBuffers {
             let last = first_row + share.rows;
             self.logit_rows.extend((last - share.logit_rows) as u32..last as u32);
         }
+        debug_assert!(
+            self.tokens.len() <= self.rows_max && self.logit_rows.len() <= self.logit_rows_max,
+            "I6: a step larger than the one that was proven"
+        );
         StepInput {
             tokens: &self.tokens,
             positions: &self.positions,

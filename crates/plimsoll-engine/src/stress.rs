@@ -80,7 +80,7 @@ fn run(
 /// The sampler's largest scratch: penalties, truncation by probability over the whole vocabulary, and a report.
 fn sample(runner: &mut dyn Runner, sampler: &mut Sampler, rows: usize) -> Result<(), DeviceError> {
     let params = SamplingParams { top_p: 0.999, min_p: 0.0, temperature: 100.0, ..SamplingParams::default() };
-    let counts = TokenCounts::new(0);
+    let counts = TokenCounts::default();
     let mut top = Vec::with_capacity(crate::sampling::TOP_LOGPROBS_MAX);
     for row in 0..rows.min(2) {
         let logits = runner.logits(row);
@@ -93,3 +93,6 @@ fn sample(runner: &mut dyn Runner, sampler: &mut Sampler, rows: usize) -> Result
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

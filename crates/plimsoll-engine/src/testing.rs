@@ -116,6 +116,50 @@ pub struct Bench<R> {
     pub tokenizer: Arc<Tokenizer>,
     /// End-of-sequence ids.
     pub eos: Vec<u32>,
+    /// Free pages go back to the system.
+    pub elastic: bool,
+}
+
+impl<R: Runner> Bench<R> {
+    /// The engine's two ends: the front door, and what builds the worker on the thread that will own it.
+    fn split(self) -> (EngineHandle, impl FnOnce() -> Worker<R>) {
+        let Self { runner, limits, step, prefix_cache, tokenizer, eos, elastic } = self;
+        let places = limits.running_max_req_size + limits.max_waiting;
+        let (arrivals, inbox) = sync_channel(places as usize);
+        let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
+        let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
+        let epoch = Instant::now();
+        let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
+        let build = move || {
+            let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
+            let pool = PagePool::new(pages).expect("a pool");
+            let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index"));
+            let cache = Rc::new(RefCell::new(KvCache { pool, index }));
+            let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
+            let (arrivals, limits) = (inbox, step);
+            Worker::new(Parts { shared, arrivals, epoch, runner, cache, limits, sampler, tokenizer, eos, elastic })
+        };
+        (handle, build)
+    }
+}
+
+/// The engine without its thread: a test turns it round by round, so that everything happens in one order.
+pub struct ByHand<R>(Worker<R>);
+
+impl<R: Runner> ByHand<R> {
+    /// Takes what has arrived and does one step.
+    pub fn round(&mut self) {
+        self.0.round();
+    }
+}
+
+/// An engine over a test's own runner that moves when it is told to.
+///
+/// # Panics
+/// As [`over_runner`].
+pub fn by_hand<R: Runner>(bench: Bench<R>) -> (EngineHandle, ByHand<R>) {
+    let (handle, build) = bench.split();
+    (handle, ByHand(build()))
 }
 
 /// Starts the real engine thread (scheduler, cache, sampler, delivery) over a test's own runner.
@@ -123,22 +167,8 @@ pub struct Bench<R> {
 /// # Panics
 /// When the tables of pool, index and sampler cannot be built from the limits: a mistake in the test.
 pub fn over_runner<R: Runner + Send + 'static>(bench: Bench<R>) -> EngineHandle {
-    let Bench { runner, limits, step, prefix_cache, tokenizer, eos } = bench;
-    let places = limits.running_max_req_size + limits.max_waiting;
-    let (arrivals, inbox) = sync_channel(places as usize);
-    let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
-    let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
-    let epoch = Instant::now();
-    let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
-    std::thread::spawn(move || {
-        let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
-        let pool = PagePool::new(pages).expect("a pool");
-        let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index"));
-        let cache = Rc::new(RefCell::new(KvCache { pool, index }));
-        let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
-        Worker::new(Parts { shared, arrivals: inbox, epoch, runner, cache, limits: step, sampler, tokenizer, eos })
-            .run();
-    });
+    let (handle, build) = bench.split();
+    std::thread::spawn(move || build().run());
     handle
 }
 
@@ -241,6 +271,7 @@ impl Engine {
         observed.active.store(running, Ordering::Release);
         self.shared.status.running.store(running, Ordering::Release);
         self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
+        self.shared.status.turns.fetch_add(1, Ordering::AcqRel);
         let progress = self.epoch.elapsed().as_millis() as u64;
         self.shared.status.progress_ms.store(progress, Ordering::Release);
         !stops
@@ -297,4 +328,17 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
 /// Hands the engine a made-up look at the machine.
 pub fn take_reading(engine: &EngineHandle, reading: crate::governor::Reading) {
     engine.shared.gauge.set(reading);
+}
+
+/// Looks after the engine's progress as start-up's watching thread does, several times a stall limit, until the engine ends.
+pub fn watch_progress(engine: &EngineHandle) {
+    let (shared, epoch) = (Arc::downgrade(&engine.shared), engine.epoch);
+    std::thread::spawn(move || {
+        while let Some(shared) = shared.upgrade().filter(|shared| !shared.stopped.load(Ordering::Acquire)) {
+            shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
+            let pause = shared.watchdog.limit() / 8;
+            drop(shared);
+            std::thread::sleep(pause);
+        }
+    });
 }

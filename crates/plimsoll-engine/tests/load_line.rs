@@ -183,7 +183,32 @@ fn what_fits_is_what_starts() {
     };
     let exactly = Options { max_req_total_len: Some(64), max_total_token_num: Some(64 * answer.users_max), ..exactly };
     let planned = Blueprint::new(&checkpoint, &exactly).unwrap().plan(&exactly, host.threads, &host.line).unwrap();
-    assert_eq!(planned.plan.total(), ask_for(answer.users_max, 64).needed_bytes, "I8");
+    let needed = ask_for(answer.users_max, 64).needed_bytes;
+    assert_eq!(planned.plan.total(), needed, "I8");
+    // And a server for exactly that load starts under that line, plans that many bytes, and serves all of them side by side.
+    let engine = start(&checkpoint, Arc::new(tokenizer()), &exactly, &host, |_| {}).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(engine.plan().total(), needed, "I8: the started engine");
+    let reported = engine.report();
+    assert_eq!(reported.components.iter().map(|row| row.planned_bytes).sum::<u64>(), needed, "I8: its ledger");
+    let few = answer.users_max.min(32) as u32;
+    let readers: Vec<_> = (0..few)
+        .map(|i| engine.submit(greedy(&[i % 300, 1 + i % 7, 2], 61)).unwrap_or_else(|e| panic!("{e}")))
+        .collect();
+    for reader in readers {
+        assert_eq!(common::collect(reader).ids.len(), 61);
+    }
+    assert_eq!(engine.metrics().preemptions.get(), 0, "what fits needs no preemption");
+    stop(engine);
+    // One user more is refused by the planner and by the start alike.
+    let beyond = Options {
+        graph_max_batch_size: users + 1,
+        running_max_req_size: users + 1,
+        batch_max_tokens: (users + 1).max(64),
+        max_total_token_num: Some(64 * (answer.users_max + 1)),
+        ..exactly
+    };
+    let refused = start(&checkpoint, Arc::new(tokenizer()), &beyond, &host, |_| {}).err().expect("one too many");
+    assert!(matches!(refused, StartError::Plan(_)), "{refused}");
 }
 
 #[test]

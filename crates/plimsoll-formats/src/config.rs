@@ -18,8 +18,69 @@ pub enum Architecture {
     Qwen3,
     /// Gemma 3: norms around each half layer, sliding and global layers, scaled embeddings.
     Gemma3,
+    /// Qwen 3 MoE: Qwen 3 with a mixture of experts for the feed-forward part.
+    Qwen3Moe,
+    /// Qwen3-Next: three Gated DeltaNet layers to one of gated attention, mixture of experts.
+    Qwen3Next,
+    /// Qwen 3.5, dense: the layers of Qwen3-Next with a plain feed-forward part.
+    Qwen3_5,
+    /// Qwen 3.5 MoE.
+    Qwen3_5Moe,
     /// Anything else, by the name the file gives. No model code runs it.
     Other(String),
+}
+
+impl Architecture {
+    /// Every family that runs, as refusals list them.
+    pub const SUPPORTED: &str =
+        "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE and Gemma 3";
+
+    /// Whether most layers are recurrent (Gated DeltaNet).
+    pub fn is_hybrid(&self) -> bool {
+        matches!(self, Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe)
+    }
+
+    /// Whether the feed-forward part may be a mixture of experts.
+    pub fn has_experts(&self) -> bool {
+        matches!(self, Architecture::Qwen3Moe | Architecture::Qwen3Next | Architecture::Qwen3_5Moe)
+    }
+}
+
+/// A mixture of experts in place of a feed-forward part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that a token goes through.
+    pub top_k: usize,
+    /// Width between the projections of one expert.
+    pub width: usize,
+    /// Width of the expert that every token goes through; 0 without one.
+    pub shared_width: usize,
+    /// Whether the weights of the chosen experts are scaled to sum to 1.
+    pub renormalise: bool,
+    /// Per layer, whether it has experts rather than a plain feed-forward part.
+    pub layers: Vec<bool>,
+}
+
+/// The recurrent (Gated DeltaNet) layers of a hybrid model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeltaNet {
+    /// Query and key heads; divides `value_heads`.
+    pub key_heads: usize,
+    /// Value heads, each with a state matrix of `key_dim` x `value_dim`.
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub key_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Inputs of the causal convolution, the current one included.
+    pub taps: usize,
+    /// How value heads share key heads: neighbours do (false), or those a whole round of key heads apart (true), which
+    /// is how GGUF files of Qwen 3.5 order them.
+    pub tiled: bool,
+    /// Per layer, whether it is recurrent.
+    pub layers: Vec<bool>,
 }
 
 /// The activation between the gate and the up projection.
@@ -101,8 +162,18 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of a head; `heads * head_dim` need not equal `hidden_size`.
     pub head_dim: usize,
-    /// Width between the projections of the feed-forward part.
+    /// Leading elements of a head that are rotated: all of them, but in hybrid models.
+    pub rotary_dim: usize,
+    /// Width between the projections of the plain feed-forward part.
     pub intermediate_size: usize,
+    /// The mixture of experts, in models that have one.
+    pub experts: Option<Experts>,
+    /// The recurrent layers, in models that have them.
+    pub delta_net: Option<DeltaNet>,
+    /// Layers of the multi-token-prediction head that the configuration announces.
+    pub draft_layers: usize,
+    /// Whether attention's output is gated: the query projection makes, for each head, the query and then the gate.
+    pub attention_gate: bool,
     /// Rows of the embedding table.
     pub vocab_size: usize,
     /// Epsilon of every RMS norm.
@@ -139,7 +210,8 @@ pub struct ModelConfig {
     pub query_scale: f32,
     /// What embeddings are multiplied with. Gemma 3: the square root of the hidden size, unrounded.
     pub embedding_scale: f32,
-    /// What is added to every norm weight before use: 1 for Gemma 3 in Hugging Face form, 0 elsewhere.
+    /// What is added to every norm weight before use: 1 for Gemma 3 and the hybrids in Hugging Face form, 0 elsewhere.
+    /// The norm inside a recurrent layer is never shifted.
     pub norm_weight_offset: f32,
     /// Bound of the tanh soft cap on attention scores.
     pub attn_logit_softcap: Option<f32>,
@@ -169,6 +241,12 @@ const INTERMEDIATE_MAX: usize = 1 << 20;
 const VOCAB_MAX: usize = 1 << 22;
 /// Longest context in tokens.
 const CONTEXT_MAX: usize = 1 << 28;
+/// Most experts of a layer.
+const EXPERTS_MAX: usize = 4096;
+/// Longest causal convolution.
+const TAPS_MAX: usize = 16;
+/// Most layers of a draft head.
+const DRAFT_LAYERS_MAX: usize = 8;
 
 impl ModelConfig {
     /// Checks every size against its bound, and that the parts fit together.
@@ -189,6 +267,13 @@ impl ModelConfig {
         if !self.head_dim.is_multiple_of(2) {
             return wrong(format!("a head width of {} cannot be rotated", self.head_dim));
         }
+        within("rotated part of a head", self.rotary_dim, self.head_dim)?;
+        if !self.rotary_dim.is_multiple_of(2) {
+            return wrong(format!("a rotated part of {} elements is not even", self.rotary_dim));
+        }
+        within("draft layers", self.draft_layers + 1, DRAFT_LAYERS_MAX + 1)?;
+        self.experts.as_ref().map_or(Ok(()), |experts| experts.check(self.layers))?;
+        self.delta_net.as_ref().map_or(Ok(()), |delta| delta.check(self.layers))?;
         if self.layer_is_sliding.len() != self.layers {
             return wrong(format!("{} layer types for {} layers", self.layer_is_sliding.len(), self.layers));
         }
@@ -204,13 +289,58 @@ impl ModelConfig {
     /// The encoding that a tensor will have, judged from the configuration alone, for planning before any weight is
     /// there: `name` is canonical and ends in `.weight` or `.bias`, `dims` is the number of its dimensions.
     pub fn planned_encoding(&self, name: &str, dims: usize) -> Encoding {
-        if dims == 2
+        let matrix = dims == 2 || dims == 3 && name.contains(".experts.");
+        if matrix
             && let Some(quantization) = &self.quantization
             && let Some(group) = quantization.of(name.strip_suffix(".weight").unwrap_or(name))
         {
             return Encoding::Quant(group.layout(self.torch_dtype.unwrap_or(Dtype::Bf16)));
         }
         self.torch_dtype.unwrap_or(Dtype::Bf16).encoding()
+    }
+}
+
+impl Experts {
+    fn check(&self, layers: usize) -> Result<(), FormatError> {
+        within("experts", self.count, EXPERTS_MAX)?;
+        within("experts per token", self.top_k, self.count)?;
+        within("expert width", self.width, INTERMEDIATE_MAX)?;
+        within("shared expert width", self.shared_width.max(1), INTERMEDIATE_MAX)?;
+        match self.layers.len() == layers {
+            true => Ok(()),
+            false => wrong(format!("{} expert flags for {layers} layers", self.layers.len())),
+        }
+    }
+}
+
+impl DeltaNet {
+    fn check(&self, layers: usize) -> Result<(), FormatError> {
+        within("linear_num_value_heads", self.value_heads, HEADS_MAX)?;
+        within("linear_num_key_heads", self.key_heads, self.value_heads)?;
+        within("linear_key_head_dim", self.key_dim, HEAD_DIM_MAX)?;
+        within("linear_value_head_dim", self.value_dim, HEAD_DIM_MAX)?;
+        within("linear_conv_kernel_dim", self.taps, TAPS_MAX)?;
+        within("width of linear attention", 2 * self.key_heads * self.key_dim + self.value_width(), HIDDEN_MAX)?;
+        if !self.value_heads.is_multiple_of(self.key_heads) {
+            return wrong(format!(
+                "linear_num_key_heads ({}) does not divide linear_num_value_heads ({})",
+                self.key_heads, self.value_heads
+            ));
+        }
+        if self.layers.len() != layers || !self.layers.contains(&true) || !self.layers.contains(&false) {
+            return wrong(format!("layer_types must name linear_attention and full_attention, {layers} in all"));
+        }
+        Ok(())
+    }
+
+    /// Elements of all value heads together.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Elements of all query heads together, and of all key heads.
+    pub fn key_width(&self) -> usize {
+        self.key_heads * self.key_dim
     }
 }
 

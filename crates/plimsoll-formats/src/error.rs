@@ -2,6 +2,7 @@
 //!
 //! No behaviour lives here, only the vocabulary of refusal and two helpers that build it.
 
+use crate::config::Architecture;
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint, or one row of it, could not be read.
@@ -54,6 +55,11 @@ pub enum FormatError {
 }
 
 impl FormatError {
+    /// An architecture that nobody here knows, with those that are.
+    pub(crate) fn unknown_architecture(what: &str, name: &str) -> FormatError {
+        FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), Architecture::SUPPORTED))
+    }
+
     /// Attaches `path` to an I/O error, for use in `map_err`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> FormatError {
         let path = path.to_path_buf();

@@ -183,12 +183,14 @@ fn sizes_out_of_bounds_are_refused_by_name() {
 #[test]
 fn unknown_architectures_are_named() {
     let refusal = open_config(r#"{"architectures": ["MambaForCausalLM"], "d_model": 64}"#).map(drop);
-    assert_eq!(refusal.expect_err("unknown").to_string(), "unsupported: architecture \"MambaForCausalLM\"");
+    let known = format!("; supported are {}", Architecture::SUPPORTED);
+    let refusal = refusal.expect_err("unknown").to_string();
+    assert_eq!(refusal, format!("unsupported: architecture \"MambaForCausalLM\"{known}"));
     let other = of_class("PhiForCausalLM", r#""x": 1"#).architecture;
     assert_eq!(other, Architecture::Other("PhiForCausalLM".to_owned()));
     let mut writer = GgufWriter::new("mamba");
     writer.keys.retain(|(key, ..)| !key.ends_with("head_count"));
-    assert_eq!(writer.refusal(), "unsupported: GGUF architecture \"mamba\"");
+    assert_eq!(writer.refusal(), format!("unsupported: GGUF architecture \"mamba\"{known}"));
 }
 
 #[test]

@@ -198,6 +198,84 @@ fn attention(isa: Isa, filter: &str) {
     }
 }
 
+/// The delta rule over heads of 128 × 128: one row a sequence, whose states come from memory, and rows that stay with their state.
+fn delta(isa: Isa, filter: &str) {
+    if !"delta".contains(filter) {
+        return;
+    }
+    let (dim, heads, slots) = (128, 32, 64);
+    let size = dim * dim;
+    let memory = aligned(4 * size * heads * slots);
+    // SAFETY: aligned, and every bit pattern is a float; these are small ones.
+    let states = unsafe { memory.align_to_mut::<f32>().1 };
+    states.fill(0.01);
+    let rows = 64;
+    let qkv: Vec<f32> = (0..rows * 3 * dim).map(|i| (i as f32 * 0.7).sin() * 0.1).collect();
+    let gates = vec![0.9f32; rows];
+    let mut out = vec![0f32; rows * dim];
+    // SAFETY: as above.
+    let scratch = unsafe { aligned(4 * delta_scratch_len(dim)).align_to_mut::<f32>().1 };
+    let input = DeltaInput {
+        q: &qkv,
+        k: &qkv[dim..],
+        v: &qkv[2 * dim..],
+        ld: 3 * dim,
+        decay: &gates,
+        beta: &gates,
+        gate_ld: 1,
+        key_dim: dim,
+        value_dim: dim,
+    };
+    let mut run = |head: usize, from: u32, named: &[u32]| {
+        let base = states[head * size..].as_mut_ptr();
+        let slots = StateSlots { base, stride: heads * size, start: Some(from), out: named };
+        let target = DeltaOutput { ptr: out.as_mut_ptr(), ld: dim };
+        // SAFETY: slots are within `states`, rows within `out`.
+        unsafe { gated_delta(isa, &input, 0..dim / STATE_TILE, &slots, scratch, target) };
+    };
+    let pieces = heads * slots;
+    let in_place =
+        streaming(pieces, 8 * size, |piece| run(piece % heads, (piece / heads) as u32, &[(piece / heads) as u32]));
+    let next = |slot: usize| ((slot + 1) % slots) as u32;
+    let moved = streaming(pieces, 8 * size, |piece| run(piece % heads, (piece / heads) as u32, &[next(piece / heads)]));
+    let mut named = vec![NO_SLOT; rows];
+    named[rows - 1] = 0;
+    let seconds = best(|| (0..heads).for_each(|head| run(head, 0, &named)));
+    // Two products, decay, update: four multiplications and four additions an element, two of them one instruction.
+    let flops = 7.0 * (rows * heads * size) as f64 / seconds / 1e9;
+    println!(
+        "delta 128x128  one row: {in_place:.1} GB/s in place, {moved:.1} GB/s to another slot;  \
+         {rows} rows: {flops:.0} GFLOP/s, {:.2} us a row and head",
+        seconds * 1e6 / (rows * heads) as f64
+    );
+}
+
+/// One row through eight of 128 experts of 2048 × 768 (Q4_0), ever other ones: GB/s of their weights.
+fn experts(isa: Isa, filter: &str) {
+    if !"experts".contains(filter) {
+        return;
+    }
+    let kind = quant(4, 32, PackScales::F16, 8, false);
+    let (wide, narrow) = (Packing::new(kind, 768, 2048).unwrap(), Packing::new(kind, 2048, 768).unwrap());
+    let bytes = wide.bytes();
+    let memory = aligned(3 * 128 * bytes);
+    let read = read_bandwidth(&memory[..128 << 20]);
+    // All share shapes: one product each, with its weights exchanged.
+    let matrices: Vec<&[u8]> = memory.chunks_exact(bytes).collect();
+    let mut up = Product::new(isa, &wide, matrices[0], 1);
+    let mut down = Product::new(isa, &narrow, matrices[0], 1);
+    let rate = streaming(128, 3 * bytes, |turn| {
+        let expert = turn * 37 % 128;
+        for matrix in 0..2 {
+            up.weights.data = matrices[3 * expert + matrix];
+            up.run(0..wide.panels());
+        }
+        down.weights.data = matrices[3 * expert + 2];
+        down.run(0..narrow.panels());
+    });
+    println!("experts q4_0 2048x768  GB/s: read {read:.1}; one row an expert: {rate:.1}");
+}
+
 fn rows(isa: Isa, filter: &str) {
     let n = 4096;
     let x: Vec<f32> = (0..n).map(|i| (i as f32).sin() * 4.0).collect();
@@ -213,6 +291,17 @@ fn rows(isa: Isa, filter: &str) {
     show("silu glu", &mut |y| glu(isa, Activation::Silu, y, &x));
     show("quantize_acts", &mut |_| quantize_acts(isa, &x, buffer));
     show("rope", &mut |y| rope(isa, RopeStyle::Halves, y, 128, &x[..64], &x[..64]));
+    let mut router = x[..512].to_vec();
+    let (mut ids, mut weights) = ([0; 10], [0.0; 10]);
+    if "route".contains(filter) {
+        let seconds = best(|| {
+            (0..1000).for_each(|_| {
+                router.copy_from_slice(&x[..512]);
+                route(isa, &mut router, &mut ids, &mut weights, true);
+            });
+        });
+        println!("route          {:6.2} us for 10 of 512 experts", seconds * 1e3);
+    }
     show("log_sum_exp", &mut |_| {
         black_box(log_sum_exp(isa, &x));
     });
@@ -228,5 +317,7 @@ fn main() {
     println!("{isa}");
     linear_layers(isa, &filter);
     attention(isa, &filter);
+    delta(isa, &filter);
+    experts(isa, &filter);
     rows(isa, &filter);
 }

@@ -84,13 +84,13 @@ pub fn attend_partial_len(layout: &KvLayout) -> usize {
     HEADER + layout.head_dim()
 }
 
-/// Floats of scratch that [`attend`] needs for `rows` rows of `heads` heads; [`attend_split`] is content with it too.
+/// Floats of scratch that [`attend`] needs for `rows` rows of `heads` heads.
 pub fn attend_scratch_len(layout: &KvLayout, rows: usize, heads: usize) -> usize {
-    split_scratch_len(layout) + (rows * heads + TILE) * attend_partial_len(layout)
+    attend_split_scratch_len(layout) + (rows * heads + TILE) * attend_partial_len(layout)
 }
 
-/// Floats of a tile's scaled queries and scores.
-fn split_scratch_len(layout: &KvLayout) -> usize {
+/// Floats of scratch that [`attend_split`] needs: a tile's scaled queries and scores.
+pub fn attend_split_scratch_len(layout: &KvLayout) -> usize {
     TILE * (layout.head_dim() + SPLIT)
 }
 
@@ -125,14 +125,6 @@ impl Queries<'_> {
         let span = self.spans[query / self.heads];
         (span.first as usize, span.end as usize)
     }
-
-    /// The splits from the first to one past the last that any row sees.
-    fn splits(&self) -> std::ops::Range<usize> {
-        let seen = self.spans.iter().filter(|span| span.first < span.end);
-        let first = seen.clone().map(|span| span.first as usize / SPLIT).min();
-        let end = seen.map(|span| (span.end as usize).div_ceil(SPLIT)).max();
-        first.unwrap_or(0)..end.unwrap_or(0)
-    }
 }
 
 fn check(kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
@@ -164,10 +156,10 @@ pub unsafe fn attend(
     let len = attend_partial_len(&kv.layout);
     let needed = attend_scratch_len(&kv.layout, queries.spans.len(), queries.heads);
     assert!(scratch.len() >= needed, "{} floats of scratch, {needed} needed", scratch.len());
-    let (tile_scratch, rest) = scratch.split_at_mut(split_scratch_len(&kv.layout));
+    let (tile_scratch, rest) = scratch.split_at_mut(attend_split_scratch_len(&kv.layout));
     let (partials, states) = rest[..(queries.count() + TILE) * len].split_at_mut(TILE * len);
     states.chunks_exact_mut(len).for_each(clear);
-    for split in queries.splits() {
+    for split in attend_splits(queries.spans) {
         for (tile, states) in states.chunks_mut(TILE * len).enumerate() {
             let count = states.len() / len;
             let partials = &mut partials[..count * len];
@@ -199,10 +191,31 @@ pub unsafe fn attend_split(
     check(kv, queries, params);
     let len = attend_partial_len(&kv.layout);
     assert_eq!(partials.len(), queries.count() * len, "floats of partial results");
-    let scratch = &mut scratch[..split_scratch_len(&kv.layout)];
+    let scratch = &mut scratch[..attend_split_scratch_len(&kv.layout)];
     for (tile, partials) in partials.chunks_mut(TILE * len).enumerate() {
         // SAFETY: the caller's word on pages; spans were checked.
         unsafe { Split { isa, kv, queries, params, split }.run(tile * TILE, scratch, partials) };
+    }
+}
+
+/// The splits, from the first to one past the last, that any of these rows sees.
+pub fn attend_splits(spans: &[Span]) -> std::ops::Range<usize> {
+    let seen = spans.iter().filter(|span| span.first < span.end);
+    let first = seen.clone().map(|span| span.first as usize / SPLIT).min();
+    let end = seen.map(|span| (span.end as usize).div_ceil(SPLIT)).max();
+    first.unwrap_or(0)..end.unwrap_or(0)
+}
+
+/// Adds the partial results of later splits to `states`, those of earlier ones, each in the layout of [`attend_split`]: what
+/// [`attend_combine`] does before it writes, for splits that do not all fit at once.
+///
+/// Panics if the length of `partials` is no multiple of that of `states`.
+pub fn attend_merge(isa: Isa, layout: &KvLayout, states: &mut [f32], partials: &[f32]) {
+    let len = attend_partial_len(layout);
+    let fits = states.len().is_multiple_of(len) && partials.len().is_multiple_of(states.len().max(1));
+    assert!(fits, "{} floats of partial results beside {} of states", partials.len(), states.len());
+    for partials in partials.chunks_exact(states.len().max(1)) {
+        isa.run(Merge { len, states, partials });
     }
 }
 
@@ -227,9 +240,7 @@ pub unsafe fn attend_combine(
     let fits = split_len > 0 && !partials.is_empty() && partials.len().is_multiple_of(split_len);
     assert!(fits, "{} floats of partial results, a multiple of {split_len} needed", partials.len());
     let (states, rest) = partials.split_at_mut(split_len);
-    for partials in rest.chunks_exact(split_len) {
-        isa.run(Merge { len, states, partials });
-    }
+    attend_merge(isa, layout, states, rest);
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
         unsafe { finish(isa, heads, params, query, state, out) };

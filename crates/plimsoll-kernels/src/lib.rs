@@ -12,6 +12,8 @@
 
 mod acts;
 mod attention;
+mod conv;
+mod delta;
 mod half;
 mod isa;
 mod kv;
@@ -23,14 +25,19 @@ mod pack;
 mod packing;
 mod reduce;
 mod rope;
+mod route;
 mod simd;
 #[cfg(test)]
 mod testing;
 
 pub use acts::{ActLayout, Acts, quantize_acts};
 pub use attention::{
-    AttendOutput, AttendParams, KvPages, Queries, SPLIT, Span, attend, attend_combine, attend_partial_len,
-    attend_scratch_len, attend_split,
+    AttendOutput, AttendParams, KvPages, Queries, SPLIT, Span, attend, attend_combine, attend_merge,
+    attend_partial_len, attend_scratch_len, attend_split, attend_split_scratch_len, attend_splits,
+};
+pub use conv::{ConvRows, ConvSpec, HeadNorm, causal_conv, conv_scratch_len, conv_weights, conv_weights_len};
+pub use delta::{
+    DeltaInput, DeltaOutput, NO_SLOT, STATE_TILE, StateSlots, delta_gates, delta_scratch_len, gated_delta,
 };
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use isa::{Isa, UnknownIsa};
@@ -42,3 +49,4 @@ pub use pack::{QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant, unpac
 pub use packing::{BLOCK, PANEL, PackError, PackKind, PackScales, Packing, QuantPacking, SUPER};
 pub use reduce::{LogSumExp, argmax, log_sum_exp, softmax};
 pub use rope::{RopeStyle, rope};
+pub use route::{add_gated, combine, group_by_expert, route};

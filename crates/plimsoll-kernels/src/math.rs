@@ -133,6 +133,18 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(one, s.add(one, exp(s, s.sub(s.zero(), x))))
 }
 
+/// ln(1 + eˣ); beyond 20, where the two are the same float, x.
+#[inline(always)]
+pub(crate) fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
+    let one = s.splat(1.0);
+    let e = exp(s, x);
+    // What 1 + e loses of a small e comes back, divided by its sum: the derivative of the logarithm.
+    let sum = s.add(one, e);
+    let lost = s.sub(e, s.sub(sum, one));
+    let log = s.add(ln(s, sum), s.div(lost, sum));
+    s.select_lt(s.splat(20.0), x, x, log)
+}
+
 /// x · sigmoid(scale · x): SiLU for 1, the tanh form of GELU for √(8/π)-scaled arguments, by one division.
 #[inline(always)]
 pub(crate) fn swish<S: Simd>(s: S, x: S::F, gate: S::F) -> S::F {

@@ -15,6 +15,8 @@ pub enum Component {
     Weights,
     /// Pages of the key/value cache.
     KvPages,
+    /// Slots of recurrent state: one position's state of one sequence each.
+    StateSlots,
     /// Temporaries of one forward step, logits included.
     StepWorkspace,
     /// Running and waiting requests: token ids, page tables, outputs not yet read.
@@ -33,9 +35,10 @@ pub enum Component {
 
 impl Component {
     /// All components, in the order in which the plan prints them.
-    pub const ALL: [Component; 9] = [
+    pub const ALL: [Component; 10] = [
         Component::Weights,
         Component::KvPages,
+        Component::StateSlots,
         Component::StepWorkspace,
         Component::RequestTable,
         Component::PrefixIndex,
@@ -50,6 +53,7 @@ impl Component {
         match self {
             Component::Weights => "weights",
             Component::KvPages => "kv_pages",
+            Component::StateSlots => "state_slots",
             Component::StepWorkspace => "step_workspace",
             Component::RequestTable => "request_table",
             Component::PrefixIndex => "prefix_index",

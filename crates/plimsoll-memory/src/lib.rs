@@ -4,6 +4,7 @@
 //! **Architecture invariant:** this crate knows nothing of models, kernels or requests; it deals in bytes.
 
 pub mod bytes;
+pub mod faults;
 pub mod heap;
 pub mod host;
 pub mod ledger;

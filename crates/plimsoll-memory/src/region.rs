@@ -8,7 +8,7 @@ use std::sync::Arc;
 use memmap2::MmapMut;
 use thiserror::Error;
 
-use crate::{Bytes, Component, Ledger};
+use crate::{Bytes, Component, Ledger, faults};
 
 /// The largest page size of the systems we run on (Linux on aarch64 with 64 KiB pages).
 const OS_PAGE: usize = 64 << 10;
@@ -59,6 +59,9 @@ impl Region {
 
     fn mapped(ledger: &Arc<Ledger>, component: Component, bytes: u64, touch: bool) -> Result<Self, OutOfMemory> {
         let refused = |reason: String| OutOfMemory::Refused { component: component.name(), bytes, reason };
+        if faults::refuses_region(component) {
+            return Err(refused("a test asked for it".into()));
+        }
         let len = usize::try_from(bytes).map_err(|e| refused(e.to_string()))?;
         // A mapping of zero bytes is an error to the system; a component of zero bytes is not one to us.
         let mut map = MmapMut::map_anon(len.max(1)).map_err(|e| refused(e.to_string()))?;

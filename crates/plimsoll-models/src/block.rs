@@ -3,11 +3,34 @@
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, RowPiece, StepInput,
+    VectorId,
 };
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
 
 use crate::Output;
+
+/// A norm's weights, with 1 added where they are stored around zero.
+///
+/// Converters to MLX and GGUF add it, but some leave the draft head as it was: there a negative weight, which no ready norm has,
+/// tells.
+pub fn norm(config: &ModelConfig, name: &str, len: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
+    let mut plus = config.norm_weight_offset;
+    if plus == 0.0 && name.starts_with("mtp.") {
+        let negative = declare.read_vector(name)?.is_some_and(|weights| weights.iter().any(|weight| *weight < 0.0));
+        plus = if negative { 1.0 } else { 0.0 };
+    }
+    declare.vector(name, len, plus)
+}
+
+/// Where an attention layer stands.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionPlace {
+    /// Its index among the layers that have keys and values in the cache.
+    pub cache: usize,
+    /// Whether it attends through the sliding window.
+    pub sliding: bool,
+}
 
 /// Weights of one attention layer.
 pub struct AttentionBlock {
@@ -15,6 +38,8 @@ pub struct AttentionBlock {
     k: LinearId,
     v: LinearId,
     o: LinearId,
+    /// Its sigmoid is multiplied onto what attention gives, where the family does so.
+    gate: Option<LinearId>,
     /// Per-head norms of queries and keys, where the family has them.
     q_norm: Option<VectorId>,
     k_norm: Option<VectorId>,
@@ -26,9 +51,14 @@ pub struct AttentionBlock {
 }
 
 impl AttentionBlock {
-    /// Declares `model.layers.{layer}.self_attn.*`.
-    pub fn declare(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let prefix = format!("model.layers.{layer}.self_attn");
+    /// Declares `{prefix}.self_attn.*` of a layer at `place`.
+    pub fn declare(
+        config: &ModelConfig,
+        prefix: &str,
+        place: AttentionPlace,
+        declare: &mut Declare<'_>,
+    ) -> Result<Self, DeclareError> {
+        let prefix = format!("{prefix}.self_attn");
         let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
         if head_dim % 16 != 0 {
             return Err(DeclareError::Unsupported(format!(
@@ -42,15 +72,30 @@ impl AttentionBlock {
                 false => declare.linear(&format!("{name}.weight"), out, config.hidden_size),
             }
         };
-        let q = projection("q_proj", heads * head_dim)?;
+        let q = match config.attention_gate {
+            true => None,
+            false => Some(projection("q_proj", heads * head_dim)?),
+        };
         let k = projection("k_proj", kv_heads * head_dim)?;
         let v = projection("v_proj", kv_heads * head_dim)?;
         let o = match config.attention_output_bias {
             true => declare.linear_with_bias(&format!("{prefix}.o_proj"), config.hidden_size, heads * head_dim)?,
             false => declare.linear(&format!("{prefix}.o_proj.weight"), config.hidden_size, heads * head_dim)?,
         };
-        let mut norm = |name: &str| match config.qk_norm {
-            true => declare.vector(&format!("{prefix}.{name}.weight"), head_dim, config.norm_weight_offset).map(Some),
+        let (q, gate) = match q {
+            Some(q) => (q, None),
+            None => {
+                // The stored rows alternate: a head's query, then its gate.
+                let half = |first| RowPiece { first, rows: heads * head_dim, run: head_dim, stride: 2 * head_dim };
+                let mut rows = |first| {
+                    let stored = [2 * heads * head_dim, config.hidden_size];
+                    declare.linear_rows(&format!("{prefix}.q_proj.weight"), &stored, &[half(first)], config.hidden_size)
+                };
+                (rows(0)?, Some(rows(head_dim)?))
+            }
+        };
+        let mut head_norm = |name: &str| match config.qk_norm {
+            true => norm(config, &format!("{prefix}.{name}.weight"), head_dim, declare).map(Some),
             false => Ok(None),
         };
         Ok(Self {
@@ -58,17 +103,18 @@ impl AttentionBlock {
             k,
             v,
             o,
-            q_norm: norm("q_norm")?,
-            k_norm: norm("k_norm")?,
+            gate,
+            q_norm: head_norm("q_norm")?,
+            k_norm: head_norm("k_norm")?,
             kv_heads,
             head_dim,
             eps: config.norm_eps,
             rope_interleaved: config.rope_interleaved,
             spec: Attention {
-                layer,
+                layer: place.cache,
                 heads,
                 scale: config.query_scale,
-                window: config.sliding_window.filter(|_| config.layer_is_sliding.get(layer) == Some(&true)),
+                window: config.sliding_window.filter(|_| place.sliding),
                 softcap: config.attn_logit_softcap,
             },
         })
@@ -88,17 +134,31 @@ impl AttentionBlock {
         let q = device.temp(x.rows, self.spec.heads * self.head_dim)?;
         let k = device.temp(x.rows, self.kv_heads * self.head_dim)?;
         let v = device.temp(x.rows, self.kv_heads * self.head_dim)?;
-        device.linear(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store)?;
+        let gate = match self.gate {
+            Some(gate) => {
+                let buf = device.temp(x.rows, q.cols)?;
+                device.linear(x, &[(self.q, q), (self.k, k), (self.v, v), (gate, buf)], Mode::Store)?;
+                Some(buf)
+            }
+            None => {
+                device.linear(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store)?;
+                None
+            }
+        };
         for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
             if let Some(norm) = norm {
                 let heads = heads.reshape(self.head_dim);
                 device.rms_norm(heads, heads, norm, self.eps);
             }
-            device.rope(heads, angles, self.rope_interleaved);
+            device.rope(heads, angles, self.head_dim, self.rope_interleaved);
         }
         let attended = device.temp(x.rows, self.spec.heads * self.head_dim)?;
         device.attention(&self.spec, attended, q, k, v, step);
-        device.linear(attended, &[(self.o, out)], mode)?;
+        let gated = gate.map_or(attended, |gate| {
+            device.glu(gate, attended, Activation::Sigmoid);
+            gate
+        });
+        device.linear(gated, &[(self.o, out)], mode)?;
         device.release(scope);
         Ok(())
     }
@@ -114,10 +174,14 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// Declares `model.layers.{layer}.mlp.*`.
-    pub fn declare(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let prefix = format!("model.layers.{layer}.mlp");
-        let (width, hidden) = (config.intermediate_size, config.hidden_size);
+    /// Declares `{prefix}.gate_proj` and its sisters, `width` wide between them.
+    pub fn declare(
+        config: &ModelConfig,
+        prefix: &str,
+        width: usize,
+        declare: &mut Declare<'_>,
+    ) -> Result<Self, DeclareError> {
+        let hidden = config.hidden_size;
         let mut matrix = |name: &str, out: usize, k: usize| match config.mlp_bias {
             true => declare.linear_with_bias(&format!("{prefix}.{name}"), out, k),
             false => declare.linear(&format!("{prefix}.{name}.weight"), out, k),
@@ -144,7 +208,8 @@ impl FeedForward {
     }
 }
 
-fn activation(act: ConfigActivation) -> Result<Activation, DeclareError> {
+/// The device's name for the configuration's activation.
+pub(crate) fn activation(act: ConfigActivation) -> Result<Activation, DeclareError> {
     match act {
         ConfigActivation::Silu => Ok(Activation::Silu),
         ConfigActivation::GeluTanh => Ok(Activation::GeluTanh),
@@ -156,6 +221,7 @@ fn activation(act: ConfigActivation) -> Result<Activation, DeclareError> {
 }
 
 /// Token embedding, final norm and output projection.
+#[derive(Clone, Copy, Debug)]
 pub struct Ends {
     embedding: LinearId,
     norm: VectorId,
@@ -174,7 +240,7 @@ impl Ends {
     pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
-        let norm = declare.vector("model.norm.weight", hidden, config.norm_weight_offset)?;
+        let norm = norm(config, "model.norm.weight", hidden, declare)?;
         let head = match config.tie_word_embeddings {
             true => embedding,
             false => declare.linear("lm_head.weight", vocab, hidden)?,
@@ -198,16 +264,27 @@ impl Ends {
         Ok(x)
     }
 
-    /// The logits of the wanted rows of `x`, the hidden state of every row.
+    /// The logits of the wanted rows of `x`, every row's hidden state, which is normalised in place.
     pub fn output(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
+        self.output_through(device, x, self.norm, step)
+    }
+
+    /// [`Ends::output`] through another norm: a draft head shares the output projection only.
+    pub fn output_through(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        norm: VectorId,
+        step: &StepInput<'_>,
+    ) -> Result<Output, DeviceError> {
         let logits = device.temp(step.logit_rows.len(), self.vocab)?;
         let output = Output { logits, hidden: x };
+        device.rms_norm(x, x, norm, self.eps);
         if step.logit_rows.is_empty() {
             return Ok(output);
         }
         let last = device.temp(step.logit_rows.len(), self.hidden)?;
         device.gather(last, x, step.logit_rows);
-        device.rms_norm(last, last, self.norm, self.eps);
         device.linear(last, &[(self.head, logits)], Mode::Store)?;
         if let Some(cap) = self.softcap {
             device.softcap(logits, cap);

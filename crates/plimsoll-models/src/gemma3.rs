@@ -8,7 +8,7 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
-use crate::block::{AttentionBlock, Ends, FeedForward};
+use crate::block::{AttentionBlock, AttentionPlace, Ends, FeedForward, norm};
 use crate::rope::rope;
 use crate::{Model, Output};
 
@@ -57,18 +57,18 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
 }
 
 fn declare_layer(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
-    let mut norm = |name: &str| {
-        let name = format!("model.layers.{layer}.{name}.weight");
-        declare.vector(&name, config.hidden_size, config.norm_weight_offset)
-    };
+    let prefix = format!("model.layers.{layer}");
+    let mut norm = |name: &str| norm(config, &format!("{prefix}.{name}.weight"), config.hidden_size, declare);
+    let sliding = config.layer_is_sliding.get(layer) == Some(&true);
+    let place = AttentionPlace { cache: layer, sliding };
     Ok(Layer {
         attention_norm: norm("input_layernorm")?,
         after_attention_norm: norm("post_attention_layernorm")?,
         feed_forward_norm: norm("pre_feedforward_layernorm")?,
         after_feed_forward_norm: norm("post_feedforward_layernorm")?,
-        attention: AttentionBlock::declare(config, layer, declare)?,
-        feed_forward: FeedForward::declare(config, layer, declare)?,
-        sliding: config.layer_is_sliding.get(layer) == Some(&true),
+        attention: AttentionBlock::declare(config, &prefix, place, declare)?,
+        feed_forward: FeedForward::declare(config, &format!("{prefix}.mlp"), config.intermediate_size, declare)?,
+        sliding,
     })
 }
 

@@ -4,10 +4,17 @@
 //! allocates, or sees a request.
 
 pub mod block;
+pub mod decoder;
+pub mod delta;
 pub mod gemma3;
 pub mod llama;
+pub mod moe;
+pub mod mtp;
 pub mod qwen2;
 pub mod qwen3;
+pub mod qwen3_5;
+pub mod qwen3_moe;
+pub mod qwen3_next;
 pub mod rope;
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, ModelShape, StepInput};
@@ -18,7 +25,7 @@ use plimsoll_formats::{Architecture, ModelConfig};
 pub struct Output {
     /// The logits of the wanted rows, [logit rows, vocabulary].
     pub logits: Buf,
-    /// Every row's hidden state, before the final norm.
+    /// Every row's hidden state, after the final norm.
     pub hidden: Buf,
 }
 
@@ -54,15 +61,29 @@ pub trait Model: Send + Sync {
     fn vocab_size(&self) -> usize;
 }
 
-/// Declares the weights of the architecture that `config` names.
-pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
+/// Declares the weights of the architecture that `config` names, those of its draft head only `with_drafter`.
+pub fn build(
+    config: &ModelConfig,
+    declare: &mut Declare<'_>,
+    with_drafter: bool,
+) -> Result<Box<dyn Model>, DeclareError> {
+    if with_drafter && !config.architecture.is_hybrid() {
+        return Err(DeclareError::Unsupported(format!(
+            "--enable-mtp needs a draft head, and {:?} models have none",
+            config.architecture
+        )));
+    }
     match &config.architecture {
         Architecture::Llama => llama::build(config, declare),
         Architecture::Qwen2 => qwen2::build(config, declare),
         Architecture::Qwen3 => qwen3::build(config, declare),
+        Architecture::Qwen3Moe => qwen3_moe::build(config, declare),
+        Architecture::Qwen3Next => qwen3_next::build(config, declare, with_drafter),
+        Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => qwen3_5::build(config, declare, with_drafter),
         Architecture::Gemma3 => gemma3::build(config, declare),
         Architecture::Other(name) => Err(DeclareError::Unsupported(format!(
-            "architecture '{name}' is not supported; supported are Llama (and Mistral), Qwen2, Qwen3 and Gemma 3"
+            "architecture '{name}' is not supported; supported are {}",
+            Architecture::SUPPORTED
         ))),
     }
 }

@@ -6,10 +6,10 @@ use plimsoll_device::{Declare, DeclareError};
 use plimsoll_formats::ModelConfig;
 
 use crate::Model;
-use crate::llama::Llama;
+use crate::decoder::Decoder;
 
 /// Declares a Qwen2 checkpoint.
 pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
     let config = ModelConfig { attention_bias: true, ..config.clone() };
-    Ok(Box::new(Llama::declare(&config, declare)?))
+    Ok(Box::new(Decoder::declare(&config, declare, false)?))
 }

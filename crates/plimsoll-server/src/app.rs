@@ -1,5 +1,6 @@
 //! The state all handlers share, the routes, and what every answer gets whatever its route.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,8 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures_util::FutureExt;
+use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use tokio::sync::{Semaphore, watch};
 
@@ -107,6 +110,7 @@ impl App {
     /// Tokenizes text of bounded length. Only on a text worker.
     pub fn encode(&self, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
         self.check_text(param, text)?;
+        faults::site(Site::Tokenizer);
         let tokenizer = &self.served.tokenizer;
         let needed = tokenizer.encode_bytes_max(text.len()) as u64;
         if needed > self.tokenizing.limit() {
@@ -148,8 +152,17 @@ impl App {
         });
         match done.await {
             Ok(result) => result,
-            Err(_) => Err(ApiError::internal("the request could not be prepared: its tokenizer or template panicked")),
+            Err(_) => {
+                self.served.engine.metrics().panics.inc();
+                Err(ApiError::internal("the request could not be prepared: its tokenizer or template panicked"))
+            }
         }
+    }
+
+    /// Counts a panic on the way back to a client, and what that client is told.
+    pub fn panicked(&self) -> ApiError {
+        self.served.engine.metrics().panics.inc();
+        ApiError::internal("the answer could not be written: the server panicked on it")
     }
 }
 
@@ -218,7 +231,9 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         None => HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req")),
     };
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let mut response = next.run(request).await;
+    // A panic while an answer is shaped costs this answer, not the connection and those behind it.
+    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let mut response = answer.unwrap_or_else(|_| app.panicked().into_response());
     app.metrics.answered(path.as_deref().unwrap_or("other"), response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);
     response

@@ -81,8 +81,6 @@ pub struct ServerConfig {
     pub request_timeout: Option<Duration>,
     /// A stream without news carries a comment this often, so that dead connections show.
     pub keep_alive: Duration,
-    /// `/health` turns 503 when the engine has made no progress for this long.
-    pub health_stall: Duration,
     /// After a shutdown signal, running requests have this long to finish.
     pub drain_deadline: Duration,
 }
@@ -105,7 +103,6 @@ impl Default for ServerConfig {
             silence_timeout: Duration::from_secs(600),
             request_timeout: None,
             keep_alive: Duration::from_secs(10),
-            health_stall: Duration::from_secs(30),
             drain_deadline: Duration::from_secs(30),
         }
     }
@@ -113,6 +110,9 @@ impl Default for ServerConfig {
 
 /// Bytes hyper may buffer for one direction of one connection.
 pub(crate) const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
+
+/// Heap bytes of one connection besides its two buffers.
+const CONNECTION_FIXED_BYTES: u64 = 16 << 10;
 
 /// Bytes of one request head.
 pub(crate) const HEAD_BYTES: usize = 32 << 10;
@@ -124,11 +124,14 @@ pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 pub(crate) const BODY_FACTOR: u64 = 4;
 
 impl ServerConfig {
+    /// The most heap bytes that open connections take: buffers, task, parsed head, stream state.
+    pub fn connection_bytes_max(&self) -> u64 {
+        u64::from(self.max_connections) * (2 * CONNECTION_BUFFER_BYTES as u64 + CONNECTION_FIXED_BYTES)
+    }
+
     /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
     pub fn heap_bytes_max(&self) -> u64 {
-        let connection = 2 * CONNECTION_BUFFER_BYTES as u64 // read and write buffer
-            + 16 * 1024; // task, parsed head, stream state
-        let connections = u64::from(self.max_connections) * connection;
+        let connections = self.connection_bytes_max();
         // Bodies, their parsed forms and whole answers: one budget, enforced byte by byte.
         let in_flight = self.max_bytes_in_flight;
         // Values a template makes on its way to a prompt, and the prompt.

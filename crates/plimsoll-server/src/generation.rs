@@ -86,6 +86,12 @@ impl Generation {
         event
     }
 
+    /// The end of a stream whose shaping panicked.
+    pub fn panicked(&mut self) -> ApiError {
+        self.log.ends("failed");
+        self.app.panicked()
+    }
+
     /// What has been counted so far.
     pub fn usage(&self) -> Usage {
         self.tally.usage()

@@ -23,9 +23,10 @@ struct Version {
 
 /// 200 when the engine has made progress lately or had nothing to do; 503 with the reason otherwise.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<Response> {
-    let stall = app.config.health_stall;
-    if !app.served.engine.healthy(stall) {
-        let message = format!("the engine has stopped or made no progress for {} s", stall.as_secs_f32());
+    let engine = &app.served.engine;
+    if !engine.healthy() {
+        let limit = engine.stall_limit().as_secs_f32();
+        let message = format!("the engine has stopped or made no progress for {limit} s");
         return Err(ApiError::unavailable(message, 5));
     }
     Ok(healthy(&app, "healthy"))

@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::EngineHandle;
+use plimsoll_engine::report::{ComponentRow, LedgerReport};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -19,7 +20,7 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::ByteBudget;
-use crate::memory::{ComponentRow, MemoryPage};
+use crate::memory::report;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Answer {
@@ -83,7 +84,7 @@ impl fmt::Debug for Gauges {
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let page = MemoryPage::of(&self.engine, &self.bytes);
+        let page = report(&self.engine, &self.bytes);
         for (name, help, value) in self.singles(&page) {
             let gauge = ConstGauge::new(value);
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
@@ -106,7 +107,7 @@ impl Collector for Gauges {
 }
 
 impl Gauges {
-    fn singles(&self, page: &MemoryPage) -> [(&'static str, &'static str, i64); 24] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 25] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
@@ -118,10 +119,11 @@ impl Gauges {
             ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
             ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
             ("plimsoll_engine_steps", "Steps taken since start", read(&status.steps)),
+            ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
             ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),
             ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
-            ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(pools.http_bytes.used)),
-            ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(pools.http_bytes.total)),
+            ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(self.bytes.used())),
+            ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(self.bytes.limit())),
             ("plimsoll_http_connections", "Open connections", read(&self.connections)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),

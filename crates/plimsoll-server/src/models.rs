@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
 
 use crate::app::App;
@@ -21,6 +22,7 @@ pub(crate) fn now_s() -> u64 {
 
 /// A JSON answer. What it holds of the byte budget goes back when the connection has sent it.
 pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
+    faults::site(Site::Shape);
     // Plain structs serialized into memory: this cannot fail.
     let bytes = serde_json::to_vec(answer).unwrap_or_default();
     let body = Body::from(Bytes::from_owner(Answer { bytes, _held: held }));

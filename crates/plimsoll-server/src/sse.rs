@@ -4,13 +4,16 @@
 //! client has not taken waits in the engine's outbox, where admission has reserved its bytes.
 
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::stream::unfold;
 use plimsoll_engine::Delta;
+use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
 use tokio::time::timeout;
 
@@ -31,15 +34,32 @@ pub(crate) trait Shape: Send + 'static {
 #[derive(Default)]
 pub(crate) struct Events(Vec<u8>);
 
+/// Takes back what is not a whole event when its writing fails, also by a panic.
+struct Unfinished<'a> {
+    bytes: &'a mut Vec<u8>,
+    start: usize,
+    whole: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.whole {
+            self.bytes.truncate(self.start);
+        }
+    }
+}
+
 impl Events {
     /// Adds one event.
     pub fn push(&mut self, data: &impl Serialize) {
         let start = self.0.len();
         self.0.extend_from_slice(b"data: ");
+        let mut event = Unfinished { bytes: &mut self.0, start, whole: false };
+        faults::site(Site::Shape);
         // Serializing plain structs into memory cannot fail; if it did, half an event must not be sent.
-        match serde_json::to_writer(&mut self.0, data) {
-            Ok(()) => self.0.extend_from_slice(b"\n\n"),
-            Err(_) => self.0.truncate(start),
+        if serde_json::to_writer(&mut *event.bytes, data).is_ok() {
+            event.bytes.extend_from_slice(b"\n\n");
+            event.whole = true;
         }
     }
 
@@ -66,12 +86,13 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
     let stream = unfold(Some(running), move |running| async move {
         let mut running = running?;
         let mut out = Events::default();
-        let ended = if running.opened {
-            running.advance(&mut out, keep_alive).await
-        } else {
-            running.opened = true;
-            running.shape.open(&mut out);
-            false
+        let ended = match AssertUnwindSafe(running.advance(&mut out, keep_alive)).catch_unwind().await {
+            Ok(ended) => ended,
+            Err(_) => {
+                out.error(&running.generation.panicked());
+                out.done();
+                true
+            }
         };
         // Ended: the generation is dropped before the last bytes are handed over.
         let next = (!ended).then_some(running);
@@ -89,6 +110,10 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
 impl<S: Shape> Running<S> {
     /// Waits until there is something to send. True when it is the last.
     async fn advance(&mut self, out: &mut Events, keep_alive: std::time::Duration) -> bool {
+        if !std::mem::replace(&mut self.opened, true) {
+            self.shape.open(out);
+            return false;
+        }
         while out.0.is_empty() {
             let Ok(event) = timeout(keep_alive, self.generation.next()).await else {
                 out.0.extend_from_slice(b": waiting\n\n");

@@ -92,6 +92,13 @@ impl Detokenizer {
         self.opening = false;
     }
 
+    /// The most bytes that [`Self::push`] appends for `id`, and [`Self::finish`] after it.
+    pub fn appended_max(tokenizer: &Tokenizer, id: u32) -> usize {
+        // Every byte that waits or comes may be broken, and U+FFFD has three.
+        let bytes = tokenizer.token_bytes(id).len().max(tokenizer.token_name(id).len());
+        3 * (bytes + 4)
+    }
+
     /// Ends the text: an unfinished character becomes one U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         if self.waiting.len > 0 {

@@ -58,6 +58,12 @@ pub enum TextError {
     /// A chat template failed on these messages, or refused them with `raise_exception`.
     #[error("the chat template failed: {0}")]
     Render(String),
+    /// The template engine panicked: a defect of ours, not the client's.
+    #[error("the chat template's engine failed: {0}")]
+    Panicked(String),
+    /// There is no memory for what was asked.
+    #[error("no memory for {0}")]
+    OutOfMemory(&'static str),
     /// Rendering a chat template went over one of its limits.
     #[error("the chat template exceeded its limit of {limit} {what}")]
     TemplateLimit {

@@ -4,6 +4,8 @@
 //! not. One Knuth–Morris–Pratt automaton per string reads every byte once; nothing already read is read again, and
 //! what is held back is shorter than the longest stop string.
 
+use std::collections::TryReserveError;
+
 use crate::error::TextError;
 
 /// The most stop strings of one request.
@@ -36,15 +38,27 @@ impl StopMatcher {
     ///
     /// # Errors
     ///
-    /// [`TextError::BadStop`] for an empty string, one longer than [`STOP_BYTES_MAX`], or more than [`STOPS_MAX`] of them.
+    /// [`TextError::BadStop`] for an empty string, one longer than [`STOP_BYTES_MAX`], or more than [`STOPS_MAX`] of them;
+    /// [`TextError::OutOfMemory`] without memory for the automata. Nothing is allocated later, but in `out`.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self, TextError> {
         if stops.len() > STOPS_MAX {
             let message = format!("{} strings, the limit is {STOPS_MAX}", stops.len());
             return Err(TextError::BadStop(message));
         }
-        let stops = stops.iter().map(|stop| Stop::new(stop.as_ref())).collect::<Result<Vec<_>, _>>()?;
-        let longest = stops.iter().map(|stop| stop.text.len()).max().unwrap_or(0);
-        Ok(Self { stops, held: String::with_capacity(longest), matched: None })
+        let mut automata = Vec::new();
+        automata.try_reserve_exact(stops.len()).map_err(no_memory)?;
+        for stop in stops {
+            automata.push(Stop::new(stop.as_ref())?);
+        }
+        let longest = automata.iter().map(|stop: &Stop| stop.text.len()).max().unwrap_or(0);
+        let mut held = String::new();
+        held.try_reserve_exact(longest).map_err(no_memory)?;
+        Ok(Self { stops: automata, held, matched: None })
+    }
+
+    /// The most bytes that [`Self::push`] and [`Self::finish`] together append to `out` for `text` bytes of text.
+    pub fn appended_max(&self, text: usize) -> usize {
+        self.held.len() + text
     }
 
     /// Takes the next piece of text and appends to `out` what is certainly not part of a stop string. Returns `true` once a
@@ -125,6 +139,10 @@ impl StopMatcher {
     }
 }
 
+fn no_memory(_: TryReserveError) -> TextError {
+    TextError::OutOfMemory("stop strings")
+}
+
 impl Stop {
     fn new(text: &str) -> Result<Self, TextError> {
         if text.is_empty() || text.len() > STOP_BYTES_MAX {
@@ -134,7 +152,11 @@ impl Stop {
             )));
         }
         let bytes = text.as_bytes();
-        let mut fallback = vec![0; bytes.len()];
+        let (mut fallback, mut own) = (Vec::new(), String::new());
+        fallback.try_reserve_exact(bytes.len()).map_err(no_memory)?;
+        own.try_reserve_exact(bytes.len()).map_err(no_memory)?;
+        fallback.resize(bytes.len(), 0);
+        own.push_str(text);
         let mut length = 0;
         for index in 1..bytes.len() {
             while length > 0 && bytes[index] != bytes[length] {
@@ -143,7 +165,7 @@ impl Stop {
             length += usize::from(bytes[index] == bytes[length]);
             fallback[index] = length as u16;
         }
-        Ok(Self { text: text.to_owned(), fallback, progress: 0 })
+        Ok(Self { text: own, fallback, progress: 0 })
     }
 
     /// Takes one byte of text; `true` if the string is now complete.

@@ -1,6 +1,7 @@
 //! Flags. Their names are those users know from lightllm and vllm-mlx; underscores are accepted for dashes.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
@@ -63,6 +64,9 @@ pub struct ServeArgs {
     /// Name under which the model is served (repeatable); defaults to the model's own.
     #[arg(long)]
     pub served_model_name: Vec<String>,
+    /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
+    #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
+    pub log_ledger_every: u64,
     /// Seconds that running requests have to finish after SIGTERM.
     #[arg(long, default_value_t = 30)]
     pub drain_seconds: u64,
@@ -106,6 +110,10 @@ pub struct PlanArgs {
     /// Tokens of each user's prompt and output together [default with --users: 4096, or the model's context if that is less].
     #[arg(long)]
     pub context: Option<u64>,
+    /// Load the weights, run the largest steps in a small pool, measure, and say what a start would choose beside what runs
+    /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
+    #[arg(long, conflicts_with_all = ["users", "context"])]
+    pub probe: bool,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -184,6 +192,9 @@ pub struct EngineArgs {
     /// Commit pages on demand instead of at start.
     #[arg(long)]
     pub elastic: bool,
+    /// Seconds the engine may make no progress before /health says so and new requests are refused.
+    #[arg(long, alias = "stall_seconds", default_value_t = 120)]
+    pub stall_seconds: u64,
     /// Host bytes that requests may hold together (ids, unread output).
     #[arg(long, alias = "request_bytes", default_value_t = 64 << 20)]
     pub request_bytes: u64,
@@ -207,8 +218,10 @@ impl EngineArgs {
             isa: self.isa,
             prefix_cache: !self.disable_prefix_cache,
             elastic: self.elastic,
+            stall_limit: Duration::from_secs(self.stall_seconds),
             request_bytes: self.request_bytes,
             http_bytes,
+            log_ledger_every: 0,
             tokenizer_bytes: None,
         }
     }

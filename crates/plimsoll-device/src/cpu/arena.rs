@@ -60,6 +60,18 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), len) }
     }
 
+    /// `len` words from byte `offset` of the workspace.
+    ///
+    /// # Safety
+    /// As for [`Self::bytes`].
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn words<'a>(&self, offset: usize, len: usize) -> &'a mut [u32] {
+        // SAFETY: this function's contract; every bit pattern is a word, and the assertion checks alignment.
+        let (before, words, after) = unsafe { self.bytes(offset, len * size_of::<u32>()).align_to_mut() };
+        assert!(before.is_empty() && after.is_empty(), "words are aligned");
+        words
+    }
+
     /// The scratch of `thread`.
     ///
     /// # Safety
@@ -71,6 +83,16 @@ impl Arena {
             let first = self.base.add(self.len).cast::<f32>().add(thread * self.scratch);
             std::slice::from_raw_parts_mut(first, self.scratch)
         }
+    }
+
+    /// `len` floats from `offset` of all threads' scratch taken as one.
+    ///
+    /// # Safety
+    /// They are within it, the region outlives the slice, and no other slice of these floats is alive.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn all_scratch<'a>(&self, offset: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: this function's contract; scratch lies behind the matrices.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(self.len).cast::<f32>().add(offset), len) }
     }
 
     /// The first element of `x`.

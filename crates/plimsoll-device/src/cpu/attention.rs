@@ -1,13 +1,20 @@
 //! Attention on all cores: one task is a few rows of one sequence for one key/value head and the query heads it serves.
+//!
+//! A few sequences of long context make fewer tasks than threads: then a task is one *split* of such a unit (positions are cut at
+//! absolute places, whoever computes), and partial results are joined in the order in which one task would have joined them. No bit
+//! depends on which of the two was done.
 
-use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, KvLayout, KvPages, Queries, Span};
+use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayout, KvPages, Queries, Span};
 
 use super::CpuDevice;
+use super::arena::Arena;
 use crate::device::{Attention, Buf, SeqSpan, StepInput};
 use crate::kv::PAGE_TOKENS;
 
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
+/// With fewer units than this for each thread, splits are worth their tasks.
+const UNITS_PER_THREAD: usize = 2;
 
 /// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each.
 pub(super) fn scratch_floats(layout: &KvLayout, group: usize) -> usize {
@@ -37,59 +44,201 @@ impl CpuDevice {
 
     /// Attends over what is stored.
     pub(super) fn attend(&mut self, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
-        let (isa, arena) = (self.isa, self.arena());
-        let memory = &mut self.memory;
-        let (layout, kv_heads) = (memory.layout, memory.shape.kv_heads);
-        let (group, width) = (spec.heads / kv_heads, memory.shape.head_dim);
-        let stride = memory.shape.page_bytes();
-        let base = Base(memory.kv.bytes()[spec.layer * memory.shape.layer_bytes()..].as_ptr());
-        let params = AttendParams { scale: spec.scale, softcap: spec.softcap, sinks: &[] };
-        let tasks = Tasks::new(step.seqs, kv_heads);
-        self.pool.run(tasks.count, &|thread, task| {
-            let Share { seq, first, rows, head } = tasks.share(task);
-            let mut spans = [Span { first: 0, end: 0 }; ROWS];
-            for (i, span) in spans[..rows].iter_mut().enumerate() {
-                let end = seq.start + first + i + 1;
-                let first = spec.window.map_or(0, |window| end.saturating_sub(window)).max(seq.seen_from);
-                *span = Span { first: first as u32, end: end as u32 };
-            }
-            let pages = &step.pages[seq.pages_at..][..seq.pages];
-            let row = seq.first_row + first;
-            let column = head * group * width;
-            // SAFETY: `q` is only read here; scratch belongs to this thread.
-            let (q_data, scratch) = unsafe { (&arena.matrix(q)[row * q.cols + column..], arena.scratch(thread)) };
-            let queries = Queries { data: q_data, ld: q.cols, heads: group, spans: &spans[..rows] };
-            let kv = KvPages { layout, base: base.get(), stride, pages, kv_head: head };
-            // SAFETY: in bounds of `out`; each task writes its own rows and heads. Page ids are within the pool (the
-            // engine takes them from it), and nobody writes the cache during this operation.
+        let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
+        let memory = &self.memory;
+        let job = Job {
+            isa,
+            arena,
+            spec,
+            step,
+            q,
+            out,
+            layout: memory.layout,
+            base: memory.kv.bytes()[spec.layer * memory.shape.layer_bytes()..].as_ptr(),
+            stride: memory.shape.page_bytes(),
+            tasks: Tasks::new(step.seqs, memory.shape.kv_heads),
+        };
+        let scratch = threads * memory.scratch;
+        match Waves::new(&job, threads, scratch) {
+            Some(waves) => waves.run(&job, &mut self.pool),
+            None => self.pool.run(job.tasks.count, &|thread, task| job.whole(thread, task)),
+        }
+    }
+}
+
+/// One step's attention, as all tasks see it.
+struct Job<'a> {
+    isa: Isa,
+    arena: Arena,
+    spec: &'a Attention,
+    step: &'a StepInput<'a>,
+    q: Buf,
+    out: Buf,
+    layout: KvLayout,
+    /// The layer's part of page 0.
+    base: *const u8,
+    stride: usize,
+    tasks: Tasks<'a>,
+}
+
+// SAFETY: the cache is only read while tasks hold this; the arena is shared as its own contract says.
+unsafe impl Sync for Job<'_> {}
+
+impl Job<'_> {
+    fn group(&self) -> usize {
+        self.spec.heads / self.tasks.kv_heads
+    }
+
+    fn params(&self) -> AttendParams<'static> {
+        AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, sinks: &[] }
+    }
+
+    /// What each row of a share sees.
+    fn spans(&self, share: &Share<'_>) -> ([Span; ROWS], usize) {
+        let mut spans = [Span { first: 0, end: 0 }; ROWS];
+        for (i, span) in spans[..share.rows].iter_mut().enumerate() {
+            let end = share.seq.start + share.first + i + 1;
+            let first = self.spec.window.map_or(0, |window| end.saturating_sub(window)).max(share.seq.seen_from);
+            *span = Span { first: first as u32, end: end as u32 };
+        }
+        (spans, share.rows)
+    }
+
+    /// A share's rows and its cache.
+    fn inputs<'s>(&'s self, share: &Share<'_>, spans: &'s [Span]) -> (KvPages<'s>, Queries<'s>) {
+        let Share { seq, head, .. } = *share;
+        let pages = &self.step.pages[seq.pages_at..][..seq.pages];
+        // SAFETY: `q` is only read during this operation.
+        let q = unsafe { &self.arena.matrix(self.q)[self.place(share, self.q)..] };
+        let kv = KvPages { layout: self.layout, base: self.base, stride: self.stride, pages, kv_head: head };
+        (kv, Queries { data: q, ld: self.q.cols, heads: self.group(), spans })
+    }
+
+    /// Where a share begins in a matrix of rows of all query heads.
+    fn place(&self, share: &Share<'_>, x: Buf) -> usize {
+        (share.seq.first_row + share.first) * x.cols + share.head * self.group() * self.layout.head_dim()
+    }
+
+    /// Where a share's results go.
+    fn target(&self, share: &Share<'_>) -> AttendOutput {
+        // In bounds of `out`: it has all rows and heads.
+        AttendOutput { ptr: self.arena.pointer(self.out).wrapping_add(self.place(share, self.out)), ld: self.out.cols }
+    }
+
+    /// One unit by one thread.
+    fn whole(&self, thread: usize, task: usize) {
+        let share = self.tasks.share(task);
+        let (spans, rows) = self.spans(&share);
+        let (kv, queries) = self.inputs(&share, &spans[..rows]);
+        // SAFETY: scratch belongs to this thread. In bounds of `out`; each task writes its own rows and heads. Page ids are within
+        // the pool (the engine takes them from it), and nobody writes the cache during this operation.
+        unsafe {
+            let scratch = self.arena.scratch(thread);
+            kernels::attend(self.isa, &kv, &queries, &self.params(), scratch, self.target(&share));
+        }
+    }
+}
+
+/// How few units over long contexts are cut: in waves of splits, whose partial results fit into the threads' scratch together.
+///
+/// The scratch of all threads is one piece: first what each needs for its own, then for every unit its joined state and the partial
+/// results of one wave.
+struct Waves {
+    /// Splits of a unit in a wave.
+    splits: usize,
+    waves: usize,
+    /// Floats of one thread's own part.
+    own: usize,
+    /// Where the units' parts begin.
+    units_at: usize,
+    /// Floats of one unit's state and partial results.
+    unit: usize,
+}
+
+impl Waves {
+    /// None: whole units are as good, or the scratch holds too few partial results.
+    fn new(job: &Job<'_>, threads: usize, scratch: usize) -> Option<Self> {
+        let units = job.tasks.count;
+        if threads == 1 || units == 0 || units >= threads * UNITS_PER_THREAD {
+            return None;
+        }
+        let (mut longest, mut tallest) = (0, 0);
+        for unit in 0..units {
+            let share = job.tasks.share(unit);
+            let (spans, rows) = job.spans(&share);
+            longest = longest.max(kernels::attend_splits(&spans[..rows]).len());
+            tallest = tallest.max(rows);
+        }
+        let own = kernels::attend_split_scratch_len(&job.layout).next_multiple_of(16);
+        let result = tallest * job.group() * kernels::attend_partial_len(&job.layout);
+        let results = scratch.checked_sub(threads * own)? / (units * result);
+        let splits = results.saturating_sub(1).min(longest);
+        let waves = longest.div_ceil(splits.max(1));
+        (splits > 1).then_some(Self { splits, waves, own, units_at: threads * own, unit: (splits + 1) * result })
+    }
+
+    fn run(&self, job: &Job<'_>, pool: &mut crate::pool::ThreadPool) {
+        let units = job.tasks.count;
+        for wave in 0..self.waves {
+            pool.run(units * self.splits, &|thread, task| {
+                let (unit, index) = (task / self.splits, task % self.splits);
+                let share = job.tasks.share(unit);
+                let (spans, rows) = job.spans(&share);
+                let Some(split) = kernels::attend_splits(&spans[..rows]).nth(wave * self.splits + index) else {
+                    return;
+                };
+                let (kv, queries) = job.inputs(&share, &spans[..rows]);
+                let len = rows * job.group() * kernels::attend_partial_len(&job.layout);
+                let at = self.units_at + unit * self.unit + (index + 1) * len;
+                // SAFETY: this thread's own part, and a result that is this task's alone; pages as in `whole`.
+                unsafe {
+                    let own = job.arena.all_scratch(thread * self.own, self.own);
+                    let partials = job.arena.all_scratch(at, len);
+                    kernels::attend_split(job.isa, &kv, &queries, &job.params(), split, own, partials);
+                }
+            });
+            pool.run(units, &|_, unit| self.join(job, wave, unit));
+        }
+    }
+
+    /// Adds a wave's results to a unit's state; after its last one, writes what it came to.
+    fn join(&self, job: &Job<'_>, wave: usize, unit: usize) {
+        let share = job.tasks.share(unit);
+        let (spans, rows) = job.spans(&share);
+        let (all, done) = (kernels::attend_splits(&spans[..rows]).len(), wave * self.splits);
+        if wave > 0 && done >= all {
+            return;
+        }
+        let count = self.splits.min(all - done);
+        let len = rows * job.group() * kernels::attend_partial_len(&job.layout);
+        // SAFETY: no split is being computed, and the unit belongs to this task.
+        let partials = unsafe { job.arena.all_scratch(self.units_at + unit * self.unit, (count + 1) * len) };
+        if wave == 0 {
+            // A state of nothing seen: the first result replaces it.
+            partials[..len].fill(0.0);
+        }
+        if done + count == all {
+            // SAFETY: in bounds of `out`; each unit writes its own rows and heads.
             unsafe {
-                let target = AttendOutput { ptr: arena.pointer(out).add(row * out.cols + column), ld: out.cols };
-                kernels::attend(isa, &kv, &queries, &params, scratch, target);
+                let (params, target) = (job.params(), job.target(&share));
+                kernels::attend_combine(job.isa, &job.layout, &params, rows, job.group(), partials, target);
             }
-        });
+        } else {
+            let (state, results) = partials.split_at_mut(len);
+            kernels::attend_merge(job.isa, &job.layout, state, results);
+        }
     }
 }
 
-/// The cache's address, for tasks on other threads.
-struct Base(*const u8);
-
-// SAFETY: the cache is only read while tasks hold this.
-unsafe impl Sync for Base {}
-
-impl Base {
-    fn get(&self) -> *const u8 {
-        self.0
-    }
-}
-
-/// The tasks of one step's attention: sequence by sequence, in chunks of rows, for every key/value head.
+/// The units of one step's attention: sequence by sequence, in chunks of rows, for every key/value head.
 struct Tasks<'a> {
     seqs: &'a [SeqSpan],
     kv_heads: usize,
     count: usize,
 }
 
-/// One task.
+/// One unit.
+#[derive(Clone, Copy)]
 struct Share<'a> {
     seq: &'a SeqSpan,
     /// First row within the sequence's rows.

@@ -11,9 +11,9 @@ use crate::plan_device::acts_bytes;
 use crate::weights::LinearId;
 
 /// Input bytes that should stay in the second-level cache of a core while panels stream past.
-const INPUT_BLOCK_BYTES: usize = 384 << 10;
+pub(super) const INPUT_BLOCK_BYTES: usize = 384 << 10;
 /// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
-const TASKS_PER_THREAD: usize = 4;
+pub(super) const TASKS_PER_THREAD: usize = 4;
 
 impl CpuDevice {
     pub(super) fn run_linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError> {

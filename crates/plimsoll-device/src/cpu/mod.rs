@@ -5,6 +5,8 @@
 
 mod arena;
 mod attention;
+mod delta;
+mod experts;
 mod linear;
 mod weights;
 
@@ -14,8 +16,8 @@ use plimsoll_kernels::{self as kernels, Isa, KvLayout, RopeStyle};
 use plimsoll_memory::step::StepStack;
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
-use crate::device::{Activation, Attention, Buf, Device, DeviceError, Mark, Mode, StepInput};
-use crate::kv::{KvShape, ModelShape};
+use crate::device::{Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, StepInput};
+use crate::kv::{KvShape, ModelShape, StateShape};
 use crate::pool::ThreadPool;
 use crate::weights::{LinearId, VectorId};
 use arena::Arena;
@@ -25,21 +27,24 @@ pub use weights::{CpuWeights, LoadError};
 /// Rows of small operations per task; fewer rows than this are not worth waking another thread.
 const ROWS_PER_TASK: usize = 16;
 
-/// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised.
+/// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised, a tile of state.
 pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
     threads * thread_scratch_floats(shape) * size_of::<f32>()
 }
 
 fn thread_scratch_floats(shape: &ModelShape) -> usize {
     let attention = attention::scratch_floats(&shape.kv.layout(), shape.heads / shape.kv.kv_heads);
-    attention.max(shape.hidden).next_multiple_of(16)
+    let state = shape.state.as_ref().map_or(0, delta::scratch_floats);
+    attention.max(shape.hidden).max(state).next_multiple_of(16)
 }
 
-/// Keys, values and step workspace of one generation.
+/// Keys, values, recurrent states and step workspace of one generation.
 pub struct CpuMemory {
     kv: Region,
     shape: KvShape,
     layout: KvLayout,
+    states: Region,
+    state_shape: Option<StateShape>,
     workspace: Region,
     stack: StepStack,
     /// Floats of each thread's scratch, at the end of the workspace.
@@ -48,26 +53,31 @@ pub struct CpuMemory {
 }
 
 impl CpuMemory {
-    /// Maps a pool of `pages` pages and a workspace of `workspace` bytes, scratch for `threads` threads included.
+    /// Maps a pool of `pages` pages, `slots` slots of state (for a model that has one) and a workspace of `workspace` bytes, scratch
+    /// for `threads` threads included.
     ///
-    /// `touch`: pages of the pool are committed now, not on first use.
+    /// `touch`: pages and slots are committed now, not on first use.
     pub fn map(
         ledger: &Arc<Ledger>,
         shape: &ModelShape,
         pages: usize,
+        slots: usize,
         workspace: usize,
         threads: usize,
         touch: bool,
     ) -> Result<Self, OutOfMemory> {
         let kv = Region::map(ledger, Component::KvPages, (pages * shape.kv.page_bytes()) as u64, touch)?;
+        let slot_bytes = shape.state.map_or(0, |state| state.slot_bytes());
+        let states = Region::map(ledger, Component::StateSlots, (slots * slot_bytes) as u64, touch)?;
         let workspace = Region::map(ledger, Component::StepWorkspace, workspace as u64, true)?;
         let scratch = thread_scratch_floats(shape);
         let scratch_at = workspace.len().saturating_sub(scratch_bytes(shape, threads)) / 64 * 64;
-        let shape = shape.kv;
         Ok(Self {
             kv,
-            shape,
-            layout: shape.layout(),
+            shape: shape.kv,
+            layout: shape.kv.layout(),
+            states,
+            state_shape: shape.state,
             workspace,
             stack: StepStack::new(scratch_at),
             scratch,
@@ -80,15 +90,20 @@ impl CpuMemory {
         self.kv.len() / self.shape.page_bytes()
     }
 
+    /// Slots of recurrent state; 0 for a model without.
+    pub fn slots(&self) -> usize {
+        self.state_shape.map_or(0, |shape| self.states.len() / shape.slot_bytes())
+    }
+
     /// The most bytes of workspace that steps have used, scratch included.
     pub fn workspace_peak(&self) -> usize {
         self.stack.high_water() + (self.workspace.len() - self.scratch_at)
     }
 
-    /// Gives the physical memory of a page back (elastic mode); its contents are lost.
-    pub fn decommit_page(&mut self, page: usize) {
+    /// Gives the physical memory of neighbouring pages back (elastic mode); their contents are lost.
+    pub fn decommit_pages(&mut self, pages: std::ops::Range<usize>) {
         let bytes = self.shape.page_bytes();
-        self.kv.decommit(page * bytes..(page + 1) * bytes);
+        self.kv.decommit(pages.start * bytes..pages.end * bytes);
     }
 }
 
@@ -146,6 +161,14 @@ fn for_rows(pool: &mut ThreadPool, rows: usize, each: impl Fn(usize, usize) + Sy
         let first = task * ROWS_PER_TASK;
         (first..(first + ROWS_PER_TASK).min(rows)).for_each(|row| each(thread, row));
     });
+}
+
+fn kernel_activation(act: Activation) -> kernels::Activation {
+    match act {
+        Activation::Silu => kernels::Activation::Silu,
+        Activation::GeluTanh => kernels::Activation::GeluTanh,
+        Activation::Sigmoid => kernels::Activation::Sigmoid,
+    }
 }
 
 impl Device for CpuDevice {
@@ -216,15 +239,15 @@ impl Device for CpuDevice {
         });
     }
 
-    fn rope(&mut self, x: Buf, angles: Buf, interleaved: bool) {
-        let (isa, head_dim) = (self.isa, angles.cols);
+    fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool) {
+        let isa = self.isa;
         let style = if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves };
         // `x` may be seen as one row per head; a row of angles serves all heads of its token.
         let x = Buf { rows: angles.rows, cols: x.rows * x.cols / angles.rows, ..x };
         self.rows(x.rows, |arena, _, row| {
             // SAFETY: rows are inside the workspace, `x` and `angles` do not overlap, each row belongs to one task.
             let (x, angles) = unsafe { (arena.row(x, row), arena.row(angles, row)) };
-            let (cos, sin) = angles.split_at(head_dim / 2);
+            let (cos, sin) = angles.split_at(angles.len() / 2);
             kernels::rope(isa, style, x, head_dim, cos, sin);
         });
     }
@@ -232,10 +255,7 @@ impl Device for CpuDevice {
     fn glu(&mut self, gate: Buf, up: Buf, act: Activation) {
         assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
         let isa = self.isa;
-        let act = match act {
-            Activation::Silu => kernels::Activation::Silu,
-            Activation::GeluTanh => kernels::Activation::GeluTanh,
-        };
+        let act = kernel_activation(act);
         self.rows(gate.rows, |arena, _, row| {
             // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
             let (gate, up) = unsafe { (arena.row(gate, row), arena.row(up, row)) };
@@ -256,6 +276,44 @@ impl Device for CpuDevice {
     fn attention(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf, step: &StepInput<'_>) {
         self.store_kv(spec.layer, k, v, step);
         self.attend(spec, out, q, step);
+    }
+
+    fn gated_delta(
+        &mut self,
+        spec: &GatedDelta,
+        out: Buf,
+        qkv: Buf,
+        a: Buf,
+        b: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        self.run_delta(spec, out, qkv, a, b, step);
+        Ok(())
+    }
+
+    fn experts(&mut self, spec: &Experts<'_>, out: Buf, x: Buf, router: Buf, mode: Mode) -> Result<(), DeviceError> {
+        self.run_experts(spec, out, x, router, mode)
+    }
+
+    fn add_gated(&mut self, x: Buf, y: Buf, gate: Buf) {
+        assert_eq!((x.rows, x.cols, x.rows, 1), (y.rows, y.cols, gate.rows, gate.cols), "one shape, one gate a row");
+        let isa = self.isa;
+        self.rows(x.rows, |arena, _, row| {
+            // SAFETY: as in `glu`.
+            let (x, y, gate) = unsafe { (arena.row(x, row), arena.row(y, row), arena.row(gate, row)) };
+            kernels::add_gated(isa, x, y, gate[0]);
+        });
+    }
+
+    fn concat(&mut self, out: Buf, a: Buf, b: Buf) {
+        assert_eq!((a.rows, b.rows, a.cols + b.cols), (out.rows, out.rows, out.cols), "two widths side by side");
+        self.rows(out.rows, |arena, _, row| {
+            // SAFETY: as in `glu`.
+            let (out, a, b) = unsafe { (arena.row(out, row), arena.row(a, row), arena.row(b, row)) };
+            let (left, right) = out.split_at_mut(a.len());
+            left.copy_from_slice(a);
+            right.copy_from_slice(b);
+        });
     }
 
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]) {

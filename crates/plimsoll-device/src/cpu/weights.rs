@@ -124,12 +124,18 @@ fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8])
     };
     match &vector.source {
         VectorSource::Values(values) => write(&mut values.iter().copied()),
-        VectorSource::Tensor { name, plus } => {
+        VectorSource::Tensor { name, change } => {
             let mut row = RowBuf::new();
-            decode(checkpoint, name, 0, &mut row)?;
-            let mut values = vec![0.0; vector.len];
-            row.dequantize(&mut values);
-            write(&mut values.iter().map(|value| value + plus));
+            let mut values = Vec::with_capacity(vector.len);
+            while values.len() < vector.len {
+                // A tensor of several dimensions has several rows; the declaration knows its size.
+                let index = values.len() / row.len().max(1);
+                decode(checkpoint, name, index, &mut row)?;
+                let from = values.len();
+                values.resize(from + row.len(), 0.0);
+                row.dequantize(&mut values[from..]);
+            }
+            write(&mut values.iter().map(|value| change.of(*value)));
         }
     }
     Ok(())
@@ -174,13 +180,13 @@ impl Scratch {
     ) -> Result<(), LoadError> {
         let count = rows.len();
         for (buf, row) in self.rows.iter_mut().zip(rows) {
-            decode(checkpoint, &linear.name, row, buf)?;
+            decode(checkpoint, &linear.name, linear.stored_row(row), buf)?;
         }
         let packed = match linear.packing.kind() {
             PackKind::Quant(_) => self.pack_quant(&linear.packing, count, panel),
             PackKind::F32 | PackKind::F16 | PackKind::Bf16 => self.pack_floats(&linear.packing, count, panel),
         };
-        packed.map_err(|source| LoadError::Pack { tensor: linear.name.clone(), source })
+        packed.map_err(|source| LoadError::Pack { tensor: linear.name.to_string(), source })
     }
 
     fn pack_floats(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {

@@ -106,19 +106,34 @@ impl PagePool {
         }
         let mut slots = Vec::new();
         slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { total, bytes: Self::bytes_for(total) })?;
-        for page in 1..=total {
-            let next = if page == total { NIL } else { page as u32 };
-            slots.push(Slot { refs: 0, prev: NIL, next });
-        }
-        Ok(Self {
+        slots.resize(total, Slot { refs: 0, prev: NIL, next: NIL });
+        let mut pool = Self {
             slots: slots.into_boxed_slice(),
-            free_head: if total == 0 { NIL } else { 0 },
-            free_len: total,
+            free_head: NIL,
+            free_len: 0,
             idle_head: NIL,
             idle_tail: NIL,
             idle_len: 0,
             faults: 0,
-        })
+        };
+        pool.start_over();
+        Ok(pool)
+    }
+
+    /// Makes every page free, whatever the tables said; page 0 is handed out first. Nobody may hold a page.
+    pub(crate) fn start_over(&mut self) {
+        let total = self.slots.len();
+        for (page, slot) in self.slots.iter_mut().enumerate() {
+            let next = if page + 1 == total { NIL } else { page as u32 + 1 };
+            *slot = Slot { refs: 0, prev: NIL, next };
+        }
+        (self.free_head, self.free_len) = (if total == 0 { NIL } else { 0 }, total);
+        (self.idle_head, self.idle_tail, self.idle_len, self.faults) = (NIL, NIL, 0, 0);
+    }
+
+    /// Calls `each` with every page that nobody holds, in ascending order.
+    pub(crate) fn each_free(&self, mut each: impl FnMut(u32)) {
+        (0..).zip(&self.slots).filter(|(_, slot)| slot.refs == 0).for_each(|(page, _)| each(page));
     }
 
     /// Bytes of host memory the tables of a pool of `total` pages take.

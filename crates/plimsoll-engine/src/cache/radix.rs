@@ -283,6 +283,13 @@ impl PrefixIndex {
         self.stats.nodes = 0;
     }
 
+    /// Forgets everything without giving any page back: the pool starts over too.
+    pub(crate) fn start_over(&mut self) {
+        self.nodes.iter_mut().for_each(|node| (node.parent, node.children) = (DEAD, 0));
+        self.table.fill(ROOT);
+        self.stats.nodes = 0;
+    }
+
     /// Compares nodes, links, table and the pool's idea of what is cached. Costs time in proportion to the pool.
     ///
     /// # Errors

@@ -15,6 +15,12 @@ const IN_PROMPT: u32 = 1 << 31;
 /// Why a token could not be counted.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
+    /// There is no memory for the tables.
+    #[error("no host memory to count {capacity} distinct tokens")]
+    OutOfMemory {
+        /// The capacity asked for.
+        capacity: usize,
+    },
     /// More distinct tokens than the sequence was given room for.
     #[error("token counts have room for {capacity} distinct tokens, one more was given")]
     Full {
@@ -37,7 +43,9 @@ struct Entry {
 }
 
 /// Occurrences of tokens in one sequence's prompt and output.
-#[derive(Debug)]
+///
+/// The default has no room and allocates nothing, which serves requests without penalties.
+#[derive(Debug, Default)]
 pub struct TokenCounts {
     entries: Vec<Entry>,
     table: Box<[u32]>,
@@ -47,16 +55,19 @@ pub struct TokenCounts {
 }
 
 impl TokenCounts {
-    /// Counts with room for `capacity` distinct tokens: the lesser of vocabulary and longest sequence. With a
-    /// capacity of 0 nothing is allocated, which serves requests without penalties.
-    #[must_use]
-    pub fn new(capacity: usize) -> Self {
-        Self {
-            entries: Vec::with_capacity(capacity),
-            table: vec![EMPTY; Self::table_len(capacity)].into_boxed_slice(),
-            capacity,
-            key: RandomState::new().hash_one(capacity) | 1,
-        }
+    /// Counts with room for `capacity` distinct tokens: the lesser of vocabulary and longest sequence. The only allocation
+    /// they ever make.
+    ///
+    /// # Errors
+    /// [`CountsError::OutOfMemory`] without memory for the tables.
+    pub fn new(capacity: usize) -> Result<Self, CountsError> {
+        let full = |_| CountsError::OutOfMemory { capacity };
+        let (mut entries, mut table) = (Vec::new(), Vec::new());
+        entries.try_reserve_exact(capacity).map_err(full)?;
+        table.try_reserve_exact(Self::table_len(capacity)).map_err(full)?;
+        table.resize(Self::table_len(capacity), EMPTY);
+        let key = RandomState::new().hash_one(capacity) | 1;
+        Ok(Self { entries, table: table.into_boxed_slice(), capacity, key })
     }
 
     /// Bytes of host memory that counts with this capacity take.

@@ -14,7 +14,7 @@ fn params(temperature: f32, top_k: i64, top_p: f32, min_p: f32) -> SamplingParam
 
 fn sample(logits: &[f32], params: &SamplingParams, position: u64) -> Result<Sampled, SampleError> {
     let mut sampler = Sampler::new(logits.len()).unwrap();
-    sampler.sample(&mut logits.to_vec(), params, &TokenCounts::new(0), position, None)
+    sampler.sample(&mut logits.to_vec(), params, &TokenCounts::default(), position, None)
 }
 
 fn pick(logits: &[f32], params: &SamplingParams) -> u32 {
@@ -140,7 +140,7 @@ proptest! {
 
     #[test]
     fn counts_behave_like_maps(ops in prop::collection::vec((0_u8..3, 0_u32..40), 0..300)) {
-        let (mut counts, mut prompt, mut output) = (TokenCounts::new(24), Vec::new(), HashMap::<u32, u32>::new());
+        let (mut counts, mut prompt, mut output) = (TokenCounts::new(24).unwrap(), Vec::new(), HashMap::<u32, u32>::new());
         for (op, token) in ops {
             let known = |prompt: &Vec<u32>, output: &HashMap<u32, u32>| {
                 prompt.iter().chain(output.keys()).collect::<std::collections::HashSet<_>>().len()
@@ -180,7 +180,7 @@ fn real_vocabularies_equal_the_full_sort() {
         let logits = row(vocab, case as u64);
         let params = params(temperature, top_k, top_p, min_p);
         for position in 0..3 {
-            let got = sampler.sample(&mut logits.clone(), &params, &TokenCounts::new(0), position, None);
+            let got = sampler.sample(&mut logits.clone(), &params, &TokenCounts::default(), position, None);
             assert_eq!(got, Ok(drawn_by_sorting(&logits, &params, position)), "{params:?}");
         }
     }
@@ -206,7 +206,7 @@ fn what_is_kept_of_a_flat_row_is_exact() {
     let mut sampler = Sampler::new(100).unwrap();
     let logits = vec![1.5; 100];
     let mut keep = |params: &SamplingParams| {
-        sampler.sample(&mut logits.clone(), params, &TokenCounts::new(0), 0, None).unwrap();
+        sampler.sample(&mut logits.clone(), params, &TokenCounts::default(), 0, None).unwrap();
         let weigher = Weigher::new(1.5, params.temperature, params.min_p);
         let Kept { last, mass } = sampler.keep(&logits, params, weigher);
         (last.id(), mass / UNITS)
@@ -230,7 +230,7 @@ fn frequencies_match_probabilities() {
         let (draws, mut seen) = (200_000, HashMap::<u32, f64>::new());
         let mut sampler = Sampler::new(logits.len()).unwrap();
         for position in 0..draws {
-            let got = sampler.sample(&mut logits.clone(), &params, &TokenCounts::new(0), position, None).unwrap();
+            let got = sampler.sample(&mut logits.clone(), &params, &TokenCounts::default(), position, None).unwrap();
             assert!((f64::from(got.logprob) - (weight(got.token) / total).ln()).abs() < 1e-5);
             *seen.entry(got.token).or_default() += 1.0;
         }
@@ -257,8 +257,8 @@ fn a_draw_depends_on_seed_and_position_only() {
     let alone: Vec<_> = (0..50).map(|position| pick_at(&logits, &params, position)).collect();
     let mut shared = Sampler::new(5000).unwrap();
     for position in (0..50).rev() {
-        shared.sample(&mut other.clone(), &params, &TokenCounts::new(0), position, None).unwrap();
-        let got = shared.sample(&mut logits.clone(), &params, &TokenCounts::new(0), position, None).unwrap();
+        shared.sample(&mut other.clone(), &params, &TokenCounts::default(), position, None).unwrap();
+        let got = shared.sample(&mut logits.clone(), &params, &TokenCounts::default(), position, None).unwrap();
         assert_eq!(got.token, alone[position as usize]);
     }
     params.seed = 43;
@@ -286,9 +286,9 @@ fn rows_without_a_choice_are_errors() {
         let nothing = sample(&[f32::NEG_INFINITY; 70], &params, 0).unwrap_err();
         assert_eq!(nothing, SampleError::NothingAllowed { vocab: 70 });
         let mut sampler = Sampler::new(70).unwrap();
-        let none = sampler.sample(&mut [1.0; 70], &params, &TokenCounts::new(0), 0, Some(&[0, 0, 0]));
+        let none = sampler.sample(&mut [1.0; 70], &params, &TokenCounts::default(), 0, Some(&[0, 0, 0]));
         assert_eq!(none, Err(SampleError::NothingAllowed { vocab: 70 }));
-        let short = sampler.sample(&mut [1.0; 69], &params, &TokenCounts::new(0), 0, None);
+        let short = sampler.sample(&mut [1.0; 69], &params, &TokenCounts::default(), 0, None);
         assert_eq!(short, Err(SampleError::WrongLength { given: 69, vocab: 70 }));
         let infinite = sample(&[1.0, f32::INFINITY, f32::NAN, f32::NEG_INFINITY], &params, 0).unwrap();
         assert_eq!(infinite.token, 1);
@@ -303,7 +303,7 @@ fn a_mask_allows_what_its_bits_say() {
     let mut sampler = Sampler::new(70).unwrap();
     let mut greedy = |mask: &[u32]| {
         let params = SamplingParams::greedy();
-        sampler.sample(&mut logits.clone(), &params, &TokenCounts::new(0), 0, Some(mask)).unwrap().token
+        sampler.sample(&mut logits.clone(), &params, &TokenCounts::default(), 0, Some(mask)).unwrap().token
     };
     assert_eq!(greedy(&[u32::MAX, u32::MAX, u32::MAX]), 69);
     assert_eq!(greedy(&[u32::MAX, 1 << 7 | 1 << 3, 0]), 39);
@@ -313,7 +313,7 @@ fn a_mask_allows_what_its_bits_say() {
 
 #[test]
 fn bias_and_penalties_move_logits_as_defined() {
-    let mut counts = TokenCounts::new(8);
+    let mut counts = TokenCounts::new(8).unwrap();
     counts.add_prompt(0).unwrap();
     counts.add_prompt(1).unwrap();
     for token in [2, 2, 2, 3] {

@@ -105,7 +105,7 @@ impl World {
         // The first half of the prompt is the family's.
         let token = |i: usize| if i < prompt_len / 2 { family } else { 10 + (order as u32 % 4) };
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
-        let pages = PageLease::new(&self.cache, total_max.div_ceil(PAGE_TOKENS));
+        let pages = PageLease::new(&self.cache, Vec::new(), Vec::new());
         let logits_from = if reports { 0 } else { prompt_len - 1 };
         self.scheduler.push(Seq {
             order,

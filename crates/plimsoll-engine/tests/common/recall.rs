@@ -82,8 +82,8 @@ pub struct Recall {
     seen: Arc<Seen>,
 }
 
-/// An engine over a remembering runner.
-pub fn recall_engine(shape: Shape) -> (EngineHandle, Arc<Seen>) {
+/// What an engine over a remembering runner is built from.
+pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
     let seen = Arc::new(Seen::default());
     let runner = Recall {
         shape,
@@ -115,7 +115,13 @@ pub fn recall_engine(shape: Shape) -> (EngineHandle, Arc<Seen>) {
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());
     let prefix_cache = shape.prefix_cache;
-    let bench = Bench { runner, limits, step, prefix_cache, tokenizer, eos: vec![VOCAB - 1] };
+    let bench = Bench { runner, limits, step, prefix_cache, tokenizer, eos: vec![VOCAB - 1], elastic: false };
+    (bench, seen)
+}
+
+/// An engine over a remembering runner.
+pub fn recall_engine(shape: Shape) -> (EngineHandle, Arc<Seen>) {
+    let (bench, seen) = recall_bench(shape);
     (over_runner(bench), seen)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! What metadata does not say (biases, tied embeddings, the size of the vocabulary) is read off the tensors.
 
+use super::hybrid;
 use super::meta::{GgufMeta, GgufValue};
 use crate::config::{Activation, Architecture, ModelConfig, RopeScaling, YarnScaling};
 use crate::directory::Directory;
@@ -19,22 +20,22 @@ const GEMMA3_27B_LAYERS: usize = 62;
 const LAYERS_MAX: usize = 1000;
 
 /// Metadata under the prefix of the architecture.
-struct Keys<'a> {
-    meta: &'a GgufMeta,
+pub(super) struct Keys<'a> {
+    pub(super) meta: &'a GgufMeta,
     prefix: &'a str,
 }
 
 impl Keys<'_> {
-    fn path(&self, key: &str) -> String {
+    pub(super) fn path(&self, key: &str) -> String {
         format!("{}.{key}", self.prefix)
     }
 
-    fn f32(&self, key: &str) -> Option<f32> {
+    pub(super) fn f32(&self, key: &str) -> Option<f32> {
         self.meta.f32(&self.path(key))
     }
 
     /// A size. Some files list it per layer; then all layers must agree.
-    fn size(&self, key: &str) -> Result<Option<usize>, FormatError> {
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, FormatError> {
         let path = self.path(key);
         if self.meta.get(&path).is_none() {
             return Ok(None);
@@ -51,7 +52,7 @@ impl Keys<'_> {
         }
     }
 
-    fn need(&self, key: &str) -> Result<usize, FormatError> {
+    pub(super) fn need(&self, key: &str) -> Result<usize, FormatError> {
         self.size(key)?.ok_or_else(|| FormatError::Config(format!("{} is missing", self.path(key))))
     }
 }
@@ -69,7 +70,7 @@ pub(super) fn from_meta(
     let built = build(meta, architecture, directory).and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
-        (Err(_), Some(name)) => Err(FormatError::Unsupported(format!("GGUF architecture {name:?}"))),
+        (Err(_), Some(name)) => Err(FormatError::unknown_architecture("GGUF architecture", &name)),
         (built, _) => built,
     }
 }
@@ -77,28 +78,38 @@ pub(super) fn from_meta(
 fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> Result<ModelConfig, FormatError> {
     let keys = Keys { meta, prefix: meta.str("general.architecture").unwrap_or_default() };
     let gemma = architecture == Architecture::Gemma3;
-    let layers = keys.need("block_count")?;
+    let draft_layers = hybrid::draft_layers(meta)?;
+    // The layers of a draft head are counted among the blocks.
+    let layers = keys.need("block_count")?.saturating_sub(draft_layers);
     if layers > LAYERS_MAX {
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
     let hidden_size = keys.need("embedding_length")?;
     let heads = keys.need("attention.head_count")?;
-    let head_dim = head_dim(&keys, hidden_size, heads)?;
+    let hybrid = architecture.is_hybrid();
+    let (head_dim, rotary_dim) = head_dim(&keys, hidden_size, heads, hybrid)?;
     let max_context = keys.need("context_length")?;
     let rope_theta = keys.f32("rope.freq_base").unwrap_or(10_000.0);
     let local_default = if gemma { 10_000.0 } else { rope_theta };
     let (sliding_window, layer_is_sliding) = sliding(&keys, gemma, layers)?;
     let has = |name: &str| directory.get(name).is_some();
-    if keys.size("expert_count")?.unwrap_or(0) > 0 {
-        return Err(FormatError::Unsupported("a mixture of experts in a GGUF file".to_owned()));
-    }
+    let experts = hybrid::experts(&keys, &architecture, layers)?;
+    let intermediate_size = match &experts {
+        Some(experts) => keys.size("feed_forward_length")?.unwrap_or(experts.width),
+        None => keys.need("feed_forward_length")?,
+    };
     Ok(ModelConfig {
         hidden_size,
         layers,
         heads,
         kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
-        intermediate_size: keys.need("feed_forward_length")?,
+        rotary_dim,
+        intermediate_size,
+        experts,
+        delta_net: hybrid::delta_net(&keys, &architecture, layers)?,
+        draft_layers,
+        attention_gate: hybrid,
         vocab_size: vocab_size(&keys, directory)?,
         norm_eps: keys
             .f32("attention.layer_norm_rms_epsilon")
@@ -113,7 +124,7 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         attention_bias: has("model.layers.0.self_attn.q_proj.bias"),
         attention_output_bias: has("model.layers.0.self_attn.o_proj.bias"),
         mlp_bias: has("model.layers.0.mlp.up_proj.bias"),
-        qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Gemma3),
+        qk_norm: hybrid || matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
         tie_word_embeddings: !has("lm_head.weight"),
         hidden_act: if gemma { Activation::GeluTanh } else { Activation::Silu },
         query_scale: query_scale(&keys, gemma && layers == GEMMA3_27B_LAYERS, hidden_size, heads, head_dim),
@@ -129,17 +140,20 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
     })
 }
 
-/// The width of a head. Keys, values and the rotated part must all have it.
-fn head_dim(keys: &Keys, hidden_size: usize, heads: usize) -> Result<usize, FormatError> {
+/// The width of a head, which keys and values share, and how much of it is rotated: all, but in hybrids.
+fn head_dim(keys: &Keys, hidden_size: usize, heads: usize, hybrid: bool) -> Result<(usize, usize), FormatError> {
     let derived = hidden_size.checked_div(heads).unwrap_or(0);
     let head_dim = keys.size("attention.key_length")?.unwrap_or(derived);
-    for key in ["attention.value_length", "rope.dimension_count"] {
-        let other = keys.size(key)?.unwrap_or(head_dim);
-        if other != head_dim {
-            return Err(FormatError::Unsupported(format!("{key} is {other} where the head width is {head_dim}")));
+    let rotary_dim = keys.size("rope.dimension_count")?.unwrap_or(head_dim);
+    let value_dim = keys.size("attention.value_length")?.unwrap_or(head_dim);
+    for (key, width, free) in
+        [("attention.value_length", value_dim, false), ("rope.dimension_count", rotary_dim, hybrid)]
+    {
+        if width != head_dim && !free {
+            return Err(FormatError::Unsupported(format!("{key} is {width} where the head width is {head_dim}")));
         }
     }
-    Ok(head_dim)
+    Ok((head_dim, rotary_dim))
 }
 
 /// What attention scores are multiplied with.

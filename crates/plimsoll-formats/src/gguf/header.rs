@@ -134,8 +134,13 @@ fn parse_info(cursor: &mut Cursor, architecture: &Architecture, file: usize) -> 
         Encoding::Quant(_) => Storage::Blocks(span, kind),
         _ => Storage::Float(span),
     };
+    let name = names::canonical(name, architecture);
+    if name.ends_with(".mlp.shared_expert_gate.weight") && shape.len() == 1 {
+        // A matrix of one row, which llama.cpp's converter makes a vector.
+        shape.insert(0, 1);
+    }
     let info = TensorInfo { shape, encoding, bytes: bytes as u64 };
-    Ok(Entry { name: names::canonical(name, architecture), info, storage })
+    Ok(Entry { name, info, storage })
 }
 
 /// Moves the spans of `entries` to where the data begins, and checks alignment, ends and overlaps.

@@ -1,11 +1,12 @@
 //! GGUF files, versions 2 and 3, little endian: one file or the parts of a split one.
 //!
 //! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `types` and `names` are
-//! tables, `config` turns metadata into a [`ModelConfig`](crate::ModelConfig). Decoding of blocks is in `decode`.
+//! tables, `config` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig). Decoding of blocks is in `decode`.
 
 mod config;
 mod cursor;
 mod header;
+mod hybrid;
 mod meta;
 mod names;
 mod types;
@@ -42,6 +43,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     for sister in sisters(path, &first.meta)? {
         entries.append(&mut add_file(&mut files, &sister, Some(&architecture))?.entries);
     }
+    hybrid::name_draft_head(&first.meta, &mut entries)?;
     let directory = Directory::new(entries)?;
     let config = config::from_meta(&first.meta, architecture, &directory)?;
     Ok(Opened { files, config, directory, meta: first.meta })
@@ -87,6 +89,10 @@ fn architecture_of(name: &str) -> Architecture {
         "llama" => Architecture::Llama,
         "qwen2" => Architecture::Qwen2,
         "qwen3" => Architecture::Qwen3,
+        "qwen3moe" => Architecture::Qwen3Moe,
+        "qwen3next" => Architecture::Qwen3Next,
+        "qwen35" => Architecture::Qwen3_5,
+        "qwen35moe" => Architecture::Qwen3_5Moe,
         "gemma3" => Architecture::Gemma3,
         other => Architecture::Other(other.to_owned()),
     }

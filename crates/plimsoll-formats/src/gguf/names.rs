@@ -22,6 +22,12 @@ fn block_name(name: &str, architecture: &Architecture) -> Option<String> {
     if layer.is_empty() || !layer.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
+    match rest {
+        // What the recurrence multiplies with, already -exp(A_log).
+        "ssm_a" => return Some(format!("model.layers.{layer}.linear_attn.A")),
+        "ssm_dt.bias" => return Some(format!("model.layers.{layer}.linear_attn.dt_bias")),
+        _ => {}
+    }
     let (part, leaf) = rest.rsplit_once('.')?;
     // Gemma norms both sides of each half of a layer, so "ffn_norm" is not what comes after attention.
     let sandwich = *architecture == Architecture::Gemma3;
@@ -40,6 +46,24 @@ fn block_name(name: &str, architecture: &Architecture) -> Option<String> {
         "ffn_gate" => "mlp.gate_proj",
         "ffn_up" => "mlp.up_proj",
         "ffn_down" => "mlp.down_proj",
+        "ffn_gate_inp" => "mlp.gate",
+        "ffn_gate_exps" => "mlp.experts.gate_proj",
+        "ffn_up_exps" => "mlp.experts.up_proj",
+        "ffn_down_exps" => "mlp.experts.down_proj",
+        "ffn_gate_up_exps" => "mlp.experts.gate_up_proj",
+        "ffn_gate_inp_shexp" => "mlp.shared_expert_gate",
+        "ffn_gate_shexp" => "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp" => "mlp.shared_expert.up_proj",
+        "ffn_down_shexp" => "mlp.shared_expert.down_proj",
+        "attn_qkv" => "linear_attn.in_proj_qkv",
+        "attn_gate" => "linear_attn.in_proj_z",
+        "ssm_in" => "linear_attn.in_proj_qkvz",
+        "ssm_ba" => "linear_attn.in_proj_ba",
+        "ssm_alpha" => "linear_attn.in_proj_a",
+        "ssm_beta" => "linear_attn.in_proj_b",
+        "ssm_conv1d" => "linear_attn.conv1d",
+        "ssm_norm" => "linear_attn.norm",
+        "ssm_out" => "linear_attn.out_proj",
         _ => return None,
     };
     Some(format!("model.layers.{layer}.{module}.{leaf}"))
@@ -68,8 +92,18 @@ mod tests {
         let of = |name| canonical(name, &Architecture::Qwen2);
         assert_eq!(of("blk.0.attn_q.bias"), "model.layers.0.self_attn.q_proj.bias");
         assert_eq!(of("output.weight"), "lm_head.weight");
-        for stranger in ["blk.x.attn_q.weight", "blk.0.ffn_gate_exps.weight", "blk.0", "v.patch_embd.weight"] {
+        for stranger in ["blk.x.attn_q.weight", "blk.0.ffn_norm_exps.weight", "blk.0", "v.patch_embd.weight"] {
             assert_eq!(of(stranger), stranger);
         }
+    }
+
+    #[test]
+    fn recurrent_layers_and_experts_have_names() {
+        let of = |name| canonical(name, &Architecture::Qwen3_5Moe);
+        assert_eq!(of("blk.4.ssm_a"), "model.layers.4.linear_attn.A");
+        assert_eq!(of("blk.4.ssm_dt.bias"), "model.layers.4.linear_attn.dt_bias");
+        assert_eq!(of("blk.4.attn_gate.weight"), "model.layers.4.linear_attn.in_proj_z.weight");
+        assert_eq!(of("blk.4.ffn_up_exps.weight"), "model.layers.4.mlp.experts.up_proj.weight");
+        assert_eq!(of("blk.4.post_attention_norm.weight"), "model.layers.4.post_attention_layernorm.weight");
     }
 }

@@ -3,6 +3,7 @@
 //! The text model of a multimodal checkpoint is described in `text_config`, which omits what equals the defaults of its
 //! class: hence the table of defaults.
 
+use super::hybrid;
 use super::json::{Lookup, read_object, whole};
 use super::mlx::Quantization;
 use super::rope;
@@ -34,7 +35,7 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
     let built = build(&lookup, &generation, family).and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
-        (Err(_), Some(name)) => Err(FormatError::Unsupported(format!("architecture {}", quote(&name)))),
+        (Err(_), Some(name)) => Err(FormatError::unknown_architecture("architecture", &name)),
         (built, _) => built,
     }
 }
@@ -80,6 +81,18 @@ impl Family {
             "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "Gemma3TextModel" | "gemma3" | "gemma3_text" => {
                 Architecture::Gemma3
             }
+            "Qwen3MoeForCausalLM" | "Qwen3MoeModel" | "qwen3_moe" => Architecture::Qwen3Moe,
+            "Qwen3NextForCausalLM" | "Qwen3NextModel" | "qwen3_next" => Architecture::Qwen3Next,
+            "Qwen3_5ForConditionalGeneration"
+            | "Qwen3_5ForCausalLM"
+            | "Qwen3_5TextModel"
+            | "qwen3_5"
+            | "qwen3_5_text" => Architecture::Qwen3_5,
+            "Qwen3_5MoeForConditionalGeneration"
+            | "Qwen3_5MoeForCausalLM"
+            | "Qwen3_5MoeTextModel"
+            | "qwen3_5_moe"
+            | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
             other => Architecture::Other(other.to_owned()),
         };
         Ok(Family { architecture, mistral })
@@ -104,6 +117,10 @@ impl Family {
             Architecture::Llama | Architecture::Other(_) => base,
             Architecture::Qwen2 => Defaults { max_context: 32_768, ..base },
             Architecture::Qwen3 => Defaults { max_context: 32_768, head_dim: Some(128), ..base },
+            Architecture::Qwen3Moe => Defaults { max_context: 32_768, ..base },
+            Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => {
+                Defaults { max_context: 32_768, head_dim: Some(256), ..base }
+            }
             Architecture::Gemma3 => Defaults {
                 heads: Some(8),
                 kv_heads: Some(4),
@@ -146,6 +163,13 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
     // Activations are f32 here, so the scale is not rounded to the weights' type (transformers rounds it to that of a
     // model that runs in bf16).
     let embedding_scale = (hidden_size as f64).sqrt() as f32;
+    let hybrid = family.architecture.is_hybrid();
+    let experts = hybrid::experts(config, &family.architecture, layers)?;
+    let intermediate_size = match &experts {
+        // Where every layer has experts the width of a plain part is often left out, and never used.
+        Some(experts) => config.size("intermediate_size")?.unwrap_or(experts.width),
+        None => config.need("intermediate_size")?,
+    };
     let cap = |key| config.f32(key).map(|cap| cap.filter(|&cap| cap != 0.0));
     Ok(ModelConfig {
         hidden_size,
@@ -153,7 +177,12 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         heads,
         kv_heads: config.size("num_key_value_heads")?.or(defaults.kv_heads).unwrap_or(heads),
         head_dim,
-        intermediate_size: config.need("intermediate_size")?,
+        rotary_dim: hybrid::rotary_dim(rope.partial, head_dim, hybrid)?,
+        intermediate_size,
+        experts,
+        delta_net: hybrid::delta_net(config, &family.architecture, layers)?,
+        draft_layers: hybrid::draft_layers(config, &family.architecture)?,
+        attention_gate: hybrid,
         vocab_size: or_need(config, "vocab_size", defaults.vocab_size)?,
         norm_eps: config.f32("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta: rope.theta,
@@ -166,12 +195,13 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         attention_bias: qwen2 || projection_bias,
         attention_output_bias: !qwen2 && projection_bias,
         mlp_bias: config.bool("mlp_bias")?.unwrap_or(false),
-        qk_norm: matches!(family.architecture, Architecture::Qwen3 | Architecture::Gemma3),
+        qk_norm: hybrid
+            || matches!(family.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
         tie_word_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(gemma),
         hidden_act: activation(config, defaults.activation)?,
         query_scale: f64::from(query_scalar).powf(-0.5) as f32,
         embedding_scale: if gemma { embedding_scale } else { 1.0 },
-        norm_weight_offset: if gemma { 1.0 } else { 0.0 },
+        norm_weight_offset: if gemma || hybrid { 1.0 } else { 0.0 },
         attn_logit_softcap: cap("attn_logit_softcapping")?,
         final_logit_softcap: cap("final_logit_softcapping")?,
         bos_token_id: tokens(config, "bos_token_id")?.or(tokens(generation, "bos_token_id")?).map(|ids| ids[0]),
@@ -198,15 +228,17 @@ fn sliding(
     layers: usize,
 ) -> Result<(Option<usize>, Vec<bool>), FormatError> {
     let qwen = matches!(family.architecture, Architecture::Qwen2 | Architecture::Qwen3);
+    let qwen_moe = family.architecture == Architecture::Qwen3Moe;
     let gemma = family.architecture == Architecture::Gemma3;
-    let enabled = gemma || family.mistral || qwen && config.bool("use_sliding_window")?.unwrap_or(false);
+    let asked = config.bool("use_sliding_window")?.unwrap_or(false);
+    let enabled = gemma || family.mistral || (qwen || qwen_moe) && asked;
     // An explicit null switches the window off, an absent key means the default.
     let null = config.inner.get("sliding_window").is_some_and(Value::is_null);
     let window = config.size("sliding_window")?.or(default.filter(|_| !null));
     let Some(window) = window.filter(|_| enabled) else {
         return Ok((None, vec![false; layers]));
     };
-    let kinds = config.get("layer_types").filter(|_| !family.mistral);
+    let kinds = config.get("layer_types").filter(|_| !family.mistral && !qwen_moe);
     let is_sliding = match kinds {
         Some(kinds) => layer_types(kinds, layers)?,
         None if qwen => {

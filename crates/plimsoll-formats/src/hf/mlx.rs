@@ -125,7 +125,7 @@ fn part_of_quantized<'a>(name: &str, find: impl Fn(&str) -> Option<&'a Found>) -
 /// Refuses a weight of the text model in a type that cannot be decoded.
 fn refuse_if_needed(name: &str) -> Result<(), FormatError> {
     let canonical = canonical(name);
-    let text_model = ["model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."];
+    let text_model = ["model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.", "mtp."];
     if canonical.ends_with(".weight") && text_model.iter().any(|prefix| canonical.starts_with(prefix)) {
         return Err(FormatError::Unsupported(format!("the element type of tensor {}", quote(name))));
     }

@@ -1,9 +1,10 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `mlx` joins the three tensors of a
-//! quantized one, `config` and `rope` resolve the configuration, `json` holds bounded JSON access.
+//! quantized one, `config`, `hybrid` and `rope` resolve the configuration, `json` holds bounded JSON access.
 
 mod config;
+mod hybrid;
 mod json;
 mod mlx;
 mod names;
@@ -48,6 +49,9 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     opened.directory = Directory::new(entries)?;
     if !opened.directory.is_empty() && opened.directory.get("lm_head.weight").is_none() {
         opened.config.tie_word_embeddings = true;
+    }
+    if opened.config.delta_net.is_some() && hybrid::norms_are_shifted(&opened.directory) {
+        opened.config.norm_weight_offset = 0.0;
     }
     Ok(opened)
 }

@@ -3,8 +3,26 @@
 //! The text model of a multimodal checkpoint sits under one of several prefixes, by vintage. Everything else keeps
 //! its name.
 
-/// The canonical name: text-model prefixes removed.
+/// The canonical name: text-model prefixes removed, experts' matrices under one spelling.
 pub(super) fn canonical(name: &str) -> String {
+    let name = without_prefix(name);
+    // MLX calls a layer's stacked experts `switch_mlp`; Qwen 3.5 stacks them without the ending `.weight`.
+    if let Some((module, rest)) = name.split_once(".mlp.switch_mlp.") {
+        return format!("{module}.mlp.experts.{rest}");
+    }
+    match name.ends_with(".mlp.experts.gate_up_proj") || name.ends_with(".mlp.experts.down_proj") {
+        true => name + ".weight",
+        false => name,
+    }
+}
+
+fn without_prefix(name: &str) -> String {
+    // The draft head, which some converters move into the language model.
+    for prefix in ["language_model.mtp.", "model.language_model.mtp.", "language_model.model.mtp.", "model.mtp."] {
+        if let Some(rest) = name.strip_prefix(prefix) {
+            return format!("mtp.{rest}");
+        }
+    }
     if let Some(rest) = name.strip_prefix("model.language_model.") {
         // `model.language_model.layers...`, but some files have `model.language_model.lm_head.weight`.
         return match rest.strip_prefix("model.") {
@@ -42,6 +60,15 @@ mod tests {
             ("lm_head.weight", "lm_head.weight"),
             ("model.vision_tower.norm.weight", "model.vision_tower.norm.weight"),
             ("vision_tower.vision_model.head.weight", "vision_tower.vision_model.head.weight"),
+            ("mtp.fc.weight", "mtp.fc.weight"),
+            ("language_model.mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"),
+            ("model.language_model.layers.1.mlp.experts.down_proj", "model.layers.1.mlp.experts.down_proj.weight"),
+            ("mtp.layers.0.mlp.experts.gate_up_proj", "mtp.layers.0.mlp.experts.gate_up_proj.weight"),
+            (
+                "language_model.model.layers.1.mlp.switch_mlp.gate_proj.scales",
+                "model.layers.1.mlp.experts.gate_proj.scales",
+            ),
+            ("model.layers.1.mlp.experts.7.up_proj.weight", "model.layers.1.mlp.experts.7.up_proj.weight"),
         ] {
             assert_eq!(canonical(name), want);
         }

@@ -12,6 +12,8 @@ pub(super) struct Rope {
     pub(super) theta: f32,
     pub(super) local_theta: f32,
     pub(super) scaling: RopeScaling,
+    /// Share of a head that is rotated, where the configuration says.
+    pub(super) partial: Option<f32>,
 }
 
 /// Reads them. `defaults` are the bases of global and sliding layers; no second one means that the first holds for
@@ -32,16 +34,13 @@ pub(super) fn read(config: &Lookup, defaults: (f32, Option<f32>), max_context: u
     {
         return Err(FormatError::Unsupported("rope scaling on sliding layers".to_owned()));
     }
-    for place in [Some(*config), full, legacy].into_iter().flatten() {
-        if place.f32("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-            return Err(FormatError::Unsupported("partial_rotary_factor".to_owned()));
-        }
-    }
+    let partial = number(full, "partial_rotary_factor")?.or(number(legacy, "partial_rotary_factor")?);
+    let partial = partial.or(config.f32("partial_rotary_factor")?);
     let scaling = match legacy.or(full) {
         Some(parameters) => scaling(&parameters, config, max_context)?,
         None => RopeScaling::None,
     };
-    Ok(Rope { theta, local_theta: local.or(defaults.1).unwrap_or(theta), scaling })
+    Ok(Rope { theta, local_theta: local.or(defaults.1).unwrap_or(theta), scaling, partial })
 }
 
 /// A number of an object that may not be there.

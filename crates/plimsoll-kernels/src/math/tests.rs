@@ -12,16 +12,18 @@ enum Function {
     Tanh,
     Erf,
     Sigmoid,
+    Softplus,
     GeluTanh,
     GeluErf,
 }
 
-const ALL: [Function; 7] = [
+const ALL: [Function; 8] = [
     Function::Exp,
     Function::Ln,
     Function::Tanh,
     Function::Erf,
     Function::Sigmoid,
+    Function::Softplus,
     Function::GeluTanh,
     Function::GeluErf,
 ];
@@ -45,6 +47,7 @@ impl Kernel for Apply<'_> {
                 Function::Tanh => tanh(s, v),
                 Function::Erf => erf(s, v),
                 Function::Sigmoid => sigmoid(s, v),
+                Function::Softplus => softplus(s, v),
                 Function::GeluTanh => gelu_tanh(s, v),
                 Function::GeluErf => gelu_erf(s, v),
             };
@@ -92,6 +95,7 @@ fn errors_are_a_few_units_in_the_last_place() {
     check(Function::Tanh, &grid(-0.7, 0.7, 1_000_000), f64::tanh, 2.0);
     check(Function::Erf, &grid(-7.0, 7.0, 200_000), erf_reference, 3.0);
     check(Function::Sigmoid, &grid(-80.0, 80.0, 1_000_000), |x| 1.0 / (1.0 + (-x).exp()), 2.5);
+    check(Function::Softplus, &grid(-80.0, 40.0, 1_000_000), |x| x.exp().ln_1p(), 2.5);
 }
 
 #[test]
@@ -116,6 +120,9 @@ fn limits_are_what_they_should_be() {
     assert_eq!(bits(&run(Function::Exp)), bits(&[0.0, f32::INFINITY, f32::NAN, 1.0, 1.0, 0.0, f32::INFINITY]));
     assert_eq!(bits(&run(Function::Tanh)), bits(&[-1.0, 1.0, f32::NAN, 0.0, 0.0, -1.0, 1.0]));
     assert_eq!(bits(&run(Function::Erf)), bits(&[-1.0, 1.0, f32::NAN, 0.0, -0.0, -1.0, 1.0]));
+    let softplus = run(Function::Softplus);
+    assert_eq!(bits(&softplus[..3]), bits(&[0.0, f32::INFINITY, f32::NAN]));
+    assert_eq!(bits(&softplus[5..]), bits(&[0.0, 1e30]));
     assert_eq!(bits(&run(Function::Sigmoid)), bits(&[0.0, 1.0, f32::NAN, 0.5, 0.5, 0.0, 1.0]));
 }
 

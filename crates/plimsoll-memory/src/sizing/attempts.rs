@@ -5,10 +5,14 @@
 
 use super::diagnose::{Stage, diagnose};
 use super::generations::{Component, DeviceNow, Generations, OutOfMemory, Shape};
-use super::pinned::{self, ShadowReport};
+use super::pinned;
+use super::planned;
 use super::pools::own_size;
 use super::run::{Fault, Run};
-use super::{Event, Mode, Phase, ProfileConfig, SizingError, SizingWarning, Target, check_sizes, target_tokens};
+use super::shadow::ShadowReport;
+use super::{
+    Event, Mode, Phase, ProfileConfig, SizingError, SizingInput, SizingWarning, Target, check_sizes, target_tokens,
+};
 
 /// Attempts at production size: the first, and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
@@ -26,7 +30,7 @@ pub struct Outcome<G> {
     pub canary_bytes: u64,
     /// Attempts at production size that were made, the successful one included.
     pub attempts: u32,
-    /// KV tokens of the probe; `None` if there was none.
+    /// KV tokens of the probe; `None` if there was none, because the size was pinned or the plan held.
     pub probe_tokens: Option<u64>,
     /// The arithmetic of this rank; `None` if pinned.
     pub target: Option<Target>,
@@ -47,6 +51,7 @@ pub fn auto_profile<D: Generations>(cfg: &ProfileConfig, device: &mut D) -> Resu
     run.agree(cfg.validate())?;
     match cfg.mode {
         Mode::Auto => run.auto(),
+        Mode::Planned { tokens, state_slots } => planned::start(run, tokens, state_slots),
         Mode::Pinned { tokens } => pinned::start(run, tokens, false),
         Mode::Shadow { running_tokens } => pinned::start(run, running_tokens, true),
     }
@@ -62,7 +67,7 @@ struct Probe {
 }
 
 impl<D: Generations> Run<'_, D> {
-    fn auto(mut self) -> Result<Outcome<D::G>, SizingError> {
+    pub(super) fn auto(mut self) -> Result<Outcome<D::G>, SizingError> {
         let cfg = self.cfg;
         let probe = self.probe()?;
         let (mut tokens, mut attempt) = (probe.tokens, 1);
@@ -117,8 +122,8 @@ impl<D: Generations> Run<'_, D> {
         Ok(shape)
     }
 
-    /// Builds the probe, stresses it, measures, and computes the capacity all ranks share.
-    fn probe(&mut self) -> Result<Probe, SizingError> {
+    /// Builds the probe, stresses it, measures, and tears it down again.
+    pub(super) fn measure(&mut self) -> Result<(Shape, SizingInput), SizingError> {
         let shape = self.plan_probe()?;
         let (generation, result) = self.try_generation(shape, 0);
         let measured = match result {
@@ -133,9 +138,17 @@ impl<D: Generations> Run<'_, D> {
         let peak_reserved = measured.peak_reserved;
         self.device.event(&Event::Measured { peak_reserved });
         // Measured while the probe stands, so that its bytes count as ours and not as anybody's.
-        let target = target_tokens(&self.input(shape, peak_reserved));
-        self.warn_all(&target.warnings);
+        let input = self.input(shape, peak_reserved);
         self.teardown(generation, shape)?;
+        Ok((shape, input))
+    }
+
+    /// Measures with a probe, and computes the capacity all ranks share.
+    fn probe(&mut self) -> Result<Probe, SizingError> {
+        let (shape, input) = self.measure()?;
+        let peak_reserved = input.peak_reserved;
+        let target = target_tokens(&input);
+        self.warn_all(&target.warnings);
         let (tokens, state_slots) = self.agreed_size(&target)?;
         let (cell_bytes, fraction) = (self.cfg.cell_bytes, self.cfg.fraction);
         self.device.event(&Event::Sized { target: &target, cell_bytes, fraction, tokens, state_slots });
@@ -159,7 +172,7 @@ impl<D: Generations> Run<'_, D> {
     }
 
     /// This rank's capacity, then everybody's: the least tokens and the least state slots.
-    fn agreed_size(&mut self, target: &Target) -> Result<(u64, u64), SizingError> {
+    pub(super) fn agreed_size(&mut self, target: &Target) -> Result<(u64, u64), SizingError> {
         let total = self.device.device().total;
         let mine = own_size(self.cfg, target, total);
         let (tokens, state_slots) = self.agree(mine)?;

@@ -9,6 +9,14 @@ use super::{CANARY_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_
 pub enum Mode {
     /// Probe, measure, build, prove.
     Auto,
+    /// The planner has worked the size out: built once at that size and stressed once, which is probe and proof in one.
+    /// Where the measurement does not bear the plan out, as [`Mode::Auto`].
+    Planned {
+        /// KV tokens.
+        tokens: u64,
+        /// Recurrent state slots.
+        state_slots: u64,
+    },
     /// The user decides (`--max-total-token-num`): built once at exactly this size and stressed once.
     Pinned {
         /// KV tokens, used as given.

@@ -46,6 +46,13 @@ pub enum Event<'a> {
         /// The refused allocation.
         failure: Option<&'a OutOfMemory>,
     },
+    /// The generation that was planned holds more than its own measurement leaves room for: it is measured anew with a probe.
+    PlanMissed {
+        /// What was planned and built.
+        shape: Shape,
+        /// Tokens that the measurement leaves room for.
+        fits: u64,
+    },
     /// The stress passed.
     Proven {
         /// The attempt that passed.
@@ -89,6 +96,9 @@ impl fmt::Display for Event<'_> {
             Self::OutOfMemory { attempt, failure: Some(failure) } => write!(f, "attempt {attempt}: {failure}"),
             Self::OutOfMemory { attempt, failure: None } => {
                 write!(f, "attempt {attempt}: another rank ran out of memory")
+            }
+            Self::PlanMissed { shape, fits } => {
+                write!(f, "{} tokens were planned, measured there is room for {fits}: probing", shape.tokens)
             }
             Self::Proven { attempt, shape, peak_reserved } => {
                 write!(

@@ -14,8 +14,10 @@ mod fraction;
 mod generations;
 pub mod joint;
 mod pinned;
+mod planned;
 mod pools;
 mod run;
+mod shadow;
 mod target;
 
 pub use attempts::{ATTEMPTS_MAX, Outcome, auto_profile};
@@ -28,5 +30,5 @@ pub use generations::{
     Component, DeviceNow, Failure, Generations, Measured, OutOfMemory, PoolCount, Released, ScalesWith, Shape,
 };
 pub use joint::{JointError, JointInput, JointSplit};
-pub use pinned::ShadowReport;
+pub use shadow::{ShadowReport, dry_run};
 pub use target::{CANARY_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens, target_tokens};

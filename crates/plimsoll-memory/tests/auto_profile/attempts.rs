@@ -8,7 +8,7 @@ use plimsoll_memory::sizing::{
 };
 use proptest::prelude::*;
 
-fn fails(cfg: &ProfileConfig, fake: &mut Fake) -> SizingError {
+pub fn fails(cfg: &ProfileConfig, fake: &mut Fake) -> SizingError {
     match auto_profile(cfg, fake) {
         Ok(outcome) => panic!("started with {} tokens", outcome.shape.tokens),
         Err(error) => {
@@ -19,7 +19,7 @@ fn fails(cfg: &ProfileConfig, fake: &mut Fake) -> SizingError {
 }
 
 /// What [`Fake::usual`] must arrive at, worked out here from its parts.
-fn usual_target() -> u64 {
+pub fn usual_target() -> u64 {
     let room = 80 * GIB - 10 * GIB - 18 * GIB - 2 * GIB - ATTENTION - CANARY_BYTES;
     let tokens = u128::from(room) * 95 / 100 / u128::from(CELL);
     tokens as u64 / 16 * 16
@@ -71,7 +71,7 @@ fn a10_after_the_rebuild_the_context_must_fit() {
     assert!(outcome.warnings.contains(&SizingWarning::ContextClamped { from: 10_000_000, to: usual_target() }));
 }
 
-fn hybrid_config() -> ProfileConfig {
+pub fn hybrid_config() -> ProfileConfig {
     let state = StatePool {
         slot_bytes: 50 * MIB,
         slots_per_request: 2,
@@ -89,7 +89,7 @@ fn hybrid_config() -> ProfileConfig {
     }
 }
 
-fn hybrid_device() -> Fake {
+pub fn hybrid_device() -> Fake {
     let mut fake = Fake::new(80 * GIB, 60 * GIB, 0, GIB);
     fake.cell = CELL / 4;
     fake.slot_bytes = 50 * MIB;
@@ -153,9 +153,14 @@ fn a17_nothing_turns_the_stress_off() {
     let mut fake = Fake::usual();
     auto_profile(&ProfileConfig { mode: Mode::Pinned { tokens: 100_000 }, ..usual_config() }, &mut fake).unwrap();
     assert_eq!(fake.stresses, 1, "pinned keeps a single pass");
+    let mut fake = Fake::usual();
+    let mode = Mode::Planned { tokens: 100_000, state_slots: 0 };
+    auto_profile(&ProfileConfig { mode, ..usual_config() }, &mut fake).unwrap();
+    assert_eq!(fake.stresses, 1, "and so does a plan that holds");
     for (name, source) in [
         ("attempts", include_str!("../../src/sizing/attempts.rs")),
         ("pinned", include_str!("../../src/sizing/pinned.rs")),
+        ("planned", include_str!("../../src/sizing/planned.rs")),
         ("config", include_str!("../../src/sizing/config.rs")),
         ("checks", include_str!("../../src/sizing/checks.rs")),
     ] {

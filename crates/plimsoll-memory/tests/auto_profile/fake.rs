@@ -82,6 +82,8 @@ pub struct Fake {
     pub slot_bytes: u64,
     /// Scratch of a stress, beside the pools.
     pub scratch: u64,
+    /// Scratch of the draft model, where one is resident: it is stressed alone, then together with the main model.
+    pub draft: Option<u64>,
     /// Stresses that go wrong, counted from 1.
     pub wrong: BTreeMap<u32, Wrong>,
     /// From this stress on all run out of memory by one byte.
@@ -111,6 +113,7 @@ impl Fake {
             cell: CELL,
             slot_bytes: 0,
             scratch,
+            draft: None,
             wrong: BTreeMap::new(),
             always_short_from: None,
             peers_at_build: BTreeMap::new(),
@@ -220,7 +223,14 @@ impl Generations for Fake {
         }
         let own = self.ledger().own();
         self.ledger().peak = own;
-        let _scratch = self.take("workspace", self.scratch)?;
+        let main = self.take("workspace", self.scratch)?;
+        if let Some(bytes) = self.draft {
+            drop(main);
+            self.log.push("stress draft".to_owned());
+            drop(self.take("draft workspace", bytes)?);
+            self.log.push("stress both".to_owned());
+            let _both = (self.take("workspace", self.scratch)?, self.take("draft workspace", bytes)?);
+        }
         Ok(Measured { peak_reserved: self.ledger().peak })
     }
 

@@ -1,9 +1,11 @@
 //! Sizing by measurement, one test per acceptance criterion (`a01` to `a40`), on a device that does not exist.
 //!
-//! Criteria that need a real engine, encoder or trace (A12, A16, A26 to A32, A34, A38) are tested where those live.
+//! Criteria that need a real engine, encoder or trace (A12, A26 to A32, A34, A38) are tested where those live.
 
 mod arithmetic;
 mod attempts;
+mod drafts;
 mod edges;
 mod fake;
+mod planned;
 mod ranks;

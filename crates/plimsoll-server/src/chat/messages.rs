@@ -1,5 +1,7 @@
 //! Messages, tools and template options as a chat template expects them: checked, bounded, text only.
 
+use plimsoll_memory::faults::{self, Site};
+use plimsoll_text::TextError;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -50,9 +52,13 @@ impl Conversation {
         let template = app.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported("messages", "the served model has no chat template; use /v1/completions")
         })?;
+        faults::site(Site::Template);
         let rendered = template.render(&self.messages, self.tools.as_ref(), self.add_generation_prompt, &self.extra);
         // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
-        let text = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        let text = rendered.map_err(|error| match error {
+            TextError::Panicked(_) => ApiError::internal(error.to_string()),
+            _ => ApiError::invalid("messages", error.to_string()),
+        })?;
         app.encode("messages", &text, add_special)
     }
 }

@@ -70,7 +70,6 @@ pub fn config() -> ServerConfig {
         body_timeout: Duration::from_secs(2),
         write_timeout: Duration::from_millis(700),
         drain_deadline: Duration::from_millis(600),
-        health_stall: Duration::from_millis(400),
         ..ServerConfig::default()
     }
 }
@@ -82,6 +81,7 @@ impl Server {
 
     pub fn with(config: ServerConfig, limits: Limits, script: impl FnMut(&Request) -> Script + Send + 'static) -> Self {
         let Scripted { handle, observed } = scripted(limits, script);
+        handle.set_stall_limit(Duration::from_millis(400));
         let served = Served {
             engine: handle.clone(),
             tokenizer: Arc::new(tokenizer()),
@@ -282,6 +282,12 @@ impl Answer {
 
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// The text of a 200.
+    pub fn ok_text(&self) -> &str {
+        assert_eq!(self.status, 200, "{}", self.body);
+        &self.body
     }
 
     /// The JSON of a 200.

@@ -91,7 +91,7 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// [`TextError::Render`] if the template fails or refuses these messages, [`TextError::TemplateLimit`] if it takes too many
-    /// steps, does too much work or makes too long a prompt.
+    /// steps, does too much work or makes too long a prompt, [`TextError::Panicked`] if its engine breaks.
     pub fn render(
         &self,
         messages: &Json,
@@ -112,7 +112,7 @@ impl ChatTemplate {
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
         ]);
-        shielded(TextError::Render, || self.run(context, size))
+        shielded(TextError::Panicked, || self.run(context, size))
     }
 
     fn run(&self, context: Vec<(&str, Value)>, size: InputSize) -> Result<String, TextError> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use plimsoll_engine::whatif::{Answer, Load, what_if};
-use plimsoll_engine::{Blueprint, Host, Line, LoadedModel, Options};
+use plimsoll_engine::{Blueprint, Host, Line, LoadedModel, Options, dry_run};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::json;
@@ -32,6 +32,14 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         };
         let answer = what_if(&checkpoint, &options, host.threads, &line, load)?;
         return print_answer(&answer, args.json);
+    }
+    if args.probe {
+        let run = dry_run(&checkpoint, &options, &host, |_| {})?;
+        match args.json {
+            true => println!("{}", serde_json::to_string_pretty(&run)?),
+            false => println!("{}: {} threads, {:?}\n{run}", path.display(), host.threads, host.isa),
+        }
+        return Ok(());
     }
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
     let [prefill, decode] = planned.work;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use plimsoll_engine::Options;
 use plimsoll_memory::Bytes;
 use plimsoll_server::{SamplingDefaults, Served, ServerConfig};
 
@@ -18,6 +19,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         ..args.http.config()
     };
     let options = args.engine.options(config.heap_bytes_max());
+    let options = Options { log_ledger_every: args.log_ledger_every, ..options };
     let (model, engine) = super::start_engine(&args.model, &options)?;
     let names = match args.served_model_name.is_empty() {
         true => vec![default_name(&args.model)],
@@ -53,9 +55,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         );
         plimsoll_server::serve(listener, served, config, shutdown).await.context("serving")
     })?;
+    // Before the stop, which gives everything back: the report says what was held to the last.
+    tracing::info!("drained; the ledger at the end:\n{}", engine.report());
     engine.stop();
-    let (before, after) = engine.ledger().allocations();
-    tracing::info!(device_allocations = before, device_allocations_after_ready = after, "drained");
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 mod commands;
 mod curl;
 mod http;
+mod ledger;
 mod memory;
 mod openai;
 mod plans;

@@ -130,3 +130,51 @@ fn the_server_holds_what_the_plan_says() {
         });
     }
 }
+
+#[test]
+fn a39_a_probe_beside_a_server_reports_and_changes_nothing() {
+    default_model();
+    let probe = |flags: &[&str]| plan("smollm2", &[&["--probe"], flags].concat());
+    let server = Server::start(&["--max-total-token-num", "4096"]);
+    let before = server.memory();
+    let found = probe(&[]);
+    let planned = plan("smollm2", &[])["limits"]["max_total_token_num"].clone();
+    assert_eq!((&found["planned_tokens"], &found["report"]["chosen_tokens"]), (&planned, &planned), "{found}");
+    assert_eq!((found["delta_tokens"].as_i64(), &found["report"]["refusal"]), (Some(0), &Value::Null), "{found}");
+    assert_eq!(found["workspace_measured_bytes"], found["workspace_planned_bytes"], "{found}");
+    assert!(found["fixed_measured_bytes"].as_u64() <= found["fixed_planned_bytes"].as_u64(), "{found}");
+    // Against the size that runs.
+    let against = probe(&["--max-total-token-num", "4096"]);
+    assert_eq!(against["report"]["running_tokens"], 4096);
+    assert_eq!(against["delta_tokens"].as_i64(), planned.as_i64().map(|tokens| tokens - 4096), "{against}");
+    let words = run(&["plan", "smollm2", "--probe", "--max-total-token-num", "4096"]).good();
+    assert!(words.contains("running with 4096 tokens; auto would choose"), "{words}");
+    let after = server.memory();
+    for part in ["components", "pools", "device_allocations", "requests"] {
+        let strip = |page: &Value| match part {
+            // The heap of a server that is asked for its page is never quite still.
+            "components" => {
+                json!(page[part].as_array().unwrap().iter().map(|row| &row["planned_bytes"]).collect::<Vec<_>>())
+            }
+            _ => page[part].clone(),
+        };
+        assert_eq!(strip(&before), strip(&after), "{part}");
+    }
+    server.ask("/v1/completions", &json!({"prompt": "x", "max_tokens": 1}));
+}
+
+#[test]
+fn a_configuration_of_123_billion_weights_is_answered_within_a_second() {
+    let config = repository().join("tools/configs/mistral-large-123b.json");
+    let since = std::time::Instant::now();
+    let flags = ["--users", "16", "--context", "32768", "--memory-budget", "400GiB"];
+    let answer = plan(config.to_str().unwrap(), &flags);
+    let took = since.elapsed();
+    println!("answered in {took:?}: {answer}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    // 122.6 billion weights in bfloat16, and 352 KiB of keys and values a token.
+    let needed = answer["needed_bytes"].as_u64().unwrap();
+    assert!((228 << 30..232 << 30).contains(&(needed - 16 * 32768 * 352 * 1024)), "{answer}");
+    assert_eq!(answer["fits"], needed <= 400 << 30);
+    assert!(answer["users_max"].as_u64().unwrap() > 0 && !answer["knobs"].as_array().unwrap().is_empty());
+}

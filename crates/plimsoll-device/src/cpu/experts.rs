@@ -1,0 +1,264 @@
+//! Mixture of experts on all cores: rows are copied to their experts, each expert's copies go through its matrices together, and each
+//! row collects its results.
+//!
+//! A copy's product is that of the row alone (`linear` promises it), so grouping changes no bit. Tasks are (matrix, expert, block of
+//! rows, block of panels): one row that takes eight experts keeps all cores busy, and so do five hundred rows that share one.
+
+use std::ops::Range;
+
+use plimsoll_kernels::{self as kernels, Acts, Input, PANEL, Target, Weights};
+
+use super::linear::{INPUT_BLOCK_BYTES, TASKS_PER_THREAD};
+use super::{CpuDevice, kernel_activation};
+use crate::device::{Buf, Device, DeviceError, Experts, Mode};
+use crate::experts::{Inputs, Space};
+use crate::weights::LinearId;
+
+/// Copies per task of the passes between the products.
+const COPIES_PER_TASK: usize = 4;
+/// Panels that stream side by side; a task has this many or a multiple.
+const PANELS_TOGETHER: usize = 4;
+
+impl CpuDevice {
+    pub(super) fn run_experts(
+        &mut self,
+        spec: &Experts<'_>,
+        out: Buf,
+        x: Buf,
+        router: Buf,
+        mode: Mode,
+    ) -> Result<(), DeviceError> {
+        assert_eq!((router.rows, router.cols), (x.rows, spec.gate.len()), "a logit an expert");
+        assert_eq!((out.rows, out.cols), (x.rows, x.cols), "experts keep the shape");
+        let scope = self.mark();
+        let mut space = Space::begin(&mut self.memory.stack, self.weights.table(), spec, x)?;
+        self.choose(spec, router, &space);
+        let inputs = self.mark();
+        space.take_inputs(&mut self.memory.stack)?;
+        self.copy_to_experts(spec.top_k, x, &space);
+        self.grouped(&[(spec.gate, space.gate), (spec.up, space.up)], &space.inputs, &space);
+        self.release(inputs);
+        space.take_outputs(&mut self.memory.stack)?;
+        self.activate(spec, &space);
+        self.grouped(&[(spec.down, space.y)], &space.hidden, &space);
+        self.collect(out, mode, &space);
+        self.release(scope);
+        Ok(())
+    }
+
+    /// Each row's experts and weights, and every choice's place.
+    fn choose(&mut self, spec: &Experts<'_>, router: Buf, space: &Space) {
+        let (isa, top) = (self.isa, spec.top_k);
+        self.rows(router.rows, |arena, _, row| {
+            // SAFETY: rows are inside the workspace, the parts do not overlap, each row belongs to one task.
+            unsafe {
+                let ids = arena.words(space.ids + row * top * size_of::<u32>(), top);
+                kernels::route(isa, arena.row(router, row), ids, arena.row(space.weights, row), spec.renormalise);
+            }
+        });
+        let arena = self.arena();
+        // SAFETY: the parts do not overlap, and this is the only thread.
+        let (ids, places, starts) = unsafe {
+            let experts = spec.gate.len();
+            (
+                arena.words(space.ids, space.choices),
+                arena.words(space.places, space.choices),
+                arena.words(space.starts, experts + 1),
+            )
+        };
+        kernels::group_by_expert(ids, starts, places);
+    }
+
+    /// Every row's copies at their places: quantized once, then copied.
+    fn copy_to_experts(&mut self, top: usize, x: Buf, space: &Space) {
+        let (isa, inputs) = (self.isa, space.inputs);
+        let row_bytes = if inputs.acts.is_some() { inputs.layout.row_bytes() } else { 0 };
+        // SAFETY: nobody writes the places from here on.
+        let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
+        self.rows(x.rows, |arena, _, row| {
+            // SAFETY: inside the workspace; every choice has a place of its own, and a row's choices belong to one task.
+            let x = unsafe { arena.row(x, row) };
+            let (first, others) = places[row * top..][..top].split_first().expect("a row takes an expert");
+            if let Some(acts) = inputs.acts {
+                // SAFETY: as above.
+                let copy = |place: &u32| unsafe { arena.bytes(acts + *place as usize * row_bytes, row_bytes) };
+                let quantized = copy(first);
+                kernels::quantize_acts(isa, x, quantized);
+                others.iter().for_each(|place| copy(place).copy_from_slice(quantized));
+            }
+            if let Some(floats) = inputs.floats {
+                // SAFETY: as above.
+                let copy = |place: &u32| unsafe { arena.row(floats, *place as usize) };
+                std::iter::once(first).chain(others).for_each(|place| copy(place).copy_from_slice(x));
+            }
+        });
+    }
+
+    /// `gate = act(gate) * up`, quantized for `down` if that wants it.
+    fn activate(&mut self, spec: &Experts<'_>, space: &Space) {
+        let (isa, act, arena) = (self.isa, kernel_activation(spec.act), self.arena());
+        let row_bytes = if space.hidden.acts.is_some() { space.hidden.layout.row_bytes() } else { 0 };
+        self.pool.run(space.choices.div_ceil(COPIES_PER_TASK), &|_, task| {
+            let first = task * COPIES_PER_TASK;
+            for place in first..(first + COPIES_PER_TASK).min(space.choices) {
+                // SAFETY: inside the workspace, no overlap, each place belongs to one task.
+                let (gate, up) = unsafe { (arena.row(space.gate, place), arena.row(space.up, place)) };
+                kernels::glu(isa, act, gate, up);
+                if let Some(acts) = space.hidden.acts {
+                    // SAFETY: as above.
+                    kernels::quantize_acts(isa, gate, unsafe { arena.bytes(acts + place * row_bytes, row_bytes) });
+                }
+            }
+        });
+    }
+
+    /// Each expert's copies through its matrix, for one matrix an expert or two over the same input.
+    fn grouped(&mut self, products: &[(&[LinearId], Buf)], inputs: &Inputs, space: &Space) {
+        let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
+        let experts = products[0].0.len();
+        let row_bytes = inputs.layout.k * if inputs.acts.is_some() { 3 } else { size_of::<f32>() };
+        let row_block = (INPUT_BLOCK_BYTES / row_bytes.max(1)).max(16);
+        // SAFETY: the parts do not overlap; nobody writes them while tasks run, nor the inputs, which were written before.
+        let (starts, blocks, acts) = unsafe {
+            let acts = |at| Acts::new(inputs.layout, arena.bytes(at, inputs.layout.bytes()));
+            (arena.words(space.starts, experts + 1), arena.words(space.blocks, experts + 1), inputs.acts.map(acts))
+        };
+        let cut = Cut::new(starts, blocks, row_block, products, threads);
+        let weights = &self.weights;
+        self.pool.run(cut.tasks(), &|_, task| {
+            let Task { product, expert, rows, panels } = cut.task(task);
+            let (ids, out) = products[product];
+            let (linear, data) = weights.linear(ids[expert]);
+            let packing = &linear.packing;
+            let shape = (packing.k(), packing.out());
+            assert_eq!(shape, (inputs.layout.k, out.cols), "shape of '{}'", linear.name);
+            let bias = linear.bias.map(|bias| weights.vector(bias));
+            let matrix = Weights { packing, data, bias };
+            let target = Target { ptr: arena.pointer(out), ld: out.cols, mode: kernels::Mode::Store };
+            // SAFETY: inputs are only read here; `out` is inside the workspace and overlaps none; tasks have disjoint rows or
+            // panels.
+            unsafe {
+                let input = match (&acts, inputs.floats) {
+                    (Some(acts), _) if packing.wants_acts() => Input::Acts(acts),
+                    (_, Some(floats)) => Input::F32 { data: arena.matrix(floats), ld: floats.cols },
+                    _ => unreachable!("inputs are taken for every kind of weight"),
+                };
+                kernels::linear(isa, &matrix, input, panels, rows, target);
+            }
+        });
+    }
+
+    /// Every row's results, weighted.
+    fn collect(&mut self, out: Buf, mode: Mode, space: &Space) {
+        let (isa, top) = (self.isa, space.weights.cols);
+        let mode = match mode {
+            Mode::Store => kernels::Mode::Store,
+            Mode::Add => kernels::Mode::Add,
+        };
+        // SAFETY: nobody writes the places any more.
+        let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
+        self.rows(out.rows, |arena, _, row| {
+            let places = &places[row * top..][..top];
+            // SAFETY: inside the workspace; the results are only read, each row of `out` belongs to one task.
+            unsafe {
+                let weights = arena.row(space.weights, row);
+                kernels::combine(isa, arena.row(out, row), arena.matrix(space.y), places, weights, mode);
+            }
+        });
+    }
+}
+
+/// How grouped products are cut into tasks.
+struct Cut<'a> {
+    /// Where each expert's copies begin, and the end.
+    starts: &'a [u32],
+    /// How many blocks of rows the experts before each one have, and all.
+    blocks: &'a [u32],
+    row_block: usize,
+    products: usize,
+    panels: usize,
+    panel_block: usize,
+}
+
+/// One task.
+struct Task {
+    product: usize,
+    expert: usize,
+    rows: Range<usize>,
+    panels: Range<usize>,
+}
+
+impl<'a> Cut<'a> {
+    fn new(
+        starts: &'a [u32],
+        blocks: &'a mut [u32],
+        row_block: usize,
+        products: &[(&[LinearId], Buf)],
+        threads: usize,
+    ) -> Self {
+        blocks[0] = 0;
+        for (expert, copies) in starts.windows(2).enumerate() {
+            blocks[expert + 1] = blocks[expert] + (copies[1] - copies[0]).div_ceil(row_block as u32);
+        }
+        let panels = products[0].1.cols.div_ceil(PANEL);
+        let wanted = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
+        let row_tasks = products.len() * blocks[starts.len() - 1] as usize;
+        let panel_block = panels.div_ceil(wanted.div_ceil(row_tasks.max(1)).min(panels));
+        let panel_block = panel_block.next_multiple_of(PANELS_TOGETHER).min(panels);
+        Self { starts, blocks, row_block, products: products.len(), panels, panel_block }
+    }
+
+    fn row_blocks(&self) -> usize {
+        self.blocks[self.starts.len() - 1] as usize
+    }
+
+    fn tasks(&self) -> usize {
+        self.products * self.row_blocks() * self.panels.div_ceil(self.panel_block)
+    }
+
+    /// Consecutive tasks share their expert.
+    fn task(&self, task: usize) -> Task {
+        let panel_blocks = self.panels.div_ceil(self.panel_block);
+        let first_panel = task % panel_blocks * self.panel_block;
+        let (product, block) = (task / panel_blocks / self.row_blocks(), task / panel_blocks % self.row_blocks());
+        let expert = self.blocks.partition_point(|before| *before as usize <= block) - 1;
+        let first = self.starts[expert] as usize + (block - self.blocks[expert] as usize) * self.row_block;
+        let rows = first..(first + self.row_block).min(self.starts[expert + 1] as usize);
+        let panels = first_panel..(first_panel + self.panel_block).min(self.panels);
+        Task { product, expert, rows, panels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_covers_every_copy_and_panel_of_every_product_once() {
+        // All rows to one expert, evenly, and ragged with idle experts.
+        for (counts, cols, threads) in [
+            (vec![0, 0, 700, 0], 100, 2),
+            (vec![1; 8], 768, 16),
+            (vec![0, 3, 0, 0, 65, 64, 1, 0], 33, 3),
+            (vec![5], 16, 1),
+            (vec![0, 0], 16, 2),
+        ] {
+            let mut starts = vec![0u32];
+            counts.iter().for_each(|count| starts.push(starts[starts.len() - 1] + count));
+            let copies = starts[counts.len()] as usize;
+            let out = Buf { offset: 0, rows: copies, cols };
+            let mut blocks = vec![0; counts.len() + 1];
+            let cut = Cut::new(&starts, &mut blocks, 64, &[(&[], out), (&[], out)], threads);
+            let panels = cols.div_ceil(PANEL);
+            let mut seen = vec![0; 2 * copies * panels];
+            for task in 0..cut.tasks() {
+                let Task { product, expert, rows, panels: range } = cut.task(task);
+                assert!(rows.start >= starts[expert] as usize && rows.end <= starts[expert + 1] as usize);
+                for row in rows {
+                    range.clone().for_each(|panel| seen[(product * copies + row) * panels + panel] += 1);
+                }
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{counts:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A device over a fixture's weights with a plan that has room for anything, and matrices to fill and read.
+
+#![allow(dead_code)] // each test file uses its part
+
+use std::path::Path;
+use std::sync::Arc;
+
+use plimsoll_device::{
+    Buf, CpuDevice, CpuMemory, CpuWeights, Device, Isa, KvDtype, KvShape, ModelShape, StateShape, ThreadPool,
+    WeightTable,
+};
+use plimsoll_formats::Checkpoint;
+use plimsoll_memory::{Component, Ledger};
+
+pub fn checkpoint(name: &str) -> Checkpoint {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
+    Checkpoint::open(&models.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// What the device must know, beside the state.
+pub fn shape(state: Option<StateShape>) -> ModelShape {
+    let kv = KvShape { layers: 1, kv_heads: 2, head_dim: 16, dtype: KvDtype::F16 };
+    ModelShape { kv, state, heads: 4, hidden: 256 }
+}
+
+/// A device with `slots` slots of state and 32 MiB of workspace.
+pub fn device(
+    table: &WeightTable,
+    checkpoint: &Checkpoint,
+    shape: &ModelShape,
+    slots: usize,
+    threads: usize,
+    isa: Isa,
+) -> CpuDevice {
+    let ledger = Arc::new(Ledger::new());
+    Component::ALL.iter().for_each(|component| ledger.plan(*component, 1 << 30));
+    let mut pool = ThreadPool::new(threads).unwrap();
+    let weights = CpuWeights::load(table.clone(), checkpoint, &ledger, &mut pool, |_| {}).unwrap();
+    let memory = CpuMemory::map(&ledger, shape, 256, slots, 32 << 20, threads, false).unwrap();
+    CpuDevice::new(weights, pool, isa, memory)
+}
+
+/// A matrix with these rows.
+pub fn matrix(device: &mut CpuDevice, rows: &[Vec<f32>]) -> Buf {
+    let buf = device.temp(rows.len(), rows[0].len()).unwrap();
+    rows.iter().enumerate().for_each(|(i, row)| device.row_mut(buf, i).copy_from_slice(row));
+    buf
+}
+
+/// The rows of a matrix, as bits.
+pub fn rows(device: &mut CpuDevice, buf: Buf) -> Vec<Vec<u32>> {
+    (0..buf.rows).map(|row| device.row_mut(buf, row).iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// A small generator (xorshift64*): tests must repeat.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
+    }
+
+    /// Uniform in −1..1.
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0).collect()
+    }
+}

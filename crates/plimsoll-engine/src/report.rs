@@ -1,0 +1,363 @@
+//! The ledger for people and programs: one value that `/v1/memory` sends, the log prints on a line and the end of a server prints
+//! whole. All sizes are bytes.
+//!
+//! What must not be in here: decisions. A report is read, never acted upon.
+
+use std::fmt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use plimsoll_memory::host::{OwnProcess, Root};
+use plimsoll_memory::ledger::Row;
+use plimsoll_memory::{Bytes, heap};
+use serde::Serialize;
+
+use crate::governor::Rung;
+use crate::handle::Shared;
+
+/// Where every byte is, what requests have come to, how far the engine gives way.
+#[derive(Clone, Debug, Serialize)]
+pub struct LedgerReport {
+    /// The most this process may use.
+    pub line_bytes: u64,
+    /// Where the line comes from.
+    pub line_source: String,
+    /// Σ planned over all components.
+    pub planned_bytes: u64,
+    /// Σ committed over all components.
+    pub committed_bytes: u64,
+    /// Anonymous memory, resident or swapped, that is in no component. Negative while planned memory is untouched.
+    pub unaccounted_bytes: i64,
+    /// Plan and ledger, row by row.
+    pub components: Vec<ComponentRow>,
+    /// The process as the system sees it.
+    pub process: OwnProcess,
+    /// The heap as its counter sees it.
+    pub heap: Heap,
+    /// Device allocations.
+    pub device_allocations: DeviceAllocations,
+    /// What must be full again at idle.
+    pub pools: Pools,
+    /// The governor's ladder.
+    pub ladder: Ladder,
+    /// What has become of requests since start.
+    pub requests: Requests,
+    /// Steps taken since start.
+    pub steps: u64,
+}
+
+/// One component of plan and ledger.
+#[derive(Clone, Debug, Serialize)]
+pub struct ComponentRow {
+    /// Its name.
+    pub component: &'static str,
+    /// What the plan allows.
+    pub planned_bytes: u64,
+    /// What it holds.
+    pub committed_bytes: u64,
+    /// The most it ever held.
+    pub peak_bytes: u64,
+    /// The arithmetic behind the plan, in words.
+    pub detail: String,
+}
+
+/// The heap.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Heap {
+    /// Bytes in use.
+    pub in_use_bytes: u64,
+    /// The most that were ever in use.
+    pub peak_bytes: u64,
+    /// Calls that took memory.
+    pub calls: u64,
+}
+
+/// Device allocations before and after ready; the latter were refused.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DeviceAllocations {
+    /// Made before ready.
+    pub before_ready: u64,
+    /// Attempted after ready.
+    pub after_ready: u64,
+}
+
+/// Everything that is lent out and comes back.
+#[derive(Clone, Debug, Serialize)]
+pub struct Pools {
+    /// Pages of the key/value cache.
+    pub kv_pages: Pages,
+    /// Places of requests.
+    pub requests: Places,
+    /// Host bytes reserved by requests.
+    pub host_bytes: Share,
+    /// Bodies and unsent answers, where there is a server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http_bytes: Option<Share>,
+}
+
+/// The page pool.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Pages {
+    /// In use, by requests or by the prefix index.
+    pub used: u64,
+    /// All of them.
+    pub total: u64,
+    /// Held by the prefix index alone; given up as soon as a request needs them.
+    pub cached: u64,
+}
+
+/// Requests in the system.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Places {
+    /// Requests that hold a slot.
+    pub running: u64,
+    /// Requests that wait for one.
+    pub waiting: u64,
+    /// Requests accepted and not yet ended.
+    pub in_system: u64,
+    /// Slots.
+    pub running_max: u64,
+    /// Places in the queue.
+    pub waiting_max: u64,
+}
+
+/// A part of a budget.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Share {
+    /// Taken.
+    pub used: u64,
+    /// There are.
+    pub total: u64,
+}
+
+/// Where the engine stands on the governor's ladder, and how often it climbed each rung.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ladder {
+    /// The rung it stands on.
+    pub rung: &'static str,
+    /// Every rung, from the cheapest to the dearest.
+    pub climbed: Vec<Climbed>,
+    /// How often a failed allocation has cost the canary.
+    pub canaries_released: u64,
+}
+
+/// One rung.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Climbed {
+    /// Its name.
+    pub rung: &'static str,
+    /// How often it was climbed.
+    pub times: u64,
+}
+
+/// Requests since start.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Requests {
+    /// Ended well.
+    pub finished: u64,
+    /// Client went away, or cancelled.
+    pub aborted: u64,
+    /// Failed.
+    pub failed: u64,
+    /// Refused with a 4xx.
+    pub refused_invalid: u64,
+    /// Refused with a 429.
+    pub refused_full: u64,
+    /// Refused with a 503 because memory was short.
+    pub refused_memory: u64,
+    /// Preempted, to be recomputed.
+    pub preemptions: u64,
+}
+
+impl LedgerReport {
+    /// Reads everything now.
+    pub(crate) fn of(shared: &Shared) -> Self {
+        shared.observe_accounts();
+        let (plan, ledger, process) = (&shared.plan, &shared.ledger, OwnProcess::read(&Root::system()));
+        let committed_bytes = ledger.committed_total();
+        let (before_ready, after_ready) = ledger.allocations();
+        let row = |row: Row| ComponentRow {
+            component: row.component.name(),
+            planned_bytes: row.planned,
+            committed_bytes: row.committed,
+            peak_bytes: row.peak,
+            detail: plan
+                .lines
+                .iter()
+                .find(|l| l.component == row.component)
+                .map_or_else(String::new, |l| l.detail.clone()),
+        };
+        Self {
+            line_bytes: plan.limit,
+            line_source: plan.limit_source.clone(),
+            planned_bytes: plan.total(),
+            committed_bytes,
+            unaccounted_bytes: difference(process.leak_gauge(), committed_bytes),
+            components: ledger.rows().into_iter().map(row).collect(),
+            process,
+            heap: Heap { in_use_bytes: heap::in_use(), peak_bytes: heap::peak(), calls: heap::calls() },
+            device_allocations: DeviceAllocations { before_ready, after_ready },
+            pools: Pools::of(shared),
+            ladder: Ladder::of(shared),
+            requests: Requests::of(shared),
+            steps: shared.status.steps.load(Acquire),
+        }
+    }
+
+    /// One line for the log: the sums, what each component holds of what it may, and who is being served.
+    pub fn line(&self) -> impl fmt::Display + '_ {
+        Line(self)
+    }
+}
+
+impl Pools {
+    fn of(shared: &Shared) -> Self {
+        let (status, limits) = (&shared.status, &shared.limits);
+        let (reserved, in_system) = shared.reserved();
+        Self {
+            kv_pages: Pages {
+                used: status.pages_used.load(Relaxed),
+                total: status.pages_total.load(Relaxed),
+                cached: status.pages_cached.load(Relaxed),
+            },
+            requests: Places {
+                running: status.running.load(Relaxed),
+                waiting: status.waiting.load(Relaxed),
+                in_system,
+                running_max: limits.running_max_req_size.into(),
+                waiting_max: limits.max_waiting.into(),
+            },
+            host_bytes: Share { used: reserved, total: limits.host_bytes },
+            http_bytes: None,
+        }
+    }
+}
+
+impl Ladder {
+    fn of(shared: &Shared) -> Self {
+        let climbed = Rung::LADDER.iter().zip(&shared.metrics.rungs);
+        Self {
+            rung: shared.gauge.rung().name(),
+            climbed: climbed.map(|(rung, times)| Climbed { rung: rung.name(), times: times.get() }).collect(),
+            canaries_released: shared.metrics.canaries.get(),
+        }
+    }
+}
+
+impl Requests {
+    fn of(shared: &Shared) -> Self {
+        let metrics = &shared.metrics;
+        Self {
+            finished: metrics.finished.get(),
+            aborted: metrics.aborted.get(),
+            failed: metrics.failed.get(),
+            refused_invalid: metrics.refused_invalid.get(),
+            refused_full: metrics.refused_full.get(),
+            refused_memory: metrics.refused_memory.get(),
+            preemptions: metrics.preemptions.get(),
+        }
+    }
+}
+
+/// A signed number of bytes for people.
+struct Signed(i64);
+
+impl fmt::Display for Signed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { "-" } else { "" };
+        write!(f, "{sign}{}", Bytes(self.0.unsigned_abs()))
+    }
+}
+
+struct Line<'a>(&'a LedgerReport);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        write!(
+            f,
+            "ledger at step {}: {} committed of {} planned under {}, unaccounted {}",
+            report.steps,
+            Bytes(report.committed_bytes),
+            Bytes(report.planned_bytes),
+            Bytes(report.line_bytes),
+            Signed(report.unaccounted_bytes)
+        )?;
+        for row in &report.components {
+            write!(f, "; {} {}/{}", row.component, Bytes(row.committed_bytes), Bytes(row.planned_bytes))?;
+        }
+        let (pages, requests) = (report.pools.kv_pages, report.pools.requests);
+        write!(
+            f,
+            "; pages {} used, {} cached of {}; {} running, {} waiting; {}",
+            pages.used, pages.cached, pages.total, requests.running, requests.waiting, report.ladder.rung
+        )
+    }
+}
+
+/// The whole report, for the end of a server: a table and three lines.
+impl fmt::Display for LedgerReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  {:<17} {:>11} {:>11} {:>11}", "component", "planned", "committed", "peak")?;
+        for row in &self.components {
+            let [planned, committed, peak] =
+                [row.planned_bytes, row.committed_bytes, row.peak_bytes].map(|bytes| Bytes(bytes).to_string());
+            writeln!(f, "  {:<17} {planned:>11} {committed:>11} {peak:>11}", row.component)?;
+        }
+        let [planned, committed, line] =
+            [self.planned_bytes, self.committed_bytes, self.line_bytes].map(|bytes| Bytes(bytes).to_string());
+        writeln!(f, "  {:<17} {planned:>11} {committed:>11} {:>11}", "total", "")?;
+        writeln!(
+            f,
+            "  line {line} ({}); unaccounted {}; heap peak {}; {} device allocations before ready, {} after",
+            self.line_source,
+            Signed(self.unaccounted_bytes),
+            Bytes(self.heap.peak_bytes),
+            self.device_allocations.before_ready,
+            self.device_allocations.after_ready
+        )?;
+        let requests = &self.requests;
+        writeln!(
+            f,
+            "  requests: {} finished, {} aborted, {} failed, {} refused (4xx), {} full (429), {} short of memory (503), \
+             {} preemptions, {} steps",
+            requests.finished,
+            requests.aborted,
+            requests.failed,
+            requests.refused_invalid,
+            requests.refused_full,
+            requests.refused_memory,
+            requests.preemptions,
+            self.steps
+        )?;
+        write!(f, "  ladder: {}", self.ladder.rung)?;
+        for climbed in &self.ladder.climbed {
+            write!(f, ", {} {}", climbed.rung, climbed.times)?;
+        }
+        write!(f, ", canary released {}", self.ladder.canaries_released)
+    }
+}
+
+fn difference(a: u64, b: u64) -> i64 {
+    let clamp = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    clamp(a).saturating_sub(clamp(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_and_the_page_are_one_value() {
+        let engine = crate::testing::scripted(crate::testing::limits(), crate::testing::letters).handle;
+        let report = engine.report();
+        let (line, page) = (report.line().to_string(), report.to_string());
+        for row in &report.components {
+            assert!(line.contains(row.component) && page.contains(row.component), "{}", row.component);
+        }
+        for word in ["unaccounted", "ladder: calm", "evict_prefix 0", "0 finished", "429"] {
+            assert!(page.contains(word), "{word}: {page}");
+        }
+        assert!(!line.contains('\n') && line.starts_with("ledger at step "), "{line}");
+        assert_eq!(Signed(-2048).to_string(), "-2.0 KiB");
+    }
+}

@@ -1,0 +1,85 @@
+//! The room of one request: every block of host memory of fixed size that its life in the engine takes, reserved where it is
+//! submitted, so that lack of memory is an answer to its client and the engine thread has nothing to ask for.
+//!
+//! What is not in here is output that waits for its reader: its size is not known beforehand, and its owner asks for it piece
+//! by piece, each time ready to be refused. What must not be in here: limits.
+
+use std::collections::TryReserveError;
+
+use plimsoll_text::StopMatcher;
+
+use crate::cache::{PAGE_TOKENS, PageId};
+use crate::request::Request;
+use crate::sampling::TokenCounts;
+
+/// Why a request ends with an error.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Memory was refused; saying so takes none.
+    Memory,
+    /// Anything else, in words.
+    Words(String),
+}
+
+impl From<String> for Failure {
+    fn from(words: String) -> Self {
+        Self::Words(words)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(words: &str) -> Self {
+        Self::Words(words.into())
+    }
+}
+
+impl From<TryReserveError> for Failure {
+    fn from(_: TryReserveError) -> Self {
+        Self::Memory
+    }
+}
+
+/// The blocks.
+pub(crate) struct Room {
+    /// Occurrences for the penalties, the prompt's already counted; empty when the request has none.
+    pub counts: TokenCounts,
+    /// The automata of its stop strings.
+    pub stops: StopMatcher,
+    /// Its pages, and their ids as the device takes them.
+    pub pages: Vec<PageId>,
+    pub page_ids: Vec<u32>,
+    /// The text of one token.
+    pub piece: String,
+    /// What is said when memory runs out, when nothing can be written any more.
+    pub last_words: String,
+}
+
+/// Bytes of one token's text for which room is made beforehand.
+const PIECE_BYTES: usize = 64;
+
+impl Room {
+    /// Reserves everything, the places of the output's ids behind the prompt's included; none without memory for it.
+    pub fn reserve(request: &mut Request) -> Option<Self> {
+        request.prompt.try_reserve_exact(request.max_tokens as usize).ok()?;
+        let mut counts = TokenCounts::default();
+        if request.sampling.needs_counts() {
+            counts = TokenCounts::new(request.distinct_tokens_max(request.prompt.len())).ok()?;
+            for id in &request.prompt {
+                counts.add_prompt(*id).expect("room for every distinct token");
+            }
+        }
+        let pages_max = (request.prompt.len() + request.max_tokens as usize).div_ceil(PAGE_TOKENS);
+        let (mut pages, mut page_ids) = (Vec::new(), Vec::new());
+        pages.try_reserve_exact(pages_max).ok()?;
+        page_ids.try_reserve_exact(pages_max).ok()?;
+        let (mut piece, mut last_words) = (String::new(), String::new());
+        piece.try_reserve_exact(PIECE_BYTES).ok()?;
+        last_words.try_reserve_exact(LAST_WORDS.len()).ok()?;
+        last_words.push_str(LAST_WORDS);
+        // The strings were checked: only memory can be wanting.
+        let stops = StopMatcher::new(&request.stop).ok()?;
+        Some(Self { counts, stops, pages, page_ids, piece, last_words })
+    }
+}
+
+const LAST_WORDS: &str = "memory ran short on this machine; the request could not go on";

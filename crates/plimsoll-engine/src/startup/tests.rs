@@ -1,0 +1,95 @@
+//! Start-up by every way there is, on a real model: planned, probed and rebuilt, pinned. What comes out is the same server.
+
+use std::path::{Path, PathBuf};
+
+use plimsoll_memory::sizing::Mode;
+use plimsoll_text::Tokenizer;
+
+use super::*;
+use crate::outbox::{Delta, TokenOut};
+use crate::request::Request;
+use crate::sampling::SamplingParams;
+
+fn fixture(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)
+}
+
+/// Starts `model` under 300 MiB, sized as `mode` says.
+fn started(model: &str, pinned: Option<u64>, mode: Option<Mode>) -> EngineHandle {
+    let options = Options {
+        memory_budget: Some("300MiB".parse().unwrap()),
+        max_total_token_num: pinned,
+        batch_max_tokens: 64,
+        graph_max_batch_size: 16,
+        running_max_req_size: 16,
+        max_waiting: 64,
+        threads: Some(2),
+        ..Options::default()
+    };
+    let mut host = Host::read(&options).unwrap();
+    host.line.bytes = 300 << 20;
+    let name = format!("plimsoll-startup-{}-{model}", std::process::id());
+    host.lease_dir = Some(std::env::temp_dir().join(name));
+    let checkpoint = Checkpoint::open(&fixture(model)).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_file(&fixture(model).join("tokenizer.json")).unwrap());
+    let adjust = |config: ProfileConfig| ProfileConfig { mode: mode.unwrap_or(config.mode), ..config };
+    start_as(&checkpoint, tokenizer, &options, &host, |_| {}, adjust).unwrap()
+}
+
+/// Greedy answers of a handful of requests that run side by side, with every log-probability.
+fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
+    let request = |i: u32| Request {
+        id: format!("r{i}"),
+        prompt: (0..20 + 7 * i).map(|n| (n * n * 31 + i * 17) % 300).collect(),
+        sampling: SamplingParams::greedy(),
+        max_tokens: 40,
+        min_tokens: 0,
+        stop: Vec::new(),
+        stop_token_ids: Vec::new(),
+        ignore_eos: true,
+        logprobs: Some(5),
+        prompt_logprobs: None,
+        skip_special_tokens: true,
+        cache_salt: 0,
+    };
+    let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
+    let read = |mut reader: crate::outbox::Reader| {
+        let deltas = std::iter::from_fn(|| pollster::block_on(reader.next()));
+        deltas.inspect(|delta: &Delta| assert_eq!(delta.error, None)).flat_map(|delta| delta.tokens).collect()
+    };
+    readers.into_iter().map(read).collect()
+}
+
+fn stop(engine: EngineHandle) {
+    engine.stop();
+    while !engine.stopped() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // The lease goes with the thread, a moment later.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+}
+
+#[test]
+fn a19_a20_rebuilt_planned_and_pinned_servers_are_one_server() {
+    for model in ["llama", "gemma3"] {
+        let rebuilt = started(model, None, Some(Mode::Auto));
+        let tokens = rebuilt.limits().max_total_token_num;
+        // Weights, two generations of keys, values and workspace, one canary.
+        assert_eq!(rebuilt.ledger().allocations(), (6, 0), "{model} was built, torn down and built again");
+        // A19: what is in the ledger is one generation; nothing of the probe's is left.
+        for component in [Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::Canary] {
+            let row = rebuilt.ledger().row(component);
+            assert_eq!(row.committed, row.planned, "{model}: {row:?}");
+        }
+        let expected = answers(&rebuilt);
+        let limits = *rebuilt.limits();
+        stop(rebuilt);
+        for (what, pinned, allocations) in [("planned", None, 4), ("pinned", Some(tokens), 4)] {
+            let engine = started(model, pinned, None);
+            assert_eq!(engine.ledger().allocations(), (allocations, 0), "{model} {what}: built once");
+            assert_eq!(engine.limits(), &limits, "{model} {what}");
+            assert!(answers(&engine) == expected, "A20: {model} {what} does not give the same bits");
+            stop(engine);
+        }
+    }
+}

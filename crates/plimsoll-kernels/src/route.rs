@@ -1,0 +1,132 @@
+//! Mixture of experts around its matrix products: which experts a row takes, where its copies lie when rows are grouped by expert,
+//! and how their results join. The products themselves are `linear`'s.
+
+use crate::isa::{Isa, Kernel};
+use crate::linear::Mode;
+use crate::math;
+use crate::reduce::softmax;
+use crate::simd::{LANES, Simd};
+
+/// Chooses the experts of one row: `logits` become probabilities (softmax over all), the `ids.len()` greatest are chosen, greatest
+/// first, of equal ones the lower id; `weights` are their probabilities, divided by their sum if `renormalise`.
+///
+/// Logits that are not numbers give weights that are none, so that they cannot pass unnoticed. Panics if `ids` and `weights` differ in
+/// length or there are fewer experts.
+pub fn route(isa: Isa, logits: &mut [f32], ids: &mut [u32], weights: &mut [f32], renormalise: bool) {
+    let top = ids.len();
+    assert!(
+        weights.len() == top && top <= logits.len(),
+        "{top} of {} experts, {} weights",
+        logits.len(),
+        weights.len()
+    );
+    if top == 0 {
+        return;
+    }
+    softmax(isa, logits);
+    let mut found = 0;
+    for (expert, probability) in logits.iter().enumerate() {
+        // Not a number is ranked with zero: it is chosen where nothing better is left, by its id.
+        let rank = |weight: f32| weight.max(0.0);
+        let mut place = found;
+        while place > 0 && rank(*probability) > rank(weights[place - 1]) {
+            place -= 1;
+        }
+        if place == top {
+            continue;
+        }
+        found = (found + 1).min(top);
+        ids[place..found].rotate_right(1);
+        weights[place..found].rotate_right(1);
+        (ids[place], weights[place]) = (expert as u32, *probability);
+    }
+    if renormalise {
+        let sum: f32 = weights.iter().sum();
+        weights.iter_mut().for_each(|weight| *weight /= sum);
+    }
+}
+
+/// Groups choices by expert in one pass of counting sort: `places[i]` becomes the place of choice i among all, ordered by expert and
+/// then by i; expert e's are `starts[e]..starts[e + 1]`.
+///
+/// Panics if lengths differ or an id is not below `starts.len() − 1`.
+pub fn group_by_expert(ids: &[u32], starts: &mut [u32], places: &mut [u32]) {
+    assert_eq!(ids.len(), places.len(), "a place a choice");
+    starts.fill(0);
+    for id in ids {
+        starts[*id as usize + 1] += 1;
+    }
+    for expert in 1..starts.len() {
+        starts[expert] += starts[expert - 1];
+    }
+    // Each start runs ahead to its end, which is the next one's start: afterwards they are moved up by one.
+    for (id, place) in ids.iter().zip(places) {
+        *place = starts[*id as usize];
+        starts[*id as usize] += 1;
+    }
+    starts.rotate_right(1);
+    starts[0] = 0;
+}
+
+/// Joins a row's experts: out (+)= Σ weights[j] · y[places[j]], one chain of fused multiply-adds in ascending j; row i of `y` at
+/// `i · out.len()`. Panics if a place is beyond `y`.
+pub fn combine(isa: Isa, out: &mut [f32], y: &[f32], places: &[u32], weights: &[f32], mode: Mode) {
+    assert_eq!(places.len(), weights.len(), "a weight an expert");
+    isa.run(Combine { out, y, places, weights, mode });
+}
+
+struct Combine<'a> {
+    out: &'a mut [f32],
+    y: &'a [f32],
+    places: &'a [u32],
+    weights: &'a [f32],
+    mode: Mode,
+}
+
+impl Kernel for Combine<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let cols = self.out.len();
+        for (index, out) in self.out.chunks_mut(LANES).enumerate() {
+            let mut sum = s.zero();
+            for (place, weight) in self.places.iter().zip(self.weights) {
+                let y = &self.y[*place as usize * cols + index * LANES..][..out.len()];
+                sum = s.fma(s.splat(*weight), s.load_part(y, 0.0), sum);
+            }
+            if self.mode == Mode::Add {
+                sum = s.add(s.load_part(out, 0.0), sum);
+            }
+            s.store_part(out, sum);
+        }
+    }
+}
+
+/// x = fma(sigmoid(gate), y, x): a shared expert joins. Panics if lengths differ.
+pub fn add_gated(isa: Isa, x: &mut [f32], y: &[f32], gate: f32) {
+    assert_eq!(x.len(), y.len(), "elements of two operands");
+    isa.run(AddGated { x, y, gate });
+}
+
+struct AddGated<'a> {
+    x: &'a mut [f32],
+    y: &'a [f32],
+    gate: f32,
+}
+
+impl Kernel for AddGated<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let gate = math::sigmoid(s, s.splat(self.gate));
+        for (x, y) in self.x.chunks_mut(LANES).zip(self.y.chunks(LANES)) {
+            let sum = s.fma(gate, s.load_part(y, 0.0), s.load_part(x, 0.0));
+            s.store_part(x, sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

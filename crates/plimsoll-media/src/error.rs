@@ -1,0 +1,107 @@
+//! The one error type of this crate. Every message names the offending value, the limit and the flag that sets it.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Everything that can be wrong with a medium, its processor's configuration, or the running of an encoder.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// The item is larger than what was planned and stressed (I6).
+    #[error("{what} has {asked} {unit}; the limit is {limit} ({flag})")]
+    OverLimit {
+        /// The item, as a noun with its article.
+        what: &'static str,
+        /// What it has.
+        asked: u64,
+        /// What is allowed.
+        limit: u64,
+        /// What is counted.
+        unit: &'static str,
+        /// The flag that sets the limit, or the configuration key it comes from.
+        flag: &'static str,
+    },
+    /// The bytes are not what they claim to be.
+    #[error("{what} cannot be read: {why}")]
+    Malformed {
+        /// The item, as a noun with its article.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The bytes are in a format that is not decoded here.
+    #[error("{what} is in a format that is not supported; supported are {supported}")]
+    Unsupported {
+        /// The item, as a noun with its article.
+        what: &'static str,
+        /// The formats that work.
+        supported: &'static str,
+    },
+    /// The processor's configuration lacks a value or has an impossible one.
+    #[error("the processor's configuration is not usable: {key}: {why}")]
+    BadConfig {
+        /// The key.
+        key: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is no room for encoder outputs now: what is held is in use. Worth another try later.
+    #[error("the encoder outputs have {free} of {total} pages free and {asked} are needed; the rest is in use")]
+    OutputsBusy {
+        /// Pages asked for.
+        asked: u64,
+        /// Pages that are free or can be freed now.
+        free: u64,
+        /// Pages there are.
+        total: u64,
+    },
+    /// The encoder failed on this item, run alone.
+    #[error("the encoder failed on this item: {0}")]
+    Encoder(String),
+    /// The encoder does not survive its own worst case; start-up must not go on.
+    #[error("the worst case of {batch} × {modality} does not run: {why}; reduce --visual-infer-batch-size")]
+    WorstCaseFailed {
+        /// Items in the stressed batch.
+        batch: usize,
+        /// Which worst case.
+        modality: &'static str,
+        /// The encoder's words.
+        why: String,
+    },
+    /// The server is shutting down.
+    #[error("the encoder is shutting down")]
+    Closed,
+}
+
+/// Runs foreign decoders: a panic in one is an error of the item, like any other (I7).
+pub(crate) fn contained<T>(what: &'static str, work: impl FnOnce() -> Result<T, MediaError>) -> Result<T, MediaError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let why = format!("its decoder failed: {}", panic_words(&*panic));
+        Err(MediaError::Malformed { what, why })
+    })
+}
+
+/// The words of a panic.
+pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+    words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".to_owned())
+}
+
+impl MediaError {
+    /// True where the request is at fault (a 4xx), false where the server is.
+    pub fn is_the_clients(&self) -> bool {
+        matches!(self, Self::OverLimit { .. } | Self::Malformed { .. } | Self::Unsupported { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MediaError, contained};
+
+    #[test]
+    fn a_panic_in_a_decoder_is_the_items_error() {
+        let error = contained("an image", || -> Result<(), MediaError> { panic!("index 7 of {}", 3) }).unwrap_err();
+        assert_eq!(error.to_string(), "an image cannot be read: its decoder failed: index 7 of 3");
+        assert!(error.is_the_clients());
+    }
+}

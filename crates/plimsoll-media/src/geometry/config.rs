@@ -1,0 +1,111 @@
+//! The files that say how a checkpoint's media are processed.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::MediaError;
+
+/// The processors' configurations of one checkpoint, found the way transformers 5 finds them: nested in
+/// `processor_config.json` first, in their own file else, a video's in the image's file last.
+#[derive(Clone, Debug, Default)]
+pub struct ProcessorFiles {
+    /// The image processor's.
+    pub image: Fields,
+    /// The video processor's.
+    pub video: Fields,
+    /// The feature extractor's.
+    pub audio: Fields,
+    /// What belongs to the processor itself.
+    pub processor: Fields,
+}
+
+/// The fields that sizes depend on, as they stand in the file. What a file does not say has the processor's default.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Fields {
+    pub(crate) min_pixels: Option<u64>,
+    pub(crate) max_pixels: Option<u64>,
+    #[serde(default)]
+    pub(crate) size: SizeField,
+    pub(crate) patch_size: Option<u64>,
+    pub(crate) temporal_patch_size: Option<u64>,
+    pub(crate) merge_size: Option<u64>,
+    pub(crate) min_frames: Option<u64>,
+    pub(crate) max_frames: Option<u64>,
+    pub(crate) num_frames: Option<u64>,
+    pub(crate) fps: Option<f64>,
+    pub(crate) cap_pixels_per_frame: Option<bool>,
+    pub(crate) max_video_tokens: Option<u64>,
+    pub(crate) crop_to_patches: Option<bool>,
+    pub(crate) min_patches: Option<u64>,
+    pub(crate) max_patches: Option<u64>,
+    pub(crate) image_seq_length: Option<u64>,
+    pub(crate) hop_length: Option<u64>,
+    pub(crate) n_fft: Option<u64>,
+    pub(crate) sampling_rate: Option<u64>,
+}
+
+/// `size` in all its spellings.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(crate) struct SizeField {
+    pub(crate) shortest_edge: Option<u64>,
+    pub(crate) longest_edge: Option<u64>,
+    min_pixels: Option<u64>,
+    max_pixels: Option<u64>,
+    pub(crate) height: Option<u64>,
+    pub(crate) width: Option<u64>,
+}
+
+impl ProcessorFiles {
+    /// Reads the texts of `preprocessor_config.json`, `video_preprocessor_config.json` and `processor_config.json`.
+    pub fn read(preprocessor: Option<&str>, video: Option<&str>, processor: Option<&str>) -> Result<Self, MediaError> {
+        let own = parse("preprocessor_config.json", preprocessor)?;
+        let video = parse("video_preprocessor_config.json", video)?;
+        let outer = parse("processor_config.json", processor)?;
+        let nested = |keys: [&str; 2]| keys.iter().find_map(|key| outer.as_ref()?.get(*key)).cloned();
+        Ok(Self {
+            image: fields(nested(["image_processor", "image_processor"]).or_else(|| own.clone()))?,
+            video: fields(nested(["video_processor", "video_processor"]).or(video).or_else(|| own.clone()))?,
+            audio: fields(nested(["feature_extractor", "audio_processor"]).or(own))?,
+            processor: fields(outer)?,
+        })
+    }
+}
+
+fn parse(key: &'static str, text: Option<&str>) -> Result<Option<Value>, MediaError> {
+    let parsed = text.map(serde_json::from_str).transpose();
+    parsed.map_err(|why| MediaError::BadConfig { key, why: why.to_string() })
+}
+
+fn fields(value: Option<Value>) -> Result<Fields, MediaError> {
+    let Some(value) = value else { return Ok(Fields::default()) };
+    Fields::deserialize(value).map_err(|why| MediaError::BadConfig { key: "a field", why: why.to_string() })
+}
+
+impl Fields {
+    /// The least and the most pixels; the fields beside `size` win, as they do in transformers.
+    pub(crate) fn pixels(&self, defaults: (u64, u64)) -> Result<(u64, u64), MediaError> {
+        let size = &self.size;
+        let min = self.min_pixels.or(size.shortest_edge).or(size.min_pixels).unwrap_or(defaults.0);
+        let max = self.max_pixels.or(size.longest_edge).or(size.max_pixels).unwrap_or(defaults.1);
+        if min == 0 || max < min || max > 1 << 40 {
+            let why = format!("{min} to {max} is not a range of pixels");
+            return Err(MediaError::BadConfig { key: "min_pixels, max_pixels", why });
+        }
+        Ok((min, max))
+    }
+}
+
+/// A field that must lie in a range.
+pub(crate) fn within(
+    key: &'static str,
+    value: Option<u64>,
+    default: u64,
+    range: std::ops::RangeInclusive<u64>,
+) -> Result<u64, MediaError> {
+    let value = value.unwrap_or(default);
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let why = format!("{value} is not between {} and {}", range.start(), range.end());
+    Err(MediaError::BadConfig { key, why })
+}

@@ -1,0 +1,164 @@
+//! Pictures cut into patches at their own resolution: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, Qwen3-Omni.
+
+use super::config::{Fields, within};
+use super::frontier::{ASPECT_MAX, Rule};
+use super::round_half_even;
+use crate::{MediaError, Modality, Shape, Size};
+
+/// Longest side that is taken. Products of two such sides are exact in floating point.
+const SIDE_MAX: u64 = 1 << 24;
+
+/// The resize rule and patch grid of an image processor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patches {
+    /// Side of a patch in pixels.
+    pub patch: u64,
+    /// Patches per side of a token.
+    pub merge: u64,
+    /// Frames per patch.
+    pub temporal: u64,
+    /// Fewest pixels after the resize, save for rounding.
+    pub min_pixels: u64,
+    /// Most pixels after the resize, save for rounding and strips.
+    pub max_pixels: u64,
+    /// Tokens per side of an attention window, in models that have windows.
+    pub window: Option<u64>,
+}
+
+impl Patches {
+    /// The image processor of a checkpoint. `window` is the vision configuration's `window_size` in pixels, if it has one.
+    pub fn image(fields: &Fields, window: Option<u64>) -> Result<Self, MediaError> {
+        Self::new(fields, window, (14, (56 * 56, 28 * 28 * 1280)))
+    }
+
+    pub(crate) fn new(fields: &Fields, window: Option<u64>, defaults: (u64, (u64, u64))) -> Result<Self, MediaError> {
+        let (min_pixels, max_pixels) = fields.pixels(defaults.1)?;
+        let patch = within("patch_size", fields.patch_size, defaults.0, 1..=1024)?;
+        let merge = within("merge_size", fields.merge_size, 2, 1..=16)?;
+        let temporal = within("temporal_patch_size", fields.temporal_patch_size, 2, 1..=16)?;
+        let window =
+            window.map(|pixels| within("window_size", Some(pixels / (patch * merge)), 0, 1..=1024)).transpose()?;
+        Ok(Self { patch, merge, temporal, min_pixels, max_pixels, window })
+    }
+
+    /// The same with a request's own bound on pixels, which may be lower than what was stressed, never higher (A31).
+    pub fn with_max_pixels(&self, asked: u64) -> Result<Self, MediaError> {
+        if asked > self.max_pixels {
+            return Err(MediaError::OverLimit {
+                what: "max_pixels",
+                asked,
+                limit: self.max_pixels,
+                unit: "pixels",
+                flag: Modality::Image.flag(),
+            });
+        }
+        if asked < self.min_pixels {
+            let why = format!("{asked} is less than min_pixels, {}", self.min_pixels);
+            return Err(MediaError::Malformed { what: "max_pixels", why });
+        }
+        Ok(Self { max_pixels: asked, ..self.clone() })
+    }
+
+    /// Pixels per side of a token.
+    pub fn factor(&self) -> u64 {
+        self.patch * self.merge
+    }
+
+    /// The size that a picture is resized to.
+    pub fn resize(&self, size: Size) -> Result<Size, MediaError> {
+        let sides = (u64::from(size.height), u64::from(size.width));
+        let resized = resize_within(sides, self.factor(), (self.min_pixels, self.max_pixels))?;
+        size_of_sides(resized)
+    }
+
+    /// What the encoder sees of a picture of this size.
+    pub fn shape(&self, size: Size) -> Result<Shape, MediaError> {
+        let resized = self.resize(size)?;
+        let (a, b) = (u64::from(resized.height) / self.factor(), u64::from(resized.width) / self.factor());
+        Ok(self.shape_of(Modality::Image, 1, a, b))
+    }
+
+    /// The legal picture that costs most, for a cost that never falls when a field of the shape grows.
+    pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
+        let (min, max) = (self.min_pixels, self.max_pixels);
+        let rule = Rule { factor: self.factor(), min, max, frames_compared: 1, frames: 1 };
+        let frontier = rule.frontier(|h, w| resize_within((h, w), self.factor(), (min, max)).ok());
+        self.costliest(Modality::Image, 1, &frontier, cost)
+    }
+
+    pub(crate) fn costliest(
+        &self,
+        modality: Modality,
+        frames: u64,
+        frontier: &[(u64, u64)],
+        cost: impl Fn(&Shape) -> u64,
+    ) -> Shape {
+        let both = frontier.iter().flat_map(|&(a, b)| [(a, b), (b, a)]);
+        let shapes = both.map(|(a, b)| self.shape_of(modality, frames, a, b));
+        shapes.max_by_key(|shape| cost(shape)).unwrap_or(self.shape_of(modality, frames, 1, 1))
+    }
+
+    /// `frames` groups of frames, each of `a` × `b` tokens.
+    pub(crate) fn shape_of(&self, modality: Modality, frames: u64, a: u64, b: u64) -> Shape {
+        let windows = self.window.map_or(1, |side| a.div_ceil(side) * b.div_ceil(side));
+        let tokens = frames * a * b;
+        let per_token = self.merge * self.merge;
+        // Layers without windows see whole frames, so the longest sequence is a frame in every family.
+        Shape { modality, rows: tokens * per_token, sequences: frames * windows, longest: a * b * per_token, tokens }
+    }
+}
+
+/// The resize of one picture: sides in multiples of `factor`, pixels within bounds, aspect kept as well as that allows.
+pub(crate) fn resize_within(sides: (u64, u64), factor: u64, bounds: (u64, u64)) -> Result<(u64, u64), MediaError> {
+    check_sides(sides)?;
+    let (h, w) = sides;
+    let round = |side| round_half_even(side, factor) * factor;
+    scale(sides, factor, (round(h) * round(w), h * w), (round(h), round(w)), bounds)
+}
+
+/// The common end of the image and the video rule. `volume`: rounded and true pixels, over all frames that share the bounds.
+pub(crate) fn scale(
+    (h, w): (u64, u64),
+    factor: u64,
+    volume: (u64, u64),
+    rounded: (u64, u64),
+    (min, max): (u64, u64),
+) -> Result<(u64, u64), MediaError> {
+    let f = factor as f64;
+    if volume.0 > max {
+        let beta = (volume.1 as f64 / max as f64).sqrt();
+        let down = |side: u64| ((side as f64 / beta / f).floor() as u64 * factor).max(factor);
+        return Ok((down(h), down(w)));
+    }
+    if volume.0 < min {
+        let beta = (min as f64 / volume.1 as f64).sqrt();
+        let up = |side: u64| (side as f64 * beta / f).ceil() as u64 * factor;
+        return Ok((up(h), up(w)));
+    }
+    Ok(rounded)
+}
+
+pub(crate) fn check_sides((h, w): (u64, u64)) -> Result<(), MediaError> {
+    let (short, long) = (h.min(w), h.max(w));
+    if short == 0 {
+        return Err(MediaError::Malformed { what: "an image", why: format!("{w} × {h} has no pixels") });
+    }
+    if long > SIDE_MAX {
+        return Err(over("pixels on a side", long, SIDE_MAX));
+    }
+    if long > ASPECT_MAX * short {
+        return Err(over("times the short side as its long side", long.div_ceil(short), ASPECT_MAX));
+    }
+    Ok(())
+}
+
+fn over(unit: &'static str, asked: u64, limit: u64) -> MediaError {
+    MediaError::OverLimit { what: "an image", asked, limit, unit, flag: "fixed by the model's processor" }
+}
+
+pub(crate) fn size_of_sides((height, width): (u64, u64)) -> Result<Size, MediaError> {
+    match (u32::try_from(height), u32::try_from(width)) {
+        (Ok(height), Ok(width)) => Ok(Size { height, width }),
+        _ => Err(over("pixels on a side", height.max(width), u64::from(u32::MAX))),
+    }
+}

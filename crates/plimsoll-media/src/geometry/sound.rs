@@ -1,0 +1,75 @@
+//! Sound cut into windows of a spectrogram: Qwen3-Omni.
+
+use super::config::{Fields, within};
+use crate::{MediaError, Modality, Shape};
+
+/// The spectrogram and convolution windows of an audio encoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoundWindows {
+    /// Samples per second that the encoder wants.
+    pub rate: u64,
+    /// Samples per frame of the spectrogram.
+    pub hop: u64,
+    /// Samples of one transform; less than half of it cannot be transformed.
+    pub fft: u64,
+    /// Spectrogram frames per convolution window.
+    pub window: u64,
+    /// Spectrogram frames per attention window.
+    pub attention_window: u64,
+    /// Longest sound in seconds.
+    pub max_seconds: u64,
+}
+
+impl SoundWindows {
+    /// The feature extractor of a checkpoint, the audio configuration's `n_window` and `n_window_infer`, and the limit.
+    pub fn new(fields: &Fields, n_window: u64, n_window_infer: u64, max_seconds: u64) -> Result<Self, MediaError> {
+        let window = 2 * within("n_window", Some(n_window), 50, 1..=4096)?;
+        Ok(Self {
+            rate: within("sampling_rate", fields.sampling_rate, 16_000, 1000..=384_000)?,
+            hop: within("hop_length", fields.hop_length, 160, 1..=16_384)?,
+            fft: within("n_fft", fields.n_fft, 400, 1..=65_536)?,
+            window,
+            attention_window: within("n_window_infer", Some(n_window_infer), 400, window..=1 << 20)?,
+            max_seconds: within("--max-audio-seconds", Some(max_seconds), 0, 1..=86_400)?,
+        })
+    }
+
+    /// What the encoder sees of a sound of `samples` samples at its own rate.
+    pub fn shape(&self, samples: u64) -> Result<Shape, MediaError> {
+        let limit = self.max_seconds * self.rate;
+        if samples > limit {
+            return Err(MediaError::OverLimit {
+                what: Modality::Audio.noun(),
+                asked: samples.div_ceil(self.rate),
+                limit: self.max_seconds,
+                unit: "seconds",
+                flag: Modality::Audio.flag(),
+            });
+        }
+        if samples <= self.fft / 2 || samples < self.hop {
+            let why = format!("{samples} samples are too few to transform");
+            return Err(MediaError::Malformed { what: Modality::Audio.noun(), why });
+        }
+        Ok(self.shape_of(samples))
+    }
+
+    /// The legal sound that costs most: the longest.
+    pub fn worst(&self) -> Shape {
+        self.shape_of(self.max_seconds * self.rate)
+    }
+
+    fn shape_of(&self, samples: u64) -> Shape {
+        let frames = samples / self.hop;
+        let (whole, rest) = (frames / self.window, frames % self.window);
+        let tokens = whole * halved_thrice(self.window) + halved_thrice(rest);
+        let windows = self.attention_window / self.window * halved_thrice(self.window);
+        // One row per token: the convolutions run window by window before the layers.
+        let sequences = tokens.div_ceil(windows);
+        Shape { modality: Modality::Audio, rows: tokens, sequences, longest: tokens.min(windows), tokens }
+    }
+}
+
+/// Frames left of a window after three convolutions of stride two.
+fn halved_thrice(frames: u64) -> u64 {
+    frames.div_ceil(2).div_ceil(2).div_ceil(2)
+}

@@ -1,0 +1,130 @@
+//! Videos cut into patches: Qwen2-VL and 2.5-VL bound every frame, Qwen3-VL bounds all frames together.
+
+use super::config::{Fields, within};
+use super::frames::Sampling;
+use super::frontier::Rule;
+use super::patches::{check_sides, resize_within, scale, size_of_sides};
+use super::{Patches, round_half_even};
+use crate::{MediaError, Modality, Shape, Size};
+
+/// What the pixel bounds hold for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// For each frame: Qwen2-VL, Qwen2.5-VL.
+    Frame,
+    /// For all frames of a video together: Qwen3-VL and later.
+    Video,
+}
+
+/// The resize rule, patch grid and frame sampling of a video processor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PatchVideo {
+    /// Patch sizes and pixel bounds.
+    pub patches: Patches,
+    /// What the bounds hold for.
+    pub budget: Budget,
+    /// Which frames are taken.
+    pub sampling: Sampling,
+    /// Bounds each frame by a share of this many tokens as well, where the checkpoint asks for it.
+    pub capped_tokens: Option<u64>,
+}
+
+impl PatchVideo {
+    /// The video processor of a checkpoint.
+    pub fn new(fields: &Fields, budget: Budget, window: Option<u64>) -> Result<Self, MediaError> {
+        let (defaults, tokens) = match budget {
+            Budget::Frame => ((14, (128 * 28 * 28, 28 * 28 * 768)), 128_000),
+            Budget::Video => ((16, (128 * 32 * 32, 32 * 32 * 768)), 768),
+        };
+        // Qwen3-VL's video processor, unlike the others, has no short spelling of the bounds.
+        let named = Fields { min_pixels: None, max_pixels: None, ..fields.clone() };
+        let patches = Patches::new(if budget == Budget::Video { &named } else { fields }, window, defaults)?;
+        let max_video_tokens = within("max_video_tokens", fields.max_video_tokens, tokens, 1..=1 << 24)?;
+        let capped_tokens = (fields.cap_pixels_per_frame == Some(true)).then_some(max_video_tokens);
+        let sampling = Sampling::patches(fields, budget, patches.temporal)?;
+        Ok(Self { patches, budget, sampling, capped_tokens })
+    }
+
+    /// The size that the frames of a video are resized to.
+    pub fn resize(&self, frames: u64, size: Size) -> Result<Size, MediaError> {
+        self.check_frames(frames)?;
+        size_of_sides(self.resize_sides(frames, (u64::from(size.height), u64::from(size.width)))?)
+    }
+
+    /// What the encoder sees of a video of `frames` sampled frames.
+    pub fn shape(&self, frames: u64, size: Size) -> Result<Shape, MediaError> {
+        let resized = self.resize(frames, size)?;
+        let (a, b) = (u64::from(resized.height), u64::from(resized.width));
+        let (a, b) = (a / self.patches.factor(), b / self.patches.factor());
+        Ok(self.patches.shape_of(Modality::Video, frames.div_ceil(self.patches.temporal), a, b))
+    }
+
+    /// The legal video that costs most, for a cost that never falls when a field of the shape grows.
+    pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
+        let shapes = (1..=self.sampling.max_frames).filter(|&frames| self.check_frames(frames).is_ok()).map(|frames| {
+            let (min, max) = (self.patches.min_pixels, self.max_pixels(frames));
+            let (frames_compared, shared) = match self.budget {
+                Budget::Frame => (1, 1),
+                Budget::Video => (round_half_even(frames, self.patches.temporal) * self.patches.temporal, frames),
+            };
+            let rule = Rule { factor: self.patches.factor(), min, max, frames_compared, frames: shared };
+            let frontier = rule.frontier(|h, w| self.resize_sides(frames, (h, w)).ok());
+            self.patches.costliest(Modality::Video, frames.div_ceil(self.patches.temporal), &frontier, &cost)
+        });
+        let least = self.patches.shape_of(Modality::Video, 1, 1, 1);
+        shapes.max_by_key(|shape| cost(shape)).unwrap_or(least)
+    }
+
+    /// Refuses more frames than were stressed, before any is decoded (A31).
+    fn check_frames(&self, frames: u64) -> Result<(), MediaError> {
+        if frames > self.sampling.max_frames {
+            return Err(MediaError::OverLimit {
+                what: "a video",
+                asked: frames,
+                limit: self.sampling.max_frames,
+                unit: "frames",
+                flag: Modality::Video.flag(),
+            });
+        }
+        // Qwen3-VL's rule refuses fewer frames than a patch has; its rounding needs one group at least.
+        let fewest = if self.budget == Budget::Video { self.patches.temporal } else { 1 };
+        if frames < fewest {
+            let why = format!("{frames} frames are fewer than {fewest}");
+            return Err(MediaError::Malformed { what: "a video", why });
+        }
+        Ok(())
+    }
+
+    fn max_pixels(&self, frames: u64) -> u64 {
+        let (min, max, unit) = (self.patches.min_pixels, self.patches.max_pixels, self.patches.factor().pow(2));
+        let Some(tokens) = self.capped_tokens else { return max };
+        let floor = (min as f64 * 1.05) as u64;
+        match self.budget {
+            Budget::Frame => {
+                let all = ((tokens * unit) as f64 * 0.9) as u64;
+                max.min(all * self.patches.temporal / frames).max(floor)
+            }
+            Budget::Video => (tokens * unit).min(max / frames).max(floor) * frames,
+        }
+    }
+
+    fn resize_sides(&self, frames: u64, sides: (u64, u64)) -> Result<(u64, u64), MediaError> {
+        let (factor, bounds) = (self.patches.factor(), (self.patches.min_pixels, self.max_pixels(frames)));
+        if self.budget == Budget::Frame {
+            return resize_within(sides, factor, bounds);
+        }
+        let (mut h, mut w) = sides;
+        if h == 0 || w == 0 {
+            return check_sides(sides).map(|()| sides);
+        }
+        if h < factor || w < factor {
+            let enlarge = (factor as f64 / h as f64).max(factor as f64 / w as f64);
+            (h, w) = ((h as f64 * enlarge) as u64, (w as f64 * enlarge) as u64);
+        }
+        check_sides((h, w))?;
+        let round = |side: u64, unit: u64| round_half_even(side, unit) * unit;
+        let rounded = (round(h, factor), round(w, factor));
+        let volume = (round(frames, self.patches.temporal) * rounded.0 * rounded.1, frames * h * w);
+        scale((h, w), factor, volume, rounded, bounds)
+    }
+}

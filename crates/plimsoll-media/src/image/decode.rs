@@ -1,0 +1,163 @@
+//! Pixels, after the header has been found acceptable.
+
+use std::io::Cursor;
+
+use ::image::codecs::gif::GifDecoder;
+use ::image::codecs::jpeg::JpegDecoder;
+use ::image::codecs::png::PngDecoder;
+use ::image::codecs::webp::WebPDecoder;
+use ::image::metadata::Orientation;
+use ::image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageResult, Limits, RgbImage};
+
+use super::header::{Format, Scan, essential_png};
+use super::{Header, ImageLimits, WHAT, malformed, over, probe};
+use crate::error::contained;
+use crate::{MediaError, Size};
+
+/// A picture in rows of red, green, blue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rgb {
+    /// The size.
+    pub size: Size,
+    /// `height` × `width` × 3 bytes.
+    pub data: Vec<u8>,
+}
+
+/// Decodes a picture; of an animation, the first frame.
+pub fn decode(bytes: &[u8], limits: &ImageLimits) -> Result<Rgb, MediaError> {
+    let header = probe(bytes, limits)?;
+    contained(WHAT, || decode_still(bytes, &header))
+}
+
+fn decode_still(bytes: &[u8], header: &Header) -> Result<Rgb, MediaError> {
+    let mut decoder = open(bytes, header.format).map_err(unreadable)?;
+    decoder.set_limits(decoder_limits(header)).map_err(unreadable)?;
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let decoded = DynamicImage::from_decoder(decoder).map_err(unreadable)?;
+    let mut picture = DynamicImage::ImageRgb8(without_alpha(decoded));
+    picture.apply_orientation(orientation);
+    rgb(picture, header.size)
+}
+
+/// Decodes the frames of an animation at `indices`, which ascend, and hands each to `take`, so that no more than one is held
+/// at a time. What does not move has one frame.
+pub fn frames(
+    bytes: &[u8],
+    indices: &[u64],
+    limits: &ImageLimits,
+    mut take: impl FnMut(&Rgb),
+) -> Result<(), MediaError> {
+    over("sampled frames", indices.len() as u64, limits.frames, "--max-video-frames")?;
+    let header = probe(bytes, limits)?;
+    let ascending = indices.is_sorted() && indices.last().is_none_or(|&last| last < header.frames);
+    if !ascending {
+        return Err(malformed(format!("it has {} frames, of which {indices:?} are asked for", header.frames)));
+    }
+    contained(WHAT, || {
+        let mut wanted = indices.iter().copied().peekable();
+        for (at, frame) in (0..).zip(all_frames(bytes, &header)?) {
+            if wanted.peek() == Some(&at) {
+                let picture = DynamicImage::ImageRgb8(without_alpha(frame.map_err(unreadable)?));
+                let picture = rgb(picture, header.size)?;
+                while wanted.next_if_eq(&at).is_some() {
+                    take(&picture);
+                }
+            }
+            if wanted.peek().is_none() {
+                return Ok(());
+            }
+        }
+        Err(malformed("not all of the frames that it announces are there"))
+    })
+}
+
+type Decoded<'a> = Box<dyn Iterator<Item = ImageResult<DynamicImage>> + 'a>;
+
+fn all_frames<'a>(bytes: &'a [u8], header: &Header) -> Result<Decoded<'a>, MediaError> {
+    let cursor = Cursor::new(bytes);
+    let frames = match header.format {
+        Format::Gif => {
+            let mut decoder = GifDecoder::new(cursor).map_err(unreadable)?;
+            decoder.set_limits(decoder_limits(header)).map_err(unreadable)?;
+            decoder.into_frames()
+        }
+        Format::WebP if header.frames > 1 => WebPDecoder::new(cursor).map_err(unreadable)?.into_frames(),
+        _ => {
+            let still = decode_still(bytes, header)?;
+            let picture = RgbImage::from_raw(still.size.width, still.size.height, still.data).unwrap_or_default();
+            return Ok(Box::new(std::iter::once(Ok(picture.into()))));
+        }
+    };
+    Ok(Box::new(frames.map(|frame| frame.map(|frame| frame.into_buffer().into()))))
+}
+
+/// The size after turning as EXIF says. Reads headers only.
+pub(super) fn upright(bytes: &[u8], scan: &Scan) -> Result<Size, MediaError> {
+    let mut decoder = open(bytes, scan.format).map_err(unreadable)?;
+    let (width, height) = decoder.dimensions();
+    let same = Size { height, width };
+    if same != scan.size {
+        return Err(malformed(format!("its headers disagree: {same:?} and {:?}", scan.size)));
+    }
+    use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+    Ok(match decoder.orientation() {
+        Ok(Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH) => Size { height: width, width: height },
+        _ => same,
+    })
+}
+
+fn open<'a>(bytes: &'a [u8], format: Format) -> ImageResult<Box<dyn ImageDecoder + 'a>> {
+    let cursor = Cursor::new(bytes);
+    Ok(match format {
+        Format::Png => Box::new(PngDecoder::new(Cursor::new(essential_png(bytes)))?),
+        Format::Jpeg => Box::new(JpegDecoder::new(cursor)?),
+        Format::Gif => Box::new(GifDecoder::new(cursor)?),
+        Format::WebP => Box::new(WebPDecoder::new(cursor)?),
+    })
+}
+
+fn decoder_limits(header: &Header) -> Limits {
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(header.decode_bytes());
+    limits
+}
+
+/// As Pillow's `convert("RGB")`: alpha is dropped, not blended; of 16 bits the upper eight stay.
+fn without_alpha(picture: DynamicImage) -> RgbImage {
+    let size = (picture.width(), picture.height());
+    let rgb = match picture {
+        DynamicImage::ImageRgb8(rgb) => return rgb,
+        DynamicImage::ImageLuma8(gray) => spread(&gray, 1),
+        DynamicImage::ImageLumaA8(gray) => spread(&gray, 2),
+        DynamicImage::ImageRgba8(rgba) => rgba.chunks_exact(4).flat_map(|p| [p[0], p[1], p[2]]).collect(),
+        DynamicImage::ImageLuma16(gray) => spread(&upper_halves(&gray), 1),
+        DynamicImage::ImageLumaA16(gray) => spread(&upper_halves(&gray), 2),
+        DynamicImage::ImageRgb16(rgb) => upper_halves(&rgb),
+        DynamicImage::ImageRgba16(rgba) => {
+            rgba.chunks_exact(4).flat_map(|p| [p[0], p[1], p[2]]).map(|value| (value >> 8) as u8).collect()
+        }
+        other => return other.into_rgb8(),
+    };
+    RgbImage::from_raw(size.0, size.1, rgb).unwrap_or_default()
+}
+
+/// The first of every `channels` values, three times.
+fn spread(values: &[u8], channels: usize) -> Vec<u8> {
+    values.chunks_exact(channels).flat_map(|p| [p[0]; 3]).collect()
+}
+
+fn upper_halves(values: &[u16]) -> Vec<u8> {
+    values.iter().map(|value| (value >> 8) as u8).collect()
+}
+
+fn rgb(picture: DynamicImage, expected: Size) -> Result<Rgb, MediaError> {
+    let size = Size { height: picture.height(), width: picture.width() };
+    if size != expected {
+        return Err(malformed(format!("it decodes to {size:?} instead of {expected:?}")));
+    }
+    Ok(Rgb { size, data: picture.into_rgb8().into_raw() })
+}
+
+fn unreadable(error: ImageError) -> MediaError {
+    malformed(error.to_string())
+}

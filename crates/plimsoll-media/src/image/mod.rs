@@ -1,0 +1,94 @@
+//! Pictures from strangers: the header first, then limits, then pixels.
+//!
+//! [`probe`] reads sizes and counts frames without decoding anything, and refuses what is over a limit; only then may
+//! [`decode`] or [`frames`] touch the pixels, at a cost that [`Header::decode_bytes`] bounds beforehand. Colours come out as
+//! Pillow's `convert("RGB")` gives them: alpha dropped, palettes resolved, 16 bits cut to 8, turned upright by EXIF.
+
+mod decode;
+mod header;
+mod resize;
+
+pub use decode::{Rgb, decode, frames};
+pub use header::Format;
+pub use resize::resize;
+
+use crate::error::contained;
+use crate::{MediaError, Size};
+
+const WHAT: &str = "an image";
+
+/// What a picture may be at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageLimits {
+    /// Bytes of the file.
+    pub file_bytes: u64,
+    /// Pixels of one frame, before any resize.
+    pub pixels: u64,
+    /// Frames of an animation.
+    pub frames: u64,
+    /// Pixels of all frames of an animation together, which is what decoding it costs in time.
+    pub animation_pixels: u64,
+}
+
+impl Default for ImageLimits {
+    /// 20 MiB, 4096 × 4096 pixels, 768 frames of 640 × 480 pixels together.
+    fn default() -> Self {
+        Self { file_bytes: 20 << 20, pixels: 1 << 24, frames: 768, animation_pixels: 768 * 640 * 480 }
+    }
+}
+
+/// What a file says of itself, within the limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The format.
+    pub format: Format,
+    /// The size, upright.
+    pub size: Size,
+    /// Frames; 1 for what does not move.
+    pub frames: u64,
+    file_bytes: u64,
+}
+
+impl Header {
+    /// The most heap bytes that decoding takes at any instant, the result included.
+    pub fn decode_bytes(&self) -> u64 {
+        // Per pixel: the worst decoders hold three 16-bit coefficients or an RGBA canvas and a frame, and their output,
+        // before ours is made. Decoders copy the file once, and their tables are small.
+        self.size.pixels() * 13 + 2 * self.file_bytes + (2 << 20)
+    }
+}
+
+/// Reads the header of a picture and refuses it where it is over a limit. Decodes nothing.
+pub fn probe(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> {
+    over("bytes", bytes.len() as u64, limits.file_bytes, "--max-image-bytes")?;
+    contained(WHAT, || probe_here(bytes, limits))
+}
+
+fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> {
+    let scan = header::scan(bytes)?;
+    if scan.size.pixels() == 0 {
+        return Err(malformed(format!("{} × {} has no pixels", scan.size.width, scan.size.height)));
+    }
+    over("pixels", scan.largest_pixels, limits.pixels, "--max-image-pixels")?;
+    over("frames", scan.frames, limits.frames, "--max-video-frames")?;
+    if scan.frames > 1 {
+        let all = scan.frames.saturating_mul(scan.largest_pixels);
+        over("pixels in all frames", all, limits.animation_pixels, "--max-video-pixels")?;
+    }
+    if scan.pixels_impossible() {
+        return Err(malformed(format!("{} bytes cannot hold {} pixels", bytes.len(), scan.size.pixels())));
+    }
+    let size = decode::upright(bytes, &scan)?;
+    Ok(Header { format: scan.format, size, frames: scan.frames, file_bytes: bytes.len() as u64 })
+}
+
+fn over(unit: &'static str, asked: u64, limit: u64, flag: &'static str) -> Result<(), MediaError> {
+    if asked > limit {
+        return Err(MediaError::OverLimit { what: WHAT, asked, limit, unit, flag });
+    }
+    Ok(())
+}
+
+fn malformed(why: impl Into<String>) -> MediaError {
+    MediaError::Malformed { what: WHAT, why: why.into() }
+}

@@ -1,0 +1,289 @@
+//! Encoder outputs: embeddings on their way into prefill, and a cache of those that came before.
+//!
+//! Pages of equal size are allocated once and move between the free list and the entries, so the pool's bytes never
+//! change and nothing fragments. A request claims the outputs of all its items at once or none of them: a pool full of
+//! half-served requests would wait for itself. Unused entries stay until their pages are needed, the oldest going first.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{ContentKey, MediaError};
+
+type Page = Box<[f32]>;
+
+/// The byte-bounded pool of encoder outputs.
+#[derive(Clone, Debug)]
+pub struct OutputPool(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    width: usize,
+    page_rows: usize,
+    pages_total: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    free: Vec<Page>,
+    /// An entry whose only owner is this map is in nobody's use.
+    cached: HashMap<ContentKey, Cached>,
+    clock: u64,
+    hits: u64,
+    evictions: u64,
+}
+
+#[derive(Debug)]
+struct Cached {
+    entry: Arc<Entry>,
+    last_used: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pages: Vec<Page>,
+    rows: usize,
+}
+
+/// Figures for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputStats {
+    /// Bytes of all pages; constant.
+    pub bytes: u64,
+    /// Pages there are.
+    pub pages: usize,
+    /// Pages that hold nothing.
+    pub pages_free: usize,
+    /// Entries that can be found.
+    pub entries: usize,
+    /// Claims that were answered from the pool.
+    pub hits: u64,
+    /// Entries that were dropped for their pages.
+    pub evictions: u64,
+}
+
+/// What a claim yields for one item.
+#[derive(Debug)]
+pub enum Claim {
+    /// It has been encoded before.
+    Ready(Pinned),
+    /// Room for it, to be filled.
+    Vacant(Vacant),
+}
+
+impl OutputPool {
+    /// A pool of `pages` pages, each `page_rows` rows of `width` values. All memory is taken and touched here.
+    pub fn new(width: usize, page_rows: usize, pages: usize) -> Self {
+        assert!(width > 0 && page_rows > 0, "a page holds at least one value");
+        let free = (0..pages).map(|_| vec![0.0; width * page_rows].into_boxed_slice()).collect();
+        let state = Mutex::new(State { free, ..State::default() });
+        Self(Arc::new(Inner { width, page_rows, pages_total: pages, state }))
+    }
+
+    /// Bytes of a pool with room for `rows` rows in each of `items` items.
+    pub fn bytes_for(width: usize, page_rows: usize, rows: usize, items: usize) -> u64 {
+        (rows.div_ceil(page_rows) * items * page_rows * width * size_of::<f32>()) as u64
+    }
+
+    /// Values per row.
+    pub fn width(&self) -> usize {
+        self.0.width
+    }
+
+    /// Refuses a request whose outputs (rows of each item) this pool could not hold even when empty.
+    pub fn check(&self, items: impl IntoIterator<Item = usize>) -> Result<(), MediaError> {
+        let pages: usize = items.into_iter().map(|rows| self.pages_of(rows)).sum();
+        if pages <= self.0.pages_total {
+            return Ok(());
+        }
+        Err(MediaError::OverLimit {
+            what: "a request's media",
+            asked: (pages * self.0.page_rows) as u64,
+            limit: (self.0.pages_total * self.0.page_rows) as u64,
+            unit: "tokens of encoder output",
+            flag: "--encoder-output-bytes",
+        })
+    }
+
+    /// Claims the outputs of all of a request's items (key and rows), or none.
+    ///
+    /// Equal keys of one request share an entry only when it is there already. Never waits.
+    pub fn claim(&self, items: &[(ContentKey, usize)]) -> Result<Vec<Claim>, MediaError> {
+        self.check(items.iter().map(|&(_, rows)| rows))?;
+        let mut state = self.lock();
+        let found: Vec<_> = items.iter().map(|(key, _)| self.pin(&mut state, key)).collect();
+        let missing = items.iter().zip(&found).filter(|(_, pinned)| pinned.is_none());
+        let pages: usize = missing.map(|(&(_, rows), _)| self.pages_of(rows)).sum();
+        let busy = state.make_room(pages).err();
+        if let Some(free) = busy {
+            // Pins give back under the lock.
+            drop(state);
+            drop(found);
+            let total = self.0.pages_total as u64;
+            return Err(MediaError::OutputsBusy { asked: pages as u64, free: free as u64, total });
+        }
+        state.hits += found.iter().flatten().count() as u64;
+        let claims = items.iter().zip(found).map(|(&(key, rows), pinned)| match pinned {
+            Some(pinned) => Claim::Ready(pinned),
+            None => {
+                let at = state.free.len() - self.pages_of(rows);
+                let entry = Entry { pages: state.free.split_off(at), rows };
+                Claim::Vacant(Vacant { pool: self.clone(), key, entry: Some(entry) })
+            }
+        });
+        Ok(claims.collect())
+    }
+
+    /// Forgets every entry. Those in use live until their users let go.
+    pub fn clear(&self) {
+        let mut state = self.lock();
+        let cached = std::mem::take(&mut state.cached);
+        for Cached { entry, .. } in cached.into_values() {
+            state.release(entry);
+        }
+    }
+
+    /// Figures for metrics.
+    pub fn stats(&self) -> OutputStats {
+        let state = self.lock();
+        OutputStats {
+            bytes: (self.0.pages_total * self.0.page_rows * self.0.width * size_of::<f32>()) as u64,
+            pages: self.0.pages_total,
+            pages_free: state.free.len(),
+            entries: state.cached.len(),
+            hits: state.hits,
+            evictions: state.evictions,
+        }
+    }
+
+    fn pin(&self, state: &mut State, key: &ContentKey) -> Option<Pinned> {
+        state.clock += 1;
+        let cached = state.cached.get_mut(key)?;
+        cached.last_used = state.clock;
+        Some(Pinned { pool: self.clone(), entry: Some(Arc::clone(&cached.entry)) })
+    }
+
+    fn pages_of(&self, rows: usize) -> usize {
+        rows.div_ceil(self.0.page_rows)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here calls foreign code under the lock, so a poisoned lock holds a sound state.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Drops unused entries, oldest first, until `pages` are free. `Err` holds what could be had, and nothing is dropped.
+    fn make_room(&mut self, pages: usize) -> Result<(), usize> {
+        let unused = |cached: &Cached| Arc::strong_count(&cached.entry) == 1;
+        let idle: usize = self.cached.values().filter(|c| unused(c)).map(|c| c.entry.pages.len()).sum();
+        if self.free.len() + idle < pages {
+            return Err(self.free.len() + idle);
+        }
+        while self.free.len() < pages {
+            let idle = self.cached.iter().filter(|(_, cached)| unused(cached));
+            let Some(key) = idle.min_by_key(|(_, cached)| cached.last_used).map(|(key, _)| *key) else {
+                return Err(self.free.len());
+            };
+            if let Some(cached) = self.cached.remove(&key) {
+                self.release(cached.entry);
+                self.evictions += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of one owner of an entry; the last one's pages become free.
+    fn release(&mut self, entry: Arc<Entry>) {
+        if let Some(mut entry) = Arc::into_inner(entry) {
+            self.free.append(&mut entry.pages);
+        }
+    }
+}
+
+/// Room for one item's outputs. Dropped unfilled, its pages are free again.
+#[derive(Debug)]
+pub struct Vacant {
+    pool: OutputPool,
+    key: ContentKey,
+    /// `Some` until it is filled or dropped.
+    entry: Option<Entry>,
+}
+
+impl Vacant {
+    /// Rows there are.
+    pub fn rows(&self) -> usize {
+        self.entry.as_ref().map_or(0, |entry| entry.rows)
+    }
+
+    /// One row, to be written.
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        let (width, page_rows) = (self.pool.0.width, self.pool.0.page_rows);
+        let entry = self.entry.as_mut().expect("a vacant place has its pages until it is consumed");
+        assert!(row < entry.rows, "row {row} of {}", entry.rows);
+        &mut entry.pages[row / page_rows][row % page_rows * width..][..width]
+    }
+
+    /// What somebody else has filled in under the same key since the claim, if so: this place is not needed then.
+    pub fn filled_meanwhile(self) -> Result<Pinned, Vacant> {
+        let pinned = self.pool.pin(&mut self.pool.lock(), &self.key);
+        pinned.ok_or(self)
+    }
+
+    /// The rows are written: from now on the key finds them.
+    pub fn fill(mut self) -> Pinned {
+        let entry = Arc::new(self.entry.take().expect("a vacant place has its pages until it is consumed"));
+        let mut state = self.pool.lock();
+        state.clock += 1;
+        let cached = Cached { entry: Arc::clone(&entry), last_used: state.clock };
+        if let Some(older) = state.cached.insert(self.key, cached) {
+            state.release(older.entry);
+        }
+        drop(state);
+        Pinned { pool: self.pool.clone(), entry: Some(entry) }
+    }
+}
+
+impl Drop for Vacant {
+    fn drop(&mut self) {
+        if let Some(mut entry) = self.entry.take() {
+            self.pool.lock().free.append(&mut entry.pages);
+        }
+    }
+}
+
+/// Outputs in use: their pages stay until this is dropped.
+#[derive(Debug)]
+pub struct Pinned {
+    pool: OutputPool,
+    /// `Some` until it is dropped.
+    entry: Option<Arc<Entry>>,
+}
+
+impl Pinned {
+    /// Rows there are.
+    pub fn rows(&self) -> usize {
+        self.entry.as_ref().map_or(0, |entry| entry.rows)
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        let (width, page_rows) = (self.pool.0.width, self.pool.0.page_rows);
+        let entry = self.entry.as_ref().expect("a pin has its entry until it is dropped");
+        assert!(row < entry.rows, "row {row} of {}", entry.rows);
+        &entry.pages[row / page_rows][row % page_rows * width..][..width]
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry.take() {
+            self.pool.lock().release(entry);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "outputs_tests.rs"]
+mod tests;

@@ -1,0 +1,80 @@
+//! What an encoder sees of an item before it sees the item: how many rows in how many sequences.
+
+/// The kinds of media.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Modality {
+    /// One picture.
+    Image,
+    /// A list of frames.
+    Video,
+    /// Sound.
+    Audio,
+}
+
+impl Modality {
+    /// All of them.
+    pub const ALL: [Modality; 3] = [Modality::Image, Modality::Video, Modality::Audio];
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Modality::Image => "image",
+            Modality::Video => "video",
+            Modality::Audio => "audio",
+        }
+    }
+
+    /// The word with its article, for messages.
+    pub(crate) fn noun(self) -> &'static str {
+        match self {
+            Modality::Image => "an image",
+            Modality::Video => "a video",
+            Modality::Audio => "a sound",
+        }
+    }
+
+    /// The flag that bounds one item of this kind.
+    pub(crate) fn flag(self) -> &'static str {
+        match self {
+            Modality::Image => "--max-image-pixels",
+            Modality::Video => "--max-video-frames",
+            Modality::Audio => "--max-audio-seconds",
+        }
+    }
+}
+
+/// Height and width in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Size {
+    /// Rows.
+    pub height: u32,
+    /// Columns.
+    pub width: u32,
+}
+
+impl Size {
+    /// A size.
+    pub fn new(height: u32, width: u32) -> Self {
+        Self { height, width }
+    }
+
+    /// Pixels.
+    pub fn pixels(self) -> u64 {
+        u64::from(self.height) * u64::from(self.width)
+    }
+}
+
+/// One item as the encoder's memory sees it. The cost of an item must never fall when one of these grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// The kind of medium.
+    pub modality: Modality,
+    /// Rows of the encoder's activations: patches, or audio frames after the convolutions.
+    pub rows: u64,
+    /// Attention sequences the rows fall into: frames, tiles, or windows.
+    pub sequences: u64,
+    /// Rows of the longest attention sequence that any layer sees.
+    pub longest: u64,
+    /// Placeholder tokens in the prompt, which is also the number of embeddings that come out (A32).
+    pub tokens: u64,
+}

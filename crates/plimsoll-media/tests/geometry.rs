@@ -1,0 +1,192 @@
+//! Sizes, tokens and sampled frames against transformers' own (`tools/media_fixtures.py`).
+
+use plimsoll_media::Size;
+use plimsoll_media::geometry::config::Fields;
+use plimsoll_media::geometry::frames::Wanted;
+use plimsoll_media::geometry::video::Budget;
+use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles, Sampling, SoundWindows, Tiles};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+const GOLDEN: &str = include_str!("../../../tests/fixtures/media/geometry.json");
+
+fn golden(family: &str) -> Vec<Value> {
+    let all: Value = serde_json::from_str(GOLDEN).unwrap();
+    all[family].as_array().unwrap().clone()
+}
+
+fn files(config: &Value) -> ProcessorFiles {
+    ProcessorFiles::read(Some(&config.to_string()), None, None).unwrap()
+}
+
+fn rows(group: &Value) -> impl Iterator<Item = &[Value]> {
+    group["rows"].as_array().unwrap().iter().map(|row| row.as_array().unwrap().as_slice())
+}
+
+fn number(value: &Value) -> Option<u64> {
+    value.as_u64()
+}
+
+fn size(height: &Value, width: &Value) -> Size {
+    Size::new(number(height).unwrap() as u32, number(width).unwrap() as u32)
+}
+
+/// The start of the SHA-256, as the fixtures have it.
+fn digest(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn pictures_become_as_large_as_in_transformers() {
+    let mut compared = 0;
+    for group in golden("images") {
+        let rule = Patches::image(&files(&group["config"]).image, None).unwrap();
+        for row in rows(&group) {
+            let of = size(&row[0], &row[1]);
+            let resized = rule.resize(of).ok();
+            let expected = number(&row[2]).map(|_| size(&row[2], &row[3]));
+            assert_eq!(resized, expected, "{of:?} under {rule:?}");
+            assert_eq!(rule.shape(of).ok().map(|shape| shape.tokens), number(&row[4]), "{of:?} under {rule:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 1000, "{compared}");
+}
+
+#[test]
+fn videos_become_as_large_as_in_transformers() {
+    for (family, budget) in [("qwen2_videos", Budget::Frame), ("qwen3_videos", Budget::Video)] {
+        let mut compared = 0;
+        for group in golden(family) {
+            // More frames than the checkpoint samples are refused here; the rule itself is compared for all of them.
+            let mut config = group["config"].clone();
+            config["max_frames"] = 768.into();
+            let rule = PatchVideo::new(&files(&config).video, budget, None).unwrap();
+            for row in rows(&group) {
+                let (frames, of) = (number(&row[0]).unwrap(), size(&row[1], &row[2]));
+                let resized = rule.resize(frames, of).ok();
+                let expected = number(&row[3]).map(|_| size(&row[3], &row[4]));
+                assert_eq!(resized, expected, "{frames} × {of:?} under {rule:?}");
+                let tokens = rule.shape(frames, of).ok().map(|shape| shape.tokens);
+                assert_eq!(tokens, number(&row[5]), "{frames} × {of:?} under {rule:?}");
+                compared += 1;
+            }
+        }
+        assert!(compared > 400, "{compared}");
+    }
+}
+
+fn compare_sampling(group: &Value, sampling: Sampling) {
+    for row in rows(group) {
+        let (total, fps) = (number(&row[0]).unwrap(), row[1].as_f64().unwrap());
+        let indices = sampling.indices(total, fps).ok();
+        let what = format!("{total} frames at {fps} under {sampling:?}: {indices:?}");
+        assert_eq!(indices.as_ref().map(|all| all.len() as u64), number(&row[2]), "{what}");
+        let Some(indices) = indices else { continue };
+        let bytes: Vec<u8> = indices.iter().flat_map(|&index| (index as u32).to_le_bytes()).collect();
+        assert_eq!(digest(bytes), row[3].as_str().unwrap(), "{what}");
+        if let Some(expected) = row[4].as_str() {
+            let times = sampling.timestamps(&indices, fps);
+            let times: Vec<_> = times.iter().map(|seconds| format!("{seconds:.1}")).collect();
+            let times = times.join(" ");
+            assert_eq!(if times.len() < 200 { times } else { digest(times) }, expected, "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_same_frames_are_taken_as_in_transformers() {
+    for (family, budget) in [("qwen2_sampling", Budget::Frame), ("qwen3_sampling", Budget::Video)] {
+        for group in golden(family) {
+            let fields = files(&group["config"]).video;
+            compare_sampling(&group, PatchVideo::new(&fields, budget, None).unwrap().sampling);
+        }
+    }
+    for group in golden("tile_sampling") {
+        compare_sampling(&group, Sampling::middles(&files(&group["config"]).video, 65_536).unwrap());
+    }
+}
+
+#[test]
+fn a31_more_frames_than_were_stressed_are_refused_with_the_limit() {
+    let rule = PatchVideo::new(&files(&serde_json::json!({"max_frames": 32})).video, Budget::Video, None).unwrap();
+    // Museum T-24: 33 frames sent as a list.
+    let error = rule.shape(33, Size::new(64, 64)).unwrap_err();
+    assert_eq!(error.to_string(), "a video has 33 frames; the limit is 32 (--max-video-frames)");
+    assert!(rule.shape(32, Size::new(64, 64)).is_ok());
+    let all = rule.sampling.with(Wanted::Count(33));
+    assert!(all.indices(1000, 25.0).unwrap_err().to_string().contains("the limit is 32"));
+    assert_eq!(rule.sampling.with(Wanted::Count(32)).indices(1000, 25.0).unwrap().len(), 32);
+}
+
+#[test]
+fn tiles_are_cut_as_in_transformers() {
+    let mut compared = 0;
+    for group in golden("tiles") {
+        let mut config = group["config"].clone();
+        // Cropping is the processor's default, whatever the image processor's own is.
+        let crops = config["crop_to_patches"].as_bool().unwrap_or(false);
+        config["crop_to_patches"] = crops.into();
+        let rule = Tiles::new(&files(&config), 14).unwrap();
+        for row in rows(&group) {
+            let of = size(&row[0], &row[1]);
+            let grid = rule.grid(of).unwrap();
+            assert_eq!((Some(grid.0), Some(grid.1)), (number(&row[2]), number(&row[3])), "{of:?} under {rule:?}");
+            let shape = rule.shape(of).unwrap();
+            assert_eq!(shape.tokens, 256 * number(&row[4]).unwrap(), "{of:?} under {rule:?}");
+            assert!(shape.tokens <= rule.worst().tokens);
+            compared += 1;
+        }
+    }
+    assert!(compared > 800, "{compared}");
+}
+
+#[test]
+fn t36_a_requests_own_number_of_tiles_is_checked_at_both_ends() {
+    let rule = Tiles::new(&files(&serde_json::json!({"max_patches": 12})), 14).unwrap();
+    assert!(rule.with_max_tiles(0).unwrap_err().to_string().contains("0 is less than the fewest tiles, 1"));
+    assert_eq!(rule.with_max_tiles(1).unwrap().worst().tokens, 256);
+    assert_eq!(rule.with_max_tiles(12).unwrap().worst().tokens, 13 * 256);
+    let words = rule.with_max_tiles(13).unwrap_err().to_string();
+    assert_eq!(words, "image_max_patch_num has 13 tiles; the limit is 12 (--max-image-tiles)");
+}
+
+#[test]
+fn sounds_become_as_many_tokens_as_in_transformers() {
+    let rule = SoundWindows::new(&files(&serde_json::json!({})).audio, 50, 800, 7200).unwrap();
+    for row in golden("audio") {
+        let (samples, tokens) = (number(&row[0]).unwrap(), number(&row[1]).unwrap());
+        let shape = rule.shape(samples);
+        // The reference cannot transform sounds of up to 200 samples.
+        assert_eq!(shape.is_err(), samples <= 200, "{samples}");
+        assert_eq!(shape.map_or(tokens, |shape| shape.tokens), tokens, "{samples}");
+    }
+    let words = rule.shape(7200 * 16_000 + 1).unwrap_err().to_string();
+    assert_eq!(words, "a sound has 7201 seconds; the limit is 7200 (--max-audio-seconds)");
+}
+
+#[test]
+fn configurations_are_found_as_transformers_finds_them() {
+    let own =
+        r#"{"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "size": {"min_pixels": 1, "max_pixels": 2}}"#;
+    let video = r#"{"size": {"shortest_edge": 100352, "longest_edge": 602112}, "patch_size": 16}"#;
+    let outer = r#"{"image_seq_length": 64, "video_processor": {"size": {"shortest_edge": 4, "longest_edge": 4096}}}"#;
+    let pixels = |fields: &Fields| {
+        let rule = PatchVideo::new(fields, Budget::Frame, None).unwrap().patches;
+        (rule.min_pixels, rule.max_pixels)
+    };
+    let files = ProcessorFiles::read(Some(own), Some(video), None).unwrap();
+    assert_eq!(pixels(&files.image), (3136, 12_845_056));
+    assert_eq!(pixels(&files.video), (100_352, 602_112));
+    assert_eq!(pixels(&ProcessorFiles::read(Some(own), None, None).unwrap().video), (3136, 12_845_056));
+    let files = ProcessorFiles::read(Some(own), Some(video), Some(outer)).unwrap();
+    assert_eq!(pixels(&files.video), (4, 4096));
+    assert_eq!(Tiles::new(&files, 14).unwrap().tile_tokens, 64);
+    for bad in [r#"{"min_pixels": 0}"#, r#"{"max_pixels": 5}"#, r#"{"patch_size": 0}"#, r#"{"merge_size": 99}"#] {
+        let files = ProcessorFiles::read(Some(bad), None, None).unwrap();
+        let words = Patches::image(&files.image, None).unwrap_err().to_string();
+        assert!(words.starts_with("the processor's configuration is not usable: "), "{words}");
+    }
+    assert!(ProcessorFiles::read(Some("[1"), None, None).is_err());
+    assert!(ProcessorFiles::read(Some(r#"{"patch_size": "x"}"#), None, None).is_err());
+}

@@ -1,0 +1,208 @@
+//! Museum T-31, T-32, T-38: bombs, liars and debris cost little and end with a clear error. One test, because it measures
+//! the heap of the whole process.
+
+use std::path::PathBuf;
+
+use plimsoll_media::audio::{self, AudioLimits};
+use plimsoll_media::image::{ImageLimits, decode, frames, probe, resize};
+use plimsoll_media::{MediaError, Size};
+use plimsoll_memory::heap::{self, CountingHeap};
+
+#[global_allocator]
+static HEAP: CountingHeap = CountingHeap;
+
+const MIB: u64 = 1 << 20;
+
+fn fixture(name: &str) -> Vec<u8> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
+    std::fs::read(folder.join(name)).unwrap()
+}
+
+/// A PNG chunk, without a true checksum where nobody looks.
+fn chunk(kind: &[u8; 4], body: &[u8]) -> Vec<u8> {
+    let mut crc = u32::MAX;
+    for byte in kind.iter().chain(body) {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0xEDB8_8320 } else { crc >> 1 };
+        }
+    }
+    [&(body.len() as u32).to_be_bytes(), kind, body, &(!crc).to_be_bytes()].concat()
+}
+
+fn png(width: u32, height: u32, more: &[Vec<u8>]) -> Vec<u8> {
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+    [b"\x89PNG\r\n\x1a\n".to_vec(), chunk(b"IHDR", &header), more.concat(), chunk(b"IEND", &[])].concat()
+}
+
+fn jpeg(width: u16, height: u16) -> Vec<u8> {
+    let mut file = b"\xff\xd8\xff\xc0\0\x0b\x08".to_vec();
+    file.extend([height.to_be_bytes(), width.to_be_bytes()].concat());
+    file.extend(b"\x01\x01\x11\0\xff\xda\0\x08\x01\x01\0\0\x3f\0\xff\xd9");
+    file
+}
+
+fn gif(canvas: (u16, u16), frame: (u16, u16), frames: usize) -> Vec<u8> {
+    let sides = |(w, h): (u16, u16)| [w.to_le_bytes(), h.to_le_bytes()].concat();
+    let head = [b"GIF89a".to_vec(), sides(canvas), vec![0x80, 0, 0, 0, 0, 0, 255, 255, 255]].concat();
+    let one = [vec![0x2C, 0, 0, 0, 0], sides(frame), vec![0, 2, 2, 0x4C, 0x01, 0]].concat();
+    [head, one.repeat(frames), vec![0x3B]].concat()
+}
+
+fn webp(canvas: u32, bits: u32) -> Vec<u8> {
+    let wide = &(canvas - 1).to_le_bytes()[..3];
+    let extended = [b"VP8X\x0a\0\0\0\0\0\0\0", wide, wide].concat();
+    let stream = [&b"VP8L\x06\0\0\0\x2f"[..], &bits.to_le_bytes(), &[0]].concat();
+    let body = [&b"WEBP"[..], &extended, &stream].concat();
+    [b"RIFF", &(body.len() as u32).to_le_bytes()[..], &body].concat()
+}
+
+fn refused(what: &str, bytes: &[u8], words: &str) {
+    let error = decode(bytes, &ImageLimits::default()).unwrap_err();
+    assert!(error.is_the_clients() && error.to_string().contains(words), "{what}: {error}");
+}
+
+fn pixel_bombs() {
+    refused("30,000²", &png(30_000, 30_000, &[]), "900000000 pixels; the limit is 16777216 (--max-image-pixels)");
+    refused("a PNG too short for its size", &png(4000, 4000, &[]), "cannot hold 16000000 pixels");
+    refused("a JPEG of 65,535²", &jpeg(65_535, 65_535), "4294836225 pixels");
+    refused("a JPEG too short for its size", &jpeg(4000, 4000), "cannot hold 16000000 pixels");
+    refused("a GIF of 65,535²", &gif((65_535, 65_535), (1, 1), 1), "4294836225 pixels");
+    refused("a frame larger than its canvas", &gif((1, 1), (65_535, 65_535), 1), "4294836225 pixels");
+    refused("frames without end", &gif((1, 1), (1, 1), 100_000), "100000 frames; the limit is 768");
+    refused("many large frames", &gif((4000, 4000), (1, 1), 700), "pixels in all frames; the limit is 235929600");
+    refused("a WebP of 16,777,216²", &webp(1 << 24, 0), "pixels; the limit is 16777216");
+    refused("a bitstream larger than its canvas", &webp(4, u32::MAX), "268435456 pixels");
+    for nothing in [png(0, 5, &[]), png(5, 0, &[]), jpeg(0, 5), jpeg(5, 0), gif((0, 5), (0, 5), 1)] {
+        refused("no pixels", &nothing, "has no pixels");
+    }
+    refused("nothing", &[], "supported are PNG, JPEG, GIF and WebP");
+    let strip = ImageLimits::default();
+    let long = probe(&png(1, 65_535, &[chunk(b"IDAT", &[0; 300])]), &strip).unwrap();
+    assert_eq!(long.size, Size::new(65_535, 1), "a legal header; the resize rules refuse its aspect");
+    let words = decode(&[0; 99], &ImageLimits { file_bytes: 98, ..strip }).unwrap_err().to_string();
+    assert_eq!(words, "an image has 99 bytes; the limit is 98 (--max-image-bytes)");
+}
+
+/// Chunks beside the pixels that unpack to much: a zlib stream of 100 MB of zeros, stored as a colour profile and as text.
+fn metadata_bombs() {
+    // One stored block, then many that each repeat the last byte 258 times: fixed Huffman code, distance one.
+    let mut bits: Vec<bool> = vec![true, true, false];
+    bits.extend([false, false, true, true, false, false, false, false]);
+    for _ in 0..400_000 {
+        bits.extend([true, true, false, false, false, true, false, true, false, false, false, false, false]);
+    }
+    bits.extend([false; 7]);
+    let packed = bits.chunks(8).map(|bits| bits.iter().enumerate().map(|(i, &bit)| u8::from(bit) << i).sum::<u8>());
+    let zlib: Vec<u8> = [0x78, 0x9C].into_iter().chain(packed).collect();
+    let profile = chunk(b"iCCP", &[b"x\0\0".to_vec(), zlib.clone()].concat());
+    let text = chunk(b"zTXt", &[b"x\0\0".to_vec(), zlib].concat());
+    let small = png(
+        1,
+        1,
+        &[profile, text, chunk(b"IDAT", &[0x78, 0xDA, 0x63, 0x60, 0x64, 0x62, 0x06, 0x00, 0x00, 0x0E, 0x00, 0x07])],
+    );
+    assert_eq!(decode(&small, &ImageLimits::default()).map(|picture| picture.data.len()), Ok(3));
+}
+
+const PICTURES: [&str; 17] = [
+    "rgb.png",
+    "rgba.png",
+    "palette.png",
+    "gray.png",
+    "gray_alpha.png",
+    "bits.png",
+    "gray16.png",
+    "turned.jpg",
+    "cmyk.jpg",
+    "gray.jpg",
+    "progressive.jpg",
+    "turned.webp",
+    "lossy.webp",
+    "palette.gif",
+    "moving.gif",
+    "moving.webp",
+    "large.webp",
+];
+const SOUNDS: [&str; 6] = ["chord.wav", "chord_float.wav", "chord.flac", "chord.ogg", "chord.mp3", "opus.ogg"];
+
+/// Every truncation and thousands of broken copies: an answer or the client's error, never a crash or a large heap.
+fn debris() {
+    let limits = ImageLimits { pixels: 1 << 20, ..ImageLimits::default() };
+    let seconds = AudioLimits { seconds: 20, ..AudioLimits::default() };
+    let mut random = 20_u64;
+    let mut next = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize
+    };
+    let check = |name: &str, outcome: Result<(), MediaError>| {
+        if let Err(error) = outcome {
+            assert!(error.is_the_clients(), "{name}: {error}");
+        }
+    };
+    for name in PICTURES.iter().chain(&SOUNDS) {
+        let whole = fixture(name);
+        let run = |bytes: &[u8]| {
+            if PICTURES.contains(name) {
+                let taken = frames(bytes, &[0], &limits, |frame| assert!(frame.size.pixels() <= limits.pixels));
+                check(name, taken.and_then(|()| decode(bytes, &limits)).map(drop));
+            } else {
+                check(name, audio::decode(bytes, &seconds).map(drop));
+            }
+        };
+        for _ in 0..60 {
+            run(&whole[..next() % whole.len()]);
+        }
+        for _ in 0..150 {
+            let mut broken = whole.clone();
+            for _ in 0..1 + next() % 4 {
+                // Headers are the interesting part.
+                let at = next() % if next() % 2 == 0 { broken.len() } else { broken.len().min(120) };
+                broken[at] = next() as u8;
+            }
+            run(&broken);
+        }
+    }
+}
+
+/// T-38: a picture that is cut off is an error, not half a picture.
+fn truncations() {
+    for name in PICTURES.iter().filter(|name| !name.starts_with("moving")) {
+        let whole = fixture(name);
+        let cut = &whole[..whole.len() * 2 / 3];
+        assert!(decode(cut, &ImageLimits::default()).is_err(), "{name} cut off");
+    }
+}
+
+/// What decoding is said to cost, and costs.
+fn large_pictures() {
+    for name in ["large.jpg", "large.webp"] {
+        let bytes = fixture(name);
+        let header = probe(&bytes, &ImageLimits::default()).unwrap();
+        let before = heap::in_use();
+        let picture = decode(&bytes, &ImageLimits::default()).unwrap();
+        let cost = heap::peak() - before;
+        println!("{name}: {:.1} bytes a pixel", cost as f64 / picture.size.pixels() as f64);
+        assert!(cost <= header.decode_bytes(), "{name}: {cost} of {}", header.decode_bytes());
+        assert_eq!(resize(&picture, Size::new(28, 28)).data.len(), 28 * 28 * 3);
+    }
+}
+
+#[test]
+fn t31_bombs_and_debris_cost_little() {
+    let before = heap::in_use();
+    let spent = |what: &str, most: u64| {
+        let peak = heap::peak() - before;
+        println!("{what}: {:.1} MiB at most so far", peak as f64 / MIB as f64);
+        assert!(peak < most, "{what}: {peak}");
+    };
+    pixel_bombs();
+    spent("pixel bombs", 8 * MIB);
+    metadata_bombs();
+    // Most of this is the bomb itself, as the test packs it.
+    spent("metadata bombs", 16 * MIB);
+    truncations();
+    debris();
+    spent("debris", 64 * MIB);
+    large_pictures();
+}

@@ -1,0 +1,122 @@
+//! Pictures of every awkward kind against Pillow, and the resize against torchvision (`tools/media_fixtures.py`).
+
+use std::path::PathBuf;
+
+use plimsoll_media::Size;
+use plimsoll_media::image::{Format, ImageLimits, Rgb, decode, frames, probe, resize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+fn fixture(name: &str) -> Vec<u8> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
+    std::fs::read(folder.join(name)).unwrap()
+}
+
+fn expected(name: &str) -> Rgb {
+    let all: Value = serde_json::from_slice(&fixture("pictures.json")).unwrap();
+    let row = all[name].as_array().unwrap();
+    let hex = row[2].as_str().unwrap();
+    let data = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+    Rgb { size: Size::new(row[0].as_u64().unwrap() as u32, row[1].as_u64().unwrap() as u32), data }
+}
+
+/// The largest difference of a byte.
+fn apart(a: &Rgb, b: &Rgb) -> u8 {
+    assert_eq!(a.size, b.size);
+    a.data.iter().zip(&b.data).map(|(a, b)| a.abs_diff(*b)).max().unwrap()
+}
+
+#[test]
+fn lossless_pictures_are_equal_to_pillows() {
+    let names = [
+        "rgb.png",
+        "rgba.png",
+        "palette.png",
+        "gray.png",
+        "gray_alpha.png",
+        "bits.png",
+        "gray16.png",
+        "turned.webp",
+        "palette.gif",
+    ];
+    for name in names {
+        let decoded = decode(&fixture(name), &ImageLimits::default()).unwrap();
+        assert_eq!(apart(&decoded, &expected(name)), 0, "{name}");
+    }
+}
+
+#[test]
+fn lossy_pictures_are_close_to_pillows() {
+    // Decoders may round the inverse transform differently and interpolate colour differently.
+    for (name, most) in [("turned.jpg", 4), ("cmyk.jpg", 4), ("gray.jpg", 2), ("progressive.jpg", 8), ("lossy.webp", 8)]
+    {
+        let decoded = decode(&fixture(name), &ImageLimits::default()).unwrap();
+        let apart = apart(&decoded, &expected(name));
+        println!("{name}: {apart} of 255");
+        assert!(apart <= most, "{name}: {apart}");
+    }
+}
+
+#[test]
+fn the_header_tells_the_upright_size_before_anything_is_decoded() {
+    for name in ["turned.jpg", "turned.webp", "rgb.png", "moving.gif", "moving.webp"] {
+        let bytes = fixture(name);
+        let header = probe(&bytes, &ImageLimits::default()).unwrap();
+        assert_eq!(header.size, decode(&bytes, &ImageLimits::default()).unwrap().size, "{name}");
+        assert_eq!(header.frames, if name.starts_with("moving") { 4 } else { 1 }, "{name}");
+    }
+    let turned = probe(&fixture("turned.jpg"), &ImageLimits::default()).unwrap();
+    assert_eq!((turned.size, turned.format), (Size::new(28, 20), Format::Jpeg));
+}
+
+#[test]
+fn frames_of_an_animation_are_taken_by_position() {
+    for name in ["moving.gif", "moving.webp"] {
+        let bytes = fixture(name);
+        let mut taken = Vec::new();
+        frames(&bytes, &[0, 2, 2, 3], &ImageLimits::default(), |frame| taken.push(frame.clone())).unwrap();
+        assert_eq!(taken.len(), 4);
+        for (frame, at) in taken.iter().zip([0, 2, 2, 3]) {
+            // Blending a WebP's frames onto each other may round differently.
+            let most = u8::from(name.ends_with("webp"));
+            assert!(apart(frame, &expected(&format!("{name} {at}"))) <= most, "{name} {at}");
+        }
+        assert!(frames(&bytes, &[4], &ImageLimits::default(), |_| {}).is_err());
+        let one = ImageLimits { frames: 3, ..ImageLimits::default() };
+        let words = probe(&bytes, &one).unwrap_err().to_string();
+        assert_eq!(words, "an image has 4 frames; the limit is 3 (--max-video-frames)");
+    }
+    let mut still = 0;
+    frames(&fixture("rgb.png"), &[0, 0], &ImageLimits::default(), |_| still += 1).unwrap();
+    assert_eq!(still, 2, "what does not move has one frame, as often as asked for");
+}
+
+/// The picture of the resize cases: a gradient with hard edges and noise on top.
+fn noise(size: Size) -> Rgb {
+    let mut state = u64::from(size.height) * 65536 + u64::from(size.width);
+    let mut data = Vec::new();
+    for y in 0..size.height {
+        for x in 0..size.width {
+            for c in 0..3 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let smooth = (x * 3 + y * 5 + c * 40) % 256;
+                let base = if (x / 7 + y / 5) % 2 == 1 { smooth } else { 255 * (c % 2) };
+                data.push((i64::from(base) + (state >> 58) as i64 - 32).clamp(0, 255) as u8);
+            }
+        }
+    }
+    Rgb { size, data }
+}
+
+#[test]
+fn the_resize_is_torchvisions_bit_for_bit() {
+    let golden: Value = serde_json::from_slice(&fixture("geometry.json")).unwrap();
+    let rows = golden["resize"].as_array().unwrap();
+    for row in rows {
+        let side = |at: usize| row[at].as_u64().unwrap() as u32;
+        let resized = resize(&noise(Size::new(side(0), side(1))), Size::new(side(2), side(3)));
+        let sum: String = Sha256::digest(&resized.data).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(sum, row[4].as_str().unwrap(), "{row}");
+    }
+    assert!(rows.len() > 10);
+}

@@ -1,0 +1,211 @@
+//! Faults on purpose: allocations that are refused and places that panic, for tests.
+//!
+//! Without the feature `fault-injection`, which only tests switch on, every question in here is answered "no" at compile time:
+//! a release cannot be told to fail. Nothing reads an environment variable. What is counted: heap calls through
+//! [`CountingHeap`](crate::heap::CountingHeap), on one thread or in the whole process; mappings of regions, of one
+//! component or of all; passages of a [`Site`].
+
+use crate::Component;
+
+/// A place that a test can make panic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Site {
+    /// Text to ids.
+    Tokenizer = 1,
+    /// Messages to prompt.
+    Template,
+    /// A request's way into the engine.
+    Accept,
+    /// Filling a step.
+    Scheduler,
+    /// Choosing a token.
+    Sampler,
+    /// Ids to text.
+    Detokenizer,
+    /// Shaping an answer.
+    Shape,
+}
+
+#[cfg(not(any(test, feature = "fault-injection")))]
+mod never {
+    use super::{Component, Site};
+
+    /// Panics where a test has asked for it; here: never.
+    #[inline(always)]
+    pub fn site(_: Site) {}
+
+    #[inline(always)]
+    pub(crate) fn refuses_heap() -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(crate) fn refuses_region(_: Component) -> bool {
+        false
+    }
+}
+
+#[cfg(not(any(test, feature = "fault-injection")))]
+pub use never::site;
+#[cfg(not(any(test, feature = "fault-injection")))]
+pub(crate) use never::{refuses_heap, refuses_region};
+
+#[cfg(any(test, feature = "fault-injection"))]
+mod armed {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use super::{Component, Site};
+
+    /// What an armed counter has met.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Tally {
+        /// Calls that counted.
+        pub seen: u64,
+        /// Calls that were made to fail: one, or none if it never came to the one that was meant.
+        pub hit: u64,
+    }
+
+    /// Counts calls and fails one of them. Atomics only: the allocator asks it.
+    struct Counter {
+        /// Which call fails; 0 for none.
+        nth: AtomicU64,
+        /// Which calls count; 0 while disarmed, otherwise up to the owner.
+        filter: AtomicU64,
+        seen: AtomicU64,
+        hit: AtomicU64,
+    }
+
+    impl Counter {
+        const fn new() -> Self {
+            Self { nth: AtomicU64::new(0), filter: AtomicU64::new(0), seen: AtomicU64::new(0), hit: AtomicU64::new(0) }
+        }
+
+        fn arm(&self, filter: u64, nth: u64) {
+            self.seen.store(0, Relaxed);
+            self.hit.store(0, Relaxed);
+            self.nth.store(nth, Relaxed);
+            self.filter.store(filter, Relaxed);
+        }
+
+        fn disarm(&self) -> Tally {
+            self.filter.store(0, Relaxed);
+            Tally { seen: self.seen.load(Relaxed), hit: self.hit.load(Relaxed) }
+        }
+
+        fn fails(&self) -> bool {
+            let fails = self.seen.fetch_add(1, Relaxed) + 1 == self.nth.load(Relaxed);
+            self.hit.fetch_add(u64::from(fails), Relaxed);
+            fails
+        }
+    }
+
+    static PROCESS: Counter = Counter::new();
+    static REGIONS: Counter = Counter::new();
+    static SITES: Counter = Counter::new();
+
+    /// In [`REGIONS`]' filter: every component counts.
+    const ALL: u64 = u64::MAX;
+
+    #[derive(Clone, Copy)]
+    struct Thread {
+        under: bool,
+        nth: u64,
+        tally: Tally,
+    }
+
+    thread_local! {
+        static THREAD: Cell<Thread> =
+            const { Cell::new(Thread { under: false, nth: 0, tally: Tally { seen: 0, hit: 0 } }) };
+    }
+
+    /// The `nth` heap call that this thread makes inside [`under`] is refused (0: none is, they are counted).
+    pub fn arm_thread(nth: u64) {
+        THREAD.set(Thread { under: false, nth, tally: Tally::default() });
+    }
+
+    /// Runs a part of the product: its heap calls count. The test's own calls, outside, do not.
+    pub fn under<T>(work: impl FnOnce() -> T) -> T {
+        struct Leave(bool);
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                THREAD.set(Thread { under: self.0, ..THREAD.get() });
+            }
+        }
+        let before = THREAD.get();
+        THREAD.set(Thread { under: true, ..before });
+        let _leave = Leave(before.under);
+        work()
+    }
+
+    /// Ends [`arm_thread`].
+    pub fn disarm_thread() -> Tally {
+        let Thread { tally, .. } = THREAD.replace(Thread { under: false, nth: 0, tally: Tally::default() });
+        tally
+    }
+
+    /// The `nth` heap call of the whole process is refused (0: none is). Only where a canary is armed: threads of the test
+    /// harness make calls too, and cannot live with a refusal.
+    pub fn arm_process(nth: u64) {
+        PROCESS.arm(1, nth);
+    }
+
+    /// Ends [`arm_process`].
+    pub fn disarm_process() -> Tally {
+        PROCESS.disarm()
+    }
+
+    /// The `nth` mapping of a region of `component`, or of any, is refused (0: none is).
+    pub fn arm_regions(component: Option<Component>, nth: u64) {
+        REGIONS.arm(component.map_or(ALL, |component| 1 + component as u64), nth);
+    }
+
+    /// Ends [`arm_regions`].
+    pub fn disarm_regions() -> Tally {
+        REGIONS.disarm()
+    }
+
+    /// The `nth` passage of `site` panics (0: none does).
+    pub fn arm_site(site: Site, nth: u64) {
+        SITES.arm(site as u64, nth);
+    }
+
+    /// Ends [`arm_site`].
+    pub fn disarm_site() -> Tally {
+        SITES.disarm()
+    }
+
+    /// Panics where a test has asked for it.
+    pub fn site(site: Site) {
+        if SITES.filter.load(Relaxed) == site as u64 && SITES.fails() {
+            panic!("injected panic in {site:?}");
+        }
+    }
+
+    pub(crate) fn refuses_heap() -> bool {
+        let Thread { under, nth, tally } = THREAD.get();
+        if under {
+            let fails = tally.seen + 1 == nth;
+            let tally = Tally { seen: tally.seen + 1, hit: tally.hit + u64::from(fails) };
+            THREAD.set(Thread { under, nth, tally });
+            if fails {
+                return true;
+            }
+        }
+        PROCESS.filter.load(Relaxed) != 0 && PROCESS.fails()
+    }
+
+    pub(crate) fn refuses_region(component: Component) -> bool {
+        let filter = REGIONS.filter.load(Relaxed);
+        (filter == ALL || filter == 1 + component as u64) && REGIONS.fails()
+    }
+}
+
+#[cfg(any(test, feature = "fault-injection"))]
+pub use armed::{
+    Tally, arm_process, arm_regions, arm_site, arm_thread, disarm_process, disarm_regions, disarm_site, disarm_thread,
+    site, under,
+};
+#[cfg(any(test, feature = "fault-injection"))]
+pub(crate) use armed::{refuses_heap, refuses_region};

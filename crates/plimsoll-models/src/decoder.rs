@@ -1,0 +1,198 @@
+//! The pre-norm decoder that Llama, the Qwens and their relatives are: what mixes positions, then what works on each by
+//! itself, each behind a norm and added to the residual stream.
+//!
+//! A family's file says what its configuration means; this one declares the layers that follow from it and runs them, with or
+//! without a draft head.
+
+use plimsoll_device::{
+    Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StateShape, StepInput,
+    VectorId,
+};
+use plimsoll_formats::ModelConfig;
+
+use crate::block::{AttentionBlock, AttentionPlace, Ends, FeedForward, norm};
+use crate::delta::{DeltaBlock, state_shape};
+use crate::moe::MoeBlock;
+use crate::mtp::MtpHead;
+use crate::rope::rope;
+use crate::{Drafter, Model, Output};
+
+/// What mixes positions in a layer, with its place among its kind.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// Attention.
+    Attention(AttentionPlace),
+    /// Gated DeltaNet, by its index among the recurrent layers.
+    Recurrent(usize),
+}
+
+enum Mixer {
+    Attention(AttentionBlock),
+    Delta(DeltaBlock),
+}
+
+enum Transform {
+    Dense(FeedForward),
+    Experts(MoeBlock),
+}
+
+/// One layer.
+pub struct Layer {
+    mixer_norm: VectorId,
+    mixer: Mixer,
+    transform_norm: VectorId,
+    transform: Transform,
+    eps: f32,
+}
+
+impl Layer {
+    /// Declares `{prefix}.*`.
+    pub fn declare(
+        config: &ModelConfig,
+        prefix: &str,
+        kind: Kind,
+        experts: bool,
+        declare: &mut Declare<'_>,
+    ) -> Result<Self, DeclareError> {
+        let mut norm = |name: &str| norm(config, &format!("{prefix}.{name}.weight"), config.hidden_size, declare);
+        let (mixer_norm, transform_norm) = (norm("input_layernorm")?, norm("post_attention_layernorm")?);
+        let mixer = match kind {
+            Kind::Attention(place) => Mixer::Attention(AttentionBlock::declare(config, prefix, place, declare)?),
+            Kind::Recurrent(index) => Mixer::Delta(DeltaBlock::declare(config, prefix, index, declare)?),
+        };
+        let prefix = format!("{prefix}.mlp");
+        let transform = match &config.experts {
+            Some(of) if experts => Transform::Experts(MoeBlock::declare(config, of, &prefix, declare)?),
+            _ => Transform::Dense(FeedForward::declare(config, &prefix, config.intermediate_size, declare)?),
+        };
+        Ok(Self { mixer_norm, mixer, transform_norm, transform, eps: config.norm_eps })
+    }
+
+    /// `x += mixer(norm(x)); x += transform(norm(x))`; `normed` has the shape of `x` and is overwritten.
+    pub fn forward(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        normed: Buf,
+        angles: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        device.rms_norm(normed, x, self.mixer_norm, self.eps);
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.forward(device, normed, angles, x, Mode::Add, step)?,
+            Mixer::Delta(delta) => delta.forward(device, normed, x, Mode::Add, step)?,
+        }
+        device.rms_norm(normed, x, self.transform_norm, self.eps);
+        match &self.transform {
+            Transform::Dense(feed_forward) => feed_forward.forward(device, normed, x, Mode::Add),
+            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add),
+        }
+    }
+}
+
+/// The rotary embedding that all layers of attention share.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary {
+    inv_freq: VectorId,
+    dim: usize,
+    scale: f32,
+}
+
+impl Rotary {
+    fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let mut rope = rope(config.rotary_dim, config.rope_theta, &config.rope_scaling);
+        if let Some(factors) = declare.read_vector("model.rope_freqs")? {
+            // GGUF stores Llama 3's rule as one divisor per pair.
+            rope.inv_freq.iter_mut().zip(&factors).for_each(|(freq, factor)| *freq /= factor);
+        }
+        Ok(Self { inv_freq: declare.values(rope.inv_freq), dim: config.rotary_dim, scale: rope.scale })
+    }
+
+    /// Every row's angles.
+    pub fn angles(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+        let angles = device.temp(step.positions.len(), self.dim)?;
+        device.rope_angles(angles, self.inv_freq, step.positions, self.scale);
+        Ok(angles)
+    }
+}
+
+/// A pre-norm decoder with one rotary embedding for all layers.
+pub struct Decoder {
+    ends: Ends,
+    layers: Vec<Layer>,
+    rotary: Rotary,
+    head: Option<MtpHead>,
+    attention_layers: usize,
+    state: Option<StateShape>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Decoder {
+    /// Declares every weight of the model, those of the draft head only when it is asked for.
+    pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>, with_drafter: bool) -> Result<Self, DeclareError> {
+        let ends = Ends::declare(config, declare)?;
+        let (mut attention_layers, mut recurrent_layers) = (0, 0);
+        let mut layers = Vec::with_capacity(config.layers);
+        for layer in 0..config.layers {
+            let kind = match config.delta_net.as_ref().is_some_and(|delta| delta.layers[layer]) {
+                true => {
+                    recurrent_layers += 1;
+                    Kind::Recurrent(recurrent_layers - 1)
+                }
+                false => {
+                    attention_layers += 1;
+                    let sliding = config.layer_is_sliding.get(layer) == Some(&true);
+                    Kind::Attention(AttentionPlace { cache: attention_layers - 1, sliding })
+                }
+            };
+            let experts = config.experts.as_ref().is_some_and(|experts| experts.layers[layer]);
+            layers.push(Layer::declare(config, &format!("model.layers.{layer}"), kind, experts, declare)?);
+        }
+        let rotary = Rotary::declare(config, declare)?;
+        let head = match with_drafter {
+            true => Some(MtpHead::declare(config, ends, rotary, attention_layers, declare)?),
+            false => None,
+        };
+        Ok(Self {
+            ends,
+            layers,
+            rotary,
+            head,
+            attention_layers,
+            state: config.delta_net.as_ref().map(|delta| state_shape(delta, recurrent_layers)),
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+        })
+    }
+}
+
+impl Model for Decoder {
+    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
+        let x = self.ends.embed(device, step)?;
+        let scope = device.mark();
+        let angles = self.rotary.angles(device, step)?;
+        let normed = device.temp(x.rows, x.cols)?;
+        for layer in &self.layers {
+            layer.forward(device, x, normed, angles, step)?;
+        }
+        device.release(scope);
+        self.ends.output(device, x, step)
+    }
+
+    fn drafter(&self) -> Option<&dyn Drafter> {
+        self.head.as_ref().map(|head| head as &dyn Drafter)
+    }
+
+    fn shape(&self, dtype: KvDtype) -> ModelShape {
+        let layers = self.attention_layers + usize::from(self.head.is_some());
+        let kv = KvShape { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
+        ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.ends.vocab
+    }
+}

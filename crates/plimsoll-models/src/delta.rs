@@ -1,0 +1,166 @@
+//! A Gated DeltaNet layer: projections, a short causal convolution, the gated delta rule over a state matrix a head, a gated
+//! norm, and the way back.
+//!
+//! Reference: transformers, `modeling_qwen3_next.py` and `modeling_qwen3_5.py` (Yang, Kautz, Hatamizadeh 2024).
+
+use plimsoll_device::{
+    Activation, Buf, Change, Declare, DeclareError, Device, DeviceError, GatedDelta, LinearId, Mode, RowPiece,
+    StateShape, StepInput, VectorId,
+};
+use plimsoll_formats::{Architecture, DeltaNet, ModelConfig};
+
+/// Weights of one recurrent layer.
+pub struct DeltaBlock {
+    qkv: LinearId,
+    z: LinearId,
+    b: LinearId,
+    a: LinearId,
+    norm: VectorId,
+    out: LinearId,
+    spec: GatedDelta,
+    eps: f32,
+}
+
+/// What one sequence's state is made of, with so many recurrent layers.
+pub fn state_shape(delta: &DeltaNet, layers: usize) -> StateShape {
+    StateShape {
+        layers,
+        conv_channels: channels(delta),
+        conv_history: delta.taps - 1,
+        heads: delta.value_heads,
+        key_dim: delta.key_dim,
+        value_dim: delta.value_dim,
+    }
+}
+
+/// Channels of the convolution: queries, keys and values.
+fn channels(delta: &DeltaNet) -> usize {
+    2 * delta.key_width() + delta.value_width()
+}
+
+impl DeltaBlock {
+    /// Declares `{prefix}.linear_attn.*`; `index` counts recurrent layers.
+    pub fn declare(
+        config: &ModelConfig,
+        prefix: &str,
+        index: usize,
+        declare: &mut Declare<'_>,
+    ) -> Result<Self, DeclareError> {
+        let prefix = format!("{prefix}.linear_attn");
+        let delta = config.delta_net.as_ref().ok_or_else(|| {
+            DeclareError::Unsupported(format!("'{prefix}' without the configuration of recurrent layers"))
+        })?;
+        for (key, width) in [("linear_key_head_dim", delta.key_dim), ("linear_value_head_dim", delta.value_dim)] {
+            if !width.is_multiple_of(16) {
+                return Err(DeclareError::Unsupported(format!("{key} {width}: it must be a multiple of 16")));
+            }
+        }
+        if delta.taps < 2 {
+            return Err(DeclareError::Unsupported(format!(
+                "linear_conv_kernel_dim {}: it must be at least 2",
+                delta.taps
+            )));
+        }
+        let projections = Projections { prefix: &prefix, delta, hidden: config.hidden_size };
+        let joined = config.architecture == Architecture::Qwen3Next;
+        let [qkv, z] = projections.qkv_z(joined, declare)?;
+        let [b, a] = projections.b_a(joined, declare)?;
+        let (channels, taps) = (channels(delta), delta.taps);
+        // The taps lie last in PyTorch's layout, before a last dimension of 1 in MLX's, and alone in GGUF's.
+        let shapes: [&[usize]; 3] = [&[channels, 1, taps], &[channels, taps, 1], &[channels, taps]];
+        Ok(Self {
+            qkv,
+            z,
+            b,
+            a,
+            norm: declare.vector(&format!("{prefix}.norm.weight"), delta.value_dim, 0.0)?,
+            out: declare.linear(&format!("{prefix}.out_proj.weight"), config.hidden_size, delta.value_width())?,
+            spec: GatedDelta {
+                layer: index,
+                key_heads: delta.key_heads,
+                value_heads: delta.value_heads,
+                key_dim: delta.key_dim,
+                value_dim: delta.value_dim,
+                tiled: delta.tiled,
+                conv: declare.flat_vector(&format!("{prefix}.conv1d.weight"), &shapes)?,
+                taps,
+                a_log: match declare.has(&format!("{prefix}.A")) {
+                    true => declare.changed_vector(&format!("{prefix}.A"), delta.value_heads, Change::LogOfNegated)?,
+                    false => declare.vector(&format!("{prefix}.A_log"), delta.value_heads, 0.0)?,
+                },
+                dt_bias: declare.vector(&format!("{prefix}.dt_bias"), delta.value_heads, 0.0)?,
+            },
+            eps: config.norm_eps,
+        })
+    }
+
+    /// `out (+)= layer(x)`; the state goes from slot to slot as `step` says.
+    pub fn forward(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        out: Buf,
+        mode: Mode,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let spec = &self.spec;
+        let values = spec.value_heads * spec.value_dim;
+        let qkv = device.temp(x.rows, 2 * spec.key_heads * spec.key_dim + values)?;
+        let z = device.temp(x.rows, values)?;
+        let b = device.temp(x.rows, spec.value_heads)?;
+        let a = device.temp(x.rows, spec.value_heads)?;
+        device.linear(x, &[(self.qkv, qkv), (self.z, z), (self.b, b), (self.a, a)], Mode::Store)?;
+        let mixed = device.temp(x.rows, values)?;
+        device.gated_delta(spec, mixed, qkv, a, b, step)?;
+        let heads = mixed.reshape(spec.value_dim);
+        device.rms_norm(heads, heads, self.norm, self.eps);
+        device.glu(z, mixed, Activation::Silu);
+        device.linear(z, &[(self.out, out)], mode)?;
+        device.release(scope);
+        Ok(())
+    }
+}
+
+/// The projections into a layer, which Qwen3-Next joins and interleaves by key head and Qwen 3.5 keeps apart.
+struct Projections<'a> {
+    prefix: &'a str,
+    delta: &'a DeltaNet,
+    hidden: usize,
+}
+
+impl Projections<'_> {
+    /// Queries, keys and values in one, and the output's gate.
+    fn qkv_z(&self, joined: bool, declare: &mut Declare<'_>) -> Result<[LinearId; 2], DeclareError> {
+        let (delta, hidden) = (self.delta, self.hidden);
+        let (keys, values) = (delta.key_width(), delta.value_width());
+        let name = |leaf: &str| format!("{}.{leaf}.weight", self.prefix);
+        // llama.cpp's converter takes the joined tensor apart.
+        if !joined || declare.has(&name("in_proj_qkv")) {
+            let qkv = declare.linear(&name("in_proj_qkv"), 2 * keys + values, hidden)?;
+            return Ok([qkv, declare.linear(&name("in_proj_z"), values, hidden)?]);
+        }
+        let (key, value) = (delta.key_dim, values / delta.key_heads);
+        let stride = 2 * key + 2 * value;
+        let piece = |first, run: usize| RowPiece { first, rows: delta.key_heads * run, run, stride };
+        let (name, stored) = (name("in_proj_qkvz"), [2 * keys + 2 * values, hidden]);
+        let qkv = [piece(0, key), piece(key, key), piece(2 * key, value)];
+        let qkv = declare.linear_rows(&name, &stored, &qkv, hidden)?;
+        Ok([qkv, declare.linear_rows(&name, &stored, &[piece(2 * key + value, value)], hidden)?])
+    }
+
+    /// The write strength and the decay of every value head.
+    fn b_a(&self, joined: bool, declare: &mut Declare<'_>) -> Result<[LinearId; 2], DeclareError> {
+        let (delta, hidden) = (self.delta, self.hidden);
+        let name = |leaf: &str| format!("{}.{leaf}.weight", self.prefix);
+        if !joined || declare.has(&name("in_proj_b")) {
+            let b = declare.linear(&name("in_proj_b"), delta.value_heads, hidden)?;
+            return Ok([b, declare.linear(&name("in_proj_a"), delta.value_heads, hidden)?]);
+        }
+        let run = delta.value_heads / delta.key_heads;
+        let piece = |first| RowPiece { first, rows: delta.value_heads, run, stride: 2 * run };
+        let (name, stored) = (name("in_proj_ba"), [2 * delta.value_heads, hidden]);
+        let b = declare.linear_rows(&name, &stored, &[piece(0)], hidden)?;
+        Ok([b, declare.linear_rows(&name, &stored, &[piece(run)], hidden)?])
+    }
+}

@@ -1,0 +1,194 @@
+//! A fixture model on the CPU device, driven step by step as the engine would, but by hand: spans, slots and drafts.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use plimsoll_device::{
+    Buf, CpuDevice, CpuMemory, CpuWeights, Declare, DtypePolicy, Isa, KvDtype, ModelShape, NO_STATE, PAGE_TOKENS,
+    PlanDevice, SeqSpan, StepInput, ThreadPool,
+};
+use plimsoll_formats::Checkpoint;
+use plimsoll_memory::{Component, Ledger};
+use plimsoll_models::{Model, Output};
+use serde_json::Value;
+
+/// Positions that the rig's sequence may have.
+pub const CONTEXT: usize = 512;
+/// State slots of the rig.
+pub const SLOTS: usize = 8;
+
+/// The directory of a fixture model.
+pub fn folder(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)
+}
+
+/// A fixture's checkpoint.
+pub fn checkpoint(model: &str) -> Checkpoint {
+    let file = folder(model).join("model.gguf");
+    let path = if file.is_file() { file } else { folder(model) };
+    Checkpoint::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A fixture's reference.
+pub fn reference(model: &str) -> Value {
+    let file = folder(model).join("reference.json");
+    serde_json::from_slice(&std::fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))).unwrap()
+}
+
+/// A JSON list of numbers as ids.
+pub fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// log softmax(logits)[id].
+pub fn logprob(logits: &[f32], id: u32) -> f64 {
+    let top = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - top).exp()).sum();
+    f64::from(logits[id as usize] - top) - sum.ln()
+}
+
+/// The first of the greatest logits.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().fold((0, f32::MIN), |best, (i, x)| if *x > best.1 { (i, *x) } else { best });
+    best.0 as u32
+}
+
+/// One sequence's part of a step.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// The position of the first.
+    pub start: usize,
+    /// The slot to start from.
+    pub from: Option<u32>,
+    /// For each row the slot to leave its state in.
+    pub to: Vec<u32>,
+    /// Which of the rig's sequences, so which pages.
+    pub sequence: usize,
+}
+
+impl Part {
+    /// Tokens of sequence 0 from `start`, the state of the last left in `slot`.
+    pub fn new(tokens: &[u32], start: usize, from: Option<u32>, slot: u32) -> Self {
+        let mut to = vec![NO_STATE; tokens.len()];
+        *to.last_mut().unwrap() = slot;
+        Self { tokens: tokens.to_vec(), start, from, to, sequence: 0 }
+    }
+}
+
+/// The arrays behind a step.
+struct Step {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    seqs: Vec<SeqSpan>,
+    pages: Vec<u32>,
+    logit_rows: Vec<u32>,
+    state_out: Vec<u32>,
+}
+
+impl Step {
+    fn new(parts: &[Part], states: bool) -> Self {
+        let (mut tokens, mut positions, mut seqs) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut pages, mut state_out) = (Vec::new(), Vec::new());
+        for part in parts {
+            let rows = part.tokens.len();
+            let count = (part.start + rows).div_ceil(PAGE_TOKENS);
+            seqs.push(SeqSpan {
+                first_row: tokens.len(),
+                rows,
+                start: part.start,
+                pages_at: pages.len(),
+                pages: count,
+                seen_from: 0,
+                state: part.from,
+            });
+            tokens.extend_from_slice(&part.tokens);
+            positions.extend(part.start as u32..(part.start + rows) as u32);
+            let first = part.sequence * (CONTEXT / PAGE_TOKENS);
+            pages.extend(first as u32..(first + count) as u32);
+            state_out.extend_from_slice(&part.to);
+        }
+        let logit_rows = (0..tokens.len() as u32).collect();
+        if !states {
+            state_out.clear();
+        }
+        Self { tokens, positions, seqs, pages, logit_rows, state_out }
+    }
+
+    fn input(&self) -> StepInput<'_> {
+        StepInput {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            seqs: &self.seqs,
+            pages: &self.pages,
+            logit_rows: &self.logit_rows,
+            state_out: &self.state_out,
+        }
+    }
+}
+
+/// A model on a device of two threads, weights and cache in f32, with room for two sequences.
+pub struct Rig {
+    pub model: Box<dyn Model>,
+    pub shape: ModelShape,
+    device: CpuDevice,
+}
+
+impl Rig {
+    /// Loads a fixture.
+    pub fn new(model: &str, with_drafter: bool) -> Self {
+        let checkpoint = checkpoint(model);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter)
+            .unwrap_or_else(|e| panic!("{model}: {e}"));
+        let table = declare.finish();
+        let shape = model.shape(KvDtype::F32);
+        let workspace = {
+            let mut plan = PlanDevice::new(&table, shape.kv);
+            let largest = Step::new(&[Part::new(&[0; CONTEXT], 0, None, 0)], shape.state.is_some());
+            let output = model.forward(&mut plan, &largest.input()).unwrap();
+            if let Some(drafter) = model.drafter() {
+                drafter.draft(&mut plan, output.hidden, &largest.logit_rows, &largest.input()).unwrap();
+            }
+            // Drafts that follow the first take one row each.
+            plan.high_water() + (1 << 20) + plimsoll_device::cpu::scratch_bytes(&shape, 2)
+        };
+        let ledger = Arc::new(Ledger::new());
+        for component in [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace] {
+            ledger.plan(component, 1 << 30);
+        }
+        let mut pool = ThreadPool::new(2).unwrap();
+        let weights = CpuWeights::load(table, &checkpoint, &ledger, &mut pool, |_| {}).unwrap();
+        let pages = 2 * CONTEXT / PAGE_TOKENS;
+        let slots = if shape.state.is_some() { SLOTS } else { 0 };
+        let memory = CpuMemory::map(&ledger, &shape, pages, slots, workspace, 2, false).unwrap();
+        Self { model, shape, device: CpuDevice::new(weights, pool, Isa::detect(), memory) }
+    }
+
+    /// One step: the logits of every row.
+    pub fn step(&mut self, parts: &[Part]) -> Vec<Vec<f32>> {
+        let output = self.forward(parts);
+        self.rows(output.logits)
+    }
+
+    /// One step, its output left in the workspace.
+    pub fn forward(&mut self, parts: &[Part]) -> Output {
+        let step = Step::new(parts, self.shape.state.is_some());
+        self.device.begin_step();
+        self.model.forward(&mut self.device, &step.input()).unwrap()
+    }
+
+    /// A pass of the draft head in the same step: `parts` name the following tokens, `rows` the rows of `hidden`.
+    pub fn draft(&mut self, hidden: Buf, rows: &[u32], parts: &[Part]) -> Output {
+        let step = Step::new(parts, false);
+        let drafter = self.model.drafter().expect("a draft head");
+        drafter.draft(&mut self.device, hidden, rows, &step.input()).unwrap()
+    }
+
+    /// A matrix of the workspace.
+    pub fn rows(&mut self, x: Buf) -> Vec<Vec<f32>> {
+        (0..x.rows).map(|row| self.device.row_mut(x, row).to_vec()).collect()
+    }
+}

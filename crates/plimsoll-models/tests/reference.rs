@@ -1,0 +1,158 @@
+//! Mixtures of experts and hybrids on the device against transformers: every position's log-probability, in one pass, in chunks of
+//! every kind, row by row, and beside another sequence; the states between the chunks in slots. Chunking changes no bit.
+
+mod common;
+
+use common::{Part, Rig, argmax, ids, logprob, reference};
+use serde_json::Value;
+
+/// Largest difference allowed between a log-probability and its reference.
+const TOLERANCE: f64 = 2e-3;
+
+/// Ways to cut a sequence, as the lengths of pieces that are repeated.
+const CUTS: [&[usize]; 4] = [&[64], &[1, 7, 16, 33], &[3, 61, 2], &[15, 1, 1]];
+
+/// Runs `tokens` in pieces of these lengths, the state going from slot to slot: the logits of every position.
+fn in_pieces(rig: &mut Rig, tokens: &[u32], lengths: &[usize]) -> Vec<Vec<f32>> {
+    let (mut logits, mut start, mut slot) = (Vec::new(), 0, None);
+    for (i, length) in lengths.iter().cycle().enumerate() {
+        let end = (start + length).min(tokens.len());
+        if start == end {
+            break;
+        }
+        // Slots in turn, and now and then the same again.
+        let next = (i as u32 * 2 / 3) % 3;
+        logits.extend(rig.step(&[Part::new(&tokens[start..end], start, slot, next)]));
+        (start, slot) = (end, Some(next));
+    }
+    logits
+}
+
+fn check_prompt(rig: &mut Rig, model: &str, prompt: &Value) -> f64 {
+    let (prompt_ids, greedy) = (ids(&prompt["ids"]), ids(&prompt["greedy"]));
+    let tokens = [prompt_ids.clone(), greedy.clone()].concat();
+    let whole = rig.step(&[Part::new(&tokens, 0, None, 0)]);
+    let mut worst: f64 = 0.0;
+    let mut compare = |position: usize, id: u32, expected: &Value| {
+        let difference = (logprob(&whole[position - 1], id) - expected.as_f64().unwrap()).abs();
+        assert!(difference <= TOLERANCE, "{model}: {} tokens, position {position}: off by {difference}", tokens.len());
+        worst = worst.max(difference);
+    };
+    for (position, expected) in prompt["logprobs"].as_array().unwrap().iter().enumerate().skip(1) {
+        compare(position, tokens[position], expected);
+    }
+    for (i, expected) in prompt["greedy_logprobs"].as_array().unwrap().iter().enumerate() {
+        compare(prompt_ids.len() + i, greedy[i], expected);
+    }
+    for (i, id) in greedy.iter().enumerate() {
+        assert_eq!(argmax(&whole[prompt_ids.len() + i - 1]), *id, "{model}: greedy token {i}");
+    }
+    for lengths in CUTS {
+        assert_eq!(in_pieces(rig, &tokens, lengths), whole, "{model}: in pieces of {lengths:?}");
+    }
+    // Beside another sequence, whose state lies in other slots.
+    let half = tokens.len() / 2;
+    if half > 0 {
+        let other = |tokens: &[u32], start, from, slot| Part { sequence: 1, ..Part::new(tokens, start, from, slot) };
+        let first = rig.step(&[Part::new(&tokens[..half], 0, None, 4), other(&tokens[..3], 0, None, 5)]);
+        let second = rig.step(&[other(&tokens[..2], 3, Some(5), 5), Part::new(&tokens[half..], half, Some(4), 6)]);
+        assert_eq!(first[..half], whole[..half], "{model}: beside another, first half");
+        assert_eq!(second[2..], whole[half..], "{model}: beside another, second half");
+    }
+    worst
+}
+
+fn check(model: &str) {
+    let mut rig = Rig::new(model, false);
+    let reference = reference(model);
+    let prompts = reference["prompts"].as_array().unwrap().iter().chain([&reference["chat"]]);
+    let worst = prompts.map(|prompt| check_prompt(&mut rig, model, prompt)).fold(0.0, f64::max);
+    println!("{model}: largest difference of a log-probability {worst:.2e}");
+}
+
+/// A state is left after every row of a step and any of them can be gone on from: what verifying drafts needs.
+fn check_slots(model: &str) {
+    let mut rig = Rig::new(model, false);
+    let prompt = ids(&reference(model)["prompts"][4]["ids"]);
+    let whole = rig.step(&[Part::new(&prompt, 0, None, 0)]);
+    let at = prompt.len() - 20;
+    rig.step(&[Part::new(&prompt[..at], 0, None, 0)]);
+    // Slots 1, 2, 3 after the first three rows, and the slot that it starts from after the fourth.
+    let verify = Part { to: vec![1, 2, 3, 0], ..Part::new(&prompt[at..at + 4], at, Some(0), 0) };
+    assert_eq!(rig.step(&[verify])[..], whole[at..at + 4]);
+    for (slot, accepted) in [(1, 1), (3, 3), (2, 2), (0, 4)] {
+        let from = at + accepted;
+        assert_eq!(
+            rig.step(&[Part::new(&prompt[from..], from, Some(slot), 7)])[..],
+            whole[from..],
+            "{model}: slot {slot}"
+        );
+    }
+}
+
+/// The draft head against its reference: at every position of a prompt, at once and in chunks, and drafting from itself.
+fn check_head(model: &str) {
+    let mut rig = Rig::new(model, true);
+    let entries = reference(model)["mtp"].as_array().unwrap().clone();
+    assert!(!entries.is_empty());
+    for entry in &entries {
+        let (tokens, following, drafts) = (ids(&entry["ids"]), ids(&entry["tokens"]), ids(&entry["draft"]));
+        for chunk in [tokens.len(), 5] {
+            let mut guesses = Vec::new();
+            let mut last = None;
+            for start in (0..tokens.len()).step_by(chunk) {
+                let end = (start + chunk).min(tokens.len());
+                let from = (start > 0).then_some(0);
+                let output = rig.forward(&[Part::new(&tokens[start..end], start, from, 0)]);
+                let rows: Vec<u32> = (0..(end - start) as u32).collect();
+                let output = rig.draft(output.hidden, &rows, &[Part::new(&following[start..end], start, None, 0)]);
+                guesses.extend(rig.rows(output.logits));
+                last = Some(output);
+            }
+            let best: Vec<u32> = guesses.iter().map(|logits| argmax(logits)).collect();
+            assert_eq!(best, ids(&entry["argmax"]), "{model}: {} tokens in chunks of {chunk}", tokens.len());
+            for pair in entry["top5"].as_array().unwrap() {
+                let own = logprob(guesses.last().unwrap(), pair[0].as_u64().unwrap() as u32);
+                assert!((own - pair[1].as_f64().unwrap()).abs() <= TOLERANCE, "{model}: {own} for {pair}");
+            }
+            let mut output = last.unwrap();
+            let mut drafted = vec![*best.last().unwrap()];
+            while drafted.len() < drafts.len() {
+                let at = tokens.len() + drafted.len() - 1;
+                let token = *drafted.last().unwrap();
+                let row = output.hidden.rows as u32 - 1;
+                output = rig.draft(output.hidden, &[row], &[Part::new(&[token], at, None, 0)]);
+                drafted.push(argmax(rig.rows(output.logits).last().unwrap()));
+            }
+            assert_eq!(drafted, drafts, "{model}: drafted in a row");
+        }
+    }
+}
+
+macro_rules! models {
+    ($check:ident: $($test:ident $model:literal),* $(,)?) => { $(#[test] fn $test() { $check($model) })* };
+}
+
+models! { check:
+    qwen3_moe "qwen3-moe",
+    qwen3_next "qwen3-next",
+    qwen3_5 "qwen3.5",
+    qwen3_5_moe "qwen3.5-moe",
+    mlx_qwen3_5_moe "mlx-qwen3.5-moe-4bit",
+    gguf_qwen3_moe "gguf-qwen3moe-q8_0",
+    gguf_qwen3_next "gguf-qwen3next-q8_0",
+    gguf_qwen3_5_moe "gguf-qwen35moe-q8_0",
+}
+
+models! { check_slots:
+    slots_of_qwen3_next "qwen3-next",
+    slots_of_qwen3_5 "qwen3.5",
+}
+
+models! { check_head:
+    head_of_qwen3_next "qwen3-next",
+    head_of_qwen3_5 "qwen3.5",
+    head_of_qwen3_5_moe "qwen3.5-moe",
+    head_of_mlx_qwen3_5_moe "mlx-qwen3.5-moe-4bit",
+    head_of_gguf_qwen3_5_moe "gguf-qwen35moe-q8_0",
+}

@@ -1,0 +1,106 @@
+//! The ledger of the real process: on a line of the log, in the report at the end, and against what the kernel says at full load.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::product::{Server, eventually};
+
+/// What has no formula (loader, system libraries, touched stacks, the allocator's own) is planned by a bound with this much to spare;
+/// everything with a formula is held to 5 % in `plimsoll-engine/tests/slack.rs`.
+const BASELINE_FLOOR_BYTES: i64 = 2 << 20;
+
+fn component<'a>(page: &'a Value, name: &str) -> &'a Value {
+    let rows = page["components"].as_array().expect("rows");
+    rows.iter().find(|row| row["component"] == name).unwrap_or_else(|| panic!("{name}: {page}"))
+}
+
+#[test]
+fn the_ledger_is_logged_as_steps_go_by_and_whole_at_the_end() {
+    let mut server = Server::start(&["--log-ledger-every", "5", "--max-total-token-num", "4096"]);
+    assert!(!server.log().contains("ledger at step"), "nothing has been done yet: {}", server.log());
+    server.ask("/v1/completions", &json!({"prompt": "x", "max_tokens": 24, "ignore_eos": true}));
+    eventually("a line of the ledger", Duration::from_secs(5), || server.log().contains("ledger at step"));
+    let page = server.memory();
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("ledger at step")).expect("just seen");
+    for row in page["components"].as_array().unwrap() {
+        assert!(line.contains(row["component"].as_str().unwrap()), "{row}: {line}");
+    }
+    // An idle engine takes no steps and logs nothing more.
+    let lines = || server.log().matches("ledger at step").count();
+    thread::sleep(Duration::from_millis(1200));
+    let before = lines();
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(lines(), before);
+    assert_eq!(page["requests"]["finished"], 1);
+    assert_eq!(page["ladder"]["rung"], "calm");
+    server.signal("TERM");
+    assert!(server.ended(Duration::from_secs(20)).success());
+    let log = server.log();
+    let (_, end) = log.split_once("the ledger at the end").unwrap_or_else(|| panic!("{log}"));
+    for row in page["components"].as_array().unwrap() {
+        assert!(end.contains(row["component"].as_str().unwrap()), "{row}: {end}");
+    }
+    for words in ["planned", "committed", "peak", "unaccounted", "requests: 1 finished", "ladder: calm"] {
+        assert!(end.contains(words), "{words}: {end}");
+    }
+}
+
+#[test]
+fn zero_logs_no_ledger() {
+    let server = Server::start(&["--log-ledger-every", "0", "--max-total-token-num", "4096"]);
+    server.ask("/v1/completions", &json!({"prompt": "x", "max_tokens": 40, "ignore_eos": true}));
+    thread::sleep(Duration::from_millis(1200));
+    assert!(!server.log().contains("ledger at step"), "{}", server.log());
+}
+
+/// What the process holds that is in no region and was never on the heap.
+fn baseline(page: &Value) -> i64 {
+    let number = |value: &Value| value.as_i64().unwrap_or_else(|| panic!("{page}"));
+    let regions = ["weights", "kv_pages", "step_workspace", "canary"];
+    let mapped: i64 = regions.iter().map(|name| number(&component(page, name)["committed_bytes"])).sum();
+    let process = &page["process"];
+    // Freed memory stays with the allocator, so the heap's peak and not its present size is what it may have resident.
+    number(&process["rss_anon"]) + number(&process["vm_swap"]) - mapped - number(&page["heap"]["peak_bytes"])
+}
+
+#[test]
+fn the_process_baseline_holds_at_full_load() {
+    let server = Server::start(&[]);
+    let planned = component(&server.memory(), "process_baseline")["planned_bytes"].as_i64().unwrap();
+    let (mut most, mut running) = (i64::MIN, 0);
+    thread::scope(|scope| {
+        let load = |client: usize| {
+            let server = &server;
+            move || {
+                for i in 0..2 {
+                    let prompt = format!("{client}/{i} {}", "winds and harbours ".repeat(20 + client));
+                    let body = json!({"prompt": prompt, "max_tokens": 48, "ignore_eos": true, "seed": i, "temperature": 0.9,
+                                      "logprobs": client % 5, "frequency_penalty": 0.1});
+                    server.ask("/v1/completions", &body);
+                }
+            }
+        };
+        let clients: Vec<_> = (0..96).map(|client| scope.spawn(load(client))).collect();
+        while clients.iter().any(|client| !client.is_finished()) {
+            let page = server.memory();
+            most = most.max(baseline(&page));
+            running = running.max(page["pools"]["requests"]["running"].as_u64().unwrap());
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
+    println!("process baseline: {planned} bytes planned, {most} measured with {running} running requests");
+    assert!(running > 16, "only {running} requests ran at once");
+    assert!(most <= planned, "{most} bytes, {planned} planned");
+    assert!(planned - most <= BASELINE_FLOOR_BYTES, "{most} bytes of {planned} planned");
+    let page = server.memory();
+    for row in page["components"].as_array().unwrap() {
+        assert!(row["peak_bytes"].as_u64() <= row["planned_bytes"].as_u64(), "I2: {row}");
+    }
+    let unaccounted = page["unaccounted_bytes"].as_i64().unwrap();
+    let committed = page["committed_bytes"].as_i64().unwrap();
+    println!("unaccounted: {unaccounted} of {committed}");
+    assert!(unaccounted.abs() <= committed / 100, "I3: {unaccounted} of {committed} committed");
+}

@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""Makes tests/fixtures/media: sizes, token counts and sampled frames as transformers counts them; odd pictures and sounds.
+
+    /somewhere/bin/pip install -r tools/requirements.txt pillow torchvision soundfile
+    /somewhere/bin/python tools/media_fixtures.py
+
+Nothing is decoded or run: the processors' own methods are asked, with their resize replaced by one that reports the size it
+was asked for (`geometry.json`). `null` stands for an input that the processor refuses. Also the bicubic resize of torchvision, as SHA-256 of
+its bytes, over pictures from a generator that the Rust tests have too.
+"""
+
+import hashlib
+import io
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import soundfile
+import torch
+import transformers
+from PIL import Image, ImageOps, ImageSequence
+from torchvision.transforms.v2 import functional as tv
+from transformers import WhisperFeatureExtractor
+from transformers.image_processing_backends import TorchvisionBackend
+from transformers.models.got_ocr2 import image_processing_got_ocr2 as tiles
+from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+from transformers.video_utils import VideoMetadata
+
+OUT = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "media"
+
+# As in the checkpoints' own files, and settings that stress the rules: fixed size, tiny budgets, odd factors.
+IMAGES = [
+    {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2},
+    {"min_pixels": 3136, "max_pixels": 1003520},
+    {"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16, "merge_size": 2},
+    {"min_pixels": 50176, "max_pixels": 50176},
+    {"min_pixels": 784, "max_pixels": 31360},
+    {"size": {"shortest_edge": 900, "longest_edge": 225 * 97}, "patch_size": 5, "merge_size": 3},
+]
+QWEN2_VIDEOS = [
+    {},
+    {"min_pixels": 3136, "max_pixels": 12845056, "max_frames": 768},
+    {"min_pixels": 100352, "max_pixels": 602112, "fps": 2.0, "cap_pixels_per_frame": True},
+    {"min_pixels": 100352, "max_pixels": 602112, "num_frames": 9, "cap_pixels_per_frame": True, "max_video_tokens": 2000},
+]
+QWEN3_VIDEOS = [
+    {},
+    {"size": {"shortest_edge": 4096, "longest_edge": 25165824}},
+    {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "cap_pixels_per_frame": True},
+    {"size": {"shortest_edge": 131072, "longest_edge": 786432}, "cap_pixels_per_frame": True, "fps": 1, "max_frames": 50},
+]
+TILES = [
+    {"size": {"height": 448, "width": 448}, "crop_to_patches": True, "max_patches": 12},
+    {"size": {"height": 384, "width": 384}, "crop_to_patches": True, "min_patches": 3, "max_patches": 7},
+    {"size": {"height": 448, "width": 224}, "crop_to_patches": True, "max_patches": 6},
+    {"size": {"height": 448, "width": 448}, "crop_to_patches": True, "max_patches": 1},
+    {"size": {"height": 448, "width": 448}},
+]
+
+
+def sizes(rng: random.Random, count: int) -> list[tuple[int, int]]:
+    """Extremes first, then sizes spread evenly over the orders of magnitude."""
+    fixed = [
+        (1, 1), (1, 200), (200, 1), (1, 201), (201, 1), (2, 400), (5, 1001), (13, 2600), (28, 28), (32, 32), (14, 14),
+        (42, 42), (70, 70), (98, 98), (48, 80), (1, 65535), (65535, 1), (400, 65535), (224, 224), (1080, 1920),
+        (3024, 4032), (4032, 3024), (8192, 8192), (20000, 20000), (448, 448), (449, 447), (1792, 1344), (896, 448),
+        (41, 8200), (27, 29), (56, 55), (16383, 100), (82, 16400),
+    ]
+    spread = [(int(2 ** rng.uniform(0, 14)), int(2 ** rng.uniform(0, 14))) for _ in range(count)]
+    aligned = [(14 * rng.randint(1, 80), 14 * rng.randint(1, 80)) for _ in range(count // 4)]
+    return fixed + spread + aligned
+
+
+def asked_size(self, image, size, resample=None, **_):
+    """Stands in for the real resize: the size it was asked for."""
+    return size.height, size.width
+
+
+def or_null(call):
+    """None where the processor refuses."""
+    try:
+        return call()
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def image_rows(config: dict, rng: random.Random) -> list:
+    processor = Qwen2VLImageProcessor(**config)
+    factor = processor.patch_size * processor.merge_size
+    rows = []
+    for h, w in sizes(rng, 110):
+        blank = SimpleNamespace(shape=(1, 3, h, w))
+        size = or_null(lambda: processor.resize(blank, processor.size, None, factor))
+        patches = or_null(lambda: processor.get_number_of_image_patches(h, w))
+        assert (size is None) == (patches is None)
+        rows.append([h, w, *(size or (None, None)), patches and patches // processor.merge_size**2])
+    return rows
+
+
+def video_rows(kind, config: dict, rng: random.Random) -> list:
+    processor = kind(**config)
+    rows = []
+    shapes = [(rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 16, 31, 64, 333, 768]), h, w) for h, w in sizes(rng, 60)]
+    for t, h, w in shapes:
+        blank = SimpleNamespace(shape=(1, t, 3, h, w))
+        size = or_null(lambda: processor.resize(
+            blank, processor.size, None, factor=processor.patch_size * processor.merge_size,
+            temporal_factor=processor.temporal_patch_size, cap_pixels_per_frame=processor.cap_pixels_per_frame))
+        grid_t = (t + -t % processor.temporal_patch_size) // processor.temporal_patch_size
+        tokens = size and grid_t * size[0] * size[1] // (processor.patch_size * processor.merge_size) ** 2
+        rows.append([t, h, w, *(size or (None, None)), tokens])
+    return rows
+
+
+def sampling_rows(processor, rng: random.Random, fps_wanted=None) -> list:
+    rows = []
+    totals = [1, 2, 3, 4, 5, 7, 8, 24, 25, 30, 100, 101, 750, 1000, 7200, 100000]
+    totals += [rng.randint(1, 3000) for _ in range(40)]
+    for total in totals:
+        fps = rng.choice([1, 10, 23.976, 24, 25, 29.97, 30, 60, 0.5, 12.5])
+        meta = VideoMetadata(total_num_frames=total, fps=fps)
+        indices = or_null(lambda: processor.sample_frames(meta, fps=fps_wanted).tolist())
+        digest = indices and hashlib.sha256(np.asarray(indices, dtype="<u4").tobytes()).hexdigest()[:16]
+        times = None
+        if indices and isinstance(processor, Qwen3VLVideoProcessor):
+            times = Qwen3VLProcessor._calculate_timestamps(None, list(indices), fps, processor.temporal_patch_size)
+            times = " ".join(f"{t:.1f}" for t in times)
+            times = times if len(times) < 200 else hashlib.sha256(times.encode()).hexdigest()[:16]
+        rows.append([total, fps, len(indices) if indices else None, digest or None, times])
+    return rows
+
+
+def tile_rows(config: dict, rng: random.Random) -> list:
+    processor = tiles.GotOcr2ImageProcessor(**config)
+    size, rows = (processor.size["height"], processor.size["width"]), []
+    for h, w in sizes(rng, 110):
+        columns, lines = 1, 1
+        if processor.crop_to_patches:
+            columns, lines = tiles.get_optimal_tiled_canvas((h, w), size, processor.min_patches, processor.max_patches)
+        rows.append([h, w, columns, lines, processor.get_number_of_image_patches(h, w)])
+    return rows
+
+
+def audio_rows(rng: random.Random) -> list:
+    extractor = WhisperFeatureExtractor(feature_size=128)
+    rows = []
+    for samples in [201, 319, 320, 15999, 16000, 16001, 479999, 480000, 480160, 500000]:
+        out = extractor(np.zeros(samples, np.float32), sampling_rate=16000, padding=True, truncation=False,
+                        return_attention_mask=True, return_tensors="np")
+        frames = int(out["attention_mask"].sum())
+        assert frames == samples // 160 == out["input_features"].shape[-1], (samples, frames)
+    lengths = list(range(0, 32000, 160)) + [rng.randint(0, 16000 * 7200) for _ in range(200)]
+    for samples in lengths:
+        rows.append([samples, int(_get_feat_extract_output_lengths(samples // 160))])
+    return rows
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    """The picture of the resize cases: a gradient with hard edges and noise on top."""
+    state, out = height * 65536 + width, np.empty((height, width, 3), np.uint8)
+    for y in range(height):
+        for x in range(width):
+            for c in range(3):
+                state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+                base = (x * 3 + y * 5 + c * 40) % 256 if (x // 7 + y // 5) % 2 else 255 * (c % 2)
+                out[y, x, c] = min(255, max(0, base + (state >> 58) - 32))
+    return out
+
+
+def resize_rows() -> list:
+    rows = []
+    for (h, w), (oh, ow) in [
+        ((56, 56), (56, 56)), ((60, 90), (56, 84)), ((50, 33), (112, 84)), ((200, 300), (28, 56)), ((7, 140), (28, 560)),
+        ((300, 40), (56, 28)), ((97, 101), (96, 96)), ((97, 96), (96, 96)), ((1, 1), (28, 28)), ((1, 100), (28, 280)),
+        ((3, 500), (28, 28)), ((128, 256), (448, 448)), ((255, 254), (336, 112)), ((400, 300), (140, 392)),
+    ]:
+        picture = noise(h, w)
+        tensor = torch.from_numpy(picture).permute(2, 0, 1).contiguous()
+        out = tv.resize(tensor, [oh, ow], interpolation=tv.InterpolationMode.BICUBIC, antialias=True)
+        out = out.permute(1, 2, 0).contiguous().numpy()
+        pil = np.asarray(Image.fromarray(picture).resize((ow, oh), Image.Resampling.BICUBIC))
+        apart = int(np.abs(out.astype(int) - pil.astype(int)).max())
+        rows.append([h, w, oh, ow, hashlib.sha256(out.tobytes()).hexdigest(), apart])
+    return rows
+
+
+def save(name: str, data: bytes) -> None:
+    """Writes one file."""
+    (OUT / name).write_bytes(data)
+
+
+def pictures() -> None:
+    """Small pictures of every awkward kind, and what Pillow makes of them: upright, `convert("RGB")`."""
+    rng = np.random.default_rng(20)
+    y, x = np.mgrid[0:20, 0:28]
+    smooth = np.stack([x * 9, y * 12, 255 - x * 4 - y * 5], -1).clip(0, 255).astype(np.uint8)
+    color = Image.fromarray(smooth)
+    alpha = Image.fromarray(np.dstack([smooth, (x * 9 % 256).astype(np.uint8)]))
+    # Colours under full transparency: dropped alpha must show them.
+    palette = color.quantize(16)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    cases = {
+        "rgb.png": (color, {}), "rgba.png": (alpha, {}), "palette.png": (palette, {"transparency": 3}),
+        "gray.png": (color.convert("L"), {}), "gray_alpha.png": (alpha.convert("LA"), {}), "bits.png": (color.convert("1"), {}),
+        "turned.jpg": (color, {"exif": exif, "quality": 95, "subsampling": 0}), "cmyk.jpg": (color.convert("CMYK"), {"quality": 95}),
+        "gray.jpg": (color.convert("L"), {"quality": 95}), "progressive.jpg": (color, {"progressive": True, "quality": 90}),
+        "turned.webp": (alpha, {"lossless": True, "exact": True, "exif": exif}), "lossy.webp": (color, {"quality": 90}),
+        "palette.gif": (palette, {}),
+    }
+    for name, (picture, options) in cases.items():
+        picture.save(OUT / name, **options)
+    wide = rng.integers(0, 65536, (5, 7), dtype=np.uint16)
+    Image.fromarray(wide).save(OUT / "gray16.png")
+    expected = {}
+    for name in [*cases, "gray16.png"]:
+        opened = ImageOps.exif_transpose(Image.open(OUT / name))
+        # Pillow clips 16-bit grey instead of scaling it; what is wanted is its upper half.
+        rgb = np.dstack([wide >> 8] * 3).astype(np.uint8) if name == "gray16.png" else np.asarray(opened.convert("RGB"))
+        expected[name] = [rgb.shape[0], rgb.shape[1], rgb.tobytes().hex()]
+    # Large in pixels, small in bytes: for what decoding costs.
+    large = color.resize((2000, 1500))
+    large.save(OUT / "large.jpg", progressive=True, quality=20)
+    large.save(OUT / "large.webp", quality=20)
+    moving = [Image.fromarray(np.roll(smooth, 3 * i, 1)) for i in range(4)]
+    for name, options in [("moving.gif", {"duration": 100}), ("moving.webp", {"duration": 100, "lossless": True})]:
+        moving[0].save(OUT / name, save_all=True, append_images=moving[1:], **options)
+        for i, frame in enumerate(ImageSequence.Iterator(Image.open(OUT / name))):
+            expected[f"{name} {i}"] = [20, 28, frame.convert("RGB").tobytes().hex()]
+    (OUT / "pictures.json").write_text(json.dumps(expected, indent=0) + "\n")
+
+
+def sounds() -> None:
+    """A short chord in every format, and its samples."""
+    t = np.arange(3200) / 16000
+    left = 0.4 * np.sin(2 * np.pi * 440 * t) + 0.2 * np.sin(2 * np.pi * 1000 * t)
+    both = np.stack([left, 0.5 * left], -1)
+    for name, options in [
+        ("chord.wav", {"subtype": "PCM_16"}), ("chord_float.wav", {"subtype": "FLOAT"}), ("chord.flac", {"subtype": "PCM_16"}),
+        ("chord.ogg", {"format": "OGG", "subtype": "VORBIS"}), ("chord.mp3", {"format": "MP3"}),
+    ]:
+        soundfile.write(OUT / name, both, 16000, **options)
+    opus = io.BytesIO()
+    soundfile.write(opus, both, 16000, format="OGG", subtype="OPUS")
+    save("opus.ogg", opus.getvalue())
+
+
+def main() -> None:
+    """Writes the files."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    pictures()
+    sounds()
+    TorchvisionBackend.resize = asked_size
+    rng = random.Random(20)
+    fast = Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
+    made = {
+        "transformers": transformers.__version__,
+        "images": [{"config": c, "rows": image_rows(c, rng)} for c in IMAGES],
+        "qwen2_videos": [{"config": c, "rows": video_rows(fast[0], c, rng)} for c in QWEN2_VIDEOS],
+        "qwen3_videos": [{"config": c, "rows": video_rows(fast[1], c, rng)} for c in QWEN3_VIDEOS],
+        "qwen2_sampling": [
+            {"config": c, "rows": sampling_rows(fast[0](**c), rng)} for c in QWEN2_VIDEOS if "fps" in c or "num_frames" in c
+        ],
+        "qwen3_sampling": [{"config": c, "rows": sampling_rows(fast[1](**c), rng)} for c in QWEN3_VIDEOS],
+        "tile_sampling": [
+            {"config": {"num_frames": 8}, "rows": sampling_rows(InternVLVideoProcessor(num_frames=8), rng)},
+            {"config": {"fps": 2}, "rows": sampling_rows(InternVLVideoProcessor(), rng, fps_wanted=2)},
+        ],
+        "tiles": [{"config": c, "rows": tile_rows(c, rng)} for c in TILES],
+        "audio": audio_rows(rng),
+        "resize": resize_rows(),
+    }
+    text = json.dumps(made, separators=(",", ":")).replace("]],", "]],\n").replace("],[", "],\n[")
+    (OUT / "geometry.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
