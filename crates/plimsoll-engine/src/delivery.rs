@@ -41,7 +41,7 @@ pub(crate) struct Delivery {
 
 impl Delivery {
     /// Takes over what an arrival brought, all but its prompt and its pages' room.
-    pub fn new(request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room) -> Self {
+    pub fn new(mut request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room) -> Self {
         let Room { counts, stops, piece, last_words, .. } = room;
         Self {
             counts,
@@ -50,7 +50,8 @@ impl Delivery {
             arrived,
             scheduled: None,
             last_token: None,
-            detokenizer: Detokenizer::continuing(request.skip_special_tokens),
+            detokenizer: Detokenizer::continuing(request.skip_special_tokens)
+                .keeping(std::mem::take(&mut request.kept_special_ids)),
             stops,
             generated: 0,
             text_len: 0,

@@ -35,6 +35,8 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// Drop special tokens from the text.
     pub skip_special_tokens: bool,
+    /// Special tokens that leave their text all the same: the markers of tool calls and thinking blocks.
+    pub kept_special_ids: Vec<u32>,
     /// Requests whose salts differ never share cached pages.
     pub cache_salt: u64,
 }
@@ -153,6 +155,13 @@ impl Request {
         if let Some(stop) = self.stop.iter().find(|s| s.is_empty() || s.len() > limits.max_stop_bytes as usize) {
             let n = stop.len();
             return invalid("stop", format!("a stop string has {n} bytes; 1 to {} are allowed", limits.max_stop_bytes));
+        }
+        if self.kept_special_ids.len() > limits.max_stop_strings as usize {
+            let n = self.kept_special_ids.len();
+            return invalid(
+                "kept_special_ids",
+                format!("{n} kept tokens, more than the limit of {}", limits.max_stop_strings),
+            );
         }
         if let Err(error) = self.sampling.validate(limits.vocab_size as usize) {
             return invalid("sampling", error.to_string());

@@ -47,9 +47,33 @@ pub enum ReasoningFormat {
     Harmony,
 }
 
+/// What an operator says about a format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice<T> {
+    /// What the chat template shows.
+    #[default]
+    Auto,
+    /// None: the text is passed on as it is.
+    Off,
+    /// This one.
+    Is(T),
+}
+
+impl<T: FromStr<Err = UnknownFormat>> FromStr for Choice<T> {
+    type Err = UnknownFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::Off),
+            name => name.parse().map(Self::Is),
+        }
+    }
+}
+
 /// A name that no format has.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("unknown format `{name}`; known are {known}")]
+#[error("unknown format `{name}`; known are auto, none, {known}")]
 pub struct UnknownFormat {
     name: String,
     known: &'static str,

@@ -20,7 +20,7 @@ mod reply;
 mod tools;
 mod watch;
 
-pub use choose::{ReasoningFormat, ToolFormat, UnknownFormat};
+pub use choose::{Choice, ReasoningFormat, ToolFormat, UnknownFormat};
 pub use event::Event;
 pub use formats::HELD_BYTES_MAX;
 pub use reply::{ReplyParser, Spec};

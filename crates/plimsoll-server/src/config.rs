@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_engine::EngineHandle;
+use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 /// One served model: its engine and what turns text into its token ids.
@@ -15,6 +16,8 @@ pub struct Served {
     pub tokenizer: Arc<Tokenizer>,
     /// Messages to text; without one `/v1/chat/completions` answers 400.
     pub template: Option<Arc<ChatTemplate>>,
+    /// How the model writes tool calls and thoughts.
+    pub formats: Formats,
     /// Names the model answers to; the first is canonical. `default` is always accepted.
     pub names: Vec<String>,
     /// When the model was loaded, in seconds since 1970.
@@ -24,6 +27,35 @@ pub struct Served {
     pub default_max_tokens: Option<u32>,
     /// Sampling when the client names none, usually from the model's `generation_config.json`.
     pub sampling: SamplingDefaults,
+}
+
+/// How a model's replies are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Formats {
+    /// Of tool calls; none leaves them in the text.
+    pub tools: Option<ToolFormat>,
+    /// Of thoughts; none leaves them in the text.
+    pub reasoning: Option<ReasoningFormat>,
+}
+
+impl Formats {
+    /// What the operator says, or else what the chat template shows. A model whose template shows no format of tool calls is
+    /// told Hermes's.
+    pub fn new(template: Option<&ChatTemplate>, tools: Choice<ToolFormat>, reasoning: Choice<ReasoningFormat>) -> Self {
+        let source = template.map_or("", ChatTemplate::source);
+        Self {
+            tools: match tools {
+                Choice::Auto => Some(ToolFormat::of_template(source).unwrap_or(ToolFormat::Hermes)),
+                Choice::Off => None,
+                Choice::Is(format) => Some(format),
+            },
+            reasoning: match reasoning {
+                Choice::Auto => ReasoningFormat::of_template(source),
+                Choice::Off => None,
+                Choice::Is(format) => Some(format),
+            },
+        }
+    }
 }
 
 /// What a sampling field is worth when a request does not name it.

@@ -31,6 +31,6 @@ mod sse;
 mod submit;
 mod tokenize;
 
-pub use config::{SamplingDefaults, Served, ServerConfig};
+pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
 pub use serve::{bind, serve};

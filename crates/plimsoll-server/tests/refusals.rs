@@ -106,6 +106,14 @@ fn what_would_have_no_effect_is_refused() {
         server.post("/v1/chat/completions", &body).error(400)["param"].clone()
     };
     assert_eq!(chat(json!({"tool_choice": "required"})), "tool_choice");
+    assert_eq!(chat(json!({"tool_choice": "some"})), "tool_choice");
+    let named = json!({"type": "function", "function": {"name": "g"}});
+    assert_eq!(chat(json!({"tool_choice": named})), "tool_choice.function.name");
+    assert_eq!(chat(json!({"tool_choice": {"type": "allowed_tools"}})), "tool_choice.type");
+    assert_eq!(chat(json!({"enable_thinking": 1})), "enable_thinking");
+    let twice = json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}});
+    assert_eq!(chat(twice), "enable_thinking");
+    assert_eq!(chat(json!({"include_reasoning": "yes"})), "include_reasoning");
     assert_eq!(chat(json!({"top_logprobs": 2})), "top_logprobs");
     assert_eq!(chat(json!({"logprobs": 2})), "logprobs");
     assert_eq!(chat(json!({"modalities": ["audio"]})), "modalities");
@@ -115,8 +123,23 @@ fn what_would_have_no_effect_is_refused() {
     assert_eq!(chat(json!({"continue_final_message": true})), "continue_final_message");
     assert_eq!(chat(json!({"prompt": "x"})), "prompt");
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    assert_eq!(chat(json!({"tools": tools, "parallel_tool_calls": false})), "parallel_tool_calls");
-    assert_eq!(chat(json!({"tools": [{"type": "spell"}]})), "tools[0]");
+    assert_eq!(chat(json!({"tools": tools, "parallel_tool_calls": 1})), "parallel_tool_calls");
+    assert_eq!(chat(json!({"tools": [tools[0], tools[0]]})), "tools[1]");
+    assert_eq!(chat(json!({"tools": [{"type": "spell"}]})), "tools[0].type");
+    assert_eq!(chat(json!({"tools": [{"type": "function"}]})), "tools[0].function");
+    assert_eq!(chat(json!({"tools": [{"type": "function", "function": {}}]})), "tools[0].function.name");
+    let tool = |key: &str, value: Value| {
+        let mut tool = json!({"type": "function", "function": {"name": "f"}});
+        tool["function"][key] = value;
+        json!({"tools": [tool]})
+    };
+    assert_eq!(chat(tool("name", json!("a b"))), "tools[0].function.name");
+    assert_eq!(chat(tool("parameters", json!("x"))), "tools[0].function.parameters");
+    assert_eq!(chat(tool("strict", json!("x"))), "tools[0].function.strict");
+    assert_eq!(chat(tool("colour", json!("x"))), "tools[0].function.colour");
+    let many: Vec<Value> =
+        (0..129).map(|i| json!({"type": "function", "function": {"name": format!("f{i}")}})).collect();
+    assert_eq!(chat(json!({"tools": many})), "tools");
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }
 

@@ -65,6 +65,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         skip_special_tokens: true,
+        kept_special_ids: Vec::new(),
         cache_salt: 0,
     }
 }

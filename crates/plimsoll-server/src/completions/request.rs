@@ -39,6 +39,8 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         prompt_logprobs,
         default_max_tokens: Some(app.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         prompt_param: "prompt",
+        kept_special_ids: Vec::new(),
+        reading_bytes: 0,
         common,
     };
     Ok(Asked { draft, echo })

@@ -72,6 +72,7 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         logprobs: None,
         prompt_logprobs: None,
         skip_special_tokens: true,
+        kept_special_ids: Vec::new(),
         cache_salt: 0,
     };
     let mut reader = engine.submit(request).context("the engine refused the request")?;
