@@ -90,6 +90,8 @@ pub(crate) struct Shared {
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
     pub watchdog: Watchdog,
+    /// The tokens that end output, the model's and its tokenizer's.
+    pub eos: OnceLock<Vec<u32>>,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
     pub trim: AtomicBool,
     host_reserved: AtomicU64,
@@ -133,6 +135,7 @@ impl Shared {
             accounts: OnceLock::new(),
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
+            eos: OnceLock::new(),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
             host_held: AtomicU64::new(0),
@@ -181,10 +184,13 @@ impl EngineHandle {
         }
         let (place, bytes) = self.reserve(&request)?;
         request.prompt.shrink_to_fit();
-        let Some(room) = Room::reserve(&mut request) else {
+        let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
+        let constraint = constraint.map_err(|message| unavailable(&message))?;
+        let Some(mut room) = Room::reserve(&mut request) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };
+        room.constraint = constraint;
         let (outbox, reader) = outbox(bytes, &request);
         let arrival = Arrival { request, outbox, arrived: Instant::now(), place, room };
         match self.arrivals.try_send(arrival) {
@@ -238,6 +244,11 @@ impl EngineHandle {
     /// The bounds requests are checked against.
     pub fn limits(&self) -> &Limits {
         &self.shared.limits
+    }
+
+    /// The tokens that end output; none for an engine without a model.
+    pub fn eos(&self) -> &[u32] {
+        self.shared.eos.get().map_or(&[], Vec::as_slice)
     }
 
     /// The plan this engine was built from.

@@ -4,9 +4,12 @@
 //! it before anything is allocated.
 
 use plimsoll_memory::heap::chunk_bytes;
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use crate::cache::PAGE_TOKENS;
+use crate::constraint::Grammar;
 use crate::outbox::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::sampling::{SamplingParams, TokenCounts};
 
@@ -37,6 +40,8 @@ pub struct Request {
     pub skip_special_tokens: bool,
     /// Special tokens that leave their text all the same: the markers of tool calls and thinking blocks.
     pub kept_special_ids: Vec<u32>,
+    /// The form that the output must have.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Requests whose salts differ never share cached pages.
     pub cache_salt: u64,
 }
@@ -183,6 +188,7 @@ impl Request {
             + chunk(prompt * size_of::<TokenLogprobs>())
             + reports(self.logprobs, output)
             + reports(self.prompt_logprobs, prompt)
+            + self.grammar.as_ref().map_or(0, |grammar| grammar.bytes_max(self.max_tokens))
     }
 
     /// The part that the engine holds until the request ends: ids, pages, counts, stop strings, fixed state.

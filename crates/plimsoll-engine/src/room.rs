@@ -9,6 +9,7 @@ use std::collections::TryReserveError;
 use plimsoll_text::StopMatcher;
 
 use crate::cache::{PAGE_TOKENS, PageId};
+use crate::constraint::Constraint;
 use crate::request::Request;
 use crate::sampling::TokenCounts;
 
@@ -48,6 +49,8 @@ pub(crate) struct Room {
     /// Its pages, and their ids as the device takes them.
     pub pages: Vec<PageId>,
     pub page_ids: Vec<u32>,
+    /// The form of the output, if it must have one.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// The text of one token.
     pub piece: String,
     /// What is said when memory runs out, when nothing can be written any more.
@@ -78,7 +81,7 @@ impl Room {
         last_words.push_str(LAST_WORDS);
         // The strings were checked: only memory can be wanting.
         let stops = StopMatcher::new(&request.stop).ok()?;
-        Some(Self { counts, stops, pages, page_ids, piece, last_words })
+        Some(Self { counts, stops, pages, page_ids, constraint: None, piece, last_words })
     }
 }
 

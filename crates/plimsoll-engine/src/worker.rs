@@ -430,8 +430,10 @@ impl<R: Runner> Worker<R> {
             stops.for_each(|id| logits[*id as usize] = f32::NEG_INFINITY);
         }
         faults::site(Site::Sampler);
-        let params = &seq.work.request.sampling;
-        let sampled = self.sampler.sample(logits, params, &seq.work.counts, seq.tokens.len() as u64, None);
+        let work = &mut seq.work;
+        let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()?.flatten();
+        let position = seq.tokens.len() as u64;
+        let sampled = self.sampler.sample(logits, &work.request.sampling, &work.counts, position, allowed);
         let token = sampled.map_err(|error| error.to_string())?.token;
         let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
         seq.tokens.push(token);

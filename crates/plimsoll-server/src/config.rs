@@ -99,6 +99,8 @@ pub struct ServerConfig {
     /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word
     /// boundaries needs some hundred bytes for each of its own, and nobody knows beforehand.
     pub max_tokenizing_bytes: u64,
+    /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
+    pub grammar_bytes: u64,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -128,6 +130,7 @@ impl Default for ServerConfig {
             max_choices: 128,
             text_workers: 2,
             max_tokenizing_bytes: 64 << 20,
+            grammar_bytes: 48 << 20,
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),
@@ -168,6 +171,6 @@ impl ServerConfig {
         let in_flight = self.max_bytes_in_flight;
         // Values a template makes on its way to a prompt, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
-        connections + in_flight + templates + self.max_tokenizing_bytes
+        connections + in_flight + templates + self.max_tokenizing_bytes + self.grammar_bytes
     }
 }

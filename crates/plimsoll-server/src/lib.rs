@@ -14,6 +14,7 @@ mod completions;
 mod config;
 mod error;
 mod fields;
+mod form;
 mod generation;
 mod health;
 mod ids;

@@ -1,5 +1,8 @@
 //! From a validated body to running engine requests: the one way for both APIs.
 
+use std::sync::Arc;
+
+use plimsoll_engine::constraint::Grammar;
 use plimsoll_engine::{Reader, Request};
 
 use crate::app::App;
@@ -29,6 +32,8 @@ pub(crate) struct Draft {
     pub prompt_param: &'static str,
     /// Special tokens whose text is needed to read the reply.
     pub kept_special_ids: Vec<u32>,
+    /// The form that replies must have.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Bytes that reading one reply may hold back.
     pub reading_bytes: u64,
 }
@@ -83,6 +88,7 @@ impl Draft {
             prompt_logprobs: self.prompt_logprobs,
             skip_special_tokens: common.skip_special_tokens,
             kept_special_ids: self.kept_special_ids.clone(),
+            grammar: self.grammar.clone(),
             cache_salt: common.cache_salt,
         }
     }

@@ -141,6 +141,9 @@ pub struct HttpArgs {
     /// Open connections at most.
     #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
+    /// Bytes that constrained output (JSON schemas, regular expressions, forced tool calls) may take; 0 switches it off.
+    #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
+    pub grammar_bytes: u64,
 }
 
 impl HttpArgs {
@@ -149,6 +152,7 @@ impl HttpArgs {
         ServerConfig {
             max_body_bytes: self.max_body_bytes,
             max_connections: self.max_connections,
+            grammar_bytes: self.grammar_bytes,
             ..ServerConfig::default()
         }
     }

@@ -66,6 +66,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         prompt_logprobs: None,
         skip_special_tokens: true,
         kept_special_ids: Vec::new(),
+        grammar: None,
         cache_salt: 0,
     }
 }

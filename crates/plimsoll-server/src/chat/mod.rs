@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`: messages in, a message out.
 
 mod adapt;
+mod forced;
 pub(crate) mod messages;
 mod reading;
 mod request;

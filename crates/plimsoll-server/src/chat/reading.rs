@@ -1,10 +1,14 @@
 //! Reading replies: a choice's text becomes reasoning, content and calls as the client is to see them.
 
+use std::sync::Arc;
+
 use plimsoll_engine::FinishReason;
 use plimsoll_reply::{Event, HELD_BYTES_MAX, ReplyParser, Spec, ToolFormat};
 use serde::Serialize;
 
+use super::forced::forced_format;
 use super::messages::Conversation;
+use super::tools::ToolChoice;
 use crate::app::App;
 use crate::choices::finish_name;
 use crate::ids::Ids;
@@ -25,7 +29,10 @@ impl Rules {
         let reasoning = formats.reasoning.filter(|_| !conversation.thinking_off());
         let opened = conversation.ends_open() && reasoning.is_some_and(|format| format.opened_by(prompt));
         let tools = conversation.tools.as_ref().zip(formats.tools);
-        let tools = tools.map(|(tools, format)| (format, std::sync::Arc::clone(&tools.known)));
+        let tools = tools.map(|(tools, format)| {
+            let forced = tools.choice != ToolChoice::Auto;
+            (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known))
+        });
         let one_call = conversation.tools.as_ref().is_some_and(|tools| !tools.parallel);
         Self { spec: Spec { reasoning, opened, tools }, include_reasoning, one_call }
     }

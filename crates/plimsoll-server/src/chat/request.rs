@@ -1,5 +1,6 @@
 //! The body of a chat request, field by field.
 
+use super::forced::grammar_of;
 use super::messages::Conversation;
 use super::reading::Rules;
 use crate::app::App;
@@ -28,10 +29,12 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
     let why = "this server serves text with the served model's own means";
     fields.never(&["audio", "prediction", "web_search_options", "mm_processor_kwargs", "media_io_kwargs"], why)?;
     let include_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
+    let budget = fields.take::<u32>("thinking_token_budget")?;
     fields.finish()?;
     let text = conversation.render(app)?;
     let ids = app.encode("messages", &text, add_special)?;
     let rules = Rules::new(app, &conversation, &text, include_reasoning);
+    let grammar = grammar_of(app, conversation.tools.as_ref(), &rules, common.form.as_ref(), budget)?;
     let draft = Draft {
         prompts: vec![Prompt { ids, echo: None }],
         logprobs,
@@ -39,6 +42,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         default_max_tokens: app.served.default_max_tokens,
         prompt_param: "messages",
         kept_special_ids: rules.kept_special_ids(app),
+        grammar,
         reading_bytes: rules.reading_bytes(),
         common,
     };

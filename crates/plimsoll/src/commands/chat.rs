@@ -73,6 +73,7 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         prompt_logprobs: None,
         skip_special_tokens: true,
         kept_special_ids: Vec::new(),
+        grammar: None,
         cache_salt: 0,
     };
     let mut reader = engine.submit(request).context("the engine refused the request")?;
