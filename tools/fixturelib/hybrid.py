@@ -243,9 +243,9 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     finish(name, folder, loaded, head, tokenizer, seed)
 
 
-def finish(name: str, folder, main, head: MtpHead | None, tokenizer, seed: int) -> None:
+def finish(name: str, folder, main, head: MtpHead | None, tokenizer, seed: int, lengths=LENGTHS) -> None:
     """Writes reference.json, the head's part included, and says how it went."""
-    made = reference.make(main, tokenizer, name, seed, lengths=LENGTHS)
+    made = reference.make(main, tokenizer, name, seed, lengths=lengths)
     if head is not None:
         made["mtp"] = []
         for length in (8, 70):

@@ -35,8 +35,9 @@ TINY = {
     "tie_word_embeddings": True,
 }
 # Three value heads a key head: an order that is its own inverse would hide mistakes.
-UNTIED = {"linear_num_value_heads": 6, "tie_word_embeddings": False}
-MOE35 = {**hybrid.MODELS["qwen3.5-moe"], **SMALL}
+THREE = {"linear_num_value_heads": 6}
+MOE35 = {**hybrid.MODELS["qwen3.5-moe"], **SMALL, "num_attention_heads": 2, "num_key_value_heads": 1}
+LENGTHS = (1, 63, 65, 130)
 
 # name → config of the model
 FORMS: dict[str, dict] = {
@@ -46,10 +47,12 @@ FORMS: dict[str, dict] = {
         if k not in ("layer_types", "full_attention_interval")
     },
     "gguf-qwen3next-q8_0": {
-        k: v for k, v in {**hybrid.MODELS["qwen3-next"], **TINY, **UNTIED}.items()
+        k: v for k, v in {
+            **hybrid.MODELS["qwen3-next"], **TINY, "head_dim": 16, "tie_word_embeddings": False,
+        }.items()
         if k != "layer_types"
     },
-    "gguf-qwen35moe-q8_0": {**MOE35, **TINY, **UNTIED},
+    "gguf-qwen35moe-q8_0": {**MOE35, **TINY, **THREE},
 }
 BITS, GROUP = 4, 32
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
@@ -137,7 +140,7 @@ def make_mlx(name: str, folder, raw: dict, tensors: dict, tokenizer, seed: int) 
     checkpoint.write_side_files(folder, config, "bfloat16", tokenizer)
     checkpoint.write_tensors(folder, dict(sorted(stored.items())))
     main, head = load(raw, exact)
-    hybrid.finish(name, folder, main, head, tokenizer, seed)
+    hybrid.finish(name, folder, main, head, tokenizer, seed, LENGTHS)
 
 
 NAMES = {
@@ -296,7 +299,7 @@ def make_gguf(name: str, folder, raw: dict, tensors: dict, tokenizer, seed: int)
     writer.write_tensors_to_file()
     writer.close()
     main, head = load(raw, exact)
-    hybrid.finish(name, folder, main, head, tokenizer, seed)
+    hybrid.finish(name, folder, main, head, tokenizer, seed, LENGTHS)
 
 
 @torch.no_grad()

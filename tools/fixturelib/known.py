@@ -34,7 +34,7 @@ RAW = {
     "full_attention_interval": 2,
     "head_dim": 16,
     "hidden_size": 32,
-    "intermediate_size": 32,
+    "intermediate_size": 16,
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,

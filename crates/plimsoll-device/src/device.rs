@@ -28,6 +28,12 @@ impl Buf {
         Buf { rows: elements / cols, cols, ..self }
     }
 
+    /// Its first rows.
+    pub fn first(self, rows: usize) -> Buf {
+        assert!(rows <= self.rows, "{rows} of {} rows", self.rows);
+        Buf { rows, ..self }
+    }
+
     /// Bytes of the matrix.
     pub(crate) fn bytes(self) -> usize {
         self.rows * self.cols * size_of::<f32>()
@@ -47,6 +53,9 @@ pub enum DeviceError {
     /// A step produced logits that are not numbers: the weights are broken.
     #[error("the model's logits are not finite numbers: the weights are damaged")]
     NotFinite,
+    /// A draft was asked for from a model without a draft head, or before any step.
+    #[error("there is no draft head to guess with, or no step to go on from")]
+    NoDraft,
     /// A test asked for this failure.
     #[error("injected fault: {0}")]
     Injected(&'static str),

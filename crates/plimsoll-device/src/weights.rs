@@ -197,6 +197,19 @@ impl WeightTable {
         &self.vectors[id.0]
     }
 
+    /// Bytes that the table itself takes in the host's heap, estimated from above: a model of many experts has tens of
+    /// thousands of entries.
+    pub fn host_bytes(&self) -> usize {
+        let linear = |linear: &LinearDecl| size_of::<LinearDecl>() + size_of_val(&*linear.rows) + linear.name.len();
+        let values = |vector: &VectorDecl| match &vector.source {
+            VectorSource::Values(values) => size_of_val(values.as_slice()),
+            VectorSource::Tensor { name, .. } => name.len(),
+        };
+        let vector = |vector: &VectorDecl| size_of::<VectorDecl>() + values(vector);
+        // Vectors grow by doubling, and a model keeps the ids of its experts.
+        2 * (self.linears.iter().map(linear).sum::<usize>() + self.vectors.iter().map(vector).sum::<usize>())
+    }
+
     fn place(&mut self, bytes: usize) -> usize {
         let offset = self.bytes;
         self.bytes = (offset + bytes).next_multiple_of(ALIGN);

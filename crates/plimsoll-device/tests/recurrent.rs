@@ -27,6 +27,8 @@ fn model() -> (WeightTable, [GatedDelta; LAYERS]) {
         value_dim,
         conv: values(channels * taps),
         taps,
+        // One layer of either order of heads.
+        tiled: layer == 1,
         a_log: values(value_heads),
         dt_bias: values(value_heads),
     });
@@ -178,6 +180,26 @@ fn a_state_may_be_read_by_many() {
     let outputs = step(&mut device, &specs, &[part(3, 0), part(7, 1), part(1, 2)]);
     for outputs in outputs {
         assert!(outputs == expected[9..][..outputs.len()]);
+    }
+}
+
+#[test]
+fn value_heads_are_served_by_their_key_heads() {
+    let (mut device, specs) = new_device(1, 2, Isa::detect());
+    let all = inputs(&specs[0], 4);
+    let part = |rows| Part { rows, state: None, out: vec![0] };
+    let expected = step(&mut device, &specs, &[part(&all[..1])]).remove(0).remove(0);
+    let (width, dim) = (specs[0].value_heads * specs[0].value_dim, specs[0].key_dim);
+    // Another key of head 1, in both layers: exactly the value heads that it serves notice.
+    let mut changed = all[..1].to_vec();
+    changed[0][0][(specs[0].key_heads + 1) * dim] += 0.5;
+    let outputs = step(&mut device, &specs, &[part(&changed)]).remove(0).remove(0);
+    for (layer, served) in [[3, 4, 5], [1, 3, 5]].into_iter().enumerate() {
+        for head in 0..specs[0].value_heads {
+            let columns = layer * width + head * specs[0].value_dim..;
+            let same = outputs[columns.clone()][..40] == expected[columns][..40];
+            assert_eq!(same, !served.contains(&head), "layer {layer} head {head}");
+        }
     }
 }
 

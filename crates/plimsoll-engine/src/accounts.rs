@@ -5,15 +5,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use plimsoll_device::SeqSpan;
+use plimsoll_device::WeightTable;
 use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_memory::{Component, Ledger, heap};
 
-use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex};
+use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::delivery::Delivery;
 use crate::handle::Arrival;
 use crate::sampling::Sampler;
 use crate::scheduler::{Seq, Share, StepLimits};
+use crate::step::{DraftRows, StepBuffers};
 
 /// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by
 /// doubling, an index at most half full, and a table of two merges a token at most seven eighths full. Measured: 66
@@ -24,8 +25,15 @@ const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
 /// A measured tokenizer is planned in whole steps of this.
 const TOKENIZER_STEP_BYTES: u64 = 32 << 10;
 
-/// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles, the checkpoint's names.
-const ENGINE_FIXED_BYTES: usize = 32 << 10;
+/// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles.
+const ENGINE_FIXED_BYTES: u64 = 16 << 10;
+/// A weight's record and name, and its place in the model.
+const WEIGHT_RECORD_BYTES: u64 = 192;
+
+/// What does not depend on requests: the engine's own, and the table of its weights.
+pub(crate) fn engine_bytes(weights: &WeightTable) -> u64 {
+    ENGINE_FIXED_BYTES + WEIGHT_RECORD_BYTES * (weights.linears.len() + weights.vectors.len()) as u64
+}
 
 /// Tokenizer and chat template: the measurement if there is one (in whole steps, so that it is the same on every run), else
 /// the formula.
@@ -48,26 +56,32 @@ pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize)
     let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
     // A preempted sequence returns to the queue, so the queue can hold everybody.
     let lists = (places + step.running) * size_of::<Seq<Delivery>>() + 2 * step.running * size_of::<Share>();
-    let buffers =
-        2 * step.rows * size_of::<u32>() + step.running * size_of::<SeqSpan>() + step.logit_rows * size_of::<u32>();
     // Sequences may share pages, and each names all of its own.
-    let page_ids = step.running * context.div_ceil(PAGE_TOKENS) * size_of::<u32>();
-    (ENGINE_FIXED_BYTES + arrivals + lists + buffers + page_ids) as u64
+    let buffers = StepBuffers::bytes_for(step, step.running * context.div_ceil(PAGE_TOKENS));
+    // Rows that count, passes of the draft head, and whom they are for.
+    let drafting = step.running * (size_of::<DraftRows>() + 3 * size_of::<usize>());
+    (arrivals + lists + buffers + drafting) as u64
 }
 
-/// Page table and prefix index for a pool of `pages` pages, and the ids of pages on their way back to the system, exactly.
-pub(crate) fn index_bytes(pages: usize, prefix_cache: bool) -> u64 {
+/// Page table and prefix index for a pool of `pages` pages, the table of state slots for a model that has `slots`, and the ids of
+/// pages on their way back to the system, exactly.
+pub(crate) fn index_bytes(pages: usize, slots: Option<usize>, prefix_cache: bool) -> u64 {
     if pages == 0 {
         return 0;
     }
     let index = if prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
-    (PagePool::bytes_for(pages) + index + pages * size_of::<u32>()) as u64
+    let states = slots.map_or(0, |slots| StatePool::bytes_for(slots, pages));
+    (PagePool::bytes_for(pages) + index + states + pages * size_of::<u32>() + INDEX_CHUNKS_BYTES) as u64
 }
+
+/// What the allocator adds to the four blocks of page table and index.
+const INDEX_CHUNKS_BYTES: usize = 4 * 24;
 
 /// The most that [`index_bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
 /// any page can in the mean.
 pub(crate) fn index_bytes_per_token() -> u64 {
-    let page = PagePool::bytes_for(1) + PrefixIndex::bytes_for(1) + size_of::<u32>();
+    let tables = PagePool::bytes_for(1) + PrefixIndex::bytes_for(1) + StatePool::bytes_for(0, 1);
+    let page = tables + size_of::<u32>() + INDEX_CHUNKS_BYTES;
     page.div_ceil(PAGE_TOKENS) as u64
 }
 
@@ -105,7 +119,13 @@ impl Accounts {
         }
         heap::trim();
         let resident = OwnProcess::read(&Root::system()).leak_gauge();
-        let regions = [Component::Weights, Component::KvPages, Component::StepWorkspace, Component::Canary];
+        let regions = [
+            Component::Weights,
+            Component::KvPages,
+            Component::StateSlots,
+            Component::StepWorkspace,
+            Component::Canary,
+        ];
         let mapped: u64 = regions.iter().map(|component| ledger.row(*component).committed).sum();
         self.baseline.store(resident.saturating_sub(mapped + heap::in_use()), Relaxed);
     }
@@ -118,7 +138,7 @@ mod tests {
     #[test]
     fn no_pool_costs_more_a_token_than_the_bound() {
         for pages in (1..3000).chain([4095, 4096, 4097, 65_535, 65_536, 65_537]) {
-            let bytes = index_bytes(pages, true);
+            let bytes = index_bytes(pages, Some(0), true);
             let bound = index_bytes_per_token() * (pages * PAGE_TOKENS) as u64;
             assert!(bytes <= bound, "{pages} pages take {bytes} bytes, the bound is {bound}");
         }

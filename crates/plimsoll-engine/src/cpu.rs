@@ -2,22 +2,77 @@
 
 use std::sync::Arc;
 
-use plimsoll_device::{Buf, CpuDevice, DeviceError, StepInput};
-use plimsoll_models::Model;
+use plimsoll_device::{Buf, CpuDevice, Device, DeviceError, Mark, StepInput};
+use plimsoll_models::{Model, Output};
 
 use crate::runner::Runner;
+
+/// The passes of one step over one workspace: the model's, then its draft head's. The planner runs these very lines.
+#[derive(Debug, Default)]
+pub(crate) struct Passes {
+    output: Option<Output>,
+    /// Hidden states of the last draft pass's wanted rows, and where the workspace stood when they had been set aside.
+    carry: Option<(Buf, Mark)>,
+}
+
+impl Passes {
+    /// The model's own pass, the first of a step.
+    pub fn forward(
+        &mut self,
+        model: &dyn Model,
+        device: &mut dyn Device,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        *self = Self::default();
+        self.output = Some(model.forward(device, step)?);
+        Ok(())
+    }
+
+    /// A pass of the draft head.
+    pub fn draft(
+        &mut self,
+        model: &dyn Model,
+        device: &mut dyn Device,
+        from: &[u32],
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let (Some(drafter), Some(last)) = (model.drafter(), self.output.take()) else {
+            return Err(DeviceError::NoDraft);
+        };
+        let wanted = step.logit_rows;
+        let (hidden, carry, mark) = match self.carry {
+            // What the pass before left is not needed any more, except for what was set aside.
+            Some((carry, mark)) => {
+                device.release(mark);
+                (carry, carry, mark)
+            }
+            None => {
+                let carry = device.temp(wanted.len(), last.hidden.cols)?;
+                (last.hidden, carry, device.mark())
+            }
+        };
+        let output = drafter.draft(device, hidden, from, step)?;
+        let carry = carry.first(wanted.len());
+        if !wanted.is_empty() {
+            device.gather(carry, output.hidden, wanted);
+        }
+        self.carry = Some((carry, mark));
+        self.output = Some(output);
+        Ok(())
+    }
+}
 
 /// A model on the CPU.
 pub struct CpuRunner {
     model: Arc<dyn Model>,
     device: CpuDevice,
-    logits: Option<Buf>,
+    passes: Passes,
 }
 
 impl CpuRunner {
     /// A runner over a built device.
     pub fn new(model: Arc<dyn Model>, device: CpuDevice) -> Self {
-        Self { model, device, logits: None }
+        Self { model, device, passes: Passes::default() }
     }
 
     /// The device, to look at or to take apart.
@@ -34,9 +89,11 @@ impl CpuRunner {
 impl Runner for CpuRunner {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
         self.device.begin_step();
-        self.logits = None;
-        self.logits = Some(self.model.forward(&mut self.device, step)?.logits);
-        Ok(())
+        self.passes.forward(&*self.model, &mut self.device, step)
+    }
+
+    fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.passes.draft(&*self.model, &mut self.device, from, step)
     }
 
     fn decommit(&mut self, pages: &[u32]) {
@@ -47,7 +104,7 @@ impl Runner for CpuRunner {
     }
 
     fn logits(&mut self, row: usize) -> &mut [f32] {
-        let logits = self.logits.expect("a step was run");
+        let logits = self.passes.output.expect("a step was run").logits;
         self.device.row_mut(logits, row)
     }
 }

@@ -15,6 +15,7 @@ use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::request::Request;
 use crate::room::{Failure, Room};
 use crate::sampling::TokenCounts;
+use crate::speculation::Drafting;
 
 /// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
 pub(crate) struct Delivery {
@@ -28,6 +29,7 @@ pub(crate) struct Delivery {
     arrived: Instant,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
+    drafting: Drafting,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     /// Output tokens delivered.
@@ -36,16 +38,14 @@ pub(crate) struct Delivery {
     text_len: u32,
     /// Reused between tokens.
     piece: String,
-    /// Reserved for when nothing else can be.
-    last_words: String,
     finished: bool,
     failed: bool,
 }
 
 impl Delivery {
-    /// Takes over what an arrival brought, all but its prompt and its pages' room.
-    pub fn new(mut request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room) -> Self {
-        let Room { counts, stops, constraint, piece, last_words, .. } = room;
+    /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: there is a draft head.
+    pub fn new(mut request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room, drafts: bool) -> Self {
+        let Room { counts, stops, constraint, piece, .. } = room;
         Self {
             counts,
             constraint,
@@ -54,13 +54,13 @@ impl Delivery {
             arrived,
             scheduled: None,
             last_token: None,
+            drafting: Drafting::new(drafts && request.speculate),
             detokenizer: Detokenizer::continuing(request.skip_special_tokens)
                 .keeping(std::mem::take(&mut request.kept_special_ids)),
             stops,
             generated: 0,
             text_len: 0,
             piece,
-            last_words,
             finished: false,
             failed: false,
             request,
@@ -90,6 +90,16 @@ impl Delivery {
             metrics.cached_tokens.inc_by(cached_tokens as u64);
             self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
         }
+    }
+
+    /// Whether it is to be drafted for after its `tokens`-th token.
+    pub fn drafts(&self, tokens: usize) -> bool {
+        self.drafting.wants(tokens)
+    }
+
+    /// Its drafts, for counting and judging them.
+    pub fn drafting(&mut self) -> &mut Drafting {
+        &mut self.drafting
     }
 
     /// Reports a prompt token's log-probability.
@@ -130,12 +140,14 @@ impl Delivery {
             self.text_len += self.piece.len() as u32;
         }
         let out = TokenOut { id, text_offset, logprobs };
+        let Drafting { drafted, accepted, .. } = self.drafting;
         let last = self.generated >= self.request.max_tokens;
         let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
         let text_bytes = stops.appended_max(piece.len() + char::REPLACEMENT_CHARACTER.len_utf8());
         let (request, finished) = (&mut self.request, &mut self.finished);
         let written = self.outbox.try_push(text_bytes, |delta| {
             delta.tokens.push(out);
+            (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted);
             let stopped = may_stop && stops.push(piece, &mut delta.text);
             if !may_stop {
                 delta.text.push_str(piece);
@@ -168,13 +180,12 @@ impl Delivery {
 
     /// Ends the request with an error.
     pub fn fail(&mut self, failure: impl Into<Failure>) {
-        let words = match failure.into() {
-            Failure::Words(words) => words,
-            Failure::Memory => std::mem::take(&mut self.last_words),
-        };
         self.finished = true;
         self.failed = true;
-        self.outbox.push(|delta| delta.error = Some(words));
+        match failure.into() {
+            Failure::Words(words) => self.outbox.push(|delta| delta.error = Some(words)),
+            Failure::Memory => self.outbox.last_words(NO_MEMORY),
+        }
     }
 
     fn note_time(&mut self, metrics: &Metrics) {
@@ -186,6 +197,8 @@ impl Delivery {
         self.last_token = Some(now);
     }
 }
+
+const NO_MEMORY: &str = "memory ran short on this machine; the request could not go on";
 
 /// What the engine needs of a tokenizer, shared with the server.
 pub type SharedTokenizer = Arc<Tokenizer>;

@@ -19,8 +19,17 @@ use crate::report::LedgerReport;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Calm readings before one rung is given up: three seconds.
 const CALM_READINGS: u32 = 6;
-/// The least room that a healthy machine keeps free for a process whose plan is all touched.
-const RESERVE_BYTES: u64 = 32 << 20;
+/// The least room that a healthy machine keeps free for a process whose plan is all touched. Less than 3 % of any plan worth
+/// the name: a limit that close around the plan is nothing to give way to.
+const RESERVE_BYTES: u64 = 8 << 20;
+/// Room beyond a rung's threshold that is asked for before the rung is given up; a quarter of the threshold where that is
+/// less. More could not be had where the limit lies just above the plan, and the ladder would never be climbed down.
+const MARGIN_BYTES: u64 = 4 << 20;
+
+/// The heap may keep this much of what was freed before it is told to hand it back.
+const KEPT_BYTES: u64 = 1 << 20;
+/// Readings between two such orders: five seconds.
+const TRIM_READINGS: u32 = 10;
 
 /// How far up the ladder. The order is the order of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +42,8 @@ pub enum Rung {
     EvictPrefix,
     /// Prefill chunks are small.
     SmallChunks,
+    /// Nobody drafts: steps are small, and draft passes take no time.
+    SpeculationOff,
     /// New requests are told 503.
     StopAdmitting,
     /// The newest running request goes back to the queue, one a reading.
@@ -43,8 +54,8 @@ pub enum Rung {
 
 impl Rung {
     /// Every rung but the first, from the cheapest to the dearest.
-    pub const LADDER: [Rung; 5] =
-        [Rung::EvictPrefix, Rung::SmallChunks, Rung::StopAdmitting, Rung::Preempt, Rung::Fail];
+    pub const LADDER: [Rung; 6] =
+        [Rung::EvictPrefix, Rung::SmallChunks, Rung::SpeculationOff, Rung::StopAdmitting, Rung::Preempt, Rung::Fail];
 
     /// The name in metrics.
     pub fn name(self) -> &'static str {
@@ -52,6 +63,7 @@ impl Rung {
             Rung::Calm => "calm",
             Rung::EvictPrefix => "evict_prefix",
             Rung::SmallChunks => "small_chunks",
+            Rung::SpeculationOff => "speculation_off",
             Rung::StopAdmitting => "stop_admitting",
             Rung::Preempt => "preempt",
             Rung::Fail => "fail",
@@ -77,16 +89,21 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The rung that this reading alone calls for, with thresholds `slack` times as strict.
-    fn calls_for(&self, slack: u64) -> Rung {
+    /// The rung that this reading alone calls for. Who wants to come down asks more `strictly`.
+    fn calls_for(&self, strictly: bool) -> Rung {
         // What is free must cover what is still to come; each halving of that is one rung.
-        let due = self.untouched.max(RESERVE_BYTES).saturating_mul(slack);
-        let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < due >> level).count();
-        let slack = slack as f32;
+        let due = self.untouched.max(RESERVE_BYTES);
+        let threshold = |level: usize| {
+            let bytes = due >> level;
+            if strictly { bytes.saturating_add(MARGIN_BYTES.min(bytes / 4)) } else { bytes }
+        };
+        let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < threshold(*level)).count();
+        let slack = if strictly { 2.0 } else { 1.0 };
         let by_stalls = match (self.some_avg10 * slack, self.full_avg10 * slack) {
-            (_, full) if full >= 60.0 => 5,
-            (_, full) if full >= 40.0 => 4,
-            (_, full) if full >= 20.0 => 3,
+            (_, full) if full >= 60.0 => 6,
+            (_, full) if full >= 40.0 => 5,
+            (_, full) if full >= 20.0 => 4,
+            (some, _) if some >= 60.0 => 3,
             (some, _) if some >= 40.0 => 2,
             (some, _) if some >= 20.0 => 1,
             _ => 0,
@@ -103,12 +120,17 @@ pub struct Governor {
 }
 
 impl Governor {
+    /// The rung it stands on.
+    pub fn rung(&self) -> Rung {
+        self.rung
+    }
+
     /// Takes one reading in. Returns the rung to stand on until the next.
     pub fn observe(&mut self, reading: &Reading) -> Rung {
         let level = self.rung as usize;
-        if reading.calls_for(1) > self.rung {
+        if reading.calls_for(false) > self.rung {
             (self.rung, self.calm) = (Rung::at(level + 1), 0);
-        } else if level > 0 && reading.calls_for(2) < self.rung {
+        } else if level > 0 && reading.calls_for(true) < self.rung {
             self.calm += 1;
             if self.calm >= CALM_READINGS {
                 (self.rung, self.calm) = (Rung::at(level - 1), 0);
@@ -161,25 +183,26 @@ impl Gauge {
 
 /// Starts the thread that takes readings, trims the heap when asked and watches the engine's progress, until the engine has
 /// stopped or nobody holds it any more. About every `log_every` steps it logs the ledger; never for 0.
+///
+/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the ledger cannot account for is freed
+/// memory that the heap keeps; it is handed back when it becomes much.
 pub(crate) fn watch(
     shared: &Arc<Shared>,
     epoch: Instant,
     root: Root,
-    limits: HostLimits,
+    mut limits: HostLimits,
     log_every: u64,
 ) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     let body = move || {
-        let mut logged = 0;
+        let (mut since_trim, mut logged) = (0, 0);
         while let Some(shared) = Weak::upgrade(&shared) {
             if shared.stopped.load(Relaxed) {
                 break;
             }
             shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
-            if shared.trim.swap(false, Relaxed) {
-                heap::trim();
-            }
             shared.observe_accounts();
+            limits = limits.again(&root);
             let now = HostNow::read(&root, &limits);
             shared.gauge.set(Reading {
                 available: now.available,
@@ -187,6 +210,13 @@ pub(crate) fn watch(
                 some_avg10: now.psi.map_or(0.0, |psi| psi.some_avg10),
                 full_avg10: now.psi.map_or(0.0, |psi| psi.full_avg10),
             });
+            since_trim += 1;
+            let kept = now.own.leak_gauge().saturating_sub(shared.ledger.committed_total());
+            let much = kept > KEPT_BYTES && since_trim >= TRIM_READINGS;
+            if shared.trim.swap(false, Relaxed) || much {
+                heap::trim();
+                since_trim = 0;
+            }
             let steps = shared.status.steps.load(Relaxed);
             if log_every > 0 && steps - logged >= log_every {
                 logged = steps;
@@ -229,23 +259,36 @@ mod tests {
         assert_eq!(rungs, [Rung::EvictPrefix, Rung::SmallChunks, Rung::SmallChunks, Rung::SmallChunks]);
         let worse = reading(1, 100);
         let rungs: Vec<Rung> = (0..4).map(|_| governor.observe(&worse)).collect();
-        assert_eq!(rungs, [Rung::StopAdmitting, Rung::Preempt, Rung::Fail, Rung::Fail]);
+        assert_eq!(rungs, [Rung::SpeculationOff, Rung::StopAdmitting, Rung::Preempt, Rung::Fail]);
     }
 
     #[test]
     fn it_climbs_back_slowly_and_does_not_flutter() {
         let mut governor = Governor::default();
-        for _ in 0..5 {
+        for _ in Rung::LADDER {
             governor.observe(&reading(0, 100));
         }
         assert_eq!(governor.rung, Rung::Fail);
         let calm = reading(1000, 100);
         let steps = (1..100).find(|_| governor.observe(&calm) == Rung::Calm).unwrap();
-        assert_eq!(steps, 5 * CALM_READINGS);
+        assert_eq!(steps, 6 * CALM_READINGS);
         // Just above a threshold it stays where it is, however long.
         let mut governor = Governor::default();
         assert_eq!(governor.observe(&reading(99, 100)), Rung::EvictPrefix);
-        assert!((0..100).all(|_| governor.observe(&reading(120, 100)) == Rung::EvictPrefix));
+        assert!((0..100).all(|_| governor.observe(&reading(103, 100)) == Rung::EvictPrefix));
+    }
+
+    #[test]
+    fn in_a_limit_three_percent_above_the_plan_it_comes_back_to_calm() {
+        // Seen in a cgroup: 398 MiB planned, 233 of them untouched, 12 MiB of limit beyond the plan.
+        let mut governor = Governor::default();
+        for _ in 0..4 {
+            governor.observe(&reading(20, 233));
+        }
+        assert_eq!(governor.rung, Rung::Preempt);
+        assert!((0..100).any(|_| governor.observe(&reading(244, 233)) == Rung::Calm), "{:?}", governor.rung);
+        // All of it touched: what is left is the 3 %, and that is no shortage.
+        assert_eq!(governor.observe(&reading(11, 0)), Rung::Calm);
     }
 
     #[test]
@@ -256,16 +299,16 @@ mod tests {
             for _ in 1..CALM_READINGS {
                 governor.observe(&reading(1000, 100));
             }
-            assert_eq!(governor.observe(&reading(150, 100)), Rung::EvictPrefix);
+            assert_eq!(governor.observe(&reading(102, 100)), Rung::EvictPrefix);
         }
     }
 
     #[test]
     fn stalls_count_even_when_there_seems_to_be_room() {
         let stalled = |some, full| Reading { some_avg10: some, full_avg10: full, ..reading(1000, 0) };
-        assert_eq!(stalled(5.0, 0.0).calls_for(1), Rung::Calm);
-        assert_eq!(stalled(25.0, 0.0).calls_for(1), Rung::EvictPrefix);
-        assert_eq!(stalled(90.0, 21.0).calls_for(1), Rung::StopAdmitting);
-        assert_eq!(stalled(100.0, 90.0).calls_for(1), Rung::Fail);
+        assert_eq!(stalled(5.0, 0.0).calls_for(false), Rung::Calm);
+        assert_eq!(stalled(25.0, 0.0).calls_for(false), Rung::EvictPrefix);
+        assert_eq!(stalled(90.0, 21.0).calls_for(false), Rung::StopAdmitting);
+        assert_eq!(stalled(100.0, 90.0).calls_for(false), Rung::Fail);
     }
 }

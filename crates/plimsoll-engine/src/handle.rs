@@ -113,6 +113,12 @@ pub struct Status {
     pub pages_total: AtomicU64,
     /// Pages held by the prefix index alone.
     pub pages_cached: AtomicU64,
+    /// State slots in use: by sequences, or kept as checkpoints.
+    pub slots_used: AtomicU64,
+    /// State slots of the pool; 0 for models without recurrent state.
+    pub slots_total: AtomicU64,
+    /// State slots kept as checkpoints.
+    pub slots_kept: AtomicU64,
     /// Steps taken since start.
     pub steps: AtomicU64,
     /// Looks around since start, those of an idle engine included.
@@ -183,15 +189,13 @@ impl EngineHandle {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
         let (place, bytes) = self.reserve(&request)?;
-        request.prompt.shrink_to_fit();
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| unavailable(&message))?;
-        let Some(mut room) = Room::reserve(&mut request) else {
+        let room = Room::reserve(&mut request).map(|room| Room { constraint, ..room });
+        let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };
-        room.constraint = constraint;
-        let (outbox, reader) = outbox(bytes, &request);
         let arrival = Arrival { request, outbox, arrived: Instant::now(), place, room };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),

@@ -1,56 +1,22 @@
-//! Pages of one sequence, owned: whatever way a sequence ends, its pages go back.
+//! What one sequence holds of the cache, owned: whatever way a sequence ends, its pages and state slots go back.
 //!
-//! The pool and the prefix index live on the engine thread, behind one shared cell, so that a lease can give its pages
-//! back in `Drop` without anybody's help.
+//! Pool, prefix index and state slots live on the engine thread, behind one shared cell, so that a lease can give back
+//! in `Drop` without anybody's help.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::cache::{PAGE_TOKENS, PageId, PagePool, PrefixIndex};
+use arrayvec::ArrayVec;
+use plimsoll_device::NO_STATE;
 
-/// The page pool and the index over it.
-#[derive(Debug)]
-pub struct KvCache {
-    /// Every page of the generation.
-    pub pool: PagePool,
-    /// Which prefixes they hold; none when prefix caching is off.
-    pub index: Option<PrefixIndex>,
-}
+use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, Purpose, SlotId};
+use crate::options::Options;
 
-impl KvCache {
-    /// One more page: a free one, or one the index gives up. None when every page is held by a sequence.
-    fn take(&mut self) -> Option<PageId> {
-        if self.pool.free() == 0 {
-            self.index.as_mut()?.evict(1, &mut self.pool);
-        }
-        self.pool.alloc()
-    }
-}
+/// Checkpoints that one sequence may ask for: the end of its input, where it leaves known ground, where a follower does.
+pub const WISHES_MAX: usize = 3;
 
-impl KvCache {
-    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order.
-    pub fn evict_idle(&mut self, pages: &mut Vec<u32>) {
-        pages.clear();
-        if let Some(index) = &mut self.index {
-            index.evict_with(usize::MAX, &mut self.pool, |page| pages.push(page.0));
-        }
-        pages.sort_unstable();
-    }
-
-    /// After a panic, when nobody knows whether the tables are whole and no sequence is left: every page is free, every prefix
-    /// forgotten.
-    pub fn start_over(&mut self) {
-        self.pool.start_over();
-        if let Some(index) = &mut self.index {
-            index.start_over();
-        }
-    }
-
-    /// I4, when no sequence is left: every page is free, or held by the index alone.
-    pub fn assert_at_rest(&self) {
-        debug_assert_eq!(self.pool.used(), self.pool.idle(), "I4: pages without a holder");
-    }
-}
+/// Slots a sequence may own at once: one, and one for each draft.
+const RING_MAX: usize = 1 + Options::DRAFTS_MAX;
 
 /// The cache as sequences and scheduler share it.
 pub type SharedCache = Rc<RefCell<KvCache>>;
@@ -80,15 +46,18 @@ impl PageLease {
         &self.ids
     }
 
-    /// Takes the cached pages of `tokens`' longest known prefix. Returns the tokens they hold.
-    pub fn take_prefix(&mut self, salt: u64, tokens: &[u32]) -> usize {
-        debug_assert!(self.pages.is_empty(), "a prefix comes first");
-        let cache = &mut *self.cache.borrow_mut();
-        let Some(index) = &mut cache.index else { return 0 };
-        let found = index.lookup(salt, tokens, &mut cache.pool, &mut self.pages);
+    fn name(&mut self) {
         self.ids.clear();
         self.ids.extend(self.pages.iter().map(|page| page.0));
-        found.tokens
+    }
+
+    /// Takes the cached pages of `tokens`' longest usable prefix, and the state after it.
+    pub fn take_prefix(&mut self, salt: u64, tokens: &[u32], state: &mut StateLease) -> Match {
+        debug_assert!(self.pages.is_empty(), "a prefix comes first");
+        let (found, slot) = self.cache.borrow_mut().lookup(salt, tokens, &mut self.pages);
+        self.name();
+        state.source = slot.map_or(Source::Zeros, Source::Shared);
+        found
     }
 
     /// Grows to hold `positions`. False when the pool has no page left; what was taken stays.
@@ -107,6 +76,17 @@ impl PageLease {
         if let Some(index) = &mut cache.index {
             index.insert(salt, tokens, &self.pages, &mut cache.pool);
         }
+    }
+
+    /// The same for a model with recurrent state: for each checkpoint that the last step wrote.
+    pub fn publish_checkpoints(&mut self, salt: u64, tokens: &[u32], state: &mut StateLease, end_of_input: usize) {
+        for (position, slot) in state.written.drain(..) {
+            let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };
+            let cache = &mut *self.cache.borrow_mut();
+            cache.publish_state(salt, &tokens[..position], &mut self.pages, slot, purpose);
+            cache.states.as_mut().expect("it gave the slot").release(slot);
+        }
+        self.name();
     }
 
     /// Ends the lease and leaves what `tokens` computed to the index.
@@ -134,6 +114,157 @@ impl PageLease {
 }
 
 impl Drop for PageLease {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Where a sequence's recurrent state is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Nowhere: the sequence starts from zeros.
+    Zeros,
+    /// In this slot of its own ring.
+    Ring(usize),
+    /// In a checkpoint that it shares and does not write; held until another step has moved the state on.
+    Shared(SlotId),
+}
+
+/// The state slots of one sequence. A sequence that verifies drafts owns a ring of one slot more than it has drafts: a step writes
+/// the state after each row into the next one, and accepting rows is moving on by as many. Nothing is ever copied.
+#[derive(Debug)]
+pub struct StateLease {
+    cache: SharedCache,
+    ring: ArrayVec<SlotId, RING_MAX>,
+    /// Slots of the ring, once it is held; 0 for a model without state.
+    width: usize,
+    source: Source,
+    /// Slots that the next step writes as checkpoints, with their positions, ascending.
+    planned: ArrayVec<(usize, SlotId), WISHES_MAX>,
+    /// Those that the last step has written and nobody knows yet.
+    written: ArrayVec<(usize, SlotId), WISHES_MAX>,
+}
+
+impl StateLease {
+    /// No slots yet; `width` will be taken by [`Self::acquire`].
+    pub fn new(cache: &SharedCache, width: usize) -> Self {
+        debug_assert!(width <= RING_MAX);
+        Self {
+            cache: Rc::clone(cache),
+            ring: ArrayVec::new(),
+            width,
+            source: Source::Zeros,
+            planned: ArrayVec::new(),
+            written: ArrayVec::new(),
+        }
+    }
+
+    /// Whether the model has recurrent state.
+    pub fn needed(&self) -> bool {
+        self.width > 0
+    }
+
+    /// Takes the ring's slots; cold checkpoints give way. False, with nothing taken, when there are not enough.
+    pub fn acquire(&mut self) -> bool {
+        let cache = &mut *self.cache.borrow_mut();
+        if cache.states.as_ref().is_some_and(|states| states.available() < self.width - self.ring.len()) {
+            return false;
+        }
+        while self.ring.len() < self.width {
+            let Some(slot) = cache.take_slot() else { return false };
+            self.ring.push(slot);
+        }
+        true
+    }
+
+    /// The slot that the next step starts from.
+    pub fn source(&self) -> Option<u32> {
+        match self.source {
+            Source::Zeros => None,
+            Source::Ring(at) => Some(self.ring[at].0),
+            Source::Shared(slot) => Some(slot.0),
+        }
+    }
+
+    /// Plans a checkpoint of the state at `position` in the next step; false if every slot is held.
+    pub fn plan_checkpoint(&mut self, position: usize) -> bool {
+        let slot = self.cache.borrow_mut().take_checkpoint_slot();
+        slot.into_iter().for_each(|slot| self.planned.push((position, slot)));
+        slot.is_some()
+    }
+
+    /// The ring's place `rows` after the current one.
+    fn ahead(&self, rows: usize) -> usize {
+        let current = if let Source::Ring(at) = self.source { at } else { self.width - 1 };
+        (current + rows) % self.width
+    }
+
+    /// Names the slot that receives the state after each of the `rows` rows from `start` on. `each`: after every row, since
+    /// any of them may turn out to be the last that counts.
+    pub fn outputs(&self, start: usize, rows: usize, each: bool, out: &mut Vec<u32>) {
+        if self.width == 0 {
+            return;
+        }
+        let first = out.len();
+        for row in 1..=rows {
+            let slot = match each {
+                true => self.ring[self.ahead(row)].0,
+                false => NO_STATE,
+            };
+            out.push(slot);
+        }
+        if !each {
+            out[first + rows - 1] = self.ring[self.ahead(1)].0;
+        }
+        for (position, slot) in &self.planned {
+            out[first + position - 1 - start] = slot.0;
+        }
+    }
+
+    /// Moves on by `rows` rows from `start`, of those whose outputs were named.
+    pub fn advance(&mut self, start: usize, rows: usize, each: bool) {
+        if self.width == 0 {
+            return;
+        }
+        let next = match self.planned.last() {
+            Some((position, slot)) if *position == start + rows => {
+                self.cache.borrow_mut().states.as_mut().expect("it gave the slot").retain(*slot);
+                Source::Shared(*slot)
+            }
+            _ => Source::Ring(self.ahead(if each { rows } else { 1 })),
+        };
+        self.leave_source();
+        self.source = next;
+        debug_assert!(self.written.is_empty(), "published after every step");
+        self.written = self.planned.take();
+    }
+
+    fn leave_source(&mut self) {
+        if let (Source::Shared(slot), Some(states)) = (self.source, &mut self.cache.borrow_mut().states) {
+            states.release(slot);
+        }
+        self.source = Source::Zeros;
+    }
+
+    /// Lets go of every slot without giving it back: the pool starts over.
+    pub fn forget(&mut self) {
+        self.source = Source::Zeros;
+        self.ring.clear();
+        self.planned.clear();
+        self.written.clear();
+    }
+
+    /// Gives every slot back: the sequence starts over.
+    pub fn clear(&mut self) {
+        self.leave_source();
+        let cache = &mut *self.cache.borrow_mut();
+        let Some(states) = &mut cache.states else { return };
+        let checkpoints = self.planned.drain(..).chain(self.written.drain(..)).map(|(_, slot)| slot);
+        checkpoints.chain(self.ring.drain(..)).for_each(|slot| states.release(slot));
+    }
+}
+
+impl Drop for StateLease {
     fn drop(&mut self) {
         self.clear();
     }

@@ -25,6 +25,7 @@ pub mod sampling;
 pub mod scheduler;
 mod shadow;
 mod sizing;
+mod speculation;
 pub mod startup;
 mod step;
 mod stress;

@@ -2,7 +2,10 @@
 //!
 //! The metrics live here, where they are incremented; the server only encodes them.
 
+use std::sync::atomic::AtomicU64;
+
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
@@ -30,12 +33,12 @@ pub struct Metrics {
     /// Requests refused because memory was short on the machine.
     pub refused_memory: Counter,
     /// How often each rung of the governor's ladder was climbed, cheapest first.
-    pub rungs: [Counter; 5],
+    pub rungs: [Counter; 6],
     /// How often the canary was given up.
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
-    /// Steps that failed and were run again sequence by sequence.
+    /// Steps that failed; their sequences were run again one by one.
     pub failed_steps: Counter,
     /// Panics that were caught, in the engine or on a request's way to or from it.
     pub panics: Counter,
@@ -47,6 +50,20 @@ pub struct Metrics {
     pub trims: Counter,
     /// Pages evicted from the prefix index.
     pub evicted_pages: Counter,
+    /// Drafted tokens that were checked.
+    pub drafted_tokens: Counter,
+    /// Drafted tokens that were right.
+    pub accepted_tokens: Counter,
+    /// The latter over the former, since start.
+    pub acceptance_ratio: Gauge<f64, AtomicU64>,
+    /// State checkpoints written by prompts. Decoding writes none: nothing in the engine copies a state.
+    pub checkpoints_made: Counter,
+    /// State checkpoints given up because slots or pages ran out.
+    pub checkpoints_evicted: Counter,
+    /// State checkpoints given up because their conversation had gone on.
+    pub checkpoints_superseded: Counter,
+    /// State checkpoints not made because every slot was held.
+    pub checkpoints_missed: Counter,
     /// Seconds from arrival to the first scheduled step.
     pub queue_seconds: Histogram,
     /// Seconds from arrival to the first token.
@@ -83,6 +100,13 @@ impl Default for Metrics {
             stalls: Counter::default(),
             trims: Counter::default(),
             evicted_pages: Counter::default(),
+            drafted_tokens: Counter::default(),
+            accepted_tokens: Counter::default(),
+            acceptance_ratio: Gauge::default(),
+            checkpoints_made: Counter::default(),
+            checkpoints_evicted: Counter::default(),
+            checkpoints_superseded: Counter::default(),
+            checkpoints_missed: Counter::default(),
             queue_seconds: seconds(),
             ttft_seconds: seconds(),
             inter_token_seconds: seconds(),
@@ -119,12 +143,32 @@ impl Metrics {
         }
         counter("canary_released", "How often the canary was given up", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
-        counter("steps_failed", "Steps that failed and were run again sequence by sequence", &self.failed_steps);
+        counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
         counter("panics", "Panics that were caught", &self.panics);
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
         counter("engine_stalls", "Times the engine made no progress for too long", &self.stalls);
         counter("memory_trims", "Times free memory was given back to the system", &self.trims);
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);
+        counter("speculation_drafted_tokens", "Drafted tokens that were checked", &self.drafted_tokens);
+        counter("speculation_accepted_tokens", "Drafted tokens that were right", &self.accepted_tokens);
+        counter("state_checkpoints_made", "State checkpoints written by prompts", &self.checkpoints_made);
+        counter(
+            "state_checkpoints_evicted",
+            "State checkpoints given up because slots or pages ran out",
+            &self.checkpoints_evicted,
+        );
+        counter(
+            "state_checkpoints_superseded",
+            "State checkpoints given up because their conversation had gone on",
+            &self.checkpoints_superseded,
+        );
+        counter(
+            "state_checkpoints_missed",
+            "State checkpoints not made because every slot was held",
+            &self.checkpoints_missed,
+        );
+        let ratio = self.acceptance_ratio.clone();
+        registry.register("plimsoll_speculation_acceptance_ratio", "Accepted over drafted tokens since start", ratio);
         let mut histogram = |name: &str, help: &str, histogram: &Histogram| {
             registry.register(format!("plimsoll_{name}_seconds"), help, histogram.clone());
         };

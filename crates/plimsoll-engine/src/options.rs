@@ -37,6 +37,18 @@ pub struct Options {
     pub elastic: bool,
     /// How long the engine may make no progress before it is said and new requests are refused.
     pub stall_limit: std::time::Duration,
+    /// Load the checkpoint's multi-token-prediction head and let it draft.
+    pub enable_mtp: bool,
+    /// Tokens it drafts at once, 1 to [`Options::DRAFTS_MAX`].
+    pub mtp_num_draft_tokens: usize,
+    /// Take drafts as they are instead of checking them: faster, one state slot a sequence, other output.
+    pub mtp_optimistic: bool,
+    /// Pause drafting where it costs more than it wins.
+    pub mtp_adaptive: bool,
+    /// Share of the pools' room that recurrent state gets; absent: balanced with the page pool.
+    pub state_ratio: Option<Fraction>,
+    /// Slots for checkpoints of recurrent state, for each running request.
+    pub state_checkpoints: usize,
     /// Host bytes that requests may hold together.
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
@@ -66,10 +78,36 @@ impl Default for Options {
             prefix_cache: true,
             elastic: false,
             stall_limit: crate::watchdog::STALL_LIMIT,
+            enable_mtp: false,
+            mtp_num_draft_tokens: 1,
+            mtp_optimistic: false,
+            mtp_adaptive: true,
+            state_ratio: None,
+            state_checkpoints: 1,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
             log_ledger_every: 0,
             tokenizer_bytes: None,
         }
+    }
+}
+
+impl Options {
+    /// The most drafts at once.
+    pub const DRAFTS_MAX: usize = 8;
+
+    /// Drafts that a sequence may have at once; 0 without speculation.
+    pub fn drafts(&self) -> usize {
+        if self.enable_mtp { self.mtp_num_draft_tokens } else { 0 }
+    }
+
+    /// State slots that a running sequence owns, if the model has recurrent state: one, and one for each draft that is checked.
+    pub fn slots_per_sequence(&self) -> usize {
+        1 + if self.mtp_optimistic { 0 } else { self.drafts() }
+    }
+
+    /// State slots planned for each running request: its own, and those for checkpoints.
+    pub fn slots_per_request(&self) -> usize {
+        self.slots_per_sequence() + if self.prefix_cache { self.state_checkpoints } else { 0 }
     }
 }

@@ -61,6 +61,10 @@ pub struct Delta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens that came from the prefix cache; known once the first chunk was scheduled.
     pub cached_tokens: u32,
+    /// Drafts of the request that were checked so far.
+    pub drafted_tokens: u32,
+    /// Those of them that were right.
+    pub accepted_tokens: u32,
     /// Set in the last delta of a request that ended well.
     pub finish: Option<FinishReason>,
     /// The stop string or stop token that ended it, as text, when there was one.
@@ -140,6 +144,8 @@ pub struct Outbox {
     left: Left,
     /// Bytes that the engine holds for the request besides its output, for as long as this end lives.
     of_sequence: u64,
+    /// Room for words that are said when nothing can be asked for any more.
+    spare: String,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -158,8 +164,13 @@ pub struct Reader {
     taken: u64,
 }
 
-/// A connected pair over the bytes reserved for `request`.
-pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> (Outbox, Reader) {
+/// Bytes of the longest last words.
+const LAST_WORDS_BYTES: usize = 96;
+
+/// A connected pair over the bytes reserved for `request`; none without memory for it.
+pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, Reader)> {
+    let mut spare = String::new();
+    spare.try_reserve_exact(LAST_WORDS_BYTES).ok()?;
     let of_sequence = request.sequence_bytes();
     reserved.hold(0, of_sequence);
     let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
@@ -167,8 +178,8 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> (Outbox, Reader)
     let tokens = request.max_tokens as usize;
     let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
     let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
-    let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence };
-    (writer, Reader { shared, done: false, taken: 0 })
+    let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence, spare };
+    Some((writer, Reader { shared, done: false, taken: 0 }))
 }
 
 impl Outbox {
@@ -242,6 +253,16 @@ impl Outbox {
         grown
     }
 
+    /// Ends the request with an error without asking for memory. `words` are few.
+    pub fn last_words(&mut self, words: &str) {
+        debug_assert!(words.len() <= LAST_WORDS_BYTES);
+        let mut spare = std::mem::take(&mut self.spare);
+        self.push(|delta| {
+            spare.push_str(words);
+            delta.error = Some(spare);
+        });
+    }
+
     /// Whether the client has gone.
     pub fn reader_gone(&self) -> bool {
         self.shared.reader_gone.load(Ordering::Acquire)
@@ -252,7 +273,7 @@ impl Drop for Outbox {
     /// An outbox that goes without having finished ends its request with an error: a reader never waits for ever.
     fn drop(&mut self) {
         if !self.finished {
-            self.push(|delta| delta.error = Some("the engine stopped before the request was complete".into()));
+            self.last_words("the engine stopped before the request was complete");
         }
         self.shared.reserved.hold(self.of_sequence, 0);
     }
@@ -277,9 +298,9 @@ impl Reader {
         if pending.delta.is_empty() {
             return None;
         }
-        let kept = pending.delta.cached_tokens;
+        let Delta { cached_tokens, drafted_tokens, accepted_tokens, .. } = pending.delta;
         let Pending { delta, bytes, .. } = std::mem::take(&mut *pending);
-        pending.delta.cached_tokens = kept;
+        pending.delta = Delta { cached_tokens, drafted_tokens, accepted_tokens, ..Delta::default() };
         drop(pending);
         // The one before is done with.
         self.shared.reserved.hold(std::mem::replace(&mut self.taken, bytes), 0);

@@ -3,25 +3,29 @@
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
 use plimsoll_device::{
-    Declare, DeclareError, DeviceError, KvShape, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, WeightTable, Work,
+    Declare, DeclareError, DeviceError, KvShape, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput,
+    WeightTable, Work,
 };
 use plimsoll_formats::Checkpoint;
-use plimsoll_memory::sizing::Fraction;
+use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::accounts::{index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
+use crate::accounts::{engine_bytes, index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::cache::PagePool;
+use crate::cpu::Passes;
 use crate::options::Options;
 use crate::request::Limits;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
 use crate::sizing::Sizes;
+use crate::stress::Pools;
+use crate::worker::Speculation;
 
-/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB
-/// at ready and under a soak.
-const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
+/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute, what the allocator
+/// keeps of freed memory. Measured: 0.5 MiB at ready, 2.9 MiB with 64 requests running.
+const PROCESS_BASELINE_BYTES: u64 = 4 << 20;
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
 /// Given back on the first failed allocation, so that the failure can be handled at all.
@@ -30,6 +34,11 @@ const CANARY_BYTES: u64 = 16 << 20;
 const CASUAL_TOKENS: usize = 1024;
 /// See [`CASUAL_TOKENS`].
 const CASUAL_USERS: usize = 32;
+/// Tokens of keys and values that a request with recurrent state is taken to hold, which balances the two pools.
+const TYPICAL_TOKENS: usize = 4096;
+/// Operations that take as long as moving one byte, roughly: what a machine that computes 16 times as fast as it reads makes of a
+/// plan. Only the first guess at what drafts cost goes by it; then they are timed.
+const FLOPS_PER_BYTE: u64 = 16;
 
 /// The size-independent half: a model and what its weights take.
 pub struct Blueprint {
@@ -68,9 +77,10 @@ pub enum PlanError {
 /// Why it does not fit, in numbers.
 #[derive(Debug, Error)]
 #[error(
-    "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} short.\n{plan}\n\
-     largest component: {largest}. Try --batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or a budget of {}",
-    Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), batch_max_tokens / 2, tokens / 2, Bytes(*needed)
+    "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
+     largest component: {largest}. Try --batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or --memory-budget {needed}",
+    Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
+    batch_max_tokens / 2, tokens / 2
 )]
 pub struct Shortfall {
     /// Bytes needed.
@@ -110,12 +120,18 @@ pub struct EnginePlan {
     pub step: StepLimits,
     /// Pages of the pool.
     pub pages: usize,
+    /// State slots of the pool; 0 for models without recurrent state.
+    pub slots: usize,
     /// Shape of a page.
     pub kv: KvShape,
     /// Bytes of step workspace.
     pub workspace: usize,
     /// Work of the largest prefill step and of one decode step of a single sequence.
     pub work: [Work; 2],
+    /// Work of a step that checks the drafts of a single sequence, and of the draft passes after it, where there is a draft head.
+    pub draft_work: Option<[Work; 2]>,
+    /// How drafts are dealt with.
+    pub speculation: Speculation,
     /// What sizing goes by.
     pub(crate) sizing: Sizes,
     /// The line, or less where more could not be used.
@@ -133,16 +149,24 @@ pub struct EnginePlan {
 
 impl EnginePlan {
     /// Page table and prefix index for a pool of `pages` pages.
-    pub(crate) fn index_bytes(&self, pages: usize) -> u64 {
-        index_bytes(pages, self.prefix_cache)
+    pub(crate) fn index_bytes(&self, pages: usize, slots: usize) -> u64 {
+        index_bytes(pages, self.sizing.state.map(|_| slots), self.prefix_cache)
     }
 
-    /// The plan with the pool that start-up came to build.
-    pub(crate) fn resize(&mut self, pages: usize) {
-        let index = self.index_bytes(pages);
+    /// The plan with the pools that start-up came to build.
+    pub(crate) fn resize(&mut self, pages: usize, slots: usize) {
+        let index = self.index_bytes(pages, slots);
+        let (slot_bytes, slots_per_request) =
+            self.sizing.state.map_or((0, 1), |state| (state.slot_bytes, state.slots_per_request));
+        if let Some(state) = self.sizing.state {
+            self.slots = slots;
+            self.step.running = self.step.running.min((slots / state.slots_per_request as usize).max(1));
+            self.limits.running_max_req_size = self.step.running as u32;
+        }
         for line in &mut self.plan.lines {
             match line.component {
                 Component::KvPages => *line = kv_line(self.kv, pages),
+                Component::StateSlots => *line = state_line(slot_bytes, slots_per_request, slots),
                 Component::PrefixIndex => line.bytes = index,
                 _ => {}
             }
@@ -164,22 +188,65 @@ fn kv_line(kv: KvShape, pages: usize) -> PlanLine {
     PlanLine { component: Component::KvPages, bytes: (pages * kv.page_bytes()) as u64, detail }
 }
 
+fn state_line(slot_bytes: u64, slots_per_request: u64, slots: usize) -> PlanLine {
+    let detail = format!(
+        "{slots} slots x {}: {} requests x {slots_per_request} (checkpoints included)",
+        Bytes(slot_bytes),
+        slots as u64 / slots_per_request
+    );
+    PlanLine { component: Component::StateSlots, bytes: slots as u64 * slot_bytes, detail }
+}
+
 /// What is known before the pool's size is.
 struct Draft<'a> {
     options: &'a Options,
     line: &'a Line,
     threads: usize,
-    kv: KvShape,
+    shape: ModelShape,
     step: StepLimits,
     workspace: usize,
     context: usize,
+}
+
+impl Draft<'_> {
+    /// Whether start-up measures before it decides on the pool.
+    fn measure(&self) -> bool {
+        self.line.chosen && self.options.max_total_token_num.is_none()
+    }
+
+    /// Whether requests are shortened to the pool.
+    fn clamp_context(&self) -> bool {
+        self.options.max_req_total_len.is_none() || !self.measure()
+    }
+}
+
+/// A step of one sequence, for the planner's device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    start: usize,
+    rows: usize,
+    logit_rows: usize,
+    /// Rows that are drafted after.
+    lanes: usize,
+    /// Draft passes.
+    drafts: usize,
+    /// The state after each row is kept.
+    each: bool,
+}
+
+/// What it came to.
+#[derive(Clone, Copy, Debug)]
+struct Ran {
+    workspace: usize,
+    forward: Work,
+    draft: Work,
 }
 
 impl Blueprint {
     /// Declares the checkpoint's model.
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
         let mut declare = Declare::new(checkpoint, options.dtype);
-        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false)?;
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
         Ok(Self {
             model,
             weights: declare.finish(),
@@ -192,138 +259,223 @@ impl Blueprint {
     pub fn plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
         check(options)?;
         let shape = self.model.shape(options.kv_dtype);
-        let kv = shape.kv;
+        let drafts = options.drafts();
         let step = StepLimits {
             rows: options.batch_max_tokens,
-            logit_rows: options.graph_max_batch_size,
+            // Every running sequence's newest token, and its drafts.
+            logit_rows: (options.graph_max_batch_size * (1 + drafts)).min(options.batch_max_tokens),
             running: options.running_max_req_size,
             prefill_rows_beside_decode: options.batch_max_tokens,
+            slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
+            drafts,
         };
-        let (workspace, prefill) = self.run(kv, step.rows, step.logit_rows, 0)?;
-        let (_, decode) = self.run(kv, 1, 1, 127)?;
+        let lanes = options.graph_max_batch_size.min(step.rows);
+        let largest =
+            self.run(&shape, Run { rows: step.rows, logit_rows: step.logit_rows, lanes, drafts, ..Run::default() })?;
+        let alone = Run { start: 127, rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
+        let decode = self.run(&shape, alone)?;
+        let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, drafts, each: step.slots > 1, ..alone };
+        let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
-        let workspace = workspace + scratch;
+        let workspace = largest.workspace + scratch;
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
-        let draft = Draft { options, line, threads, kv, step, workspace, context };
+        let mut draft = Draft { options, line, threads, shape, step, workspace, context };
         let (sizing, sizing_total) = self.sizes(&draft);
-        let pages = self.pages(&draft, &sizing, sizing_total)?;
-        let plan = self.tree(&draft, pages);
-        let limits = self.limits(options, context, pages);
-        let measure = line.chosen && options.max_total_token_num.is_none();
+        let pools = self.pools(&draft, &sizing, sizing_total)?;
+        if let Some(state) = sizing.state {
+            draft.step.running = pools.slots / state.slots_per_request as usize;
+        }
+        let plan = self.tree(&draft, pools);
+        let limits = self.limits(&draft, pools.pages);
+        let cost = |work: &Work| work.weight_bytes + work.kv_bytes + work.state_bytes + work.flops / FLOPS_PER_BYTE;
+        let draft_cost = checked.as_ref().map(|c| (cost(&c.forward) + cost(&c.draft)) as f64);
         Ok(EnginePlan {
             plan,
             limits,
-            step,
-            pages,
-            kv,
+            step: draft.step,
+            pages: pools.pages,
+            slots: pools.slots,
+            kv: shape.kv,
             workspace,
-            work: [prefill, decode],
+            work: [largest.forward, decode.forward],
+            draft_work: checked.map(|checked| [checked.forward, checked.draft]),
+            speculation: Speculation {
+                optimistic: options.mtp_optimistic,
+                // Unchecked drafts are output: they are not to depend on timing.
+                adaptive: options.mtp_adaptive && !options.mtp_optimistic,
+                cost: draft_cost.map_or(1.0, |checked| checked / cost(&decode.forward).max(1) as f64),
+            },
             sizing,
             sizing_total,
             fraction: options.mem_fraction,
-            measure,
-            clamp_context: options.max_req_total_len.is_none() || !measure,
+            measure: draft.measure(),
+            clamp_context: draft.clamp_context(),
             prefix_cache: options.prefix_cache,
             context,
         })
     }
 
-    /// Runs `forward` on the planner's device: a step of `rows` rows of one sequence from position `start`.
-    fn run(&self, kv: KvShape, rows: usize, logit_rows: usize, start: usize) -> Result<(usize, Work), PlanError> {
+    /// Runs a step on the planner's device.
+    fn run(&self, shape: &ModelShape, run: Run) -> Result<Ran, PlanError> {
+        let Run { start, rows, logit_rows, lanes, drafts, each } = run;
         let tokens = vec![0; rows];
         let positions: Vec<u32> = (start as u32..(start + rows) as u32).collect();
         let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
         let wanted: Vec<u32> = (0..logit_rows as u32).collect();
-        let seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len(), seen_from: 0, state: None }];
+        let state = shape.state.filter(|_| start > 0).map(|_| 0);
+        let mut seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len(), seen_from: 0, state }];
+        let kept = |row: usize| if each || row + 1 == rows { row as u32 + 1 } else { NO_STATE };
+        let state_out: Vec<u32> = shape.state.map_or(Vec::new(), |_| (0..rows).map(kept).collect());
         let input = StepInput {
             tokens: &tokens,
             positions: &positions,
             seqs: &seqs,
             pages: &pages,
             logit_rows: &wanted,
-            state_out: &[],
+            state_out: &state_out,
         };
-        let mut device = PlanDevice::new(&self.weights, kv);
-        self.model.forward(&mut device, &input)?;
-        Ok((device.high_water(), device.work()))
+        let mut device = PlanDevice::new(&self.weights, shape.kv);
+        let mut passes = Passes::default();
+        passes.forward(&*self.model, &mut device, &input)?;
+        let forward = device.work();
+        seqs[0].state = None;
+        for pass in 0..drafts {
+            let rows = if pass == 0 { rows } else { lanes };
+            seqs[0].rows = rows;
+            let from: Vec<u32> = (0..rows as u32).collect();
+            let input = StepInput {
+                tokens: &tokens[..rows],
+                positions: &positions[..rows],
+                seqs: &seqs,
+                pages: &pages,
+                logit_rows: &from[..lanes],
+                state_out: &[],
+            };
+            passes.draft(&*self.model, &mut device, &from, &input)?;
+        }
+        let (workspace, all) = (device.high_water(), device.work());
+        let draft = Work {
+            flops: all.flops - forward.flops,
+            weight_bytes: all.weight_bytes - forward.weight_bytes,
+            kv_bytes: all.kv_bytes - forward.kv_bytes,
+            state_bytes: 0,
+        };
+        Ok(Ran { workspace, forward, draft })
     }
 
     /// Sizes for the arithmetic, and the part of the line that is worth using: no more than all running requests at full
     /// length could ever fill, and without a line of the operator's own no more than a casual pool.
     fn sizes(&self, draft: &Draft<'_>) -> (Sizes, u64) {
-        let Draft { options, line, kv, context, .. } = draft;
-        let empty = self.tree(draft, 0);
-        let canary = empty.bytes(Component::Canary);
-        let sizes = Sizes { fixed: empty.total() - canary, canary, page_bytes: kv.page_bytes() as u64 };
-        let useful = options.running_max_req_size * context.next_multiple_of(PAGE_TOKENS);
-        let casual = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
-        let most = if line.chosen { useful } else { useful.min(casual) };
-        let total = line.bytes.min(sizes.total_for(most as u64, options.mem_fraction));
+        let Draft { options, line, shape, context, .. } = draft;
+        let state = shape.state.map(|state| StatePool {
+            slot_bytes: state.slot_bytes() as u64,
+            slots_per_request: options.slots_per_request() as u64,
+            tokens_per_request: TYPICAL_TOKENS.min(*context) as u64,
+            min_requests: 1,
+            ratio: options.state_ratio,
+        });
+        let casual = !line.chosen && options.max_total_token_num.is_none();
+        let running = options.running_max_req_size;
+        let requests_max = if casual { running.min(CASUAL_USERS) } else { running };
+        let (page_bytes, fraction) = (shape.kv.page_bytes() as u64, options.mem_fraction);
+        let sizes = Sizes { fixed: 0, canary: CANARY_BYTES, page_bytes, state, requests_max };
+        // The table of slots does not grow with the page pool: it counts in full.
+        let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);
+        let tables = index_bytes(1, state.map(|_| slots), false) - index_bytes(1, state.map(|_| 0), false);
+        let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
+        let sizes = Sizes { fixed: empty.total() - CANARY_BYTES + tables, ..sizes };
+        let useful = running * context.next_multiple_of(PAGE_TOKENS);
+        let casual_tokens = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
+        let most = if line.chosen { useful } else { useful.min(casual_tokens) };
+        let total = line.bytes.min(sizes.total_for(most as u64, requests_max, fraction));
         (sizes, total)
     }
 
-    /// How many pages the pool gets.
-    fn pages(&self, draft: &Draft<'_>, sizes: &Sizes, total: u64) -> Result<usize, PlanError> {
-        let Draft { options, line, context, .. } = draft;
+    /// How many pages and state slots the pools get.
+    fn pools(&self, draft: &Draft<'_>, sizes: &Sizes, total: u64) -> Result<Pools, PlanError> {
+        let Draft { options, line, context, step, .. } = draft;
+        let slots_per_request = sizes.state.map_or(0, |state| state.slots_per_request as usize);
+        // The least that serves anybody: one full step's worth of one request.
+        let least = (*context).min(options.batch_max_tokens);
+        let needed = options.max_req_total_len.map_or(least, |_| *context).div_ceil(PAGE_TOKENS);
+        let short = |pages| self.shortfall(draft, Pools { pages, slots: slots_per_request });
         if let Some(tokens) = options.max_total_token_num {
             let pages = usize::try_from(tokens).unwrap_or(usize::MAX).div_ceil(PAGE_TOKENS);
             let bytes =
                 (pages as u64).checked_mul(sizes.page_bytes).and_then(|kv| kv.checked_add(sizes.fixed + sizes.canary));
             if pages > PagePool::PAGES_MAX || bytes.is_none_or(|bytes| bytes > line.bytes) {
-                return Err(self.shortfall(draft, pages.min(PagePool::PAGES_MAX)));
+                return Err(short(pages.min(PagePool::PAGES_MAX)));
             }
-            return match self.tree(draft, pages).total() {
-                total if total > line.bytes => Err(self.shortfall(draft, pages)),
-                _ => Ok(pages),
+            // The state of as many requests as there is room for beside the pages.
+            let taken = self.tree(draft, Pools { pages, slots: 0 }).total()
+                + index_bytes(1, Some(sizes.requests_max * slots_per_request), false);
+            let beside = line.bytes.saturating_sub(taken).checked_div(sizes.request_state_bytes()).unwrap_or(u64::MAX);
+            let requests = usize::try_from(beside).unwrap_or(usize::MAX).min(sizes.requests_max);
+            let pools = Pools { pages, slots: requests * slots_per_request };
+            return match self.tree(draft, pools).total() {
+                total if total > line.bytes || requests == 0 => Err(short(pages)),
+                _ => Ok(pools),
             };
         }
-        let fits = sizes.tokens(total, options.mem_fraction) as usize / PAGE_TOKENS;
-        // The least that serves anybody: one full step's worth of one request.
-        let least = (*context).min(options.batch_max_tokens);
-        let needed = options.max_req_total_len.map_or(least, |_| *context).div_ceil(PAGE_TOKENS);
-        if fits < needed {
-            return Err(self.shortfall(draft, needed));
+        let config = sizes.config(step, *context as u64, options.mem_fraction, draft.clamp_context());
+        let (tokens, slots) = match sizes.pools(total, &config) {
+            Ok(pools) => pools,
+            Err(SizingError::Joint(error @ plimsoll_memory::sizing::JointError::Ratio { .. })) => {
+                return Err(PlanError::Option { flag: "--state-ratio", problem: format!("cannot be met: {error}") });
+            }
+            Err(_) => return Err(short(needed)),
+        };
+        let pages = tokens as usize / PAGE_TOKENS;
+        if pages < needed {
+            return Err(short(needed));
         }
-        Ok(fits.min(PagePool::PAGES_MAX))
+        Ok(Pools { pages: pages.min(PagePool::PAGES_MAX), slots: slots as usize })
     }
 
-    fn shortfall(&self, draft: &Draft<'_>, pages: usize) -> PlanError {
+    fn shortfall(&self, draft: &Draft<'_>, pools: Pools) -> PlanError {
         let Draft { options, line, .. } = draft;
-        let plan = self.tree(draft, pages);
+        let plan = self.tree(draft, pools);
+        // Pools whose size is open get their share of the room only, so that there must be more room than they take.
+        let needed = match options.max_total_token_num {
+            Some(_) => plan.total(),
+            None => self.sizes(draft).0.total_for((pools.pages * PAGE_TOKENS) as u64, 1, options.mem_fraction),
+        };
         let largest = plan.lines.iter().max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
         PlanError::DoesNotFit(Box::new(Shortfall {
-            needed: plan.total(),
+            needed,
             limit: line.bytes,
             limit_source: line.source.clone(),
-            tokens: pages * PAGE_TOKENS,
+            tokens: pools.pages * PAGE_TOKENS,
             batch_max_tokens: options.batch_max_tokens,
             largest,
             plan,
         }))
     }
 
-    /// The tree of components with a pool of `pages`.
-    fn tree(&self, draft: &Draft<'_>, pages: usize) -> Plan {
-        let Draft { options, line, threads, kv, step, workspace, context } = *draft;
-        // Without a pool this is the fixed part for a pool of any size.
+    /// The tree of components with these pools.
+    fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
+        let Draft { options, line, threads, shape, step, workspace, context } = *draft;
+        let Pools { pages, slots } = pools;
+        let stateful = shape.state.map(|_| slots);
+        // Without a pool this is the fixed part for pools of any size.
         let context = if pages == 0 { context } else { context.min(pages * PAGE_TOKENS) };
         let weights = self.weights.bytes as u64;
         let vocab = self.model.vocab_size();
         let tokenizer = tokenizer_bytes(vocab, options.tokenizer_bytes);
         let scratch = sampler_bytes(vocab);
-        let tables = table_bytes(&step, options.max_waiting, context);
+        let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context);
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
-        let lines = vec![
+        let mut lines = vec![
             entry(
                 Component::Weights,
                 weights,
                 format!("{} matrices, {} vectors, packed once", self.weights.linears.len(), self.weights.vectors.len()),
             ),
-            kv_line(kv, pages),
+            kv_line(shape.kv, pages),
             entry(
                 Component::StepWorkspace,
                 workspace as u64,
-                format!("one step of {} rows, {} with logits", options.batch_max_tokens, options.graph_max_batch_size),
+                format!("one step of {} rows, {} with logits", step.rows, step.logit_rows),
             ),
             entry(
                 Component::RequestTable,
@@ -335,7 +487,7 @@ impl Blueprint {
             ),
             entry(
                 Component::PrefixIndex,
-                index_bytes(pages, options.prefix_cache),
+                index_bytes(pages, stateful, options.prefix_cache),
                 "page table and prefix tree, one row a page".into(),
             ),
             entry(
@@ -350,20 +502,25 @@ impl Blueprint {
             entry(Component::HostHeap, options.http_bytes, "connections, bodies, parsing, grammars".into()),
             entry(
                 Component::ProcessBaseline,
-                PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64,
-                format!("data, runtime, {threads} compute threads"),
+                PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
+                format!("data, runtime, {threads} compute threads, table of weights"),
             ),
             entry(Component::Canary, CANARY_BYTES, "ballast, released on the first failed allocation".into()),
         ];
+        if let Some(state) = shape.state {
+            let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());
+            lines.insert(2, state_line(bytes as u64, per_request as u64, slots));
+        }
         Plan { limit: line.bytes, limit_source: line.source.clone(), lines }
     }
 
-    fn limits(&self, options: &Options, context: usize, pages: usize) -> Limits {
+    fn limits(&self, draft: &Draft<'_>, pages: usize) -> Limits {
+        let Draft { options, context, step, .. } = *draft;
         let pool = pages * PAGE_TOKENS;
         Limits {
             max_req_total_len: context.min(pool) as u32,
             max_total_token_num: pool as u64,
-            running_max_req_size: options.running_max_req_size as u32,
+            running_max_req_size: step.running as u32,
             max_waiting: options.max_waiting as u32,
             batch_max_tokens: options.batch_max_tokens as u32,
             vocab_size: self.model.vocab_size() as u32,
@@ -400,6 +557,13 @@ fn check(options: &Options) -> Result<(), PlanError> {
                 "is {running}, more than --graph-max-batch-size ({decode}): every running request decodes in every step"
             ),
         );
+    }
+    if options.enable_mtp && !(1..=Options::DRAFTS_MAX).contains(&options.mtp_num_draft_tokens) {
+        let (drafts, most) = (options.mtp_num_draft_tokens, Options::DRAFTS_MAX);
+        return problem("--mtp-num-draft-tokens", format!("is {drafts}; 1 to {most} are allowed"));
+    }
+    if options.state_checkpoints > 64 {
+        return problem("--state-checkpoints", format!("is {}; at most 64 are allowed", options.state_checkpoints));
     }
     if options.max_waiting > 1 << 20 {
         return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));

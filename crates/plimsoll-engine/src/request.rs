@@ -42,6 +42,8 @@ pub struct Request {
     pub kept_special_ids: Vec<u32>,
     /// The form that the output must have.
     pub grammar: Option<Arc<dyn Grammar>>,
+    /// Let the draft head guess ahead, where there is one.
+    pub speculate: bool,
     /// Requests whose salts differ never share cached pages.
     pub cache_salt: u64,
 }

@@ -53,8 +53,6 @@ pub(crate) struct Room {
     pub constraint: Option<Box<dyn Constraint>>,
     /// The text of one token.
     pub piece: String,
-    /// What is said when memory runs out, when nothing can be written any more.
-    pub last_words: String,
 }
 
 /// Bytes of one token's text for which room is made beforehand.
@@ -63,7 +61,11 @@ const PIECE_BYTES: usize = 64;
 impl Room {
     /// Reserves everything, the places of the output's ids behind the prompt's included; none without memory for it.
     pub fn reserve(request: &mut Request) -> Option<Self> {
-        request.prompt.try_reserve_exact(request.max_tokens as usize).ok()?;
+        // A block of exactly what was priced, whatever the prompt came in.
+        let mut tokens = Vec::new();
+        tokens.try_reserve_exact(request.prompt.len() + request.max_tokens as usize).ok()?;
+        tokens.extend_from_slice(&request.prompt);
+        request.prompt = tokens;
         let mut counts = TokenCounts::default();
         if request.sampling.needs_counts() {
             counts = TokenCounts::new(request.distinct_tokens_max(request.prompt.len())).ok()?;
@@ -75,14 +77,10 @@ impl Room {
         let (mut pages, mut page_ids) = (Vec::new(), Vec::new());
         pages.try_reserve_exact(pages_max).ok()?;
         page_ids.try_reserve_exact(pages_max).ok()?;
-        let (mut piece, mut last_words) = (String::new(), String::new());
+        let mut piece = String::new();
         piece.try_reserve_exact(PIECE_BYTES).ok()?;
-        last_words.try_reserve_exact(LAST_WORDS.len()).ok()?;
-        last_words.push_str(LAST_WORDS);
         // The strings were checked: only memory can be wanting.
         let stops = StopMatcher::new(&request.stop).ok()?;
-        Some(Self { counts, stops, pages, page_ids, constraint: None, piece, last_words })
+        Some(Self { counts, stops, pages, page_ids, constraint: None, piece })
     }
 }
-
-const LAST_WORDS: &str = "memory ran short on this machine; the request could not go on";

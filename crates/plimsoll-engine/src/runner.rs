@@ -7,10 +7,18 @@ use plimsoll_device::{DeviceError, StepInput};
 
 /// Carries out steps.
 pub trait Runner {
-    /// Computes one step: keys and values of every row, logits of the wanted ones.
+    /// Computes one step: keys and values of every row, logits of the wanted ones, recurrent states where they are asked for.
     ///
-    /// A step may be run again: it overwrites what it wrote.
+    /// What a failed step leaves in pages is overwritten when it is run again; what it leaves in state slots is not read again.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError>;
+
+    /// One pass of the draft head: row r of `step` goes on from row `from[r]` of the last [`Self::forward`], or, after an earlier
+    /// pass in the same step, from the `from[r]`-th row whose logits that pass was asked for. It stands at that row's position (a
+    /// further pass: one further) and names the token that follows it. The wanted logits are the head's guess at the next.
+    fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
+        let _ = (from, step);
+        Err(DeviceError::NoDraft)
+    }
 
     /// Gives the physical memory of pages that nobody holds back to the system; it returns when they are written again. The
     /// pages come in ascending order: neighbours go back together.
@@ -18,6 +26,6 @@ pub trait Runner {
         let _ = pages;
     }
 
-    /// The logits of the `row`-th wanted row of the last step, as wide as the vocabulary.
+    /// The logits of the `row`-th wanted row of the last step or draft pass, as wide as the vocabulary.
     fn logits(&mut self, row: usize) -> &mut [f32];
 }

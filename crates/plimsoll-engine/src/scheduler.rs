@@ -1,66 +1,23 @@
 //! The scheduler: which rows run in the next step. One for all work; it knows nothing of devices, text or clients.
 //!
-//! A step is the decode rows of every running sequence plus prefill chunks, oldest first, under the step's row budget. Pages are
-//! taken as positions need them. When none is left the newest running sequence is preempted: its pages go back, it keeps
-//! its place in the queue, and what it had produced is computed again later (with the same bits: I9). The oldest is
-//! never preempted and fits the pool alone, so it always finishes (I5).
+//! A step is the decode rows of every running sequence (the newest token, and drafts to be checked) plus prefill chunks, oldest
+//! first, under the step's row budget. Pages are taken as positions need them. When none is left the newest running sequence is
+//! preempted: its pages go back, it keeps its place in the queue, and what it had produced is computed again later (with the
+//! same bits: I9). The oldest is never preempted and fits the pool alone, so it always finishes (I5).
 //!
 //! Generic over what a sequence carries, so that the engine, the simulator and the property tests run this very code.
+
+mod admission;
+mod seq;
 
 use std::collections::VecDeque;
 
 use crate::cache::PAGE_TOKENS;
-use crate::lease::{PageLease, SharedCache};
-
-/// One sequence as the scheduler sees it.
-#[derive(Debug)]
-pub struct Seq<T> {
-    /// Arrival number: smaller is older.
-    pub order: u64,
-    /// Sequences of different salts share no pages.
-    pub salt: u64,
-    /// Prompt and output so far.
-    pub tokens: Vec<u32>,
-    /// Tokens of the prompt.
-    pub prompt_len: usize,
-    /// Prompt plus the most it may generate.
-    pub total_max: usize,
-    /// Positions whose keys and values are in `pages`.
-    pub computed: usize,
-    /// Its pages.
-    pub pages: PageLease,
-    /// Logits are wanted from this position on (the last position's always).
-    pub logits_from: usize,
-    /// What the owner attaches.
-    pub work: T,
-}
-
-impl<T> Seq<T> {
-    /// Whether only the newest token is left to compute.
-    fn decoding(&self) -> bool {
-        self.computed + 1 == self.tokens.len() && self.tokens.len() > self.prompt_len
-    }
-
-    fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
-    }
-
-    /// Rows whose logits are wanted among the next `rows`.
-    fn logit_rows(&self, rows: usize) -> usize {
-        let end = self.computed + rows;
-        let wanted = end.saturating_sub(self.logits_from.max(self.computed));
-        if end == self.tokens.len() { wanted.max(1) } else { wanted }
-    }
-
-    /// Gives up all pages; everything is computed again later.
-    fn preempt(&mut self) {
-        self.pages.clear();
-        self.computed = 0;
-    }
-}
+use crate::lease::SharedCache;
+pub use seq::{Newcomer, Seq};
 
 /// The bounds of a step and of the running set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepLimits {
     /// Rows of one step.
     pub rows: usize,
@@ -70,6 +27,10 @@ pub struct StepLimits {
     pub running: usize,
     /// Prefill rows of a step in which others decode, so that their tokens keep coming.
     pub prefill_rows_beside_decode: usize,
+    /// State slots that a running sequence owns; 0 for models without recurrent state.
+    pub slots: usize,
+    /// Drafts that a sequence may have at once; 0 without speculation.
+    pub drafts: usize,
 }
 
 /// One sequence's share of a step.
@@ -83,6 +44,15 @@ pub struct Share {
     pub rows: usize,
     /// How many of its last rows produce logits.
     pub logit_rows: usize,
+    /// How many of its last rows are drafts.
+    pub drafts: usize,
+}
+
+impl Share {
+    /// Whether the state after each row goes to a slot of its own, since any of them may be the last that counts.
+    pub fn keeps_each(&self, slots: usize) -> bool {
+        self.drafts > 0 && slots > 1
+    }
 }
 
 /// Counts of what scheduling a step did besides filling it.
@@ -135,9 +105,7 @@ impl<T> Scheduler<T> {
         };
         let mut preempted = 0;
         while self.running.len() > self.eased.running {
-            let mut victim = self.running.pop().expect("not empty");
-            victim.preempt();
-            self.push(victim);
+            self.preempt(self.running.len() - 1);
             preempted += 1;
         }
         preempted
@@ -200,9 +168,20 @@ impl<T> Scheduler<T> {
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
         let mut events = Events::default();
+        if !self.schedule_suspect(&mut events) {
+            self.schedule_all(&mut events);
+            self.ask_leaders();
+        }
+        for share in self.shares.iter().filter(|share| share.drafts == 0) {
+            self.running[share.seq].plan_checkpoints(share.rows);
+        }
+        (&self.shares, events)
+    }
+
+    fn schedule_all(&mut self, events: &mut Events) {
         let mut rows = self.limits.rows;
         let mut logit_rows = self.limits.logit_rows;
-        let decodes = self.schedule_decodes(&mut rows, &mut logit_rows, &mut events);
+        let decodes = self.schedule_decodes(&mut rows, &mut logit_rows, events);
         if decodes > 0 {
             rows = rows.min(self.limits.prefill_rows_beside_decode);
         }
@@ -210,26 +189,84 @@ impl<T> Scheduler<T> {
         let mut i = 0;
         while i < self.running.len() {
             if !self.running[i].decoding() {
-                self.schedule_chunk(i, &mut rows, &mut logit_rows, &mut events);
+                self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
             }
             i += 1;
         }
         while rows > 0 && logit_rows > 0 {
             let Some(admitted) = self.admit() else { break };
             events.admitted += 1;
+            if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
+                // Its turn comes in the next step, alone.
+                break;
+            }
             // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
-            self.schedule_chunk(admitted, &mut rows, &mut logit_rows, &mut events);
+            self.schedule_chunk(admitted, &mut rows, &mut logit_rows, events);
+            if self.running.get(admitted).is_some_and(|seq| seq.suspect_until.is_some()) {
+                break;
+            }
         }
-        (&self.shares, events)
+    }
+
+    /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
+    fn schedule_suspect(&mut self, events: &mut Events) -> bool {
+        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some()) {
+            let (mut rows, mut logit_rows) = (self.eased.prefill_rows, self.limits.logit_rows);
+            let order = self.running[i].order;
+            self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
+            if !self.shares.is_empty() {
+                return true;
+            }
+            // It is the newest and there is no page for it: it waits, and the others go on.
+            if self.running.get(i).is_some_and(|seq| seq.order == order) {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Takes note that the step of the last [`Self::schedule`] failed. Each of its sequences will run alone until it has passed
+    /// the position where it failed; recurrent state, which the step may have left half written, is dropped and computed again.
+    /// False if there was only one: then nobody else is to blame.
+    pub fn step_failed(&mut self) -> bool {
+        if self.shares.len() < 2 {
+            return false;
+        }
+        for i in (0..self.shares.len()).rev() {
+            let share = self.shares[i];
+            let seq = &mut self.running[share.seq];
+            seq.suspect_until = Some(share.start + share.rows);
+            seq.drafts.clear();
+            if seq.states.needed() {
+                let mut restarted = self.running.remove(share.seq);
+                self.shares.iter_mut().filter(|other| other.seq > share.seq).for_each(|other| other.seq -= 1);
+                restarted.leave();
+                self.push(restarted);
+            }
+        }
+        self.shares.clear();
+        true
     }
 
     fn schedule_decodes(&mut self, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) -> usize {
         let mut decodes = 0;
+        let mut after = self.running.iter().filter(|seq| seq.decoding()).count();
         let mut i = 0;
         while i < self.running.len() && *rows > 0 && *logit_rows > 0 {
-            if self.running[i].decoding() && self.fit(i, 1, events) {
-                self.share(i, 1, rows, logit_rows);
-                decodes += 1;
+            if self.running[i].decoding() {
+                after = after.saturating_sub(1);
+                if self.fit(i, 1, events) {
+                    // Drafts take what is left when everybody has a row, and no pages from anybody.
+                    let spare = (*rows).min(*logit_rows).saturating_sub(1 + after);
+                    let seq = &mut self.running[i];
+                    seq.drafts.truncate(spare);
+                    while !seq.pages.grow(seq.computed + 1 + seq.drafts.len()) {
+                        seq.drafts.pop();
+                    }
+                    let drafts = seq.drafts.len();
+                    self.share(i, 1 + drafts, drafts, rows, logit_rows);
+                    decodes += 1;
+                }
             }
             i += 1;
         }
@@ -246,13 +283,13 @@ impl<T> Scheduler<T> {
             chunk -= seq.logit_rows(chunk) - *logit_rows;
         }
         if chunk > 0 && self.fit(i, chunk, events) {
-            self.share(i, chunk, rows, logit_rows);
+            self.share(i, chunk, 0, rows, logit_rows);
         }
     }
 
-    fn share(&mut self, i: usize, count: usize, rows: &mut usize, logit_rows: &mut usize) {
+    fn share(&mut self, i: usize, count: usize, drafts: usize, rows: &mut usize, logit_rows: &mut usize) {
         let seq = &self.running[i];
-        let share = Share { seq: i, start: seq.computed, rows: count, logit_rows: seq.logit_rows(count) };
+        let share = Share { seq: i, start: seq.computed, rows: count, logit_rows: seq.logit_rows(count), drafts };
         *rows -= share.rows;
         *logit_rows -= share.logit_rows;
         self.shares.push(share);
@@ -268,11 +305,9 @@ impl<T> Scheduler<T> {
             if newest == 0 {
                 return false;
             }
-            let mut victim = self.running.pop().expect("not empty");
-            victim.preempt();
+            self.preempt(newest);
             self.shares.retain(|share| share.seq != newest);
             events.preempted += 1;
-            self.push(victim);
             if newest == i {
                 return false;
             }
@@ -280,83 +315,41 @@ impl<T> Scheduler<T> {
         true
     }
 
-    /// Moves the first waiting sequence that may start into the running set. Returns its index there.
-    fn admit(&mut self) -> Option<usize> {
-        if self.running.len() >= self.eased.running {
-            return None;
-        }
-        let at = self.waiting.iter().position(|seq| !self.follows_a_leader(seq))?;
-        if !self.has_room_for(&self.waiting[at]) {
-            return None;
-        }
-        let mut seq = self.waiting.remove(at).expect("in range");
-        if seq.logits_from >= seq.prompt_len.saturating_sub(1) {
-            // Prompt log-probabilities need every position computed here and now.
-            seq.computed = seq.pages.take_prefix(seq.salt, &seq.tokens);
-        }
-        let index = self.running.iter().rposition(|r| r.order < seq.order).map_or(0, |i| i + 1);
-        self.running.insert(index, seq);
-        // Newer ones may run already (they did not have to wait for a prefix): they move up by one.
-        self.shares.iter_mut().filter(|share| share.seq >= index).for_each(|share| share.seq += 1);
-        Some(index)
+    /// Sends a running sequence back to the queue.
+    fn preempt(&mut self, index: usize) {
+        let mut victim = self.running.remove(index);
+        victim.leave();
+        self.push(victim);
     }
 
-    /// Whether a running sequence is about to compute a prefix that this one could take from the index: then it
-    /// waits a step or a few instead of computing the same thing beside it.
-    fn follows_a_leader(&self, seq: &Seq<T>) -> bool {
-        let cache = self.cache.borrow();
-        let Some(index) = &cache.index else { return false };
-        if seq.logits_from + 1 < seq.prompt_len {
-            return false;
-        }
-        let shared = |leader: &Seq<T>| {
-            let same = leader.tokens.iter().zip(&seq.tokens).take_while(|(a, b)| a == b).count();
-            same.min(seq.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS
-        };
-        let prefilling = |r: &&Seq<T>| r.salt == seq.salt && r.remaining() > 1;
-        let best = self.running.iter().filter(prefilling).map(shared).max().unwrap_or(0);
-        best > 0 && best > index.peek(seq.salt, &seq.tokens)
-    }
-
-    /// Whether the pool has pages for the sequence as it stands, and half of what it and the running ones may yet generate:
-    /// enough that preemption stays rare, without reserving for outputs that mostly end early.
-    fn has_room_for(&self, seq: &Seq<T>) -> bool {
-        if self.running.is_empty() {
-            return true;
-        }
-        let cache = self.cache.borrow();
-        let growth = |s: &Seq<T>| (s.total_max - s.tokens.len()).div_ceil(2 * PAGE_TOKENS);
-        let unfilled = |s: &Seq<T>| s.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(s.pages.ids().len());
-        let promised: usize = self.running.iter().map(|s| unfilled(s) + growth(s)).sum();
-        let needed = seq.tokens.len().div_ceil(PAGE_TOKENS) + growth(seq);
-        promised + needed <= cache.pool.available()
-    }
-
-    /// Records that the shares of the last step were computed, and lets others share the whole pages.
-    pub fn commit(&mut self, share: Share) {
+    /// Records that the first `rows` rows of a share of the last step count; rows after them were drafts that missed.
+    pub fn commit(&mut self, share: Share, rows: usize) {
         let seq = &mut self.running[share.seq];
-        let before = seq.computed / PAGE_TOKENS;
-        seq.computed = share.start + share.rows;
-        if seq.computed <= seq.prompt_len && seq.computed / PAGE_TOKENS > before {
-            seq.pages.publish(seq.salt, &seq.tokens[..seq.computed]);
+        seq.computed = share.start + rows;
+        seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));
+        if seq.suspect_until.is_some_and(|position| seq.computed >= position) {
+            seq.suspect_until = None;
         }
     }
 
-    /// Everybody waits again, with nothing computed and no page held. The caller makes the page tables anew.
+    /// Everybody waits again, with nothing computed and nothing held. The caller makes the tables anew.
     pub fn start_over(&mut self) {
         self.shares.clear();
         while let Some(mut seq) = self.running.pop() {
-            seq.pages.forget();
-            seq.computed = 0;
+            seq.forget();
             self.push(seq);
         }
+    }
+
+    /// Lets others share what a sequence has computed of its prompt.
+    pub fn publish(&mut self, index: usize) {
+        self.running[index].publish();
     }
 
     /// Takes a finished sequence out; what it computed stays findable.
     pub fn finish(&mut self, index: usize) -> Seq<T> {
         let mut seq = self.running.remove(index);
-        let computed = seq.computed;
-        seq.pages.donate(seq.salt, &seq.tokens[..computed]);
+        seq.donate();
         seq
     }
 }

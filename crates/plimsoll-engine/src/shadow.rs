@@ -63,7 +63,7 @@ pub fn dry_run(
     // The probe of a small pool may be larger than the pool.
     for (component, bytes) in [
         (Component::KvPages, probe_tokens * cell),
-        (Component::PrefixIndex, planned.index_bytes(probe_tokens as usize / PAGE_TOKENS)),
+        (Component::PrefixIndex, planned.index_bytes(probe_tokens as usize / PAGE_TOKENS, planned.slots)),
     ] {
         ledger.plan(component, planned.plan.bytes(component).max(bytes));
     }

@@ -8,29 +8,33 @@ use std::sync::Arc;
 use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, Isa, ModelShape, PAGE_TOKENS, ThreadPool};
 use plimsoll_memory::sizing::{
     self, DeviceNow, Event, Failure, Generations, Measured, Mode, PoolCount, ProfileConfig, Released, ScalesWith,
-    Shape, SizingInput,
+    Shape, SizingError, SizingInput, StatePool,
 };
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use plimsoll_models::Model;
 
 use crate::accounts::index_bytes_per_token;
-use crate::cache::{PagePool, PrefixIndex};
+use crate::cache::{self, KvCache, PagePool, PrefixIndex};
 use crate::cpu::CpuRunner;
-use crate::lease::KvCache;
 use crate::planner::EnginePlan;
 use crate::sampling::Sampler;
+use crate::scheduler::StepLimits;
 use crate::startup::StartError;
-use crate::stress::stress;
+use crate::stress::{Pools, stress};
 
-/// What the planner found for a pool of a given size: everything but the canary.
+/// What the planner found, whatever the pools: everything but the canary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Bytes that do not depend on the pool's size, the step workspace included.
+    /// Bytes that do not depend on the pools' sizes, the step workspace included.
     pub fixed: u64,
     /// Bytes of the ballast.
     pub canary: u64,
     /// KV bytes of one page.
     pub page_bytes: u64,
+    /// Recurrent state, for models that have it.
+    pub state: Option<StatePool>,
+    /// Requests beyond which more state is useless.
+    pub requests_max: usize,
 }
 
 impl Sizes {
@@ -39,8 +43,13 @@ impl Sizes {
         self.page_bytes.div_ceil(PAGE_TOKENS as u64) + index_bytes_per_token()
     }
 
-    /// Tokens, in whole pages, that fit under `total`: the arithmetic of a probe whose peak is what was planned.
-    pub fn tokens(&self, total: u64, fraction: sizing::Fraction) -> u64 {
+    /// State bytes of one request.
+    pub fn request_state_bytes(&self) -> u64 {
+        self.state.map_or(0, |state| state.slot_bytes.saturating_mul(state.slots_per_request))
+    }
+
+    /// Tokens, in whole pages, and state slots that fit under `total`: the arithmetic of a probe whose peak is what was planned.
+    pub fn pools(&self, total: u64, config: &ProfileConfig) -> Result<(u64, u64), SizingError> {
         let (cell, page) = (self.cell_bytes(), PAGE_TOKENS as u64);
         let input = SizingInput {
             total,
@@ -51,17 +60,32 @@ impl Sizes {
             own_reserved_now: 0,
             available_now: total,
             canary: self.canary,
-            fraction,
+            fraction: config.fraction,
         };
-        let tokens = sizing::target_tokens(&input).tokens;
-        tokens - tokens % page
+        sizing::own_size(config, &sizing::target_tokens(&input), total)
     }
 
-    /// The least total under which `tokens` fit: the inverse of [`Self::tokens`].
-    pub fn total_for(&self, tokens: u64, fraction: sizing::Fraction) -> u64 {
-        let pools = u128::from(tokens) * u128::from(self.cell_bytes());
+    /// The least total under which `tokens` fit beside the state of `requests`: the inverse of [`Self::pools`].
+    pub fn total_for(&self, tokens: u64, requests: usize, fraction: sizing::Fraction) -> u64 {
+        let state = u128::from(self.request_state_bytes()) * requests as u128;
+        let pools = u128::from(tokens) * u128::from(self.cell_bytes()) + state;
         let room = (pools * 1_000_000).div_ceil(u128::from(fraction.ppm()));
         u64::try_from(room).unwrap_or(u64::MAX).saturating_add(self.fixed).saturating_add(self.canary)
+    }
+
+    /// What `auto_profile` is told, for steps of `step` and requests of up to `context` tokens.
+    pub fn config(&self, step: &StepLimits, context: u64, fraction: sizing::Fraction, clamp: bool) -> ProfileConfig {
+        let mut config = ProfileConfig::new(self.cell_bytes(), context.max(1));
+        // A step never has more rows than a request has tokens.
+        config.batch_max_tokens = (step.rows as u64).min(config.max_seq_len);
+        config.graph_max_batch_size = (step.logit_rows / (1 + step.drafts)).max(1) as u64;
+        config.running_max_req_size = self.requests_max.max(1) as u64;
+        config.page_tokens = PAGE_TOKENS as u64;
+        config.canary_bytes = self.canary;
+        config.fraction = fraction;
+        config.clamp_context = clamp;
+        config.state = self.state;
+        config
     }
 }
 
@@ -69,20 +93,14 @@ impl Sizes {
 /// the operator set a line and left the pool's size open; pinned otherwise.
 pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     let tokens = (plan.pages * PAGE_TOKENS) as u64;
-    let context = u64::from(plan.limits.max_req_total_len).max(1);
-    let mut config = ProfileConfig::new(plan.sizing.cell_bytes(), context);
-    // A step never has more rows than the pool has places.
-    config.batch_max_tokens = (plan.step.rows as u64).min(tokens).min(context);
-    config.graph_max_batch_size = plan.step.logit_rows as u64;
-    config.running_max_req_size = plan.step.running as u64;
-    config.page_tokens = PAGE_TOKENS as u64;
+    let context = u64::from(plan.limits.max_req_total_len);
+    let sizing = Sizes { requests_max: plan.step.running, ..plan.sizing };
+    let mut config = sizing.config(&plan.step, context, plan.fraction, plan.clamp_context);
+    config.batch_max_tokens = config.batch_max_tokens.min(tokens);
     config.probe_floor_tokens = sizing::PROBE_FLOOR_TOKENS.min(tokens);
-    config.canary_bytes = plan.sizing.canary;
-    config.fraction = plan.fraction;
-    config.clamp_context = plan.clamp_context;
     // A pool smaller than any probe of it would be is not measured by one.
     config.mode = match plan.measure && config.probe_tokens() <= tokens {
-        true => Mode::Planned { tokens, state_slots: 0 },
+        true => Mode::Planned { tokens, state_slots: plan.slots as u64 },
         false => Mode::Pinned { tokens },
     };
     config
@@ -129,7 +147,8 @@ pub(crate) struct CpuGenerations<'a> {
 }
 
 /// What depends on the size of a generation.
-const SIZED: [Component; 4] = [Component::KvPages, Component::PrefixIndex, Component::StepWorkspace, Component::Canary];
+const SIZED: [Component; 5] =
+    [Component::KvPages, Component::StateSlots, Component::PrefixIndex, Component::StepWorkspace, Component::Canary];
 
 impl CpuGenerations<'_> {
     /// What this process holds or has promised itself: planned bytes of fixed parts, committed bytes of a generation's.
@@ -157,8 +176,8 @@ impl CpuGenerations<'_> {
         sizing::OutOfMemory { component: (*component).into(), requested: *bytes, shortfall: 1 }
     }
 
-    fn tables(&self, pages: usize) -> Result<KvCache, sizing::OutOfMemory> {
-        let bytes = (PagePool::bytes_for(pages) + PrefixIndex::bytes_for(pages)) as u64;
+    fn tables(&self, pages: usize, slots: usize) -> Result<KvCache, sizing::OutOfMemory> {
+        let bytes = self.plan.index_bytes(pages, slots);
         let refused =
             || sizing::OutOfMemory { component: Component::PrefixIndex.name().into(), requested: bytes, shortfall: 1 };
         let pool = PagePool::new(pages).map_err(|_| refused())?;
@@ -166,7 +185,11 @@ impl CpuGenerations<'_> {
             true => Some(PrefixIndex::new(pages).map_err(|_| refused())?),
             false => None,
         };
-        Ok(KvCache { pool, index })
+        let states = match self.shape.state {
+            Some(_) => Some(cache::StatePool::new(slots, pages).map_err(|_| refused())?),
+            None => None,
+        };
+        Ok(KvCache { pool, index, states })
     }
 }
 
@@ -181,16 +204,18 @@ impl Generations for CpuGenerations<'_> {
     }
 
     fn build(&mut self, shape: Shape) -> Result<Generation, Failure> {
-        let pages = shape.tokens as usize / PAGE_TOKENS;
+        let (pages, slots) = (shape.tokens as usize / PAGE_TOKENS, shape.state_slots as usize);
         let kv_bytes = (pages * self.shape.kv.page_bytes()) as u64;
-        self.check_room(Component::KvPages, kv_bytes + self.plan.workspace as u64)?;
-        let cache = self.tables(pages)?;
-        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, 0, self.plan.workspace, self.threads, self.touch);
+        let state_bytes = (slots * self.shape.state.map_or(0, |state| state.slot_bytes())) as u64;
+        self.check_room(Component::KvPages, kv_bytes + state_bytes + self.plan.workspace as u64)?;
+        let cache = self.tables(pages, slots)?;
+        let workspace = self.plan.workspace;
+        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, slots, workspace, self.threads, self.touch);
         let memory = memory.map_err(|error| Self::refused(&error))?;
         let Some((weights, pool)) = self.parts.take() else {
             return Err(Failure::Other("a generation was built while another stands".into()));
         };
-        self.ledger.observe(Component::PrefixIndex, self.plan.index_bytes(pages));
+        self.ledger.observe(Component::PrefixIndex, self.plan.index_bytes(pages, slots));
         self.tokens = shape.tokens;
         let runner = CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory));
         Ok(Generation { runner, cache, canary: None })
@@ -205,9 +230,10 @@ impl Generations for CpuGenerations<'_> {
     }
 
     fn stress(&mut self, generation: &mut Generation) -> Result<Measured, Failure> {
-        let (plan, pages) = (self.plan, generation.cache.pool.total());
+        let (plan, cache) = (self.plan, &generation.cache);
+        let pools = Pools { pages: cache.pool.total(), slots: cache.states.as_ref().map_or(0, |s| s.total()) };
         let context = plan.limits.max_req_total_len as usize;
-        let ran = stress(&mut generation.runner, &mut self.sampler, &plan.step, context, pages);
+        let ran = stress(&mut generation.runner, &mut self.sampler, &plan.step, context, pools);
         ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
         let measured = generation.runner.device().memory().workspace_peak() as u64;
         let planned = plan.workspace as u64;
@@ -220,8 +246,10 @@ impl Generations for CpuGenerations<'_> {
     }
 
     fn pools(&self, generation: &Generation) -> Vec<PoolCount> {
-        let pool = &generation.cache.pool;
-        vec![PoolCount { name: "KV pages".into(), free: pool.free() as u64, total: pool.total() as u64 }]
+        let count = |name: &str, free, total| PoolCount { name: name.into(), free: free as u64, total: total as u64 };
+        let KvCache { pool, states, .. } = &generation.cache;
+        let slots = states.as_ref().map(|states| count("state slots", states.free(), states.total()));
+        std::iter::once(count("KV pages", pool.free(), pool.total())).chain(slots).collect()
     }
 
     fn components(&self) -> Vec<sizing::Component> {
@@ -230,7 +258,7 @@ impl Generations for CpuGenerations<'_> {
             name: row.component.name().into(),
             bytes: row.peak.max(row.committed),
             scales_with: match row.component {
-                Component::KvPages | Component::PrefixIndex => ScalesWith::Capacity,
+                Component::KvPages | Component::StateSlots | Component::PrefixIndex => ScalesWith::Capacity,
                 Component::StepWorkspace => ScalesWith::PrefillTokens,
                 _ => ScalesWith::Fixed,
             },
@@ -275,7 +303,7 @@ mod tests {
     use std::path::Path;
 
     use plimsoll_formats::Checkpoint;
-    use plimsoll_memory::sizing::{SizingError, auto_profile};
+    use plimsoll_memory::sizing::auto_profile;
 
     use super::*;
     use crate::options::Options;

@@ -1,8 +1,8 @@
 //! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
@@ -14,7 +14,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::accounts::{Accounts, sampler_bytes, table_bytes};
+use crate::accounts::{Accounts, engine_bytes, sampler_bytes, table_bytes};
 use crate::berth::Berth;
 use crate::delivery::SharedTokenizer;
 use crate::governor::watch;
@@ -124,34 +124,49 @@ const BALLAST_BYTES: u64 = 1 << 20;
 
 /// The ballast of a start: in the heap's keeping until the canary takes its place. Dropped, it leaves the heap without
 /// either, so that a start that fails leaves nothing behind.
-struct Ballast;
+struct Ballast {
+    /// What the heap keeps is this start's.
+    own: bool,
+}
 
 impl Ballast {
     fn set_aside() -> Self {
-        let ledger = Arc::new(Ledger::new());
-        ledger.plan(Component::Canary, BALLAST_BYTES);
-        match Region::map(&ledger, Component::Canary, BALLAST_BYTES, true) {
-            Ok(region) => drop(heap::arm(region)),
-            Err(error) => tracing::debug!(%error, "no ballast for this start"),
+        // Made once, by the first start: the one call that nothing can pay for. It has no plan of its own: several starts may
+        // share it.
+        static LEDGER: LazyLock<Arc<Ledger>> = LazyLock::new(|| {
+            let ledger = Ledger::new();
+            ledger.plan(Component::Canary, u64::MAX);
+            Arc::new(ledger)
+        });
+        // Another engine of this process has a canary, which does as well.
+        let own = !heap::armed();
+        if own {
+            match Region::map(&LEDGER, Component::Canary, BALLAST_BYTES, true) {
+                Ok(region) => drop(heap::arm(region)),
+                Err(error) => tracing::debug!(%error, "no ballast for this start"),
+            }
         }
-        Self
+        Self { own }
     }
 
     /// The engine stands: from here on `canary` is what the heap keeps.
-    fn replace(self, canary: Region) -> Self {
+    fn replace(mut self, canary: Region) -> Self {
         drop(heap::arm(canary));
+        self.own = true;
         self
     }
 
     /// The start is over.
-    fn keep(self) {
-        std::mem::forget(self);
+    fn keep(mut self) {
+        self.own = false;
     }
 }
 
 impl Drop for Ballast {
     fn drop(&mut self) {
-        drop(heap::disarm());
+        if self.own {
+            drop(heap::disarm());
+        }
     }
 }
 
@@ -184,6 +199,7 @@ fn start_as(
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     let eos = end_tokens(&blueprint, &tokenizer);
+    let fixed = engine_bytes(&blueprint.weights);
     let Blueprint { model, weights, .. } = blueprint;
     let model: Arc<dyn Model> = Arc::from(model);
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
@@ -191,9 +207,12 @@ fn start_as(
     let config = adjust(profile_config(&planned));
     let builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
     let (generation, sampler, workspace_peak) = prove(&config, builder)?;
-    planned.resize(generation.cache.pool.total());
+    let slots = generation.cache.states.as_ref().map_or(0, |states| states.total());
+    planned.resize(generation.cache.pool.total(), slots);
     planned.plan.enter(&ledger);
-    let accounts = Accounts { workspace_peak, ..accounts(&planned, &tokenizer, options) };
+    let mut accounts = accounts(&planned, &tokenizer, options);
+    accounts.tables += fixed;
+    accounts.workspace_peak = workspace_peak;
     let ready = Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts };
     spawn(ready, ballast, options, host)
 }
@@ -250,7 +269,7 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
             planned.limits.max_waiting as usize,
             planned.limits.max_req_total_len as usize,
         ),
-        index: planned.index_bytes(planned.pages),
+        index: planned.index_bytes(planned.pages, planned.slots),
         ..Accounts::default()
     }
 }
@@ -282,7 +301,7 @@ struct Ready {
 fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
     let Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
-    let (limits, step, elastic) = (planned.limits, planned.step, options.elastic);
+    let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
@@ -309,6 +328,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
             runner,
             cache,
             limits: step,
+            speculation,
             sampler,
             tokenizer,
             eos,

@@ -1,4 +1,4 @@
-//! A step's batch, laid out for the device in buffers that are reserved once.
+//! A step's batch, laid out for the device in buffers that are reserved once; and the passes of the draft head after it.
 
 use plimsoll_device::{SeqSpan, StepInput};
 
@@ -12,8 +12,25 @@ pub struct StepBuffers {
     seqs: Vec<SeqSpan>,
     pages: Vec<u32>,
     logit_rows: Vec<u32>,
-    rows_max: usize,
-    logit_rows_max: usize,
+    state_out: Vec<u32>,
+    /// Rows of the pass before that a draft pass goes on from.
+    from: Vec<u32>,
+    limits: StepLimits,
+}
+
+/// Rows of one sequence in a pass of the draft head.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftRows {
+    /// Index of the sequence among the running ones.
+    pub seq: usize,
+    /// Position of its first row.
+    pub start: usize,
+    /// Its rows.
+    pub rows: usize,
+    /// Row of the pass before that its first row goes on from; the others follow.
+    pub from: usize,
+    /// Whether a guess is wanted after its last row.
+    pub wanted: bool,
 }
 
 impl StepBuffers {
@@ -25,39 +42,81 @@ impl StepBuffers {
             seqs: Vec::with_capacity(limits.running),
             pages: Vec::with_capacity(pages),
             logit_rows: Vec::with_capacity(limits.logit_rows),
-            rows_max: limits.rows,
-            logit_rows_max: limits.logit_rows,
+            state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
+            from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
+            limits: *limits,
         }
     }
 
-    /// Lays out `shares` of `running`, one after another.
-    pub fn fill<T>(&mut self, shares: &[Share], running: &[Seq<T>]) -> StepInput<'_> {
+    /// Bytes that [`Self::new`] reserves.
+    pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
+        let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.drafts > 0);
+        let words = by_row * limits.rows + limits.logit_rows + pages;
+        words * size_of::<u32>() + limits.running * size_of::<SeqSpan>()
+    }
+
+    fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
         self.seqs.clear();
         self.pages.clear();
         self.logit_rows.clear();
+        self.state_out.clear();
+        self.from.clear();
+    }
+
+    fn span<T>(&mut self, seq: &Seq<T>, start: usize, rows: usize, seen_from: usize, state: Option<u32>) {
+        self.seqs.push(SeqSpan {
+            first_row: self.tokens.len(),
+            rows,
+            start,
+            pages_at: self.pages.len(),
+            pages: seq.pages.ids().len(),
+            seen_from,
+            state,
+        });
+        self.positions.extend(start as u32..(start + rows) as u32);
+        self.pages.extend_from_slice(seq.pages.ids());
+    }
+
+    /// Lays out `shares` of `running`, one after another.
+    pub fn fill<T>(&mut self, shares: &[Share], running: &[Seq<T>]) -> StepInput<'_> {
+        self.clear();
         for share in shares {
             let seq = &running[share.seq];
-            let end = share.start + share.rows;
-            let first_row = self.tokens.len();
-            self.seqs.push(SeqSpan {
-                first_row,
-                rows: share.rows,
-                start: share.start,
-                pages_at: self.pages.len(),
-                pages: seq.pages.ids().len(),
-                seen_from: 0,
-                state: None,
-            });
-            self.tokens.extend_from_slice(&seq.tokens[share.start..end]);
-            self.positions.extend(share.start as u32..end as u32);
-            self.pages.extend_from_slice(seq.pages.ids());
-            let last = first_row + share.rows;
+            self.span(seq, share.start, share.rows, 0, seq.states.source());
+            let known = share.rows - share.drafts;
+            self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
+            self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
+            seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut self.state_out);
+            let last = self.tokens.len();
             self.logit_rows.extend((last - share.logit_rows) as u32..last as u32);
         }
+        self.input()
+    }
+
+    /// Lays out a pass of the draft head: each row names the token that follows its position. Returns the rows of the pass before
+    /// that it goes on from, and the step.
+    pub fn fill_drafts<T>(&mut self, passes: &[DraftRows], running: &[Seq<T>]) -> (&[u32], StepInput<'_>) {
+        self.clear();
+        for pass in passes {
+            let seq = &running[pass.seq];
+            self.span(seq, pass.start, pass.rows, seq.drafted.start, None);
+            for position in pass.start + 1..=pass.start + pass.rows {
+                let drafted = position.checked_sub(seq.tokens.len());
+                self.tokens.push(drafted.map_or_else(|| seq.tokens[position], |draft| seq.drafts[draft]));
+            }
+            self.from.extend(pass.from as u32..(pass.from + pass.rows) as u32);
+            if pass.wanted {
+                self.logit_rows.push(self.tokens.len() as u32 - 1);
+            }
+        }
+        (&self.from, self.input())
+    }
+
+    fn input(&self) -> StepInput<'_> {
         debug_assert!(
-            self.tokens.len() <= self.rows_max && self.logit_rows.len() <= self.logit_rows_max,
+            self.tokens.len() <= self.limits.rows && self.logit_rows.len() <= self.limits.logit_rows,
             "I6: a step larger than the one that was proven"
         );
         StepInput {
@@ -66,7 +125,7 @@ impl StepBuffers {
             seqs: &self.seqs,
             pages: &self.pages,
             logit_rows: &self.logit_rows,
-            state_out: &[],
+            state_out: &self.state_out,
         }
     }
 }

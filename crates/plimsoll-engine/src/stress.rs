@@ -3,78 +3,147 @@
 //! Not a probe for an unknown peak (the plan knows it) but the check that the plan is true: what was measured must not exceed
 //! what was planned, and every kernel path that serving uses has run once.
 
-use plimsoll_device::{DeviceError, PAGE_TOKENS, SeqSpan, StepInput};
+use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
 
 use crate::runner::Runner;
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::scheduler::StepLimits;
 
-/// Runs every worst case on `runner`, whose pool has `pages` pages.
+/// The pools that a stress may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Pools {
+    /// Pages.
+    pub pages: usize,
+    /// State slots; 0 for models without recurrent state.
+    pub slots: usize,
+}
+
+/// Rows of one sequence in a step.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    start: usize,
+    rows: usize,
+    /// The state after each row is kept, as when drafts are checked.
+    each: bool,
+}
+
+/// Runs every worst case on `runner`, whose pools are `pools`.
 pub fn stress(
     runner: &mut dyn Runner,
     sampler: &mut Sampler,
     limits: &StepLimits,
     context: usize,
-    pages: usize,
+    pools: Pools,
 ) -> Result<(), DeviceError> {
-    let pool = pages * PAGE_TOKENS;
+    let pool = pools.pages * PAGE_TOKENS;
     let longest = context.min(pool);
+    let mut stress = Stress { runner, limits, pools };
     // The largest prefill; with as many logits as a step may have it is also the largest prompt-logprobs step.
     let rows = limits.rows.min(longest);
-    run(runner, &[(0, rows)], limits.logit_rows.min(rows), pages)?;
+    stress.run(&[Rows { start: 0, rows, each: false }], limits.logit_rows.min(rows))?;
     // A chunk at the far end of the longest context: the longest prefix to attend to.
     let tail = rows.min(PAGE_TOKENS);
-    run(runner, &[(longest - tail, tail)], 1, pages)?;
-    // The largest decode batch, then decodes beside a prefill chunk that fills the step.
-    let decodes = limits.running.min(limits.logit_rows).min(pages);
-    let deep = (pool / decodes).min(longest) - 1;
-    let mut mixed: Vec<(usize, usize)> = vec![(deep, 1); decodes];
-    run(runner, &mixed, decodes, pages)?;
-    sample(runner, sampler, decodes)?;
+    stress.run(&[Rows { start: longest - tail, rows: tail, each: false }], 1)?;
+    // The largest decode batch, plain and with every draft to be checked, then decodes beside a prefill chunk that fills the step.
+    let with_drafts = 1 + limits.drafts;
+    let by_slots = pools.slots.checked_div(limits.slots).unwrap_or(usize::MAX);
+    let decodes = limits.running.min(limits.logit_rows / with_drafts).min(pools.pages).min(by_slots).max(1);
+    let deep = (pool / decodes).min(longest);
+    let mut mixed = vec![Rows { start: deep - 1, rows: 1, each: false }; decodes];
+    stress.run(&mixed, decodes)?;
+    sample(stress.runner, sampler, decodes)?;
+    let checked = with_drafts.min(deep);
+    if checked > 1 && decodes * checked <= limits.rows {
+        let start = deep - checked;
+        stress.run(&vec![Rows { start, rows: checked, each: limits.slots > 1 }; decodes], decodes * checked)?;
+    }
     let rest = limits.rows.saturating_sub(decodes).min(longest);
     if rest > 0 {
         mixed.pop();
-        mixed.push((0, rest));
-        run(runner, &mixed, decodes, pages)?;
+        mixed.push(Rows { start: 0, rows: rest, each: false });
+        stress.run(&mixed, decodes)?;
     }
     Ok(())
 }
 
-/// One step of sequences given as (start, rows), the last `logit_rows` rows with logits.
-fn run(
-    runner: &mut dyn Runner,
-    seqs: &[(usize, usize)],
-    logit_rows: usize,
-    pool_pages: usize,
-) -> Result<(), DeviceError> {
-    let mut spans = Vec::new();
-    let (mut tokens, mut positions, mut pages) = (Vec::new(), Vec::new(), Vec::new());
-    for (start, rows) in seqs {
-        let count = (start + rows).div_ceil(PAGE_TOKENS);
-        spans.push(SeqSpan {
-            first_row: tokens.len(),
-            rows: *rows,
-            start: *start,
-            pages_at: pages.len(),
-            pages: count,
-            seen_from: 0,
-            state: None,
-        });
-        positions.extend(*start as u32..(start + rows) as u32);
-        tokens.extend((0..*rows).map(|i| (i % 7) as u32));
-        // Sequences may share pages here: what they compute is not looked at.
-        pages.extend((0..count as u32).map(|page| page % pool_pages as u32));
+struct Stress<'a> {
+    runner: &'a mut dyn Runner,
+    limits: &'a StepLimits,
+    pools: Pools,
+}
+
+impl Stress<'_> {
+    /// One step, the last `logit_rows` rows with logits, and the draft passes behind it.
+    fn run(&mut self, seqs: &[Rows], logit_rows: usize) -> Result<(), DeviceError> {
+        let mut spans = Vec::new();
+        let (mut tokens, mut positions, mut pages, mut state_out) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (i, seq) in seqs.iter().enumerate() {
+            let Rows { start, rows, each } = *seq;
+            let count = (start + rows).div_ceil(PAGE_TOKENS);
+            let ring = self.limits.slots;
+            let slot = |at: usize| (i * ring + at % ring) as u32;
+            spans.push(SeqSpan {
+                first_row: tokens.len(),
+                rows,
+                start,
+                pages_at: pages.len(),
+                pages: count,
+                seen_from: 0,
+                state: (ring > 0 && start > 0).then(|| slot(0)),
+            });
+            positions.extend(start as u32..(start + rows) as u32);
+            tokens.extend((0..rows).map(|i| (i % 7) as u32));
+            // Sequences may share pages here: what they compute is not looked at.
+            pages.extend((0..count as u32).map(|page| page % self.pools.pages as u32));
+            if ring > 0 {
+                let kept = |row: usize| each || row == rows;
+                state_out.extend((1..=rows).map(|row| if kept(row) { slot(row) } else { NO_STATE }));
+            }
+        }
+        let first = tokens.len() - logit_rows;
+        let wanted: Vec<u32> = (first as u32..tokens.len() as u32).collect();
+        let step = StepInput {
+            tokens: &tokens,
+            positions: &positions,
+            seqs: &spans,
+            pages: &pages,
+            logit_rows: &wanted,
+            state_out: &state_out,
+        };
+        self.runner.forward(&step)?;
+        if self.limits.drafts > 0 { self.draft(&step) } else { Ok(()) }
     }
-    let first = tokens.len() - logit_rows;
-    let wanted: Vec<u32> = (first as u32..tokens.len() as u32).collect();
-    runner.forward(&StepInput {
-        tokens: &tokens,
-        positions: &positions,
-        seqs: &spans,
-        pages: &pages,
-        logit_rows: &wanted,
-        state_out: &[],
-    })
+
+    /// Every row of `step` through the draft head, then one row of each sequence as often as it may draft.
+    fn draft(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
+        let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
+        let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
+        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], ..*step };
+        self.runner.draft(&rows, &first)?;
+        let seqs: Vec<u32> = (0..spans.len() as u32).collect();
+        let tokens = vec![1; spans.len()];
+        let mut positions = Vec::with_capacity(spans.len());
+        for (i, span) in spans.iter_mut().enumerate() {
+            let end = span.start + span.rows - 1;
+            (span.first_row, span.rows, span.start) = (i, 1, end);
+            positions.push(end as u32);
+        }
+        for _ in 1..self.limits.drafts {
+            self.runner.draft(
+                &seqs,
+                &StepInput {
+                    tokens: &tokens,
+                    positions: &positions,
+                    seqs: &spans,
+                    pages: step.pages,
+                    logit_rows: &seqs,
+                    state_out: &[],
+                },
+            )?;
+        }
+        Ok(())
+    }
 }
 
 /// The sampler's largest scratch: penalties, truncation by probability over the whole vocabulary, and a report.

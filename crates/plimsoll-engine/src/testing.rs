@@ -14,15 +14,16 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
-use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex};
+use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
-use crate::lease::KvCache;
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
 use crate::request::{Limits, Request};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
 use crate::worker::{Parts, Worker};
+
+pub use crate::worker::Speculation;
 
 /// One thing the scripted engine does for a request.
 #[derive(Clone, Debug)]
@@ -112,6 +113,10 @@ pub struct Bench<R> {
     pub step: StepLimits,
     /// Whether equal prefixes share their pages.
     pub prefix_cache: bool,
+    /// Slots of recurrent state.
+    pub state_slots: usize,
+    /// How drafts are dealt with.
+    pub speculation: Speculation,
     /// Ids to text.
     pub tokenizer: Arc<Tokenizer>,
     /// End-of-sequence ids.
@@ -123,7 +128,7 @@ pub struct Bench<R> {
 impl<R: Runner> Bench<R> {
     /// The engine's two ends: the front door, and what builds the worker on the thread that will own it.
     fn split(self) -> (EngineHandle, impl FnOnce() -> Worker<R>) {
-        let Self { runner, limits, step, prefix_cache, tokenizer, eos, elastic } = self;
+        let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic } = self;
         let places = limits.running_max_req_size + limits.max_waiting;
         let (arrivals, inbox) = sync_channel(places as usize);
         let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
@@ -134,10 +139,23 @@ impl<R: Runner> Bench<R> {
             let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
             let pool = PagePool::new(pages).expect("a pool");
             let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index"));
-            let cache = Rc::new(RefCell::new(KvCache { pool, index }));
+            let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
+            let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
             let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
             let (arrivals, limits) = (inbox, step);
-            Worker::new(Parts { shared, arrivals, epoch, runner, cache, limits, sampler, tokenizer, eos, elastic })
+            Worker::new(Parts {
+                shared,
+                arrivals,
+                epoch,
+                runner,
+                cache,
+                limits,
+                speculation,
+                sampler,
+                tokenizer,
+                eos,
+                elastic,
+            })
         };
         (handle, build)
     }

@@ -145,7 +145,11 @@ impl Asked<'_> {
     /// Bytes that a server for this load plans.
     fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {
         match blueprint.plan(&self.options(load), self.threads, self.line) {
-            Ok(planned) => Ok(planned.plan.total()),
+            Ok(planned) => {
+                // Where state is short the planner plans for fewer at once; the rest is what they lack.
+                let missing = load.users.saturating_sub(planned.step.running as u64);
+                Ok(planned.plan.total().saturating_add(missing.saturating_mul(planned.sizing.request_state_bytes())))
+            }
             Err(PlanError::DoesNotFit(shortfall)) => Ok(shortfall.needed),
             Err(error) => Err(error),
         }

@@ -1,7 +1,11 @@
 //! The engine thread: one loop that admits, schedules, runs, samples and delivers.
 //!
-//! It owns everything. A request that fails takes only itself along: a step that fails is run again sequence by
-//! sequence, and those that fail alone are ended with an error; the others get the very bits they would have got.
+//! It owns everything. A request that fails takes only itself along: after a step that fails its sequences run one by one
+//! until each has passed that place, and those that fail alone are ended with an error; the others get the very bits they
+//! would have got.
+
+mod deliver;
+mod speculate;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,14 +21,14 @@ use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
 use crate::governor::{Governor, Rung};
 use crate::handle::{Arrival, Shared};
-use crate::lease::{PageLease, SharedCache};
-use crate::outbox::TokenLogprobs;
-use crate::room::Failure;
+use crate::lease::SharedCache;
 use crate::runner::Runner;
-use crate::sampling::{Sampler, top_logprobs};
-use crate::scheduler::{Scheduler, Seq, Share, StepLimits};
-use crate::step::StepBuffers;
+use crate::sampling::Sampler;
+use crate::scheduler::{Newcomer, Scheduler, Seq, Share, StepLimits};
+use crate::speculation::{Done, Next, Pace};
+use crate::step::{DraftRows, StepBuffers};
 use crate::trim::{Due, Trim};
+use speculate::{Lane, Tally};
 
 /// How long an idle engine waits for an arrival before it looks around.
 const IDLE_WAIT: Duration = Duration::from_millis(200);
@@ -37,8 +41,22 @@ pub(crate) struct Worker<R> {
     runner: R,
     cache: SharedCache,
     scheduler: Scheduler<Delivery>,
+    limits: StepLimits,
     buffers: StepBuffers,
     shares: Vec<Share>,
+    /// How many rows of each share count, drafts that missed left out.
+    counted: Vec<usize>,
+    /// Drafts are taken as they are.
+    optimistic: bool,
+    /// Drafts a sequence may have at once.
+    drafts_max: usize,
+    pace: Pace,
+    speculation: Tally,
+    /// Sequences that decode in the current step.
+    decodes: usize,
+    /// The next pass of the draft head, and who gets guesses from it.
+    passes: Vec<DraftRows>,
+    lanes: Vec<Lane>,
     sampler: Sampler,
     /// A copy of the row being sampled, kept while its log-probabilities are still to be reported.
     raw: Vec<f32>,
@@ -72,6 +90,7 @@ pub(crate) struct Parts<R> {
     pub runner: R,
     pub cache: SharedCache,
     pub limits: StepLimits,
+    pub speculation: Speculation,
     pub sampler: Sampler,
     pub tokenizer: SharedTokenizer,
     pub eos: Vec<u32>,
@@ -87,10 +106,28 @@ impl Drop for Stopped {
     }
 }
 
+/// How drafts are dealt with.
+#[derive(Clone, Copy, Debug)]
+pub struct Speculation {
+    /// They are taken as they are, unchecked.
+    pub optimistic: bool,
+    /// Drafting pauses where it does not pay.
+    pub adaptive: bool,
+    /// Time of a step that checks drafts over that of a plain one, as far as the plan can tell.
+    pub cost: f64,
+}
+
+impl Default for Speculation {
+    fn default() -> Self {
+        Self { optimistic: false, adaptive: true, cost: 1.25 }
+    }
+}
+
 impl<R: Runner> Worker<R> {
     /// Reserves every buffer a step will use.
     pub fn new(parts: Parts<R>) -> Self {
-        let Parts { shared, arrivals, epoch, runner, cache, limits, sampler, tokenizer, eos, elastic } = parts;
+        let Parts { shared, arrivals, epoch, runner, cache, limits, speculation, sampler, tokenizer, eos, elastic } =
+            parts;
         let pages = cache.borrow().pool.total();
         let page_ids = limits.running * (shared.limits.max_req_total_len as usize).div_ceil(PAGE_TOKENS);
         // Shared pages are named once per sequence; without sharing the pool bounds the sum.
@@ -102,6 +139,15 @@ impl<R: Runner> Worker<R> {
             scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
             buffers: StepBuffers::new(&limits, named_max),
             shares: Vec::with_capacity(limits.running),
+            counted: Vec::with_capacity(limits.running),
+            optimistic: speculation.optimistic,
+            drafts_max: limits.drafts,
+            pace: Pace::new(speculation.adaptive, speculation.cost),
+            speculation: Tally::default(),
+            decodes: 0,
+            passes: Vec::with_capacity(limits.running),
+            lanes: Vec::with_capacity(limits.running),
+            limits,
             arrivals,
             epoch,
             runner,
@@ -294,19 +340,21 @@ impl<R: Runner> Worker<R> {
         faults::site(Site::Accept);
         let Arrival { mut request, outbox, arrived, place, mut room } = arrival;
         let tokens = std::mem::take(&mut request.prompt);
-        let (prompt_len, total_max) = (tokens.len(), tokens.len() + request.max_tokens as usize);
-        let (pages, page_ids) = (std::mem::take(&mut room.pages), std::mem::take(&mut room.page_ids));
-        self.scheduler.push(Seq {
+        let total_max = tokens.len() + request.max_tokens as usize;
+        // An unchecked draft could break the form; a checked one is compared with a token that keeps it.
+        let drafts = self.drafts_max > 0 && !(self.optimistic && room.constraint.is_some());
+        let newcomer = Newcomer {
             order: self.arrived,
             salt: request.cache_salt,
-            prompt_len,
             total_max,
-            computed: 0,
-            pages: PageLease::new(&self.cache, pages, page_ids),
-            logits_from: if request.prompt_logprobs.is_some() { 0 } else { prompt_len - 1 },
+            logits_from: if request.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 },
+            slots: self.limits.slots,
+            pages: std::mem::take(&mut room.pages),
+            page_ids: std::mem::take(&mut room.page_ids),
             tokens,
-            work: Delivery::new(request, outbox, place, arrived, room),
-        });
+            work: Delivery::new(request, outbox, place, arrived, room, drafts),
+        };
+        self.scheduler.push(Seq::new(&self.cache, newcomer));
         self.arrived += 1;
     }
 
@@ -319,31 +367,43 @@ impl<R: Runner> Worker<R> {
                 metrics.aborted.inc();
             },
         );
-        if self.scheduler.is_empty() {
+        if self.scheduler.is_empty() || faults::asked(Site::NoStep) {
             return;
         }
         let began = Instant::now();
         faults::site(Site::Scheduler);
-        let (shares, events) = self.scheduler.schedule();
-        self.shares.clear();
-        self.shares.extend_from_slice(shares);
-        self.shared.metrics.preemptions.inc_by(events.preempted);
+        let next = self.schedule();
         for share in &self.shares {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             seq.work.scheduled(began, share.start, &self.shared.metrics);
         }
-        match self.forward(0..self.shares.len()) {
-            Ok(()) => self.deliver(0..self.shares.len()),
-            Err(error) => self.isolate(&error),
+        match self.forward() {
+            Ok(()) => self.settle(next, began),
+            Err(error) => self.quarantine(error),
         }
         self.retire();
         self.shared.metrics.step_seconds.observe(began.elapsed().as_secs_f64());
         self.shared.status.steps.fetch_add(1, Release);
     }
 
-    /// Runs the given shares as one step. A panic in a kernel is an error like any other.
-    fn forward(&mut self, which: std::ops::Range<usize>) -> Result<(), String> {
-        let step = self.buffers.fill(&self.shares[which], self.scheduler.running());
+    /// Fills the next step. Says what is to be done about drafts in it.
+    fn schedule(&mut self) -> Next {
+        self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding()).count();
+        let mut next = self.pace.next(self.decodes);
+        next.draft &= self.drafts_max > 0 && self.governor.rung() < Rung::SpeculationOff;
+        if !next.check || !next.draft {
+            self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
+        }
+        let (shares, events) = self.scheduler.schedule();
+        self.shares.clear();
+        self.shares.extend_from_slice(shares);
+        self.shared.metrics.preemptions.inc_by(events.preempted);
+        next
+    }
+
+    /// Runs the shares as one step. A panic in a kernel is an error like any other.
+    fn forward(&mut self) -> Result<(), String> {
+        let step = self.buffers.fill(&self.shares, self.scheduler.running());
         match catch_unwind(AssertUnwindSafe(|| self.runner.forward(&step))) {
             Ok(result) => result.map_err(|error: DeviceError| error.to_string()),
             Err(panic) => {
@@ -353,93 +413,47 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// After a failed step: each sequence alone. Whoever fails alone is ended.
-    fn isolate(&mut self, error: &str) {
-        tracing::error!(error, shares = self.shares.len(), "a step failed; running its sequences one by one");
+    /// After a step that ran: tokens, drafts, and prompts for others to share.
+    fn settle(&mut self, next: Next, began: Instant) {
+        self.deliver();
+        let drafting = Instant::now();
+        if self.drafts_max > 0 {
+            self.draft(next.draft);
+            self.observe_pace(began, drafting);
+        }
+        for share in &self.shares {
+            if !self.scheduler.running()[share.seq].work.failed() {
+                self.scheduler.publish(share.seq);
+            }
+        }
+    }
+
+    fn observe_pace(&mut self, began: Instant, drafting: Instant) {
+        let shares = self.shares.iter().zip(&self.counted);
+        let decoding = shares.filter(|(share, _)| share.rows == 1 + share.drafts);
+        let (decodes, tokens) = decoding.fold((0, 0), |(n, tokens), (_, counted)| (n + 1, tokens + counted));
+        let rows: usize = self.shares.iter().map(|share| share.rows).sum();
+        let drafts: usize = self.shares.iter().map(|share| share.drafts).sum();
+        self.pace.observe(&Done {
+            decodes,
+            prompt_rows: rows - decodes - drafts,
+            drafts,
+            tokens,
+            seconds: began.elapsed().as_secs_f64(),
+            draft_seconds: drafting.elapsed().as_secs_f64(),
+        });
+    }
+
+    /// After a failed step: whoever was in it alone is ended; otherwise each of its sequences will run alone.
+    fn quarantine(&mut self, error: String) {
         self.shared.metrics.failed_steps.inc();
-        for i in 0..self.shares.len() {
-            match self.forward(i..i + 1) {
-                Ok(()) => self.deliver(i..i + 1),
-                Err(error) => self.scheduler.running_mut()[self.shares[i].seq].work.fail(error),
-            }
+        if self.scheduler.step_failed() {
+            tracing::error!(error, shares = self.shares.len(), "a step failed; running its sequences one by one");
+            return;
         }
-    }
-
-    /// Turns the logits of the given shares, which were one step, into tokens.
-    fn deliver(&mut self, which: std::ops::Range<usize>) {
-        let mut logit_row = 0;
-        for i in which {
-            let share = self.shares[i];
-            let computed = share.rows - share.logit_rows.min(share.rows);
-            for j in 0..share.logit_rows {
-                let position = share.start + computed + j;
-                let outcome = catch_unwind(AssertUnwindSafe(|| self.deliver_row(share.seq, position, logit_row)));
-                let work = &mut self.scheduler.running_mut()[share.seq].work;
-                match outcome {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => work.fail(error),
-                    Err(panic) => {
-                        self.shared.metrics.panics.inc();
-                        work.fail(panic_message(panic));
-                    }
-                }
-                logit_row += 1;
-            }
-            let seq = &self.scheduler.running()[share.seq];
-            let of_prompt = seq.prompt_len.saturating_sub(share.start).min(share.rows);
-            self.shared.metrics.prompt_tokens.inc_by(of_prompt as u64);
-            self.delivered += 1;
-            if !seq.work.failed() {
-                self.scheduler.commit(share);
-            }
+        for share in &self.shares {
+            self.scheduler.running_mut()[share.seq].work.fail(error.clone());
         }
-    }
-
-    /// The logits at `position`: a report for the next prompt token, or the next token itself.
-    fn deliver_row(&mut self, index: usize, position: usize, logit_row: usize) -> Result<(), Failure> {
-        let seq = &mut self.scheduler.running_mut()[index];
-        if seq.work.finished() {
-            return Ok(());
-        }
-        let logits = self.runner.logits(logit_row);
-        if let (Some(n), true) = (seq.work.request.prompt_logprobs, position < seq.prompt_len) {
-            if position == 0 {
-                seq.work.prompt_logprobs(TokenLogprobs::default())?;
-            }
-            if position + 1 < seq.prompt_len {
-                let report = logprobs(logits, seq.tokens[position + 1], n)?;
-                seq.work.prompt_logprobs(report)?;
-            }
-            // Recomputing after a preemption must not report twice.
-            seq.logits_from = position + 1;
-        }
-        if position + 1 < seq.tokens.len() {
-            return Ok(());
-        }
-        if seq.work.request.max_tokens == 0 {
-            seq.work.end_without_output();
-            return Ok(());
-        }
-        let report = seq.work.request.logprobs;
-        if report.is_some() {
-            self.raw.clear();
-            self.raw.extend_from_slice(logits);
-        }
-        if seq.work.generated < seq.work.request.min_tokens {
-            let stops = self.eos.iter().chain(&seq.work.request.stop_token_ids);
-            stops.for_each(|id| logits[*id as usize] = f32::NEG_INFINITY);
-        }
-        faults::site(Site::Sampler);
-        let work = &mut seq.work;
-        let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()?.flatten();
-        let position = seq.tokens.len() as u64;
-        let sampled = self.sampler.sample(logits, &work.request.sampling, &work.counts, position, allowed);
-        let token = sampled.map_err(|error| error.to_string())?.token;
-        let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
-        seq.tokens.push(token);
-        // Recomputing after a preemption needs no logits of positions whose next token is known.
-        seq.logits_from = seq.tokens.len() - 1;
-        seq.work.token(token, report, &self.tokenizer, &self.eos, &self.shared.metrics)
     }
 
     /// Takes finished sequences out. What a failed one computed is not left for others to find.
@@ -478,18 +492,26 @@ impl<R: Runner> Worker<R> {
         status.pages_used.store(cache.pool.used() as u64, Release);
         status.pages_total.store(cache.pool.total() as u64, Release);
         status.pages_cached.store(cache.pool.idle() as u64, Release);
+        if let Some(states) = &cache.states {
+            let (stats, metrics) = (states.stats(), &self.shared.metrics);
+            status.slots_total.store(states.total() as u64, Release);
+            status.slots_used.store((states.total() - states.free()) as u64, Release);
+            status.slots_kept.store(stats.kept as u64, Release);
+            let counters = [
+                (&metrics.checkpoints_made, stats.made),
+                (&metrics.checkpoints_evicted, stats.evicted),
+                (&metrics.checkpoints_superseded, stats.superseded),
+                (&metrics.checkpoints_missed, stats.missed),
+            ];
+            for (counter, now) in counters {
+                counter.inc_by(now - counter.get());
+            }
+        }
         status.turns.fetch_add(1, Release);
         // A round without a step delivered is no progress.
         let progress = self.progress.1.duration_since(self.epoch);
         status.progress_ms.store(progress.as_millis() as u64, Release);
     }
-}
-
-fn logprobs(logits: &[f32], chosen: u32, n: u32) -> Result<TokenLogprobs, Failure> {
-    let mut top = Vec::new();
-    top.try_reserve_exact(n as usize)?;
-    let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| error.to_string())?;
-    Ok(TokenLogprobs { own: Some(own.logprob), top })
 }
 
 /// The words of a panic.

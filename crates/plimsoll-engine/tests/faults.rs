@@ -79,6 +79,24 @@ fn faults_while_others_are_preempted_stay_alone() {
     }
 }
 
+/// Recurrent state is half written by a step that fails: whoever was in it starts over, and says the same.
+#[test]
+fn faults_in_hybrids_stay_alone() {
+    for fault in [FAILS, PANICS, NAN, SHORT_ROW] {
+        for at in [0, 17, 39] {
+            for (drafts, spare) in [(0, 0), (0, 16), (3, 8)] {
+                if matches!(fault, FAILS | PANICS) || at == 39 {
+                    one_among_eight(fault, at, Shape::hybrid(drafts, 180, spare));
+                }
+            }
+        }
+    }
+    let tiny = Shape { pages: 8, context: 128, ..Shape::hybrid(2, 180, 4) };
+    for at in [0, 39] {
+        one_among_eight(FAILS, at, tiny);
+    }
+}
+
 #[test]
 fn a_fault_in_the_middle_of_an_answer_keeps_what_was_said() {
     let (engine, _) = recall_engine(Shape::default());

@@ -43,13 +43,14 @@ fn cold_prefixes_go_first_and_new_requests_are_told_503() {
     assert_eq!(cached(), 0);
     assert_eq!(show(&engine, DIRE), Rung::SmallChunks);
     assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8), "chunks of one page");
+    assert_eq!(show(&engine, DIRE), Rung::SpeculationOff);
     assert_eq!(show(&engine, DIRE), Rung::StopAdmitting);
     let refusal = engine.submit(greedy(&prompt, 8)).expect_err("memory is short");
     assert!(matches!(refusal, Refusal::Unavailable { retry_after_s: 1.., .. }), "{refusal:?}");
     assert!((0..40).any(|_| show(&engine, CALM) == Rung::Calm), "it climbs back");
     assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8));
     let climbed: Vec<u64> = engine.metrics().rungs.iter().map(|rung| rung.get()).collect();
-    assert_eq!(climbed, [1, 1, 1, 0, 0]);
+    assert_eq!(climbed, [1, 1, 1, 1, 0, 0]);
     assert_eq!(engine.metrics().refused_memory.get(), 1);
     quiet(&engine);
 }
@@ -59,8 +60,8 @@ fn the_newest_give_way_and_the_oldest_finishes() {
     let (engine, _) = recall_engine(slow());
     let prompts: Vec<Vec<u32>> = (0..6u32).map(|i| (i * 7..i * 7 + 20).collect()).collect();
     let readers: Vec<_> = prompts.iter().map(|prompt| engine.submit(greedy(prompt, 200)).unwrap()).collect();
-    let rungs: Vec<Rung> = (0..7).map(|_| show(&engine, DIRE)).collect();
-    assert_eq!(rungs[3..], [Rung::Preempt, Rung::Fail, Rung::Fail, Rung::Fail]);
+    let rungs: Vec<Rung> = (0..8).map(|_| show(&engine, DIRE)).collect();
+    assert_eq!(rungs[4..], [Rung::Preempt, Rung::Fail, Rung::Fail, Rung::Fail]);
     assert!(engine.metrics().preemptions.get() > 0);
     while show(&engine, CALM) != Rung::Calm {}
     let answers: Vec<_> = readers.into_iter().map(collect).collect();

@@ -3,11 +3,16 @@
 
 mod common;
 
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
-use common::recall::{NEVER_SAID, Shape, VOCAB, mix, recall_engine, says};
+use common::recall::{NEVER_SAID, Shape, VOCAB, mix, recall_bench, recall_engine, says};
 use common::{ask, collect, engine, exact, greedy, quiet};
+use plimsoll_device::{DeviceError, StepInput};
+use plimsoll_engine::runner::Runner;
+use plimsoll_engine::testing::{Bench, over_runner, watch_progress};
 use plimsoll_engine::{EngineHandle, FinishReason, Options, Refusal};
 
 /// A prompt of `len` ordinary tokens.
@@ -20,7 +25,7 @@ fn slow() -> Shape {
 }
 
 /// Waits until `what` holds.
-fn until(engine: &EngineHandle, what: impl Fn(&EngineHandle) -> bool) {
+fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !what(engine) {
         assert!(Instant::now() < deadline, "it never came to that");
@@ -296,6 +301,56 @@ fn the_thread_ends_with_the_last_handle_and_serves_its_readers_first() {
         assert!(Instant::now() < deadline, "the engine thread outlives its handles");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A runner that stands still inside a step while it is told to.
+struct Gate {
+    inner: common::recall::Recall,
+    closed: Arc<AtomicBool>,
+}
+
+impl Runner for Gate {
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        while self.closed.load(Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.inner.forward(step)
+    }
+
+    fn logits(&mut self, row: usize) -> &mut [f32] {
+        self.inner.logits(row)
+    }
+}
+
+#[test]
+fn i10_an_engine_that_stands_still_says_so_and_goes_on_when_it_can() {
+    let (bench, _) = recall_bench(Shape::default());
+    let closed = Arc::new(AtomicBool::new(false));
+    let Bench { runner, limits, step, prefix_cache, tokenizer, eos, elastic } = bench;
+    let runner = Gate { inner: runner, closed: Arc::clone(&closed) };
+    let engine = over_runner(Bench { runner, limits, step, prefix_cache, tokenizer, eos, elastic });
+    engine.set_stall_limit(Duration::from_secs(1));
+    watch_progress(&engine);
+    // Longer than the limit without work is no stall.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(engine.healthy() && engine.metrics().stalls.get() == 0);
+    closed.store(true, Release);
+    let prompts = [prompt(1, 40), prompt(2, 60)];
+    let readers = prompts.each_ref().map(|prompt| engine.submit(greedy(prompt, 12)).unwrap());
+    until(&engine, |engine| !engine.healthy() && engine.metrics().stalls.get() == 1);
+    let mut refused = None;
+    until(&engine, |engine| {
+        refused = engine.submit(greedy(&prompts[0], 1)).err();
+        refused.is_some()
+    });
+    assert!(matches!(&refused, Some(Refusal::Unavailable { message, .. }) if message.contains("no progress")));
+    closed.store(false, Release);
+    for (reader, prompt) in readers.into_iter().zip(&prompts) {
+        assert_eq!(collect(reader).ids, says(prompt, 12), "a step that returned late is a step like any other");
+    }
+    until(&engine, |engine| engine.healthy() && engine.submit(greedy(&prompts[0], 1)).is_ok());
+    assert_eq!((engine.metrics().stalls.get(), engine.metrics().failed.get()), (1, 0));
+    quiet(&engine);
 }
 
 #[test]

@@ -73,10 +73,8 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
     let _alone = alone();
     for entry in std::fs::read_dir(fixtures().join("models")).unwrap() {
         let model = entry.unwrap().file_name().into_string().unwrap();
-        if ["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&model.as_str()) {
-            continue;
-        }
-        let options = exact();
+        let mtp = model.starts_with("mtp-") || ["qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&model.as_str());
+        let options = Options { enable_mtp: mtp, mtp_num_draft_tokens: 2, ..exact() };
         let mut host = Host::read(&options).unwrap();
         host.lease_dir = Some(berths("i2"));
         let engine = launch(&model, &options, &host).unwrap_or_else(|e| panic!("{model}: {e}"));
@@ -90,6 +88,7 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
         let exactly = [
             Component::Weights,
             Component::KvPages,
+            Component::StateSlots,
             Component::StepWorkspace,
             Component::PrefixIndex,
             Component::Canary,
@@ -104,7 +103,13 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
 #[test]
 fn i8_a_measured_start_builds_what_the_plan_says() {
     let _alone = alone();
-    for (text, dtype) in [("300MiB", "llama"), ("320MiB", "gguf-qwen2-q4_0"), ("301MiB", "gemma3"), ("2GiB", "llama")] {
+    for (text, dtype) in [
+        ("300MiB", "llama"),
+        ("320MiB", "gguf-qwen2-q4_0"),
+        ("301MiB", "gemma3"),
+        ("2GiB", "llama"),
+        ("303MiB", "qwen3.5"),
+    ] {
         let options = Options { memory_budget: budget(text), max_total_token_num: None, ..exact() };
         let mut host = Host::read(&options).unwrap();
         host.lease_dir = Some(berths("i8"));
@@ -149,6 +154,31 @@ fn two_engines_that_do_not_fit_together_do_not_start_together() {
         launch("llama", &options, &host(&options)).ok()
     });
     stop(again.expect("the first one's place is free again"));
+}
+
+#[test]
+fn e39_a_failed_allocation_costs_the_canary_and_it_comes_back() {
+    let _alone = alone();
+    let options = exact();
+    let mut host = Host::read(&options).unwrap();
+    host.lease_dir = Some(berths("canary"));
+    let engine = launch("llama", &options, &host).unwrap();
+    let canary = || engine.ledger().row(Component::Canary).committed;
+    let (whole, said) = (canary(), ask(&engine, greedy(&[1, 2, 3], 20)).ids);
+    assert!(whole > 0 && heap::armed());
+    let reader = engine.submit(greedy(&[5, 6, 7], 500)).unwrap();
+    assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
+    assert_eq!(ask(&engine, greedy(&[1, 2, 3], 20)).ids, said, "the others do not notice");
+    assert_eq!(common::collect(reader).ids.len(), 500);
+    // Counted, logged, and climbed back from.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while engine.metrics().canaries.get() == 0 || canary() < whole {
+        assert!(std::time::Instant::now() < deadline, "no canary again: {}", engine.report());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(engine.report().ladder.canaries_released, 1);
+    assert_eq!(engine.ledger().allocations().1, 0, "its place was in the plan");
+    stop(engine);
 }
 
 #[test]

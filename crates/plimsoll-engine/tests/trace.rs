@@ -35,7 +35,7 @@ fn record(file: &Path) {
         at_ms += if i % 20 == 0 { 150 } else { dice(4, 0) };
         let line = json!({
             "at_ms": at_ms, "family": dice(5, 1), "shared": dice(120, 2), "own": 1 + dice(60, 3), "salt": dice(8, 4) / 7,
-            "max_tokens": 1 + dice(if dice(4, 5) == 0 { 120 } else { 24 }, 6),
+            "max_tokens": 1 + dice(if dice(2, 5) == 0 { 120 } else { 24 }, 6),
             "hang_up_after": if dice(6, 7) == 0 { Some(dice(10, 8)) } else { None },
             "logprobs": if dice(5, 9) == 0 { Some(dice(4, 10)) } else { None },
         });
@@ -111,7 +111,7 @@ fn a38_a_trace_replayed_at_the_limit_changes_nothing() {
         batch_max_tokens: 64,
         graph_max_batch_size: 12,
         running_max_req_size: 12,
-        max_total_token_num: Some(512),
+        max_total_token_num: Some(320),
         max_waiting: REQUESTS as usize,
         threads: Some(2),
         ..Options::default()

@@ -243,6 +243,8 @@ const VOCAB_MAX: usize = 1 << 22;
 const CONTEXT_MAX: usize = 1 << 28;
 /// Most experts of a layer.
 const EXPERTS_MAX: usize = 4096;
+/// Most experts of all layers together; each has three entries in the table of weights.
+const EXPERTS_TOTAL_MAX: usize = 1 << 17;
 /// Longest causal convolution.
 const TAPS_MAX: usize = 16;
 /// Most layers of a draft head.
@@ -303,6 +305,7 @@ impl ModelConfig {
 impl Experts {
     fn check(&self, layers: usize) -> Result<(), FormatError> {
         within("experts", self.count, EXPERTS_MAX)?;
+        within("experts of all layers", self.count * layers, EXPERTS_TOTAL_MAX)?;
         within("experts per token", self.top_k, self.count)?;
         within("expert width", self.width, INTERMEDIATE_MAX)?;
         within("shared expert width", self.shared_width.max(1), INTERMEDIATE_MAX)?;

@@ -104,6 +104,7 @@ fn variants_that_nothing_runs_are_refused_by_their_key() {
         (r#""layer_types": ["linear_attention", "mamba", "full_attention", "full_attention"]"#, "layer type \"mamba\""),
         (r#""num_experts": 4, "num_experts_per_tok": 5"#, "experts per token: 5, allowed are 1 to 4"),
         (r#""num_experts": 100000"#, "experts: 100000"),
+        (r#""num_experts": 4000, "num_hidden_layers": 40"#, "experts of all layers: 160000, allowed are 1 to 131072"),
         (r#""mlp_only_layers": [4]"#, "mlp_only_layers is not a list of layers below 4"),
         (r#""decoder_sparse_step": 0"#, "decoder_sparse_step is 0"),
     ] {

@@ -71,7 +71,7 @@ pub fn conv_weights(stored: &[f32], taps: usize, into: &mut [f32]) {
 
 /// Convolves the rows of a span (as many as `slots.out` names) over time, applies SiLU and `norm`.
 ///
-/// For each channel: y = Σ weight[t] · x[row − taps + 1 + t], one chain of fused multiply-adds from the oldest input on. A slot
+/// For each channel: `y = Σ weight[t] · x[row − taps + 1 + t]`, one chain of fused multiply-adds from the oldest input on. A slot
 /// holds `taps − 1` inputs, oldest first, `history_ld` floats apart.
 ///
 /// Panics if the weights or the scratch do not fit.

@@ -19,7 +19,7 @@ pub const STATE_TILE: usize = LANES;
 /// Tiles that advance together where there are registers for it: they share every broadcast of k and q.
 const PAIR: usize = 2;
 
-/// In [`StateSlots::out`]: the state after this row is not kept.
+/// In the `out` of [`StateSlots`]: the state after this row is not kept.
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// Where a span's states lie: slot i at `base + i · stride`.
@@ -233,11 +233,11 @@ impl<const P: usize, const PART: bool> Kernel for Tiles<'_, P, PART> {
             (kept, asked) = ([s.zero(); P], [s.zero(); P]);
             if row + 1 == rows {
                 for (i, k) in k_now.iter().enumerate() {
-                    for p in 0..P {
+                    for (p, delta) in delta.iter().enumerate() {
                         // SAFETY: inside the tiles of both states; an element is read before it is written.
                         unsafe {
                             let old = state.load::<S, PART>(s, p, i);
-                            next.store::<S, PART>(s, p, i, s.fma(s.splat(*k), delta[p], s.mul(old, decay)));
+                            next.store::<S, PART>(s, p, i, s.fma(s.splat(*k), *delta, s.mul(old, decay)));
                         }
                     }
                 }

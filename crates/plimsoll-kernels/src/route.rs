@@ -68,7 +68,7 @@ pub fn group_by_expert(ids: &[u32], starts: &mut [u32], places: &mut [u32]) {
     starts[0] = 0;
 }
 
-/// Joins a row's experts: out (+)= Σ weights[j] · y[places[j]], one chain of fused multiply-adds in ascending j; row i of `y` at
+/// Joins a row's experts: `out (+)= Σ weights[j] · y[places[j]]`, one chain of fused multiply-adds in ascending j; row i of `y` at
 /// `i · out.len()`. Panics if a place is beyond `y`.
 pub fn combine(isa: Isa, out: &mut [f32], y: &[f32], places: &[u32], weights: &[f32], mode: Mode) {
     assert_eq!(places.len(), weights.len(), "a weight an expert");

@@ -1,8 +1,8 @@
 //! What an encoder owes: its worst case, the price of an item, and outputs for exactly the tokens it announced.
 
-use crate::{Modality, Shape, Vacant};
+use crate::{Modality, Shape, Vacant, Worst};
 
-/// What the planner must know of an encoder: what an item costs, and the costliest legal item of each kind.
+/// What the planner must know of an encoder: what an item costs, and the worst legal items of each kind.
 ///
 /// An obligation of every [`Encoder`]: one that cannot state its worst case does not compile, so nobody can serve a
 /// family whose peak was never planned.
@@ -24,15 +24,15 @@ use crate::{Modality, Shape, Vacant};
 /// ```
 ///
 /// ```
-/// use plimsoll_media::{Encoder, Job, Shape, WorstCase};
+/// use plimsoll_media::{Encoder, Job, Shape, Worst, WorstCase};
 ///
 /// struct Costs;
 ///
 /// impl WorstCase for Costs {
 ///     fn bytes(&self, _: &Shape) -> u64 { 1 }
-///     fn image(&self) -> Option<Shape> { None }
-///     fn video(&self) -> Option<Shape> { None }
-///     fn audio(&self) -> Option<Shape> { None }
+///     fn image(&self) -> Option<Worst> { None }
+///     fn video(&self) -> Option<Worst> { None }
+///     fn audio(&self) -> Option<Worst> { None }
 /// }
 ///
 /// struct Covered;
@@ -51,15 +51,15 @@ pub trait WorstCase {
     /// The workspace that an item of this shape adds to a batch, in bytes. Additive over a batch, and no smaller for a
     /// shape that is larger; what does not add up (the scratch of the longest sequence) belongs to the fixed part.
     fn bytes(&self, shape: &Shape) -> u64;
-    /// The costliest image. `None`: the encoder takes none; so for the others.
-    fn image(&self) -> Option<Shape>;
-    /// The costliest video.
-    fn video(&self) -> Option<Shape>;
-    /// The costliest sound.
-    fn audio(&self) -> Option<Shape>;
+    /// The worst of all legal images. `None`: the encoder takes none; so for the others.
+    fn image(&self) -> Option<Worst>;
+    /// The worst of all legal videos.
+    fn video(&self) -> Option<Worst>;
+    /// The worst of all legal sounds.
+    fn audio(&self) -> Option<Worst>;
 
-    /// The costliest item of a kind.
-    fn worst(&self, modality: Modality) -> Option<Shape> {
+    /// The worst of all legal items of a kind.
+    fn worst(&self, modality: Modality) -> Option<Worst> {
         match modality {
             Modality::Image => self.image(),
             Modality::Video => self.video(),

@@ -21,5 +21,5 @@ pub use error::MediaError;
 pub use key::ContentKey;
 pub use outputs::{Claim, OutputPool, Pinned, Vacant};
 pub use permits::{Grant, Permits};
-pub use shape::{Modality, Shape, Size};
+pub use shape::{Modality, Shape, Size, Worst};
 pub use stage::{Batch, Item, Stage};

@@ -177,7 +177,7 @@ fn a28_threads_that_grow_panic_and_give_up_never_pass_the_limits() {
                 for _ in 0..400 {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     let size = (random >> 33) % LIMIT + 1;
-                    let deadline = (size % 3 == 0).then(|| Instant::now() + Duration::from_micros(50));
+                    let deadline = size.is_multiple_of(3).then(|| Instant::now() + Duration::from_micros(50));
                     let Some(mut grant) = permits.first(size, deadline).unwrap() else { continue };
                     while grant.held().0 < 4 && grant.try_grow(size / 3) {}
                     let (items, total) = grant.held();
@@ -186,7 +186,7 @@ fn a28_threads_that_grow_panic_and_give_up_never_pass_the_limits() {
                     thread::yield_now();
                     bytes.fetch_sub(total, SeqCst);
                     count.fetch_sub(items, SeqCst);
-                    if size % 5 == 0 {
+                    if size.is_multiple_of(5) {
                         let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
                             let _grant = grant;
                             std::panic::resume_unwind(Box::new("a decoder's panic"));

@@ -78,3 +78,27 @@ pub struct Shape {
     /// Placeholder tokens in the prompt, which is also the number of embeddings that come out (A32).
     pub tokens: u64,
 }
+
+/// What bounds the items of one kind: the costliest of them, and the most tokens of any. They need not be the same item: a
+/// strip of many windows can cost more than a square of more tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worst {
+    /// The legal item whose workspace is largest.
+    pub costliest: Shape,
+    /// The most tokens of any legal item.
+    pub tokens: u64,
+}
+
+impl Worst {
+    /// Of a rule that finds the costliest shape for any cost.
+    pub fn found(costliest: impl Fn(&dyn Fn(&Shape) -> u64) -> Shape, bytes: impl Fn(&Shape) -> u64) -> Self {
+        Self { costliest: costliest(&bytes), tokens: costliest(&|shape| shape.tokens).tokens }
+    }
+}
+
+impl From<Shape> for Worst {
+    /// Of a family whose largest item has the most of everything.
+    fn from(costliest: Shape) -> Self {
+        Self { costliest, tokens: costliest.tokens }
+    }
+}

@@ -1,4 +1,7 @@
 //! The encoder stage: an encoder that has survived its worst case, and may never be asked for more.
+//!
+//! An item takes room for its outputs first ([`OutputPool::claim`], which never waits), then its permit; whoever has a permit
+//! lacks nothing, so waiting for one always ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +10,8 @@ use std::time::Instant;
 use crate::error::panic_words;
 use crate::permits::InUse;
 use crate::{
-    Claim, ContentKey, Encoder, Grant, Job, MediaError, Modality, OutputPool, Permits, Pinned, Shape, Vacant, WorstCase,
+    Claim, ContentKey, Encoder, Grant, Job, MediaError, Modality, OutputPool, Permits, Pinned, Shape, Vacant, Worst,
+    WorstCase,
 };
 
 /// An encoder with the permits that its stress has earned.
@@ -16,14 +20,14 @@ pub struct Stage<E: Encoder> {
     /// Beside the encoder, so that items can be priced while it runs.
     costs: E::Costs,
     permits: Arc<Permits>,
-    worst: [Option<Worst>; 3],
+    limits: [Option<Limit>; 3],
     committed: u64,
 }
 
 /// The stressed maximum of one kind.
 #[derive(Clone, Copy, Debug)]
-struct Worst {
-    shape: Shape,
+struct Limit {
+    tokens: u64,
     bytes: u64,
 }
 
@@ -43,6 +47,9 @@ pub struct Batch<I> {
     grant: Grant,
 }
 
+/// A batch, or the item back when the deadline has passed.
+pub type Started<I> = Result<Batch<I>, Item<I>>;
+
 impl<I> Batch<I> {
     /// Items in it.
     pub fn len(&self) -> usize {
@@ -60,43 +67,38 @@ impl<E: Encoder> Stage<E> {
     pub fn prove(mut encoder: E, batch: usize, outputs: &OutputPool) -> Result<Self, MediaError> {
         let batch = batch.max(1);
         let costs = encoder.costs();
-        let mut worst = [None; 3];
-        for (slot, modality) in worst.iter_mut().zip(Modality::ALL) {
-            let Some(shape) = costs.worst(modality) else { continue };
-            stress(&mut encoder, &shape, batch, outputs)?;
-            *slot = Some(Worst { shape, bytes: costs.bytes(&shape) });
+        let mut limits = [None; 3];
+        for (slot, modality) in limits.iter_mut().zip(Modality::ALL) {
+            let Some(worst) = costs.worst(modality) else { continue };
+            stress(&mut encoder, &worst, batch, outputs)?;
+            *slot = Some(Limit { tokens: worst.tokens, bytes: costs.bytes(&worst.costliest) });
         }
-        let largest = worst.iter().flatten().map(|w| w.bytes).max().unwrap_or(0);
+        let largest = limits.iter().flatten().map(|limit| limit.bytes).max().unwrap_or(0);
         let bytes = largest.checked_mul(batch as u64).ok_or_else(|| MediaError::BadConfig {
             key: "--visual-infer-batch-size",
             why: format!("{batch} items of {largest} bytes are more than can be counted"),
         })?;
         let committed = encoder.committed_bytes();
-        Ok(Self { encoder: Mutex::new(encoder), costs, permits: Permits::new(batch, bytes), worst, committed })
+        Ok(Self { encoder: Mutex::new(encoder), costs, permits: Permits::new(batch, bytes), limits, committed })
     }
 
     /// Refuses an item beyond the stressed worst case, from its shape alone: before anything is decoded (A31).
     pub fn admit(&self, shape: &Shape) -> Result<(), MediaError> {
         let what = shape.modality.noun();
-        let Some(worst) = self.worst[shape.modality as usize] else {
+        let Some(worst) = self.limits[shape.modality as usize] else {
             return Err(MediaError::Unsupported { what, supported: "what this model's configuration names" });
         };
         let over = |asked, limit, unit| {
             let flag = shape.modality.flag();
             if asked > limit { Err(MediaError::OverLimit { what, asked, limit, unit, flag }) } else { Ok(()) }
         };
-        over(shape.tokens, worst.shape.tokens, "tokens")?;
+        over(shape.tokens, worst.tokens, "tokens")?;
         over(self.costs.bytes(shape), worst.bytes, "bytes of encoder workspace")
     }
 
     /// Starts a batch with one item; waits for its permit at most until `deadline`.
     ///
-    /// `Ok(Err(item))` is a deadline that has passed.
-    pub fn batch(
-        &self,
-        item: Item<E::Input>,
-        deadline: Option<Instant>,
-    ) -> Result<Result<Batch<E::Input>, Item<E::Input>>, MediaError> {
+    pub fn batch(&self, item: Item<E::Input>, deadline: Option<Instant>) -> Result<Started<E::Input>, MediaError> {
         let bytes = self.price(&item)?;
         Ok(match self.permits.first(bytes, deadline)? {
             Some(grant) => Ok(Batch { items: vec![item], grant }),
@@ -191,9 +193,12 @@ fn encode<E: Encoder>(encoder: &mut E, items: &mut [Item<E::Input>]) -> Result<(
 }
 
 /// The worst case, `batch` times at once, with room for its outputs.
-fn stress<E: Encoder>(encoder: &mut E, shape: &Shape, batch: usize, outputs: &OutputPool) -> Result<(), MediaError> {
+fn stress<E: Encoder>(encoder: &mut E, worst: &Worst, batch: usize, outputs: &OutputPool) -> Result<(), MediaError> {
+    let shape = &worst.costliest;
     let failed = |why| MediaError::WorstCaseFailed { batch, modality: shape.modality.name(), why };
-    let rows = usize::try_from(shape.tokens).map_err(|_| failed(format!("{} tokens", shape.tokens)))?;
+    let count = |tokens: u64| usize::try_from(tokens).map_err(|_| failed(format!("{tokens} tokens")));
+    let (rows, most_rows) = (count(shape.tokens)?, count(worst.tokens)?);
+    outputs.check((0..batch).map(|_| most_rows)).map_err(|why| failed(why.to_string()))?;
     let key = |i: usize| ContentKey::of(shape.modality, "the stress", &i.to_le_bytes());
     let claims = outputs.claim(&(0..batch).map(|i| (key(i), rows)).collect::<Vec<_>>());
     let claims = claims.map_err(|why| failed(why.to_string()))?;

@@ -40,13 +40,13 @@ impl WorstCase for Costs {
     fn bytes(&self, shape: &Shape) -> u64 {
         shape.rows * 10
     }
-    fn image(&self) -> Option<Shape> {
-        Some(picture(64))
+    fn image(&self) -> Option<Worst> {
+        Some(picture(64).into())
     }
-    fn video(&self) -> Option<Shape> {
+    fn video(&self) -> Option<Worst> {
         None
     }
-    fn audio(&self) -> Option<Shape> {
+    fn audio(&self) -> Option<Worst> {
         None
     }
 }

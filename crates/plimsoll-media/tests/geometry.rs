@@ -147,6 +147,7 @@ fn t36_a_requests_own_number_of_tiles_is_checked_at_both_ends() {
     assert!(rule.with_max_tiles(0).unwrap_err().to_string().contains("0 is less than the fewest tiles, 1"));
     assert_eq!(rule.with_max_tiles(1).unwrap().worst().tokens, 256);
     assert_eq!(rule.with_max_tiles(12).unwrap().worst().tokens, 13 * 256);
+    assert_eq!(rule.video_shape(5).tokens, 5 * 256, "a frame of a video is one tile");
     let words = rule.with_max_tiles(13).unwrap_err().to_string();
     assert_eq!(words, "image_max_patch_num has 13 tiles; the limit is 12 (--max-image-tiles)");
 }

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use plimsoll_media::Size;
-use plimsoll_media::image::{Format, ImageLimits, Rgb, decode, frames, probe, resize};
+use plimsoll_media::geometry::{Patches, ProcessorFiles};
+use plimsoll_media::image::{
+    Format, ImageLimits, Normalize, Rgb, decode, frames, patchify, patchify_len, probe, resize,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -119,4 +122,47 @@ fn the_resize_is_torchvisions_bit_for_bit() {
         assert_eq!(sum, row[4].as_str().unwrap(), "{row}");
     }
     assert!(rows.len() > 10);
+}
+
+#[test]
+fn pixel_values_are_the_processors_bit_for_bit() {
+    let golden: Value = serde_json::from_slice(&fixture("geometry.json")).unwrap();
+    for row in golden["patches"].as_array().unwrap() {
+        let files = ProcessorFiles::read(Some(&row[0].to_string()), None, None).unwrap();
+        let rule = Patches::image(&files.image, None).unwrap();
+        let of = Size::new(row[1].as_u64().unwrap() as u32, row[2].as_u64().unwrap() as u32);
+        let picture = resize(&noise(of), rule.resize(of).unwrap());
+        let rows = rule.shape(of).unwrap().rows;
+        assert_eq!(Some(rows), row[3].as_u64(), "A32: rows announced and made");
+        let mut values = vec![f32::NAN; patchify_len(&rule, 1, picture.size)];
+        patchify(&[picture], &rule, &Normalize::new(&files.image, Normalize::CLIP).unwrap(), &mut values);
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let sum: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(sum, row[4].as_str().unwrap(), "{row}");
+    }
+}
+
+#[test]
+fn a_normalization_that_cannot_be_is_refused() {
+    let fields = |text: &str| ProcessorFiles::read(Some(text), None, None).unwrap().image;
+    let halves = Normalize::new(&fields("{}"), Normalize::HALVES).unwrap();
+    assert_eq!(halves, Normalize { mean: [127.5; 3], std: [127.5; 3] });
+    for bad in [r#"{"image_std": [1, 0, 1]}"#, r#"{"rescale_factor": 0}"#, r#"{"rescale_factor": -1}"#] {
+        assert!(Normalize::new(&fields(bad), Normalize::CLIP).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn a_video_short_of_frames_repeats_its_last_one() {
+    let rule = Patches { patch: 2, merge: 1, temporal: 2, min_pixels: 1, max_pixels: 100, window: None };
+    let frame = |value| Rgb { size: Size::new(2, 2), data: vec![value; 12] };
+    let plain = Normalize { mean: [0.0; 3], std: [1.0; 3] };
+    let mut values = vec![f32::NAN; patchify_len(&rule, 3, Size::new(2, 2))];
+    patchify(&[frame(1), frame(2), frame(3)], &rule, &plain, &mut values);
+    // Two groups of three channels, each with two frames of four pixels.
+    let expected: Vec<f32> = [[1, 2], [3, 3]]
+        .iter()
+        .flat_map(|pair| [0; 3].into_iter().flat_map(|_| pair.iter().flat_map(|&value| [value as f32; 4])))
+        .collect();
+    assert_eq!(values, expected);
 }

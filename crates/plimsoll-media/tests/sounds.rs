@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use plimsoll_media::MediaError;
-use plimsoll_media::audio::{AudioLimits, Sound, decode};
+use plimsoll_media::audio::{AudioLimits, Sound, decode, probe};
 
 fn fixture(name: &str) -> Vec<u8> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
@@ -41,6 +41,9 @@ fn a_chord_sounds_the_same_in_every_format() {
     ] {
         let sound = decoded(&fixture(name)).unwrap();
         assert_eq!(sound.rate, 16_000, "{name}");
+        let header = probe(&fixture(name), &AudioLimits::default()).unwrap();
+        assert_eq!((header.rate, header.channels), (16_000, 2), "{name}");
+        assert!(header.claimed.is_none_or(|claimed| claimed.abs_diff(sound.samples.len() as u64) < 2400), "{header:?}");
         let least = if name.ends_with("mp3") { 3200 } else { sound.samples.len() };
         assert!(sound.samples.len() >= least && sound.samples.len() < 3200 + 2400, "{name}: {}", sound.samples.len());
         let error = error(&sound, delay.min(sound.samples.len() - 2400));

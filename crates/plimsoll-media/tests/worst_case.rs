@@ -30,7 +30,7 @@ fn compare(what: &str, short: u32, shape: impl Fn(Size) -> Result<Shape, MediaEr
 }
 
 fn patches(factor: u64, min: u64, max: u64) -> Patches {
-    let (patch, merge) = if factor % 2 == 0 { (factor / 2, 2) } else { (factor, 1) };
+    let (patch, merge) = if factor.is_multiple_of(2) { (factor / 2, 2) } else { (factor, 1) };
     Patches { patch, merge, temporal: 2, min_pixels: min, max_pixels: max, window: Some(2) }
 }
 
@@ -39,12 +39,12 @@ fn a30_pictures_by_exhaustion() {
     // Token counts that are prime, square, tiny (strips reach past the bound) and equal at both ends.
     for factor in [1, 2, 3, 4] {
         let unit = factor * factor;
-        for most in [1, 2, 3, 7, 16, 31, 97, 101, 199, 200, 211, 256, 293, 307, 401] {
+        for most in [1, 3, 16, 31, 97, 199, 200, 211, 293, 401] {
             for least in [1, 4, most / 3, most] {
                 let (least, most) = (least.clamp(1, most), most);
-                for max in [most * unit, most * unit + unit / 2] {
+                for max in [most * unit, most * unit + unit / 2].into_iter().take(unit as usize) {
                     let rule = patches(factor, least * unit, max);
-                    compare(&format!("{rule:?}"), 12 * factor as u32, |s| rule.shape(s), |i| rule.worst(COSTS[i]));
+                    compare(&format!("{rule:?}"), 10 * factor as u32, |s| rule.shape(s), |i| rule.worst(COSTS[i]));
                 }
             }
         }

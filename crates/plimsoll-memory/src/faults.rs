@@ -19,6 +19,8 @@ pub enum Site {
     Accept,
     /// Filling a step.
     Scheduler,
+    /// A step that is not taken, so that the engine goes round without getting anywhere.
+    NoStep,
     /// Choosing a token.
     Sampler,
     /// Ids to text.
@@ -35,6 +37,15 @@ mod never {
     #[inline(always)]
     pub fn site(_: Site) {}
 
+    /// Whether a test has asked for something here; no.
+    #[inline(always)]
+    pub fn asked(_: Site) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(crate) fn region(_: u64, _: u64) {}
+
     #[inline(always)]
     pub(crate) fn refuses_heap() -> bool {
         false
@@ -47,9 +58,9 @@ mod never {
 }
 
 #[cfg(not(any(test, feature = "fault-injection")))]
-pub use never::site;
+pub use never::{asked, site};
 #[cfg(not(any(test, feature = "fault-injection")))]
-pub(crate) use never::{refuses_heap, refuses_region};
+pub(crate) use never::{refuses_heap, refuses_region, region};
 
 #[cfg(any(test, feature = "fault-injection"))]
 mod armed {
@@ -95,11 +106,15 @@ mod armed {
         }
 
         fn fails(&self) -> bool {
-            let fails = self.seen.fetch_add(1, Relaxed) + 1 == self.nth.load(Relaxed);
+            let nth = self.nth.load(Relaxed);
+            let fails = self.seen.fetch_add(1, Relaxed) + 1 == nth || nth == EVERY;
             self.hit.fetch_add(u64::from(fails), Relaxed);
             fails
         }
     }
+
+    /// As the number of a call: every one.
+    pub const EVERY: u64 = u64::MAX;
 
     static PROCESS: Counter = Counter::new();
     static REGIONS: Counter = Counter::new();
@@ -178,9 +193,25 @@ mod armed {
 
     /// Panics where a test has asked for it.
     pub fn site(site: Site) {
-        if SITES.filter.load(Relaxed) == site as u64 && SITES.fails() {
+        if asked(site) {
             panic!("injected panic in {site:?}");
         }
+    }
+
+    /// Whether a test has asked for something here.
+    pub fn asked(site: Site) -> bool {
+        SITES.filter.load(Relaxed) == site as u64 && SITES.fails()
+    }
+
+    static REGION_BYTES: AtomicU64 = AtomicU64::new(0);
+
+    /// Bytes of all regions that are mapped now, whatever ledger they are in.
+    pub fn region_bytes() -> u64 {
+        REGION_BYTES.load(Relaxed)
+    }
+
+    pub(crate) fn region(mapped: u64, unmapped: u64) {
+        REGION_BYTES.fetch_add(mapped.wrapping_sub(unmapped), Relaxed);
     }
 
     pub(crate) fn refuses_heap() -> bool {
@@ -204,8 +235,8 @@ mod armed {
 
 #[cfg(any(test, feature = "fault-injection"))]
 pub use armed::{
-    Tally, arm_process, arm_regions, arm_site, arm_thread, disarm_process, disarm_regions, disarm_site, disarm_thread,
-    site, under,
+    EVERY, Tally, arm_process, arm_regions, arm_site, arm_thread, asked, disarm_process, disarm_regions, disarm_site,
+    disarm_thread, region_bytes, site, under,
 };
 #[cfg(any(test, feature = "fault-injection"))]
-pub(crate) use armed::{refuses_heap, refuses_region};
+pub(crate) use armed::{refuses_heap, refuses_region, region};

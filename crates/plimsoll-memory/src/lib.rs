@@ -8,6 +8,7 @@ pub mod faults;
 pub mod heap;
 pub mod host;
 pub mod ledger;
+pub mod malloc;
 pub mod plan;
 pub mod region;
 pub mod sizing;

@@ -71,6 +71,7 @@ impl Region {
             map.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
         }
         ledger.commit(component, bytes);
+        faults::region(map.len() as u64, 0);
         Ok(Self { map, component, ledger: Arc::clone(ledger) })
     }
 
@@ -125,6 +126,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let bytes = self.map.len() as u64;
+        faults::region(0, bytes);
         // A zero-byte component maps one byte and enters zero.
         let entered = self.ledger.row(self.component).committed.min(bytes);
         self.ledger.release(self.component, entered);

@@ -414,3 +414,53 @@ proptest! {
         let _ = HostLimits::read(&Root::at(&fake.dir), None).map(|l| HostNow::read(&Root::at(&fake.dir), &l));
     }
 }
+
+#[test]
+fn another_process_is_read_with_its_own_limits_and_events() {
+    let fake = Fake::new();
+    fake.machine(64 * GIB, 60 * GIB, GIB).v1("/mine", "/");
+    fake.put("proc/77/cgroup", "4:memory:/cage\n").put("proc/77/status", "RssAnon: 2048 kB\nThreads: 5\n");
+    fake.put("proc/77/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+    fake.put("sys/fs/cgroup/memory/mine/memory.limit_in_bytes", "9223372036854771712\n");
+    let cage = "sys/fs/cgroup/memory/cage";
+    fake.put(&format!("{cage}/memory.limit_in_bytes"), &format!("{}\n", 10 * MIB));
+    fake.put(&format!("{cage}/memory.usage_in_bytes"), &format!("{}\n", 3 * MIB));
+    fake.put(&format!("{cage}/memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
+    fake.put(&format!("{cage}/memory.failcnt"), "41\n");
+    let root = Root::at(&fake.dir).of_process(77);
+    let limits = HostLimits::read(&root, None).unwrap();
+    assert_eq!(limits.effective, 10 * MIB);
+    assert_eq!(limits.innermost_limited_cgroup(), Some((fake.dir.join(cage).as_path(), 10 * MIB)));
+    let now = HostNow::read(&root, &limits);
+    assert_eq!((now.own.rss_anon, now.own.threads, now.available), (2 * MIB, 5, 7 * MIB));
+    let events = limits.cgroup_events().unwrap();
+    assert_eq!((events.oom_kills, events.limit_hits), (2, 41));
+    // The process itself is somewhere else, without a limit of its own.
+    assert_eq!(fake.limits().innermost_limited_cgroup(), None);
+    assert_eq!(fake.limits().cgroup_events(), None, "its cgroup does not tell");
+}
+
+#[test]
+fn limits_that_an_operator_moves_are_seen_when_they_are_read_again() {
+    let fake = Fake::new();
+    fake.machine(64 * GIB, 60 * GIB, GIB).v2("/a");
+    fake.put("sys/fs/cgroup/a/memory.max", &format!("{}\n", 8 * GIB));
+    let root = Root::at(&fake.dir);
+    let limits = HostLimits::read(&root, Some(MemoryBudget::Share(500_000))).unwrap();
+    assert_eq!(limits.effective, 4 * GIB);
+    fake.put("sys/fs/cgroup/a/memory.max", &format!("{}\n", 2 * GIB));
+    let again = limits.again(&root);
+    assert_eq!(again.effective, GIB, "a share follows");
+    // A world that cannot be read any more changes nothing.
+    assert_eq!(again.again(&Root::at(fake.dir.join("absent"))).effective, GIB);
+}
+
+#[test]
+fn version_two_tells_its_events_in_one_file() {
+    let fake = Fake::new();
+    fake.machine(64 * GIB, 60 * GIB, GIB).v2("/a");
+    fake.put("sys/fs/cgroup/a/memory.max", &format!("{GIB}\n"));
+    fake.put("sys/fs/cgroup/a/memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n");
+    let events = fake.limits().cgroup_events().unwrap();
+    assert_eq!((events.oom_kills, events.limit_hits), (1, 7));
+}

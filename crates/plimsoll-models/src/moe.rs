@@ -66,7 +66,12 @@ impl MoeBlock {
     pub fn forward(&self, device: &mut dyn Device, x: Buf, out: Buf, mode: Mode) -> Result<(), DeviceError> {
         let scope = device.mark();
         let router = device.temp(x.rows, self.gate.len())?;
-        device.linear(x, &[(self.router, router)], Mode::Store)?;
+        // Allocated in any case; a model without a shared expert writes nothing there.
+        let gate = device.temp(x.rows, 1)?;
+        match &self.shared {
+            Some(shared) => device.linear(x, &[(self.router, router), (shared.gate, gate)], Mode::Store)?,
+            None => device.linear(x, &[(self.router, router)], Mode::Store)?,
+        }
         let experts = Experts {
             gate: &self.gate,
             up: &self.up,
@@ -79,8 +84,6 @@ impl MoeBlock {
         if let Some(shared) = &self.shared {
             let part = device.temp(x.rows, x.cols)?;
             shared.expert.forward(device, x, part, Mode::Store)?;
-            let gate = device.temp(x.rows, 1)?;
-            device.linear(x, &[(shared.gate, gate)], Mode::Store)?;
             device.add_gated(out, part, gate);
         }
         device.release(scope);

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Part, Rig, argmax, ids, logprob, reference};
+use plimsoll_device::DtypePolicy;
 use serde_json::Value;
 
 /// Largest difference allowed between a log-probability and its reference.
@@ -68,6 +69,25 @@ fn check(model: &str) {
     let prompts = reference["prompts"].as_array().unwrap().iter().chain([&reference["chat"]]);
     let worst = prompts.map(|prompt| check_prompt(&mut rig, model, prompt)).fold(0.0, f64::max);
     println!("{model}: largest difference of a log-probability {worst:.2e}");
+}
+
+/// The weights as stored, through the kernels that serve them: the greedy continuation, and every log-probability within `tolerance`
+/// (activations of quantized layers have 16 bits).
+fn check_as_stored(model: &str, tolerance: f64) {
+    let mut rig = Rig::with(model, true, DtypePolicy::Auto);
+    let mut worst: f64 = 0.0;
+    for prompt in reference(model)["prompts"].as_array().unwrap() {
+        let (tokens, greedy) = (ids(&prompt["ids"]), ids(&prompt["greedy"]));
+        let logits = in_pieces(&mut rig, &[tokens.clone(), greedy.clone()].concat(), CUTS[0]);
+        for (position, expected) in prompt["logprobs"].as_array().unwrap().iter().enumerate().skip(1) {
+            let difference = (logprob(&logits[position - 1], tokens[position]) - expected.as_f64().unwrap()).abs();
+            worst = worst.max(difference);
+        }
+        let chosen: Vec<u32> = logits[tokens.len() - 1..][..greedy.len()].iter().map(|row| argmax(row)).collect();
+        assert_eq!(chosen, greedy, "{model}: as stored");
+    }
+    println!("{model}: as stored, largest difference of a log-probability {worst:.2e}");
+    assert!(worst <= tolerance, "{model}: off by {worst}");
 }
 
 /// A state is left after every row of a step and any of them can be gone on from: what verifying drafts needs.
@@ -142,6 +162,21 @@ models! { check:
     gguf_qwen3_moe "gguf-qwen3moe-q8_0",
     gguf_qwen3_next "gguf-qwen3next-q8_0",
     gguf_qwen3_5_moe "gguf-qwen35moe-q8_0",
+}
+
+#[test]
+fn stored_as_mlx_quantizes() {
+    check_as_stored("mlx-qwen3.5-moe-4bit", 1e-2);
+}
+
+#[test]
+fn stored_as_q8_0() {
+    check_as_stored("gguf-qwen35moe-q8_0", 1e-2);
+}
+
+#[test]
+fn stored_as_bfloat16() {
+    check_as_stored("qwen3.5-moe", TOLERANCE);
 }
 
 models! { check_slots:

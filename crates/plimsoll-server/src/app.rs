@@ -125,7 +125,12 @@ impl App {
             );
             return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
         }
-        let ids = self.tokenizing.with(needed, || tokenizer.encode(text, add_special, true));
+        let ids = self.tokenizing.with(needed, || {
+            let mut ids = tokenizer.encode(text, add_special, true);
+            // They grew by doubling, and are kept for as long as the request.
+            ids.iter_mut().for_each(Vec::shrink_to_fit);
+            ids
+        });
         ids.map_err(|error| match error {
             TextError::TextTooLong { .. } => ApiError::invalid(param, error.to_string()),
             _ => ApiError::internal(error.to_string()),

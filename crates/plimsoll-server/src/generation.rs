@@ -59,7 +59,13 @@ impl Generation {
             phase: app.phase.subscribe(),
             last_news: now,
             deadline: app.config.request_timeout.map(|timeout| now + timeout),
-            tally: Tally { prompt_tokens, completion_tokens: 0, cached: vec![0; readers.len().div_ceil(n)], n },
+            tally: Tally {
+                prompt_tokens,
+                completion_tokens: 0,
+                cached: vec![0; readers.len().div_ceil(n)],
+                drafts: vec![(0, 0); readers.len()],
+                n,
+            },
             log: RequestLog::new(id, api, draft.common.stream, readers.len(), prompt_tokens),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }
@@ -149,6 +155,8 @@ struct Tally {
     completion_tokens: u64,
     /// Cached prompt tokens of each prompt's first choice: the others share with it, and counting them would exceed the prompt.
     cached: Vec<u32>,
+    /// Drafted and accepted tokens of each choice.
+    drafts: Vec<(u32, u32)>,
     n: usize,
 }
 
@@ -158,10 +166,14 @@ impl Tally {
         if choice.is_multiple_of(self.n) {
             self.cached[choice / self.n] = delta.cached_tokens;
         }
+        self.drafts[choice] = (delta.drafted_tokens, delta.accepted_tokens);
     }
 
     fn usage(&self) -> Usage {
+        let drafts = |of: fn(&(u32, u32)) -> u32| self.drafts.iter().map(|both| u64::from(of(both))).sum();
+        let speculation = Speculation { drafted: drafts(|both| both.0), accepted: drafts(|both| both.1) };
         Usage {
+            speculation: (speculation.drafted > 0).then_some(speculation),
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.completion_tokens,
             total_tokens: self.prompt_tokens + self.completion_tokens,
@@ -177,6 +189,18 @@ pub(crate) struct Usage {
     pub completion_tokens: u64,
     pub total_tokens: u64,
     pub prompt_tokens_details: PromptDetails,
+    /// Ours; only of requests that were drafted for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<Speculation>,
+}
+
+/// What a draft head did for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Speculation {
+    /// Tokens that it guessed and the model checked.
+    pub drafted: u64,
+    /// Those that the model would have said, too.
+    pub accepted: u64,
 }
 
 /// OpenAI's `prompt_tokens_details`.

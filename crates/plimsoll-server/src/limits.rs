@@ -62,6 +62,15 @@ impl Held {
     }
 }
 
+impl Held {
+    /// Gives back all but `bytes`.
+    fn shrink_to(&mut self, bytes: u64) {
+        let back = self.bytes.saturating_sub(bytes);
+        self.bytes -= back;
+        self.budget.used.fetch_sub(back, Ordering::AcqRel);
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
@@ -118,6 +127,16 @@ impl Drop for Share<'_> {
 pub(crate) struct ReadBody {
     pub bytes: Vec<u8>,
     pub held: Held,
+}
+
+impl ReadBody {
+    /// Drops the body and keeps a share for the `bytes` that were made of it.
+    pub fn keep(self, bytes: u64) -> Held {
+        let Self { bytes: body, mut held } = self;
+        drop(body);
+        held.shrink_to(bytes);
+        held
+    }
 }
 
 /// Reads a JSON body. Too large is known from Content-Length before anything is read, or while reading; the budget
@@ -229,6 +248,10 @@ mod tests {
         assert!(held.grow(1).is_err());
         assert!(held.grow(u64::MAX).is_err());
         assert_eq!(budget.used(), 100);
+        held.shrink_to(200);
+        assert_eq!(budget.used(), 100, "it never grows by shrinking");
+        held.shrink_to(30);
+        assert_eq!(budget.used(), 30);
         drop(held);
         assert_eq!(budget.used(), 0);
     }

@@ -114,7 +114,7 @@ impl Collector for Gauges {
 }
 
 impl Gauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 31] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 34] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
@@ -126,6 +126,9 @@ impl Gauges {
             ("plimsoll_kv_pages_used", "Pages in use, those of the prefix index included", read(&status.pages_used)),
             ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
             ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
+            ("plimsoll_state_slots_used", "State slots held or kept as checkpoints", read(&status.slots_used)),
+            ("plimsoll_state_slots_total", "State slots of the pool", read(&status.slots_total)),
+            ("plimsoll_state_slots_kept", "State slots kept as checkpoints", read(&status.slots_kept)),
             ("plimsoll_engine_steps", "Steps taken since start", read(&status.steps)),
             ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
             ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),

@@ -35,6 +35,8 @@ pub(crate) struct Common {
     pub return_token_ids: bool,
     /// Spell tokens in log-probabilities as `token_id:123`.
     pub tokens_as_ids: bool,
+    /// Whether the model's draft head, if it is on, may guess ahead for this request. The answer is the same either way.
+    pub mtp: bool,
     pub cache_salt: u64,
     /// The form that the output must have.
     pub form: Option<Form>,
@@ -64,6 +66,7 @@ impl Common {
             prompt_logprobs: fields.take("prompt_logprobs")?,
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             tokens_as_ids: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
+            mtp: fields.take("mtp")?.unwrap_or(true),
             cache_salt: cache_salt(fields, app)?,
             form: Form::take(fields)?,
         };

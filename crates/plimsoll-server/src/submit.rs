@@ -36,6 +36,8 @@ pub(crate) struct Draft {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Bytes that reading one reply may hold back.
     pub reading_bytes: u64,
+    /// The share of the byte budget that the prompts hold until the answer is complete.
+    pub kept: Option<Held>,
 }
 
 /// What was started.
@@ -47,6 +49,12 @@ pub(crate) struct Started {
 }
 
 impl Draft {
+    /// Bytes that the prompts take.
+    pub fn prompt_bytes(&self) -> u64 {
+        let of = |prompt: &Prompt| size_of_val(prompt.ids.as_slice()) + prompt.echo.as_ref().map_or(0, String::len);
+        self.prompts.iter().map(|prompt| of(prompt) as u64).sum()
+    }
+
     /// Submits one engine request per choice. When one is refused, those before it are dropped, hence aborted.
     pub fn start(&self, app: &App, id: &str) -> ApiResult<Started> {
         let n = self.common.n;
@@ -89,6 +97,7 @@ impl Draft {
             skip_special_tokens: common.skip_special_tokens,
             kept_special_ids: self.kept_special_ids.clone(),
             grammar: self.grammar.clone(),
+            speculate: common.mtp,
             cache_salt: common.cache_salt,
         }
     }

@@ -115,3 +115,23 @@ fn an_idle_server_costs_nothing() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(cpu() - before <= 3, "{} ticks in an idle second", cpu() - before);
 }
+
+/// Edge case 43: looking at a full server takes nothing of it.
+#[test]
+fn health_and_memory_need_no_slot_of_a_full_engine() {
+    let server = Server::start(|_| Box::new(std::iter::empty()));
+    let body = json!({"prompt": "x", "max_tokens": 4, "stream": true}).to_string();
+    let clients: Vec<_> = (0..16).map(|_| server.send(common::post("/v1/completions", &body))).collect();
+    common::eventually("the engine is full", || server.engine.reserved().1 == 16);
+    server.post_text("/v1/completions", &body).error(429);
+    for _ in 0..50 {
+        server.get("/health").ok();
+        server.get("/ready").ok();
+    }
+    let page = server.get("/v1/memory").ok();
+    assert_eq!(page["pools"]["requests"]["in_system"], 16);
+    assert_eq!(page["requests"]["refused_full"], 1);
+    assert_eq!(page["ladder"]["rung"], "calm");
+    drop(clients);
+    server.assert_idle();
+}

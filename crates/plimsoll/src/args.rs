@@ -48,6 +48,9 @@ pub enum Command {
     Bench(crate::bench::Args),
     /// Load a server with everything that breaks servers, and judge it.
     Soak(crate::soak::Args),
+    /// The neighbour that `soak --balloon` starts.
+    #[command(hide = true)]
+    Balloon(crate::soak::balloon::Args),
 }
 
 /// Flags of `serve`.
@@ -206,6 +209,24 @@ pub struct EngineArgs {
     /// Seconds the engine may make no progress before /health says so and new requests are refused.
     #[arg(long, alias = "stall_seconds", default_value_t = 120)]
     pub stall_seconds: u64,
+    /// Let the model's multi-token-prediction head draft tokens, which the model then checks several at a time.
+    #[arg(long, alias = "enable_mtp")]
+    pub enable_mtp: bool,
+    /// Tokens drafted at once, 1 to 8.
+    #[arg(long, alias = "mtp_num_draft_tokens", default_value_t = 1)]
+    pub mtp_num_draft_tokens: usize,
+    /// Take drafts unchecked: one state slot a request, faster, and not the model's own words.
+    #[arg(long, alias = "mtp_optimistic")]
+    pub mtp_optimistic: bool,
+    /// Draft on even where it costs more than it wins.
+    #[arg(long, alias = "disable_mtp_adaptive")]
+    pub disable_mtp_adaptive: bool,
+    /// Share of the room for pools that recurrent state gets, 0 < f <= 1 [default: balanced with keys and values].
+    #[arg(long, alias = "state_ratio")]
+    pub state_ratio: Option<Fraction>,
+    /// Slots for checkpoints of recurrent state, for each running request.
+    #[arg(long, alias = "state_checkpoints", default_value_t = 1)]
+    pub state_checkpoints: usize,
     /// Host bytes that requests may hold together (ids, unread output).
     #[arg(long, alias = "request_bytes", default_value_t = 64 << 20)]
     pub request_bytes: u64,
@@ -230,6 +251,12 @@ impl EngineArgs {
             prefix_cache: !self.disable_prefix_cache,
             elastic: self.elastic,
             stall_limit: Duration::from_secs(self.stall_seconds),
+            enable_mtp: self.enable_mtp,
+            mtp_num_draft_tokens: self.mtp_num_draft_tokens,
+            mtp_optimistic: self.mtp_optimistic,
+            mtp_adaptive: !self.disable_mtp_adaptive,
+            state_ratio: self.state_ratio,
+            state_checkpoints: self.state_checkpoints,
             request_bytes: self.request_bytes,
             http_bytes,
             log_ledger_every: 0,

@@ -14,6 +14,7 @@ use plimsoll_memory::heap::CountingHeap;
 static HEAP: CountingHeap = CountingHeap;
 
 fn main() -> anyhow::Result<()> {
+    plimsoll_memory::malloc::keep_little();
     let cli = args::Cli::parse();
     init_logs(cli.verbose);
     match cli.command {
@@ -28,6 +29,7 @@ fn main() -> anyhow::Result<()> {
             true => Ok(()),
             false => anyhow::bail!("the soak failed"),
         },
+        args::Command::Balloon(balloon) => soak::balloon::run(&balloon),
     }
 }
 

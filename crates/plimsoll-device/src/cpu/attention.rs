@@ -8,6 +8,7 @@ use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayou
 
 use super::CpuDevice;
 use super::arena::Arena;
+use super::linear::TASKS_PER_THREAD;
 use crate::device::{Attention, Buf, SeqSpan, StepInput};
 use crate::kv::PAGE_TOKENS;
 
@@ -22,24 +23,36 @@ pub(super) fn scratch_floats(layout: &KvLayout, group: usize) -> usize {
 }
 
 impl CpuDevice {
-    /// Writes every row's keys and values to its place in the cache.
+    /// Writes every row's keys and values to its place in the cache. Tasks divide the pages among themselves by number, so that no two
+    /// write one page, even if sequences should share it.
     pub(super) fn store_kv(&mut self, layer: usize, k: Buf, v: Buf, step: &StepInput<'_>) {
-        let (isa, arena) = (self.isa, self.arena());
+        let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let memory = &mut self.memory;
-        let (layer_bytes, page_bytes) = (memory.shape.layer_bytes(), memory.shape.page_bytes());
-        let used = memory.layout.bytes_per_page();
-        let cache = memory.kv.bytes_mut();
-        for seq in step.seqs {
-            let pages = &step.pages[seq.pages_at..][..seq.pages];
-            for i in 0..seq.rows {
-                let position = seq.start + i;
-                let page = pages[position / PAGE_TOKENS] as usize;
-                let bytes = &mut cache[page * page_bytes + layer * layer_bytes..][..used];
-                // SAFETY: rows of `k` and `v` are inside the workspace, and this is the only thread.
-                let (k, v) = unsafe { (arena.row(k, seq.first_row + i), arena.row(v, seq.first_row + i)) };
-                kernels::kv_store(isa, &memory.layout, bytes, position % PAGE_TOKENS, k, v);
+        let (layout, page_bytes) = (memory.layout, memory.shape.page_bytes());
+        let (cache, first_byte) = (memory.kv.bytes_mut(), layer * memory.shape.layer_bytes());
+        let cache = Cache { base: cache.as_mut_ptr(), len: cache.len() };
+        let tasks = if k.rows < PAGE_TOKENS { 1 } else { threads * TASKS_PER_THREAD };
+        self.pool.run(tasks, &|_, task| {
+            for seq in step.seqs {
+                let pages = &step.pages[seq.pages_at..][..seq.pages];
+                let end = seq.start + seq.rows;
+                let first = seq.start / PAGE_TOKENS;
+                for (page, id) in (first..end.div_ceil(PAGE_TOKENS)).zip(&pages[first..]) {
+                    let id = *id as usize;
+                    if id % tasks != task {
+                        continue;
+                    }
+                    // SAFETY: this task's page.
+                    let bytes = unsafe { cache.slice(id * page_bytes + first_byte, layout.bytes_per_page()) };
+                    for position in seq.start.max(page * PAGE_TOKENS)..end.min((page + 1) * PAGE_TOKENS) {
+                        let row = seq.first_row + position - seq.start;
+                        // SAFETY: rows of `k` and `v` are inside the workspace, and each belongs to one task.
+                        let (k, v) = unsafe { (arena.row(k, row), arena.row(v, row)) };
+                        kernels::kv_store(isa, &layout, bytes, position % PAGE_TOKENS, k, v);
+                    }
+                }
             }
-        }
+        });
     }
 
     /// Attends over what is stored.
@@ -63,6 +76,26 @@ impl CpuDevice {
             Some(waves) => waves.run(&job, &mut self.pool),
             None => self.pool.run(job.tasks.count, &|thread, task| job.whole(thread, task)),
         }
+    }
+}
+
+/// The cache while pages are written, each by one task.
+struct Cache {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the pointer is used through `slice`, whose callers promise disjoint use.
+unsafe impl Sync for Cache {}
+
+impl Cache {
+    /// # Safety
+    /// Nobody else accesses these bytes while the slice lives.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn slice(&self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset + len <= self.len, "a page beyond the pool");
+        // SAFETY: in bounds, and this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), len) }
     }
 }
 

@@ -7,11 +7,17 @@
 //! The life of a sequence: [`PrefixIndex::lookup`] (pages arrive held), [`PagePool::alloc`] for the rest,
 //! [`PrefixIndex::insert`] once its prompt is computed so that others can share it while it runs, and at the end either
 //! [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
+//!
+//! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three true to one another.
 
+mod kv;
 mod pages;
 mod radix;
+mod states;
 #[cfg(test)]
 mod tests;
 
+pub use kv::KvCache;
 pub use pages::{PageId, PagePool, PoolError};
 pub use radix::{IndexError, IndexStats, Match, PAGE_TOKENS, PrefixIndex};
+pub use states::{Purpose, SlotId, StateError, StatePool, StateStats};

@@ -43,6 +43,8 @@ pub struct Match {
     pub pages: usize,
     /// Tokens those pages stand for; the caller computes the rest of its prompt.
     pub tokens: usize,
+    /// Tokens of the prompt that the index knows, usable or not.
+    pub known: usize,
 }
 
 /// What an index has done since it was built, and what it holds now.
@@ -164,12 +166,25 @@ impl PrefixIndex {
     /// media and adapters of the prompt: equal tokens under different salts never match. The caller owes
     /// one release for every page, by [`Self::donate`] or [`PagePool::release_all`].
     pub fn lookup(&mut self, salt: u64, tokens: &[u32], pool: &mut PagePool, pages: &mut Vec<PageId>) -> Match {
+        self.lookup_usable(salt, tokens, pool, pages, |_| true)
+    }
+
+    /// As [`Self::lookup`], of prefixes whose last page is `usable`.
+    pub fn lookup_usable(
+        &mut self,
+        salt: u64,
+        tokens: &[u32],
+        pool: &mut PagePool,
+        pages: &mut Vec<PageId>,
+        usable: impl Fn(PageId) -> bool,
+    ) -> Match {
         pages.clear();
-        let matched = self.matched_pages(salt, tokens, |page| pages.push(PageId(page)));
+        let known = self.matched_pages(salt, tokens, |page| pages.push(PageId(page))) * PAGE_TOKENS;
+        pages.truncate(pages.iter().rposition(|page| usable(*page)).map_or(0, |last| last + 1));
         for &page in pages.iter() {
             pool.retain(page);
         }
-        let found = Match { pages: matched, tokens: matched * PAGE_TOKENS };
+        let found = Match { pages: pages.len(), tokens: pages.len() * PAGE_TOKENS, known };
         self.stats.hit_tokens += found.tokens as u64;
         self.stats.miss_tokens += (tokens.len() - found.tokens) as u64;
         found
@@ -178,7 +193,72 @@ impl PrefixIndex {
     /// How many tokens [`Self::lookup`] would find, without holding, warming or counting anything; for pricing.
     #[must_use]
     pub fn peek(&self, salt: u64, tokens: &[u32]) -> usize {
-        self.matched_pages(salt, tokens, |_| {}) * PAGE_TOKENS
+        self.peek_usable(salt, tokens, |_| true)
+    }
+
+    /// The same for [`Self::lookup_usable`].
+    #[must_use]
+    pub fn peek_usable(&self, salt: u64, tokens: &[u32], usable: impl Fn(PageId) -> bool) -> usize {
+        let (mut depth, mut last) = (0, 0);
+        self.matched_pages(salt, tokens, |page| {
+            depth += 1;
+            if usable(PageId(page)) {
+                last = depth;
+            }
+        });
+        last * PAGE_TOKENS
+    }
+
+    /// As [`Self::insert`], but where a prefix is known under another page, the caller's page is exchanged for that one, claim for
+    /// claim: the two hold the same. Returns how many of the pages are in the tree now, from the first on.
+    pub fn adopt(&mut self, salt: u64, tokens: &[u32], pages: &mut [PageId], pool: &mut PagePool) -> usize {
+        let (mut parent, mut depth) = (ROOT, 0);
+        for (chunk, page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
+            let hash = self.hash(parent, salt, chunk);
+            match self.find(hash, parent, salt, chunk) {
+                Some(known) if known == page.0 => {}
+                Some(known) => {
+                    pool.retain(PageId(known));
+                    pool.release(*page);
+                    *page = PageId(known);
+                }
+                None if self.attach(hash, parent, salt, chunk, *page, pool) => {}
+                None => break,
+            }
+            (parent, depth) = (page.0, depth + 1);
+        }
+        depth
+    }
+
+    /// Children of a page's node; 0 for one that is no node.
+    #[must_use]
+    pub fn children(&self, page: PageId) -> u32 {
+        if self.knows(page) { self.nodes[page.index()].children } else { 0 }
+    }
+
+    /// Whether the page is a node of the tree.
+    #[must_use]
+    pub fn knows(&self, page: PageId) -> bool {
+        self.nodes[page.index()].parent != DEAD
+    }
+
+    /// The page before this one in its prompt; none for a prompt's first, and for one that is no node.
+    #[must_use]
+    pub fn parent(&self, page: PageId) -> Option<PageId> {
+        let parent = self.nodes[page.index()].parent;
+        (parent != ROOT && parent != DEAD).then_some(PageId(parent))
+    }
+
+    /// Takes a leaf out of the tree, whoever holds its page. Returns its parent, and whether the page became free.
+    pub(super) fn remove_leaf(&mut self, page: PageId, pool: &mut PagePool) -> (Option<PageId>, bool) {
+        if !self.knows(page) || self.children(page) > 0 {
+            return (None, false);
+        }
+        let parent = self.parent(page);
+        self.detach(page);
+        let free = pool.uncache(page);
+        self.stats.evicted_pages += u64::from(free);
+        (parent, free)
     }
 
     /// Lets others share the pages of a sequence that goes on running; returns how many pages were added.
@@ -249,25 +329,28 @@ impl PrefixIndex {
         self.evict_with(want, pool, |_| {})
     }
 
-    /// As [`Self::evict`], telling `on_evict` each page before it becomes free, so that what was kept for that prefix
-    /// elsewhere (a recurrent state checkpoint) can go with it.
+    /// As [`Self::evict`], telling `on_evict` each page that became free.
     pub fn evict_with(&mut self, want: usize, pool: &mut PagePool, mut on_evict: impl FnMut(PageId)) -> usize {
-        let (mut freed, mut tries) = (0, pool.idle());
-        while freed < want && tries > 0 {
-            let Some(page) = pool.coldest() else { break };
-            tries -= 1;
-            if self.nodes[page.index()].children > 0 {
-                // Only if a holder let go in the wrong order; the leaf below it is warmer, so look there first.
-                pool.warm(page);
-                continue;
-            }
+        let mut freed = 0;
+        while freed < want {
+            let Some((page, _)) = self.evict_one(pool) else { break };
             on_evict(page);
-            self.detach(page);
-            pool.uncache(page);
             freed += 1;
         }
-        self.stats.evicted_pages += freed as u64;
         freed
+    }
+
+    /// Frees the coldest idle leaf. Returns its page and its parent; none if nothing is idle.
+    pub(super) fn evict_one(&mut self, pool: &mut PagePool) -> Option<(PageId, Option<PageId>)> {
+        for _ in 0..pool.idle() {
+            let page = pool.coldest()?;
+            if self.nodes[page.index()].children == 0 {
+                return Some((page, self.remove_leaf(page, pool).0));
+            }
+            // Only if a holder let go in the wrong order; the leaf below it is warmer, so look there first.
+            pool.warm(page);
+        }
+        None
     }
 
     /// Forgets everything. Idle pages become free, pages of running sequences stay with those.

@@ -102,7 +102,7 @@ fn a_prompt_is_never_matched_whole() {
     assert_eq!(index.peek(7, &[]), 0);
     let longer = [tokens.clone(), vec![1]].concat();
     let hit = index.lookup(7, &longer, &mut pool, &mut found);
-    assert_eq!((hit, found.as_slice()), (Match { pages: 3, tokens: 48 }, pages.as_slice()));
+    assert_eq!((hit, found.as_slice()), (Match { pages: 3, tokens: 48, known: 48 }, pages.as_slice()));
     assert_eq!(pool.idle(), 0, "a match is held");
     pool.release_all(&found);
     let stats = index.stats();

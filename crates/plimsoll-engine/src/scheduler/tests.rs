@@ -1,5 +1,7 @@
 //! Properties of the scheduler under random arrivals, aborts and endings, in pools down to one request's size: it always
-//! makes progress (I5), never exceeds a step's bounds, never lets two sequences write one page, and gives every page back (I4).
+//! makes progress (I5), never exceeds a step's bounds, never lets two sequences write one page or one state slot, never lets a
+//! checkpoint be written, and gives every page and slot back (I4). Half of the worlds have recurrent state and drafts that are
+//! accepted at random.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,8 +9,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::{PagePool, PrefixIndex};
-use crate::lease::KvCache;
+use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
 
 /// One thing that happens between steps.
 #[derive(Clone, Debug)]
@@ -21,6 +22,8 @@ enum Happening {
     Ends(usize),
     /// Steps are taken.
     Steps(usize),
+    /// The next step fails.
+    Fails,
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -30,6 +33,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0usize..64).prop_map(Happening::Leaves),
         1 => (0usize..64).prop_map(Happening::Ends),
         4 => (1usize..12).prop_map(Happening::Steps),
+        1 => Just(Happening::Fails),
     ]
 }
 
@@ -38,16 +42,33 @@ fn happening() -> impl Strategy<Value = Happening> {
 struct Sizes {
     limits: StepLimits,
     pages: usize,
+    slots: usize,
     prefix_cache: bool,
 }
 
+impl Sizes {
+    fn plain(limits: StepLimits, pages: usize, prefix_cache: bool) -> Self {
+        Self { limits, pages, slots: 0, prefix_cache }
+    }
+}
+
 fn sizes() -> impl Strategy<Value = Sizes> {
-    (1usize..9, 0usize..8, 0usize..40, 1usize..80, 1usize..14, prop::bool::weighted(0.8)).prop_map(
-        |(running, more_logits, more_rows, beside, pages, prefix_cache)| {
+    let step = (1usize..9, 0usize..8, 0usize..40, 1usize..80);
+    (step, 1usize..14, prop::bool::weighted(0.8), prop::bool::ANY, 0usize..4, prop::bool::ANY, 0usize..12).prop_map(
+        |((running, more_logits, more_rows, beside), pages, prefix_cache, stateful, drafts, optimistic, more_slots)| {
             let logit_rows = running + more_logits;
             let rows = logit_rows + more_rows;
+            let slots = if !stateful {
+                0
+            } else if optimistic {
+                1
+            } else {
+                1 + drafts
+            };
             let prefill_rows_beside_decode = beside.min(rows);
-            Sizes { limits: StepLimits { rows, logit_rows, running, prefill_rows_beside_decode }, pages, prefix_cache }
+            let limits = StepLimits { rows, logit_rows, running, prefill_rows_beside_decode, slots, drafts };
+            // Down to the slots of a single sequence.
+            Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache }
         },
     )
 }
@@ -61,14 +82,41 @@ struct World {
     /// Tokens of all sequences that ever arrived, outputs included.
     work: usize,
     preempted: u64,
+    /// For each state slot the history it stands after: a hash of the tokens. Garbage after a failed step.
+    states: Vec<u64>,
+    fails: bool,
+    dice: u64,
+}
+
+/// The state after `token` from the state before it.
+fn after(state: u64, token: u32) -> u64 {
+    (state ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }
 
 impl World {
     fn new(sizes: Sizes) -> Self {
         let index = sizes.prefix_cache.then(|| PrefixIndex::new(sizes.pages).unwrap());
-        let cache = Rc::new(RefCell::new(KvCache { pool: PagePool::new(sizes.pages).unwrap(), index }));
+        let states = (sizes.slots > 0).then(|| StatePool::new(sizes.slots, sizes.pages).unwrap());
+        let pool = PagePool::new(sizes.pages).unwrap();
+        let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
         let scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
-        Self { scheduler, cache, limits: sizes.limits, arrived: 0, work: 0, preempted: 0 }
+        let states = vec![u64::MAX; sizes.slots];
+        Self {
+            scheduler,
+            cache,
+            limits: sizes.limits,
+            arrived: 0,
+            work: 0,
+            preempted: 0,
+            states,
+            fails: false,
+            dice: 7,
+        }
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 33) % sides
     }
 
     fn happen(&mut self, happening: &Happening) {
@@ -93,6 +141,7 @@ impl World {
                 }
             }
             Happening::Steps(n) => (0..n).for_each(|_| self.step()),
+            Happening::Fails => self.fails = true,
         }
     }
 
@@ -105,19 +154,10 @@ impl World {
         // The first half of the prompt is the family's.
         let token = |i: usize| if i < prompt_len / 2 { family } else { 10 + (order as u32 % 4) };
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
-        let pages = PageLease::new(&self.cache, Vec::new(), Vec::new());
         let logits_from = if reports { 0 } else { prompt_len - 1 };
-        self.scheduler.push(Seq {
-            order,
-            salt,
-            tokens,
-            prompt_len,
-            total_max,
-            computed: 0,
-            pages,
-            logits_from,
-            work: (),
-        });
+        let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
+        let new = Newcomer { order, salt, tokens, total_max, logits_from, slots, pages, page_ids, work: () };
+        self.scheduler.push(Seq::new(&self.cache, new));
         self.arrived += 1;
         self.work += total_max;
     }
@@ -130,14 +170,34 @@ impl World {
         let shares = shares.to_vec();
         self.preempted += events.preempted;
         self.check(&shares, oldest, &decoding);
+        self.compute(&shares);
+        if std::mem::take(&mut self.fails) && !shares.is_empty() {
+            if self.scheduler.step_failed() {
+                self.preempted += shares.len() as u64;
+            } else {
+                drop(self.scheduler.running.remove(shares[0].seq));
+            }
+            return self.check_tables();
+        }
         for share in &shares {
-            self.scheduler.commit(*share);
+            let drafted = self.scheduler.running()[share.seq].drafts.clone();
+            // With one slot there is no way back: drafts are taken as they are.
+            let optimistic = self.limits.slots == 1;
+            let hits = (0..share.drafts).take_while(|_| optimistic || self.roll(3) > 0).count();
+            let known = share.rows - share.drafts;
+            self.scheduler.commit(*share, known + hits);
+            let (roll, drafts_max) = (self.roll(97) as u32, self.limits.drafts);
             let seq = &mut self.scheduler.running_mut()[share.seq];
+            seq.drafts.clear();
+            seq.tokens.extend_from_slice(&drafted[..hits]);
             seq.logits_from = seq.logits_from.max(seq.computed.min(seq.prompt_len));
             if seq.computed == seq.tokens.len() && seq.tokens.len() < seq.total_max {
                 seq.tokens.push(20 + (seq.order as u32 + seq.tokens.len() as u32) % 3);
                 seq.logits_from = seq.tokens.len() - 1;
+                let room = seq.room_for_drafts(drafts_max);
+                seq.drafts.extend((0..room as u32).map(|i| 400 + roll + i));
             }
+            self.scheduler.publish(share.seq);
         }
         for i in (0..self.scheduler.running().len()).rev() {
             let seq = &self.scheduler.running()[i];
@@ -146,6 +206,52 @@ impl World {
             }
         }
         self.check_tables();
+    }
+
+    /// What a model with state would do: every row's state from the one before it, into the slots that are named.
+    fn compute(&mut self, shares: &[Share]) {
+        if self.limits.slots == 0 {
+            return;
+        }
+        let mut written = Vec::new();
+        for share in shares {
+            let seq = &self.scheduler.running()[share.seq];
+            let mut out = Vec::new();
+            seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut out);
+            assert_eq!(out.len(), share.rows);
+            let source = seq.states.source();
+            assert_eq!(source.is_some(), share.start > 0, "state is there wherever something was computed");
+            let mut state = source.map_or(0, |slot| self.states[slot as usize]);
+            let history = seq.tokens[..share.start].iter().fold(0, |state, token| after(state, *token));
+            assert_eq!(state, history, "it starts from the state of its own history");
+            let rows = seq.tokens[share.start..].iter().chain(&seq.drafts).take(share.rows);
+            for (row, token) in rows.enumerate() {
+                state = after(state, *token);
+                if out[row] == plimsoll_device::NO_STATE {
+                    assert!(row + 1 < share.rows, "the last row's state is kept");
+                    continue;
+                }
+                let slot = out[row];
+                assert!(!written.contains(&slot), "a slot is written once");
+                let in_place = source == Some(slot) && row + 1 == share.rows;
+                assert!(source != Some(slot) || in_place, "the slot that is read is not written before it was");
+                let cache = self.cache.borrow();
+                let writable = cache.states.as_ref().unwrap().writable(crate::cache::SlotId(slot));
+                assert!(writable, "who writes a slot is its one holder, and it is no checkpoint");
+                written.push(slot);
+                self.states[slot as usize] = if self.fails { u64::MAX } else { state };
+            }
+        }
+        for share in shares {
+            let source = self.scheduler.running()[share.seq].states.source();
+            let others = shares.iter().filter(|other| other.seq != share.seq);
+            let mut theirs = Vec::new();
+            for other in others {
+                let seq = &self.scheduler.running()[other.seq];
+                seq.states.outputs(other.start, other.rows, other.keeps_each(self.limits.slots), &mut theirs);
+            }
+            assert!(source.is_none_or(|slot| !theirs.contains(&slot)), "nobody writes what another reads");
+        }
     }
 
     fn check(&self, shares: &[Share], oldest: Option<u64>, decoding: &[u64]) {
@@ -161,19 +267,25 @@ impl World {
             let end = share.start + share.rows;
             assert!(!served.contains(&seq.order), "one share a sequence");
             served.push(seq.order);
-            assert!(share.rows > 0 && share.start == seq.computed && end <= seq.tokens.len());
+            assert!(share.rows > 0 && share.start == seq.computed && end <= seq.tokens.len() + share.drafts);
+            assert!(
+                share.drafts == 0 || end == seq.tokens.len() + seq.drafts.len(),
+                "drafts are checked from the first on"
+            );
+            assert!(end < seq.total_max || share.drafts == 0, "nothing is drafted beyond the end");
             assert!(seq.pages.capacity() >= end && seq.pages.ids().len() <= seq.total_max.div_ceil(PAGE_TOKENS));
-            assert!(share.logit_rows <= share.rows && (share.logit_rows > 0 || end < seq.tokens.len()));
+            assert!(share.logit_rows <= share.rows && (share.logit_rows > share.drafts || end < seq.tokens.len()));
             let written = &seq.pages.ids()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
             let others = running.iter().filter(|other| other.order != seq.order);
             let mut read = others.flat_map(|other| other.pages.ids());
             assert!(!read.any(|page| written.contains(page)), "a page that is written belongs to one sequence");
         }
-        if let Some(oldest) = oldest {
+        let quarantine = running.iter().any(|seq| seq.suspect_until.is_some());
+        if let Some(oldest) = oldest.filter(|_| !quarantine) {
             assert!(served.contains(&oldest), "I5: the oldest running sequence goes on");
         }
         for order in decoding.iter().filter(|order| running.iter().any(|seq| seq.order == **order)) {
-            assert!(served.contains(order), "a running sequence decodes in every step");
+            assert!(quarantine || served.contains(order), "a running sequence decodes in every step");
         }
         assert!(self.scheduler.waiting().all(|seq| seq.pages.ids().is_empty() && seq.computed == 0));
         assert!(self.scheduler.waiting().is_sorted_by_key(|seq| seq.order), "the queue keeps the order of arrival");
@@ -181,11 +293,8 @@ impl World {
 
     fn check_tables(&self) {
         let cache = self.cache.borrow();
-        cache.pool.check().unwrap();
+        cache.check();
         assert_eq!(cache.pool.faults(), 0);
-        if let Some(index) = &cache.index {
-            index.check(&cache.pool).unwrap();
-        }
     }
 
     /// No more arrivals: everybody finishes in at most one step per token of work, recomputation included.
@@ -204,10 +313,14 @@ impl World {
     fn assert_all_back(&self) {
         let cache = &mut *self.cache.borrow_mut();
         assert_eq!(cache.pool.used(), cache.pool.idle(), "I4: only the index holds pages");
-        if let Some(index) = &mut cache.index {
-            index.clear(&mut cache.pool);
+        let kept = cache.states.as_ref().map_or(0, |states| states.stats().kept);
+        if let Some(states) = &cache.states {
+            assert_eq!(states.available(), states.total(), "I4: sequences hold no slots");
+            assert_eq!(states.free() + kept, states.total());
         }
+        cache.clear();
         assert_eq!(cache.pool.used(), 0, "I4");
+        assert!(cache.states.as_ref().is_none_or(|states| states.free() == states.total()), "I4");
     }
 }
 
@@ -246,8 +359,9 @@ proptest! {
 #[test]
 fn a_stream_of_newcomers_starves_nobody() {
     for shares_prefix in [true, false] {
-        let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8 };
-        let mut world = World::new(Sizes { limits, pages: 8, prefix_cache: true });
+        let limits =
+            StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+        let mut world = World::new(Sizes::plain(limits, 8, true));
         let mut waited_max = 0;
         for round in 0..600 {
             world.arrive(40 + round % 23, 1 + round % 40, if shares_prefix { 0 } else { round as u32 }, 0, false);
@@ -269,14 +383,15 @@ fn a_stream_of_newcomers_starves_nobody() {
 /// A preempted sequence that finds all but its newest token in the index comes back decoding: it still gets its row at once.
 #[test]
 fn a_sequence_that_comes_back_decoding_is_not_left_out() {
-    let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8 };
-    let mut world = World::new(Sizes { limits, pages: 8, prefix_cache: true });
+    let limits =
+        StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 8, true));
     world.arrive(32, 8, 0, 0, false);
     (0..4).for_each(|_| world.step());
     let seq = &world.scheduler.running()[0];
     assert_eq!((seq.computed, seq.tokens.len()), (32, 33), "both pages of the prompt are in the index");
     let mut seq = world.scheduler.running.pop().unwrap();
-    seq.preempt();
+    seq.leave();
     world.scheduler.push(seq);
     world.step();
     assert_eq!(world.scheduler.running()[0].computed, 33);
@@ -285,8 +400,9 @@ fn a_sequence_that_comes_back_decoding_is_not_left_out() {
 /// An older sequence that takes the pages of a newer one takes its place in the step, too.
 #[test]
 fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
-    let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 4 };
-    let mut world = World::new(Sizes { limits, pages: 2, prefix_cache: false });
+    let limits =
+        StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 4, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 2, false));
     world.arrive(16, 16, 1, 0, false);
     world.arrive(15, 16, 2, 0, false);
     let mut newer = world.scheduler.waiting.pop_back().unwrap();
@@ -297,7 +413,124 @@ fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
     assert!(newer.pages.grow(17));
     world.scheduler.running.extend([older, newer]);
     let (shares, events) = world.scheduler.schedule();
-    assert_eq!(shares, [Share { seq: 0, start: 0, rows: 4, logit_rows: 0 }]);
+    assert_eq!(shares, [Share { seq: 0, start: 0, rows: 4, logit_rows: 0, drafts: 0 }]);
     assert_eq!(events.preempted, 1);
     assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [1]);
+}
+
+/// Limits of a world with state.
+fn stateful(drafts: usize) -> StepLimits {
+    StepLimits { rows: 64, logit_rows: 32, running: 8, prefill_rows_beside_decode: 64, slots: 1 + drafts, drafts }
+}
+
+fn state_world(drafts: usize, pages: usize, slots: usize) -> World {
+    World::new(Sizes { limits: stateful(drafts), pages, slots, prefix_cache: true })
+}
+
+fn checkpoints(world: &World) -> usize {
+    world.cache.borrow().states.as_ref().unwrap().stats().kept
+}
+
+/// Runs a prompt to its end; returns how many of its tokens were found, and all of them.
+fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u32>) {
+    let (order, total_max) = (world.arrived, tokens.len() + output);
+    let limits = world.limits;
+    let new = Newcomer {
+        order,
+        salt: 0,
+        logits_from: tokens.len() - 1,
+        tokens,
+        total_max,
+        slots: limits.slots,
+        drafts_max: limits.drafts,
+        work: (),
+    };
+    world.scheduler.push(Seq::new(&world.cache, new));
+    world.arrived += 1;
+    let (mut found, mut last) = (None, Vec::new());
+    while !world.scheduler.is_empty() {
+        world.step();
+        if let Some(seq) = world.scheduler.running().first() {
+            found.get_or_insert(seq.published);
+            last.clone_from(&seq.tokens);
+        }
+    }
+    (found.unwrap(), last)
+}
+
+/// Every turn of a conversation starts from the last one's input, and a long one keeps no more checkpoints than a short one.
+#[test]
+fn a_conversation_of_200_turns_holds_a_constant_number_of_checkpoints() {
+    let mut world = state_world(1, 600, 32);
+    let mut history: Vec<u32> = (0..40).collect();
+    let mut kept = Vec::new();
+    let mut end_before = 0;
+    for turn in 0..200u32 {
+        let end = (history.len() - 1) / PAGE_TOKENS * PAGE_TOKENS;
+        let (found, said) = converse(&mut world, history, 9);
+        assert_eq!(found, end_before, "turn {turn} starts from the end of the last one's input");
+        (history, end_before) = (said, end);
+        history.extend((0..13).map(|i| 1000 + (turn * 13 + i) % 500));
+        kept.push(checkpoints(&world));
+    }
+    assert_eq!(kept[..3], [1, 2, 2]);
+    assert!(kept[2..].iter().all(|n| *n == 2), "{kept:?}");
+    world.assert_all_back();
+}
+
+/// Eight cold requests with one prefix: the first computes it, the others wait for its state and start from there.
+#[test]
+fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
+    let mut world = state_world(0, 128, 24);
+    let prefix: Vec<u32> = (0..100).collect();
+    for i in 0..8u32 {
+        let tokens: Vec<u32> = prefix.iter().copied().chain((0..30).map(|j| 500 + i * 50 + j)).collect();
+        let new = Newcomer {
+            order: u64::from(i),
+            salt: 0,
+            logits_from: tokens.len() - 1,
+            total_max: tokens.len() + 4,
+            tokens,
+            slots: 1,
+            drafts_max: 0,
+            work: (),
+        };
+        world.scheduler.push(Seq::new(&world.cache, new));
+        world.arrived += 1;
+    }
+    world.step();
+    assert_eq!(world.scheduler.running().len(), 1, "the others wait");
+    let mut starts = std::collections::BTreeMap::new();
+    while !world.scheduler.is_empty() {
+        world.step();
+        for seq in world.scheduler.running() {
+            starts.entry(seq.order).or_insert(seq.published);
+        }
+    }
+    let hits = (1..8).filter(|order| starts[order] == 96).count();
+    assert_eq!(hits, 7, "{starts:?}");
+    world.assert_all_back();
+}
+
+/// When every slot is taken by running sequences, prompts go on without checkpoints, and when sequences need slots the coldest
+/// checkpoints go, and with them the pages that nothing else needs.
+#[test]
+fn checkpoints_give_way_to_sequences() {
+    let mut world = state_world(0, 64, 4);
+    for i in 0..4 {
+        let (found, _) = converse(&mut world, (i * 100..i * 100 + 40).collect(), 2);
+        assert_eq!(found, 0);
+    }
+    assert!(checkpoints(&world) >= 3);
+    let before = world.cache.borrow().pool.used();
+    for i in 0..4u64 {
+        world.arrive(60, 20, 7 + i as u32, 5, false);
+    }
+    (0..3).for_each(|_| world.step());
+    assert_eq!(world.scheduler.running().len(), 4);
+    let stats = world.cache.borrow().states.as_ref().unwrap().stats();
+    assert!(stats.kept == 0 && stats.evicted >= 3 && stats.missed > 0, "{stats:?}");
+    assert!(before > 0 && world.cache.borrow().pool.idle() == 0, "their pages went, too");
+    world.finish_all();
+    world.assert_all_back();
 }

@@ -99,7 +99,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pages: usize, requests: &[(u
             prompt_len: *prompt,
             total_max,
             computed: 0,
-            pages: PageLease::new(&cache, total_max.div_ceil(PAGE_TOKENS)),
+            pages: PageLease::new(&cache, Vec::new(), Vec::new()),
             logits_from: if *reported { 0 } else { prompt - 1 },
             work: (),
         });

@@ -67,6 +67,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         skip_special_tokens: true,
         kept_special_ids: Vec::new(),
         grammar: None,
+        speculate: true,
         cache_salt: 0,
     }
 }
@@ -79,6 +80,8 @@ pub struct Answer {
     pub logprobs: Vec<Option<TokenLogprobs>>,
     pub prompt_logprobs: Vec<TokenLogprobs>,
     pub cached_tokens: u32,
+    /// Drafted and accepted tokens.
+    pub drafts: (u32, u32),
     pub finish: Option<FinishReason>,
     pub error: Option<String>,
 }
@@ -94,6 +97,7 @@ pub fn collect(mut reader: Reader) -> Answer {
         }
         answer.prompt_logprobs.extend(delta.prompt_logprobs);
         answer.cached_tokens = delta.cached_tokens;
+        answer.drafts = (delta.drafted_tokens, delta.accepted_tokens);
         answer.finish = delta.finish;
         answer.error = delta.error;
     }
@@ -119,7 +123,9 @@ pub fn quiet(engine: &EngineHandle) {
         let status = engine.status();
         let held =
             status.pages_used.load(Acquire) - status.pages_cached.load(Acquire).min(status.pages_used.load(Acquire));
-        let busy = status.running.load(Acquire) + status.waiting.load(Acquire);
+        let sequences =
+            status.slots_used.load(Acquire) - status.slots_kept.load(Acquire).min(status.slots_used.load(Acquire));
+        let busy = sequences + status.running.load(Acquire) + status.waiting.load(Acquire);
         if engine.reserved() == (0, 0) && held == 0 && busy == 0 {
             return;
         }

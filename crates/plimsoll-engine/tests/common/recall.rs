@@ -1,15 +1,20 @@
 //! A runner that remembers: its "keys and values" are the token ids themselves, and its logits are a hash of the whole
 //! history as read back through the page table. A wrong, stale, shared or unwritten page changes the next token, and the
 //! right answer is known without running anything.
+//!
+//! With state slots it is a hybrid: the history is remembered a second time, as a hash in slots that only the device's rules keep
+//! true, and enters the logits too. With a draft head it guesses: right about a known share of positions, from what it reads back
+//! of its own layer of the pages and of the hidden state it is handed. A wrong slot changes the answer; a wrong row for the head
+//! changes what it accepts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use plimsoll_device::{DeviceError, PAGE_TOKENS, StepInput};
+use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
 use plimsoll_engine::runner::Runner;
 use plimsoll_engine::scheduler::StepLimits;
-use plimsoll_engine::testing::{Bench, over_runner};
+use plimsoll_engine::testing::{Bench, Speculation, over_runner};
 use plimsoll_engine::{EngineHandle, Limits};
 use plimsoll_text::Tokenizer;
 
@@ -39,6 +44,13 @@ pub struct Shape {
     pub prefix_cache: bool,
     /// How long a step takes.
     pub step_time: Duration,
+    /// Slots of recurrent state; 0: a model without.
+    pub state_slots: usize,
+    /// Drafts at once; 0: no draft head.
+    pub drafts: usize,
+    /// Of 256 positions the head is right about so many.
+    pub right: u64,
+    pub speculation: Speculation,
 }
 
 impl Default for Shape {
@@ -53,6 +65,32 @@ impl Default for Shape {
             context: 256,
             prefix_cache: true,
             step_time: Duration::ZERO,
+            state_slots: 0,
+            drafts: 0,
+            right: 256,
+            speculation: Speculation { adaptive: false, ..Speculation::default() },
+        }
+    }
+}
+
+impl Shape {
+    /// A hybrid with `drafts` drafts (0: no head) of which `right` of 256 are right, and `spare` slots for checkpoints.
+    pub fn hybrid(drafts: usize, right: u64, spare: usize) -> Self {
+        let plain = Self::default();
+        Self { state_slots: plain.running * (1 + drafts) + spare, drafts, right, rows: 64, ..plain }
+    }
+
+    /// Drafts are taken unchecked, in one slot a sequence.
+    pub fn optimistic(self) -> Self {
+        Self { speculation: Speculation { optimistic: true, ..self.speculation }, ..self }
+    }
+
+    /// Slots a sequence owns.
+    fn ring(&self) -> usize {
+        match (self.state_slots, self.speculation.optimistic) {
+            (0, _) => 0,
+            (_, true) => 1,
+            (_, false) => 1 + self.drafts,
         }
     }
 }
@@ -66,6 +104,10 @@ pub struct Seen {
     pub logit_rows: AtomicU64,
     /// The most sequences in one step.
     pub seqs_max: AtomicU64,
+    /// Draft passes.
+    pub draft_passes: AtomicU64,
+    /// State slots written.
+    pub states_written: AtomicU64,
 }
 
 /// The runner.
@@ -76,6 +118,14 @@ pub struct Recall {
     /// The step that last wrote a position, so that two sequences writing the same place in one step are noticed.
     written: Vec<u64>,
     step: u64,
+    /// The history each state slot stands after; garbage where a step failed.
+    states: Vec<u64>,
+    /// The draft head's layer: the token that follows each position.
+    following: Vec<u32>,
+    /// Hidden states of the last pass, one a row: history and position.
+    hidden: Vec<(u64, usize)>,
+    /// Draft passes since the last step.
+    passes: usize,
     logits: Vec<f32>,
     /// Length of each row of logits.
     row_len: Vec<usize>,
@@ -90,8 +140,12 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         cache: vec![u32::MAX; shape.pages * PAGE_TOKENS],
         written: vec![0; shape.pages * PAGE_TOKENS],
         step: 0,
-        logits: vec![0.0; shape.logit_rows * VOCAB as usize],
-        row_len: Vec::new(),
+        states: vec![u64::MAX; shape.state_slots],
+        following: vec![u32::MAX; shape.pages * PAGE_TOKENS],
+        hidden: Vec::with_capacity(shape.rows),
+        passes: 0,
+        logits: vec![0.0; shape.logit_rows * (1 + shape.drafts) * VOCAB as usize],
+        row_len: Vec::with_capacity(shape.logit_rows),
         seen: Arc::clone(&seen),
     };
     let limits = Limits {
@@ -108,14 +162,17 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
     };
     let step = StepLimits {
         rows: shape.rows,
-        logit_rows: shape.logit_rows,
+        logit_rows: shape.logit_rows * (1 + shape.drafts),
         running: shape.running,
         prefill_rows_beside_decode: shape.beside_decode,
+        slots: shape.ring(),
+        drafts: shape.drafts,
     };
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());
-    let prefix_cache = shape.prefix_cache;
-    let bench = Bench { runner, limits, step, prefix_cache, tokenizer, eos: vec![VOCAB - 1], elastic: false };
+    let Shape { prefix_cache, state_slots, speculation, .. } = shape;
+    let (eos, elastic) = (vec![VOCAB - 1], false);
+    let bench = Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic };
     (bench, seen)
 }
 
@@ -129,23 +186,63 @@ pub fn recall_engine(shape: Shape) -> (EngineHandle, Arc<Seen>) {
 pub fn says(prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut history = prompt.to_vec();
     for _ in 0..tokens {
-        let mut row = vec![0.0; VOCAB as usize];
-        logits(history.iter().copied(), &mut row);
-        let best = (0..VOCAB).max_by(|a, b| row[*a as usize].total_cmp(&row[*b as usize]));
-        history.push(best.unwrap());
+        history.push(best(hash(history.iter().copied())));
     }
     history.split_off(prompt.len())
 }
 
+/// The greedy token after a history.
+fn best(history: u64) -> u32 {
+    let mut row = vec![0.0; VOCAB as usize];
+    logits(history, &mut row);
+    (0..VOCAB).max_by(|a, b| row[*a as usize].total_cmp(&row[*b as usize])).unwrap()
+}
+
+/// A history after one more token.
+fn after(history: u64, id: u32) -> u64 {
+    mix(history ^ u64::from(id))
+}
+
+fn hash(history: impl Iterator<Item = u32>) -> u64 {
+    history.fold(1, after)
+}
+
 /// The logits after a history: distinct pseudo-random numbers.
-fn logits(history: impl Iterator<Item = u32>, row: &mut [f32]) {
-    let seed = history.fold(1, |h: u64, id| mix(h ^ u64::from(id)));
+fn logits(history: u64, row: &mut [f32]) {
     for (id, logit) in row.iter_mut().enumerate() {
-        *logit = (mix(seed + id as u64) >> 40) as f32 / (1 << 21) as f32;
+        *logit = (mix(history.wrapping_add(id as u64)) >> 40) as f32 / (1 << 21) as f32;
         if id as u32 >= NEVER_SAID {
             *logit = -20.0;
         }
     }
+}
+
+/// Whether a head that is right about `right` of 256 positions is right after this history.
+pub fn is_right(history: u64, right: u64) -> bool {
+    mix(history ^ 0x00d1_ce00) % 256 < right
+}
+
+/// How many of `drafts` drafts a step are right when `prompt` is continued by `tokens` tokens, counted as the engine does: drafted
+/// and accepted.
+pub fn expected_drafts(prompt: &[u32], tokens: usize, drafts: usize, right: u64) -> (u32, u32) {
+    let said = says(prompt, tokens);
+    let mut history = hash(prompt.iter().copied());
+    let mut rights = Vec::new();
+    for id in &said {
+        history = after(history, *id);
+        rights.push(is_right(history, right));
+    }
+    let (mut drafted, mut accepted) = (0, 0);
+    // The first token comes with the prompt; `at` tokens are there, and drafts end one before the last.
+    let mut at = 1;
+    while at < tokens {
+        let n = drafts.min(tokens - at - 1);
+        let hits = (0..n).take_while(|i| rights[at - 1 + i]).count();
+        drafted += n as u32;
+        accepted += hits as u32;
+        at += hits + 1;
+    }
+    (drafted, accepted)
 }
 
 /// SplitMix64's finalizer.
@@ -177,7 +274,8 @@ impl Recall {
         }
         assert_eq!(step.tokens.len(), next_row);
         assert!(next_row <= self.shape.rows && next_row > 0, "{next_row} rows");
-        assert!(step.logit_rows.len() <= self.shape.logit_rows, "{} logit rows", step.logit_rows.len());
+        let logit_rows = self.shape.logit_rows * (1 + self.shape.drafts);
+        assert!(step.logit_rows.len() <= logit_rows, "{} logit rows", step.logit_rows.len());
         assert!(step.seqs.len() <= self.shape.running);
         if step.tokens.contains(&PANICS) {
             panic!("token {PANICS} was computed");
@@ -190,22 +288,87 @@ impl Recall {
         }
     }
 
-    fn read(&mut self, step: &StepInput<'_>) {
+    /// Moves every sequence's state on, into the slots that the step names. Returns the history after each row as the state has it.
+    fn advance(&mut self, step: &StepInput<'_>) -> Vec<u64> {
+        let mut written = Vec::new();
+        let mut after_row = Vec::with_capacity(step.tokens.len());
+        let sources: Vec<u32> = step.seqs.iter().filter_map(|seq| seq.state).collect();
+        for seq in step.seqs {
+            assert_eq!(seq.state.is_some(), seq.start > 0, "who has computed something has a state");
+            let mut state = seq.state.map_or(1, |slot| self.states[slot as usize]);
+            for row in seq.first_row..seq.first_row + seq.rows {
+                state = after(state, step.tokens[row]);
+                after_row.push(state);
+                let slot = step.state_out[row];
+                if slot == NO_STATE {
+                    continue;
+                }
+                let last = row + 1 == seq.first_row + seq.rows;
+                assert!(!written.contains(&slot), "slot {slot} is written twice in one step");
+                assert!(!sources.contains(&slot) || (last && seq.state == Some(slot)), "slot {slot} is being read");
+                written.push(slot);
+                self.states[slot as usize] = state;
+            }
+            assert_ne!(step.state_out[seq.first_row + seq.rows - 1], NO_STATE, "the last state is kept");
+        }
+        self.seen.states_written.fetch_add(written.len() as u64, Ordering::Relaxed);
+        after_row
+    }
+
+    fn read(&mut self, step: &StepInput<'_>, states: &[u64]) {
         self.row_len.clear();
-        let rows = self.logits.chunks_exact_mut(VOCAB as usize);
-        for (logit_row, row) in step.logit_rows.iter().zip(rows) {
+        self.hidden.clear();
+        let span = |row: usize| {
+            let of = |s: &&SeqSpan| (s.first_row..s.first_row + s.rows).contains(&row);
+            step.seqs.iter().find(of).unwrap()
+        };
+        if self.shape.drafts > 0 {
+            for row in 0..step.tokens.len() {
+                self.hidden.push((self.history(step, span(row), row), step.positions[row] as usize));
+            }
+        }
+        for (i, logit_row) in step.logit_rows.iter().enumerate() {
             let logit_row = *logit_row as usize;
-            let of = |s: &&plimsoll_device::SeqSpan| (s.first_row..s.first_row + s.rows).contains(&logit_row);
-            let seq = step.seqs.iter().find(of).unwrap();
-            let pages = &step.pages[seq.pages_at..][..seq.pages];
-            let end = seq.start + logit_row - seq.first_row;
-            logits((0..=end).map(|position| self.cache[place(pages, position)]), row);
+            let history = self.history(step, span(logit_row), logit_row);
+            // Both memories agree, or the answer is another one.
+            let history =
+                states.get(logit_row).map_or(history, |state| if *state == history { history } else { !history });
+            let row = &mut self.logits[i * VOCAB as usize..][..VOCAB as usize];
+            logits(history, row);
             let token = step.tokens[logit_row];
             if token == NAN {
                 row.fill(f32::NAN);
             }
             self.row_len.push(if token == SHORT_ROW { 7 } else { VOCAB as usize });
         }
+    }
+
+    /// The history up to a row, as the pages have it.
+    fn history(&self, step: &StepInput<'_>, seq: &SeqSpan, row: usize) -> u64 {
+        let pages = &step.pages[seq.pages_at..][..seq.pages];
+        let end = seq.start + row - seq.first_row;
+        hash((0..=end).map(|position| self.cache[place(pages, position)]))
+    }
+
+    /// One row of the draft head: its entry is written, the entries it may see are checked, and the token it names moves the hidden
+    /// state on.
+    fn draft_row(&mut self, step: &StepInput<'_>, seq: &SeqSpan, row: usize, from: (u64, usize)) {
+        let position = step.positions[row] as usize;
+        let further = self.passes > 0;
+        assert_eq!(position, from.1 + usize::from(further), "the hidden state is of another position");
+        let pages = &step.pages[seq.pages_at..][..seq.pages];
+        self.following[place(pages, position)] = step.tokens[row];
+        let mut broken = false;
+        for seen in seq.seen_from..position {
+            // What follows a position is what the main layers have at the next, as far as they have come; the entry before a
+            // page that others share may be of another continuation.
+            let shared = (seen + 1).is_multiple_of(PAGE_TOKENS);
+            let next = self.cache[place(pages, seen + 1)];
+            let drafted = further && seen + self.passes >= seq.start;
+            broken |= !shared && !drafted && self.following[place(pages, seen)] != next;
+        }
+        assert!(!broken, "the draft head sees an entry it has not made for this history");
+        self.hidden.push((after(from.0, step.tokens[row]), position));
     }
 }
 
@@ -220,13 +383,46 @@ impl Runner for Recall {
         self.seen.logit_rows.fetch_add(step.logit_rows.len() as u64, Ordering::Relaxed);
         self.seen.seqs_max.fetch_max(step.seqs.len() as u64, Ordering::Relaxed);
         self.store(step);
+        self.passes = 0;
         if step.tokens.contains(&FAILS) {
+            // Half of it has been written.
+            step.state_out.iter().filter(|slot| **slot != NO_STATE).for_each(|slot| self.states[*slot as usize] = 0);
             return Err(DeviceError::Injected("the token that fails"));
         }
-        self.read(step);
+        let states = if self.shape.state_slots > 0 { self.advance(step) } else { Vec::new() };
+        self.read(step, &states);
         if !self.shape.step_time.is_zero() {
             std::thread::sleep(self.shape.step_time);
         }
+        Ok(())
+    }
+
+    fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.seen.draft_passes.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(from.len(), step.tokens.len());
+        assert!(step.logit_rows.len() <= self.shape.running && step.state_out.is_empty());
+        let before = std::mem::take(&mut self.hidden);
+        for seq in step.seqs {
+            assert!(seq.state.is_none() && seq.seen_from <= seq.start);
+            for row in seq.first_row..seq.first_row + seq.rows {
+                self.draft_row(step, seq, row, before[from[row] as usize]);
+            }
+        }
+        self.row_len.clear();
+        let mut carried = Vec::new();
+        for (i, wanted) in step.logit_rows.iter().enumerate() {
+            let (history, position) = self.hidden[*wanted as usize];
+            carried.push((history, position));
+            let row = &mut self.logits[i * VOCAB as usize..][..VOCAB as usize];
+            logits(history, row);
+            if !is_right(history, self.shape.right) {
+                // The same numbers for other tokens: wrong whether drawn or greedy, as a rule.
+                row[..NEVER_SAID as usize].rotate_right(1);
+            }
+            self.row_len.push(VOCAB as usize);
+        }
+        self.hidden = carried;
+        self.passes += 1;
         Ok(())
     }
 

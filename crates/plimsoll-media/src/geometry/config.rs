@@ -42,6 +42,9 @@ pub struct Fields {
     pub(crate) hop_length: Option<u64>,
     pub(crate) n_fft: Option<u64>,
     pub(crate) sampling_rate: Option<u64>,
+    pub(crate) image_mean: Option<[f64; 3]>,
+    pub(crate) image_std: Option<[f64; 3]>,
+    pub(crate) rescale_factor: Option<f64>,
 }
 
 /// `size` in all its spellings.

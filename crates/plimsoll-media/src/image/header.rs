@@ -184,6 +184,8 @@ fn webp(bytes: &[u8]) -> Found {
     let mut at = 12_usize;
     while let (Some(kind), Some(length)) = (bytes.get(at..at + 4), le32(bytes, at + 4)) {
         let body = at + 8;
+        // Decoders take a chunk's length at its word.
+        let end = body.checked_add(length as usize).filter(|&end| end <= bytes.len())?;
         let size = match kind {
             b"VP8X" => {
                 canvas = Some(Size { width: le24(bytes, body + 4)? + 1, height: le24(bytes, body + 7)? + 1 });
@@ -192,6 +194,7 @@ fn webp(bytes: &[u8]) -> Found {
             b"ANMF" => {
                 frames += 1;
                 let inner = webp_bitstream(bytes, body + 16);
+                check_inner_chunks(bytes.get(body + 16..end)?)?;
                 let own = Size { width: le24(bytes, body + 6)? + 1, height: le24(bytes, body + 9)? + 1 };
                 largest = largest.max(inner.map_or(0, Size::pixels));
                 Some(own)
@@ -204,9 +207,19 @@ fn webp(bytes: &[u8]) -> Found {
         };
         largest = largest.max(size.map_or(0, Size::pixels));
         // Chunks are padded to even lengths.
-        at = body.checked_add(length as usize)?.checked_add(length as usize % 2)?;
+        at = end + length as usize % 2;
     }
     Some((Format::WebP, canvas.or(first)?, frames.max(1), largest, 0))
+}
+
+/// Chunks inside a frame must end inside it.
+fn check_inner_chunks(mut chunks: &[u8]) -> Option<()> {
+    while chunks.len() >= 8 {
+        let length = le32(chunks, 4)? as usize;
+        chunks = chunks.get(length.checked_add(8)?..)?;
+        chunks = &chunks[(length % 2).min(chunks.len())..];
+    }
+    Some(())
 }
 
 /// The size in the bitstream's own header, where a chunk at `at` has one.

@@ -6,10 +6,12 @@
 
 mod decode;
 mod header;
+mod patchify;
 mod resize;
 
 pub use decode::{Rgb, decode, frames};
 pub use header::Format;
+pub use patchify::{Normalize, patchify, patchify_len};
 pub use resize::resize;
 
 use crate::error::contained;

@@ -210,6 +210,30 @@ pub(super) fn level_swap(version: CgroupVersion, dir: &Path) -> Option<u64> {
     }
 }
 
+/// What has happened to a cgroup because its memory was full.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct CgroupEvents {
+    /// Processes in it that the kernel has killed.
+    pub oom_kills: u64,
+    /// How often its limit stood in the way of an allocation; the kernel may then have found something to reclaim.
+    pub limit_hits: u64,
+}
+
+/// The events of one level, or `None` if it does not count memory.
+pub(super) fn level_events(version: CgroupVersion, dir: &Path) -> Option<CgroupEvents> {
+    let (kills, hits) = match version {
+        CgroupVersion::V2 => {
+            let events = read_text(&dir.join("memory.events"))?;
+            (keyed(&events, "oom_kill"), keyed(&events, "max"))
+        }
+        CgroupVersion::V1 => {
+            let control = read_text(&dir.join("memory.oom_control"))?;
+            (keyed(&control, "oom_kill"), read_text(&dir.join("memory.failcnt"))?.trim().parse().ok())
+        }
+    };
+    Some(CgroupEvents { oom_kills: kills.unwrap_or(0), limit_hits: hits.unwrap_or(0) })
+}
+
 /// Bytes this level uses that could not be had back at once, or `None` if it does not count memory.
 pub(super) fn level_usage(version: CgroupVersion, dir: &Path) -> Option<u64> {
     let (usage_file, prefix, dirty, writeback) = match version {

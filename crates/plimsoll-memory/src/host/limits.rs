@@ -2,9 +2,9 @@
 //!
 //! Swap is reported but never counted: a server that plans on swap has planned to stand still.
 
-use super::cgroup::{self, CgroupVersion, Hierarchy, Mounts};
+use super::cgroup::{self, CgroupEvents, CgroupVersion, Hierarchy, Mounts};
 use super::{Cpus, HostError, MemInfo, MemoryBudget, Rlimits, Root, Space};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One limit that was found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -36,6 +36,9 @@ pub struct HostLimits {
     pub shm: Option<Space>,
     /// The cores this process may keep busy.
     pub cpus: Cpus,
+    /// The operator's own limit, as given.
+    #[serde(skip)]
+    pub budget: Option<MemoryBudget>,
     #[serde(skip)]
     pub(super) domains: Vec<Domain>,
     #[serde(skip)]
@@ -107,9 +110,16 @@ impl HostLimits {
             memlock: rlimits.memlock,
             shm: Space::of_shm(root),
             cpus: Cpus::read(root, &mounts),
+            budget,
             domains: found.domains,
             memory_hierarchies,
         })
+    }
+
+    /// Reads every limit again: an operator may have moved one. What cannot be read any more stays as it was.
+    #[must_use]
+    pub fn again(&self, root: &Root) -> Self {
+        Self::read(root, self.budget).unwrap_or_else(|_| self.clone())
     }
 
     /// The limit that decides.
@@ -119,6 +129,23 @@ impl HostLimits {
     #[must_use]
     pub fn binding(&self) -> &LimitSource {
         self.sources.iter().find(|s| s.binding).expect("read() marks the least source")
+    }
+
+    /// What the kernel has done in this process's own cgroup because memory was full; `None` without a cgroup. Can
+    /// still be read when the process has gone.
+    #[must_use]
+    pub fn cgroup_events(&self) -> Option<CgroupEvents> {
+        self.memory_hierarchies.iter().find_map(|h| cgroup::level_events(h.version, &h.leaf))
+    }
+
+    /// The directory of the innermost cgroup that has a memory limit, and that limit: where a neighbour has to be to
+    /// compete with this process.
+    #[must_use]
+    pub fn innermost_limited_cgroup(&self) -> Option<(&Path, u64)> {
+        self.domains.iter().find_map(|domain| match &domain.kind {
+            DomainKind::Cgroup { dir, .. } => Some((dir.as_path(), domain.limit)),
+            _ => None,
+        })
     }
 }
 

@@ -24,7 +24,7 @@ mod share;
 
 pub(crate) use budget::ExactBytes;
 pub use budget::{BudgetError, MemoryBudget};
-pub use cgroup::CgroupVersion;
+pub use cgroup::{CgroupEvents, CgroupVersion};
 pub use cpu::Cpus;
 pub use limits::{HostLimits, LimitSource};
 pub use meminfo::MemInfo;
@@ -54,6 +54,8 @@ pub enum HostError {
 pub struct Root {
     prefix: PathBuf,
     shm: Option<Space>,
+    /// Whose `/proc/self` is read; absent: that of this process.
+    pid: Option<u32>,
 }
 
 impl Root {
@@ -63,13 +65,20 @@ impl Root {
     /// The machine this process runs on.
     #[must_use]
     pub fn system() -> Self {
-        Self { prefix: PathBuf::from("/"), shm: None }
+        Self { prefix: PathBuf::from("/"), shm: None, pid: None }
     }
 
     /// A directory that holds `proc/`, `sys/` and so on, in place of the machine's own.
     #[must_use]
     pub fn at(prefix: impl Into<PathBuf>) -> Self {
-        Self { prefix: prefix.into(), shm: None }
+        Self { prefix: prefix.into(), shm: None, pid: None }
+    }
+
+    /// The same machine as process `pid` sees it: its memory, its limits, its cgroups.
+    #[must_use]
+    pub fn of_process(mut self, pid: u32) -> Self {
+        self.pid = Some(pid);
+        self
     }
 
     /// Pretends that `/dev/shm` has this size, since a file system cannot be faked by files.
@@ -86,7 +95,10 @@ impl Root {
     }
 
     fn join(&self, absolute: &str) -> PathBuf {
-        self.prefix.join(absolute.trim_start_matches('/'))
+        match (self.pid, absolute.strip_prefix("/proc/self/")) {
+            (Some(pid), Some(rest)) => self.prefix.join(format!("proc/{pid}/{rest}")),
+            _ => self.prefix.join(absolute.trim_start_matches('/')),
+        }
     }
 
     /// The text of a pseudo-file, or `None` if it is missing or unreadable: absence of a limit is not an error.

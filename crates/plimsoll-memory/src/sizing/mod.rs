@@ -30,5 +30,6 @@ pub use generations::{
     Component, DeviceNow, Failure, Generations, Measured, OutOfMemory, PoolCount, Released, ScalesWith, Shape,
 };
 pub use joint::{JointError, JointInput, JointSplit};
+pub use pools::own_size;
 pub use shadow::{ShadowReport, dry_run};
 pub use target::{CANARY_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens, target_tokens};

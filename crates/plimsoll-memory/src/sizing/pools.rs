@@ -3,8 +3,12 @@
 use super::joint::{self, JointInput};
 use super::{ProfileConfig, SizingError, Target};
 
-/// The pools that this rank's budget holds, in whole pages: `(tokens, state slots)`.
-pub(super) fn own_size(cfg: &ProfileConfig, target: &Target, total: u64) -> Result<(u64, u64), SizingError> {
+/// The pools that this rank's budget holds, in whole pages: `(tokens, state slots)`. `total` is only named in errors. A planner that
+/// feeds it planned bytes gets what start-up gets from measured ones.
+///
+/// # Errors
+/// [`SizingError::NothingFits`], or what keeps both pools from fitting together.
+pub fn own_size(cfg: &ProfileConfig, target: &Target, total: u64) -> Result<(u64, u64), SizingError> {
     let nothing = |short: u64| SizingError::NothingFits {
         total,
         non_kv: target.non_kv,

@@ -129,7 +129,7 @@ impl Step {
     }
 }
 
-/// A model on a device of two threads, weights and cache in f32, with room for two sequences.
+/// A model on a device of two threads, its cache in f32, with room for two sequences.
 pub struct Rig {
     pub model: Box<dyn Model>,
     pub shape: ModelShape,
@@ -137,10 +137,15 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Loads a fixture.
+    /// Loads a fixture, every weight as f32.
     pub fn new(model: &str, with_drafter: bool) -> Self {
+        Self::with(model, with_drafter, DtypePolicy::F32)
+    }
+
+    /// Loads a fixture with its weights as `dtype` says.
+    pub fn with(model: &str, with_drafter: bool, dtype: DtypePolicy) -> Self {
         let checkpoint = checkpoint(model);
-        let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
+        let mut declare = Declare::new(&checkpoint, dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter)
             .unwrap_or_else(|e| panic!("{model}: {e}"));
         let table = declare.finish();

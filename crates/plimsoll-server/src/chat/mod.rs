@@ -27,8 +27,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
     let worker = Arc::clone(&app);
     let asked = app.on_text_worker(move || {
-        let asked = request::parse(&body.bytes, &worker)?;
-        drop(body);
+        let mut asked = request::parse(&body.bytes, &worker)?;
+        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes()));
         Ok(asked)
     });
     let asked = asked.await?;

@@ -44,6 +44,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         kept_special_ids: rules.kept_special_ids(app),
         grammar,
         reading_bytes: rules.reading_bytes(),
+        kept: None,
         common,
     };
     Ok(Asked { draft, rules })

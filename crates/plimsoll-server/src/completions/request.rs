@@ -43,6 +43,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         kept_special_ids: Vec::new(),
         grammar,
         reading_bytes: 0,
+        kept: None,
         common,
     };
     Ok(Asked { draft, echo })

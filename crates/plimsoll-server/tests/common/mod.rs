@@ -263,7 +263,8 @@ impl Client {
         self.pending.drain(..bytes).collect()
     }
 
-    fn chunks(&mut self) -> Vec<u8> {
+    /// Reads a chunked body to its end.
+    pub fn chunks(&mut self) -> Vec<u8> {
         let mut body = Vec::new();
         loop {
             let line = self.until("\r\n");

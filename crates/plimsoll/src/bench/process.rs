@@ -1,7 +1,6 @@
-//! What another process holds, from `/proc`: memory, threads, descriptors.
+//! What another process holds: memory, threads, descriptors.
 
-use std::fs;
-
+use plimsoll_memory::host::{OwnProcess, Root};
 use serde::Serialize;
 
 /// One look at a process. Sizes in bytes.
@@ -20,22 +19,19 @@ pub struct Sample {
 impl Sample {
     /// Looks at process `pid`; none when it is gone.
     pub fn of(pid: u32) -> Option<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let fds = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64);
-        Some(Self { fds, ..Self::from_status(&status) })
+        let process = OwnProcess::read(&Root::system().of_process(pid));
+        // A process that has ended has no threads, even while its parent has not asked about it.
+        (process.threads > 0 && process.vm_size > 0).then(|| Self::from(&process))
     }
+}
 
-    fn from_status(status: &str) -> Self {
-        let number = |key: &str| -> u64 {
-            let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-            line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0)
-        };
-        let kib = |key: &str| number(key) * 1024;
+impl From<&OwnProcess> for Sample {
+    fn from(process: &OwnProcess) -> Self {
         Self {
-            resident: kib("VmRSS"),
-            owned: kib("RssAnon") + kib("RssShmem") + kib("VmSwap"),
-            threads: number("Threads"),
-            fds: 0,
+            resident: process.rss_anon + process.rss_file + process.rss_shmem,
+            owned: process.resident_owned() + process.vm_swap,
+            threads: process.threads,
+            fds: process.fds,
         }
     }
 }
@@ -45,9 +41,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_is_read_in_bytes() {
-        let status = "Name:\tx\nVmRSS:\t  100 kB\nRssAnon:\t 60 kB\nRssShmem:\t 4 kB\nVmSwap:\t 1 kB\nThreads:\t7\n";
-        let sample = Sample::from_status(status);
-        assert_eq!(sample, Sample { resident: 102_400, owned: 66_560, threads: 7, fds: 0 });
+    fn a_process_is_seen_while_it_runs() {
+        let own = Sample::of(std::process::id()).unwrap();
+        assert!(own.owned > 0 && own.resident >= own.owned && own.threads > 0 && own.fds > 2, "{own:?}");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert_eq!(Sample::of(child.id()), None);
     }
 }

@@ -74,6 +74,7 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         skip_special_tokens: true,
         kept_special_ids: Vec::new(),
         grammar: None,
+        speculate: true,
         cache_salt: 0,
     };
     let mut reader = engine.submit(request).context("the engine refused the request")?;

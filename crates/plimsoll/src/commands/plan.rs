@@ -44,13 +44,19 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
     let [prefill, decode] = planned.work;
     if args.json {
-        let work = |w: plimsoll_device::Work| json!({"flops": w.flops, "weight_bytes": w.weight_bytes, "kv_bytes": w.kv_bytes});
+        let work = |w: plimsoll_device::Work| json!({"flops": w.flops, "weight_bytes": w.weight_bytes, "kv_bytes": w.kv_bytes, "state_bytes": w.state_bytes});
         let document = json!({
             "plan": planned.plan,
             "total": planned.plan.total(),
             "limits": planned.limits,
             "kv_bytes_per_token": planned.kv.token_bytes(),
-            "work": {"largest_prefill_step": work(prefill), "one_decode_row_at_position_127": work(decode)},
+            "state_slots": planned.slots,
+            "work": {
+                "largest_prefill_step": work(prefill),
+                "one_decode_row_at_position_127": work(decode),
+                "checking_its_drafts": planned.draft_work.map(|[checking, _]| work(checking)),
+                "drafting": planned.draft_work.map(|[_, drafting]| work(drafting)),
+            },
         });
         println!("{}", serde_json::to_string_pretty(&document)?);
         return Ok(());
@@ -67,6 +73,17 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         plimsoll_memory::Bytes(decode.weight_bytes),
         decode.flops as f64 / 1e9
     );
+    if let Some([checking, drafting]) = planned.draft_work {
+        println!(
+            "  checking {} drafts reads {} and takes {:.2} GFLOP, drafting them {} and {:.2} GFLOP: {:.2} plain steps in all",
+            planned.step.drafts,
+            Bytes(checking.weight_bytes),
+            checking.flops as f64 / 1e9,
+            Bytes(drafting.weight_bytes),
+            drafting.flops as f64 / 1e9,
+            planned.speculation.cost
+        );
+    }
     Ok(())
 }
 

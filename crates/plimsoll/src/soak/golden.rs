@@ -87,7 +87,7 @@ async fn ask(target: &Target, model: &str, prompt: &str) -> Result<String> {
 async fn again(setting: &Setting, prompt: &str, stream: bool) -> Result<String, Outcome> {
     let bad = |error: anyhow::Error| Outcome::Bad(format!("{error:#}"));
     let body = body(&setting.model, prompt, stream);
-    let mut answer = setting.target.post("/v1/completions", &body, WITHIN).await.map_err(bad)?;
+    let mut answer = setting.target.post("/v1/completions", &body, setting.patience).await.map_err(bad)?;
     if answer.status() != 200 {
         return Err(refusal(answer).await);
     }

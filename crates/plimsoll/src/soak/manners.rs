@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
+use super::attacks;
 use super::golden::Golden;
 use super::tally::{Outcome, Tally};
 use crate::bench::client::{Answer, Target};
@@ -27,12 +27,16 @@ pub struct Setting {
     pub prompt_tokens: usize,
     /// Tokens of the longest answers.
     pub output_tokens: usize,
+    /// Tokens that prompt and answer may have together.
+    pub context: usize,
+    /// An answer's head, and each event after it, must come within this time, waiting in the queue included.
+    pub patience: Duration,
     /// What came of it all.
     pub tally: Tally,
 }
 
 /// A way to behave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Manner {
     /// Waits for a whole answer.
@@ -45,7 +49,11 @@ pub enum Manner {
     Shared,
     /// Asks a fixed prompt and compares.
     Fixed,
-    /// Leaves before the first byte.
+    /// Reads a stream of eight hundred tokens to its end.
+    Marathon,
+    /// Asks for several answers with all the log-probabilities there are, the prompt's too.
+    Heavy,
+    /// Leaves before the first byte: in the queue, in the prefill.
     LeavesEarly,
     /// Leaves in the middle of a stream.
     LeavesLate,
@@ -63,52 +71,23 @@ pub enum Manner {
     Greedy,
     /// Asks for more than any context holds.
     TooLong,
+    /// Asks for a million log-probabilities.
+    Curious,
+    /// Sends as much JSON as any server takes, in the shape that costs most to read.
+    Giant,
 }
 
-/// Manners with their weights.
-const MIX: [(Manner, u64); 14] = [
-    (Manner::Whole, 12),
-    (Manner::Stream, 20),
-    (Manner::Chat, 10),
-    (Manner::Shared, 16),
-    (Manner::Fixed, 16),
-    (Manner::LeavesEarly, 6),
-    (Manner::LeavesLate, 8),
-    (Manner::Slow, 4),
-    (Manner::Stalled, 1),
-    (Manner::HalfOpen, 3),
-    (Manner::Malformed, 4),
-    (Manner::Oversized, 1),
-    (Manner::Greedy, 2),
-    (Manner::TooLong, 1),
-];
-
-/// An answer's head must come within this time, waiting in the queue included.
-const HEAD_WITHIN: Duration = Duration::from_secs(300);
-
-/// A refusal of what can never be served must come within this time.
-const REFUSED_WITHIN: Duration = Duration::from_secs(10);
+/// The answers of a marathon, where the context allows.
+const MARATHON_TOKENS: usize = 800;
 
 /// Longer than any server should wait for a reader.
 const STALL: Duration = Duration::from_secs(45);
 
 impl Manner {
-    /// Chooses by weight.
-    pub fn choose(random: &mut Random) -> Self {
-        let mut at = random.below(MIX.iter().map(|(_, weight)| weight).sum());
-        for (manner, weight) in MIX {
-            if at < weight {
-                return manner;
-            }
-            at -= weight;
-        }
-        Self::Whole
-    }
-
     /// One visit. Long waits end at `until`.
     pub async fn act(self, setting: &Setting, random: &mut Random, until: Instant) -> Outcome {
         let done = match self {
-            Self::Whole => whole(setting, random).await,
+            Self::Whole => whole(setting, &setting.completion(random, false)).await,
             Self::Stream => stream(setting, &setting.completion(random, true), "/v1/completions").await,
             Self::Shared => stream(setting, &setting.shared(random), "/v1/completions").await,
             Self::Chat => stream(setting, &setting.chat(random), "/v1/chat/completions").await,
@@ -116,15 +95,19 @@ impl Manner {
                 let index = random.below(setting.golden.len() as u64) as usize;
                 Ok(setting.golden.compare(setting, index, random.below(2) == 0).await)
             }
+            Self::Marathon => stream(setting, &setting.marathon(random), "/v1/completions").await,
+            Self::Heavy => whole(setting, &setting.heavy(random)).await,
             Self::LeavesEarly => leaves_early(setting, random).await,
             Self::LeavesLate => leaves_late(setting, random).await,
             Self::Slow => slow(setting, random, until).await,
             Self::Stalled => stalled(setting, random, until).await,
-            Self::HalfOpen => half_open(setting, random, until).await,
-            Self::Malformed => malformed(setting, random).await,
-            Self::Oversized => oversized(setting).await,
-            Self::Greedy => never(setting, json!({"n": 100_000})).await,
-            Self::TooLong => never(setting, json!({"max_tokens": 2_000_000_000})).await,
+            Self::HalfOpen => attacks::half_open(setting, random, until).await,
+            Self::Malformed => attacks::malformed(setting, random).await,
+            Self::Oversized => attacks::oversized(setting).await,
+            Self::Greedy => attacks::never(setting, json!({"n": 100_000})).await,
+            Self::TooLong => attacks::never(setting, json!({"max_tokens": 2_000_000_000})).await,
+            Self::Curious => attacks::never(setting, json!({"logprobs": 1_000_000})).await,
+            Self::Giant => attacks::giant(setting, random).await,
         };
         let outcome = done.unwrap_or_else(|error| Outcome::Bad(format!("{error:#}")));
         if outcome == Outcome::Refused {
@@ -140,7 +123,7 @@ impl Setting {
         words(random.next(), self.scale.words(tokens))
     }
 
-    fn completion(&self, random: &mut Random, stream: bool) -> Value {
+    pub fn completion(&self, random: &mut Random, stream: bool) -> Value {
         let tokens = random.between(1, self.output_tokens as u64);
         // Half of the clients want the likeliest tokens, the others draw.
         let temperature = random.below(2);
@@ -154,6 +137,24 @@ impl Setting {
         let mut body = self.completion(random, true);
         let common = words(random.below(4), self.scale.words(self.prompt_tokens * 3 / 4));
         body["prompt"] = (common + &words(random.next(), 5)).into();
+        body
+    }
+
+    /// What kills servers that give each stream its whole length and never take it back.
+    fn marathon(&self, random: &mut Random) -> Value {
+        let mut body = self.completion(random, true);
+        body["max_tokens"] = MARATHON_TOKENS.min(self.context / 2).into();
+        body["ignore_eos"] = true.into();
+        body
+    }
+
+    fn heavy(&self, random: &mut Random) -> Value {
+        let mut body = self.completion(random, false);
+        body["n"] = random.between(2, 8).into();
+        body["logprobs"] = 5.into();
+        if random.below(2) == 0 {
+            body["prompt_logprobs"] = 5.into();
+        }
         body
     }
 
@@ -178,9 +179,8 @@ pub async fn refusal(answer: Answer) -> Outcome {
     Outcome::Bad(format!("{status}: {}", text.chars().take(300).collect::<String>()))
 }
 
-async fn whole(setting: &Setting, random: &mut Random) -> Result<Outcome> {
-    let body = setting.completion(random, false);
-    let answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
+async fn whole(setting: &Setting, body: &Value) -> Result<Outcome> {
+    let answer = setting.target.post("/v1/completions", body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
@@ -190,12 +190,12 @@ async fn whole(setting: &Setting, random: &mut Random) -> Result<Outcome> {
 }
 
 async fn stream(setting: &Setting, body: &Value, path: &str) -> Result<Outcome> {
-    let mut answer = setting.target.post(path, body, HEAD_WITHIN).await?;
+    let mut answer = setting.target.post(path, body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
     let mut ended = false;
-    while let Some(data) = timeout(HEAD_WITHIN, answer.event()).await?? {
+    while let Some(data) = timeout(setting.patience, answer.event()).await?? {
         if data == "[DONE]" {
             return Ok(if ended { Outcome::Good } else { Outcome::Bad("a stream without a reason of its end".into()) });
         }
@@ -211,8 +211,9 @@ async fn stream(setting: &Setting, body: &Value, path: &str) -> Result<Outcome> 
 async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let streamed = random.below(2) == 0;
     let body = setting.completion(random, streamed);
-    let patience = Duration::from_millis(random.below(200));
-    let asked = setting.target.post("/v1/completions", &body, HEAD_WITHIN);
+    // Half of them give up while the prompt is still on its way or waits, the others at any time before the answer.
+    let patience = Duration::from_millis(if random.below(2) == 0 { random.below(200) } else { random.below(5000) });
+    let asked = setting.target.post("/v1/completions", &body, setting.patience);
     match timeout(patience, asked).await {
         // Gone before the answer.
         Err(_) => Ok(Outcome::Good),
@@ -225,12 +226,12 @@ async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome>
 
 async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let body = setting.completion(random, true);
-    let mut answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
+    let mut answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
     for _ in 0..random.between(1, 10) {
-        if timeout(HEAD_WITHIN, answer.event()).await??.is_none() {
+        if timeout(setting.patience, answer.event()).await??.is_none() {
             break;
         }
     }
@@ -239,12 +240,12 @@ async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> 
 
 async fn slow(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
     let body = setting.completion(random, true);
-    let mut answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
+    let mut answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
     while Instant::now() < until {
-        match timeout(HEAD_WITHIN, answer.event()).await?? {
+        match timeout(setting.patience, answer.event()).await?? {
             Some(data) if data == "[DONE]" => return Ok(Outcome::Good),
             Some(_) => sleep(Duration::from_millis(random.between(20, 250))).await,
             None => bail!("the stream ended without its terminator"),
@@ -256,99 +257,11 @@ async fn slow(setting: &Setting, random: &mut Random, until: Instant) -> Result<
 async fn stalled(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
     let mut body = setting.completion(random, true);
     body["max_tokens"] = (setting.output_tokens * 4).into();
-    let answer = setting.target.post("/v1/completions", &body, HEAD_WITHIN).await?;
+    let answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
     if answer.status() == 200 {
         sleep(STALL.min(until.saturating_duration_since(Instant::now()))).await;
         return Ok(Outcome::Good);
     }
     // Four times the longest answer may be more than fits beside this prompt.
     if answer.status() == 400 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
-}
-
-async fn half_open(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
-    let body = setting.completion(random, false).to_string();
-    let text = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        setting.target.authority,
-        body.len()
-    );
-    let mut stream = setting.target.connect().await?;
-    let cut = random.below(text.len() as u64) as usize;
-    stream.write_all(&text.as_bytes()[..cut]).await?;
-    let wait = Duration::from_millis(random.between(100, 8000));
-    sleep(wait.min(until.saturating_duration_since(Instant::now()))).await;
-    Ok(Outcome::Good)
-}
-
-async fn malformed(setting: &Setting, random: &mut Random) -> Result<Outcome> {
-    let deep = "[".repeat(50_000);
-    let bodies: [&[u8]; 9] = [
-        b"",
-        b"{",
-        b"[]",
-        b"{\"prompt\":\"\xff\xfe\"}",
-        b"{\"prompt\":\"\\ud800\"}",
-        b"{\"prompt\":{\"a\":1}}",
-        b"{\"prompt\":\"x\",\"temperature\":\"hot\"}",
-        b"{\"prompt\":[-1]}",
-        deep.as_bytes(),
-    ];
-    let body = bodies[random.below(bodies.len() as u64) as usize];
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        setting.target.authority,
-        body.len()
-    );
-    expect(setting, &[head.as_bytes(), body].concat(), "400").await
-}
-
-async fn oversized(setting: &Setting) -> Result<Outcome> {
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: 10737418240\r\n\r\n",
-        setting.target.authority
-    );
-    expect(setting, head.as_bytes(), "413").await
-}
-
-/// Sends raw bytes and looks at the status only.
-async fn expect(setting: &Setting, bytes: &[u8], status: &str) -> Result<Outcome> {
-    let mut stream = setting.target.connect().await?;
-    stream.write_all(bytes).await?;
-    let mut head = [0; 12];
-    timeout(REFUSED_WITHIN, stream.read_exact(&mut head)).await??;
-    let got = String::from_utf8_lossy(&head[9..]).into_owned();
-    let announced = matches!(got.as_str(), "429" | "503");
-    Ok(match got.as_str() {
-        got if got == status => Outcome::Good,
-        _ if announced => Outcome::Refused,
-        _ => Outcome::Bad(format!("{got} instead of {status}")),
-    })
-}
-
-/// Asks for what can never be; the right answer is a 400, at once.
-async fn never(setting: &Setting, change: Value) -> Result<Outcome> {
-    let mut body = json!({"model": setting.model, "prompt": "x", "max_tokens": 1});
-    for (key, value) in change.as_object().into_iter().flatten() {
-        body[key] = value.clone();
-    }
-    let answer = setting.target.post("/v1/completions", &body, REFUSED_WITHIN).await?;
-    if answer.status() == 400 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_manner_is_chosen_about_as_often_as_its_weight_says() {
-        let mut random = Random::new(3);
-        let total: u64 = MIX.iter().map(|(_, weight)| weight).sum();
-        let visits = 100_000;
-        let chosen: Vec<Manner> = (0..visits).map(|_| Manner::choose(&mut random)).collect();
-        for (manner, weight) in MIX {
-            let share = chosen.iter().filter(|m| **m == manner).count() as f64 / visits as f64;
-            let expected = weight as f64 / total as f64;
-            assert!((share - expected).abs() < 0.01, "{manner:?}: {share} instead of {expected}");
-        }
-    }
 }

@@ -13,6 +13,25 @@ use crate::bench::process::Sample;
 /// Threads and descriptors may differ by this many between two idle moments (worker threads come and go).
 pub const IDLE_SLACK: u64 = 6;
 
+/// The server's own account at one moment. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Ledger {
+    /// What all components hold.
+    pub committed: i64,
+    /// What the process holds beyond that; negative when components hold less than they say.
+    pub unaccounted: i64,
+    /// Whether the governor has ever given way: memory that it gave back is still in its component's row.
+    pub gave_way: bool,
+}
+
+impl Ledger {
+    /// By which share of the process the sum of all components is wrong.
+    pub fn error(&self) -> f64 {
+        let wrong = if self.gave_way { self.unaccounted.max(0) } else { self.unaccounted };
+        wrong.unsigned_abs() as f64 / (self.committed + self.unaccounted).max(1) as f64
+    }
+}
+
 /// The memory page as JSON, and the process beside it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Page {
@@ -21,6 +40,9 @@ pub struct Page {
     /// The process, when it is watched.
     pub sample: Option<Sample>,
 }
+
+/// The governor's rung when nothing is wrong.
+const CALM: &str = "calm";
 
 impl Page {
     /// Reads the page. A server without one is no error.
@@ -48,6 +70,9 @@ impl Page {
                 lent.push(format!("{path} is {n}"));
             }
         }
+        if let Some(rung) = self.rung().filter(|rung| *rung != CALM) {
+            lent.push(format!("the governor stands on {rung}"));
+        }
         let pages = self.number("/pools/kv_pages/used").zip(self.number("/pools/kv_pages/cached"));
         if let Some((used, cached)) = pages.filter(|(used, cached)| used != cached) {
             lent.push(format!("{used} pages are used, but only {cached} of them by the prefix index"));
@@ -64,6 +89,28 @@ impl Page {
             (peak > planned).then(|| format!("{}: peak {peak} of {planned} planned", row["component"]))
         };
         rows.into_iter().flatten().filter_map(over).collect()
+    }
+
+    /// The server's account.
+    pub fn ledger(&self) -> Option<Ledger> {
+        let (committed, unaccounted) = self.number("/committed_bytes").zip(self.unaccounted())?;
+        Some(Ledger { committed, unaccounted, gave_way: self.climbs().is_some_and(|climbs| climbs > 0) })
+    }
+
+    /// Bytes that all components may take.
+    pub fn planned(&self) -> Option<u64> {
+        self.memory.pointer("/planned_bytes").and_then(Value::as_u64)
+    }
+
+    /// Where the governor stands.
+    pub fn rung(&self) -> Option<&str> {
+        self.memory.pointer("/ladder/rung").and_then(Value::as_str)
+    }
+
+    /// How often the governor has gone up a rung since the server started, over all rungs.
+    pub fn climbs(&self) -> Option<u64> {
+        let climbed = self.memory.pointer("/ladder/climbed").and_then(Value::as_array)?;
+        Some(climbed.iter().filter_map(|rung| rung.get("times")?.as_u64()).sum())
     }
 
     /// Attempts to allocate device memory after the server was ready.
@@ -124,8 +171,20 @@ mod tests {
         bad["pools"]["kv_pages"]["used"] = 6.into();
         bad["pools"]["requests"]["in_system"] = 1.into();
         bad["components"][0]["peak_bytes"] = 5.into();
-        assert_eq!(page(bad.clone()).lent().len(), 2);
+        bad["ladder"] = json!({"rung": "preempt", "climbed": [{"rung": "a", "times": 2}, {"rung": "b", "times": 1}]});
+        assert_eq!(page(bad.clone()).climbs(), Some(3));
+        assert_eq!(page(bad.clone()).lent().len(), 3);
         assert_eq!(page(bad).over_plan().len(), 1);
         assert!(page(Value::Null).lent().is_empty());
+    }
+
+    #[test]
+    fn the_ledgers_error_is_a_share_of_the_process() {
+        let ledger = |committed, unaccounted| Ledger { committed, unaccounted, gave_way: false };
+        assert!((ledger(99, 1).error() - 0.01).abs() < 1e-9);
+        assert!((ledger(101, -1).error() - 0.01).abs() < 1e-9);
+        assert!(ledger(0, 0).error().abs() < 1e-9);
+        let gave_way = |unaccounted| Ledger { gave_way: true, ..ledger(99, unaccounted) };
+        assert!(gave_way(-50).error().abs() < 1e-9 && gave_way(1).error() > 0.0);
     }
 }

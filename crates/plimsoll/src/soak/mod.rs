@@ -4,9 +4,14 @@
 //! prompts must keep giving the answers they gave when they were alone, the process must stay under its line, and at
 //! the end everything must have been given back.
 
+mod attacks;
+pub mod balloon;
+mod find;
 mod golden;
+mod limits;
 mod manners;
 mod memory;
+mod mix;
 mod tally;
 mod verdict;
 mod watch;
@@ -15,17 +20,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use tokio::time::timeout_at;
 
 use crate::bench::client::Target;
 use crate::bench::process::Sample;
 use crate::bench::prompts::{Random, Scale};
 use crate::bench::{first_model, write_json};
+use balloon::Balloon;
 use golden::Golden;
-use manners::{Manner, Setting};
+use limits::Limits;
+use manners::Setting;
 use memory::Page;
+use mix::Mix;
 use tally::Tally;
 use verdict::{Evidence, Verdict};
 use watch::Watch;
@@ -45,10 +55,13 @@ pub struct Args {
     /// Seconds to go on for.
     #[arg(long, default_value_t = 600)]
     pub duration: u64,
-    /// The server's process, to watch its memory, threads and descriptors.
+    /// Which clients: all, polite, hostile, marathon (800 tokens each), or manners with weights, as stream=4,giant=1.
+    #[arg(long, default_value = "all")]
+    pub mix: Mix,
+    /// The server's process, to watch its memory, threads and descriptors [default: who listens at the URL].
     #[arg(long)]
     pub pid: Option<u32>,
-    /// Bytes the process must not exceed.
+    /// Bytes the process must not exceed [default: what /v1/memory says is planned].
     #[arg(long)]
     pub line: Option<u64>,
     /// Tokens of the longest prompts.
@@ -60,9 +73,15 @@ pub struct Args {
     /// The slowest hundredth of health probes may take this many milliseconds.
     #[arg(long, default_value_t = 100)]
     pub health_ms: u64,
+    /// Seconds that a client waits for its answer before it calls the server broken; a slow machine needs more.
+    #[arg(long, default_value_t = 300)]
+    pub patience: u64,
     /// Where the clients' choices start; the same number makes the same choices.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Again and again let a neighbour take nearly all memory that the server's cgroup has left, and give it back.
+    #[arg(long)]
+    pub balloon: bool,
     /// Write the verdict there as JSON.
     #[arg(long)]
     pub json: Option<PathBuf>,
@@ -70,6 +89,12 @@ pub struct Args {
 
 /// Prompts whose answers are fixed before and compared throughout.
 const GOLDENS: usize = 8;
+
+/// When time is up, clients have this long to end what they are doing.
+const LAST_CALL: Duration = Duration::from_secs(5);
+
+/// Somebody must have been answered this long after time is up.
+const FIRST_ANSWER: Duration = Duration::from_secs(180);
 
 /// After the clients have stopped, the server has this long to become idle (its own timeouts included).
 const IDLE_WITHIN: Duration = Duration::from_secs(90);
@@ -82,28 +107,48 @@ pub async fn run(args: &Args) -> Result<bool> {
         None => first_model(&target).await?,
     };
     let scale = Scale::measure(&target, &model).await?;
-    let golden = Golden::record(&target, &model, scale, GOLDENS, args.prompt_tokens).await?;
-    eprintln!("{GOLDENS} prompts answered alone; {} clients for {} s", args.clients, args.duration);
-    let before =
-        Page { sample: args.pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
-    let watch = Watch::start(&target, args.pid);
+    let context = context(&target, &model).await;
+    // What must be served has to fit, with room for a stalled client's longer answer.
+    let (prompt_tokens, output_tokens) =
+        (args.prompt_tokens.min(context / 2), args.output_tokens.min(context / 8).max(1));
+    let golden = Golden::record(&target, &model, scale, GOLDENS, prompt_tokens).await?;
+    let pid = args.pid.or_else(|| find::listener(&target.authority));
+    eprintln!(
+        "{GOLDENS} prompts answered alone; {} clients for {} s, process {}",
+        args.clients,
+        args.duration,
+        pid.map_or_else(|| "unseen".into(), |pid| pid.to_string())
+    );
+    let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
+    let limits = pid.and_then(Limits::of);
+    let watch = Watch::start(&target, pid, limits.clone());
+    let balloon = match (args.balloon, pid) {
+        (true, Some(pid)) => Some(Balloon::start(pid)?),
+        (true, None) => bail!("--balloon needs the server's process: give --pid"),
+        (false, _) => None,
+    };
     let setting = Arc::new(Setting {
         target: target.clone(),
         model,
         scale,
         golden,
-        prompt_tokens: args.prompt_tokens,
-        output_tokens: args.output_tokens,
+        prompt_tokens,
+        output_tokens,
+        context,
+        patience: Duration::from_secs(args.patience),
         tally: Tally::default(),
     });
     let started = Instant::now();
     crowd(args, &setting).await;
     let busy_s = started.elapsed().as_secs_f64();
+    let balloon = balloon.map_or_else(Vec::new, Balloon::stop);
     let watched = watch.stop().await;
-    let after = memory::wait_for_idle(&target, args.pid, before.sample, IDLE_WITHIN).await;
+    let after = memory::wait_for_idle(&target, pid, before.sample, IDLE_WITHIN).await;
     // Alone again: what came before must have left no trace.
     let again = setting.golden.compare_all(&setting).await;
-    let evidence = Evidence { args, busy_s, tally: setting.tally.take(), watched, before, after, again };
+    let limits = limits.map(|limits| limits.kept());
+    let tally = setting.tally.take();
+    let evidence = Evidence { args, busy_s, tally, watched, limits, balloon, before, after, again };
     let verdict = Verdict::of(&evidence);
     println!("{verdict}");
     if let Some(path) = &args.json {
@@ -119,20 +164,38 @@ struct Document<'a> {
     evidence: &'a Evidence<'a>,
 }
 
-/// All clients, until time is up and the last has ended what it was doing.
+/// Tokens of prompt and answer together, as the server says; without limit where it does not.
+async fn context(target: &Target, model: &str) -> usize {
+    let body = json!({"model": model, "prompt": "x"});
+    let asked = async { target.post("/tokenize", &body, Duration::from_secs(30)).await?.json().await };
+    let said = asked.await.ok().and_then(|answer: Value| answer.get("max_model_len")?.as_u64());
+    said.and_then(|tokens| usize::try_from(tokens).ok()).unwrap_or(usize::MAX)
+}
+
+/// All clients, until time is up. Whoever is not done a moment later leaves with all the others, but not before somebody has
+/// had an answer: a slow machine is no broken server.
 async fn crowd(args: &Args, setting: &Arc<Setting>) {
     let until = Instant::now() + Duration::from_secs(args.duration);
     let mut clients = JoinSet::new();
     for client in 0..args.clients {
-        let setting = Arc::clone(setting);
+        let (setting, mix) = (Arc::clone(setting), args.mix.clone());
         let mut random = Random::new(args.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)));
         clients.spawn(async move {
             while Instant::now() < until {
-                let manner = Manner::choose(&mut random);
+                let manner = mix.choose(&mut random);
                 let outcome = manner.act(&setting, &mut random, until).await;
                 setting.tally.add(manner, outcome);
             }
         });
     }
-    while clients.join_next().await.is_some() {}
+    let done = async { while clients.join_next().await.is_some() {} };
+    tokio::pin!(done);
+    let mut last_call = until + LAST_CALL;
+    while timeout_at(last_call.into(), done.as_mut()).await.is_err() {
+        if setting.tally.answered() || Instant::now() >= until + FIRST_ANSWER {
+            break;
+        }
+        last_call += LAST_CALL;
+    }
+    // Dropping the set ends those who are left.
 }

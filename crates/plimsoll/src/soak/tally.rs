@@ -46,6 +46,13 @@ pub struct Counted {
 }
 
 impl Counted {
+    /// Whether anybody who asked for something sensible was given it.
+    pub fn answered(&self) -> bool {
+        use Manner::{Chat, Fixed, Heavy, Marathon, Shared, Stream, Whole};
+        let sensible = [Whole, Stream, Chat, Shared, Fixed, Marathon, Heavy];
+        sensible.iter().any(|manner| self.by_manner.get(manner).is_some_and(|counts| counts.good > 0))
+    }
+
     /// Sums one count over all manners.
     pub fn sum(&self, of: fn(&Counts) -> u64) -> u64 {
         self.by_manner.values().map(of).sum()
@@ -87,6 +94,11 @@ impl Tally {
         if counted.findings.len() < FINDINGS {
             counted.findings.push(format!("{manner:?}: {words}"));
         }
+    }
+
+    /// Whether anybody who asked for something sensible was given it so far.
+    pub fn answered(&self) -> bool {
+        self.counted().answered()
     }
 
     /// All that was counted; starts over.

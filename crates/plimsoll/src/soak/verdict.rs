@@ -5,6 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Args;
+use super::balloon::Round;
+use super::limits::Kept;
 use super::memory::{IDLE_SLACK, Page, settled};
 use super::tally::Counted;
 use super::watch::{Watched, growth};
@@ -15,6 +17,9 @@ const GROWTH_BYTES: f64 = 8.0 * 1_048_576.0;
 
 /// Unaccounted memory may rise by this much between two idle moments.
 const UNACCOUNTED_BYTES: i64 = 16 << 20;
+
+/// The ledger's sum may be wrong by this share of the process.
+const LEDGER_ERROR: f64 = 0.01;
 
 /// All that was seen.
 #[derive(Serialize)]
@@ -28,6 +33,10 @@ pub struct Evidence<'a> {
     pub tally: Counted,
     /// What was seen from outside.
     pub watched: Watched,
+    /// The limits around it; none where they cannot be read.
+    pub limits: Option<Kept>,
+    /// What the balloon did.
+    pub balloon: Vec<Round>,
     /// The idle server before.
     pub before: Page,
     /// The idle server after, or why it could not be asked.
@@ -58,7 +67,8 @@ impl Verdict {
     /// Judges.
     pub fn of(evidence: &Evidence<'_>) -> Self {
         let mut checks = vec![answers(evidence), fixed(evidence), again(evidence), health(evidence)];
-        checks.push(line(evidence));
+        checks.extend([killed(evidence), line(evidence), ledger(evidence)]);
+        checks.extend(governor(evidence));
         checks.extend(flat(evidence));
         checks.extend(given_back(evidence));
         Self { checks }
@@ -77,11 +87,13 @@ fn check(promise: &'static str, kept: Option<bool>, seen: impl Into<String>) -> 
 fn answers(evidence: &Evidence<'_>) -> Check {
     let (tally, seconds) = (&evidence.tally, evidence.busy_s);
     let (good, refused, bad) = (tally.sum(|c| c.good), tally.sum(|c| c.refused), tally.sum(|c| c.bad));
+    // A soak of attacks alone has nothing sensible to count.
+    let answered = tally.answered() || good > 0 && evidence.args.mix.is_hostile();
     let mut seen = format!("{good} good, {refused} refused for now, {bad} bad in {seconds:.0} s");
     for finding in tally.findings.iter().take(5) {
         seen += &format!("\n      {finding}");
     }
-    check("every answer is right or an announced refusal", Some(bad == 0 && good > 0), seen)
+    check("every answer is right or an announced refusal", Some(bad == 0 && answered), seen)
 }
 
 fn fixed(evidence: &Evidence<'_>) -> Check {
@@ -112,20 +124,70 @@ fn line(evidence: &Evidence<'_>) -> Check {
     if evidence.watched.gone {
         return check("the process stays under its line", Some(false), "the process is gone");
     }
-    let kept = evidence.args.line.filter(|_| !looks.is_empty()).map(|line| {
+    let line = evidence.args.line.or(evidence.before.planned()).filter(|_| !looks.is_empty());
+    let kept = line.map(|line| {
         seen += &format!(", line {:.1} MiB", mib(line));
         owned <= line
     });
     check("the process stays under its line", kept, seen)
 }
 
+fn killed(evidence: &Evidence<'_>) -> Check {
+    const PROMISE: &str = "the kernel kills nobody";
+    let Some(limits) = &evidence.limits else { return check(PROMISE, None, "the limits cannot be seen") };
+    let free = evidence.watched.looks.iter().filter_map(|look| look.free).min();
+    let mut seen = format!("{}: {:.1} MiB", limits.name, mib(limits.bytes));
+    if let Some(free) = free {
+        seen += &format!(", at least {:.1} MiB of them free", mib(free));
+    }
+    let kept = limits.events.map(|events| {
+        seen += &format!(", {} kills, in the way {} times", events.oom_kills, events.limit_hits);
+        events.oom_kills == 0
+    });
+    check(PROMISE, kept, seen)
+}
+
+fn ledger(evidence: &Evidence<'_>) -> Check {
+    let after = evidence.after.as_ref().ok().and_then(Page::ledger);
+    let looks = evidence.watched.looks.iter().filter_map(|look| look.ledger);
+    let worst = looks.chain(after).max_by(|a, b| a.error().total_cmp(&b.error()));
+    let seen = worst.zip(after).map(|(worst, after)| {
+        format!(
+            "{:+.1} MiB ({:.2} %) at worst, {:+.1} MiB ({:.2} %) at the end",
+            worst.unaccounted as f64 / 1_048_576.0,
+            worst.error() * 100.0,
+            after.unaccounted as f64 / 1_048_576.0,
+            after.error() * 100.0
+        )
+    });
+    let kept = worst.map(|worst| worst.error() <= LEDGER_ERROR);
+    check("the ledger's sum is the process", kept, seen.unwrap_or_else(|| "no memory page".into()))
+}
+
+fn governor(evidence: &Evidence<'_>) -> Option<Check> {
+    if !evidence.args.balloon {
+        return None;
+    }
+    let after = evidence.after.as_ref().ok();
+    let climbs = evidence.before.climbs().zip(after.and_then(Page::climbs)).map(|(before, after)| after - before);
+    let rung = after.and_then(Page::rung).unwrap_or("unknown");
+    let kept = climbs.is_some_and(|climbs| climbs > 0) && rung == "calm" && evidence.balloon.iter().any(Round::good);
+    let mut seen = format!("{} rungs climbed, {rung} at the end", climbs.unwrap_or(0));
+    for round in &evidence.balloon {
+        seen += &format!("\n      {round}");
+    }
+    Some(check("the governor gives way to a balloon and comes back", Some(kept), seen))
+}
+
 fn flat(evidence: &Evidence<'_>) -> Vec<Check> {
     let looks = &evidence.watched.looks;
     let mean = looks.iter().map(|l| l.sample.owned as f64).sum::<f64>() / looks.len().max(1) as f64;
     let bytes = growth(looks, |s| s.owned);
+    // What the governor gave back is taken again when memory is back: that is no growth.
+    let gave_way = looks.iter().any(|look| look.ledger.is_some_and(|ledger| ledger.gave_way));
     let memory = check(
         "memory does not grow",
-        bytes.map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
+        bytes.filter(|_| !gave_way).map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
         bytes.map_or("not seen".into(), |grown| format!("{:+.2} MiB over the second half", grown / 1_048_576.0)),
     );
     let count = |promise, of: fn(&Sample) -> u64| {

@@ -1,4 +1,5 @@
-//! Watching from outside while the crowd is there: the process every second, health four times a second.
+//! Watching from outside while the crowd is there: the process, its ledger and its limits every second, health four
+//! times a second.
 
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use super::limits::Limits;
+use super::memory::{Ledger, Page};
 use crate::bench::client::Target;
 use crate::bench::load::percentile;
 use crate::bench::process::Sample;
@@ -22,6 +25,10 @@ pub struct Look {
     pub at_s: f64,
     /// What was seen.
     pub sample: Sample,
+    /// What the process says itself, if it was there to say it.
+    pub ledger: Option<Ledger>,
+    /// Bytes it could still take before the tightest of its limits.
+    pub free: Option<u64>,
 }
 
 /// Everything that was seen.
@@ -48,9 +55,9 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to watch.
-    pub fn start(target: &Target, pid: Option<u32>) -> Self {
+    pub fn start(target: &Target, pid: Option<u32>, limits: Option<Limits>) -> Self {
         let (stop, stopped) = watch::channel(false);
-        let looks = tokio::spawn(look(pid, stopped.clone()));
+        let looks = tokio::spawn(look(target.clone(), pid, limits, stopped.clone()));
         let probes = tokio::spawn(probe(target.clone(), stopped));
         Self { stop, looks, probes }
     }
@@ -64,7 +71,12 @@ impl Watch {
     }
 }
 
-async fn look(pid: Option<u32>, stopped: watch::Receiver<bool>) -> (Vec<Look>, bool) {
+async fn look(
+    target: Target,
+    pid: Option<u32>,
+    limits: Option<Limits>,
+    stopped: watch::Receiver<bool>,
+) -> (Vec<Look>, bool) {
     let Some(pid) = pid else {
         return (Vec::new(), false);
     };
@@ -74,7 +86,11 @@ async fn look(pid: Option<u32>, stopped: watch::Receiver<bool>) -> (Vec<Look>, b
         let Some(sample) = Sample::of(pid) else {
             return (looks, true);
         };
-        looks.push(Look { at_s: start.elapsed().as_secs_f64(), sample });
+        let (at_s, free) = (start.elapsed().as_secs_f64(), limits.as_ref().map(Limits::free));
+        // A server that is too busy for its page is seen by the probes; here it only leaves a gap.
+        let page = timeout(LOOK_EVERY, Page::read(&target)).await;
+        let ledger = page.ok().and_then(Result::ok).and_then(|page| page.ledger());
+        looks.push(Look { at_s, sample, ledger, free });
         sleep(LOOK_EVERY).await;
     }
     (looks, false)
@@ -117,7 +133,12 @@ mod tests {
 
     #[test]
     fn growth_is_that_of_the_second_half() {
-        let at = |i: u32, owned: u64| Look { at_s: f64::from(i), sample: Sample { owned, ..Sample::default() } };
+        let at = |i: u32, owned: u64| Look {
+            at_s: f64::from(i),
+            sample: Sample { owned, ..Sample::default() },
+            ledger: None,
+            free: None,
+        };
         // Warming up, then flat: no growth. Then the same with a leak of 10 a second.
         let flat: Vec<Look> = (0..100).map(|i| at(i, if i < 50 { u64::from(i) * 100 } else { 5000 })).collect();
         assert!(growth(&flat, |s| s.owned).unwrap().abs() < 1e-6);

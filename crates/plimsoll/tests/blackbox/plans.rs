@@ -178,3 +178,16 @@ fn a_configuration_of_123_billion_weights_is_answered_within_a_second() {
     assert_eq!(answer["fits"], needed <= 400 << 30);
     assert!(answer["users_max"].as_u64().unwrap() > 0 && !answer["knobs"].as_array().unwrap().is_empty());
 }
+
+#[test]
+fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
+    default_model();
+    let refuse = |budget: &str| run(&["plan", "smollm2", "--memory-budget", budget]).refused();
+    let words = refuse("200MiB");
+    let suggested = words.split("--memory-budget ").last().and_then(|rest| rest.split_whitespace().next());
+    let suggested: u64 = suggested.and_then(|bytes| bytes.parse().ok()).unwrap_or_else(|| panic!("{words}"));
+    assert!(words.contains(&format!("({} bytes) short", suggested - (200 << 20))), "{words}");
+    assert!(sum(&plan("smollm2", &["--memory-budget", &suggested.to_string()])) <= suggested);
+    let words = refuse(&(suggested - 1).to_string());
+    assert!(words.contains("(1 bytes) short"), "{words}");
+}

@@ -15,7 +15,10 @@ use serde_json::Value;
 use crate::http::{Answer, request};
 
 /// A server that has not said "ready" by then never will.
-const READY_WITHIN: Duration = Duration::from_secs(120);
+const READY_WITHIN: Duration = Duration::from_secs(300);
+
+/// What a process wrote before its end is read by then.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// Where the tests keep models: `PLIMSOLL_CACHE` if it is set, else a directory among the build's own files.
 pub fn cache() -> PathBuf {
@@ -123,8 +126,12 @@ impl Server {
     }
 
     fn start_with(args: &[&str]) -> Self {
+        Self::try_start(plimsoll(args)).unwrap_or_else(|words| panic!("{args:?}: {words}"))
+    }
+
+    /// Runs a command that serves; what it said when it did not become ready.
+    pub fn try_start(mut command: Command) -> Result<Self, String> {
         let started = Instant::now();
-        let mut command = plimsoll(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let log = Arc::new(Mutex::new(String::new()));
         keep(child.stderr.take().expect("piped"), Arc::clone(&log));
@@ -142,8 +149,15 @@ impl Server {
         // Owned from here on, so that a failed start is cleared away too.
         let mut server =
             Self { child, address: ([127, 0, 0, 1], 0).into(), ready: ready.unwrap_or_default(), started, log };
-        server.address = address.unwrap_or_else(|| panic!("{args:?}: not ready: {:?}\n{}", server.ready, server.log()));
-        server
+        let Some(address) = address else {
+            // A process that has ended has said all; one that has not is ended.
+            let _ = server.child.kill();
+            let _ = server.child.wait();
+            thread::sleep(LAST_WORDS);
+            return Err(format!("not ready: {:?}\n{}", server.ready, server.log()));
+        };
+        server.address = address;
+        Ok(server)
     }
 
     /// The process.

@@ -1,0 +1,95 @@
+//! Who leaves the queue: the oldest that has room, unless it would compute beside another what it could take from it.
+
+use super::{Scheduler, Seq};
+use crate::cache::PAGE_TOKENS;
+
+/// What a waiting sequence shares with running ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Company {
+    /// A running sequence is about to compute a prefix that this one can take then: it waits a step or a few.
+    Follows,
+    /// Nobody to wait for; up to this many of its tokens are the same as somebody's.
+    Alone { shared: usize },
+}
+
+impl<T> Scheduler<T> {
+    /// Moves the first waiting sequence that may start into the running set. Returns its index there.
+    pub(super) fn admit(&mut self) -> Option<usize> {
+        if self.running.len() >= self.eased.running {
+            return None;
+        }
+        let alone = self.running.is_empty();
+        let (at, shared) = (0..self.waiting.len()).find_map(|at| match self.company(at) {
+            Company::Follows => None,
+            Company::Alone { shared } => Some((at, shared)),
+        })?;
+        if !self.has_room_for(&self.waiting[at]) || !self.waiting[at].enter(alone, shared) {
+            return None;
+        }
+        let seq = self.waiting.remove(at).expect("in range");
+        let index = self.running.iter().rposition(|r| r.order < seq.order).map_or(0, |i| i + 1);
+        self.running.insert(index, seq);
+        // Newer ones may run already (they did not have to wait for a prefix): they move up by one.
+        self.shares.iter_mut().filter(|share| share.seq >= index).for_each(|share| share.seq += 1);
+        Some(index)
+    }
+
+    /// Lets those who may run soon ask for checkpoints in the step that was just filled: afterwards the state has moved on.
+    pub(super) fn ask_leaders(&mut self) {
+        let prefilling = |seq: &Seq<T>| seq.states.needed() && seq.remaining() > 1;
+        if self.running.iter().any(prefilling) {
+            for at in 0..self.waiting.len().min(self.limits.running) {
+                self.company(at);
+            }
+        }
+    }
+
+    /// Looks for somebody whose prompt begins as that of the `at`-th waiting sequence, and asks for a checkpoint where they part.
+    fn company(&mut self, at: usize) -> Company {
+        let Self { running, waiting, cache, .. } = self;
+        let cache = cache.borrow();
+        let seq = &waiting[at];
+        if cache.index.is_none() || !seq.reuses() {
+            return Company::Alone { shared: 0 };
+        }
+        let same = |other: &Seq<T>| {
+            let same = other.tokens.iter().zip(&seq.tokens).take_while(|(a, b)| a == b).count();
+            same.min(seq.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS
+        };
+        let (mut leader, mut best, mut shared) = (None, 0, 0);
+        for (i, other) in running.iter().enumerate().filter(|(_, other)| other.salt == seq.salt) {
+            let prefilling = other.remaining() > 1;
+            if !prefilling && !seq.states.needed() {
+                continue;
+            }
+            let same = same(other);
+            shared = shared.max(same);
+            // State that it has passed is gone, unless it is kept.
+            if prefilling && same > best && (!seq.states.needed() || same > other.computed) {
+                (leader, best) = (Some(i), same);
+            }
+        }
+        let found = cache.peek(seq.salt, &seq.tokens);
+        let stateful = seq.states.needed();
+        drop(cache);
+        let follows = |leader: usize| best > found && (!stateful || running[leader].wish(best));
+        match leader.is_some_and(follows) {
+            true => Company::Follows,
+            false => Company::Alone { shared },
+        }
+    }
+
+    /// Whether the pool has pages for the sequence as it stands, and half of what it and the running ones may yet generate:
+    /// enough that preemption stays rare, without reserving for outputs that mostly end early.
+    fn has_room_for(&self, seq: &Seq<T>) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let cache = self.cache.borrow();
+        let growth = |s: &Seq<T>| (s.total_max - s.tokens.len()).div_ceil(2 * PAGE_TOKENS);
+        let unfilled = |s: &Seq<T>| s.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(s.pages.ids().len());
+        let promised: usize = self.running.iter().map(|s| unfilled(s) + growth(s)).sum();
+        let needed = seq.tokens.len().div_ceil(PAGE_TOKENS) + growth(seq);
+        promised + needed <= cache.pool.available()
+    }
+}

@@ -1,0 +1,220 @@
+//! One sequence as the scheduler sees it: what it has computed, what it holds, what it wants next.
+
+use arrayvec::ArrayVec;
+
+use crate::cache::{PAGE_TOKENS, PageId};
+use crate::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
+use crate::options::Options;
+
+/// One sequence as the scheduler sees it.
+#[derive(Debug)]
+pub struct Seq<T> {
+    /// Arrival number: smaller is older.
+    pub order: u64,
+    /// Sequences of different salts share no pages.
+    pub salt: u64,
+    /// Prompt and output so far.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_len: usize,
+    /// Prompt plus the most it may generate.
+    pub total_max: usize,
+    /// Positions whose keys and values are in `pages`, and after which the recurrent state stands.
+    pub computed: usize,
+    /// Its pages.
+    pub pages: PageLease,
+    /// Its recurrent state.
+    pub states: StateLease,
+    /// Guesses at the tokens after the last, to be checked in its next step.
+    pub drafts: ArrayVec<u32, { Options::DRAFTS_MAX }>,
+    /// Positions whose entries the draft head has made without a gap, up to the last it was run on.
+    pub drafted: std::ops::Range<usize>,
+    /// Logits are wanted from this position on (the last position's always).
+    pub logits_from: usize,
+    /// Positions that others can find.
+    pub(super) published: usize,
+    /// Positions at which its state is to be kept for others.
+    pub(super) wishes: ArrayVec<usize, WISHES_MAX>,
+    /// A step that took part in a failure: it runs alone until it has passed this position.
+    pub(super) suspect_until: Option<usize>,
+    /// What the owner attaches.
+    pub work: T,
+}
+
+/// What a sequence is made from.
+#[derive(Debug)]
+pub struct Newcomer<T> {
+    /// Arrival number: smaller is older.
+    pub order: u64,
+    /// Sequences of different salts share no pages.
+    pub salt: u64,
+    /// The prompt, with room for the output.
+    pub tokens: Vec<u32>,
+    /// Prompt plus the most it may generate.
+    pub total_max: usize,
+    /// Logits are wanted from this position on.
+    pub logits_from: usize,
+    /// State slots it owns while it runs; 0 for a model without recurrent state.
+    pub slots: usize,
+    /// Empty, with room for all its pages.
+    pub pages: Vec<PageId>,
+    /// The same for their ids.
+    pub page_ids: Vec<u32>,
+    /// What the owner attaches.
+    pub work: T,
+}
+
+impl<T> Seq<T> {
+    /// A sequence that holds nothing yet.
+    pub fn new(cache: &SharedCache, new: Newcomer<T>) -> Self {
+        let Newcomer { order, salt, tokens, total_max, logits_from, slots, pages, page_ids, work } = new;
+        Self {
+            order,
+            salt,
+            prompt_len: tokens.len(),
+            tokens,
+            total_max,
+            computed: 0,
+            pages: PageLease::new(cache, pages, page_ids),
+            states: StateLease::new(cache, slots),
+            drafts: ArrayVec::new(),
+            drafted: 0..0,
+            logits_from,
+            published: 0,
+            wishes: ArrayVec::new(),
+            suspect_until: None,
+            work,
+        }
+    }
+
+    /// Whether only the newest token, and drafts after it, are left to compute.
+    pub fn decoding(&self) -> bool {
+        self.computed + 1 == self.tokens.len() && self.tokens.len() > self.prompt_len
+    }
+
+    /// Positions that are left to compute.
+    pub(super) fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// The last position of the prompt at which a page ends and something is left to compute.
+    pub fn end_of_input(&self) -> usize {
+        self.prompt_len.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS
+    }
+
+    /// Rows whose logits are wanted among the next `rows`.
+    pub(super) fn logit_rows(&self, rows: usize) -> usize {
+        let end = self.computed + rows;
+        let wanted = end.saturating_sub(self.logits_from.max(self.computed));
+        if end >= self.tokens.len() { wanted.max(1) } else { wanted }
+    }
+
+    /// Prompt log-probabilities need every position computed here and now.
+    pub(super) fn reuses(&self) -> bool {
+        self.logits_from >= self.prompt_len.saturating_sub(1)
+    }
+
+    /// Drafts that are of use after the last token: the answer ends one token after the last of them at the latest.
+    pub fn drafts_useful(&self, most: usize) -> usize {
+        (self.total_max - self.tokens.len()).saturating_sub(1).min(most)
+    }
+
+    /// Makes room for up to `want` drafts after the last token, without taking pages from anybody. Returns for how many.
+    pub fn room_for_drafts(&mut self, want: usize) -> usize {
+        let want = self.drafts_useful(want);
+        if !self.pages.grow(self.tokens.len() + want) {
+            // Entries of the draft head end two positions before what it guesses.
+            return want.min((self.pages.capacity() + 1).saturating_sub(self.tokens.len()));
+        }
+        want
+    }
+
+    /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free.
+    pub(super) fn wish(&mut self, position: usize) -> bool {
+        if position <= self.computed || !self.states.needed() {
+            return false;
+        }
+        if !self.wishes.contains(&position) && self.wishes.len() < WISHES_MAX {
+            self.wishes.push(position);
+        }
+        self.wishes.contains(&position)
+    }
+
+    /// Takes what it needs to run: the longest known prefix, and its state slots. False, with nothing held, if those are short.
+    /// `shared`: up to where the prompt is known to be somebody else's, too.
+    pub(super) fn enter(&mut self, alone: bool, shared: usize) -> bool {
+        let found = match self.reuses() {
+            true => self.pages.take_prefix(self.salt, &self.tokens, &mut self.states),
+            false => Default::default(),
+        };
+        self.start_at(found.tokens);
+        if !self.states.acquire() {
+            self.leave();
+            // The checkpoint it would start from may be the one that is in the way.
+            if !(alone && self.states.acquire()) {
+                return false;
+            }
+        }
+        for position in [self.end_of_input(), found.known.max(shared)] {
+            self.wish(position);
+        }
+        true
+    }
+
+    fn start_at(&mut self, computed: usize) {
+        (self.computed, self.published, self.drafted) = (computed, computed, 0..computed);
+    }
+
+    /// Gives up all pages and slots; everything is computed again later.
+    pub(super) fn leave(&mut self) {
+        self.pages.clear();
+        self.states.clear();
+        self.start_over();
+    }
+
+    /// The same when the tables start over too: nothing is given back.
+    pub(super) fn forget(&mut self) {
+        self.pages.forget();
+        self.states.forget();
+        self.start_over();
+    }
+
+    fn start_over(&mut self) {
+        self.drafts.clear();
+        self.wishes.clear();
+        self.start_at(0);
+    }
+
+    /// Plans the checkpoints that fall into the next `rows` rows, which end before the prompt's last.
+    pub(super) fn plan_checkpoints(&mut self, rows: usize) {
+        let (start, end) = (self.computed, self.computed + rows);
+        self.wishes.sort_unstable();
+        for i in 0..self.wishes.len() {
+            let position = self.wishes[i];
+            if position > start && position <= end {
+                self.states.plan_checkpoint(position);
+            }
+        }
+        self.wishes.retain(|position| *position > end);
+    }
+
+    /// Lets others find what was computed up to the end of the prompt.
+    pub(super) fn publish(&mut self) {
+        if self.states.needed() {
+            let end = self.end_of_input();
+            self.pages.publish_checkpoints(self.salt, &self.tokens, &mut self.states, end);
+        } else if self.computed <= self.prompt_len && self.computed / PAGE_TOKENS > self.published / PAGE_TOKENS {
+            self.pages.publish(self.salt, &self.tokens[..self.computed]);
+            self.published = self.computed;
+        }
+    }
+
+    /// Ends it well: what it computed stays findable, as far as others could start from it.
+    pub(super) fn donate(&mut self) {
+        if self.states.needed() {
+            self.pages.clear();
+        } else {
+            self.pages.donate(self.salt, &self.tokens[..self.computed]);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! After a step: the draft head is run over what the step settled, and guesses what comes next.
+//!
+//! Rows of prompts always pass through it, so that its keys and values are there for whoever shares the pages. A sequence that
+//! drafts gets its first guess from the pass over its own settled rows, each further one from a pass over the guess before.
+//! Guesses are drawn as the model's tokens are, with the same parameters, counts and randomness at the same position: a head
+//! that sees the model's logits says what the model says. A head that fails costs its guesses and nothing else.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use plimsoll_device::DeviceError;
+
+use super::deliver::Chooser;
+use super::{Worker, panic_message};
+use crate::metrics::Metrics;
+use crate::runner::Runner;
+use crate::step::DraftRows;
+
+/// A line of log for so many checked steps.
+const LOG_EVERY: u64 = 4096;
+
+/// What speculation of the whole engine has come to.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    steps: u64,
+    drafted: u64,
+    accepted: u64,
+}
+
+impl Tally {
+    /// One sequence's drafts of one step.
+    pub fn checked(&mut self, drafted: usize, accepted: usize, metrics: &Metrics) {
+        self.steps += 1;
+        self.drafted += drafted as u64;
+        self.accepted += accepted as u64;
+        metrics.drafted_tokens.inc_by(drafted as u64);
+        metrics.accepted_tokens.inc_by(accepted as u64);
+        let acceptance = self.accepted as f64 / self.drafted.max(1) as f64;
+        metrics.acceptance_ratio.set(acceptance);
+        if self.steps.is_multiple_of(LOG_EVERY) {
+            let (drafted, accepted) = (self.drafted, self.accepted);
+            let mean_accepted_length = 1.0 + self.accepted as f64 / self.steps as f64;
+            tracing::info!(drafted, accepted, acceptance, mean_accepted_length, "speculation so far");
+        }
+    }
+}
+
+/// A sequence that is being drafted for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lane {
+    seq: usize,
+    want: usize,
+}
+
+impl<R: Runner> Worker<R> {
+    /// Runs the draft head after a step that was delivered. `guess`: draft at all, beside filling in prompts.
+    pub(super) fn draft(&mut self, guess: bool) {
+        self.plan_first_pass(guess);
+        if self.passes.is_empty() {
+            return;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.draft_passes()));
+        let error = match outcome {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(panic) => Some(panic_message(panic)),
+        };
+        // Guesses are not output: what they added to the counts is taken back.
+        for share in &self.shares {
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            if seq.work.request.sampling.needs_counts() {
+                seq.drafts.iter().for_each(|id| seq.work.counts.remove_output(*id).expect("added when it was guessed"));
+            }
+        }
+        if let Some(error) = error {
+            tracing::error!(error, "the draft head failed; nobody drafts for a while");
+            self.shared.metrics.failed_steps.inc();
+            self.pace.pause_all();
+            for seq in self.scheduler.running_mut() {
+                seq.drafts.clear();
+                seq.drafted = 0..0;
+            }
+        }
+    }
+
+    /// Which rows the head sees first: those of prompts, and the settled ones of sequences that draft.
+    fn plan_first_pass(&mut self, guess: bool) {
+        self.passes.clear();
+        self.lanes.clear();
+        let mut from = 0;
+        for (share, counted) in self.shares.iter().zip(&self.counted) {
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            let prompt = share.start < seq.prompt_len || (share.rows > 1 && share.drafts == 0);
+            let settled = seq.computed + 1 == seq.tokens.len() && !seq.work.finished();
+            let wanted = guess && settled && seq.work.drafts(seq.tokens.len());
+            // The next token of a row must be known.
+            let rows = (*counted).min(seq.tokens.len() - 1 - share.start);
+            if (prompt || wanted) && rows > 0 && !seq.work.failed() {
+                let want = if wanted { seq.room_for_drafts(self.drafts_max) } else { 0 };
+                if seq.drafted.end != share.start {
+                    seq.drafted.start = share.start;
+                }
+                seq.drafted.end = share.start + rows;
+                let wanted = want > 0;
+                self.passes.push(DraftRows { seq: share.seq, start: share.start, rows, from, wanted });
+                if wanted {
+                    self.lanes.push(Lane { seq: share.seq, want });
+                }
+            }
+            from += share.rows;
+        }
+    }
+
+    fn draft_passes(&mut self) -> Result<(), DeviceError> {
+        loop {
+            let (from, step) = self.buffers.fill_drafts(&self.passes, self.scheduler.running());
+            self.runner.draft(from, &step)?;
+            if self.lanes.is_empty() {
+                break;
+            }
+            self.passes.clear();
+            let mut kept = 0;
+            for row in 0..self.lanes.len() {
+                let lane = self.lanes[row];
+                if self.guess(lane.seq, row) && self.scheduler.running()[lane.seq].drafts.len() < lane.want {
+                    let seq = &self.scheduler.running()[lane.seq];
+                    let start = seq.tokens.len() - 2 + seq.drafts.len();
+                    self.passes.push(DraftRows { seq: lane.seq, start, rows: 1, from: row, wanted: true });
+                    self.lanes[kept] = lane;
+                    kept += 1;
+                }
+            }
+            self.lanes.truncate(kept);
+            if kept == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Draws the next guess of a sequence from the `row`-th wanted row of the last pass; false if its logits are no good.
+    fn guess(&mut self, index: usize, row: usize) -> bool {
+        let seq = &mut self.scheduler.running_mut()[index];
+        let logits = self.runner.logits(row);
+        let (work, ahead) = (&mut seq.work, seq.drafts.len());
+        let mut chooser = Chooser { sampler: &mut self.sampler, eos: &self.eos };
+        let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
+        let Ok(token) = chooser.choose(logits, &work.request, &work.counts, generated, position, None) else {
+            return false;
+        };
+        if work.request.sampling.needs_counts() {
+            work.counts.add_output(token).expect("room for every token of the answer");
+        }
+        seq.drafts.push(token);
+        true
+    }
+}

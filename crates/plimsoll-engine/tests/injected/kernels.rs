@@ -1,0 +1,95 @@
+//! A real kernel that panics on the pool's threads, under a real model.
+
+use std::sync::Arc;
+
+use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, DeviceError, Isa, StepInput, ThreadPool};
+use plimsoll_engine::cpu::CpuRunner;
+use plimsoll_engine::runner::Runner;
+use plimsoll_engine::scheduler::StepLimits;
+use plimsoll_engine::testing::{Bench, over_runner};
+use plimsoll_engine::{Blueprint, EngineHandle, Limits, Options};
+use plimsoll_formats::Checkpoint;
+use plimsoll_memory::{Component, Ledger};
+use plimsoll_text::Tokenizer;
+
+use crate::alone;
+use crate::common::{collect, exact, fixtures, greedy, quiet};
+
+/// Where this id is computed, the kernels are handed one that the model does not have.
+const POISON: u32 = 3;
+
+struct Poisoned {
+    inner: CpuRunner,
+    tokens: Vec<u32>,
+}
+
+impl Runner for Poisoned {
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.tokens.clear();
+        self.tokens.extend(step.tokens.iter().map(|id| if *id == POISON { u32::MAX } else { *id }));
+        self.inner.forward(&StepInput { tokens: &self.tokens, ..*step })
+    }
+
+    fn logits(&mut self, row: usize) -> &mut [f32] {
+        self.inner.logits(row)
+    }
+}
+
+const PAGES: usize = 64;
+
+fn engine() -> EngineHandle {
+    let options = Options { threads: Some(2), ..exact() };
+    let checkpoint = Checkpoint::open(&fixtures().join("models/llama")).unwrap();
+    let Blueprint { model, weights, max_context, .. } = Blueprint::new(&checkpoint, &options).unwrap();
+    let (ledger, workspace) = (Arc::new(Ledger::new()), 64 << 20);
+    let shape = model.shape(options.kv_dtype);
+    for component in Component::ALL {
+        ledger.plan(component, 1 << 30);
+    }
+    let mut pool = ThreadPool::new(2).unwrap();
+    let weights = CpuWeights::load(weights, &checkpoint, &ledger, &mut pool, |_| {}).unwrap();
+    let memory = CpuMemory::map(&ledger, &shape, PAGES, 0, workspace, 2, true).unwrap();
+    let vocab = model.vocab_size();
+    let inner = CpuRunner::new(Arc::from(model), CpuDevice::new(weights, pool, Isa::detect(), memory));
+    let limits = Limits {
+        max_req_total_len: max_context.min(PAGES * 16) as u32,
+        max_total_token_num: (PAGES * 16) as u64,
+        running_max_req_size: 8,
+        max_waiting: 8,
+        batch_max_tokens: 64,
+        vocab_size: vocab as u32,
+        max_logprobs: 20,
+        max_stop_strings: 16,
+        max_stop_bytes: 256,
+        host_bytes: 16 << 20,
+    };
+    let step = StepLimits { rows: 64, logit_rows: 8, running: 8, prefill_rows_beside_decode: 64 };
+    let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
+    let runner = Poisoned { inner, tokens: Vec::with_capacity(64) };
+    over_runner(Bench { runner, limits, step, prefix_cache: true, tokenizer, eos: Vec::new(), elastic: false })
+}
+
+#[test]
+fn a_kernel_that_panics_on_a_pool_thread_ends_its_request_alone() {
+    let _alone = alone();
+    let engine = engine();
+    let prompt = |seed: u32| (0..50).map(|i| 4 + (seed * 31 + i * 7) % 200).collect::<Vec<u32>>();
+    let alone: Vec<_> = (0..5).map(|i| collect(engine.submit(greedy(&prompt(i), 20)).unwrap())).collect();
+    assert!(alone.iter().all(|answer| answer.error.is_none() && !answer.ids.contains(&POISON)), "pick another poison");
+    for at in [0, 25, 49] {
+        let mut bad = prompt(77);
+        bad[at] = POISON;
+        let panics = engine.metrics().panics.get();
+        let mut readers: Vec<_> = (0..5).map(|i| engine.submit(greedy(&prompt(i), 20)).unwrap()).collect();
+        readers.insert(2, engine.submit(greedy(&bad, 20)).unwrap());
+        let mut answers: Vec<_> = readers.into_iter().map(collect).collect();
+        let failed = answers.remove(2);
+        assert!(failed.error.is_some() && failed.ids.is_empty(), "{failed:?}");
+        for (answer, alone) in answers.iter().zip(&alone) {
+            assert_eq!((&answer.ids, &answer.error), (&alone.ids, &None), "poison at {at}");
+        }
+        assert!(engine.metrics().panics.get() > panics);
+        quiet(&engine);
+    }
+    assert_eq!(engine.metrics().failed.get(), 3);
+}

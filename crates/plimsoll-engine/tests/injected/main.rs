@@ -1,0 +1,37 @@
+//! Faults on purpose: the n-th allocation is refused, the n-th passage of a place panics, for every n. One request may end for
+//! it, with an error; nobody else notices, nothing leaks, the engine goes on.
+//!
+//! Faults and the counted heap are the process's, so one test at a time.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod kernels;
+mod life;
+mod memory;
+mod panics;
+mod residence;
+mod starts;
+
+use std::sync::{Mutex, MutexGuard};
+
+use plimsoll_memory::heap::CountingHeap;
+
+#[global_allocator]
+static HEAP: CountingHeap = CountingHeap;
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Waits for all other tests, and keeps panics that were asked for out of the log.
+fn alone() -> MutexGuard<'static, ()> {
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // The harness takes note of the test before, on the same heap.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let words = info.payload_as_str().unwrap_or_default();
+        if !words.starts_with("injected") && !words.contains("kernel panicked") && !words.contains("of a matrix") {
+            usual(info);
+        }
+    }));
+    guard
+}

@@ -1,0 +1,86 @@
+//! Normalised patches in the order in which the Qwen-VL encoders read them.
+
+use super::Rgb;
+use crate::geometry::Patches;
+use crate::geometry::config::Fields;
+use crate::{MediaError, Size};
+
+/// Mean and deviation of each channel, in steps of a byte.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normalize {
+    /// What is subtracted.
+    pub mean: [f32; 3],
+    /// What it is divided by.
+    pub std: [f32; 3],
+}
+
+impl Normalize {
+    /// Means and deviations of CLIP, the default of Qwen2-VL's and InternVL's processors, of values between 0 and 1.
+    pub const CLIP: [[f64; 3]; 2] =
+        [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11]];
+    /// One half each, the default of Qwen3-VL's video processor.
+    pub const HALVES: [[f64; 3]; 2] = [[0.5; 3], [0.5; 3]];
+
+    /// A processor's, with its defaults.
+    pub fn new(fields: &Fields, [mean, std]: [[f64; 3]; 2]) -> Result<Self, MediaError> {
+        let (mean, std) = (fields.image_mean.unwrap_or(mean), fields.image_std.unwrap_or(std));
+        let rescale = fields.rescale_factor.unwrap_or(1.0 / 255.0);
+        let sound = rescale > 0.0 && std.iter().all(|&value| value > 0.0) && mean.iter().all(|value| value.is_finite());
+        if !sound {
+            let why = format!("mean {mean:?}, deviation {std:?}, factor {rescale}");
+            return Err(MediaError::BadConfig { key: "image_mean, image_std, rescale_factor", why });
+        }
+        // The processors fold the rescaling into both, in single precision.
+        let fold = |values: [f64; 3]| values.map(|value| value as f32 * (1.0 / rescale) as f32);
+        Ok(Self { mean: fold(mean), std: fold(std) })
+    }
+}
+
+/// Values that [`patchify`] writes for this many frames of this size.
+pub fn patchify_len(rule: &Patches, frames: usize, size: Size) -> usize {
+    let temporal = rule.temporal as usize;
+    frames.div_ceil(temporal) * temporal * size.pixels() as usize * 3
+}
+
+/// Writes the patches of an image (one frame) or a video (frames of one size, resized) into `values`.
+///
+/// Shape: (groups of frames, rows / merge, columns / merge, merge, merge, 3, temporal, patch, patch). A group that is short
+/// of frames repeats the last one. Panics where a size does not fit the rule or `values` has another length.
+pub fn patchify(frames: &[Rgb], rule: &Patches, normalize: &Normalize, values: &mut [f32]) {
+    let size = frames[0].size;
+    let (patch, merge, temporal) = (rule.patch as usize, rule.merge as usize, rule.temporal as usize);
+    let (height, width) = (size.height as usize, size.width as usize);
+    assert!(frames.iter().all(|frame| frame.size == size), "frames of one video have one size");
+    assert!(height % (patch * merge) == 0 && width % (patch * merge) == 0, "{size:?} is not resized for {rule:?}");
+    assert_eq!(values.len(), patchify_len(rule, frames.len(), size), "room for every patch");
+    let (rows, columns) = (height / patch, width / patch);
+    let mut patches = values.chunks_exact_mut(3 * temporal * patch * patch);
+    for group in 0..frames.len().div_ceil(temporal) {
+        for_each_in_blocks(rows, columns, merge, |row, column| {
+            let Some(out) = patches.next() else { return };
+            for (c, out) in out.chunks_exact_mut(temporal * patch * patch).enumerate() {
+                for (t, out) in out.chunks_exact_mut(patch * patch).enumerate() {
+                    let frame = &frames[(group * temporal + t).min(frames.len() - 1)];
+                    for (y, out) in out.chunks_exact_mut(patch).enumerate() {
+                        let at = ((row * patch + y) * width + column * patch) * 3;
+                        let pixels = frame.data[at..at + 3 * patch].chunks_exact(3);
+                        for (out, pixel) in out.iter_mut().zip(pixels) {
+                            *out = (f32::from(pixel[c]) - normalize.mean[c]) / normalize.std[c];
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Visits a grid block by block, `side` × `side` at a time.
+fn for_each_in_blocks(rows: usize, columns: usize, side: usize, mut visit: impl FnMut(usize, usize)) {
+    for row in (0..rows).step_by(side) {
+        for column in (0..columns).step_by(side) {
+            for i in 0..side * side {
+                visit(row + i / side, column + i % side);
+            }
+        }
+    }
+}

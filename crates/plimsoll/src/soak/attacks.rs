@@ -1,0 +1,149 @@
+//! Clients that mean harm, or might as well: requests cut in half, rubbish, and sizes that nobody can serve.
+//!
+//! Each knows the one right answer; an announced refusal is always in order.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{sleep, timeout};
+
+use super::manners::{Setting, refusal};
+use super::tally::Outcome;
+use crate::bench::prompts::Random;
+
+/// A refusal of what can never be served must come within this time.
+const REFUSED_WITHIN: Duration = Duration::from_secs(10);
+
+/// A giant body has to be read before it can be refused, behind other giants.
+const GIANT_WITHIN: Duration = Duration::from_secs(60);
+
+/// Bytes of a giant body: just under what servers usually take.
+const GIANT_BYTES: usize = (8 << 20) - 1024;
+
+/// Sends half a request, anywhere cut, and waits.
+pub async fn half_open(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
+    let body = setting.completion(random, false).to_string();
+    let text = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        setting.target.authority,
+        body.len()
+    );
+    let mut stream = setting.target.connect().await?;
+    let cut = random.below(text.len() as u64) as usize;
+    stream.write_all(&text.as_bytes()[..cut]).await?;
+    let wait = Duration::from_millis(random.between(100, 8000));
+    sleep(wait.min(until.saturating_duration_since(Instant::now()))).await;
+    Ok(Outcome::Good)
+}
+
+/// Sends what is no request; the right answer is a 400.
+pub async fn malformed(setting: &Setting, random: &mut Random) -> Result<Outcome> {
+    let deep = "[".repeat(50_000);
+    let bodies: [&[u8]; 9] = [
+        b"",
+        b"{",
+        b"[]",
+        b"{\"prompt\":\"\xff\xfe\"}",
+        b"{\"prompt\":\"\\ud800\"}",
+        b"{\"prompt\":{\"a\":1}}",
+        b"{\"prompt\":\"x\",\"temperature\":\"hot\"}",
+        b"{\"prompt\":[-1]}",
+        deep.as_bytes(),
+    ];
+    let body = bodies[random.below(bodies.len() as u64) as usize];
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        setting.target.authority,
+        body.len()
+    );
+    expect(setting, &[head.as_bytes(), body].concat(), "400").await
+}
+
+/// Announces ten gigabytes; the right answer is a 413 before the first of them.
+pub async fn oversized(setting: &Setting) -> Result<Outcome> {
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: 10737418240\r\n\r\n",
+        setting.target.authority
+    );
+    expect(setting, head.as_bytes(), "413").await
+}
+
+/// Sends eight megabytes of valid JSON. No context holds them, so the right answer is a 400 (or a 413).
+pub async fn giant(setting: &Setting, random: &mut Random) -> Result<Outcome> {
+    let body = giant_body(&setting.model, random);
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        setting.target.authority,
+        body.len()
+    );
+    let mut stream = setting.target.connect().await?;
+    stream.write_all(head.as_bytes()).await?;
+    // A server that refuses while we are still sending closes the door; its answer may be lost with it.
+    let sent = timeout(GIANT_WITHIN, stream.write_all(&body)).await?;
+    let mut start = [0; 12];
+    match timeout(GIANT_WITHIN, stream.read_exact(&mut start)).await? {
+        Ok(_) => Ok(match &start[9..] {
+            b"400" | b"413" => Outcome::Good,
+            b"429" | b"503" => Outcome::Refused,
+            other => Outcome::Bad(format!("{} to a giant body", String::from_utf8_lossy(other))),
+        }),
+        Err(_) if sent.is_err() => Ok(Outcome::Refused),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Words, one endless word, token ids, or as many stop strings, biases and prompts as fit.
+fn giant_body(model: &str, random: &mut Random) -> Vec<u8> {
+    let fill = |piece: &str| piece.repeat(GIANT_BYTES / piece.len());
+    let (prompt, more) = match random.below(6) {
+        0 => (format!("\"{}\"", fill("the old man and the sea ")), String::new()),
+        1 => (format!("\"{}\"", fill("a")), String::new()),
+        2 => (format!("[{}1]", fill("1,")), String::new()),
+        3 => ("\"x\"".into(), format!(",\"stop\":[{}\"a\"]", fill("\"a\","))),
+        4 => ("\"x\"".into(), format!(",\"logit_bias\":{{{}\"1\":0}}", fill("\"1\":1,"))),
+        _ => (format!("[{}\"x\"]", fill("\"x\",")), String::new()),
+    };
+    format!("{{\"model\":{model:?},\"max_tokens\":1,\"prompt\":{prompt}{more}}}").into_bytes()
+}
+
+/// Sends raw bytes and looks at the status only.
+async fn expect(setting: &Setting, bytes: &[u8], status: &str) -> Result<Outcome> {
+    let mut stream = setting.target.connect().await?;
+    stream.write_all(bytes).await?;
+    let mut head = [0; 12];
+    timeout(REFUSED_WITHIN, stream.read_exact(&mut head)).await??;
+    let got = String::from_utf8_lossy(&head[9..]).into_owned();
+    let announced = matches!(got.as_str(), "429" | "503");
+    Ok(match got.as_str() {
+        got if got == status => Outcome::Good,
+        _ if announced => Outcome::Refused,
+        _ => Outcome::Bad(format!("{got} instead of {status}")),
+    })
+}
+
+/// Asks for what can never be; the right answer is a 400, at once.
+pub async fn never(setting: &Setting, change: Value) -> Result<Outcome> {
+    let mut body = json!({"model": setting.model, "prompt": "x", "max_tokens": 1});
+    for (key, value) in change.as_object().into_iter().flatten() {
+        body[key] = value.clone();
+    }
+    let answer = setting.target.post("/v1/completions", &body, REFUSED_WITHIN).await?;
+    if answer.status() == 400 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn giants_are_valid_json_just_under_the_limit() {
+        let mut random = Random::new(1);
+        for _ in 0..24 {
+            let body = giant_body("m", &mut random);
+            assert!(body.len() <= 8 << 20 && body.len() > 7 << 20, "{}", body.len());
+            serde_json::from_slice::<Value>(&body).unwrap();
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Which manners of clients there are, and how many of each.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::manners::Manner;
+use crate::bench::prompts::Random;
+
+/// Manners with their weights.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mix(Vec<(Manner, u64)>);
+
+/// Clients that want an answer.
+const POLITE: [(Manner, u64); 6] = [
+    (Manner::Whole, 12),
+    (Manner::Stream, 20),
+    (Manner::Chat, 10),
+    (Manner::Shared, 16),
+    (Manner::Fixed, 16),
+    (Manner::Heavy, 2),
+];
+
+/// Clients that leave, dawdle or mean harm.
+const HOSTILE: [(Manner, u64); 11] = [
+    (Manner::LeavesEarly, 6),
+    (Manner::LeavesLate, 8),
+    (Manner::Slow, 4),
+    (Manner::Stalled, 1),
+    (Manner::HalfOpen, 3),
+    (Manner::Malformed, 4),
+    (Manner::Oversized, 1),
+    (Manner::Greedy, 2),
+    (Manner::TooLong, 1),
+    (Manner::Curious, 1),
+    (Manner::Giant, 1),
+];
+
+/// Everybody generates 800 tokens, but for those who watch over the answers.
+const MARATHON: [(Manner, u64); 2] = [(Manner::Marathon, 15), (Manner::Fixed, 1)];
+
+impl Mix {
+    /// Whether nobody in it wants an answer.
+    pub fn is_hostile(&self) -> bool {
+        self.0.iter().all(|(manner, _)| HOSTILE.iter().any(|(hostile, _)| hostile == manner))
+    }
+
+    /// Chooses by weight.
+    pub fn choose(&self, random: &mut Random) -> Manner {
+        let mut at = random.below(self.0.iter().map(|(_, weight)| weight).sum());
+        for (manner, weight) in &self.0 {
+            if at < *weight {
+                return *manner;
+            }
+            at -= weight;
+        }
+        Manner::Whole
+    }
+}
+
+impl FromStr for Mix {
+    type Err = String;
+
+    /// `all`, `polite`, `hostile`, `marathon`, or manners with weights: `stream=4,giant=1`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = match text {
+            "all" => Some([&POLITE[..], &HOSTILE[..], &[(Manner::Marathon, 1)]].concat()),
+            "polite" => Some(POLITE.to_vec()),
+            "hostile" => Some(HOSTILE.to_vec()),
+            "marathon" => Some(MARATHON.to_vec()),
+            _ => None,
+        };
+        if let Some(mix) = named {
+            return Ok(Self(mix));
+        }
+        let part = |part: &str| {
+            let (name, weight) = part.split_once('=').unwrap_or((part, "1"));
+            let manner = Manner::from_str(name.trim(), true).map_err(|_| {
+                let all: Vec<String> = Manner::value_variants()
+                    .iter()
+                    .filter_map(|m| Some(m.to_possible_value()?.get_name().into()))
+                    .collect();
+                format!(
+                    "no client is called '{name}'; there are all, polite, hostile, marathon, and {}",
+                    all.join(", ")
+                )
+            })?;
+            match weight.trim().parse() {
+                Ok(weight @ 1..=1_000_000) => Ok((manner, weight)),
+                _ => Err(format!("the weight of {name} is '{weight}'; 1 to 1000000 are allowed")),
+            }
+        };
+        text.split(',').map(part).collect::<Result<_, String>>().map(Self)
+    }
+}
+
+impl fmt::Display for Mix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (manner, weight)) in self.0.iter().enumerate() {
+            let name = manner.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+            write!(f, "{}{name}={weight}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_manner_is_chosen_about_as_often_as_its_weight_says() {
+        let mix: Mix = "all".parse().unwrap();
+        let mut random = Random::new(3);
+        let total: u64 = mix.0.iter().map(|(_, weight)| weight).sum();
+        assert_eq!(mix.0.len(), Manner::value_variants().len(), "everybody is there");
+        let visits = 100_000;
+        let chosen: Vec<Manner> = (0..visits).map(|_| mix.choose(&mut random)).collect();
+        for (manner, weight) in &mix.0 {
+            let share = chosen.iter().filter(|m| *m == manner).count() as f64 / visits as f64;
+            let expected = *weight as f64 / total as f64;
+            assert!((share - expected).abs() < 0.01, "{manner:?}: {share} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn mixes_are_read_and_written() {
+        let mix: Mix = "stream=4, half-open".parse().unwrap();
+        assert_eq!(mix.to_string(), "stream=4,half-open=1");
+        assert_eq!(mix.to_string().parse::<Mix>().unwrap(), mix);
+        assert!("hostile".parse::<Mix>().unwrap().is_hostile() && !mix.is_hostile());
+        assert!("streem".parse::<Mix>().unwrap_err().contains("half-open"));
+        assert!("stream=0".parse::<Mix>().is_err() && "".parse::<Mix>().is_err());
+    }
+}

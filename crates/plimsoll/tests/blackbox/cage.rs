@@ -1,0 +1,192 @@
+//! Servers inside a memory cgroup: a limit that somebody else has set and the kernel keeps.
+//!
+//! `tools/cage.sh` makes the cgroups. Where it cannot (no root, no writable cgroup), the soak runs under an rlimit instead, and
+//! what needs a limit around several processes says in capitals that it did not run.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::product::{Server, cache, default_model, plimsoll, repository, run};
+
+/// Other tests share the cores: how quickly health answers is judged elsewhere.
+const HEALTH_MS: &str = "30000";
+
+fn tool(name: &str) -> PathBuf {
+    repository().join("tools").join(name)
+}
+
+/// Says something that nobody can overlook: straight to the standard error, past the test harness.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// A limit around processes, removed with all of them when the test is over.
+struct Cage(String);
+
+impl Cage {
+    /// None where this machine has no cgroup to give, which is said.
+    fn open(name: &str, bytes: u64) -> Option<Self> {
+        let output = Command::new(tool("cage.sh")).args(["open", name, &bytes.to_string()]).output().unwrap();
+        if output.status.success() {
+            return Some(Self(text(&output.stdout).trim().to_owned()));
+        }
+        say(&format!(
+            "\n*** NOT RUN: {name}. NO MEMORY CGROUP CAN BE MADE HERE: {} ***\n",
+            text(&output.stderr).trim()
+        ));
+        None
+    }
+
+    /// The binary inside of it.
+    fn plimsoll(&self, args: &[&str]) -> Command {
+        let inner = plimsoll(args);
+        let mut command = Command::new(tool("cage.sh"));
+        command.arg("run").arg(&self.0).arg(inner.get_program()).args(inner.get_args());
+        command.env("PLIMSOLL_CACHE", cache()).env_remove("RUST_LOG").env("RUST_BACKTRACE", "0").stdin(Stdio::null());
+        command
+    }
+
+    /// "limit, peak, kills", as `cage.sh report` prints them.
+    fn report(&self) -> [u64; 3] {
+        let output = Command::new(tool("cage.sh")).args(["report", &self.0]).output().unwrap();
+        let words = text(&output.stdout);
+        let number = |key: &str| {
+            let at = words.split_ascii_whitespace().skip_while(|word| *word != key).nth(1);
+            at.and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{key}: {words}"))
+        };
+        [number("limit"), number("peak"), number("oom_kills")]
+    }
+}
+
+impl Drop for Cage {
+    fn drop(&mut self) {
+        let _ = Command::new(tool("cage.sh")).args(["close", &self.0]).status();
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The script that any user can run, with this build's binary.
+fn soak(args: &[&str]) -> Output {
+    default_model();
+    let mut command = Command::new(tool("soak_cgroup.sh"));
+    command.args(args).env("PLIMSOLL", env!("CARGO_BIN_EXE_plimsoll")).env("PLIMSOLL_CACHE", cache());
+    let output = command.env("HEALTH_MS", HEALTH_MS).env_remove("RUST_LOG").output().expect("the script starts");
+    let said = text(&output.stdout);
+    if said.contains("NO MEMORY CGROUP") {
+        say(&said);
+    }
+    println!("{said}{}", text(&output.stderr));
+    output
+}
+
+#[test]
+fn sixty_four_clients_in_a_cage_of_the_plan_and_three_percent() {
+    let output = soak(&["--budget", "400MiB", "--seconds", "20"]);
+    assert!(output.status.success(), "see above");
+    assert!(text(&output.stdout).contains("\nPASS\n"), "a verdict was printed");
+}
+
+#[test]
+fn a_balloon_in_the_same_cage_is_given_way_to() {
+    // One round of the balloon, and the way back down.
+    let output = soak(&["--budget", "450MiB", "--seconds", "32", "--clients", "16", "--mix", "polite", "--balloon"]);
+    assert!(output.status.success(), "see above");
+}
+
+/// The planned bytes of a server with these flags.
+fn planned(flags: &[&str]) -> u64 {
+    let plan = run(&[&["plan", "smollm2", "--json"], flags].concat()).good();
+    serde_json::from_str::<Value>(&plan).unwrap()["total"].as_u64().unwrap()
+}
+
+/// Starts two servers at once; each is ready, or has refused with these words.
+fn start_two(cage: &Cage, flags: &[&str]) -> [Result<Server, String>; 2] {
+    let start = || Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], flags].concat()));
+    thread::scope(|scope| {
+        let (one, two) = (scope.spawn(start), scope.spawn(start));
+        [one.join().unwrap(), two.join().unwrap()]
+    })
+}
+
+#[test]
+fn two_servers_that_start_at_once_stay_inside_a_limit_that_holds_one_and_a_half() {
+    default_model();
+    let pinned = ["--max-total-token-num", "4096"];
+    let one = planned(&pinned);
+    let Some(cage) = Cage::open("two", one + one / 2) else { return };
+    let started = start_two(&cage, &pinned);
+    let (ready, refused): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
+    assert_eq!((ready.len(), refused.len()), (1, 1), "one sails, one stays in port");
+    let (server, words) =
+        (ready.into_iter().next().unwrap().unwrap(), refused.into_iter().next().unwrap().err().unwrap());
+    println!("{words}");
+    assert!(words.contains("bytes are free in") || words.contains("it does not fit"), "numbers: {words}");
+    // The one that is there serves as if nothing had happened.
+    let answer = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 8, "ignore_eos": true}));
+    assert_eq!(answer["usage"]["completion_tokens"], 8, "{answer}");
+    let [limit, peak, kills] = cage.report();
+    assert!(peak <= limit && kills == 0, "{peak} of {limit} bytes, {kills} kills");
+    // Its place is free again as soon as it has gone.
+    drop(server);
+    let again = Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], &pinned[..]].concat()));
+    assert!(again.is_ok(), "{}", again.err().unwrap_or_default());
+}
+
+#[test]
+fn two_servers_with_budgets_of_three_quarters_each_do_not_share_the_same_bytes() {
+    default_model();
+    let Some(cage) = Cage::open("shares", 900 << 20) else { return };
+    let started = start_two(&cage, &["--memory-budget", "75%"]);
+    let together: u64 = started.iter().flatten().map(|server| server.memory()["planned_bytes"].as_u64().unwrap()).sum();
+    let [limit, peak, kills] = cage.report();
+    println!("{together} bytes planned together, peak {peak} of {limit}");
+    assert!(started.iter().any(Result::is_ok), "at least one sails");
+    assert!(together <= limit && peak <= limit && kills == 0, "{together} planned, {peak} of {limit}, {kills} kills");
+    for words in started.iter().filter_map(|server| server.as_ref().err()) {
+        assert!(words.contains("bytes are free in") || words.contains("it does not fit"), "numbers: {words}");
+    }
+}
+
+#[test]
+fn a_cage_that_is_too_small_is_seen_before_anything_is_loaded() {
+    default_model();
+    let Some(cage) = Cage::open("small", 200 << 20) else { return };
+    let words = Server::try_start(cage.plimsoll(&["serve", "smollm2", "--port", "0"])).err().expect("it cannot start");
+    assert!(words.contains("it does not fit") && words.contains("cgroup") && words.contains("short"), "{words}");
+    assert!(words.contains("largest component") && words.contains("Try --"), "what to do: {words}");
+    let [limit, peak, kills] = cage.report();
+    assert!(peak < limit / 2 && kills == 0, "{peak} of {limit} bytes were touched, {kills} kills");
+}
+
+#[test]
+fn a_limit_that_shrinks_under_a_running_server_is_noticed() {
+    default_model();
+    let flags = ["--max-total-token-num", "2048"];
+    let Some(cage) = Cage::open("shrinks", 2 * planned(&flags)) else { return };
+    let server =
+        Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], &flags[..]].concat())).unwrap();
+    let page = server.memory();
+    assert_eq!(page["ladder"]["rung"], "calm", "{page}");
+    // What is resident and a little more: the plan's untouched part has no room any more.
+    let touched = page["process"]["rss_anon"].as_u64().unwrap();
+    let limit = |bytes: u64| {
+        let done = Command::new(tool("cage.sh")).args(["limit", &cage.0, &bytes.to_string()]).status().unwrap();
+        assert!(done.success());
+    };
+    limit(touched + (24 << 20));
+    let stands = |rung: &str| server.memory()["ladder"]["rung"] == rung;
+    crate::product::eventually("the governor gives way", Duration::from_secs(30), || !stands("calm"));
+    limit(2 * planned(&flags));
+    crate::product::eventually("the governor comes back", Duration::from_secs(60), || stands("calm"));
+    let answer = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 4, "ignore_eos": true}));
+    assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+    assert_eq!(cage.report()[2], 0, "nobody was killed");
+}
