@@ -5,7 +5,9 @@ traceback and an exit code of 1.
 """
 
 import asyncio
+import json
 import math
+import re
 import sys
 import time
 import urllib.request
@@ -210,6 +212,139 @@ def check_extra_body():
     assert full.usage.completion_tokens == 7
 
 
+# Tools.
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def call_of(choice, name):
+    (call,) = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None, choice
+    assert call.type == "function" and call.id.startswith("call_") and call.function.name == name
+    return json.loads(call.function.arguments)
+
+
+def check_tool_choice_named():
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for sampling in [{}, {"temperature": 1.5, "seed": 4}, {"temperature": 1.5, "seed": 5}]:
+        (choice,) = chat(ASK, tools=[WEATHER, TIME], tool_choice=named, max_tokens=200, **sampling).choices
+        arguments = call_of(choice, "get_weather")
+        assert set(arguments) == {"city", "days"} and len(arguments["city"]) <= 20 and 1 <= arguments["days"] <= 9, arguments
+
+
+def check_tool_choice_required_and_streamed():
+    whole = chat(ASK, tools=[WEATHER, TIME], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    (call,) = whole.choices[0].message.tool_calls
+    assert call.function.name in ("get_weather", "get_time") and isinstance(json.loads(call.function.arguments), dict)
+    name, arguments, reasons = None, "", []
+    for chunk in chat(ASK, tools=[WEATHER, TIME], tool_choice="required", parallel_tool_calls=False, max_tokens=200, stream=True):
+        for choice in chunk.choices:
+            for piece in choice.delta.tool_calls or []:
+                assert piece.index == 0
+                name = piece.function.name or name
+                arguments += piece.function.arguments
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    assert (name, arguments) == (call.function.name, call.function.arguments) and reasons == ["tool_calls"]
+
+
+def check_tools_in_a_conversation():
+    (choice,) = chat(ASK, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False, max_tokens=200).choices
+    history = ASK + [choice.message.model_dump(exclude_none=True)]
+    history += [{"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "Sunny, 21 degrees."}]
+    answer = chat(history, tools=[WEATHER], max_tokens=24)
+    assert answer.usage.prompt_tokens > 60 and answer.choices[0].message.role == "assistant"
+    free = chat(history, tools=[WEATHER], tool_choice="none", max_tokens=24)
+    assert free.usage.prompt_tokens < answer.usage.prompt_tokens, "without a choice the model does not see the tools"
+    refused(openai.BadRequestError, ["get_wether"], lambda: chat(ASK, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "get_wether"}}))
+
+
+# Structured output.
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 16},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "langs": {"type": "array", "items": {"enum": ["en", "fr", "de"]}, "maxItems": 3},
+        "address": {"$ref": "#/$defs/address"},
+    },
+    "required": ["name", "age", "langs", "address"],
+    "additionalProperties": False,
+    "$defs": {"address": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"], "additionalProperties": False}},
+}
+
+
+def check_json_schema():
+    form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    ask = [{"role": "user", "content": "Describe Ann, who lives in Rome."}]
+    for sampling in [{}, {"temperature": 1.5, "seed": 1}, {"temperature": 1.0, "seed": 2, "logprobs": True, "top_logprobs": 2}]:
+        (choice,) = chat(ask, response_format=form, max_tokens=200, **sampling).choices
+        person = json.loads(choice.message.content)
+        assert choice.finish_reason == "stop" and set(person) == {"name", "age", "langs", "address"}, choice
+        assert 0 <= person["age"] <= 120 and set(person["langs"]) <= {"en", "fr", "de"} and set(person["address"]) == {"city"}
+    whole = chat(ask, response_format=form, max_tokens=200).choices[0].message.content
+    chunks = chat(ask, response_format=form, max_tokens=200, stream=True)
+    assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == whole
+    two = chat(ask, response_format=form, max_tokens=200, n=2, temperature=1.0, seed=3)
+    assert len({choice.message.content for choice in two.choices}) == 2
+    for choice in two.choices:
+        json.loads(choice.message.content)
+
+
+def check_json_object():
+    (choice,) = chat(response_format={"type": "json_object"}, max_tokens=300, temperature=0.8, seed=8).choices
+    if choice.finish_reason == "stop":
+        assert isinstance(json.loads(choice.message.content), dict)
+    else:
+        assert choice.message.content.startswith("{")
+
+
+def check_guided():
+    def guided(**form):
+        return complete("The answer is", extra_body=form, temperature=1.0, seed=6, max_tokens=40).choices[0]
+
+    assert guided(guided_choice=["yes", "no"]).text in ("yes", "no")
+    choice = guided(guided_regex=r"[0-9]{3}-[a-f]{2}/x")
+    assert re.fullmatch(r"[0-9]{3}-[a-f]{2}/x", choice.text) and choice.finish_reason == "stop", choice
+    assert re.fullmatch(r"(ab)+c", guided(guided_grammar='start: "ab"+ "c"').text or "abc")
+    assert set(json.loads(guided(guided_json={"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}).text)) == {"a"}
+    assert guided(structured_outputs={"choice": ["left", "right"]}).text in ("left", "right")
+    refused(openai.BadRequestError, ["guided_regex"], lambda: guided(guided_regex="("))
+    assert gauge("plimsoll_grammars") >= 4 and 0 < gauge("plimsoll_grammar_bytes") <= gauge("plimsoll_grammar_limit_bytes")
+
+
+def check_many_constrained_at_once():
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    waiting = openai.AsyncOpenAI(base_url=f"{BASE}/v1", api_key="unused", max_retries=0, timeout=120)
+
+    async def one(seed):
+        ask = [{"role": "user", "content": f"Describe person number {seed}."}]
+        more = {"response_format": form} if seed % 2 else {}
+        answer = await waiting.chat.completions.create(model=MODEL, messages=ask, max_tokens=120, temperature=1.0, seed=seed, **more)
+        return answer.choices[0]
+
+    async def all_of_them():
+        return await asyncio.gather(*map(one, range(8)))
+
+    for seed, choice in enumerate(asyncio.run(all_of_them())):
+        if seed % 2 and choice.finish_reason == "stop":
+            assert set(json.loads(choice.message.content)) == set(PERSON["required"])
+
+
 # Errors.
 
 
@@ -224,8 +359,11 @@ def check_errors():
     refused(bad, ["n is 1000", "64"], lambda: complete("x", n=1000))
     refused(bad, ["logprobs"], lambda: complete("x", logprobs=1000))
     refused(bad, ["messages"], lambda: chat([]))
-    error = refused(bad, ["text"], lambda: chat(response_format={"type": "json_object"}))
+    error = refused(bad, ["json_schema"], lambda: chat(response_format={"type": "xml"}))
     assert error.param == "response_format.type" and error.code == "unsupported", error.body
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "colour"}}}
+    error = refused(bad, ["colour"], lambda: chat(response_format=wrong))
+    assert error.param == "response_format", error.body
     refused(bad, ["no_such_field"], lambda: complete("x", extra_body={"no_such_field": 1}))
     error = refused(openai.NotFoundError, ["gpt-4"], lambda: client.completions.create(model="gpt-4", prompt="x"))
     assert error.code == "model_not_found" and error.param == "model"

@@ -8,6 +8,7 @@ use std::time::Instant;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
+use crate::constraint::Constraint;
 use crate::handle::Place;
 use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
@@ -21,6 +22,8 @@ pub(crate) struct Delivery {
     pub request: Request,
     /// Occurrences for the penalties; empty when the request has none.
     pub counts: TokenCounts,
+    /// The form of the output, if it must have one.
+    pub constraint: Option<Box<dyn Constraint>>,
     outbox: Outbox,
     _place: Place,
     arrived: Instant,
@@ -41,17 +44,19 @@ pub(crate) struct Delivery {
 
 impl Delivery {
     /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: there is a draft head.
-    pub fn new(request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room, drafts: bool) -> Self {
-        let Room { counts, stops, piece, .. } = room;
+    pub fn new(mut request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room, drafts: bool) -> Self {
+        let Room { counts, stops, constraint, piece, .. } = room;
         Self {
             counts,
+            constraint,
             outbox,
             _place: place,
             arrived,
             scheduled: None,
             last_token: None,
             drafting: Drafting::new(drafts && request.speculate),
-            detokenizer: Detokenizer::continuing(request.skip_special_tokens),
+            detokenizer: Detokenizer::continuing(request.skip_special_tokens)
+                .keeping(std::mem::take(&mut request.kept_special_ids)),
             stops,
             generated: 0,
             text_len: 0,
@@ -119,6 +124,13 @@ impl Delivery {
         let may_stop = self.generated > self.request.min_tokens;
         let ends = (!self.request.ignore_eos && eos.contains(&id)) || self.request.stop_token_ids.contains(&id);
         let ends = may_stop && ends;
+        let complete = match &mut self.constraint {
+            Some(constraint) if !ends => {
+                constraint.accept(id)?;
+                constraint.complete()
+            }
+            _ => false,
+        };
         self.piece.clear();
         let text_offset = self.text_len;
         self.piece.try_reserve(Detokenizer::appended_max(tokenizer, id))?;
@@ -140,7 +152,7 @@ impl Delivery {
             if !may_stop {
                 delta.text.push_str(piece);
             }
-            if !stopped && (ends || last) {
+            if !stopped && (ends || complete || last) {
                 piece.clear();
                 detokenizer.finish(piece);
                 if !stops.push(piece, &mut delta.text) {
@@ -149,7 +161,7 @@ impl Delivery {
             }
             // Taken, not copied: the matcher has its own, and this is the last delta.
             delta.stop_reason = stops.matched().map(|index| std::mem::take(&mut request.stop[index]));
-            delta.finish = match (stops.matched().is_some() || ends, last) {
+            delta.finish = match (stops.matched().is_some() || ends || complete, last) {
                 (true, _) => Some(FinishReason::Stop),
                 (false, true) => Some(FinishReason::Length),
                 (false, false) => None,

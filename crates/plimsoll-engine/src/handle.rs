@@ -90,6 +90,8 @@ pub(crate) struct Shared {
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
     pub watchdog: Watchdog,
+    /// The tokens that end output, the model's and its tokenizer's.
+    pub eos: OnceLock<Vec<u32>>,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
     pub trim: AtomicBool,
     host_reserved: AtomicU64,
@@ -139,6 +141,7 @@ impl Shared {
             accounts: OnceLock::new(),
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
+            eos: OnceLock::new(),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
             host_held: AtomicU64::new(0),
@@ -186,7 +189,9 @@ impl EngineHandle {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
         let (place, bytes) = self.reserve(&request)?;
-        let room = Room::reserve(&mut request);
+        let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
+        let constraint = constraint.map_err(|message| unavailable(&message))?;
+        let room = Room::reserve(&mut request).map(|room| Room { constraint, ..room });
         let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
@@ -243,6 +248,11 @@ impl EngineHandle {
     /// The bounds requests are checked against.
     pub fn limits(&self) -> &Limits {
         &self.shared.limits
+    }
+
+    /// The tokens that end output; none for an engine without a model.
+    pub fn eos(&self) -> &[u32] {
+        self.shared.eos.get().map_or(&[], Vec::as_slice)
     }
 
     /// The plan this engine was built from.

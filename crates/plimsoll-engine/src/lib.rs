@@ -6,6 +6,7 @@
 mod accounts;
 mod berth;
 pub mod cache;
+pub mod constraint;
 pub mod cpu;
 mod delivery;
 pub mod governor;

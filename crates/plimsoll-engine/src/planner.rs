@@ -499,7 +499,7 @@ impl Blueprint {
                     Bytes(scratch)
                 ),
             ),
-            entry(Component::HostHeap, options.http_bytes, "connections, bodies, parsing".into()),
+            entry(Component::HostHeap, options.http_bytes, "connections, bodies, parsing, grammars".into()),
             entry(
                 Component::ProcessBaseline,
                 PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,

@@ -4,9 +4,12 @@
 //! it before anything is allocated.
 
 use plimsoll_memory::heap::chunk_bytes;
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use crate::cache::PAGE_TOKENS;
+use crate::constraint::Grammar;
 use crate::outbox::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::sampling::{SamplingParams, TokenCounts};
 
@@ -35,6 +38,10 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// Drop special tokens from the text.
     pub skip_special_tokens: bool,
+    /// Special tokens that leave their text all the same: the markers of tool calls and thinking blocks.
+    pub kept_special_ids: Vec<u32>,
+    /// The form that the output must have.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Let the draft head guess ahead, where there is one.
     pub speculate: bool,
     /// Requests whose salts differ never share cached pages.
@@ -156,6 +163,13 @@ impl Request {
             let n = stop.len();
             return invalid("stop", format!("a stop string has {n} bytes; 1 to {} are allowed", limits.max_stop_bytes));
         }
+        if self.kept_special_ids.len() > limits.max_stop_strings as usize {
+            let n = self.kept_special_ids.len();
+            return invalid(
+                "kept_special_ids",
+                format!("{n} kept tokens, more than the limit of {}", limits.max_stop_strings),
+            );
+        }
         if let Err(error) = self.sampling.validate(limits.vocab_size as usize) {
             return invalid("sampling", error.to_string());
         }
@@ -176,6 +190,7 @@ impl Request {
             + chunk(prompt * size_of::<TokenLogprobs>())
             + reports(self.logprobs, output)
             + reports(self.prompt_logprobs, prompt)
+            + self.grammar.as_ref().map_or(0, |grammar| grammar.bytes_max(self.max_tokens))
     }
 
     /// The part that the engine holds until the request ends: ids, pages, counts, stop strings, fixed state.

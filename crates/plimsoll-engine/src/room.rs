@@ -9,6 +9,7 @@ use std::collections::TryReserveError;
 use plimsoll_text::StopMatcher;
 
 use crate::cache::{PAGE_TOKENS, PageId};
+use crate::constraint::Constraint;
 use crate::request::Request;
 use crate::sampling::TokenCounts;
 
@@ -48,6 +49,8 @@ pub(crate) struct Room {
     /// Its pages, and their ids as the device takes them.
     pub pages: Vec<PageId>,
     pub page_ids: Vec<u32>,
+    /// The form of the output, if it must have one.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// The text of one token.
     pub piece: String,
 }
@@ -78,6 +81,6 @@ impl Room {
         piece.try_reserve_exact(PIECE_BYTES).ok()?;
         // The strings were checked: only memory can be wanting.
         let stops = StopMatcher::new(&request.stop).ok()?;
-        Some(Self { counts, stops, pages, page_ids, piece })
+        Some(Self { counts, stops, pages, page_ids, constraint: None, piece })
     }
 }

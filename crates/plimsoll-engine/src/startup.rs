@@ -305,6 +305,8 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
+    // Set once, here.
+    let _ = shared.eos.set(eos.clone());
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);

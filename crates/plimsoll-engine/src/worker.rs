@@ -341,6 +341,8 @@ impl<R: Runner> Worker<R> {
         let Arrival { mut request, outbox, arrived, place, mut room } = arrival;
         let tokens = std::mem::take(&mut request.prompt);
         let total_max = tokens.len() + request.max_tokens as usize;
+        // An unchecked draft could break the form; a checked one is compared with a token that keeps it.
+        let drafts = self.drafts_max > 0 && !(self.optimistic && room.constraint.is_some());
         let newcomer = Newcomer {
             order: self.arrived,
             salt: request.cache_salt,
@@ -350,7 +352,7 @@ impl<R: Runner> Worker<R> {
             pages: std::mem::take(&mut room.pages),
             page_ids: std::mem::take(&mut room.page_ids),
             tokens,
-            work: Delivery::new(request, outbox, place, arrived, room, self.drafts_max > 0),
+            work: Delivery::new(request, outbox, place, arrived, room, drafts),
         };
         self.scheduler.push(Seq::new(&self.cache, newcomer));
         self.arrived += 1;

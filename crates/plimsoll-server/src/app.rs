@@ -11,6 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::FutureExt;
+use plimsoll_grammar::Grammars;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use tokio::sync::{Semaphore, watch};
@@ -20,7 +21,7 @@ use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
-use crate::{chat, completions, health, memory, metrics, models, tokenize};
+use crate::{chat, completions, form, health, memory, metrics, models, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +50,7 @@ pub(crate) struct App {
     pub phase: watch::Sender<Phase>,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
+    pub grammars: Arc<Grammars>,
     text_workers: Arc<Semaphore>,
     tokenizing: WorkBudget,
 }
@@ -63,8 +65,10 @@ impl App {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
+        let grammars = form::grammars(&served, config.grammar_bytes);
         Ok(Arc::new(Self {
-            metrics: Metrics::new(&served.engine, &bytes),
+            metrics: Metrics::new(&served.engine, &bytes, &grammars),
+            grammars,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),

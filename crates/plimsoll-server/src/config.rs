@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_engine::EngineHandle;
+use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 /// One served model: its engine and what turns text into its token ids.
@@ -15,6 +16,8 @@ pub struct Served {
     pub tokenizer: Arc<Tokenizer>,
     /// Messages to text; without one `/v1/chat/completions` answers 400.
     pub template: Option<Arc<ChatTemplate>>,
+    /// How the model writes tool calls and thoughts.
+    pub formats: Formats,
     /// Names the model answers to; the first is canonical. `default` is always accepted.
     pub names: Vec<String>,
     /// When the model was loaded, in seconds since 1970.
@@ -24,6 +27,35 @@ pub struct Served {
     pub default_max_tokens: Option<u32>,
     /// Sampling when the client names none, usually from the model's `generation_config.json`.
     pub sampling: SamplingDefaults,
+}
+
+/// How a model's replies are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Formats {
+    /// Of tool calls; none leaves them in the text.
+    pub tools: Option<ToolFormat>,
+    /// Of thoughts; none leaves them in the text.
+    pub reasoning: Option<ReasoningFormat>,
+}
+
+impl Formats {
+    /// What the operator says, or else what the chat template shows. A model whose template shows no format of tool calls is
+    /// told Hermes's.
+    pub fn new(template: Option<&ChatTemplate>, tools: Choice<ToolFormat>, reasoning: Choice<ReasoningFormat>) -> Self {
+        let source = template.map_or("", ChatTemplate::source);
+        Self {
+            tools: match tools {
+                Choice::Auto => Some(ToolFormat::of_template(source).unwrap_or(ToolFormat::Hermes)),
+                Choice::Off => None,
+                Choice::Is(format) => Some(format),
+            },
+            reasoning: match reasoning {
+                Choice::Auto => ReasoningFormat::of_template(source),
+                Choice::Off => None,
+                Choice::Is(format) => Some(format),
+            },
+        }
+    }
 }
 
 /// What a sampling field is worth when a request does not name it.
@@ -67,6 +99,8 @@ pub struct ServerConfig {
     /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word
     /// boundaries needs some hundred bytes for each of its own, and nobody knows beforehand.
     pub max_tokenizing_bytes: u64,
+    /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
+    pub grammar_bytes: u64,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -96,6 +130,7 @@ impl Default for ServerConfig {
             max_choices: 128,
             text_workers: 2,
             max_tokenizing_bytes: 64 << 20,
+            grammar_bytes: 48 << 20,
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),
@@ -136,6 +171,6 @@ impl ServerConfig {
         let in_flight = self.max_bytes_in_flight;
         // Values a template makes on its way to a prompt, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
-        connections + in_flight + templates + self.max_tokenizing_bytes
+        connections + in_flight + templates + self.max_tokenizing_bytes + self.grammar_bytes
     }
 }

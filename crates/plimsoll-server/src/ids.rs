@@ -22,6 +22,17 @@ impl Ids {
         format!("{prefix}-{:016x}{:016x}", self.next(), self.next())
     }
 
+    /// An id for a tool call: `call_…`, or nine characters where the model's template wants no more.
+    pub fn call(&self, short: bool) -> String {
+        if short {
+            let mut id = format!("{:016x}", self.next());
+            id.truncate(9);
+            id
+        } else {
+            format!("call_{:016x}{:08x}", self.next(), self.next() as u32)
+        }
+    }
+
     /// A client's cache salt as a number; never 0, which stands for no salt. Keyed, so that nobody can aim at a collision.
     pub fn salt(&self, text: &str) -> u64 {
         self.key.hash_one(text).max(1)

@@ -14,6 +14,7 @@ mod completions;
 mod config;
 mod error;
 mod fields;
+mod form;
 mod generation;
 mod health;
 mod ids;
@@ -31,6 +32,6 @@ mod sse;
 mod submit;
 mod tokenize;
 
-pub use config::{SamplingDefaults, Served, ServerConfig};
+pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
 pub use serve::{bind, serve};

@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::EngineHandle;
 use plimsoll_engine::report::{ComponentRow, LedgerReport};
+use plimsoll_grammar::Grammars;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -39,7 +40,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(engine: &EngineHandle, bytes: &Arc<ByteBudget>) -> Self {
+    pub fn new(engine: &EngineHandle, bytes: &Arc<ByteBudget>, grammars: &Arc<Grammars>) -> Self {
         let mut registry = Registry::default();
         engine.metrics().register(&mut registry);
         let (answers, refused_connections) = (Family::default(), Counter::default());
@@ -47,7 +48,12 @@ impl Metrics {
         let help = "Connections refused because too many were open";
         registry.register("plimsoll_http_connections_refused", help, refused_connections.clone());
         let connections = Arc::new(AtomicU64::new(0));
-        let gauges = Gauges { engine: engine.clone(), bytes: Arc::clone(bytes), connections: Arc::clone(&connections) };
+        let gauges = Gauges {
+            engine: engine.clone(),
+            bytes: Arc::clone(bytes),
+            grammars: Arc::clone(grammars),
+            connections: Arc::clone(&connections),
+        };
         registry.register_collector(Box::new(gauges));
         Self { registry, answers, connections, refused_connections }
     }
@@ -73,6 +79,7 @@ type Column = fn(&ComponentRow) -> u64;
 struct Gauges {
     engine: EngineHandle,
     bytes: Arc<ByteBudget>,
+    grammars: Arc<Grammars>,
     connections: Arc<AtomicU64>,
 }
 
@@ -107,10 +114,11 @@ impl Collector for Gauges {
 }
 
 impl Gauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 28] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 34] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
+        let grammars = self.grammars.usage();
         [
             ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
             ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
@@ -127,6 +135,12 @@ impl Gauges {
             ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
             ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(self.bytes.used())),
             ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(self.bytes.limit())),
+            ("plimsoll_grammar_bytes", "What constrained output holds", signed(grammars.used)),
+            ("plimsoll_grammar_limit_bytes", "Limit of the above", signed(grammars.limit)),
+            ("plimsoll_grammars", "Compiled grammars", signed(grammars.grammars)),
+            ("plimsoll_grammars_compiled", "Grammars compiled since start", signed(grammars.compiled)),
+            ("plimsoll_grammar_hits", "Requests that found their grammar compiled", signed(grammars.hits)),
+            ("plimsoll_grammars_evicted", "Grammars dropped to make room", signed(grammars.evicted)),
             ("plimsoll_http_connections", "Open connections", read(&self.connections)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),

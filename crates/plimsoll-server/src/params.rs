@@ -10,6 +10,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::Fields;
+use crate::form::Form;
 
 /// The shared fields, checked.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub(crate) struct Common {
     /// Whether the model's draft head, if it is on, may guess ahead for this request. The answer is the same either way.
     pub mtp: bool,
     pub cache_salt: u64,
+    /// The form that the output must have.
+    pub form: Option<Form>,
 }
 
 impl Common {
@@ -65,6 +68,7 @@ impl Common {
             tokens_as_ids: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
             mtp: fields.take("mtp")?.unwrap_or(true),
             cache_salt: cache_salt(fields, app)?,
+            form: Form::take(fields)?,
         };
         if common.prompt_logprobs.is_some() && stream {
             let message = "prompt_logprobs is not available with stream; ask without stream";
@@ -171,14 +175,8 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.only("include_stop_str_in_output", &["false"])?;
     fields.only("spaces_between_special_tokens", &["true"])?;
     fields.only("priority", &["0"])?;
-    if let Some(raw) = fields.raw("response_format") {
-        let mut format = Fields::of("response_format".into(), raw)?;
-        format.only("type", &["\"text\""])?;
-        format.finish()?;
-    }
-    let guided =
-        ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"];
-    fields.never(&guided, "constrained output is not available on this server")?;
+    let guided = ["structural_tag", "guided_decoding_backend", "guided_whitespace_pattern"];
+    fields.never(&guided, "use response_format, structured_outputs, or guided_json, _regex, _choice, _grammar")?;
     let logits = ["logits_processors", "bad_words", "allowed_token_ids", "vllm_xargs"];
     fields.never(&logits, "logits can be changed only through logit_bias and the penalties")?;
     fields.never(&["truncate_prompt_tokens"], "a prompt is never cut; shorten it")?;

@@ -1,5 +1,8 @@
 //! From a validated body to running engine requests: the one way for both APIs.
 
+use std::sync::Arc;
+
+use plimsoll_engine::constraint::Grammar;
 use plimsoll_engine::{Reader, Request};
 
 use crate::app::App;
@@ -27,6 +30,12 @@ pub(crate) struct Draft {
     pub default_max_tokens: Option<u32>,
     /// The field that holds the prompt, for errors.
     pub prompt_param: &'static str,
+    /// Special tokens whose text is needed to read the reply.
+    pub kept_special_ids: Vec<u32>,
+    /// The form that replies must have.
+    pub grammar: Option<Arc<dyn Grammar>>,
+    /// Bytes that reading one reply may hold back.
+    pub reading_bytes: u64,
     /// The share of the byte budget that the prompts hold until the answer is complete.
     pub kept: Option<Held>,
 }
@@ -35,7 +44,7 @@ pub(crate) struct Draft {
 pub(crate) struct Started {
     /// One reader per choice: all choices of the first prompt, then those of the second.
     pub readers: Vec<Reader>,
-    /// The share of the byte budget that a whole (unstreamed) answer may need.
+    /// The share of the byte budget that the answer may need before it is sent.
     pub held: Option<Held>,
 }
 
@@ -86,6 +95,8 @@ impl Draft {
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             skip_special_tokens: common.skip_special_tokens,
+            kept_special_ids: self.kept_special_ids.clone(),
+            grammar: self.grammar.clone(),
             speculate: common.mtp,
             cache_salt: common.cache_salt,
         }
@@ -118,12 +129,13 @@ impl Draft {
         error
     }
 
-    /// A whole answer is held in memory until the client has taken it; a stream never is.
+    /// A whole answer is held in memory until the client has taken it; of a stream, what its readers hold back.
     fn hold_answer(&self, app: &App) -> ApiResult<Option<Held>> {
+        let choices = self.prompts.len() as u64 * u64::from(self.common.n);
+        let mut bytes = choices * self.reading_bytes;
         if self.common.stream {
-            return Ok(None);
+            return if bytes > 0 { app.bytes.hold(bytes).map(Some) } else { Ok(None) };
         }
-        let mut bytes = 0u64;
         for prompt in &self.prompts {
             let output = u64::from(self.max_tokens(app, prompt)?);
             let generated = output * (ANSWER_BYTES_PER_TOKEN + alternatives(self.logprobs));

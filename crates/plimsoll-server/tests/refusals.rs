@@ -81,8 +81,19 @@ fn what_would_have_no_effect_is_refused() {
         json!({"temprature": 1}),
         json!({"messages": []}),
         json!({"suffix": "x"}),
-        json!({"guided_json": {}}),
-        json!({"structured_outputs": {"json": {}}}),
+        json!({"guided_json": "{"}),
+        json!({"guided_json": 5}),
+        json!({"guided_json": {"type": "colour"}}),
+        json!({"guided_regex": "("}),
+        json!({"guided_choice": []}),
+        json!({"guided_choice": [""]}),
+        json!({"guided_grammar": "start: nothing"}),
+        json!({"guided_grammar": format!("start: \"{}\"", "x".repeat(200_000))}),
+        json!({"guided_decoding_backend": "xgrammar"}),
+        json!({"structured_outputs": {}}),
+        json!({"structured_outputs": {"json": {}, "regex": "a"}}),
+        json!({"thinking_token_budget": 5}),
+        json!({"response_format": {"type": "xml"}}),
         json!({"bad_words": ["x"]}),
         json!({"allowed_token_ids": [1]}),
         json!({"truncate_prompt_tokens": 5}),
@@ -95,9 +106,20 @@ fn what_would_have_no_effect_is_refused() {
         json!({"tools": []}),
     ] {
         let error = refused(&server, &change);
-        assert_eq!(error["param"].as_str(), change.as_object().unwrap().keys().next().map(String::as_str), "{error}");
+        let param = error["param"].as_str().unwrap().split('.').next().unwrap();
+        assert_eq!(param, change.as_object().unwrap().keys().next().unwrap(), "{error}");
     }
-    assert_eq!(refused(&server, &json!({"response_format": {"type": "json_object"}}))["param"], "response_format.type");
+    let twice = json!({"response_format": {"type": "json_object"}, "guided_regex": "a"});
+    assert_eq!(refused(&server, &twice)["param"], "guided_regex");
+    for (format, param) in [
+        (json!({"type": "json_schema"}), "response_format.json_schema"),
+        (json!({"type": "json_schema", "json_schema": {"name": "x"}}), "response_format.json_schema.schema"),
+        (json!({"type": "json_schema", "json_schema": {"schema": {}}}), "response_format.json_schema.name"),
+        (json!({"type": "text", "json_schema": {"name": "x"}}), "response_format.json_schema"),
+        (json!({"type": "text", "colour": 1}), "response_format.colour"),
+    ] {
+        assert_eq!(refused(&server, &json!({"response_format": format}))["param"], param);
+    }
     let chat = |change: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
         for (key, value) in change.as_object().unwrap() {
@@ -106,6 +128,21 @@ fn what_would_have_no_effect_is_refused() {
         server.post("/v1/chat/completions", &body).error(400)["param"].clone()
     };
     assert_eq!(chat(json!({"tool_choice": "required"})), "tool_choice");
+    assert_eq!(chat(json!({"tool_choice": "some"})), "tool_choice");
+    let named = json!({"type": "function", "function": {"name": "g"}});
+    assert_eq!(chat(json!({"tool_choice": named})), "tool_choice.function.name");
+    assert_eq!(chat(json!({"tool_choice": {"type": "allowed_tools"}})), "tool_choice.type");
+    assert_eq!(chat(json!({"enable_thinking": 1})), "enable_thinking");
+    let twice = json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}});
+    assert_eq!(chat(twice), "enable_thinking");
+    assert_eq!(chat(json!({"include_reasoning": "yes"})), "include_reasoning");
+    assert_eq!(chat(json!({"thinking_token_budget": 5})), "thinking_token_budget");
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let form = json!({"type": "json_object"});
+    assert_eq!(chat(json!({"tools": tools, "response_format": form})), "response_format");
+    assert_eq!(chat(json!({"tools": tools, "tool_choice": "required", "response_format": form})), "response_format");
+    let odd = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "colour"}}}]);
+    assert_eq!(chat(json!({"tools": odd, "tool_choice": "required"})), "tools");
     assert_eq!(chat(json!({"top_logprobs": 2})), "top_logprobs");
     assert_eq!(chat(json!({"logprobs": 2})), "logprobs");
     assert_eq!(chat(json!({"modalities": ["audio"]})), "modalities");
@@ -115,8 +152,23 @@ fn what_would_have_no_effect_is_refused() {
     assert_eq!(chat(json!({"continue_final_message": true})), "continue_final_message");
     assert_eq!(chat(json!({"prompt": "x"})), "prompt");
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    assert_eq!(chat(json!({"tools": tools, "parallel_tool_calls": false})), "parallel_tool_calls");
-    assert_eq!(chat(json!({"tools": [{"type": "spell"}]})), "tools[0]");
+    assert_eq!(chat(json!({"tools": tools, "parallel_tool_calls": 1})), "parallel_tool_calls");
+    assert_eq!(chat(json!({"tools": [tools[0], tools[0]]})), "tools[1]");
+    assert_eq!(chat(json!({"tools": [{"type": "spell"}]})), "tools[0].type");
+    assert_eq!(chat(json!({"tools": [{"type": "function"}]})), "tools[0].function");
+    assert_eq!(chat(json!({"tools": [{"type": "function", "function": {}}]})), "tools[0].function.name");
+    let tool = |key: &str, value: Value| {
+        let mut tool = json!({"type": "function", "function": {"name": "f"}});
+        tool["function"][key] = value;
+        json!({"tools": [tool]})
+    };
+    assert_eq!(chat(tool("name", json!("a b"))), "tools[0].function.name");
+    assert_eq!(chat(tool("parameters", json!("x"))), "tools[0].function.parameters");
+    assert_eq!(chat(tool("strict", json!("x"))), "tools[0].function.strict");
+    assert_eq!(chat(tool("colour", json!("x"))), "tools[0].function.colour");
+    let many: Vec<Value> =
+        (0..129).map(|i| json!({"type": "function", "function": {"name": format!("f{i}")}})).collect();
+    assert_eq!(chat(json!({"tools": many})), "tools");
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }
 

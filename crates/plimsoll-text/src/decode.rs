@@ -29,6 +29,8 @@ pub(crate) enum Opening {
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     skip_special: bool,
+    /// Special tokens that leave text all the same.
+    kept: Vec<u32>,
     /// Nothing has been written yet, so the vocabulary's rule for the first token still applies.
     opening: bool,
     waiting: Waiting,
@@ -38,13 +40,18 @@ impl Detokenizer {
     /// A detokenizer for a text that begins with the first token pushed: exactly what [`Tokenizer::decode`] does. With
     /// `skip_special`, special tokens leave no text.
     pub fn new(skip_special: bool) -> Self {
-        Self { skip_special, opening: true, waiting: Waiting::default() }
+        Self { skip_special, kept: Vec::new(), opening: true, waiting: Waiting::default() }
     }
 
     /// A detokenizer for a text that continues another one, such as the answer to a prompt: the leading space of the
     /// first token, if it has one, separates it from the prompt and stays.
     pub fn continuing(skip_special: bool) -> Self {
         Self { opening: false, ..Self::new(skip_special) }
+    }
+
+    /// The same, with special tokens that leave their text whatever `skip_special` says: markers that somebody downstream reads.
+    pub fn keeping(self, kept: Vec<u32>) -> Self {
+        Self { kept, ..self }
     }
 
     /// Appends to `out` the text that `id` completes. At most three bytes of an unfinished character stay behind.
@@ -57,7 +64,7 @@ impl Detokenizer {
     pub(crate) fn push_from(&mut self, table: &TokenTable, rule: Opening, id: u32, out: &mut String) {
         match table.kind(id) {
             Kind::Hole => return,
-            Kind::Special if self.skip_special => return,
+            Kind::Special if self.skip_special && !self.kept.contains(&id) => return,
             Kind::Special | Kind::Text => {}
         }
         let text = table.text(id);

@@ -8,6 +8,7 @@ use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
 use plimsoll_engine::Options;
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
+use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_server::ServerConfig;
 
 /// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
@@ -70,6 +71,12 @@ pub struct ServeArgs {
     /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
     #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
     pub log_ledger_every: u64,
+    /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, glm45, functiongemma, gemma4, openai.
+    #[arg(long, alias = "tool_call_parser", default_value = "auto")]
+    pub tool_call_parser: Choice<ToolFormat>,
+    /// How the model writes its thoughts: auto (as its chat template shows), none, think, mistral, seed_oss, gemma4, openai.
+    #[arg(long, alias = "reasoning_parser", default_value = "auto")]
+    pub reasoning_parser: Choice<ReasoningFormat>,
     /// Seconds that running requests have to finish after SIGTERM.
     #[arg(long, default_value_t = 30)]
     pub drain_seconds: u64,
@@ -137,6 +144,9 @@ pub struct HttpArgs {
     /// Open connections at most.
     #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
+    /// Bytes that constrained output (JSON schemas, regular expressions, forced tool calls) may take; 0 switches it off.
+    #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
+    pub grammar_bytes: u64,
 }
 
 impl HttpArgs {
@@ -145,6 +155,7 @@ impl HttpArgs {
         ServerConfig {
             max_body_bytes: self.max_body_bytes,
             max_connections: self.max_connections,
+            grammar_bytes: self.grammar_bytes,
             ..ServerConfig::default()
         }
     }

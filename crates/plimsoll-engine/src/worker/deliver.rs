@@ -109,11 +109,13 @@ impl<R: Runner> Worker<R> {
             self.raw.clear();
             self.raw.extend_from_slice(logits);
         }
-        let (work, chooser) = (&seq.work, &mut Chooser { sampler: &mut self.sampler, eos: &self.eos });
+        let (work, chooser) = (&mut seq.work, &mut Chooser { sampler: &mut self.sampler, eos: &self.eos });
         let token = match draft.filter(|_| self.optimistic) {
             Some(token) => token,
             None => {
-                let chosen = chooser.choose(logits, &work.request, &work.counts, work.generated, seq.tokens.len());
+                let (generated, position) = (work.generated, seq.tokens.len());
+                let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()?.flatten();
+                let chosen = chooser.choose(logits, &work.request, &work.counts, generated, position, allowed);
                 chosen.map_err(|error| error.to_string())?
             }
         };
@@ -137,7 +139,7 @@ pub(super) struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    /// The token at `position`, of which the request's output has `generated` before it.
+    /// The token at `position`, of which the request's output has `generated` before it; only `allowed` ones, if given.
     pub fn choose(
         &mut self,
         logits: &mut [f32],
@@ -145,6 +147,7 @@ impl Chooser<'_> {
         counts: &TokenCounts,
         generated: u32,
         position: usize,
+        allowed: Option<&[u32]>,
     ) -> Result<u32, SampleError> {
         if generated < request.min_tokens {
             for id in self.eos.iter().chain(&request.stop_token_ids) {
@@ -152,7 +155,7 @@ impl Chooser<'_> {
             }
         }
         faults::site(Site::Sampler);
-        Ok(self.sampler.sample(logits, &request.sampling, counts, position as u64, None)?.token)
+        Ok(self.sampler.sample(logits, &request.sampling, counts, position as u64, allowed)?.token)
     }
 }
 

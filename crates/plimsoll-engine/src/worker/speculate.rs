@@ -144,7 +144,9 @@ impl<R: Runner> Worker<R> {
         let (work, ahead) = (&mut seq.work, seq.drafts.len());
         let mut chooser = Chooser { sampler: &mut self.sampler, eos: &self.eos };
         let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
-        let Ok(token) = chooser.choose(logits, &work.request, &work.counts, generated, position) else { return false };
+        let Ok(token) = chooser.choose(logits, &work.request, &work.counts, generated, position, None) else {
+            return false;
+        };
         if work.request.sampling.needs_counts() {
             work.counts.add_output(token).expect("room for every token of the answer");
         }

@@ -65,6 +65,8 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         skip_special_tokens: true,
+        kept_special_ids: Vec::new(),
+        grammar: None,
         speculate: true,
         cache_salt: 0,
     }

@@ -5,6 +5,8 @@ use plimsoll_text::TextError;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::adapt;
+use super::tools::ToolUse;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, check_nodes};
@@ -14,7 +16,7 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// The fields of a body that make up a conversation; shared with `/tokenize`.
 pub(crate) struct Conversation {
     messages: Value,
-    tools: Option<Value>,
+    pub tools: Option<ToolUse>,
     add_generation_prompt: bool,
     extra: Map<String, Value>,
 }
@@ -24,7 +26,7 @@ impl Conversation {
     pub fn take(fields: &mut Fields<'_>) -> ApiResult<Self> {
         let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
         let messages = messages(raw)?;
-        let tools = tools(fields)?;
+        let tools = ToolUse::take(fields)?;
         let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
         fields.only("continue_final_message", &["false"])?;
         let mut extra = match fields.json("chat_template_kwargs")? {
@@ -40,6 +42,17 @@ impl Conversation {
                 return Err(ApiError::invalid("chat_template_kwargs", message));
             }
         }
+        for name in ["enable_thinking", "reasoning_effort"] {
+            let Some(value) = fields.json(name)? else { continue };
+            let fits = if name == "enable_thinking" { value.is_boolean() } else { value.is_string() };
+            if !fits {
+                return Err(ApiError::invalid(name, format!("{name} has the wrong type")));
+            }
+            if extra.insert(name.into(), value.clone()).is_some_and(|other| other != value) {
+                let message = format!("{name} and chat_template_kwargs.{name} contradict each other");
+                return Err(ApiError::invalid(name, message));
+            }
+        }
         if let Some(documents) = fields.json("documents")? {
             extra.insert("documents".into(), documents);
         }
@@ -47,19 +60,43 @@ impl Conversation {
         Ok(Self { messages, tools, add_generation_prompt, extra })
     }
 
-    /// Renders and tokenizes. Runs on a text worker.
-    pub fn tokens(&self, app: &App, add_special: bool) -> ApiResult<Vec<u32>> {
+    /// Whether the client wants no thoughts.
+    pub fn thinking_off(&self) -> bool {
+        ["enable_thinking", "thinking"].iter().any(|name| self.extra.get(*name) == Some(&Value::Bool(false)))
+    }
+
+    /// Whether the prompt ends where the assistant begins.
+    pub fn ends_open(&self) -> bool {
+        self.add_generation_prompt
+    }
+
+    /// The prompt. Runs on a text worker.
+    pub fn render(&self, app: &App) -> ApiResult<String> {
         let template = app.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported("messages", "the served model has no chat template; use /v1/completions")
         })?;
+        if self.extra.contains_key("reasoning_effort") && !template.source().contains("reasoning_effort") {
+            let message = "reasoning_effort has no effect: the served model's chat template does not know it";
+            return Err(ApiError::unsupported("reasoning_effort", message));
+        }
         faults::site(Site::Template);
-        let rendered = template.render(&self.messages, self.tools.as_ref(), self.add_generation_prompt, &self.extra);
+        let tools = self.tools.as_ref().map(|tools| &tools.list);
+        let rendered = if template.knows_tools() {
+            template.render(&self.messages, tools, self.add_generation_prompt, &self.extra)
+        } else {
+            let messages = adapt::without_tools(&self.messages, tools);
+            template.render(&messages, None, self.add_generation_prompt, &self.extra)
+        };
         // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
-        let text = rendered.map_err(|error| match error {
+        rendered.map_err(|error| match error {
             TextError::Panicked(_) => ApiError::internal(error.to_string()),
             _ => ApiError::invalid("messages", error.to_string()),
-        })?;
-        app.encode("messages", &text, add_special)
+        })
+    }
+
+    /// The prompt as ids. Runs on a text worker.
+    pub fn tokens(&self, app: &App, add_special: bool) -> ApiResult<Vec<u32>> {
+        app.encode("messages", &self.render(app)?, add_special)
     }
 }
 
@@ -97,6 +134,10 @@ fn message(mut fields: Fields<'_>) -> ApiResult<Value> {
         if let Some(text) = fields.take::<String>(name)? {
             message.insert(name.into(), text.into());
         }
+    }
+    // The same under the name that newer servers give it; templates know the older one.
+    if let Some(text) = fields.take::<String>("reasoning")? {
+        message.entry("reasoning_content").or_insert_with(|| text.into());
     }
     // What servers put into answers and clients send back unchanged: empty, these say nothing.
     for name in ["refusal", "annotations", "audio", "function_call"] {
@@ -145,6 +186,10 @@ fn tool_calls(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
         return Ok(None);
     }
     for call in list {
+        if let Some(call) = call.as_object_mut() {
+            // What streams carry and templates do not know.
+            call.remove("index");
+        }
         let Some(arguments) = call.pointer_mut("/function/arguments") else {
             return Err(ApiError::invalid(&param, format!("{param}: a call has no function.arguments")));
         };
@@ -156,37 +201,4 @@ fn tool_calls(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
         }
     }
     Ok(Some(calls))
-}
-
-/// Tools for the template. The model's calls come back as text: nothing here parses them, so they cannot be forced.
-fn tools(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
-    let tools = fields.json("tools")?;
-    let choice = fields.take::<Value>("tool_choice")?;
-    let parallel = fields.take::<bool>("parallel_tool_calls")?;
-    fields.never(&["functions", "function_call"], "use tools")?;
-    let tools = match tools {
-        Some(Value::Array(list)) if list.is_empty() => None,
-        Some(Value::Array(list)) => Some(list),
-        Some(_) => return Err(ApiError::invalid("tools", "tools must be a list")),
-        None => None,
-    };
-    for (i, tool) in tools.iter().flatten().enumerate() {
-        let named = tool.pointer("/function/name").is_some_and(Value::is_string);
-        if tool.get("type").and_then(Value::as_str) != Some("function") || !named {
-            let param = format!("tools[{i}]");
-            return Err(ApiError::invalid(&param, format!("{param} must be a function with a name")));
-        }
-    }
-    match choice.as_ref().map(|choice| choice.as_str()) {
-        // The tools are kept from the model: it then calls none.
-        Some(Some("none")) => return Ok(None),
-        None | Some(Some("auto")) => {}
-        _ => {
-            return Err(ApiError::unsupported("tool_choice", "tool_choice is supported only as auto or none"));
-        }
-    }
-    if parallel == Some(false) && tools.is_some() {
-        return Err(ApiError::unsupported("parallel_tool_calls", "parallel_tool_calls cannot be switched off here"));
-    }
-    Ok(tools.map(Value::Array))
 }

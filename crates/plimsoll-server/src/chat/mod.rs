@@ -1,9 +1,13 @@
 //! `POST /v1/chat/completions`: messages in, a message out.
 
+mod adapt;
+mod forced;
 pub(crate) mod messages;
+mod reading;
 mod request;
 mod respond;
 mod shape;
+mod tools;
 
 use std::sync::Arc;
 
@@ -22,21 +26,21 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
     let worker = Arc::clone(&app);
-    let draft = app.on_text_worker(move || {
-        let mut draft = request::parse(&body.bytes, &worker)?;
-        draft.kept = Some(body.keep(draft.prompt_bytes()));
-        Ok(draft)
+    let asked = app.on_text_worker(move || {
+        let mut asked = request::parse(&body.bytes, &worker)?;
+        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes()));
+        Ok(asked)
     });
-    let draft = draft.await?;
+    let asked = asked.await?;
     let id = app.ids.request("chatcmpl");
-    let mut started = draft.start(&app, &id)?;
+    let mut started = asked.draft.start(&app, &id)?;
     let choices = started.readers.len();
-    let mut generation = Generation::new(&app, &id, "chat", &draft, &mut started);
-    let context = respond::Context::new(&app, id, draft);
+    let mut generation = Generation::new(&app, &id, "chat", &asked.draft, &mut started);
+    let context = respond::Context::new(&app, id, asked);
     if context.draft.common.stream {
         let keep_alive = app.config.keep_alive;
-        return Ok(sse::response(generation, shape::Stream::new(context, choices), keep_alive));
+        return Ok(sse::response(generation, shape::Stream::new(context, choices, started.held), keep_alive));
     }
     let collected = collect(&mut generation, choices).await?;
-    Ok(respond::whole(&context, &collected, generation.usage(), started.held))
+    Ok(respond::whole(&context, collected, generation.usage(), started.held))
 }

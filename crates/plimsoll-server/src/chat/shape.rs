@@ -3,16 +3,20 @@
 use plimsoll_engine::Delta;
 use serde::Serialize;
 
+use super::reading::{Part, Reading};
 use super::respond::Context;
-use crate::choices::{finish_name, ids};
+use crate::choices::ids;
 use crate::generation::Usage;
+use crate::limits::Held;
 use crate::logprobs::ChatLogprobs;
 use crate::sse::{Events, Shape};
 
 /// The stream's state.
 pub(crate) struct Stream {
     context: Context,
-    choices: usize,
+    choices: Vec<Reading>,
+    /// What the readings may hold back.
+    _held: Option<Held>,
 }
 
 #[derive(Serialize)]
@@ -47,11 +51,52 @@ struct Piece<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[Call<'a>; 1]>,
+}
+
+/// A piece of a call: its head, or more of its arguments.
+#[derive(Serialize)]
+struct Call<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: Function<'a>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+impl<'a> Piece<'a> {
+    fn of(part: &'a Part) -> Self {
+        let call = |index: usize, id: Option<&'a str>, name: Option<&'a str>, arguments: &'a str| {
+            let kind = name.map(|_| "function");
+            let call = Call { index, id, kind, function: Function { name, arguments } };
+            Self { tool_calls: Some([call]), ..Self::default() }
+        };
+        match part {
+            Part::Content(text) => Self { content: Some(text), ..Self::default() },
+            Part::Reasoning(text) => Self { reasoning_content: Some(text), reasoning: Some(text), ..Self::default() },
+            Part::Call { index, id, name } => call(*index, Some(id), Some(name), ""),
+            Part::Arguments { index, text } => call(*index, None, None, text),
+        }
+    }
 }
 
 impl Stream {
-    pub fn new(context: Context, choices: usize) -> Self {
-        Self { context, choices }
+    pub fn new(context: Context, choices: usize, held: Option<Held>) -> Self {
+        let choices = std::iter::repeat_with(|| Reading::new(&context.rules)).take(choices).collect();
+        Self { context, choices, _held: held }
     }
 
     fn send(&self, choices: &[Choice<'_>], usage: Option<Option<Usage>>, first: bool, out: &mut Events) {
@@ -77,28 +122,37 @@ impl Stream {
 
 impl Shape for Stream {
     fn open(&mut self, out: &mut Events) {
-        for index in 0..self.choices {
-            let delta = Piece { role: Some("assistant"), content: Some("") };
+        for index in 0..self.choices.len() {
+            let delta = Piece { role: Some("assistant"), content: Some(""), ..Piece::default() };
             self.send(&[Choice { index, delta, ..Choice::default() }], self.usage(None), index == 0, out);
         }
     }
 
     fn delta(&mut self, index: usize, delta: Delta, usage: Usage, out: &mut Events) {
+        let parts = self.choices[index].read(delta.text, delta.finish.is_some(), &self.context.app.ids);
         let draft = &self.context.draft;
         let return_ids = draft.common.return_token_ids;
-        let reports_tokens = (draft.logprobs.is_some() || return_ids) && !delta.tokens.is_empty();
-        if !delta.text.is_empty() || reports_tokens {
+        let mut reports_tokens = (draft.logprobs.is_some() || return_ids) && !delta.tokens.is_empty();
+        let nothing = Part::Content(String::new());
+        let shown = if parts.is_empty() && reports_tokens { std::slice::from_ref(&nothing) } else { &parts[..] };
+        for part in shown {
+            // All tokens of the delta go with its first piece.
+            let reports = std::mem::take(&mut reports_tokens);
             let choice = Choice {
                 index,
-                delta: Piece { role: None, content: Some(&delta.text) },
-                logprobs: draft.logprobs.map(|_| ChatLogprobs::new(self.context.spelling(), &delta.tokens)),
-                token_ids: return_ids.then(|| ids(&delta.tokens)),
+                delta: Piece::of(part),
+                logprobs: draft
+                    .logprobs
+                    .filter(|_| reports)
+                    .map(|_| ChatLogprobs::new(self.context.spelling(), &delta.tokens)),
+                token_ids: (return_ids && reports).then(|| ids(&delta.tokens)),
                 ..Choice::default()
             };
             self.send(&[choice], self.usage(Some(usage)), false, out);
         }
         if let Some(reason) = delta.finish {
-            let (finish_reason, stop_reason) = (Some(finish_name(reason)), delta.stop_reason.as_deref());
+            let finish_reason = Some(self.choices[index].finish_name(reason));
+            let stop_reason = delta.stop_reason.as_deref();
             let choice = Choice { index, finish_reason, stop_reason, ..Choice::default() };
             self.send(&[choice], self.usage(Some(usage)), false, out);
         }

@@ -33,12 +33,16 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
     // An echo with log-probabilities reports the prompt's too; an echo alone computes the prompt and reports nothing.
     let echoed = echo && (logprobs.is_some() || common.max_tokens == Some(0));
     let prompt_logprobs = common.prompt_logprobs.or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
+    let grammar = common.form.as_ref().map(|form| form.grammar(app, "", None)).transpose()?;
     let draft = Draft {
         prompts: prompts(input, app, add_special, echo)?,
         logprobs,
         prompt_logprobs,
         default_max_tokens: Some(app.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         prompt_param: "prompt",
+        kept_special_ids: Vec::new(),
+        grammar,
+        reading_bytes: 0,
         kept: None,
         common,
     };

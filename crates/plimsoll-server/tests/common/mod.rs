@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use plimsoll_engine::testing::{Observed, Script, Scripted, limits, scripted};
 use plimsoll_engine::{EngineHandle, Limits, Request};
-use plimsoll_server::{SamplingDefaults, Served, ServerConfig, bind, serve};
+use plimsoll_reply::Choice;
+use plimsoll_server::{Formats, SamplingDefaults, Served, ServerConfig, bind, serve};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -80,12 +81,25 @@ impl Server {
     }
 
     pub fn with(config: ServerConfig, limits: Limits, script: impl FnMut(&Request) -> Script + Send + 'static) -> Self {
+        Self::over(TEMPLATE, config, limits, script)
+    }
+
+    /// A server whose model has this chat template.
+    pub fn over(
+        template: &str,
+        config: ServerConfig,
+        limits: Limits,
+        script: impl FnMut(&Request) -> Script + Send + 'static,
+    ) -> Self {
         let Scripted { handle, observed } = scripted(limits, script);
         handle.set_stall_limit(Duration::from_millis(400));
+        let template = Arc::new(ChatTemplate::new(template, "", "<|im_end|>").unwrap());
+        let formats = Formats::new(Some(&template), Choice::Auto, Choice::Auto);
         let served = Served {
             engine: handle.clone(),
             tokenizer: Arc::new(tokenizer()),
-            template: Some(Arc::new(ChatTemplate::new(TEMPLATE, "", "<|im_end|>").unwrap())),
+            formats,
+            template: Some(template),
             names: vec!["tiny".into(), "org/tiny-alias".into()],
             created_s: 1_700_000_000,
             default_max_tokens: None,

@@ -83,6 +83,16 @@ impl ChatTemplate {
         self
     }
 
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether the template shows tools to its model.
+    pub fn knows_tools(&self) -> bool {
+        self.source.contains("tools")
+    }
+
     /// The prompt for `messages`.
     ///
     /// The template sees `messages`, `tools` (none if absent), `documents` (none unless in `extra`), `add_generation_prompt`,

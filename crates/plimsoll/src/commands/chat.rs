@@ -72,6 +72,8 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         logprobs: None,
         prompt_logprobs: None,
         skip_special_tokens: true,
+        kept_special_ids: Vec::new(),
+        grammar: None,
         speculate: true,
         cache_salt: 0,
     };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use plimsoll_engine::Options;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{Formats, SamplingDefaults, Served, ServerConfig};
 
 use crate::args::{ServeArgs, default_name};
 
@@ -28,6 +28,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let served = Served {
         engine: engine.clone(),
         tokenizer: model.tokenizer,
+        formats: Formats::new(model.template.as_deref(), args.tool_call_parser, args.reasoning_parser),
         template: model.template,
         names,
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),

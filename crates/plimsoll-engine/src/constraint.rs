@@ -1,0 +1,38 @@
+//! Constraints: output that must have a form. The engine asks which tokens may come next, tells which one came, and ends
+//! the output when nothing can follow. What a form is, is not known here.
+
+use std::fmt::Debug;
+
+/// A form that any number of requests may be held to.
+pub trait Grammar: Debug + Send + Sync {
+    /// Begins one output. Called where a request is submitted, not on the engine thread.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words for the client.
+    fn begin(&self) -> Result<Box<dyn Constraint>, String>;
+
+    /// Bytes on the host that an output of so many tokens takes at most.
+    fn bytes_max(&self, max_tokens: u32) -> u64;
+}
+
+/// One output on its way.
+pub trait Constraint: Send {
+    /// The tokens that may come next as a bit mask, 32 a word, token 0 in the lowest bit of the first; those that end output
+    /// are among them where it may end. None for any.
+    ///
+    /// # Errors
+    ///
+    /// Why the output cannot go on, in words for the client.
+    fn allowed(&mut self) -> Result<Option<&[u32]>, String>;
+
+    /// Takes the next token, which was allowed and did not end the output.
+    ///
+    /// # Errors
+    ///
+    /// Why the output cannot go on, in words for the client.
+    fn accept(&mut self, token: u32) -> Result<(), String>;
+
+    /// Whether nothing can follow: the output ends here.
+    fn complete(&self) -> bool;
+}

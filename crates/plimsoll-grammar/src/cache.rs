@@ -1,0 +1,292 @@
+//! Compiled grammars, shared by the requests that use them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use llguidance::api::ParserLimits;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, TokenParser};
+use plimsoll_text::Tokenizer;
+use thiserror::Error;
+
+use crate::budget::{Budget, Share, Usage};
+use crate::guide::Job;
+use crate::source::{SOURCE_BYTES_MAX, Source};
+
+/// Why there is no grammar.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum GrammarError {
+    /// The grammar cannot be served, whoever asks when.
+    #[error("{0}")]
+    Invalid(String),
+    /// Not now: the budget is taken by grammars in use.
+    #[error("all {0} bytes for grammars (--grammar-bytes) are in use; try again later")]
+    Full(u64),
+}
+
+/// What grammars are compiled for.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Ids to text.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Logits of a row; ids beyond the tokenizer's are never allowed.
+    pub vocab: usize,
+    /// The tokens that end output.
+    pub ends: Vec<u32>,
+    /// Special tokens that grammars may spell as text: the markers of calls.
+    pub spelled: Vec<u32>,
+    /// Bytes for everything; 0 switches constrained output off.
+    pub bytes: u64,
+}
+
+/// The tries' share of the budget: three of them, whose nodes take 8 bytes in lists that grow by doubling, and each token's
+/// text and place. Measured: 13.7 MB for 50,000 words of random letters, of which this makes 16.1.
+const TRIE_BYTES_PER_NODE: u64 = 48;
+const TRIE_BYTES_PER_BYTE: u64 = 6;
+const TRIE_BYTES_PER_TOKEN: u64 = 64;
+const TRIE_BYTES_FIXED: u64 = 1 << 20;
+
+/// The tokens that are decided together: those that may stand inside a JSON string. More such slices would save a part of a
+/// millisecond a mask, which nobody waits for, and take a trie each.
+const SLICE: &str = r#"[^"\\\x00-\x1F\x7F]{1,30}"#;
+
+/// A compiled grammar's share besides its automaton, per byte of its text.
+const BYTES_PER_SOURCE_BYTE: u64 = 64;
+const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
+
+/// The served vocabulary's grammars.
+pub struct Grammars {
+    settings: Settings,
+    budget: Arc<Budget>,
+    base: OnceLock<Result<Base, GrammarError>>,
+    entries: Mutex<Vec<Entry>>,
+    clock: AtomicU64,
+    compiled: AtomicU64,
+    hits: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// What all grammars share: made when the first is asked for.
+struct Base {
+    factory: ParserFactory,
+    jobs: Sender<Job>,
+    _share: Share,
+}
+
+struct Entry {
+    key: String,
+    compiled: Arc<Compiled>,
+    used: u64,
+}
+
+/// A compiled grammar.
+pub(crate) struct Compiled {
+    /// Before its first token; walkers are clones that share its automaton.
+    pub start: Mutex<TokenParser>,
+    pub first_mask: SimpleVob,
+    pub jobs: Sender<Job>,
+    share: Mutex<Share>,
+    fixed_bytes: u64,
+}
+
+impl Grammars {
+    /// A cache for one vocabulary. Nothing is built before the first grammar is asked for.
+    pub fn new(settings: Settings) -> Arc<Self> {
+        Arc::new(Self {
+            budget: Budget::new(settings.bytes),
+            settings,
+            base: OnceLock::new(),
+            entries: Mutex::default(),
+            clock: AtomicU64::new(0),
+            compiled: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        })
+    }
+
+    /// What the budget holds.
+    pub fn usage(&self) -> Usage {
+        let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Usage {
+            used: self.budget.used(),
+            limit: self.budget.limit(),
+            grammars: self.entries().len() as u64,
+            compiled: load(&self.compiled),
+            hits: load(&self.hits),
+            evicted: load(&self.evicted),
+        }
+    }
+
+    /// What this cache was made for.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+        // A list of whole entries, whoever panicked.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The compiled grammar, from the cache or anew; `prefix` is fixed text before it. Takes milliseconds, for large schemas
+    /// more: not for an event loop.
+    pub(crate) fn compiled(&self, source: &Source, prefix: &str) -> Result<Arc<Compiled>, GrammarError> {
+        let key = source.key(prefix);
+        if key.len() > SOURCE_BYTES_MAX {
+            let message = format!("the grammar has {} bytes, more than the limit of {SOURCE_BYTES_MAX}", key.len());
+            return Err(GrammarError::Invalid(message));
+        }
+        let now = self.clock.fetch_add(1, Ordering::Relaxed);
+        if let Some(entry) = self.entries().iter_mut().find(|entry| entry.key == key) {
+            entry.used = now;
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(Arc::clone(&entry.compiled));
+        }
+        let base = self.base.get_or_init(|| Base::new(&self.settings, &self.budget)).as_ref().map_err(Clone::clone)?;
+        let grammar = source.grammar(prefix).map_err(GrammarError::Invalid)?;
+        let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * key.len() as u64;
+        let mut share = self.room(fixed_bytes)?;
+        let built = catch_unwind(AssertUnwindSafe(|| {
+            let mut parser = base.factory.create_parser(grammar)?;
+            parser.start_without_prompt();
+            let mask = parser.compute_mask()?;
+            Ok::<_, anyhow::Error>((parser, mask))
+        }));
+        let (start, first_mask) = match built {
+            Ok(Ok(built)) => built,
+            Ok(Err(error)) => return Err(GrammarError::Invalid(reason(&error.to_string()))),
+            Err(_) => return Err(GrammarError::Invalid("the grammar could not be compiled".into())),
+        };
+        if first_mask.is_zero() {
+            return Err(GrammarError::Invalid("the grammar allows no output".into()));
+        }
+        while !share.grow_to(fixed_bytes + automaton_bytes(&start)) {
+            if !self.evict_one() {
+                return Err(GrammarError::Full(self.budget.limit()));
+            }
+        }
+        let (start, share) = (Mutex::new(start), Mutex::new(share));
+        let compiled = Arc::new(Compiled { start, first_mask, jobs: base.jobs.clone(), share, fixed_bytes });
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        self.entries().push(Entry { key, compiled: Arc::clone(&compiled), used: now });
+        Ok(compiled)
+    }
+
+    fn room(&self, bytes: u64) -> Result<Share, GrammarError> {
+        loop {
+            if let Some(share) = self.budget.take(bytes) {
+                return Ok(share);
+            }
+            if !self.evict_one() {
+                return Err(GrammarError::Full(self.budget.limit()));
+            }
+        }
+    }
+
+    /// Drops the grammar that has been idle longest. False if all are in use.
+    pub(crate) fn evict_one(&self) -> bool {
+        let mut entries = self.entries();
+        let idle = entries.iter().enumerate().filter(|(_, entry)| Arc::strong_count(&entry.compiled) == 1);
+        let Some(index) = idle.min_by_key(|(_, entry)| entry.used).map(|(index, _)| index) else { return false };
+        entries.swap_remove(index);
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Compiled {
+    /// Charges what the automaton has grown to. False if the budget does not have it.
+    pub fn charge(&self, parser: &TokenParser) -> bool {
+        let bytes = self.fixed_bytes + automaton_bytes(parser);
+        self.share.lock().unwrap_or_else(PoisonError::into_inner).grow_to(bytes)
+    }
+}
+
+fn automaton_bytes(parser: &TokenParser) -> u64 {
+    parser.parser.lexer_stats().num_bytes as u64
+}
+
+/// The library's words, without the grammar they repeat.
+fn reason(message: &str) -> String {
+    let first = message.split("\n").next().unwrap_or(message);
+    first.chars().take(400).collect()
+}
+
+impl Base {
+    fn new(settings: &Settings, budget: &Arc<Budget>) -> Result<Self, GrammarError> {
+        let tokenizer = &settings.tokenizer;
+        let words: Vec<Vec<u8>> = (0..settings.vocab as u32).map(|id| word(settings, id)).collect();
+        let bytes = trie_bytes(&words);
+        let Some(share) = budget.take(bytes) else {
+            let message = format!(
+                "constrained output needs {bytes} bytes for this model's vocabulary; --grammar-bytes is {}",
+                budget.limit()
+            );
+            return Err(GrammarError::Invalid(message));
+        };
+        let build = || {
+            let end = settings.ends.first().copied().unwrap_or(0);
+            let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words);
+            let trie = if settings.ends.is_empty() { trie } else { trie.with_eos_tokens(&settings.ends) };
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let slices = [SLICE.to_owned()];
+            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
+            factory.quiet();
+            *factory.limits_mut() = limits();
+            Ok::<_, anyhow::Error>(factory)
+        };
+        let failed = |words: String| GrammarError::Invalid(format!("constrained output is not available: {words}"));
+        let factory = match catch_unwind(AssertUnwindSafe(build)) {
+            Ok(Ok(factory)) => factory,
+            Ok(Err(error)) => return Err(failed(reason(&error.to_string()))),
+            Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
+        };
+        let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
+        let worker = std::thread::Builder::new().name("grammar".into());
+        // Ends with the last sender.
+        worker.spawn(move || inbox.iter().for_each(Job::run)).map_err(|error| failed(error.to_string()))?;
+        Ok(Self { factory, jobs, _share: share })
+    }
+}
+
+/// What the tries of a vocabulary take.
+fn trie_bytes(words: &[Vec<u8>]) -> u64 {
+    let mut sorted: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+    sorted.sort_unstable();
+    let (mut nodes, mut texts, mut last): (u64, u64, &[u8]) = (1, 0, &[]);
+    for word in sorted {
+        // What a word shares with the one before it in the order of letters is there already.
+        let shared = word.iter().zip(last).take_while(|(a, b)| a == b).count();
+        nodes += (word.len() - shared) as u64;
+        texts += word.len() as u64;
+        last = word;
+    }
+    let tokens = words.len() as u64;
+    TRIE_BYTES_FIXED + TRIE_BYTES_PER_NODE * nodes + TRIE_BYTES_PER_BYTE * texts + TRIE_BYTES_PER_TOKEN * tokens
+}
+
+/// A token as grammars see it: control tokens are out of reach of any text.
+fn word(settings: &Settings, id: u32) -> Vec<u8> {
+    let tokenizer = &settings.tokenizer;
+    if (id as usize) >= tokenizer.vocab_size() {
+        return Vec::new();
+    }
+    let bytes = tokenizer.token_bytes(id);
+    if tokenizer.is_special(id) && !settings.spelled.contains(&id) {
+        let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+        word.extend_from_slice(tokenizer.token_name(id).as_bytes());
+        return word;
+    }
+    bytes.to_vec()
+}
+
+/// Limits on compiling and on each step. An automaton takes one to two kilobytes a state.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_lexer_states: 8_000,
+        max_grammar_size: 100_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}

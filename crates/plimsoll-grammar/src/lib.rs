@@ -1,0 +1,24 @@
+//! Plimsoll: output that must have a form.
+//!
+//! A [`Source`] (JSON schema, regular expression, choice, Lark grammar) is compiled once for the served vocabulary and kept
+//! in a cache ([`Grammars`]); each request walks it with a [`Guide`], which tells the engine the tokens that may come next.
+//! A mask is computed on a thread of its own while the model computes the logits it will be laid over.
+//!
+//! All of it lives in one budget in bytes: the vocabulary's trie, compiled grammars, and what their automata grow to in
+//! use. Idle grammars go first; when nothing is idle, a new one is refused, and one that outgrows the budget ends its
+//! request.
+//!
+//! **Invariant:** this crate knows no HTTP and no sampling; a grammar comes from strangers, so compiling is limited in size
+//! and steps, and a panic in the library ends one request.
+
+mod budget;
+mod cache;
+mod guide;
+mod source;
+mod thinking;
+
+pub use budget::Usage;
+pub use cache::{GrammarError, Grammars, Settings};
+pub use guide::Guide;
+pub use source::{Call, CallStyle, Calls, SOURCE_BYTES_MAX, Source};
+pub use thinking::Thinking;

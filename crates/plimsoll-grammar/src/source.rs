@@ -1,0 +1,163 @@
+//! What a grammar is made from, and the making.
+
+use std::fmt::Write;
+
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Map, Value, json};
+
+/// The longest text of one grammar, in bytes.
+pub const SOURCE_BYTES_MAX: usize = 128 << 10;
+
+/// What output must be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema(Value),
+    /// Text that a regular expression matches as a whole.
+    Regex(String),
+    /// One of several texts.
+    Choice(Vec<String>),
+    /// A grammar in Lark's notation, as llguidance reads it.
+    Lark(String),
+    /// Tool calls.
+    Calls(Calls),
+}
+
+/// Tool calls that must be made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calls {
+    /// The tools that may be called.
+    pub tools: Vec<Call>,
+    /// More than one call may be made.
+    pub several: bool,
+    /// How a call is written.
+    pub style: CallStyle,
+}
+
+/// One tool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// Its name.
+    pub name: String,
+    /// The schema of its arguments.
+    pub parameters: Value,
+}
+
+/// How calls are written: what stands before the name, between name and arguments, after the arguments, and around it all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallStyle {
+    /// Before all calls.
+    pub open: &'static str,
+    /// Before a name.
+    pub before: &'static str,
+    /// Between name and arguments.
+    pub between: &'static str,
+    /// After the arguments.
+    pub after: &'static str,
+    /// Between two calls.
+    pub next: &'static str,
+    /// After all calls.
+    pub close: &'static str,
+}
+
+impl Source {
+    /// A key that is the same for the same grammar, which is its whole text.
+    pub(crate) fn key(&self, prefix: &str) -> String {
+        format!("{prefix}\u{0}{self:?}")
+    }
+
+    /// As llguidance takes it, with fixed text before it.
+    pub(crate) fn grammar(&self, prefix: &str) -> Result<TopLevelGrammar, String> {
+        let start = if prefix.is_empty() { String::new() } else { format!("{} ", quote(prefix)) };
+        let lark = match self {
+            Self::JsonObject => format!("start: {start}body\nbody: %json {}\n", schema(&json!({"type": "object"}))?),
+            Self::JsonSchema(value) => format!("start: {start}body\nbody: %json {}\n", schema(value)?),
+            Self::Regex(pattern) => format!("start: {start}BODY\nBODY: /{}/\n", escape_slashes(pattern)),
+            Self::Choice(all) if all.is_empty() => return Err("there is nothing to choose from".into()),
+            Self::Choice(all) => {
+                let texts: Vec<String> = all.iter().map(|text| quote(text)).collect();
+                format!("start: {start}body\nbody: {}\n", texts.join(" | "))
+            }
+            Self::Lark(text) if prefix.is_empty() => text.clone(),
+            Self::Lark(_) => {
+                return Err("a grammar of one's own cannot be joined with this model's reply format".into());
+            }
+            Self::Calls(calls) => calls.lark(&start)?,
+        };
+        if lark.len() > 2 * SOURCE_BYTES_MAX {
+            return Err(format!(
+                "the grammar has {} bytes, more than the limit of {}",
+                lark.len(),
+                2 * SOURCE_BYTES_MAX
+            ));
+        }
+        Ok(TopLevelGrammar::from_lark(lark))
+    }
+}
+
+impl Calls {
+    fn lark(&self, start: &str) -> Result<String, String> {
+        let style = &self.style;
+        let literal = |text: &str| if text.is_empty() { String::new() } else { format!("{} ", quote(text)) };
+        let more = if self.several { format!("({}call)* ", literal(style.next)) } else { String::new() };
+        let mut lark = format!("start: {start}{}call {more}{}\n", literal(style.open), literal(style.close));
+        let names: Vec<String> = (0..self.tools.len()).map(|i| format!("call_{i}")).collect();
+        // Writing to a string cannot fail.
+        let _ = writeln!(lark, "call: {}", names.join(" | "));
+        for (i, tool) in self.tools.iter().enumerate() {
+            let head = format!("{}{}{}", style.before, tool.name, style.between);
+            let parameters = match &tool.parameters {
+                Value::Null => schema(&json!({"type": "object"}))?,
+                parameters => schema(&object(parameters))?,
+            };
+            let _ = writeln!(lark, "call_{i}: {} arguments_{i} {}", quote(&head), literal(style.after));
+            let _ = writeln!(lark, "arguments_{i}: %json {parameters}");
+        }
+        Ok(lark)
+    }
+}
+
+/// Arguments are an object, also where their schema forgets to say so.
+fn object(parameters: &Value) -> Value {
+    let mut schema = parameters.clone();
+    if let Some(schema) = schema.as_object_mut()
+        && !["type", "$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| schema.contains_key(*key))
+    {
+        schema.insert("type".into(), "object".into());
+    }
+    schema
+}
+
+/// A schema with our own way of spacing: a model that may go on with white space for ever sometimes does.
+fn schema(value: &Value) -> Result<String, String> {
+    let mut schema = match value {
+        Value::Object(schema) => schema.clone(),
+        Value::Bool(true) => Map::new(),
+        _ => return Err("a JSON schema must be an object".into()),
+    };
+    let spacing = json!({
+        "whitespace_flexible": false, "item_separator": ",[ \n]?", "key_separator": ": ?", "coerce_one_of": true
+    });
+    schema.insert("x-guidance".into(), spacing);
+    Ok(Value::Object(schema).to_string())
+}
+
+/// A text in Lark's notation.
+fn quote(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn escape_slashes(pattern: &str) -> String {
+    let (mut out, mut escaped) = (String::with_capacity(pattern.len()), false);
+    for c in pattern.chars() {
+        match c {
+            '/' if !escaped => out.push_str("\\/"),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    out
+}

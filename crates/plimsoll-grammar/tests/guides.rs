@@ -1,0 +1,222 @@
+//! Whatever is sampled under a grammar is what the grammar says; the budget holds.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use plimsoll_engine::constraint::Grammar;
+use plimsoll_grammar::{Call, CallStyle, Calls, GrammarError, Grammars, Guide, Settings, Source, Thinking};
+use plimsoll_text::Tokenizer;
+use serde_json::{Value, json};
+
+fn tokenizer() -> Arc<Tokenizer> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama/tokenizer.json");
+    Arc::new(Tokenizer::from_file(&path).unwrap())
+}
+
+fn grammars(bytes: u64) -> Arc<Grammars> {
+    let tokenizer = tokenizer();
+    let (vocab, ends) = (tokenizer.vocab_size() + 7, tokenizer.eos().to_vec());
+    assert!(!ends.is_empty());
+    Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes })
+}
+
+/// Small steps of a well-known generator.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % below
+    }
+}
+
+/// Draws tokens at random among the allowed ones until the output ends. Longer tokens are preferred, so that it does end.
+fn walk(guide: &Guide, tokenizer: &Tokenizer, seed: u64, most: usize) -> Option<(Vec<u32>, String)> {
+    let mut constraint = guide.begin().unwrap();
+    let (mut ids, mut dice) = (Vec::new(), Dice(seed));
+    while ids.len() < most {
+        let mask = constraint.allowed().unwrap().map(<[u32]>::to_vec);
+        let allowed: Vec<u32> = (0..tokenizer.vocab_size() as u32)
+            .filter(|id| mask.as_ref().is_none_or(|mask| mask[*id as usize / 32] >> (id % 32) & 1 == 1))
+            .collect();
+        assert!(!allowed.is_empty(), "something may always come");
+        let end = allowed.iter().find(|id| tokenizer.eos().contains(id));
+        if let Some(end) = end.filter(|_| dice.roll(3) == 0) {
+            ids.push(*end);
+            return Some((ids.clone(), tokenizer.decode(&ids, true)));
+        }
+        let text: Vec<u32> = allowed.into_iter().filter(|id| !tokenizer.eos().contains(id)).collect();
+        let Some(id) = (!text.is_empty()).then(|| text[dice.roll(text.len())]) else { continue };
+        constraint.accept(id).unwrap();
+        ids.push(id);
+        if constraint.complete() {
+            return Some((ids.clone(), tokenizer.decode(&ids, true)));
+        }
+    }
+    None
+}
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6}, "n": {"type": "integer", "minimum": 0, "maximum": 99},
+            "kind": {"enum": ["a", "b"]}, "sub": {"$ref": "#/$defs/sub"},
+            "either": {"oneOf": [{"type": "null"}, {"type": "boolean"}]}
+        },
+        "required": ["name", "n", "kind", "sub", "either"], "additionalProperties": false,
+        "$defs": {"sub": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}}
+    })
+}
+
+#[test]
+fn json_is_json_and_fits_its_schema() {
+    let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
+    let guide = Guide::new(&grammars, Some(&Source::JsonSchema(schema())), "", None).unwrap();
+    let mut ended = 0;
+    for seed in 0..40 {
+        let Some((_, text)) = walk(&guide, &tokenizer, seed, 400) else { continue };
+        ended += 1;
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, ["name", "n", "kind", "sub", "either"], "{text}");
+        assert!(value["name"].as_str().unwrap().chars().count() <= 6 && value["n"].as_u64().unwrap() <= 99, "{text}");
+        assert!(value["kind"] == "a" || value["kind"] == "b");
+        assert!((1..=2).contains(&value["sub"].as_array().unwrap().len()));
+    }
+    assert!(ended >= 30, "{ended} of 40 ended");
+}
+
+#[test]
+fn choices_patterns_and_grammars_are_kept() {
+    let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
+    let guide = |source: Source| Guide::new(&grammars, Some(&source), "", None).unwrap();
+    for seed in 0..10 {
+        let (_, text) = walk(&guide(Source::Choice(vec!["yes".into(), "no".into()])), &tokenizer, seed, 50).unwrap();
+        assert!(text == "yes" || text == "no", "{text}");
+        let (_, text) = walk(&guide(Source::Regex("[0-9]{2}/[a-c]+x".into())), &tokenizer, seed, 200).unwrap();
+        assert!(text.ends_with('x') && text.as_bytes()[2] == b'/', "{text}");
+        let (_, text) = walk(&guide(Source::Lark("start: \"ab\"+ \"c\"".into())), &tokenizer, seed, 200).unwrap();
+        assert!(text.starts_with("ab") && text.ends_with("bc"), "{text}");
+        if let Some((_, text)) = walk(&guide(Source::JsonObject), &tokenizer, seed, 100) {
+            match serde_json::from_str::<Value>(&text) {
+                Ok(value) => assert!(value.is_object(), "{text}"),
+                // JSON numbers have no range, Rust's have.
+                Err(error) => assert!(error.to_string().starts_with("number out of range"), "{error}: {text}"),
+            }
+        }
+    }
+    assert_eq!(grammars.usage().compiled, 4);
+    assert_eq!(grammars.usage().hits, 36);
+}
+
+#[test]
+fn calls_have_their_format_and_their_arguments() {
+    let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
+    let style = CallStyle {
+        open: "",
+        before: "<tool_call>\n{\"name\": \"",
+        between: "\", \"arguments\": ",
+        after: "}\n</tool_call>",
+        next: "\n",
+        close: "",
+    };
+    let tools = vec![
+        Call { name: "f".into(), parameters: schema() },
+        Call {
+            name: "g".into(),
+            parameters: json!({"properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false}),
+        },
+    ];
+    let source = Source::Calls(Calls { tools, several: false, style });
+    let guide = Guide::new(&grammars, Some(&source), "", None).unwrap();
+    for seed in 0..10 {
+        let Some((_, text)) = walk(&guide, &tokenizer, seed, 500) else { continue };
+        let inner = text.strip_prefix("<tool_call>\n").unwrap().strip_suffix("\n</tool_call>").unwrap();
+        let call: Value = serde_json::from_str(inner).unwrap();
+        assert!(call["name"] == "f" || call["arguments"]["x"].is_boolean(), "{text}");
+    }
+}
+
+#[test]
+fn thoughts_come_first_and_end_in_time() {
+    let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
+    let source = Source::Choice(vec!["yes".into(), "no".into()]);
+    for budget in [0, 1, 5, 17] {
+        let thinking = Thinking { opened: true, open: "<think>", close: "</think>", budget: Some(budget) };
+        let guide = Guide::new(&grammars, Some(&source), "", Some(thinking.clone())).unwrap();
+        let (ids, text) = walk(&guide, &tokenizer, 3, 200).unwrap();
+        let (_, answer) = text.split_once("</think>").unwrap();
+        assert!(answer == "yes" || answer == "no", "{text}");
+        let close = tokenizer.encode("</think>", false, true).unwrap();
+        let thoughts = ids.windows(close.len()).position(|window| window == close).unwrap();
+        assert!(thoughts <= budget as usize, "{thoughts} tokens of thought, {budget} were allowed");
+        // Without a grammar only the thoughts are limited.
+        let guide = Guide::new(&grammars, None, "", Some(thinking)).unwrap();
+        let mut constraint = guide.begin().unwrap();
+        for _ in 0..budget {
+            let first =
+                (0..).find(|id| constraint.allowed().unwrap().unwrap()[*id as usize / 32] >> (id % 32) & 1 == 1);
+            constraint.accept(first.unwrap()).unwrap();
+        }
+        for id in close {
+            let mask = constraint.allowed().unwrap().unwrap();
+            assert_eq!(mask.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+            assert_eq!(mask[id as usize / 32] >> (id % 32) & 1, 1);
+            constraint.accept(id).unwrap();
+        }
+        assert!(constraint.allowed().unwrap().is_none(), "then anything goes");
+    }
+}
+
+#[test]
+fn what_is_no_grammar_says_why() {
+    let grammars = grammars(64 << 20);
+    for source in [
+        Source::JsonSchema(json!({"type": "colour"})),
+        Source::JsonSchema(json!("x")),
+        Source::Regex("(".into()),
+        Source::Lark("start: nothing".into()),
+        Source::Choice(vec![]),
+        Source::Regex("x".repeat(300_000)),
+    ] {
+        let error = Guide::new(&grammars, Some(&source), "", None).unwrap_err();
+        assert!(matches!(&error, GrammarError::Invalid(words) if words.len() > 10), "{error:?}");
+    }
+    assert_eq!(grammars.usage().grammars, 0);
+}
+
+#[test]
+fn ten_thousand_schemas_stay_within_the_budget() {
+    let grammars = grammars(8 << 20);
+    let schema =
+        |i: usize| Source::JsonSchema(json!({"type": "object", "properties": {format!("p{i}"): {"type": "string"}}}));
+    let held: Vec<Guide> = (0..3).map(|i| Guide::new(&grammars, Some(&schema(i)), "", None).unwrap()).collect();
+    let turns = if cfg!(debug_assertions) { 400 } else { 10_000 };
+    for i in 3..turns {
+        Guide::new(&grammars, Some(&schema(i)), "", None).unwrap();
+        let usage = grammars.usage();
+        assert!(usage.used <= usage.limit, "{usage:?}");
+    }
+    let usage = grammars.usage();
+    assert!(usage.evicted > 0 && usage.grammars < 200, "{usage:?}");
+    assert!(held.iter().all(|guide| guide.begin().is_ok()), "what is in use is not dropped");
+    // When nothing is idle, the next one has to wait.
+    let mut all = held;
+    let full = (turns..turns + 1000).find_map(|i| match Guide::new(&grammars, Some(&schema(i)), "", None) {
+        Ok(guide) => {
+            all.push(guide);
+            None
+        }
+        Err(error) => Some(error),
+    });
+    assert_eq!(full, Some(GrammarError::Full(8 << 20)));
+    drop(all);
+    assert!(Guide::new(&grammars, Some(&schema(0)), "", None).is_ok());
+}
+
+#[test]
+fn a_budget_too_small_for_the_vocabulary_names_the_flag() {
+    let error = Guide::new(&grammars(1000), Some(&Source::JsonObject), "", None).unwrap_err();
+    assert!(error.to_string().contains("--grammar-bytes is 1000"), "{error}");
+}

@@ -1,0 +1,79 @@
+//! The formats in which models write tool calls, behind one trait.
+
+mod call;
+mod deepseek;
+mod gemma;
+mod harmony;
+mod hermes;
+mod llama;
+mod mistral;
+mod tagged;
+
+pub(crate) use deepseek::DeepSeek;
+pub(crate) use gemma::Gemma;
+pub(crate) use harmony::Harmony;
+pub(crate) use hermes::Hermes;
+pub(crate) use llama::Llama;
+pub(crate) use mistral::Mistral;
+pub(crate) use tagged::{GLM, QWEN_XML, Tagged};
+
+use crate::event::Outlet;
+use crate::json::{Scanner, Step};
+
+/// The most bytes that one reply's parser holds back: a call whose head, or a value whose end, has not come by then is
+/// text.
+pub const HELD_BYTES_MAX: usize = 64 << 10;
+
+/// The longest name of a tool, in bytes.
+const NAME_BYTES_MAX: usize = 256;
+
+/// One format: takes what is no reasoning a character at a time and writes content and calls.
+pub(crate) trait Format: Send + std::fmt::Debug {
+    /// Takes a character.
+    fn step(&mut self, c: char, out: &mut Outlet);
+    /// The reply has ended: what was held back goes out.
+    fn finish(&mut self, out: &mut Outlet);
+}
+
+/// Without tools: all is content.
+#[derive(Debug)]
+pub(crate) struct Plain;
+
+impl Format for Plain {
+    fn step(&mut self, c: char, out: &mut Outlet) {
+        out.content(c.encode_utf8(&mut [0; 4]));
+    }
+
+    fn finish(&mut self, _out: &mut Outlet) {}
+}
+
+/// Whether a tool could be called that.
+fn is_name(text: &str) -> bool {
+    let legal = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
+    !text.is_empty() && text.len() <= NAME_BYTES_MAX && text.chars().all(legal)
+}
+
+/// Arguments that stand in the text as JSON: they go out as they come.
+#[derive(Debug)]
+struct JsonArguments(Scanner);
+
+impl JsonArguments {
+    /// Takes their first character, which must open an object.
+    fn open(c: char, out: &mut Outlet) -> Option<Self> {
+        if c != '{' {
+            return None;
+        }
+        let mut arguments = Self(Scanner::new());
+        arguments.step(c, out);
+        Some(arguments)
+    }
+
+    /// Takes a character; what is not JSON is not written.
+    fn step(&mut self, c: char, out: &mut Outlet) -> Step {
+        let step = self.0.step(c);
+        if step != Step::Bad {
+            out.argument(c);
+        }
+        step
+    }
+}

@@ -1,0 +1,76 @@
+//! The whole reply: reasoning first, then content and calls.
+
+use std::sync::Arc;
+
+use crate::event::{Event, Outlet};
+use crate::formats::{Format, Harmony, Plain};
+use crate::reasoning::Splitter;
+use crate::{ReasoningFormat, ToolFormat, Tools};
+
+/// How to read one reply.
+#[derive(Clone, Debug, Default)]
+pub struct Spec {
+    /// How the model thinks; none if it does not, or must not.
+    pub reasoning: Option<ReasoningFormat>,
+    /// The prompt has opened the thinking block already.
+    pub opened: bool,
+    /// How the model calls tools, and which there are; none if it has none.
+    pub tools: Option<(ToolFormat, Arc<Tools>)>,
+}
+
+/// Takes one reply apart.
+#[derive(Debug)]
+pub struct ReplyParser {
+    splitter: Option<Splitter>,
+    format: Box<dyn Format>,
+    outlet: Outlet,
+    rest: String,
+}
+
+impl ReplyParser {
+    /// A parser before a reply's first character.
+    pub fn new(spec: &Spec) -> Self {
+        let calls = spec.tools.as_ref().map(|(format, tools)| format.machine(tools));
+        let harmony = spec.reasoning == Some(ReasoningFormat::Harmony);
+        let (splitter, format) = match (spec.reasoning.and_then(ReasoningFormat::block), calls) {
+            (Some(block), format) => (Some(Splitter::new(block, spec.opened)), format),
+            // One format for both.
+            (None, None) if harmony => (None, Some(Box::new(Harmony::new(false)) as Box<dyn Format>)),
+            (None, format) => (None, format),
+        };
+        let outlet = Outlet::new(spec.tools.is_some());
+        Self { splitter, format: format.unwrap_or_else(|| Box::new(Plain)), outlet, rest: String::new() }
+    }
+
+    /// Takes more of the reply and adds what is certain now to `out`.
+    pub fn push(&mut self, text: &str, out: &mut Vec<Event>) {
+        for c in text.chars() {
+            match &mut self.splitter {
+                None => self.format.step(c, &mut self.outlet),
+                Some(splitter) => {
+                    splitter.step(c, &mut self.outlet, &mut self.rest);
+                    self.feed();
+                }
+            }
+        }
+        self.outlet.drain(out);
+    }
+
+    /// The reply has ended; adds what was held back.
+    pub fn finish(&mut self, out: &mut Vec<Event>) {
+        if let Some(splitter) = &mut self.splitter {
+            splitter.finish(&mut self.outlet, &mut self.rest);
+            self.feed();
+        }
+        self.format.finish(&mut self.outlet);
+        self.outlet.finish();
+        self.outlet.drain(out);
+    }
+
+    fn feed(&mut self) {
+        for c in self.rest.chars() {
+            self.format.step(c, &mut self.outlet);
+        }
+        self.rest.clear();
+    }
+}

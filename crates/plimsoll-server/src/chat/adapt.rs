@@ -1,0 +1,81 @@
+//! Tools for models whose chat template knows none: told in the system message, in Hermes's format, which is the
+//! field's plainest; calls and results of the conversation become text the same way.
+
+use serde_json::{Map, Value, json};
+
+/// The conversation without tools, calls and results, all of them as text.
+pub(crate) fn without_tools(messages: &Value, tools: Option<&Value>) -> Value {
+    let mut adapted: Vec<Value> = messages.as_array().into_iter().flatten().map(message).collect();
+    if let Some(tools) = tools {
+        let told = introduction(tools);
+        let first = adapted.first_mut().filter(|first| first["role"] == "system" || first["role"] == "developer");
+        match first.and_then(Value::as_object_mut) {
+            Some(system) => append(system, &format!("\n\n{told}")),
+            None => adapted.insert(0, json!({"role": "system", "content": told})),
+        }
+    }
+    Value::Array(adapted)
+}
+
+fn message(message: &Value) -> Value {
+    let Some(object) = message.as_object() else { return message.clone() };
+    let mut object = object.clone();
+    if let Some(Value::Array(calls)) = object.remove("tool_calls") {
+        for call in &calls {
+            let function = &call["function"];
+            let call = json!({"name": function["name"], "arguments": function["arguments"]});
+            append(&mut object, &format!("\n<tool_call>\n{call}\n</tool_call>"));
+        }
+    }
+    if object.get("role").is_some_and(|role| role == "tool") {
+        object.insert("role".into(), "user".into());
+        let text = object.get("content").and_then(Value::as_str).unwrap_or_default();
+        let text = format!("<tool_response>\n{text}\n</tool_response>");
+        object.insert("content".into(), text.into());
+        object.remove("tool_call_id");
+    }
+    Value::Object(object)
+}
+
+/// Adds to a message's text; a line break at the start of an empty one is dropped.
+fn append(message: &mut Map<String, Value>, more: &str) {
+    let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
+    let text = if text.is_empty() { more.trim_start().to_owned() } else { format!("{text}{more}") };
+    message.insert("content".into(), text.into());
+}
+
+fn introduction(tools: &Value) -> String {
+    let list: Vec<String> = tools.as_array().into_iter().flatten().map(Value::to_string).collect();
+    format!(
+        "You may call tools. Their signatures, one a line:\n<tools>\n{}\n</tools>\n\
+         To call one, answer with its name and arguments as JSON between tags:\n\
+         <tool_call>\n{{\"name\": <name>, \"arguments\": <object>}}\n</tool_call>",
+        list.join("\n")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_calls_and_results_become_text() {
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}});
+        let messages = json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "content": "42", "tool_call_id": "1"}
+        ]);
+        let adapted = without_tools(&messages, Some(&json!([{"type": "function", "function": {"name": "f"}}])));
+        assert!(adapted[0]["content"].as_str().unwrap().contains("<tools>\n{\"type\""), "{adapted}");
+        assert_eq!(adapted[0]["role"], "system");
+        let call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"a\":1}}\n</tool_call>";
+        assert_eq!(adapted[2], json!({"role": "assistant", "content": call}));
+        assert_eq!(adapted[3], json!({"role": "user", "content": "<tool_response>\n42\n</tool_response>"}));
+        // An existing system message keeps its text.
+        let messages = json!([{"role": "system", "content": "Be kind."}]);
+        let adapted = without_tools(&messages, Some(&json!([])));
+        assert!(adapted[0]["content"].as_str().unwrap().starts_with("Be kind.\n\nYou may call tools."), "{adapted}");
+        assert_eq!(adapted.as_array().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,128 @@
+//! What a chat reply is forced to be: calls that must be made, a form, an end to its thoughts.
+
+use std::sync::Arc;
+
+use plimsoll_engine::constraint::Grammar;
+use plimsoll_grammar::{Call, CallStyle, Calls, Source, Thinking};
+use plimsoll_reply::{ReasoningFormat, ToolFormat};
+use serde_json::Value;
+
+use super::reading::Rules;
+use super::tools::{ToolChoice, ToolUse};
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::form::{Form, grammar};
+
+/// What stands before an answer in harmony.
+const HARMONY_FINAL: &str = "<|channel|>final<|message|>";
+
+/// The grammar of a reply; none where the model is free. Only on a text worker.
+pub(crate) fn grammar_of(
+    app: &App,
+    tools: Option<&ToolUse>,
+    rules: &Rules,
+    form: Option<&Form>,
+    budget: Option<u32>,
+) -> ApiResult<Option<Arc<dyn Grammar>>> {
+    let thinking = thinking(rules, budget)?;
+    let harmony = rules.spec.reasoning == Some(ReasoningFormat::Harmony);
+    let calls = tools.map(|tools| calls(app, tools)).transpose()?.flatten();
+    let (param, source, prefix) = match (calls, form) {
+        (Some(_), Some(form)) => {
+            let message = format!("{} has no effect where tool_choice asks for a call", form.param);
+            return Err(ApiError::unsupported(form.param, message));
+        }
+        (Some(calls), None) => ("tools", Some(Source::Calls(calls)), ""),
+        (None, Some(form)) if tools.is_some() => {
+            let message = format!("{} cannot be joined with tools that the model may call", form.param);
+            return Err(ApiError::unsupported(form.param, message));
+        }
+        (None, Some(form)) => (form.param, Some(form.source.clone()), if harmony { HARMONY_FINAL } else { "" }),
+        (None, None) if budget.is_none() => return Ok(None),
+        (None, None) => ("thinking_token_budget", None, ""),
+    };
+    grammar(app, param, source.as_ref(), prefix, thinking).map(Some)
+}
+
+fn thinking(rules: &Rules, budget: Option<u32>) -> ApiResult<Option<Thinking>> {
+    let tags = rules.spec.reasoning.and_then(|format| format.open().zip(format.close()));
+    match tags {
+        Some((open, close)) => Ok(Some(Thinking { opened: rules.spec.opened, open, close, budget })),
+        None if budget.is_none() => Ok(None),
+        None => {
+            let message = "thinking_token_budget has no effect: the served model does not think, or not between tags, or thinking is off";
+            Err(ApiError::unsupported("thinking_token_budget", message))
+        }
+    }
+}
+
+/// The calls that must be made, if any.
+fn calls(app: &App, tools: &ToolUse) -> ApiResult<Option<Calls>> {
+    let named = match &tools.choice {
+        ToolChoice::Auto => return Ok(None),
+        ToolChoice::Required => None,
+        ToolChoice::Named(name) => Some(name.as_str()),
+    };
+    let Some(format) = app.served.formats.tools.map(forced_format) else {
+        let message = "tool_choice asks for a call, but this server reads none (--tool-call-parser none)";
+        return Err(ApiError::unsupported("tool_choice", message));
+    };
+    let call = |tool: &Value| {
+        let function = &tool["function"];
+        let name = function["name"].as_str().filter(|name| named.is_none_or(|wanted| wanted == *name))?;
+        Some(Call { name: name.to_owned(), parameters: function["parameters"].clone() })
+    };
+    let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
+    let several = named.is_none() && tools.parallel;
+    let arguments_marker = app.served.tokenizer.token_to_id("[ARGS]").is_some();
+    Ok(Some(Calls { tools: list, several, style: style(format, arguments_marker) }))
+}
+
+/// The format in which forced calls are written: the model's own where its arguments are JSON, else Hermes's.
+pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
+    match format {
+        ToolFormat::Hermes | ToolFormat::Llama3 | ToolFormat::Mistral | ToolFormat::DeepSeek | ToolFormat::Harmony => {
+            format
+        }
+        ToolFormat::QwenXml | ToolFormat::Glm | ToolFormat::FunctionGemma | ToolFormat::Gemma4 => ToolFormat::Hermes,
+    }
+}
+
+fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
+    let plain = CallStyle { open: "", before: "", between: "", after: "", next: "", close: "" };
+    match format {
+        ToolFormat::Llama3 => {
+            CallStyle { before: "{\"name\": \"", between: "\", \"parameters\": ", after: "}", next: "; ", ..plain }
+        }
+        ToolFormat::Mistral if arguments_marker => CallStyle { before: "[TOOL_CALLS]", between: "[ARGS]", ..plain },
+        ToolFormat::Mistral => CallStyle {
+            open: "[TOOL_CALLS][",
+            before: "{\"name\": \"",
+            between: "\", \"arguments\": ",
+            after: "}",
+            next: ", ",
+            close: "]",
+        },
+        ToolFormat::DeepSeek => CallStyle {
+            open: "<｜tool▁calls▁begin｜>",
+            before: "<｜tool▁call▁begin｜>",
+            between: "<｜tool▁sep｜>",
+            after: "<｜tool▁call▁end｜>",
+            close: "<｜tool▁calls▁end｜>",
+            ..plain
+        },
+        ToolFormat::Harmony => CallStyle {
+            before: "<|channel|>commentary to=functions.",
+            between: " <|constrain|>json<|message|>",
+            next: "<|call|><|start|>assistant",
+            ..plain
+        },
+        _ => CallStyle {
+            before: "<tool_call>\n{\"name\": \"",
+            between: "\", \"arguments\": ",
+            after: "}\n</tool_call>",
+            next: "\n",
+            ..plain
+        },
+    }
+}

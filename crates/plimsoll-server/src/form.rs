@@ -1,0 +1,169 @@
+//! Output that must have a form: the fields that ask for it, and the way from them to a grammar.
+
+use std::sync::Arc;
+
+use plimsoll_engine::constraint::Grammar;
+use plimsoll_grammar::{GrammarError, Grammars, Guide, Settings, Source, Thinking};
+use plimsoll_reply::{ReasoningFormat, ToolFormat};
+use serde_json::Value;
+
+use crate::app::App;
+use crate::config::Served;
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Fields;
+
+/// Most texts of a choice.
+const MAX_CHOICES: usize = 1024;
+
+/// A form that was asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Form {
+    /// The field that asked for it.
+    pub param: &'static str,
+    pub source: Source,
+}
+
+impl Form {
+    /// Takes the fields; at most one of them may ask for a form.
+    pub fn take(fields: &mut Fields<'_>) -> ApiResult<Option<Self>> {
+        let mut forms: Vec<Self> = Vec::new();
+        let mut add = |param, source: Option<Source>| forms.extend(source.map(|source| Self { param, source }));
+        add("response_format", response_format(fields)?);
+        add("structured_outputs", structured_outputs(fields)?);
+        add("guided_json", schema(fields, "guided_json")?.map(Source::JsonSchema));
+        add("guided_regex", fields.take("guided_regex")?.map(Source::Regex));
+        add("guided_choice", choice(fields, "guided_choice")?);
+        add("guided_grammar", fields.take("guided_grammar")?.map(Source::Lark));
+        match &forms[..] {
+            [] | [_] => Ok(forms.pop()),
+            [first, second, ..] => {
+                let message = format!("{} and {} both ask for a form; give one", first.param, second.param);
+                Err(ApiError::invalid(second.param, message))
+            }
+        }
+    }
+
+    /// The grammar of this form after the fixed text `prefix` and, if the model thinks, after its thoughts. Only on a text
+    /// worker.
+    pub fn grammar(&self, app: &App, prefix: &str, thinking: Option<Thinking>) -> ApiResult<Arc<dyn Grammar>> {
+        grammar(app, self.param, Some(&self.source), prefix, thinking)
+    }
+}
+
+/// The grammar of a source, of limited thoughts, or of both. Only on a text worker.
+pub(crate) fn grammar(
+    app: &App,
+    param: &str,
+    source: Option<&Source>,
+    prefix: &str,
+    thinking: Option<Thinking>,
+) -> ApiResult<Arc<dyn Grammar>> {
+    match Guide::new(&app.grammars, source, prefix, thinking) {
+        Ok(guide) => Ok(Arc::new(guide)),
+        Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
+        Err(full @ GrammarError::Full(_)) => Err(ApiError::unavailable(full.to_string(), 1)),
+    }
+}
+
+/// The cache for a served model.
+pub(crate) fn grammars(served: &Served, bytes: u64) -> Arc<Grammars> {
+    let tokenizer = &served.tokenizer;
+    let ends = match served.engine.eos() {
+        [] => tokenizer.eos(),
+        ends => ends,
+    };
+    let tools = [served.formats.tools, Some(ToolFormat::Hermes)];
+    let markers = tools.iter().flatten().flat_map(|format| format.markers());
+    let thoughts = served.formats.reasoning.into_iter().flat_map(ReasoningFormat::markers);
+    let ids = markers.chain(thoughts).filter_map(|marker| tokenizer.token_to_id(marker));
+    Grammars::new(Settings {
+        tokenizer: Arc::clone(tokenizer),
+        vocab: served.engine.limits().vocab_size as usize,
+        ends: ends.to_vec(),
+        spelled: ids.filter(|id| !ends.contains(id)).collect(),
+        bytes,
+    })
+}
+
+fn response_format(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
+    let Some(raw) = fields.raw("response_format") else { return Ok(None) };
+    let mut format = Fields::of("response_format".into(), raw)?;
+    let kind = format.take::<String>("type")?.unwrap_or_default();
+    let json_schema = format.raw("json_schema");
+    format.finish()?;
+    match (kind.as_str(), json_schema) {
+        ("text", None) => Ok(None),
+        ("json_object", None) => Ok(Some(Source::JsonObject)),
+        ("json_schema", Some(raw)) => {
+            let mut fields = Fields::of("response_format.json_schema".into(), raw)?;
+            let named = fields.take::<String>("name")?;
+            fields.take::<String>("description")?;
+            // A form is kept to the letter, asked for or not.
+            fields.take::<bool>("strict")?;
+            let schema = schema(&mut fields, "schema")?;
+            fields.finish()?;
+            if named.is_none() {
+                let param = "response_format.json_schema.name";
+                return Err(ApiError::invalid(param, format!("{param} is missing")));
+            }
+            let param = "response_format.json_schema.schema";
+            schema
+                .map(|schema| Some(Source::JsonSchema(schema)))
+                .ok_or_else(|| ApiError::invalid(param, format!("{param} is missing")))
+        }
+        ("json_schema", None) => {
+            Err(ApiError::invalid("response_format.json_schema", "response_format.json_schema is missing"))
+        }
+        ("text" | "json_object", Some(_)) => {
+            let message = format!("response_format.json_schema has no effect with type {kind}");
+            Err(ApiError::invalid("response_format.json_schema", message))
+        }
+        _ => {
+            let message = "response_format.type must be text, json_object or json_schema";
+            Err(ApiError::unsupported("response_format.type", message))
+        }
+    }
+}
+
+fn structured_outputs(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
+    let Some(raw) = fields.raw("structured_outputs") else { return Ok(None) };
+    let mut inner = Fields::of("structured_outputs".into(), raw)?;
+    let all = [
+        schema(&mut inner, "json")?.map(Source::JsonSchema),
+        inner.take("regex")?.map(Source::Regex),
+        choice(&mut inner, "choice")?,
+        inner.take("grammar")?.map(Source::Lark),
+        inner.take::<bool>("json_object")?.filter(|on| *on).map(|_| Source::JsonObject),
+    ];
+    inner.finish()?;
+    let mut asked = all.into_iter().flatten();
+    match (asked.next(), asked.next()) {
+        (Some(source), None) => Ok(Some(source)),
+        _ => {
+            let message = "structured_outputs needs exactly one of json, regex, choice, grammar, json_object";
+            Err(ApiError::invalid("structured_outputs", message))
+        }
+    }
+}
+
+/// A schema, as JSON or as text that holds JSON.
+fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Value>> {
+    let param = fields.param(name);
+    match fields.json(name)? {
+        Some(Value::String(text)) => {
+            let parsed = serde_json::from_str(&text);
+            parsed.map(Some).map_err(|error| ApiError::invalid(&param, format!("{param} is not JSON: {error}")))
+        }
+        other => Ok(other),
+    }
+}
+
+fn choice(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Source>> {
+    let Some(all) = fields.take::<Vec<String>>(name)? else { return Ok(None) };
+    let param = fields.param(name);
+    if all.is_empty() || all.len() > MAX_CHOICES || all.iter().any(String::is_empty) {
+        let message = format!("{param} needs 1 to {MAX_CHOICES} texts, none of them empty");
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(Some(Source::Choice(all)))
+}
