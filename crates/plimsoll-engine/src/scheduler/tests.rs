@@ -442,7 +442,8 @@ fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u
         tokens,
         total_max,
         slots: limits.slots,
-        drafts_max: limits.drafts,
+        pages: Vec::new(),
+        page_ids: Vec::new(),
         work: (),
     };
     world.scheduler.push(Seq::new(&world.cache, new));
@@ -492,7 +493,8 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
             total_max: tokens.len() + 4,
             tokens,
             slots: 1,
-            drafts_max: 0,
+            pages: Vec::new(),
+            page_ids: Vec::new(),
             work: (),
         };
         world.scheduler.push(Seq::new(&world.cache, new));

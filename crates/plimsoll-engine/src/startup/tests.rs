@@ -50,6 +50,7 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         logprobs: Some(5),
         prompt_logprobs: None,
         skip_special_tokens: true,
+        speculate: true,
         cache_salt: 0,
     };
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();

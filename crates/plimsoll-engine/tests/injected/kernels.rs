@@ -6,7 +6,7 @@ use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, DeviceError, Isa, StepIn
 use plimsoll_engine::cpu::CpuRunner;
 use plimsoll_engine::runner::Runner;
 use plimsoll_engine::scheduler::StepLimits;
-use plimsoll_engine::testing::{Bench, over_runner};
+use plimsoll_engine::testing::{Bench, Speculation, over_runner};
 use plimsoll_engine::{Blueprint, EngineHandle, Limits, Options};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::{Component, Ledger};
@@ -63,10 +63,21 @@ fn engine() -> EngineHandle {
         max_stop_bytes: 256,
         host_bytes: 16 << 20,
     };
-    let step = StepLimits { rows: 64, logit_rows: 8, running: 8, prefill_rows_beside_decode: 64 };
+    let step =
+        StepLimits { rows: 64, logit_rows: 8, running: 8, prefill_rows_beside_decode: 64, ..StepLimits::default() };
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
     let runner = Poisoned { inner, tokens: Vec::with_capacity(64) };
-    over_runner(Bench { runner, limits, step, prefix_cache: true, tokenizer, eos: Vec::new(), elastic: false })
+    over_runner(Bench {
+        runner,
+        limits,
+        step,
+        prefix_cache: true,
+        state_slots: 0,
+        speculation: Speculation::default(),
+        tokenizer,
+        eos: Vec::new(),
+        elastic: false,
+    })
 }
 
 #[test]
