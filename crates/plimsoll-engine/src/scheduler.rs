@@ -270,11 +270,12 @@ impl<T> Scheduler<T> {
         decodes
     }
 
-    /// How many drafts a step may check: everybody who decodes has a row before them, and while prompts are computed or wait they
-    /// leave these half of the other rows, and one with logits.
+    /// How many drafts a step may check: everybody who decodes has a row before them, and while prompts are computed or about to be
+    /// they leave these half of the other rows, and one with logits.
     fn room_for_drafts(&self, rows: usize, logit_rows: usize) -> usize {
         let decoding = self.running.iter().filter(|seq| seq.decoding()).count();
-        let prompts = decoding < self.running.len() || !self.waiting.is_empty();
+        let newcomers = !self.waiting.is_empty() && self.running.len() < self.eased.running;
+        let prompts = newcomers || decoding < self.running.len();
         let (rows, logit_rows) = (rows.saturating_sub(decoding), logit_rows.saturating_sub(decoding));
         if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
     }

@@ -50,8 +50,10 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         logprobs: Some(5),
         prompt_logprobs: None,
         skip_special_tokens: true,
-        cache_salt: 0,
         speculate: true,
+        kept_special_ids: Vec::new(),
+        grammar: None,
+        cache_salt: 0,
     };
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
     let read = |mut reader: crate::outbox::Reader| {

@@ -9,11 +9,12 @@ use plimsoll_formats::Checkpoint;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::{KvCache, PagePool, PrefixIndex};
+use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
+use crate::cpu::Passes;
 use crate::options::Options;
 use crate::planner::{Blueprint, Line};
 use crate::scheduler::{Newcomer, Scheduler, Seq};
-use crate::step::StepBuffers;
+use crate::step::{DraftRows, StepBuffers};
 
 /// What makes a step dear.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,17 +40,29 @@ impl Cost {
     }
 }
 
-/// Notes what each step costs and computes nothing.
+/// Notes what each step costs, the draft passes behind it included, and computes nothing.
 struct Recorder<'a> {
     blueprint: &'a Blueprint,
+    /// The device of the current step: what the passes before took is still there.
+    device: PlanDevice<'a>,
+    passes: Passes,
     steps: Vec<Cost>,
     decodes: usize,
+    draft_passes: usize,
     row: Vec<f32>,
 }
 
 impl<'a> Recorder<'a> {
     fn new(blueprint: &'a Blueprint) -> Self {
-        Self { blueprint, steps: Vec::new(), decodes: 0, row: vec![0.5; blueprint.model.vocab_size()] }
+        Self {
+            blueprint,
+            device: PlanDevice::new(&blueprint.weights, blueprint.model.shape(KvDtype::F32).kv),
+            passes: Passes::default(),
+            steps: Vec::new(),
+            decodes: 0,
+            draft_passes: 0,
+            row: vec![0.5; blueprint.model.vocab_size()],
+        }
     }
 
     fn most(&self) -> Cost {
@@ -59,17 +72,26 @@ impl<'a> Recorder<'a> {
 
 impl Runner for Recorder<'_> {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
-        let mut device = PlanDevice::new(&self.blueprint.weights, self.blueprint.model.shape(KvDtype::F32).kv);
-        self.blueprint.model.forward(&mut device, step)?;
+        self.device = PlanDevice::new(&self.blueprint.weights, self.blueprint.model.shape(KvDtype::F32).kv);
+        self.passes.forward(&*self.blueprint.model, &mut self.device, step)?;
         self.steps.push(Cost {
             rows: step.tokens.len(),
             logit_rows: step.logit_rows.len(),
             seqs: step.seqs.len(),
             context: step.seqs.iter().map(|seq| seq.start + seq.rows).max().unwrap_or(0),
-            workspace: device.high_water(),
+            workspace: self.device.high_water(),
         });
         if step.seqs.iter().all(|seq| seq.rows == 1 && seq.start > 0) {
             self.decodes = self.decodes.max(step.seqs.len());
+        }
+        Ok(())
+    }
+
+    fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.draft_passes += 1;
+        self.passes.draft(&*self.blueprint.model, &mut self.device, from, step)?;
+        if let Some(cost) = self.steps.last_mut() {
+            cost.workspace = self.device.high_water();
         }
         Ok(())
     }
@@ -79,30 +101,31 @@ impl Runner for Recorder<'_> {
     }
 }
 
-fn blueprint() -> Blueprint {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
-    Blueprint::new(&Checkpoint::open(&path).unwrap(), &Options::default()).unwrap()
+fn blueprint(model: &str, options: &Options) -> Blueprint {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model);
+    Blueprint::new(&Checkpoint::open(&path).unwrap(), options).unwrap()
 }
 
-/// Serves random requests to their ends with the real scheduler. Returns what its dearest steps cost.
-fn serve(blueprint: &Blueprint, limits: StepLimits, pages: usize, requests: &[(usize, usize, bool)]) -> Cost {
-    let pool = PagePool::new(pages).unwrap();
-    let cache = Rc::new(RefCell::new(KvCache { pool, index: Some(PrefixIndex::new(pages).unwrap()), states: None }));
+/// Serves random requests to their ends with the real scheduler, every draft accepted. Returns what its dearest steps cost.
+fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(usize, usize, bool)]) -> Cost {
+    let Pools { pages, slots } = pools;
+    let states = (slots > 0).then(|| StatePool::new(slots, pages).unwrap());
+    let index = Some(PrefixIndex::new(pages).unwrap());
+    let cache = Rc::new(RefCell::new(KvCache { pool: PagePool::new(pages).unwrap(), index, states }));
     let mut scheduler = Scheduler::new(limits, cache.clone(), requests.len());
     for (order, (prompt, output, reported)) in requests.iter().enumerate() {
-        let total_max = prompt + output;
-        let new = Newcomer {
+        let newcomer = Newcomer {
             order: order as u64,
             salt: 0,
             tokens: (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect(),
-            total_max,
+            total_max: prompt + output,
             logits_from: if *reported { 0 } else { prompt - 1 },
-            slots: 0,
+            slots: limits.slots,
             pages: Vec::new(),
             page_ids: Vec::new(),
             work: (),
         };
-        scheduler.push(Seq::new(&cache, new));
+        scheduler.push(Seq::new(&cache, newcomer));
     }
     let mut buffers = StepBuffers::new(&limits, 64);
     let mut runner = Recorder::new(blueprint);
@@ -110,13 +133,37 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pages: usize, requests: &[(u
         let (shares, _) = scheduler.schedule();
         let shares = shares.to_vec();
         runner.forward(&buffers.fill(&shares, scheduler.running())).unwrap();
+        let (mut passes, mut from) = (Vec::new(), 0);
         for share in &shares {
             let seq = &mut scheduler.running_mut()[share.seq];
+            let drafts = std::mem::take(&mut seq.drafts);
+            seq.tokens.extend(drafts.iter().take(share.drafts));
             if share.start + share.rows == seq.tokens.len() {
                 seq.tokens.push(1);
                 seq.logits_from = seq.tokens.len() - 1;
             }
             scheduler.commit(*share, share.rows);
+            let seq = &mut scheduler.running_mut()[share.seq];
+            let settled = seq.computed + 1 == seq.tokens.len() && limits.drafts > 0;
+            let wanted = settled && seq.room_for_drafts(limits.drafts) > 0;
+            passes.push(DraftRows { seq: share.seq, start: share.start, rows: share.rows, from, wanted });
+            from += share.rows;
+        }
+        while limits.drafts > 0 && !passes.is_empty() {
+            let (from, step) = buffers.fill_drafts(&passes, scheduler.running());
+            runner.draft(from, &step).unwrap();
+            let mut next = Vec::new();
+            for (row, pass) in passes.iter().filter(|pass| pass.wanted).enumerate() {
+                let seq = &mut scheduler.running_mut()[pass.seq];
+                seq.drafts.push(2);
+                if seq.drafts.len() < seq.room_for_drafts(limits.drafts) {
+                    let start = seq.tokens.len() - 2 + seq.drafts.len();
+                    next.push(DraftRows { start, rows: 1, from: row, ..*pass });
+                }
+            }
+            passes = next;
+        }
+        for share in &shares {
             scheduler.publish(share.seq);
         }
         for i in (0..scheduler.running().len()).rev() {
@@ -136,23 +183,23 @@ proptest! {
         rows in 4usize..80, logit_rows in 1usize..20, running in 1usize..20, pages in 8usize..60,
         requests in prop::collection::vec((1usize..120, 1usize..30, any::<bool>()), 1..24),
     ) {
-        let blueprint = blueprint();
+        let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows,
-            ..StepLimits::default()
+            rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows, slots: 0, drafts: 0,
         };
+        let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);
         let requests: Vec<_> = requests.into_iter().map(|(p, o, r)| (p.min(context - 1), o.min(context - p.min(context - 1)), r)).collect();
         let mut stressed = Recorder::new(&blueprint);
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
-        stress(&mut stressed, &mut sampler, &limits, context, Pools { pages, slots: 0 }).unwrap();
+        stress(&mut stressed, &mut sampler, &limits, context, pools).unwrap();
         let most = stressed.most();
         // Exactly the largest: no dimension beyond what a step may have, and every dimension at its bound.
         prop_assert_eq!((most.rows, most.context), (rows.min(context).max(stressed.decodes), context));
         prop_assert_eq!(stressed.decodes, limits.running.min(pages).max(usize::from(context > 1)));
         prop_assert_eq!(most.logit_rows, logit_rows.min(rows.min(context)).max(stressed.decodes));
-        let served = serve(&blueprint, limits, pages, &requests);
+        let served = serve(&blueprint, limits, pools, &requests);
         prop_assert_eq!(served.max(most), most, "served {:?}, stressed {:?}", served, most);
         // And the plan knows it without running anything.
         let options = Options {
@@ -170,9 +217,42 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// The same for recurrent state and a draft head: steps that check drafts, and the passes behind them.
+    #[test]
+    fn a12_no_step_with_drafts_takes_more_workspace_than_was_planned(
+        rows in 4usize..80, decodes in 1usize..12, drafts in 1usize..5, optimistic: bool, pages in 8usize..60,
+        requests in prop::collection::vec((1usize..120, 1usize..30, any::<bool>()), 1..24),
+    ) {
+        let options = Options {
+            kv_dtype: KvDtype::F32, batch_max_tokens: rows, graph_max_batch_size: decodes.min(rows),
+            running_max_req_size: decodes.min(rows), max_total_token_num: Some((pages * PAGE_TOKENS) as u64),
+            enable_mtp: true, mtp_num_draft_tokens: drafts, mtp_optimistic: optimistic,
+            ..Options::default()
+        };
+        let blueprint = blueprint("qwen3.5", &options);
+        let line = Line { bytes: 4 << 30, source: "a test".into(), chosen: false };
+        let plan = blueprint.plan(&options, 1, &line).unwrap();
+        let (limits, pools) = (plan.step, Pools { pages: plan.pages, slots: plan.slots });
+        let context = 128.min(pages * PAGE_TOKENS);
+        let requests: Vec<_> = requests.into_iter().map(|(p, o, r)| (p.min(context - 1), o.min(context - p.min(context - 1)), r)).collect();
+        let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.model.shape(KvDtype::F32), 1);
+        let mut stressed = Recorder::new(&blueprint);
+        let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
+        stress(&mut stressed, &mut sampler, &limits, context, pools).unwrap();
+        prop_assert!(stressed.draft_passes >= drafts * 2);
+        prop_assert!(stressed.most().workspace + scratch <= plan.workspace);
+        let served = serve(&blueprint, limits, pools, &requests);
+        prop_assert!(served.workspace + scratch <= plan.workspace, "{} + {scratch} of {}", served.workspace, plan.workspace);
+        prop_assert!(served.rows <= rows && served.logit_rows <= limits.logit_rows);
+    }
+}
+
 #[test]
 fn a12_the_sampler_is_stressed_over_the_whole_vocabulary() {
-    let blueprint = blueprint();
+    let blueprint = blueprint("llama", &Options::default());
     let vocab = blueprint.model.vocab_size();
     let mut sampler = Sampler::new(vocab).unwrap();
     let before = sampler.bytes();

@@ -77,7 +77,7 @@ impl Shape {
     /// A hybrid with `drafts` drafts (0: no head) of which `right` of 256 are right, and `spare` slots for checkpoints.
     pub fn hybrid(drafts: usize, right: u64, spare: usize) -> Self {
         let plain = Self::default();
-        Self { state_slots: plain.running * (1 + drafts) + spare, drafts, right, rows: 64, ..plain }
+        Self { state_slots: plain.running * (1 + drafts) + spare, drafts, right, rows: 128, ..plain }
     }
 
     /// Drafts are taken unchecked, in one slot a sequence.

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use crate::product::{Finished, default_model, fixture, plimsoll, run, run_with_input};
 
 /// A cache of its own, removed at the end.
@@ -101,15 +103,19 @@ fn bad_flags_are_answered_with_what_is_allowed() {
 
 #[test]
 fn unknown_architectures_are_refused_by_name() {
-    for (model, architecture) in
-        [("qwen3-next", "Qwen3NextForCausalLM"), ("qwen3.5", "Qwen3_5ForConditionalGeneration")]
-    {
-        let path = fixture(model);
-        let path = path.to_str().unwrap();
-        for args in [vec!["plan", path], vec!["serve", path, "--port", "0"], vec!["chat", path]] {
-            let error = run(&args).refused();
-            assert!(error.contains(architecture) && error.contains("supported"), "{args:?}: {error}");
-        }
+    let cache = OwnCache::new("architecture");
+    let config = fs::read_to_string(fixture("llama").join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["architectures"] = json!(["MambaForCausalLM"]);
+    config["model_type"] = json!("mamba");
+    for file in ["model.safetensors", "tokenizer.json"] {
+        fs::copy(fixture("llama").join(file), cache.0.join(file)).unwrap();
+    }
+    fs::write(cache.0.join("config.json"), config.to_string()).unwrap();
+    let path = cache.0.to_str().unwrap();
+    for args in [vec!["plan", path], vec!["serve", path, "--port", "0"], vec!["chat", path]] {
+        let error = run(&args).refused();
+        assert!(error.contains("MambaForCausalLM") && error.contains("supported"), "{args:?}: {error}");
     }
 }
 
