@@ -6,6 +6,8 @@ mod commands;
 mod progress;
 mod soak;
 
+use std::process::ExitCode;
+
 use clap::Parser;
 use plimsoll_memory::heap::CountingHeap;
 
@@ -13,11 +15,22 @@ use plimsoll_memory::heap::CountingHeap;
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     plimsoll_memory::malloc::keep_little();
     let cli = args::Cli::parse();
     init_logs(cli.verbose);
-    match cli.command {
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // In words only: a backtrace of a refusal helps nobody.
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: args::Command) -> anyhow::Result<()> {
+    match command {
         args::Command::Serve(serve) => commands::serve::run(serve),
         args::Command::Chat(chat) => commands::chat::run(chat),
         args::Command::Plan(plan) => commands::plan::run(plan),
