@@ -52,7 +52,6 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         skip_special_tokens: true,
         speculate: true,
         cache_salt: 0,
-        speculate: true,
     };
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
     let read = |mut reader: crate::outbox::Reader| {
