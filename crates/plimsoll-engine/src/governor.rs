@@ -285,7 +285,7 @@ mod tests {
         for _ in 0..4 {
             governor.observe(&reading(20, 233));
         }
-        assert_eq!(governor.rung, Rung::Preempt);
+        assert_eq!(governor.rung, Rung::StopAdmitting);
         assert!((0..100).any(|_| governor.observe(&reading(244, 233)) == Rung::Calm), "{:?}", governor.rung);
         // All of it touched: what is left is the 3 %, and that is no shortage.
         assert_eq!(governor.observe(&reading(11, 0)), Rung::Calm);

@@ -43,7 +43,8 @@ pub struct CpuMemory {
     kv: Region,
     shape: KvShape,
     layout: KvLayout,
-    states: Region,
+    /// None for a model without recurrent state.
+    states: Option<Region>,
     state_shape: Option<StateShape>,
     workspace: Region,
     stack: StepStack,
@@ -67,8 +68,8 @@ impl CpuMemory {
         touch: bool,
     ) -> Result<Self, OutOfMemory> {
         let kv = Region::map(ledger, Component::KvPages, (pages * shape.kv.page_bytes()) as u64, touch)?;
-        let slot_bytes = shape.state.map_or(0, |state| state.slot_bytes());
-        let states = Region::map(ledger, Component::StateSlots, (slots * slot_bytes) as u64, touch)?;
+        let slots = shape.state.map(|state| (slots * state.slot_bytes()) as u64);
+        let states = slots.map(|bytes| Region::map(ledger, Component::StateSlots, bytes, touch)).transpose()?;
         let workspace = Region::map(ledger, Component::StepWorkspace, workspace as u64, true)?;
         let scratch = thread_scratch_floats(shape);
         let scratch_at = workspace.len().saturating_sub(scratch_bytes(shape, threads)) / 64 * 64;
@@ -92,7 +93,8 @@ impl CpuMemory {
 
     /// Slots of recurrent state; 0 for a model without.
     pub fn slots(&self) -> usize {
-        self.state_shape.map_or(0, |shape| self.states.len() / shape.slot_bytes())
+        let bytes = self.states.as_ref().map_or(0, |states| states.len());
+        self.state_shape.map_or(0, |shape| bytes / shape.slot_bytes())
     }
 
     /// The most bytes of workspace that steps have used, scratch included.
