@@ -3,13 +3,8 @@
 
 mod common;
 
-use common::recall::{FAILS, NAN, PANICS, SHORT_ROW, Shape, mix, recall_engine, says};
+use common::recall::{FAILS, NAN, PANICS, SHORT_ROW, Shape, prompt, recall_engine, says};
 use common::{collect, greedy, quiet};
-
-/// A prompt of `len` ordinary tokens.
-fn prompt(seed: u64, len: usize) -> Vec<u32> {
-    (0..len as u64).map(|i| (mix(seed * 1000 + i) % 256) as u32).collect()
-}
 
 /// Runs eight healthy requests around one whose prompt has `fault` at `at`. Returns that one's error.
 fn one_among_eight(fault: u32, at: usize, shape: Shape) -> String {

@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::Ordering::Acquire;
 
 use common::recall::mix;
-use common::{ask, collect, engine, exact, greedy, ids, quiet, reference};
+use common::{ask, collect, engine, exact, full_pools, greedy, ids, quiet, reference};
 use plimsoll_engine::{EngineHandle, Options};
 use plimsoll_memory::heap;
 use plimsoll_memory::host::{OwnProcess, Root};
@@ -55,13 +55,6 @@ fn churn(engine: &EngineHandle, seed: &mut u64, until: u64) {
 fn resident() -> u64 {
     heap::trim();
     OwnProcess::read(&Root::system()).leak_gauge()
-}
-
-fn full_pools(engine: &EngineHandle) {
-    let status = engine.status();
-    let read = |value: &std::sync::atomic::AtomicU64| value.load(Acquire);
-    assert_eq!(read(&status.pages_used), read(&status.pages_cached), "only cached pages are used");
-    assert_eq!(read(&status.slots_used), read(&status.slots_kept), "only checkpoints are in slots");
 }
 
 /// One test, so that nothing else moves the process's memory.

@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::Ordering::Acquire;
 
 use common::recall::mix;
-use common::{Answer, ask, collect, engine, exact, fixtures, greedy, ids, quiet, reference};
+use common::{Answer, ask, collect, engine, exact, fixtures, greedy, ids, quiet, reference, with_drafts};
 use plimsoll_device::KvDtype;
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Blueprint, Line, Options, PlanError, Request};
@@ -14,10 +14,6 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Component;
 
 const HYBRIDS: [&str; 3] = ["qwen3-next", "qwen3.5", "qwen3.5-moe"];
-
-fn with_drafts(drafts: usize) -> Options {
-    Options { enable_mtp: drafts > 0, mtp_num_draft_tokens: drafts.max(1), mtp_adaptive: false, ..exact() }
-}
 
 /// The continuations of transformers, whatever is drafted on the way.
 #[test]

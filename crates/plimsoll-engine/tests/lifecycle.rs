@@ -8,17 +8,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
-use common::recall::{NEVER_SAID, Shape, VOCAB, mix, recall_bench, recall_engine, says};
+use common::recall::{NEVER_SAID, Shape, VOCAB, prompt, recall_bench, recall_engine, says};
 use common::{ask, collect, engine, exact, greedy, quiet};
 use plimsoll_device::{DeviceError, StepInput};
 use plimsoll_engine::runner::Runner;
 use plimsoll_engine::testing::{Bench, over_runner, watch_progress};
 use plimsoll_engine::{EngineHandle, FinishReason, Options, Refusal};
-
-/// A prompt of `len` ordinary tokens.
-fn prompt(seed: u64, len: usize) -> Vec<u32> {
-    (0..len as u64).map(|i| (mix(seed * 1000 + i) % 256) as u32).collect()
-}
 
 fn slow() -> Shape {
     Shape { step_time: Duration::from_millis(2), ..Shape::default() }

@@ -7,12 +7,12 @@
 mod common;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use common::recall::mix;
-use common::{collect, fixtures, greedy};
+use common::{alone, collect, fixtures, greedy, settle};
 use plimsoll_engine::cache::{PagePool, PrefixIndex};
 use plimsoll_engine::sampling::Sampler;
 use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, Request, start};
@@ -31,13 +31,6 @@ const FLOOR_BYTES: u64 = 64 << 10;
 const LONG_TOKEN: &str = "<|sixteen_byte|>";
 /// Its id in the fixtures' tokenizer.
 const LONG_ID: u32 = 382;
-
-/// The heap is counted for the whole process, so one engine at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 struct Row {
     component: &'static str,
@@ -66,18 +59,6 @@ fn heap_of<T>(make: impl FnOnce() -> T) -> u64 {
     let bytes = heap::in_use() - before;
     drop(made);
     bytes
-}
-
-/// Waits until the engine before has given back all it had; its thread does so after its last word.
-fn settle() {
-    let mut last = heap::in_use();
-    let mut still = 0;
-    while still < 10 {
-        std::thread::sleep(Duration::from_millis(10));
-        let now = heap::in_use();
-        still = if now == last { still + 1 } else { 0 };
-        last = now;
-    }
 }
 
 /// The fixtures' tokenizer with one token of sixteen bytes.

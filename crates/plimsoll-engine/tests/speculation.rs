@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
-use common::recall::{NEVER_SAID, Shape, expected_drafts, mix, recall_engine, says};
+use common::recall::{NEVER_SAID, Shape, expected_drafts, mix, prompt, recall_engine, says};
 use common::{Answer, ask, collect, greedy, quiet};
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::testing::Speculation;
@@ -20,10 +20,6 @@ impl Dice {
         self.0 += 1;
         mix(self.0) % n
     }
-}
-
-fn prompt(seed: u64, len: usize) -> Vec<u32> {
-    (0..len as u64).map(|i| (mix(seed * 1000 + i) % 256) as u32).collect()
 }
 
 /// A request of any kind, with a prompt that begins like those of its family.

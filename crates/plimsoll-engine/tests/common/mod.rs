@@ -4,11 +4,13 @@
 pub mod recall;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use plimsoll_device::{DtypePolicy, KvDtype};
+use plimsoll_engine::runner::Runner;
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{EngineHandle, FinishReason, Host, Options, Reader, Request, TokenLogprobs, start};
+use plimsoll_engine::testing::ByHand;
+use plimsoll_engine::{Delta, EngineHandle, FinishReason, Host, Options, Reader, Request, TokenLogprobs, start};
 use plimsoll_formats::Checkpoint;
 use plimsoll_text::Tokenizer;
 use serde_json::Value;
@@ -36,6 +38,29 @@ pub fn exact() -> Options {
         max_total_token_num: Some(2048),
         threads: Some(2),
         ..Options::default()
+    }
+}
+
+/// The same with a hybrid's draft head at work, `drafts` at once; 0: without it.
+pub fn with_drafts(drafts: usize) -> Options {
+    Options { enable_mtp: drafts > 0, mtp_num_draft_tokens: drafts.max(1), mtp_adaptive: false, ..exact() }
+}
+
+/// Waits for all other tests: the counted heap, mappings and injected faults are the process's.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Waits until the engine before has given back all it had; its thread does so after its last word.
+pub fn settle() {
+    let mut last = plimsoll_memory::heap::in_use();
+    let mut still = 0;
+    while still < 10 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        let now = plimsoll_memory::heap::in_use();
+        still = if now == last { still + 1 } else { 0 };
+        last = now;
     }
 }
 
@@ -86,22 +111,44 @@ pub struct Answer {
     pub error: Option<String>,
 }
 
+impl Answer {
+    fn add(&mut self, delta: Delta) {
+        self.text.push_str(&delta.text);
+        for token in delta.tokens {
+            self.ids.push(token.id);
+            self.logprobs.push(token.logprobs);
+        }
+        self.prompt_logprobs.extend(delta.prompt_logprobs);
+        self.cached_tokens = delta.cached_tokens;
+        self.drafts = (delta.drafted_tokens, delta.accepted_tokens);
+        self.finish = delta.finish;
+        self.error = delta.error;
+    }
+}
+
 /// Reads a request to its end.
 pub fn collect(mut reader: Reader) -> Answer {
     let mut answer = Answer::default();
     while let Some(delta) = pollster::block_on(reader.next()) {
-        answer.text.push_str(&delta.text);
-        for token in delta.tokens {
-            answer.ids.push(token.id);
-            answer.logprobs.push(token.logprobs);
-        }
-        answer.prompt_logprobs.extend(delta.prompt_logprobs);
-        answer.cached_tokens = delta.cached_tokens;
-        answer.drafts = (delta.drafted_tokens, delta.accepted_tokens);
-        answer.finish = delta.finish;
-        answer.error = delta.error;
+        answer.add(delta);
     }
     answer
+}
+
+/// Turns an engine that moves by hand until all of `readers` have ended; `after` each round, with its number.
+pub fn drive<R: Runner>(hand: &mut ByHand<R>, mut readers: Vec<Reader>, mut after: impl FnMut(usize)) -> Vec<Answer> {
+    let mut answers: Vec<Answer> = readers.iter().map(|_| Answer::default()).collect();
+    let mut round = 0;
+    while answers.iter().any(|answer| answer.finish.is_none() && answer.error.is_none()) {
+        hand.round();
+        for (answer, reader) in answers.iter_mut().zip(&mut readers) {
+            reader.take().into_iter().for_each(|delta| answer.add(delta));
+        }
+        after(round);
+        round += 1;
+        assert!(round < 5000, "it never ends");
+    }
+    answers
 }
 
 /// Submits and reads to the end.
@@ -112,6 +159,14 @@ pub fn ask(engine: &EngineHandle, request: Request) -> Answer {
 /// A JSON list of numbers as ids.
 pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// At idle: every page is free or cached, every state slot free or a checkpoint.
+pub fn full_pools(engine: &EngineHandle) {
+    let status = engine.status();
+    let read = |value: &std::sync::atomic::AtomicU64| value.load(std::sync::atomic::Ordering::Acquire);
+    assert_eq!(read(&status.pages_used), read(&status.pages_cached), "only cached pages are used");
+    assert_eq!(read(&status.slots_used), read(&status.slots_kept), "only checkpoints are in slots");
 }
 
 /// Waits until nothing runs and everything that requests held is back.

@@ -253,6 +253,11 @@ pub fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// A prompt of `len` ordinary tokens; those of one seed begin alike.
+pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
+    (0..len as u64).map(|i| (mix(seed * 1000 + i) % 256) as u32).collect()
+}
+
 impl Recall {
     /// Writes every row's token to its place, checking that the step is well formed.
     fn store(&mut self, step: &StepInput<'_>) {

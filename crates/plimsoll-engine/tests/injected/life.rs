@@ -9,7 +9,7 @@ use plimsoll_engine::{Delta, EngineHandle, Reader, Refusal, Request};
 use plimsoll_memory::{faults, heap};
 
 use crate::common::greedy;
-use crate::common::recall::{Recall, Shape, mix, recall_bench, says};
+use crate::common::recall::{Recall, Shape, mix, prompt, recall_bench, says};
 
 /// Requests of a life.
 pub const REQUESTS: usize = 8;
@@ -74,11 +74,6 @@ impl Heard {
             self.fate = Fate::Failed;
         }
     }
-}
-
-/// A prompt of `len` ordinary tokens.
-fn prompt(seed: u64, len: usize) -> Vec<u32> {
-    (0..len as u64).map(|i| (mix(seed * 1000 + i) % 256) as u32).collect()
 }
 
 /// The script.

@@ -12,18 +12,16 @@ mod panics;
 mod residence;
 mod starts;
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 use plimsoll_memory::heap::CountingHeap;
 
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// Waits for all other tests, and keeps panics that were asked for out of the log.
 fn alone() -> MutexGuard<'static, ()> {
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let guard = common::alone();
     // The harness takes note of the test before, on the same heap.
     std::thread::sleep(std::time::Duration::from_millis(100));
     let usual = std::panic::take_hook();
