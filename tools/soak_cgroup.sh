@@ -13,7 +13,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 plimsoll=${PLIMSOLL:-$here/../target/release/plimsoll}
 
-budget=400MiB seconds=600 clients=64 mix=all balloon= json= sizes=()
+budget=480MiB seconds=600 clients=64 mix=all balloon= json= sizes=()
 while [[ $# -gt 0 ]]; do
     case $1 in
         --budget) budget=$2; shift 2 ;;

@@ -26,7 +26,7 @@ const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
 const TOKENIZER_STEP_BYTES: u64 = 32 << 10;
 
 /// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles.
-const ENGINE_FIXED_BYTES: u64 = 16 << 10;
+const ENGINE_FIXED_BYTES: u64 = 24 << 10;
 /// A weight's record and name, and its place in the model.
 const WEIGHT_RECORD_BYTES: u64 = 192;
 

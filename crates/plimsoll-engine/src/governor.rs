@@ -195,14 +195,18 @@ pub(crate) fn watch(
 ) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     let body = move || {
-        let (mut since_trim, mut logged) = (0, 0);
+        let (mut since_trim, mut logged, mut looked) = (0, 0, false);
         while let Some(shared) = Weak::upgrade(&shared) {
             if shared.stopped.load(Relaxed) {
                 break;
             }
             shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
             shared.observe_accounts();
-            limits = limits.again(&root);
+            // The first time they have just been read.
+            if looked {
+                limits = limits.again(&root);
+            }
+            looked = true;
             let now = HostNow::read(&root, &limits);
             shared.gauge.set(Reading {
                 available: now.available,

@@ -24,8 +24,8 @@ use crate::stress::Pools;
 use crate::worker::Speculation;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute, what the allocator
-/// keeps of freed memory. Measured: 0.5 MiB at ready, 2.9 MiB with 64 requests running.
-const PROCESS_BASELINE_BYTES: u64 = 4 << 20;
+/// keeps of freed memory. Measured: 0.5 MiB at ready, 1.5 to 2.9 MiB with 64 requests running.
+const PROCESS_BASELINE_BYTES: u64 = 3 << 20;
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
 /// Given back on the first failed allocation, so that the failure can be handled at all.

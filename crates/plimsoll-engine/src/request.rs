@@ -220,7 +220,7 @@ impl Request {
 }
 
 /// A request's fixed state on the heap: its id, its outbox, the piece of text in work.
-const REQUEST_FIXED_BYTES: u64 = 1024;
+const REQUEST_FIXED_BYTES: u64 = 1280;
 
 /// A stop string's records in request and matcher, whose list may be half empty.
 const STOP_FIXED_BYTES: u64 = 256;
