@@ -2,7 +2,7 @@
 //!
 //! The engine never waits for a slow reader: an outbox can hold everything its request may produce, and admission has
 //! reserved those bytes. Its lists grow by an eighth and never beyond what the request can fill, so that a full one takes what was
-//! reserved and no more; text beyond [`TEXT_BYTES_PER_TOKEN`] in the mean is reserved as it comes. Dropping the reader's end is
+//! reserved and no more; text beyond `TEXT_BYTES_PER_TOKEN` in the mean is reserved as it comes. Dropping the reader's end is
 //! the abort: the engine sees it in its next step, also when idle.
 
 use std::collections::TryReserveError;
@@ -184,7 +184,7 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, 
 
 impl Outbox {
     /// Lets `write` add to what waits, then wakes the reader. After the last delta nothing is added. What needs memory goes
-    /// through [`Self::try_push`].
+    /// through `Self::try_push`.
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
         let written = self.push_into(|_, _| Ok(()), write);
         debug_assert!(written.is_ok(), "no room was asked for");
