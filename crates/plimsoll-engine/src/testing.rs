@@ -34,6 +34,8 @@ pub enum Step {
     Token(u32, String),
     /// Reports this many prompt tokens as found in the cache.
     Cached(u32),
+    /// Reports so many drafts as checked, and so many of them as right.
+    Drafts(u32, u32),
     /// Ends the request well, with the stop string that ended it, if any.
     Finish(FinishReason, Option<String>),
     /// Ends the request with an error.
@@ -308,6 +310,9 @@ impl Active {
         match step {
             Step::Wait(time) => self.due = now + time,
             Step::Cached(tokens) => outbox.push(|delta| delta.cached_tokens = tokens),
+            Step::Drafts(drafted, accepted) => {
+                outbox.push(|delta| (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted));
+            }
             Step::Token(id, text) => {
                 let logprobs = self.arrival.request.logprobs.map(|n| report(id, n, false));
                 let token = TokenOut { id, text_offset: self.text_bytes, logprobs };

@@ -90,10 +90,11 @@ fn every_field_reaches_the_engine() {
         "logit_bias": {"5": -100, "7": 2.5}, "seed": -1, "stop": ["x", "yz"], "stop_token_ids": [3], "ignore_eos": true,
         "skip_special_tokens": false, "cache_salt": "tenant", "user": "u", "store": false, "service_tier": "auto",
         "metadata": {"a": "b"}, "n": 1, "best_of": 1, "suffix": null, "echo": false, "logprobs": null,
-        "response_format": {"type": "text"}
+        "response_format": {"type": "text"}, "mtp": false
     });
     let answer = server.post("/v1/completions", &body).ok();
     assert_eq!(answer["model"], "org/tiny-alias");
+    assert_eq!(answer["usage"]["speculation"], Value::Null, "nothing was drafted");
     let request = server.last_request();
     assert_eq!((request.max_tokens, request.min_tokens), (9, 2));
     let sampling = &request.sampling;
@@ -104,12 +105,12 @@ fn every_field_reaches_the_engine() {
     assert_eq!(sampling.seed, u64::MAX);
     assert_eq!(request.stop, ["x", "yz"]);
     assert_eq!(request.stop_token_ids, [3]);
-    assert!(request.ignore_eos && !request.skip_special_tokens);
+    assert!(request.ignore_eos && !request.skip_special_tokens && !request.speculate);
     let salt = request.cache_salt;
     assert_ne!(salt, 0);
     server.post("/v1/completions", &json!({"prompt": "a", "cache_salt": "other", "stop": "s"})).ok();
     let request = server.last_request();
-    assert!(request.cache_salt != salt && request.cache_salt != 0);
+    assert!(request.cache_salt != salt && request.cache_salt != 0 && request.speculate);
     assert_eq!(request.stop, ["s"]);
     assert_eq!(request.sampling.temperature, 1.0);
 }
@@ -183,6 +184,7 @@ fn vllms_reports_are_there_on_request() {
         Box::new(
             [
                 Step::Cached(2),
+                Step::Drafts(3, 1),
                 Step::Token(104, "h".into()),
                 Step::Token(105, "i".into()),
                 Step::Finish(FinishReason::Stop, None),
@@ -199,6 +201,7 @@ fn vllms_reports_are_there_on_request() {
     assert_eq!(report[0], Value::Null);
     assert_eq!(report[1], json!({"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}));
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+    assert_eq!(answer["usage"]["speculation"], json!({"drafted": 3, "accepted": 1}));
     let ask = json!({"prompt": "abc", "return_token_ids": true, "stream": true, "max_tokens": 2});
     let events = server.post("/v1/completions", &ask).events();
     assert_eq!(events[0]["choices"][0]["prompt_token_ids"], json!([97, 98, 99]));
