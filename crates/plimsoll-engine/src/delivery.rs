@@ -92,12 +92,7 @@ impl Delivery {
         }
     }
 
-    /// Whether it is to be drafted for after its `tokens`-th token.
-    pub fn drafts(&self, tokens: usize) -> bool {
-        self.drafting.wants(tokens)
-    }
-
-    /// Its drafts, for counting and judging them.
+    /// Its drafts, for counting them and deciding on more.
     pub fn drafting(&mut self) -> &mut Drafting {
         &mut self.drafting
     }

@@ -4,6 +4,7 @@
 //! in `Drop` without anybody's help.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use arrayvec::ArrayVec;
@@ -70,6 +71,20 @@ impl PageLease {
         true
     }
 
+    /// Notes that the draft head has made its entries of the positions `drafted`, the last of them those from `new` on.
+    pub fn set_drafted(&self, drafted: &Range<usize>, new: usize) {
+        let whole = new.max(drafted.start.next_multiple_of(PAGE_TOKENS)) / PAGE_TOKENS..drafted.end / PAGE_TOKENS;
+        let pool = &mut self.cache.borrow_mut().pool;
+        self.pages[whole.start.min(whole.end)..whole.end].iter().for_each(|page| pool.set_drafted(*page));
+    }
+
+    /// From where on the draft head has made its entries of all of the first `positions`.
+    pub fn drafted_from(&self, positions: usize) -> usize {
+        let pool = &self.cache.borrow().pool;
+        let pages = &self.pages[..positions.div_ceil(PAGE_TOKENS)];
+        pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
+    }
+
     /// Lets others find the whole pages of `tokens`, which these pages hold.
     pub fn publish(&self, salt: u64, tokens: &[u32]) {
         let cache = &mut *self.cache.borrow_mut();
@@ -78,15 +93,25 @@ impl PageLease {
         }
     }
 
-    /// The same for a model with recurrent state: for each checkpoint that the last step wrote.
-    pub fn publish_checkpoints(&mut self, salt: u64, tokens: &[u32], state: &mut StateLease, end_of_input: usize) {
+    /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
+    pub fn publish_checkpoints(
+        &mut self,
+        salt: u64,
+        tokens: &[u32],
+        state: &mut StateLease,
+        end_of_input: usize,
+    ) -> bool {
+        let any = !state.written.is_empty();
         for (position, slot) in state.written.drain(..) {
             let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };
             let cache = &mut *self.cache.borrow_mut();
             cache.publish_state(salt, &tokens[..position], &mut self.pages, slot, purpose);
             cache.states.as_mut().expect("it gave the slot").release(slot);
         }
-        self.name();
+        if any {
+            self.name();
+        }
+        any
     }
 
     /// Ends the lease and leaves what `tokens` computed to the index.
@@ -199,6 +224,11 @@ impl StateLease {
         (current + rows) % self.width
     }
 
+    /// The ring's place where a step that keeps but its last state puts it: the one that it reads, which is in the caches.
+    fn in_place(&self) -> usize {
+        if let Source::Ring(at) = self.source { at } else { 0 }
+    }
+
     /// Names the slot that receives the state after each of the `rows` rows from `start` on. `each`: after every row, since
     /// any of them may turn out to be the last that counts.
     pub fn outputs(&self, start: usize, rows: usize, each: bool, out: &mut Vec<u32>) {
@@ -214,7 +244,7 @@ impl StateLease {
             out.push(slot);
         }
         if !each {
-            out[first + rows - 1] = self.ring[self.ahead(1)].0;
+            out[first + rows - 1] = self.ring[self.in_place()].0;
         }
         for (position, slot) in &self.planned {
             out[first + position - 1 - start] = slot.0;
@@ -231,7 +261,7 @@ impl StateLease {
                 self.cache.borrow_mut().states.as_mut().expect("it gave the slot").retain(*slot);
                 Source::Shared(*slot)
             }
-            _ => Source::Ring(self.ahead(if each { rows } else { 1 })),
+            _ => Source::Ring(if each { self.ahead(rows) } else { self.in_place() }),
         };
         self.leave_source();
         self.source = next;

@@ -390,7 +390,9 @@ impl<R: Runner> Worker<R> {
     fn schedule(&mut self) -> Next {
         self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding()).count();
         let mut next = self.pace.next(self.decodes);
-        next.draft &= self.drafts_max > 0 && self.governor.rung() < Rung::SpeculationOff;
+        if self.governor.rung() >= Rung::SpeculationOff {
+            next = Next::PLAIN;
+        }
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
@@ -418,7 +420,7 @@ impl<R: Runner> Worker<R> {
         self.deliver();
         let drafting = Instant::now();
         if self.drafts_max > 0 {
-            self.draft(next.draft);
+            self.draft(next);
             self.observe_pace(began, drafting);
         }
         for share in &self.shares {
