@@ -27,6 +27,10 @@ pub enum Site {
     Detokenizer,
     /// Shaping an answer.
     Shape,
+    /// A page that is not given back.
+    LosePage,
+    /// A state slot that is not given back.
+    LoseSlot,
 }
 
 #[cfg(not(any(test, feature = "fault-injection")))]

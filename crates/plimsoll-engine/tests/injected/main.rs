@@ -7,6 +7,7 @@
 mod common;
 mod kernels;
 mod life;
+mod lost;
 mod memory;
 mod panics;
 mod residence;
