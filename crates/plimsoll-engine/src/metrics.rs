@@ -34,7 +34,7 @@ pub struct Metrics {
     pub refused_memory: Counter,
     /// How often each rung of the governor's ladder was climbed, cheapest first.
     pub rungs: [Counter; 6],
-    /// How often the canary was given up.
+    /// How often a refused allocation cost a slice of the canary.
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
@@ -147,7 +147,7 @@ impl Metrics {
                 climbed,
             );
         }
-        counter("canary_released", "How often the canary was given up", &self.canaries);
+        counter("canary_released", "How often a refused allocation cost a slice of the canary", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
         counter("panics", "Panics that were caught", &self.panics);
