@@ -179,7 +179,7 @@ impl Delivery {
         self.failed = true;
         match failure.into() {
             Failure::Words(words) => self.outbox.push(|delta| delta.error = Some(words)),
-            Failure::Memory => self.outbox.last_words(NO_MEMORY),
+            Failure::Memory => self.outbox.last_words(NO_MEMORY, true),
         }
     }
 

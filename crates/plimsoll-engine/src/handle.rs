@@ -5,8 +5,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::Ledger;
-use plimsoll_memory::Plan;
+use plimsoll_memory::{Ledger, Plan, heap};
 
 use crate::accounts::Accounts;
 use crate::governor::{Gauge, Rung};
@@ -92,6 +91,8 @@ pub(crate) struct Shared {
     pub watchdog: Watchdog,
     /// The tokens that end output, the model's and its tokenizer's.
     pub eos: OnceLock<Vec<u32>>,
+    /// Somebody brings the canary back when refused allocations have cost it.
+    pub canary_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
     pub trim: AtomicBool,
     host_reserved: AtomicU64,
@@ -142,6 +143,7 @@ impl Shared {
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
+            canary_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
             host_held: AtomicU64::new(0),
@@ -184,6 +186,12 @@ impl EngineHandle {
         if self.rung() >= Rung::StopAdmitting {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
+        }
+        if self.shared.canary_kept.load(Ordering::Relaxed) && heap::canary_missing() > 0 {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable(
+                "memory was refused a moment ago: no new requests until the reserve is whole again",
+            ));
         }
         if self.shared.watchdog.stalled() {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));

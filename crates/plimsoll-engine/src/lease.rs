@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use arrayvec::ArrayVec;
 use plimsoll_device::NO_STATE;
+use plimsoll_memory::faults::{self, Site};
 
 use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, Purpose, SlotId};
 use crate::options::Options;
@@ -132,6 +133,9 @@ impl PageLease {
 
     /// Gives every page back.
     pub fn clear(&mut self) {
+        if !self.pages.is_empty() && faults::asked(Site::LosePage) {
+            self.pages.pop();
+        }
         self.cache.borrow_mut().pool.release_all(&self.pages);
         self.pages.clear();
         self.ids.clear();
@@ -287,6 +291,9 @@ impl StateLease {
     /// Gives every slot back: the sequence starts over.
     pub fn clear(&mut self) {
         self.leave_source();
+        if !self.ring.is_empty() && faults::asked(Site::LoseSlot) {
+            self.ring.pop();
+        }
         let cache = &mut *self.cache.borrow_mut();
         let Some(states) = &mut cache.states else { return };
         let checkpoints = self.planned.drain(..).chain(self.written.drain(..)).map(|(_, slot)| slot);

@@ -4,8 +4,10 @@
 //! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
 
 mod accounts;
+pub mod backlog;
 mod berth;
 pub mod cache;
+mod canary;
 pub mod constraint;
 pub mod cpu;
 mod delivery;
@@ -31,6 +33,7 @@ mod step;
 mod stress;
 pub mod testing;
 mod trim;
+mod watch;
 mod watchdog;
 pub mod whatif;
 mod worker;

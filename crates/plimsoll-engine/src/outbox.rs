@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
+use crate::backlog::Backlog;
 use crate::handle::HostBytes;
 use crate::request::Request;
 use crate::room::Failure;
@@ -71,6 +72,8 @@ pub struct Delta {
     pub stop_reason: Option<String>,
     /// Set in the last delta of a request that failed; the server turns it into a 5xx or an error event.
     pub error: Option<String>,
+    /// With `error`: memory ran short, nothing is wrong with the request, and it may be tried again. The server's 503.
+    pub retry: bool,
 }
 
 impl Delta {
@@ -160,7 +163,9 @@ struct Left {
 pub struct Reader {
     shared: Arc<Shared>,
     done: bool,
-    /// Bytes of the delta that was read last, and is being worked on until the next is asked for.
+    /// What was taken and is handed on piece by piece.
+    backlog: Backlog,
+    /// Bytes of what was taken last, part of which is being worked on until more is taken.
     taken: u64,
 }
 
@@ -179,7 +184,7 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, 
     let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
     let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
     let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence, spare };
-    Some((writer, Reader { shared, done: false, taken: 0 }))
+    Some((writer, Reader { shared, done: false, backlog: Backlog::default(), taken: 0 }))
 }
 
 impl Outbox {
@@ -253,13 +258,13 @@ impl Outbox {
         grown
     }
 
-    /// Ends the request with an error without asking for memory. `words` are few.
-    pub fn last_words(&mut self, words: &str) {
+    /// Ends the request with an error without asking for memory. `words` are few; `retry`: it may be tried again.
+    pub fn last_words(&mut self, words: &str, retry: bool) {
         debug_assert!(words.len() <= LAST_WORDS_BYTES);
         let mut spare = std::mem::take(&mut self.spare);
         self.push(|delta| {
             spare.push_str(words);
-            delta.error = Some(spare);
+            (delta.error, delta.retry) = (Some(spare), retry);
         });
     }
 
@@ -273,7 +278,7 @@ impl Drop for Outbox {
     /// An outbox that goes without having finished ends its request with an error: a reader never waits for ever.
     fn drop(&mut self) {
         if !self.finished {
-            self.last_words("the engine stopped before the request was complete");
+            self.last_words("the engine stopped before the request was complete", false);
         }
         self.shared.reserved.hold(self.of_sequence, 0);
     }
@@ -292,8 +297,18 @@ impl Reader {
         None
     }
 
-    /// What is there now, without waiting.
+    /// What is there now, without waiting; of much that has waited, the next piece ([`crate::backlog::DELTA_BYTES`]).
     pub fn take(&mut self) -> Option<Delta> {
+        if self.backlog.is_empty() {
+            let delta = self.take_all()?;
+            self.backlog.refill(delta);
+        }
+        let piece = self.backlog.piece();
+        self.done = piece.is_last();
+        Some(piece)
+    }
+
+    fn take_all(&mut self) -> Option<Delta> {
         let mut pending = self.shared.pending();
         if pending.delta.is_empty() {
             return None;
@@ -304,7 +319,6 @@ impl Reader {
         drop(pending);
         // The one before is done with.
         self.shared.reserved.hold(std::mem::replace(&mut self.taken, bytes), 0);
-        self.done = delta.is_last();
         Some(delta)
     }
 }

@@ -40,6 +40,8 @@ pub enum Step {
     Finish(FinishReason, Option<String>),
     /// Ends the request with an error.
     Fail(String),
+    /// Ends the request because memory ran short.
+    RunShort,
     /// Ends the whole engine: every request's outbox is dropped as it is.
     StopEngine,
 }
@@ -331,6 +333,10 @@ impl Active {
             }
             Step::Fail(message) => {
                 outbox.push(|delta| delta.error = Some(message));
+                return Outcome::Ends;
+            }
+            Step::RunShort => {
+                outbox.last_words("memory ran short", true);
                 return Outcome::Ends;
             }
             Step::StopEngine => return Outcome::Stops,

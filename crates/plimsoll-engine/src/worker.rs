@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use plimsoll_device::DeviceError;
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_memory::{Component, Region, heap};
+use plimsoll_memory::heap;
 
 use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
 use crate::governor::{Governor, Rung};
 use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
+use crate::room::Failure;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::{Newcomer, Scheduler, Seq, Share, StepLimits};
@@ -67,8 +68,6 @@ pub(crate) struct Worker<R> {
     governor: Governor,
     /// Readings of the machine that were acted upon.
     readings: u64,
-    /// Canaries the heap had given up when this was last looked at.
-    canaries: u64,
     /// Pages on their way back to the system, reused.
     evicted: Vec<u32>,
     /// Pages are resident only while they are used.
@@ -160,7 +159,6 @@ impl<R: Runner> Worker<R> {
             arrived: 0,
             governor: Governor::default(),
             readings: 0,
-            canaries: heap::canaries_released(),
             evicted: Vec::with_capacity(pages),
             elastic,
             trim: Trim::new(),
@@ -252,7 +250,7 @@ impl<R: Runner> Worker<R> {
             Due::Nothing => return,
             Due::Free => {}
             Due::All => {
-                self.cache.borrow().assert_at_rest();
+                self.check_at_rest();
                 if self.elastic {
                     self.cache.borrow_mut().evict_idle(&mut self.evicted);
                     self.shared.metrics.evicted_pages.inc_by(self.evicted.len() as u64);
@@ -262,6 +260,21 @@ impl<R: Runner> Worker<R> {
         self.shared.metrics.trims.inc();
         self.shared.trim.store(true, Release);
         self.give_pages_back();
+    }
+
+    /// I4: what is missing when nothing runs will never be given back by anybody. It is said and counted, and all tables are made
+    /// anew, which costs cached prefixes and nothing else.
+    fn check_at_rest(&mut self) {
+        let Some(missing) = self.cache.borrow().missing_at_rest() else { return };
+        let (pages_total, slots_total) = {
+            let cache = self.cache.borrow();
+            (cache.pool.total(), cache.states.as_ref().map_or(0, |states| states.total()))
+        };
+        let (pages, slots) = (missing.pages, missing.slots);
+        tracing::error!(pages, pages_total, slots, slots_total, "lost: nothing runs and somebody still holds them");
+        self.shared.metrics.lost_pages.inc_by(pages as u64);
+        self.shared.metrics.lost_slots.inc_by(slots as u64);
+        self.start_over();
     }
 
     /// In elastic mode: every free page's memory goes back to the system.
@@ -277,7 +290,7 @@ impl<R: Runner> Worker<R> {
     fn govern(&mut self) {
         let Some(reading) = self.shared.gauge.newer(&mut self.readings) else { return };
         let rung = self.governor.observe(&reading);
-        self.shared.gauge.stand(rung, &self.shared.metrics);
+        self.shared.gauge.stand(rung, &reading, &self.shared.metrics);
         if rung >= Rung::EvictPrefix {
             self.cache.borrow_mut().evict_idle(&mut self.evicted);
             self.shared.metrics.evicted_pages.inc_by(self.evicted.len() as u64);
@@ -288,28 +301,11 @@ impl<R: Runner> Worker<R> {
         let preempted = self.scheduler.ease(prefill_rows, running);
         self.shared.metrics.preemptions.inc_by(preempted);
         if rung >= Rung::Fail {
-            drop(heap::disarm());
+            heap::give_up_canary();
             if let Some(mut seq) = self.scheduler.give_up_newest() {
-                seq.work.fail("memory ran short on this machine; the newest request was given up");
+                tracing::warn!("the newest request is given up: memory ran short on this machine");
+                seq.work.fail(Failure::Memory);
                 self.shared.metrics.failed.inc();
-            }
-        }
-        self.keep_canary(rung);
-    }
-
-    /// Says that the canary was given up, and sets another aside once the machine is calm.
-    fn keep_canary(&mut self, rung: Rung) {
-        let released = heap::canaries_released();
-        if released > self.canaries {
-            tracing::error!("an allocation failed; the canary was given up for it");
-            self.shared.metrics.canaries.inc_by(released - self.canaries);
-            self.canaries = released;
-        }
-        let planned = self.shared.ledger.row(Component::Canary).planned;
-        if rung == Rung::Calm && planned > 0 && !heap::armed() {
-            match Region::restore_canary(&self.shared.ledger) {
-                Ok(canary) => drop(heap::arm(canary)),
-                Err(error) => tracing::debug!(%error, "no canary yet"),
             }
         }
     }

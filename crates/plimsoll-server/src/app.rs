@@ -16,10 +16,10 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use tokio::sync::{Semaphore, watch};
 
-use crate::config::{Served, ServerConfig};
+use crate::config::{ARRIVING_BYTES, PARSED_FACTOR, Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
-use crate::limits::{ByteBudget, WorkBudget};
+use crate::limits::{ByteBudget, ReadBody, WorkBudget};
 use crate::metrics::Metrics;
 use crate::{chat, completions, form, health, memory, metrics, models, tokenize};
 
@@ -52,6 +52,9 @@ pub(crate) struct App {
     longest_token: u64,
     pub grammars: Arc<Grammars>,
     text_workers: Arc<Semaphore>,
+    /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
+    /// round.
+    parsing: WorkBudget,
     tokenizing: WorkBudget,
 }
 
@@ -70,6 +73,7 @@ impl App {
             metrics: Metrics::new(&served.engine, &bytes, &grammars),
             grammars,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
+            parsing: WorkBudget::new(config.parsing_bytes_max()),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
             phase: watch::Sender::new(Phase::Serving),
@@ -146,6 +150,18 @@ impl App {
         }
     }
 
+    /// Runs the work that makes something of a body. It waits on its thread while others are at it, as long as together they might
+    /// take more than was planned for bodies that are being parsed.
+    pub async fn on_body<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: ReadBody,
+        work: impl FnOnce(&Self, ReadBody) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let app = Arc::clone(self);
+        let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
+        self.on_text_worker(move || app.parsing.with(parsed, || work(&app, body))).await
+    }
+
     /// Runs work on text (parsing, templates, tokenizing) on a blocking thread, a bounded number at once. A panic in it
     /// is this request's error.
     pub async fn on_text_worker<T: Send + 'static>(
@@ -178,7 +194,8 @@ impl App {
 impl ServerConfig {
     /// Refuses limits that contradict each other.
     fn check(&self) -> Result<(), ServeError> {
-        let least = self.max_body_bytes.saturating_mul(crate::config::BODY_FACTOR);
+        // Room for a body grows by an eighth.
+        let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
         if self.max_bytes_in_flight < least {
             return Err(ServeError::Config(format!(
                 "max_bytes_in_flight is {}, but one body of max_body_bytes needs {least}",

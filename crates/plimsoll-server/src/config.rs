@@ -88,7 +88,7 @@ pub struct ServerConfig {
     pub port: u16,
     /// Bytes of one request body.
     pub max_body_bytes: u64,
-    /// Bytes that all bodies, what is parsed from them and all unsent answers may hold together.
+    /// Bytes that all bodies, the prompts in them and all unsent answers may hold together.
     pub max_bytes_in_flight: u64,
     /// Open connections; the next one is told 503 and closed.
     pub max_connections: u32,
@@ -125,7 +125,7 @@ impl Default for ServerConfig {
             host: "127.0.0.1".into(),
             port: 8000,
             max_body_bytes: 4 << 20,
-            max_bytes_in_flight: 32 << 20,
+            max_bytes_in_flight: 24 << 20,
             max_connections: 256,
             max_choices: 128,
             text_workers: 2,
@@ -155,8 +155,17 @@ pub(crate) const HEAD_BYTES: usize = 32 << 10;
 /// Kernel bytes for one direction of one connection (the kernel doubles what is asked for).
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 
-/// What a body byte may become while it is parsed: itself, its text, its token ids.
-pub(crate) const BODY_FACTOR: u64 = 4;
+/// What a connection's read buffer takes beyond its plan while a large body arrives: pieces of it are still shared with what is
+/// being copied. Measured: `tests/host_heap.rs`.
+pub(crate) const ARRIVING_BYTES: u64 = 64 << 10;
+
+/// Bytes of one event of a stream: what a piece of output ([`plimsoll_engine::backlog::DELTA_BYTES`]) becomes on its way to the
+/// connection's buffer, as JSON in a list that grew by doubling.
+const EVENT_BYTES: u64 = 2 * plimsoll_engine::backlog::DELTA_BYTES as u64;
+
+/// What a byte of a body may become while it is parsed: unescaped text in a list that grew by doubling, and a copy of it; or token
+/// ids. Measured: `tests/bodies.rs`.
+pub(crate) const PARSED_FACTOR: u64 = 3;
 
 impl ServerConfig {
     /// The most heap bytes that open connections take: buffers, task, parsed head, stream state.
@@ -164,11 +173,16 @@ impl ServerConfig {
         u64::from(self.max_connections) * (2 * CONNECTION_BUFFER_BYTES as u64 + CONNECTION_FIXED_BYTES)
     }
 
+    /// Bytes for bodies that are being parsed, all together: as much as the largest one takes.
+    pub(crate) fn parsing_bytes_max(&self) -> u64 {
+        PARSED_FACTOR * self.max_body_bytes
+    }
+
     /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
     pub fn heap_bytes_max(&self) -> u64 {
-        let connections = self.connection_bytes_max();
-        // Bodies, their parsed forms and whole answers: one budget, enforced byte by byte.
-        let in_flight = self.max_bytes_in_flight;
+        let connections = self.connection_bytes_max() + u64::from(self.max_connections) * EVENT_BYTES;
+        // Bodies, prompts and whole answers: one budget, enforced byte by byte. What is parsed at the moment: another.
+        let in_flight = self.max_bytes_in_flight + self.parsing_bytes_max();
         // Values a template makes on its way to a prompt, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
         connections + in_flight + templates + self.max_tokenizing_bytes + self.grammar_bytes

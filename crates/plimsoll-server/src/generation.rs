@@ -82,6 +82,9 @@ impl Generation {
             () = sleep_until(until) => News::Late,
         };
         let event = match news {
+            News::Choice(Some((_, Delta { error: Some(message), retry: true, .. }))) => {
+                Event::Failed(ApiError::unavailable(message, 5))
+            }
             News::Choice(Some((_, Delta { error: Some(message), .. }))) => Event::Failed(self.failure(message)),
             News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
             News::Choice(None) => Event::Done,

@@ -166,7 +166,7 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.take::<String>(name)?;
     }
-    fields.take::<BTreeMap<String, String>>("metadata")?;
+    fields.take_few::<BTreeMap<String, String>>("metadata", METADATA_NODES_MAX)?;
     fields.only("store", &["false"])?;
     fields.only("service_tier", &["\"auto\"", "\"default\""])?;
     fields.only("use_beam_search", &["false"])?;
@@ -182,6 +182,12 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.never(&["truncate_prompt_tokens"], "a prompt is never cut; shorten it")?;
     fields.never(&["request_id"], "send it as the x-request-id header")
 }
+
+/// Stop strings that are read before the engine's own limit is applied: two bytes of a body may be one, which takes fifty.
+const STOPS_MAX: usize = 1024;
+
+/// Values in `metadata` that are read; OpenAI takes 16 pairs.
+const METADATA_NODES_MAX: usize = 256;
 
 /// `stop`: a string or a list of strings.
 struct Stop(Vec<String>);
@@ -200,6 +206,9 @@ impl<'de> Deserialize<'de> for Stop {
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Stop, A::Error> {
                 let mut stops = Vec::new();
                 while let Some(text) = seq.next_element()? {
+                    if stops.len() == STOPS_MAX {
+                        return Err(A::Error::custom(format_args!("more than {STOPS_MAX} stop strings")));
+                    }
                     stops.push(text);
                 }
                 Ok(Stop(stops))

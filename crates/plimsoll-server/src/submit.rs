@@ -129,11 +129,19 @@ impl Draft {
         error
     }
 
-    /// A whole answer is held in memory until the client has taken it; of a stream, what its readers hold back.
+    /// A whole answer is held in memory until the client has taken it; of a stream, what its readers hold back and what comes at
+    /// once. Its output comes in pieces of bounded size.
     fn hold_answer(&self, app: &App) -> ApiResult<Option<Held>> {
         let choices = self.prompts.len() as u64 * u64::from(self.common.n);
         let mut bytes = choices * self.reading_bytes;
         if self.common.stream {
+            // What a stream repeats of its prompt is one event.
+            let repeated = |prompt: &Prompt| {
+                let ids = if self.common.return_token_ids { ANSWER_BYTES_PER_ID } else { 0 };
+                let echo = prompt.echo.as_ref().map_or(0, |text| ANSWER_BYTES_PER_ECHOED * text.len() as u64);
+                echo + prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs))
+            };
+            bytes += u64::from(self.common.n) * self.prompts.iter().map(repeated).sum::<u64>();
             return if bytes > 0 { app.bytes.hold(bytes).map(Some) } else { Ok(None) };
         }
         for prompt in &self.prompts {
@@ -159,6 +167,9 @@ const ANSWER_BYTES_PER_TOKEN: u64 = 64;
 
 /// One id of a prompt that the answer repeats.
 const ANSWER_BYTES_PER_ID: u64 = 16;
+
+/// One byte of an echoed prompt, as JSON.
+const ANSWER_BYTES_PER_ECHOED: u64 = 2;
 
 /// One reported alternative: its record, its text and its JSON.
 const ANSWER_BYTES_PER_ALTERNATIVE: u64 = 128;

@@ -91,6 +91,5 @@ async fn on_body(
 ) -> ApiResult<Response> {
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    app.on_text_worker(move || work(&worker, &body.bytes)).await
+    app.on_body(body, move |app, body| work(app, &body.bytes)).await
 }

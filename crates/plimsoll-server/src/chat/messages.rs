@@ -9,7 +9,7 @@ use super::adapt;
 use super::tools::ToolUse;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, check_nodes};
+use crate::fields::{Fields, MAX_NODES, check_nodes};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -101,7 +101,7 @@ impl Conversation {
 }
 
 fn messages(raw: &RawValue) -> ApiResult<Value> {
-    check_nodes("messages", raw)?;
+    check_nodes("messages", raw, MAX_NODES)?;
     let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));

@@ -25,10 +25,9 @@ use crate::sse;
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    let asked = app.on_text_worker(move || {
-        let mut asked = request::parse(&body.bytes, &worker)?;
-        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes()));
+    let asked = app.on_body(body, |app, body| {
+        let mut asked = request::parse(&body.bytes, app)?;
+        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes())?);
         Ok(asked)
     });
     let asked = asked.await?;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, check_nodes, wrong};
+use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
 
 /// Most tools of one request.
 const MAX_TOOLS: usize = 128;
@@ -45,7 +45,7 @@ impl ToolUse {
         let list: Vec<&RawValue> = match raw {
             None => Vec::new(),
             Some(raw) => {
-                check_nodes("tools", raw)?;
+                check_nodes("tools", raw, MAX_NODES)?;
                 serde_json::from_str(raw.get()).map_err(|e| wrong("tools", &e))?
             }
         };
