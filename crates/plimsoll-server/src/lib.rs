@@ -8,6 +8,8 @@
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
 mod app;
+mod cache;
+mod caller;
 mod chat;
 mod choices;
 mod completions;
@@ -26,9 +28,11 @@ mod models;
 mod params;
 mod prompt;
 mod request_log;
+mod running;
 mod serve;
 mod socket;
 mod sse;
+mod status;
 mod submit;
 mod tokenize;
 
