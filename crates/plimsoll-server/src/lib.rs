@@ -7,6 +7,7 @@
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
+mod access;
 mod app;
 mod cache;
 mod caller;
@@ -14,6 +15,7 @@ mod chat;
 mod choices;
 mod completions;
 mod config;
+mod door;
 mod error;
 mod fields;
 mod form;
@@ -27,6 +29,7 @@ mod metrics;
 mod models;
 mod params;
 mod prompt;
+mod rates;
 mod request_log;
 mod running;
 mod serve;
@@ -36,6 +39,8 @@ mod status;
 mod submit;
 mod tokenize;
 
+pub use access::{ApiKeys, Origins};
 pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
+pub use rates::RateLimits;
 pub use serve::{bind, serve};
