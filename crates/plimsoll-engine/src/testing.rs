@@ -53,6 +53,8 @@ pub type Script = Box<dyn Iterator<Item = Step> + Send>;
 pub struct Observed {
     /// Every request that arrived, in order.
     pub requests: Mutex<Vec<Request>>,
+    /// Requests whose output had to have a form.
+    pub constrained: AtomicU64,
     /// Requests that are being answered.
     pub active: AtomicU64,
     /// Requests whose reader went away before the end.
@@ -262,6 +264,7 @@ impl Engine {
             let reports: Vec<_> = request.prompt.iter().enumerate().map(own).collect();
             arrival.outbox.push(|delta| delta.prompt_logprobs = reports);
         }
+        self.observed.constrained.fetch_add(arrival.room.constraint.is_some().into(), Ordering::AcqRel);
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(arrival.request.clone());
         }

@@ -20,7 +20,7 @@ use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
 use crate::rates::Rates;
 use crate::running::{self, Running};
-use crate::{cache, chat, completions, door, form, health, memory, metrics, models, status, tokenize};
+use crate::{cache, chat, completions, door, form, health, memory, metrics, models, openapi, status, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -211,6 +211,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/version", get(health::version))
         .route("/metrics", get(metrics::handle))
         .route("/v1/memory", get(memory::handle))
+        .route("/openapi.json", get(openapi::handle))
         .route("/v1/status", get(status::handle))
         .route("/v1/requests/{id}", delete(running::cancel))
         .route("/v1/cache", get(cache::stats).delete(cache::clear))

@@ -27,6 +27,7 @@ mod logprobs;
 mod memory;
 mod metrics;
 mod models;
+mod openapi;
 mod params;
 mod prompt;
 mod rates;
