@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan, heap};
 
 use crate::accounts::Accounts;
+use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
@@ -58,6 +59,11 @@ impl HostBytes {
             sum.fetch_add(after.wrapping_sub(before), Ordering::AcqRel);
         }
     }
+
+    /// How many of them are held.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Acquire)
+    }
 }
 
 impl std::fmt::Debug for HostBytes {
@@ -80,6 +86,7 @@ pub(crate) struct Shared {
     pub ledger: Arc<Ledger>,
     pub metrics: Metrics,
     pub status: Status,
+    pub cached: Cached,
     pub draining: AtomicBool,
     pub stop: AtomicBool,
     pub stopped: AtomicBool,
@@ -120,6 +127,8 @@ pub struct Status {
     pub slots_total: AtomicU64,
     /// State slots kept as checkpoints.
     pub slots_kept: AtomicU64,
+    /// Whether equal prefixes are shared.
+    pub prefix_cache: AtomicBool,
     /// Steps taken since start.
     pub steps: AtomicU64,
     /// Looks around since start, those of an idle engine included.
@@ -136,6 +145,7 @@ impl Shared {
             ledger,
             metrics: Metrics::default(),
             status: Status::default(),
+            cached: Cached::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

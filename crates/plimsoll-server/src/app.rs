@@ -1,16 +1,13 @@
-//! The state all handlers share, the routes, and what every answer gets whatever its route.
+//! The state all handlers share, and the routes.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use futures_util::FutureExt;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{delete, get, post};
 use plimsoll_grammar::Grammars;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
@@ -21,7 +18,9 @@ use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, ReadBody, WorkBudget};
 use crate::metrics::Metrics;
-use crate::{chat, completions, form, health, memory, metrics, models, tokenize};
+use crate::rates::Rates;
+use crate::running::{self, Running};
+use crate::{cache, chat, completions, door, form, health, memory, metrics, models, openapi, status, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +47,9 @@ pub(crate) struct App {
     pub bytes: Arc<ByteBudget>,
     pub metrics: Metrics,
     pub phase: watch::Sender<Phase>,
+    pub running: Arc<Running>,
+    pub rates: Rates,
+    pub started: Instant,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
     pub grammars: Arc<Grammars>,
@@ -77,6 +79,9 @@ impl App {
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
             phase: watch::Sender::new(Phase::Serving),
+            running: Running::new(config.max_connections),
+            rates: Rates::new(config.rates),
+            started: Instant::now(),
             longest_token: longest_token.max(1) as u64,
             bytes,
             served,
@@ -223,9 +228,14 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/version", get(health::version))
         .route("/metrics", get(metrics::handle))
         .route("/v1/memory", get(memory::handle))
+        .route("/openapi.json", get(openapi::handle))
+        .route("/v1/status", get(status::handle))
+        .route("/v1/requests/{id}", delete(running::cancel))
+        .route("/v1/cache", get(cache::stats).delete(cache::clear))
+        .route("/v1/cache/clear", post(cache::clear))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&app), around))
+        .layer(from_fn_with_state(Arc::clone(&app), door::around))
         .with_state(app)
 }
 
@@ -238,29 +248,4 @@ async fn wrong_method(request: Request) -> ApiError {
     let message = format!("{} is not allowed at {}", request.method(), quote(request.uri().path()));
     let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message);
     ApiError { close: true, code: Some("method_not_allowed"), ..error }
-}
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Longest `x-request-id` that is echoed.
-const REQUEST_ID_BYTES: usize = 128;
-
-/// Echoes or makes up the request id, and counts the answer.
-async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let given = request.headers().get(&REQUEST_ID);
-    let id = match given {
-        Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
-            let message = format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
-            return ApiError { close: true, ..ApiError::invalid("x-request-id", message) }.into_response();
-        }
-        Some(id) => id.clone(),
-        None => HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req")),
-    };
-    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    // A panic while an answer is shaped costs this answer, not the connection and those behind it.
-    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-    let mut response = answer.unwrap_or_else(|_| app.panicked().into_response());
-    app.metrics.answered(path.as_deref().unwrap_or("other"), response.status().as_u16());
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
 }

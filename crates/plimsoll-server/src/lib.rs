@@ -7,11 +7,15 @@
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
+mod access;
 mod app;
+mod cache;
+mod caller;
 mod chat;
 mod choices;
 mod completions;
 mod config;
+mod door;
 mod error;
 mod fields;
 mod form;
@@ -23,15 +27,21 @@ mod logprobs;
 mod memory;
 mod metrics;
 mod models;
+mod openapi;
 mod params;
 mod prompt;
+mod rates;
 mod request_log;
+mod running;
 mod serve;
 mod socket;
 mod sse;
+mod status;
 mod submit;
 mod tokenize;
 
+pub use access::{ApiKeys, Origins};
 pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
+pub use rates::RateLimits;
 pub use serve::{bind, serve};

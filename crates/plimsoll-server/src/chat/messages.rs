@@ -54,6 +54,9 @@ impl Conversation {
             }
         }
         if let Some(documents) = fields.json("documents")? {
+            if !documents.is_array() {
+                return Err(ApiError::invalid("documents", "documents must be a list"));
+            }
             extra.insert("documents".into(), documents);
         }
         fields.never(&["chat_template"], "the server's own template is used")?;
