@@ -21,7 +21,7 @@ use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
-use crate::{chat, completions, form, health, memory, metrics, models, tokenize};
+use crate::{anthropic, chat, completions, form, health, memory, metrics, models, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -199,6 +199,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health::health))
@@ -230,11 +232,14 @@ const REQUEST_ID_BYTES: usize = 128;
 
 /// Echoes or makes up the request id, and counts the answer.
 async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let anthropics = anthropic::owns(request.uri().path());
     let given = request.headers().get(&REQUEST_ID);
     let id = match given {
         Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
             let message = format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
-            return ApiError { close: true, ..ApiError::invalid("x-request-id", message) }.into_response();
+            let refused = ApiError { close: true, ..ApiError::invalid("x-request-id", message) }.into_response();
+            let none = HeaderValue::from_static("none");
+            return if anthropics { anthropic::reshape(refused, &none) } else { refused };
         }
         Some(id) => id.clone(),
         None => HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req")),
@@ -243,6 +248,9 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     // A panic while an answer is shaped costs this answer, not the connection and those behind it.
     let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
     let mut response = answer.unwrap_or_else(|_| app.panicked().into_response());
+    if anthropics {
+        response = anthropic::reshape(response, &id);
+    }
     app.metrics.answered(path.as_deref().unwrap_or("other"), response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);
     response

@@ -7,6 +7,7 @@
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
+mod anthropic;
 mod app;
 mod chat;
 mod choices;
@@ -31,6 +32,7 @@ mod socket;
 mod sse;
 mod submit;
 mod tokenize;
+mod turn;
 
 pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;

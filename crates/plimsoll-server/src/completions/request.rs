@@ -44,6 +44,8 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         grammar,
         reading_bytes: 0,
         kept: None,
+        fills_context: false,
+        gathers: false,
         common,
     };
     Ok(Asked { draft, echo })

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use plimsoll_engine::FinishReason;
 use plimsoll_reply::{Event, HELD_BYTES_MAX, ReplyParser, Spec, ToolFormat};
-use serde::Serialize;
 
+use super::conversation::Conversation;
 use super::forced::forced_format;
-use super::messages::Conversation;
 use super::tools::ToolChoice;
 use crate::app::App;
 use crate::choices::finish_name;
@@ -20,11 +19,19 @@ pub(crate) struct Rules {
     pub include_reasoning: bool,
     /// At most one call; what follows it is not shown.
     one_call: bool,
+    /// How ids of calls begin; none for short ones without a beginning.
+    call_prefix: Option<&'static str>,
 }
 
 impl Rules {
     /// The rules for a conversation whose prompt was rendered as `prompt`.
-    pub fn new(app: &App, conversation: &Conversation, prompt: &str, include_reasoning: bool) -> Self {
+    pub fn new(
+        app: &App,
+        conversation: &Conversation,
+        prompt: &str,
+        include_reasoning: bool,
+        call_prefix: &'static str,
+    ) -> Self {
         let formats = &app.served.formats;
         let reasoning = formats.reasoning.filter(|_| !conversation.thinking_off());
         let opened = conversation.ends_open() && reasoning.is_some_and(|format| format.opened_by(prompt));
@@ -34,7 +41,10 @@ impl Rules {
             (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known))
         });
         let one_call = conversation.tools.as_ref().is_some_and(|tools| !tools.parallel);
-        Self { spec: Spec { reasoning, opened, tools }, include_reasoning, one_call }
+        // Mistral's templates accept ids of nine characters only.
+        let short = matches!(tools, Some((ToolFormat::Mistral, _)));
+        let call_prefix = (!short).then_some(call_prefix);
+        Self { spec: Spec { reasoning, opened, tools }, include_reasoning, one_call, call_prefix }
     }
 
     /// Special tokens of the model whose text is needed for reading.
@@ -65,7 +75,7 @@ pub(crate) struct Reading {
     parser: Option<ReplyParser>,
     include_reasoning: bool,
     one_call: bool,
-    short_ids: bool,
+    call_prefix: Option<&'static str>,
     /// Calls that have begun.
     calls: usize,
     over: bool,
@@ -86,8 +96,7 @@ impl Reading {
             parser: rules.reads().then(|| ReplyParser::new(&rules.spec)),
             include_reasoning: rules.include_reasoning,
             one_call: rules.one_call,
-            // Mistral's templates accept ids of nine characters only.
-            short_ids: matches!(rules.spec.tools, Some((ToolFormat::Mistral, _))),
+            call_prefix: rules.call_prefix,
             calls: 0,
             over: false,
         }
@@ -115,7 +124,7 @@ impl Reading {
             Event::Content(text) => Some(Part::Content(text)),
             Event::CallBegin { name, id } => {
                 self.calls += 1;
-                let id = id.unwrap_or_else(|| ids.call(self.short_ids));
+                let id = id.unwrap_or_else(|| ids.call(self.call_prefix));
                 Some(Part::Call { index: self.calls - 1, id, name })
             }
             Event::Arguments(text) => Some(Part::Arguments { index: self.calls.saturating_sub(1), text }),
@@ -126,56 +135,16 @@ impl Reading {
         }
     }
 
-    /// Why the reply ended, in the API's words.
+    /// Whether the reply has called a tool.
+    pub fn has_called(&self) -> bool {
+        self.calls > 0
+    }
+
+    /// Why the reply ended, in OpenAI's chat's words.
     pub fn finish_name(&self, reason: FinishReason) -> &'static str {
         match reason {
-            FinishReason::Stop if self.calls > 0 => "tool_calls",
+            FinishReason::Stop if self.has_called() => "tool_calls",
             reason => finish_name(reason),
         }
-    }
-}
-
-/// A whole reply.
-#[derive(Debug, Default)]
-pub(crate) struct Reply {
-    pub reasoning: String,
-    pub content: String,
-    pub calls: Vec<Call>,
-}
-
-/// One call of a whole reply, in OpenAI's shape.
-#[derive(Debug, Serialize)]
-pub(crate) struct Call {
-    id: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    function: Function,
-}
-
-#[derive(Debug, Serialize)]
-struct Function {
-    name: String,
-    arguments: String,
-}
-
-impl Reply {
-    pub fn of(parts: Vec<Part>) -> Self {
-        let mut reply = Self::default();
-        for part in parts {
-            match part {
-                Part::Reasoning(text) => reply.reasoning.push_str(&text),
-                Part::Content(text) => reply.content.push_str(&text),
-                Part::Call { id, name, .. } => {
-                    let function = Function { name, arguments: String::new() };
-                    reply.calls.push(Call { id, kind: "function", function });
-                }
-                Part::Arguments { text, .. } => {
-                    if let Some(call) = reply.calls.last_mut() {
-                        call.function.arguments.push_str(&text);
-                    }
-                }
-            }
-        }
-        reply
     }
 }

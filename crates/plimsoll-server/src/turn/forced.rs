@@ -1,4 +1,4 @@
-//! What a chat reply is forced to be: calls that must be made, a form, an end to its thoughts.
+//! What a reply is forced to be: calls that must be made, a form, an end to its thoughts.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use plimsoll_grammar::{Call, CallStyle, Calls, Source, Thinking};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
+use super::Budget;
 use super::reading::Rules;
 use super::tools::{ToolChoice, ToolUse};
 use crate::app::App;
@@ -22,7 +23,7 @@ pub(crate) fn grammar_of(
     tools: Option<&ToolUse>,
     rules: &Rules,
     form: Option<&Form>,
-    budget: Option<u32>,
+    budget: Option<Budget>,
 ) -> ApiResult<Option<Arc<dyn Grammar>>> {
     let thinking = thinking(rules, budget)?;
     let harmony = rules.spec.reasoning == Some(ReasoningFormat::Harmony);
@@ -38,20 +39,27 @@ pub(crate) fn grammar_of(
             return Err(ApiError::unsupported(form.param, message));
         }
         (None, Some(form)) => (form.param, Some(form.source.clone()), if harmony { HARMONY_FINAL } else { "" }),
-        (None, None) if budget.is_none() => return Ok(None),
-        (None, None) => ("thinking_token_budget", None, ""),
+        (None, None) => match budget {
+            None => return Ok(None),
+            Some(budget) => (budget.param, None, ""),
+        },
     };
     grammar(app, param, source.as_ref(), prefix, thinking).map(Some)
 }
 
-fn thinking(rules: &Rules, budget: Option<u32>) -> ApiResult<Option<Thinking>> {
+fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>> {
     let tags = rules.spec.reasoning.and_then(|format| format.open().zip(format.close()));
-    match tags {
-        Some((open, close)) => Ok(Some(Thinking { opened: rules.spec.opened, open, close, budget })),
-        None if budget.is_none() => Ok(None),
-        None => {
-            let message = "thinking_token_budget has no effect: the served model does not think, or not between tags, or thinking is off";
-            Err(ApiError::unsupported("thinking_token_budget", message))
+    match (tags, budget) {
+        (Some((open, close)), budget) => {
+            let budget = budget.map(|budget| budget.tokens);
+            Ok(Some(Thinking { opened: rules.spec.opened, open, close, budget }))
+        }
+        (None, None) => Ok(None),
+        (None, Some(Budget { param, .. })) => {
+            let message = format!(
+                "{param} has no effect: the served model does not think, or not between tags, or thinking is off"
+            );
+            Err(ApiError::unsupported(param, message))
         }
     }
 }
