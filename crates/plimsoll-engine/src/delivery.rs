@@ -12,6 +12,7 @@ use crate::constraint::Constraint;
 use crate::handle::Place;
 use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
+use crate::progress::Progress;
 use crate::request::Request;
 use crate::room::{Failure, Room};
 use crate::sampling::TokenCounts;
@@ -65,6 +66,11 @@ impl Delivery {
             failed: false,
             request,
         }
+    }
+
+    /// Where to say how far it has come.
+    pub fn progress(&self) -> &Progress {
+        self.outbox.progress()
     }
 
     /// Whether the client has gone.

@@ -9,6 +9,7 @@ use plimsoll_memory::Ledger;
 use plimsoll_memory::Plan;
 
 use crate::accounts::Accounts;
+use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
@@ -59,6 +60,11 @@ impl HostBytes {
             sum.fetch_add(after.wrapping_sub(before), Ordering::AcqRel);
         }
     }
+
+    /// How many of them are held.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Acquire)
+    }
 }
 
 impl std::fmt::Debug for HostBytes {
@@ -81,6 +87,7 @@ pub(crate) struct Shared {
     pub ledger: Arc<Ledger>,
     pub metrics: Metrics,
     pub status: Status,
+    pub cached: Cached,
     pub draining: AtomicBool,
     pub stop: AtomicBool,
     pub stopped: AtomicBool,
@@ -119,6 +126,8 @@ pub struct Status {
     pub slots_total: AtomicU64,
     /// State slots kept as checkpoints.
     pub slots_kept: AtomicU64,
+    /// Whether equal prefixes are shared.
+    pub prefix_cache: AtomicBool,
     /// Steps taken since start.
     pub steps: AtomicU64,
     /// Looks around since start, those of an idle engine included.
@@ -135,6 +144,7 @@ impl Shared {
             ledger,
             metrics: Metrics::default(),
             status: Status::default(),
+            cached: Cached::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

@@ -164,6 +164,12 @@ impl StateLease {
         self.width > 0
     }
 
+    /// Slots it holds, those it shares included.
+    pub fn held(&self) -> usize {
+        let shared = matches!(self.source, Source::Shared(_));
+        self.ring.len() + self.planned.len() + self.written.len() + usize::from(shared)
+    }
+
     /// Takes the ring's slots; cold checkpoints give way. False, with nothing taken, when there are not enough.
     pub fn acquire(&mut self) -> bool {
         let cache = &mut *self.cache.borrow_mut();

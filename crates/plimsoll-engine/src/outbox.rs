@@ -13,6 +13,7 @@ use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
 use crate::handle::HostBytes;
+use crate::progress::{Progress, Watch};
 use crate::request::Request;
 use crate::room::Failure;
 
@@ -84,13 +85,15 @@ impl Delta {
     }
 }
 
+/// What both ends, and whoever watches, see of a request.
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Shared {
     pending: Mutex<Pending>,
     wake: Notify,
     reader_gone: AtomicBool,
     /// What was reserved for the output; unread output counts for as long as anybody can still hold it.
-    reserved: HostBytes,
+    pub(crate) reserved: HostBytes,
+    pub(crate) progress: Progress,
 }
 
 /// What waits, and the heap it takes.
@@ -133,6 +136,11 @@ impl Shared {
         // A panic while holding the lock leaves a delta that is still well formed.
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+
+    /// Nobody wants the rest.
+    pub(crate) fn abort(&self) {
+        self.reader_gone.store(true, Ordering::Release);
+    }
 }
 
 /// The engine's end.
@@ -174,7 +182,8 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, 
     let of_sequence = request.sequence_bytes();
     reserved.hold(0, of_sequence);
     let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-    let shared = Arc::new(Shared { pending, wake, reader_gone, reserved });
+    let progress = Progress::new(request.prompt.len());
+    let shared = Arc::new(Shared { pending, wake, reader_gone, reserved, progress });
     let tokens = request.max_tokens as usize;
     let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
     let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
@@ -230,6 +239,7 @@ impl Outbox {
             self.left.tokens = self.left.tokens.saturating_sub(delta.tokens.len() - tokens);
             self.left.prompt = self.left.prompt.saturating_sub(delta.prompt_logprobs.len() - prompt);
             self.left.text = self.left.text.saturating_sub(delta.text.len() - text);
+            self.shared.progress.delivered(delta.tokens.len() - tokens, delta.cached_tokens);
         }
         self.finished = delta.is_last();
         let wake = !delta.is_empty();
@@ -263,6 +273,11 @@ impl Outbox {
         });
     }
 
+    /// Where to say how far the request has come.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.shared.progress
+    }
+
     /// Whether the client has gone.
     pub fn reader_gone(&self) -> bool {
         self.shared.reader_gone.load(Ordering::Acquire)
@@ -275,11 +290,17 @@ impl Drop for Outbox {
         if !self.finished {
             self.last_words("the engine stopped before the request was complete");
         }
+        self.shared.progress.ended();
         self.shared.reserved.hold(self.of_sequence, 0);
     }
 }
 
 impl Reader {
+    /// How far the request has come, to be looked at while somebody reads.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::clone(&self.shared))
+    }
+
     /// Waits for output. Returns none once the last delta was read. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delta> {
         while !self.done {
@@ -311,6 +332,6 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.shared.reader_gone.store(true, Ordering::Release);
+        self.shared.abort();
     }
 }

@@ -17,6 +17,7 @@ use plimsoll_text::Tokenizer;
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
+use crate::progress::Phase;
 use crate::request::{Limits, Request};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
@@ -264,6 +265,7 @@ impl Engine {
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(arrival.request.clone());
         }
+        arrival.outbox.progress().stands(Phase::Prefill, 0, 0, 0);
         self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0 });
     }
 
@@ -290,6 +292,7 @@ impl Engine {
         let running = self.active.len() as u64;
         observed.active.store(running, Ordering::Release);
         self.shared.status.running.store(running, Ordering::Release);
+        self.shared.cached.asked().into_iter().for_each(|asked| self.shared.cached.done(asked));
         self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
         self.shared.status.turns.fetch_add(1, Ordering::AcqRel);
         let progress = self.epoch.elapsed().as_millis() as u64;
@@ -307,6 +310,9 @@ impl Active {
             return Outcome::Goes;
         };
         let outbox = &mut self.arrival.outbox;
+        if let Step::Token(..) = step {
+            outbox.progress().stands(Phase::Decode, 0, 0, 0);
+        }
         match step {
             Step::Wait(time) => self.due = now + time,
             Step::Cached(tokens) => outbox.push(|delta| delta.cached_tokens = tokens),

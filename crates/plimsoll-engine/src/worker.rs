@@ -22,6 +22,7 @@ use crate::delivery::{Delivery, SharedTokenizer};
 use crate::governor::{Governor, Rung};
 use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
+use crate::progress::Phase;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::{Newcomer, Scheduler, Seq, Share, StepLimits};
@@ -103,6 +104,7 @@ struct Stopped(Arc<Shared>);
 impl Drop for Stopped {
     fn drop(&mut self) {
         self.0.stopped.store(true, Release);
+        self.0.cached.wake();
     }
 }
 
@@ -197,7 +199,12 @@ impl<R: Runner> Worker<R> {
 
     /// One round without waiting: arrivals, a step, the governor, memory that is free. A panic costs the requests in flight.
     pub fn round(&mut self) {
+        let clear = self.shared.cached.asked();
         let round = catch_unwind(AssertUnwindSafe(|| {
+            if clear.is_some() {
+                self.cache.borrow_mut().clear();
+                self.give_pages_back();
+            }
             while let Ok(arrival) = self.arrivals.try_recv() {
                 self.accept(arrival);
             }
@@ -215,6 +222,7 @@ impl<R: Runner> Worker<R> {
             self.start_over();
         }
         self.refresh_status();
+        clear.into_iter().for_each(|asked| self.shared.cached.done(asked));
     }
 
     /// Forgets all state that may be half changed. Requests wait again and are computed anew, with the same bits; if that is of
@@ -255,7 +263,6 @@ impl<R: Runner> Worker<R> {
                 self.cache.borrow().assert_at_rest();
                 if self.elastic {
                     self.cache.borrow_mut().evict_idle(&mut self.evicted);
-                    self.shared.metrics.evicted_pages.inc_by(self.evicted.len() as u64);
                 }
             }
         }
@@ -280,7 +287,6 @@ impl<R: Runner> Worker<R> {
         self.shared.gauge.stand(rung, &self.shared.metrics);
         if rung >= Rung::EvictPrefix {
             self.cache.borrow_mut().evict_idle(&mut self.evicted);
-            self.shared.metrics.evicted_pages.inc_by(self.evicted.len() as u64);
             self.runner.decommit(&self.evicted);
         }
         let prefill_rows = if rung >= Rung::SmallChunks { PAGE_TOKENS } else { usize::MAX };
@@ -485,6 +491,13 @@ impl<R: Runner> Worker<R> {
     }
 
     fn refresh_status(&self) {
+        for seq in self.scheduler.running() {
+            let phase = if seq.decoding() { Phase::Decode } else { Phase::Prefill };
+            seq.work.progress().stands(phase, seq.computed, seq.pages.ids().len(), seq.states.held());
+        }
+        for seq in self.scheduler.waiting() {
+            seq.work.progress().stands(Phase::Waiting, 0, 0, 0);
+        }
         let status = &self.shared.status;
         let cache = self.cache.borrow();
         status.running.store(self.scheduler.running().len() as u64, Release);
@@ -492,6 +505,10 @@ impl<R: Runner> Worker<R> {
         status.pages_used.store(cache.pool.used() as u64, Release);
         status.pages_total.store(cache.pool.total() as u64, Release);
         status.pages_cached.store(cache.pool.idle() as u64, Release);
+        if let Some(index) = &cache.index {
+            status.prefix_cache.store(true, Release);
+            self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
+        }
         if let Some(states) = &cache.states {
             let (stats, metrics) = (states.stats(), &self.shared.metrics);
             status.slots_total.store(states.total() as u64, Release);

@@ -2,26 +2,28 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use futures_util::FutureExt;
 use plimsoll_grammar::Grammars;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use tokio::sync::{Semaphore, watch};
 
+use crate::caller::Caller;
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
-use crate::{anthropic, chat, completions, form, health, memory, metrics, models, tokenize};
+use crate::running::{self, Running};
+use crate::{anthropic, cache, chat, completions, form, health, memory, metrics, models, status, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +50,8 @@ pub(crate) struct App {
     pub bytes: Arc<ByteBudget>,
     pub metrics: Metrics,
     pub phase: watch::Sender<Phase>,
+    pub running: Arc<Running>,
+    pub started: Instant,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
     pub grammars: Arc<Grammars>,
@@ -73,6 +77,8 @@ impl App {
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
             phase: watch::Sender::new(Phase::Serving),
+            running: Running::new(config.max_connections),
+            started: Instant::now(),
             longest_token: longest_token.max(1) as u64,
             bytes,
             served,
@@ -208,6 +214,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/version", get(health::version))
         .route("/metrics", get(metrics::handle))
         .route("/v1/memory", get(memory::handle))
+        .route("/v1/status", get(status::handle))
+        .route("/v1/requests/{id}", delete(running::cancel))
+        .route("/v1/cache", get(cache::stats).delete(cache::clear))
+        .route("/v1/cache/clear", post(cache::clear))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&app), around))
@@ -244,14 +254,15 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
         Some(id) => id.clone(),
         None => HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req")),
     };
-    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
+    let caller = Caller { request_id: id.to_str().unwrap_or("").into(), endpoint: Arc::clone(&path) };
     // A panic while an answer is shaped costs this answer, not the connection and those behind it.
-    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let answer = AssertUnwindSafe(caller.run(next.run(request))).catch_unwind().await;
     let mut response = answer.unwrap_or_else(|_| app.panicked().into_response());
     if anthropics {
         response = anthropic::reshape(response, &id);
     }
-    app.metrics.answered(path.as_deref().unwrap_or("other"), response.status().as_u16());
+    app.metrics.answered(&path, response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

@@ -171,6 +171,7 @@ impl ServerConfig {
         let in_flight = self.max_bytes_in_flight;
         // Values a template makes on its way to a prompt, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
-        connections + in_flight + templates + self.max_tokenizing_bytes + self.grammar_bytes
+        let running = u64::from(self.max_connections) * crate::running::ENTRY_BYTES;
+        connections + in_flight + templates + self.max_tokenizing_bytes + self.grammar_bytes + running
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::running::CANCELLED;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::Refusal;
@@ -79,6 +80,7 @@ impl ApiError {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
             status if status.is_server_error() => "server_error",
+            _ if self.code == Some(CANCELLED) => "request_cancelled_error",
             _ => "invalid_request_error",
         }
     }

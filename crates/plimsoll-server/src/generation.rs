@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::app::{App, Phase, reached};
 use crate::error::ApiError;
 use crate::request_log::RequestLog;
+use crate::running::{CANCELLED, Ticket, cancelled};
 use crate::submit::{Draft, Started};
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
@@ -33,6 +34,7 @@ pub(crate) enum Event {
 
 enum News {
     Choice(Option<(usize, Delta)>),
+    Cancelled,
     Cut,
     Late,
 }
@@ -46,6 +48,7 @@ pub(crate) struct Generation {
     deadline: Option<Instant>,
     tally: Tally,
     log: RequestLog,
+    ticket: Option<Ticket>,
 }
 
 impl Generation {
@@ -67,6 +70,7 @@ impl Generation {
                 n,
             },
             log: RequestLog::new(id, api, draft.common.stream, readers.len(), prompt_tokens),
+            ticket: started.ticket.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }
     }
@@ -77,6 +81,7 @@ impl Generation {
         let until = self.deadline.map_or(silence, |deadline| deadline.min(silence));
         let news = tokio::select! {
             biased;
+            () = cancellation(self.ticket.as_ref()) => News::Cancelled,
             next = self.choices.next() => News::Choice(next),
             () = reached(&mut self.phase, Phase::Cut) => News::Cut,
             () = sleep_until(until) => News::Late,
@@ -85,6 +90,7 @@ impl Generation {
             News::Choice(Some((_, Delta { error: Some(message), .. }))) => Event::Failed(self.failure(message)),
             News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
             News::Choice(None) => Event::Done,
+            News::Cancelled => Event::Failed(cancelled()),
             News::Cut => Event::Failed(self.cut()),
             News::Late => Event::Failed(self.late(until == silence)),
         };
@@ -112,10 +118,10 @@ impl Generation {
             }
             Event::Done => self.log.ends("finished"),
             Event::Failed(error) => {
-                let reason = if error.status.is_server_error() { "failed" } else { "timeout" };
-                self.log.ends(reason);
+                self.log.ends(end_of(error));
                 // What still runs has nobody to read it.
                 self.choices.clear();
+                self.ticket = None;
             }
         }
     }
@@ -138,6 +144,24 @@ impl Generation {
             format!("the request did not finish within this server's limit of {} s", limit.as_secs_f32())
         };
         ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
+    }
+}
+
+/// Why a request that failed has ended, for the log and the metrics.
+fn end_of(error: &ApiError) -> &'static str {
+    match error.code {
+        Some(CANCELLED) => "cancelled",
+        Some("timeout") => "timeout",
+        Some("unavailable") => "shutdown",
+        _ => "failed",
+    }
+}
+
+/// Completes when somebody cancels the request.
+async fn cancellation(ticket: Option<&Ticket>) {
+    match ticket {
+        Some(ticket) => ticket.cancelled().await,
+        None => std::future::pending().await,
     }
 }
 

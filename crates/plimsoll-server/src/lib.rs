@@ -9,6 +9,8 @@
 
 mod anthropic;
 mod app;
+mod cache;
+mod caller;
 mod chat;
 mod choices;
 mod completions;
@@ -27,9 +29,11 @@ mod models;
 mod params;
 mod prompt;
 mod request_log;
+mod running;
 mod serve;
 mod socket;
 mod sse;
+mod status;
 mod submit;
 mod tokenize;
 mod turn;

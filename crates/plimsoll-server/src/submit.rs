@@ -9,6 +9,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Held;
 use crate::params::Common;
+use crate::running::Ticket;
 
 /// One prompt, as ids; with its text when the answer repeats it.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ pub(crate) struct Started {
     pub readers: Vec<Reader>,
     /// The share of the byte budget that the answer may need before it is sent.
     pub held: Option<Held>,
+    /// Its place among the requests that are being answered; the generation takes it.
+    pub ticket: Option<Ticket>,
 }
 
 impl Draft {
@@ -79,7 +82,9 @@ impl Draft {
                 readers.push(app.served.engine.submit(request).map_err(|refusal| self.named(refusal.into()))?);
             }
         }
-        Ok(Started { readers, held })
+        let watches = readers.iter().map(Reader::watch).collect();
+        let ticket = Some(app.running.enter(id, self.common.stream, watches)?);
+        Ok(Started { readers, held, ticket })
     }
 
     fn request(&self, id: &str, choice: u32, prompt: &Prompt, max_tokens: u32) -> Request {

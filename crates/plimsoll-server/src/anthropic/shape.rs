@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use super::blocks::{Answer, Message, UNSIGNED, input};
 use super::{Counts, error};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generation::{PromptDetails, Usage};
 use crate::limits::Held;
@@ -20,6 +21,7 @@ pub(crate) struct Stream {
     open: Option<Kind>,
     begun: usize,
     end: Option<(&'static str, Option<String>)>,
+    caller: Caller,
     /// What the reading may hold back.
     _held: Option<Held>,
 }
@@ -88,7 +90,7 @@ impl Event<'_> {
 impl Stream {
     pub fn new(answer: Answer, held: Option<Held>) -> Self {
         let reading = Reading::new(&answer.context.rules);
-        Self { answer, reading, open: None, begun: 0, end: None, _held: held }
+        Self { answer, reading, open: None, begun: 0, end: None, caller: Caller::current(), _held: held }
     }
 
     fn part(&mut self, part: &Part, out: &mut Events) {
@@ -171,7 +173,7 @@ impl Shape for Stream {
     }
 
     fn fail(&mut self, error: &ApiError, _usage: Usage, out: &mut Events) {
-        out.push_text("error", &error::body(error, None));
+        out.push_text("error", &error::body(error, Some(&self.caller.request_id)));
     }
 
     fn end(&self, _out: &mut Events) {}
