@@ -22,6 +22,7 @@ use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
+use crate::responses::{self, store::ResponseStore};
 use crate::running::{self, Running};
 use crate::{anthropic, cache, chat, completions, form, health, memory, metrics, models, status, tokenize};
 
@@ -55,6 +56,7 @@ pub(crate) struct App {
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
     pub grammars: Arc<Grammars>,
+    pub responses: Arc<ResponseStore>,
     text_workers: Arc<Semaphore>,
     tokenizing: WorkBudget,
 }
@@ -69,10 +71,12 @@ impl App {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
+        let responses = ResponseStore::new(config.response_store_bytes);
         let grammars = form::grammars(&served, config.grammar_bytes);
         Ok(Arc::new(Self {
-            metrics: Metrics::new(&served.engine, &bytes, &grammars),
+            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses),
             grammars,
+            responses,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
@@ -207,6 +211,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health::health))

@@ -101,6 +101,8 @@ pub struct ServerConfig {
     pub max_tokenizing_bytes: u64,
     /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
     pub grammar_bytes: u64,
+    /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
+    pub response_store_bytes: u64,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -131,6 +133,7 @@ impl Default for ServerConfig {
             text_workers: 2,
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,
+            response_store_bytes: 8 << 20,
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),
@@ -172,6 +175,12 @@ impl ServerConfig {
         // Values a template makes on its way to a prompt, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
         let running = u64::from(self.max_connections) * crate::running::ENTRY_BYTES;
-        connections + in_flight + templates + self.max_tokenizing_bytes + self.grammar_bytes + running
+        connections
+            + in_flight
+            + templates
+            + self.max_tokenizing_bytes
+            + self.grammar_bytes
+            + self.response_store_bytes
+            + running
     }
 }

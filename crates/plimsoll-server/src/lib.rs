@@ -1,7 +1,7 @@
-//! The HTTP face of Plimsoll: OpenAI's API, tokenize, health, metrics and the memory page.
+//! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, tokenize, health, metrics and the memory page.
 //!
 //! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
-//! field by field, `chat` or `completions` turn it into engine requests (on a blocking thread, never on the event
+//! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `generation` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
@@ -29,6 +29,7 @@ mod models;
 mod params;
 mod prompt;
 mod request_log;
+mod responses;
 mod running;
 mod serve;
 mod socket;

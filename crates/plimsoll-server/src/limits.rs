@@ -130,6 +130,13 @@ pub(crate) struct ReadBody {
 }
 
 impl ReadBody {
+    /// Drops the body and keeps a share for exactly the `bytes` that were made of it, also where they are more.
+    pub fn keep_exactly(self, bytes: u64) -> ApiResult<Held> {
+        let mut held = self.keep(bytes);
+        held.grow(bytes.saturating_sub(held.bytes))?;
+        Ok(held)
+    }
+
     /// Drops the body and keeps a share for the `bytes` that were made of it.
     pub fn keep(self, bytes: u64) -> Held {
         let Self { bytes: body, mut held } = self;

@@ -31,6 +31,8 @@ pub(crate) struct Draft {
     pub default_max_tokens: Option<u32>,
     /// The field that holds the prompt, for errors.
     pub prompt_param: &'static str,
+    /// The field that holds the number of tokens to generate, for errors.
+    pub length_param: &'static str,
     /// Special tokens whose text is needed to read the reply.
     pub kept_special_ids: Vec<u32>,
     /// The form that replies must have.
@@ -124,7 +126,7 @@ impl Draft {
             let message = format!(
                 "this server's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
             );
-            let param = if asked.is_some_and(|n| n > 1) { "max_tokens" } else { self.prompt_param };
+            let param = if asked.is_some_and(|n| n > 1) { self.length_param } else { self.prompt_param };
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         let default = self.default_max_tokens.map_or(rest, |n| rest.min(u64::from(n)));
@@ -160,7 +162,7 @@ impl Draft {
             let message = format!(
                 "the answer may need {bytes} bytes, more than this server's limit of {limit}; stream it, or ask for fewer tokens or log-probabilities"
             );
-            return Err(ApiError::invalid("max_tokens", message));
+            return Err(ApiError::invalid(self.length_param, message));
         }
         app.bytes.hold(bytes).map(Some)
     }

@@ -25,8 +25,9 @@ use crate::turn::{Begun, begin, parsed};
 
 pub(crate) use error::{owns, reshape};
 
-/// The one version of the API there is besides its first months'.
-const VERSION: &str = "2023-06-01";
+/// The versions of the API. They differ in what is refused: the newer one has no `temperature`, `top_p` and `top_k`. Models here
+/// have them, so they work in either.
+const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
 /// `POST /v1/messages`.
 pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
@@ -66,9 +67,10 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
 /// `anthropic-beta` needs no check: what a beta adds to a body is refused field by field.
 fn check_version(headers: &HeaderMap) -> ApiResult<()> {
     match headers.get("anthropic-version").map(|version| version.to_str().unwrap_or("")) {
-        None | Some(VERSION) => Ok(()),
+        None => Ok(()),
+        Some(known) if VERSIONS.contains(&known) => Ok(()),
         Some(other) => {
-            let message = format!("anthropic-version is `{}`; this server has {VERSION}", quote(other));
+            let message = format!("anthropic-version is `{}`; this server has {}", quote(other), VERSIONS.join(", "));
             Err(ApiError::unsupported("anthropic-version", message))
         }
     }

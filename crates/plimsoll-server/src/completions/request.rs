@@ -40,6 +40,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         prompt_logprobs,
         default_max_tokens: Some(app.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         prompt_param: "prompt",
+        length_param: "max_tokens",
         kept_special_ids: Vec::new(),
         grammar,
         reading_bytes: 0,

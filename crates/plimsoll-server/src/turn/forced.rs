@@ -27,18 +27,20 @@ pub(crate) fn grammar_of(
 ) -> ApiResult<Option<Arc<dyn Grammar>>> {
     let thinking = thinking(rules, budget)?;
     let harmony = rules.spec.reasoning == Some(ReasoningFormat::Harmony);
-    let calls = tools.map(|tools| calls(app, tools)).transpose()?.flatten();
+    // Where the model is free to call and its text is not bound to a form, no grammar holds the calls.
+    let bound =
+        tools.filter(|tools| tools.choice != ToolChoice::Auto || (form.is_some() && rules.spec.tools.is_some()));
+    let calls = bound.map(|tools| calls(app, tools)).transpose()?;
+    let free = tools.is_none_or(|tools| tools.choice == ToolChoice::Auto);
+    let prefix = if harmony { HARMONY_FINAL } else { "" };
     let (param, source, prefix) = match (calls, form) {
-        (Some(_), Some(form)) => {
+        (Some(_), Some(form)) if !free => {
             let message = format!("{} has no effect where tool_choice asks for a call", form.param);
             return Err(ApiError::unsupported(form.param, message));
         }
+        (Some(calls), Some(form)) => (form.param, Some(Source::CallsOr(calls, Box::new(form.source.clone()))), prefix),
         (Some(calls), None) => ("tools", Some(Source::Calls(calls)), ""),
-        (None, Some(form)) if tools.is_some() => {
-            let message = format!("{} cannot be joined with tools that the model may call", form.param);
-            return Err(ApiError::unsupported(form.param, message));
-        }
-        (None, Some(form)) => (form.param, Some(form.source.clone()), if harmony { HARMONY_FINAL } else { "" }),
+        (None, Some(form)) => (form.param, Some(form.source.clone()), prefix),
         (None, None) => match budget {
             None => return Ok(None),
             Some(budget) => (budget.param, None, ""),
@@ -64,11 +66,10 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
     }
 }
 
-/// The calls that must be made, if any.
-fn calls(app: &App, tools: &ToolUse) -> ApiResult<Option<Calls>> {
+/// The calls that can be made.
+fn calls(app: &App, tools: &ToolUse) -> ApiResult<Calls> {
     let named = match &tools.choice {
-        ToolChoice::Auto => return Ok(None),
-        ToolChoice::Required => None,
+        ToolChoice::Auto | ToolChoice::Required => None,
         ToolChoice::Named(name) => Some(name.as_str()),
     };
     let Some(format) = app.served.formats.tools.map(forced_format) else {
@@ -83,10 +84,10 @@ fn calls(app: &App, tools: &ToolUse) -> ApiResult<Option<Calls>> {
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;
     let arguments_marker = app.served.tokenizer.token_to_id("[ARGS]").is_some();
-    Ok(Some(Calls { tools: list, several, style: style(format, arguments_marker) }))
+    Ok(Calls { tools: list, several, style: style(format, arguments_marker) })
 }
 
-/// The format in which forced calls are written: the model's own where its arguments are JSON, else Hermes's.
+/// The format in which calls under a grammar are written: the model's own where its arguments are JSON, else Hermes's.
 pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
     match format {
         ToolFormat::Hermes | ToolFormat::Llama3 | ToolFormat::Mistral | ToolFormat::DeepSeek | ToolFormat::Harmony => {

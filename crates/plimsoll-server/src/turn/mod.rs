@@ -58,7 +58,8 @@ impl Ask {
         let Self { conversation, common, .. } = self;
         let text = conversation.render(app)?;
         let ids = app.encode(conversation.param, &text, self.add_special)?;
-        let rules = Rules::new(app, &conversation, &text, self.include_reasoning, self.call_prefix);
+        let formed = common.form.is_some();
+        let rules = Rules::new(app, &conversation, &text, formed, self.include_reasoning, self.call_prefix);
         let grammar = forced::grammar_of(app, conversation.tools.as_ref(), &rules, common.form.as_ref(), self.budget)?;
         let draft = Draft {
             prompts: vec![Prompt { ids, echo: None }],
@@ -66,6 +67,7 @@ impl Ask {
             prompt_logprobs: common.prompt_logprobs,
             default_max_tokens: app.served.default_max_tokens,
             prompt_param: conversation.param,
+            length_param: "max_tokens",
             kept_special_ids: rules.kept_special_ids(app),
             grammar,
             reading_bytes: rules.reading_bytes(),

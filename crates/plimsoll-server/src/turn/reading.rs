@@ -1,8 +1,9 @@
 //! Reading replies: a choice's text becomes reasoning, content and calls as the client is to see them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use plimsoll_engine::FinishReason;
+use plimsoll_engine::{FinishReason, TokenOut};
 use plimsoll_reply::{Event, HELD_BYTES_MAX, ReplyParser, Spec, ToolFormat};
 
 use super::conversation::Conversation;
@@ -24,11 +25,12 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// The rules for a conversation whose prompt was rendered as `prompt`.
+    /// The rules for a conversation whose prompt was rendered as `prompt`; with `formed`, its text has a form.
     pub fn new(
         app: &App,
         conversation: &Conversation,
         prompt: &str,
+        formed: bool,
         include_reasoning: bool,
         call_prefix: &'static str,
     ) -> Self {
@@ -37,7 +39,8 @@ impl Rules {
         let opened = conversation.ends_open() && reasoning.is_some_and(|format| format.opened_by(prompt));
         let tools = conversation.tools.as_ref().zip(formats.tools);
         let tools = tools.map(|(tools, format)| {
-            let forced = tools.choice != ToolChoice::Auto;
+            // Under a grammar, calls are written in a format that a grammar can hold.
+            let forced = formed || tools.choice != ToolChoice::Auto;
             (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known))
         });
         let one_call = conversation.tools.as_ref().is_some_and(|tools| !tools.parallel);
@@ -79,7 +82,13 @@ pub(crate) struct Reading {
     /// Calls that have begun.
     calls: usize,
     over: bool,
+    thought_tokens: u64,
+    /// Where tokens begin of which it is not certain yet that they are no thoughts.
+    undecided: VecDeque<u32>,
 }
+
+/// Tokens whose text the parser may hold back while it waits for the end of a marker.
+const UNDECIDED_MAX: usize = 64;
 
 /// A piece of a reply as clients see it.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,6 +108,8 @@ impl Reading {
             call_prefix: rules.call_prefix,
             calls: 0,
             over: false,
+            thought_tokens: 0,
+            undecided: VecDeque::new(),
         }
     }
 
@@ -133,6 +144,29 @@ impl Reading {
                 None
             }
         }
+    }
+
+    /// Counts those of the tokens that were read last that begin before the last thought's end. Returns how many they are.
+    pub fn count_thoughts(&mut self, tokens: &[TokenOut]) -> usize {
+        let Some(end) = self.parser.as_ref().map(ReplyParser::thoughts_end).filter(|end| *end > 0) else { return 0 };
+        let before = self.thought_tokens;
+        let earlier = self.undecided.len() as u64;
+        for token in tokens {
+            self.undecided.push_back(token.text_offset);
+            while self.undecided.front().is_some_and(|at| (*at as usize) < end) {
+                self.undecided.pop_front();
+                self.thought_tokens += 1;
+            }
+            if self.undecided.len() > UNDECIDED_MAX {
+                self.undecided.pop_front();
+            }
+        }
+        (self.thought_tokens - before).saturating_sub(earlier).min(tokens.len() as u64) as usize
+    }
+
+    /// Tokens that were thoughts.
+    pub fn thought_tokens(&self) -> u64 {
+        self.thought_tokens
     }
 
     /// Whether the reply has called a tool.
