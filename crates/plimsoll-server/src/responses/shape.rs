@@ -53,7 +53,7 @@ struct Event<'a> {
 #[serde(untagged)]
 enum Body<'a> {
     Response {
-        response: Object<'a>,
+        response: &'a Object<'a>,
     },
     Item {
         output_index: usize,
@@ -229,7 +229,7 @@ impl Responding {
         };
         // Plain structs serialized into memory: this cannot fail.
         let text = Bytes::from(serde_json::to_vec(&object).unwrap_or_default());
-        let event = Event { kind, sequence_number: self.teller.sequence, body: Body::Response { response: object } };
+        let event = Event { kind, sequence_number: self.teller.sequence, body: Body::Response { response: &object } };
         if self.teller.streams {
             out.push_named(kind, &event);
         }
@@ -247,7 +247,7 @@ impl Shape for Responding {
         for kind in ["response.created", "response.in_progress"] {
             let context = &self.context;
             let response = Object::begun(&context.id, context.created, &context.draft.common.model, &self.echo);
-            self.teller.tell(kind, Body::Response { response }, out);
+            self.teller.tell(kind, Body::Response { response: &response }, out);
         }
     }
 
