@@ -1,30 +1,27 @@
-//! The state all handlers share, the routes, and what every answer gets whatever its route.
+//! The state all handlers share, and the routes.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
-use futures_util::FutureExt;
 use plimsoll_grammar::Grammars;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use tokio::sync::{Semaphore, watch};
 
-use crate::caller::Caller;
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
+use crate::rates::Rates;
 use crate::responses::{self, store::ResponseStore};
 use crate::running::{self, Running};
-use crate::{anthropic, cache, chat, completions, form, health, memory, metrics, models, status, tokenize};
+use crate::{anthropic, cache, chat, completions, door, form, health, memory, metrics, models, status, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +49,7 @@ pub(crate) struct App {
     pub metrics: Metrics,
     pub phase: watch::Sender<Phase>,
     pub running: Arc<Running>,
+    pub rates: Rates,
     pub started: Instant,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
@@ -82,6 +80,7 @@ impl App {
             ids: Ids::default(),
             phase: watch::Sender::new(Phase::Serving),
             running: Running::new(config.max_connections),
+            rates: Rates::new(config.rates),
             started: Instant::now(),
             longest_token: longest_token.max(1) as u64,
             bytes,
@@ -228,7 +227,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/cache/clear", post(cache::clear))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&app), around))
+        .layer(from_fn_with_state(Arc::clone(&app), door::around))
         .with_state(app)
 }
 
@@ -241,36 +240,4 @@ async fn wrong_method(request: Request) -> ApiError {
     let message = format!("{} is not allowed at {}", request.method(), quote(request.uri().path()));
     let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message);
     ApiError { close: true, code: Some("method_not_allowed"), ..error }
-}
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Longest `x-request-id` that is echoed.
-const REQUEST_ID_BYTES: usize = 128;
-
-/// Echoes or makes up the request id, and counts the answer.
-async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let anthropics = anthropic::owns(request.uri().path());
-    let given = request.headers().get(&REQUEST_ID);
-    let id = match given {
-        Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
-            let message = format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
-            let refused = ApiError { close: true, ..ApiError::invalid("x-request-id", message) }.into_response();
-            let none = HeaderValue::from_static("none");
-            return if anthropics { anthropic::reshape(refused, &none) } else { refused };
-        }
-        Some(id) => id.clone(),
-        None => HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req")),
-    };
-    let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
-    let caller = Caller { request_id: id.to_str().unwrap_or("").into(), endpoint: Arc::clone(&path) };
-    // A panic while an answer is shaped costs this answer, not the connection and those behind it.
-    let answer = AssertUnwindSafe(caller.run(next.run(request))).catch_unwind().await;
-    let mut response = answer.unwrap_or_else(|_| app.panicked().into_response());
-    if anthropics {
-        response = anthropic::reshape(response, &id);
-    }
-    app.metrics.answered(&path, response.status().as_u16());
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
 }

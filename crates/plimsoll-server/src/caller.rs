@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use crate::rates::Client;
+
 tokio::task_local! {
     static CALLER: Caller;
 }
@@ -16,6 +18,10 @@ pub(crate) struct Caller {
     pub request_id: Arc<str>,
     /// The route.
     pub endpoint: Arc<str>,
+    /// The number of the API key it came with.
+    pub key: Option<usize>,
+    /// What it has left in this minute, where that is limited.
+    pub client: Option<Arc<Client>>,
 }
 
 impl Caller {

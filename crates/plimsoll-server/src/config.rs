@@ -7,6 +7,9 @@ use plimsoll_engine::EngineHandle;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
+use crate::access::{ApiKeys, Origins};
+use crate::rates::RateLimits;
+
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
 pub struct Served {
@@ -86,6 +89,12 @@ pub struct ServerConfig {
     pub host: String,
     /// Port to listen on; 0 lets the system choose.
     pub port: u16,
+    /// The keys that open every route but `/health` and `/ready`; none leaves the server open.
+    pub api_keys: ApiKeys,
+    /// What each key, or on an open server each address, may take in a minute.
+    pub rates: RateLimits,
+    /// Origins whose scripts may read answers in a browser.
+    pub origins: Origins,
     /// Bytes of one request body.
     pub max_body_bytes: u64,
     /// Bytes that all bodies, what is parsed from them and all unsent answers may hold together.
@@ -126,6 +135,9 @@ impl Default for ServerConfig {
         Self {
             host: "127.0.0.1".into(),
             port: 8000,
+            api_keys: ApiKeys::default(),
+            rates: RateLimits::default(),
+            origins: Origins::default(),
             max_body_bytes: 4 << 20,
             max_bytes_in_flight: 32 << 20,
             max_connections: 256,
@@ -182,5 +194,6 @@ impl ServerConfig {
             + self.grammar_bytes
             + self.response_store_bytes
             + running
+            + self.rates.heap_bytes_max(self.api_keys.len())
     }
 }

@@ -115,6 +115,9 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

@@ -14,7 +14,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::app::{App, Phase, reached};
+use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::rates::Client;
 use crate::request_log::RequestLog;
 use crate::running::{CANCELLED, Ticket, cancelled};
 use crate::submit::{Draft, Started};
@@ -49,6 +51,7 @@ pub(crate) struct Generation {
     tally: Tally,
     log: RequestLog,
     ticket: Option<Ticket>,
+    client: Option<Arc<Client>>,
 }
 
 impl Generation {
@@ -57,6 +60,10 @@ impl Generation {
         let prompt_tokens = draft.prompts.iter().map(|p| p.ids.len() as u64).sum();
         let n = draft.common.n as usize;
         let now = Instant::now();
+        let caller = Caller::current();
+        if let Some(client) = &caller.client {
+            client.charge(prompt_tokens);
+        }
         Self {
             app: Arc::clone(app),
             phase: app.phase.subscribe(),
@@ -69,7 +76,8 @@ impl Generation {
                 drafts: vec![(0, 0); readers.len()],
                 n,
             },
-            log: RequestLog::new(id, api, draft.common.stream, readers.len(), prompt_tokens),
+            client: caller.client.clone(),
+            log: RequestLog::new(app, id, api, draft, readers.len(), caller),
             ticket: started.ticket.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }
@@ -115,6 +123,9 @@ impl Generation {
                 self.last_news = Instant::now();
                 self.tally.add(*choice, delta);
                 self.log.tokens(delta.tokens.len());
+                if let Some(client) = self.client.as_ref().filter(|_| !delta.tokens.is_empty()) {
+                    client.charge(delta.tokens.len() as u64);
+                }
             }
             Event::Done => self.log.ends("finished"),
             Event::Failed(error) => {

@@ -7,6 +7,7 @@
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
+mod access;
 mod anthropic;
 mod app;
 mod cache;
@@ -15,6 +16,7 @@ mod chat;
 mod choices;
 mod completions;
 mod config;
+mod door;
 mod error;
 mod fields;
 mod form;
@@ -28,6 +30,7 @@ mod metrics;
 mod models;
 mod params;
 mod prompt;
+mod rates;
 mod request_log;
 mod responses;
 mod running;
@@ -39,6 +42,8 @@ mod submit;
 mod tokenize;
 mod turn;
 
+pub use access::{ApiKeys, Origins};
 pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
+pub use rates::RateLimits;
 pub use serve::{bind, serve};

@@ -30,10 +30,34 @@ struct Answer {
     code: u32,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct End {
+    api: &'static str,
+    reason: &'static str,
+}
+
+/// How generations have ended, by API and reason; both are words of ours.
+#[derive(Clone, Default)]
+pub(crate) struct Ended(Family<End, Counter>);
+
+impl Ended {
+    pub fn count(&self, api: &'static str, reason: &'static str) {
+        self.0.get_or_create(&End { api, reason }).inc();
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Turned {
+    reason: &'static str,
+}
+
 /// Everything `/metrics` shows.
 pub(crate) struct Metrics {
     registry: Registry,
     answers: Family<Answer, Counter>,
+    turned_away: Family<Turned, Counter>,
+    /// How generations have ended: finished, aborted (the client went), cancelled, timeout, shutdown, failed.
+    pub ended: Ended,
     /// Open connections, counted by the accept loop.
     pub connections: Arc<AtomicU64>,
     /// Connections that were told 503 because too many were open.
@@ -53,6 +77,10 @@ impl Metrics {
         registry.register("plimsoll_http_answers", "HTTP answers by route and status", answers.clone());
         let help = "Connections refused because too many were open";
         registry.register("plimsoll_http_connections_refused", help, refused_connections.clone());
+        let (ended, turned_away) = (Ended::default(), Family::default());
+        registry.register("plimsoll_generations_ended", "Generations by API and the way they ended", ended.0.clone());
+        let help = "Requests turned away before their body was read, by reason";
+        registry.register("plimsoll_http_turned_away", help, turned_away.clone());
         let connections = Arc::new(AtomicU64::new(0));
         let gauges = Gauges {
             engine: engine.clone(),
@@ -62,7 +90,12 @@ impl Metrics {
             connections: Arc::clone(&connections),
         };
         registry.register_collector(Box::new(gauges));
-        Self { registry, answers, connections, refused_connections }
+        Self { registry, answers, turned_away, ended, connections, refused_connections }
+    }
+
+    /// Counts a request that did not get past the door.
+    pub fn turned_away(&self, reason: &'static str) {
+        self.turned_away.get_or_create(&Turned { reason }).inc();
     }
 
     /// Counts an answer. Routes and statuses are few; unknown paths are counted as one.

@@ -2,11 +2,18 @@
 
 use std::time::Instant;
 
+use crate::app::App;
+use crate::caller::Caller;
+use crate::metrics::Ended;
+use crate::submit::Draft;
+
 /// What is known of a request so far; the line is written when this is dropped.
 pub(crate) struct RequestLog {
     id: String,
     api: &'static str,
     stream: bool,
+    caller: Caller,
+    ended: Ended,
     choices: usize,
     prompt_tokens: u64,
     output_tokens: u64,
@@ -16,8 +23,12 @@ pub(crate) struct RequestLog {
 }
 
 impl RequestLog {
-    pub fn new(id: &str, api: &'static str, stream: bool, choices: usize, prompt_tokens: u64) -> Self {
+    pub fn new(app: &App, id: &str, api: &'static str, draft: &Draft, choices: usize, caller: Caller) -> Self {
+        let prompt_tokens = draft.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
+        let stream = draft.common.stream;
         Self {
+            caller,
+            ended: app.metrics.ended.clone(),
             id: id.into(),
             api,
             stream,
@@ -45,9 +56,12 @@ impl RequestLog {
 
 impl Drop for RequestLog {
     fn drop(&mut self) {
+        self.ended.count(self.api, self.reason);
         let ms = |at: Instant| at.duration_since(self.started).as_secs_f64() * 1000.0;
         tracing::info!(
             id = %self.id,
+            request_id = %self.caller.request_id,
+            key = self.caller.key,
             api = self.api,
             stream = self.stream,
             choices = self.choices,

@@ -83,10 +83,11 @@ impl Running {
         self.entries().clone()
     }
 
-    /// Ends every request that goes by `id`: the one in its answer or the one in its head. Returns how many those are.
-    pub fn cancel(&self, id: &str) -> usize {
+    /// Ends every request of this key that goes by `id`: the one in its answer or the one in its head, which clients choose as they
+    /// like. Returns how many those are.
+    pub fn cancel(&self, id: &str, key: Option<usize>) -> usize {
         let mut all = self.all();
-        all.retain(|entry| entry.id == id || &*entry.caller.request_id == id);
+        all.retain(|entry| entry.caller.key == key && (entry.id == id || &*entry.caller.request_id == id));
         all.iter().for_each(|entry| entry.cancel());
         all.len()
     }
@@ -136,7 +137,7 @@ struct Cancelled<'a> {
 
 /// The handler.
 pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
-    match app.running.cancel(&id) {
+    match app.running.cancel(&id, Caller::current().key) {
         0 => {
             let message = format!("no request `{}` is running here; it may have ended", quote(&id));
             let error = ApiError::new(StatusCode::NOT_FOUND, message);

@@ -376,8 +376,7 @@ fn errors_have_anthropics_shape_whoever_gives_them() {
         "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9000000\r\n\r\n",
     );
     assert_eq!(error(&{ large }.answer(), 413)["type"], "request_too_large");
-    let long = with(&format!("x-request-id: {}", "x".repeat(200)));
-    assert_eq!((long.status, &long.json()["type"]), (400, &json!("error")));
+    error(&with(&format!("x-request-id: {}", "x".repeat(200))), 400);
     assert_eq!(with("x-request-id: mine").header("request-id"), Some("mine"));
     // Other routes keep theirs.
     server.get("/v1/nothing").error(404);

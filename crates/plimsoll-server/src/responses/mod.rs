@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use crate::app::App;
+use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::generation::Event;
 use crate::models::{json, json_text};
@@ -30,14 +31,18 @@ use store::Kept;
 /// A cancelled response has this long to end: a stream ends when its client reads on.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// How ids of responses begin.
+const PREFIX: &str = "resp_";
+
 /// Items of one page of a list, unless the client says otherwise, and at most.
 const PAGE: usize = 20;
 const PAGE_MAX: usize = 100;
 
 /// `POST /v1/responses`.
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = parsed(&app, request, request::parse).await?;
-    let id = app.ids.request("resp").replacen('-', "_", 1);
+    let key = Caller::current().key;
+    let asked = parsed(&app, request, move |body, app| request::parse(body, app, key)).await?;
+    let id = format!("{PREFIX}{:016x}{:016x}", app.ids.next(), app.ids.next());
     let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn)?;
     if context.draft.common.stream {
         let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
@@ -82,7 +87,7 @@ struct Deleted<'a> {
 
 /// `DELETE /v1/responses/{id}`.
 pub(crate) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
-    if !app.responses.remove(&id) {
+    if !app.responses.remove(&id, Caller::current().key) {
         return Err(unknown(&id));
     }
     Ok(json(&Deleted { id: &id, object: "response", deleted: true }, None))
@@ -90,9 +95,13 @@ pub(crate) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) 
 
 /// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it is.
 pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+    if !id.starts_with(PREFIX) {
+        return Err(unknown(&id));
+    }
+    let key = Caller::current().key;
     let end = app.responses.wait(&id);
-    let running = app.running.cancel(&id) > 0;
-    if let Some(kept) = app.responses.get(&id) {
+    let running = app.running.cancel(&id, key) > 0;
+    if let Some(kept) = app.responses.get(&id, key) {
         return sent(&app, kept.response);
     }
     if !running {
@@ -180,7 +189,7 @@ fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
 }
 
 fn kept(app: &App, id: &str) -> ApiResult<Kept> {
-    app.responses.get(id).ok_or_else(|| unknown(id))
+    app.responses.get(id, Caller::current().key).ok_or_else(|| unknown(id))
 }
 
 /// A stored text as an answer, held until it is sent.

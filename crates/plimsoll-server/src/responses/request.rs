@@ -30,8 +30,8 @@ pub(crate) struct Asked {
     pub logprobs: bool,
 }
 
-/// Parses, renders and tokenizes. Runs on a text worker.
-pub(crate) fn parse(mut body: ReadBody, app: &App) -> ApiResult<Asked> {
+/// Parses, renders and tokenizes for a client with this API key. Runs on a text worker.
+pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<Asked> {
     let bytes = std::mem::take(&mut body.bytes);
     let mut fields = Fields::of_body(&bytes)?;
     let mut common = Common::take_few(&mut fields, app)?;
@@ -49,7 +49,7 @@ pub(crate) fn parse(mut body: ReadBody, app: &App) -> ApiResult<Asked> {
     common.form = text(&mut fields, &mut echo)?;
     let store = store(&mut fields, &app.responses)?;
     echo.store = store;
-    let earlier = earlier(&mut fields, app, &mut body, &mut echo)?;
+    let earlier = earlier(&mut fields, app, key, &mut body, &mut echo)?;
     let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
     let said = items::input(app, raw)?;
     let mut items = match &earlier {
@@ -83,10 +83,16 @@ pub(crate) fn parse(mut body: ReadBody, app: &App) -> ApiResult<Asked> {
 }
 
 /// What was said before, as the text between a list's brackets.
-fn earlier(fields: &mut Fields<'_>, app: &App, body: &mut ReadBody, echo: &mut Echo) -> ApiResult<Option<String>> {
+fn earlier(
+    fields: &mut Fields<'_>,
+    app: &App,
+    key: Option<usize>,
+    body: &mut ReadBody,
+    echo: &mut Echo,
+) -> ApiResult<Option<String>> {
     let param = "previous_response_id";
     let Some(id) = fields.take::<String>(param)? else { return Ok(None) };
-    let kept = app.responses.get(&id).ok_or_else(|| {
+    let kept = app.responses.get(&id, key).ok_or_else(|| {
         let message = format!("{param}: no response `{}` is stored here; it may have been dropped", quote(&id));
         ApiError { code: Some("previous_response_not_found"), ..ApiError::invalid(param, message) }
     })?;

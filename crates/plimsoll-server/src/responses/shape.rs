@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
 use super::store::Kept;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generation::Usage;
 use crate::limits::Held;
@@ -29,6 +30,8 @@ pub(crate) struct Responding {
     reading: Reading,
     output: Vec<Output>,
     teller: Teller,
+    /// The API key of who asks.
+    key: Option<usize>,
     finish: Option<FinishReason>,
     /// What the answer may hold until it is sent.
     _held: Option<Held>,
@@ -103,7 +106,18 @@ impl Responding {
     pub fn new(context: Context, echo: Echo, items: Option<Arc<str>>, logprobs: bool, held: Option<Held>) -> Self {
         let reading = Reading::new(&context.rules);
         let teller = Teller { streams: context.draft.common.stream, sequence: 0 };
-        Self { context, echo, items, logprobs, reading, output: Vec::new(), teller, finish: None, _held: held }
+        Self {
+            context,
+            echo,
+            items,
+            logprobs,
+            reading,
+            output: Vec::new(),
+            teller,
+            key: Caller::current().key,
+            finish: None,
+            _held: held,
+        }
     }
 
     /// Takes what one delta brings.
@@ -235,7 +249,7 @@ impl Responding {
         }
         let responses = &self.context.app.responses;
         if let Some(items) = self.items.take() {
-            responses.insert(&self.context.id, Kept { items, response: text.clone() });
+            responses.insert(&self.context.id, Kept { items, response: text.clone(), key: self.key });
         }
         responses.ended(&self.context.id, &text);
         text

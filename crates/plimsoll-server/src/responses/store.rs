@@ -20,6 +20,8 @@ pub(crate) struct Kept {
     pub items: Arc<str>,
     /// The response as it was sent.
     pub response: Bytes,
+    /// The API key it was made with; no other finds it.
+    pub key: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -93,12 +95,12 @@ impl ResponseStore {
         state.entries.insert(id.to_owned(), Entry { kept, bytes, used_at });
     }
 
-    /// A kept response, which is then the one used last.
-    pub fn get(&self, id: &str) -> Option<Kept> {
+    /// A kept response of this key, which is then the one used last.
+    pub fn get(&self, id: &str, key: Option<usize>) -> Option<Kept> {
         let mut state = self.state();
         let now = state.tick();
         let State { entries, order, .. } = &mut *state;
-        let entry = entries.get_mut(id)?;
+        let entry = entries.get_mut(id).filter(|entry| entry.kept.key == key)?;
         let name = order.remove(&entry.used_at)?;
         order.insert(now, name);
         entry.used_at = now;
@@ -126,9 +128,10 @@ impl ResponseStore {
         }
     }
 
-    /// Forgets a response. False when there is none.
-    pub fn remove(&self, id: &str) -> bool {
-        self.state().remove(id)
+    /// Forgets a response of this key. False when there is none.
+    pub fn remove(&self, id: &str, key: Option<usize>) -> bool {
+        let mut state = self.state();
+        state.entries.get(id).is_some_and(|entry| entry.kept.key == key) && state.remove(id)
     }
 
     pub fn usage(&self) -> StoreUsage {
@@ -157,7 +160,7 @@ mod tests {
     use super::*;
 
     fn kept(bytes: usize) -> Kept {
-        Kept { items: "x".repeat(bytes).into(), response: Bytes::from_static(b"{}") }
+        Kept { items: "x".repeat(bytes).into(), response: Bytes::from_static(b"{}"), key: None }
     }
 
     #[test]
@@ -167,9 +170,9 @@ mod tests {
             store.insert(id, kept(700));
         }
         assert_eq!(store.usage(), StoreUsage { responses: 3, bytes: 3 * 1216, limit: 4000, evicted: 0 });
-        assert!(store.get("a").is_some());
+        assert!(store.get("a", None).is_some());
         store.insert("d", kept(700));
-        assert!(store.get("b").is_none() && store.get("a").is_some() && store.get("c").is_some());
+        assert!(store.get("b", None).is_none() && store.get("a", None).is_some() && store.get("c", None).is_some());
         assert_eq!(store.usage().evicted, 1);
         // The same id again replaces what was there.
         store.insert("d", kept(100));
@@ -177,9 +180,10 @@ mod tests {
         // What is too large for all of it pushes nobody out.
         store.insert("e", kept(4000));
         assert_eq!((store.usage().responses, store.usage().evicted), (3, 2));
-        assert!(store.remove("a") && !store.remove("a"));
-        store.remove("c");
-        store.remove("d");
+        assert!(!store.remove("a", Some(0)) && store.get("a", Some(0)).is_none(), "another key's");
+        assert!(store.remove("a", None) && !store.remove("a", None));
+        store.remove("c", None);
+        store.remove("d", None);
         assert_eq!(store.usage(), StoreUsage { responses: 0, bytes: 0, limit: 4000, evicted: 2 });
     }
 
@@ -190,9 +194,9 @@ mod tests {
             store.insert(&format!("{i}"), kept(0));
         }
         assert_eq!((store.usage().responses, store.usage().evicted), (MAX_RESPONSES as u64, 10));
-        assert!(store.get("9").is_none() && store.get("10").is_some());
+        assert!(store.get("9", None).is_none() && store.get("10", None).is_some());
         let none = ResponseStore::new(0);
         none.insert("a", kept(0));
-        assert!(!none.is_on() && none.get("a").is_none());
+        assert!(!none.is_on() && none.get("a", None).is_none());
     }
 }

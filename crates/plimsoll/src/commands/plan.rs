@@ -12,7 +12,7 @@ use crate::args::PlanArgs;
 
 /// Prints the plan.
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let options = args.engine.options(args.http.config().heap_bytes_max());
+    let options = args.engine.options(args.http.config()?.heap_bytes_max());
     let local = Path::new(&args.model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
     let checkpoint = Checkpoint::open(&path)?;
