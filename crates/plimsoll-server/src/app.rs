@@ -19,8 +19,9 @@ use crate::ids::Ids;
 use crate::limits::{ByteBudget, ReadBody, WorkBudget};
 use crate::metrics::Metrics;
 use crate::rates::Rates;
+use crate::responses::{self, store::ResponseStore};
 use crate::running::{self, Running};
-use crate::{cache, chat, completions, door, form, health, memory, metrics, models, openapi, status, tokenize};
+use crate::{anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, status, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +54,7 @@ pub(crate) struct App {
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
     pub grammars: Arc<Grammars>,
+    pub responses: Arc<ResponseStore>,
     text_workers: Arc<Semaphore>,
     /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
     /// round.
@@ -70,10 +72,12 @@ impl App {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
+        let responses = ResponseStore::new(config.response_store_bytes);
         let grammars = form::grammars(&served, config.grammar_bytes);
         Ok(Arc::new(Self {
-            metrics: Metrics::new(&served.engine, &bytes, &grammars),
+            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses),
             grammars,
+            responses,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
             parsing: WorkBudget::new(config.parsing_bytes_max()),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
@@ -221,6 +225,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health::health))

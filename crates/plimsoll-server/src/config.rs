@@ -110,6 +110,8 @@ pub struct ServerConfig {
     pub max_tokenizing_bytes: u64,
     /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
     pub grammar_bytes: u64,
+    /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
+    pub response_store_bytes: u64,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -143,6 +145,7 @@ impl Default for ServerConfig {
             text_workers: 2,
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,
+            response_store_bytes: 8 << 20,
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),
@@ -203,6 +206,7 @@ impl ServerConfig {
             + templates
             + self.max_tokenizing_bytes
             + self.grammar_bytes
+            + self.response_store_bytes
             + running
             + self.rates.heap_bytes_max(self.api_keys.len())
     }

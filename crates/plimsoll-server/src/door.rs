@@ -12,6 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
+use crate::anthropic;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
@@ -30,6 +31,7 @@ const REQUEST_ID_BYTES: usize = 128;
 pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let origins = &app.config.origins;
     let reader = origins.reader(request.headers());
+    let anthropics = anthropic::owns(request.uri().path());
     let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
     let (id, known) = request_id(&app, &request);
     let mut client = None;
@@ -46,6 +48,9 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
             answer.unwrap_or_else(|_| app.panicked().into_response())
         }
     };
+    if anthropics {
+        response = anthropic::reshape(response, &id);
+    }
     app.metrics.answered(&path, response.status().as_u16());
     let headers = response.headers_mut();
     client.into_iter().for_each(|client| client.mark(headers));

@@ -121,6 +121,8 @@ impl IntoResponse for ApiError {
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        // For routes whose API spells errors differently.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -1,13 +1,14 @@
-//! The HTTP face of Plimsoll: OpenAI's API, tokenize, health, metrics and the memory page.
+//! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, tokenize, health, metrics and the memory page.
 //!
 //! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
-//! field by field, `chat` or `completions` turn it into engine requests (on a blocking thread, never on the event
+//! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `generation` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
 mod access;
+mod anthropic;
 mod app;
 mod cache;
 mod caller;
@@ -32,6 +33,7 @@ mod params;
 mod prompt;
 mod rates;
 mod request_log;
+mod responses;
 mod running;
 mod serve;
 mod socket;
@@ -39,6 +41,7 @@ mod sse;
 mod status;
 mod submit;
 mod tokenize;
+mod turn;
 
 pub use access::{ApiKeys, Origins};
 pub use config::{Formats, SamplingDefaults, Served, ServerConfig};

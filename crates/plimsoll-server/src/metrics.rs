@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::ByteBudget;
 use crate::memory::report;
+use crate::responses::store::ResponseStore;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Answer {
@@ -64,7 +65,12 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(engine: &EngineHandle, bytes: &Arc<ByteBudget>, grammars: &Arc<Grammars>) -> Self {
+    pub fn new(
+        engine: &EngineHandle,
+        bytes: &Arc<ByteBudget>,
+        grammars: &Arc<Grammars>,
+        responses: &Arc<ResponseStore>,
+    ) -> Self {
         let mut registry = Registry::default();
         engine.metrics().register(&mut registry);
         let (answers, refused_connections) = (Family::default(), Counter::default());
@@ -80,6 +86,7 @@ impl Metrics {
             engine: engine.clone(),
             bytes: Arc::clone(bytes),
             grammars: Arc::clone(grammars),
+            responses: Arc::clone(responses),
             connections: Arc::clone(&connections),
         };
         registry.register_collector(Box::new(gauges));
@@ -113,6 +120,7 @@ struct Gauges {
     engine: EngineHandle,
     bytes: Arc<ByteBudget>,
     grammars: Arc<Grammars>,
+    responses: Arc<ResponseStore>,
     connections: Arc<AtomicU64>,
 }
 
@@ -147,11 +155,12 @@ impl Collector for Gauges {
 }
 
 impl Gauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 34] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 38] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
         let grammars = self.grammars.usage();
+        let responses = self.responses.usage();
         [
             ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
             ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
@@ -174,6 +183,10 @@ impl Gauges {
             ("plimsoll_grammars_compiled", "Grammars compiled since start", signed(grammars.compiled)),
             ("plimsoll_grammar_hits", "Requests that found their grammar compiled", signed(grammars.hits)),
             ("plimsoll_grammars_evicted", "Grammars dropped to make room", signed(grammars.evicted)),
+            ("plimsoll_responses_stored", "Responses that can be gone on from", signed(responses.responses)),
+            ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
+            ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
+            ("plimsoll_responses_evicted", "Responses dropped to make room", signed(responses.evicted)),
             ("plimsoll_http_connections", "Open connections", read(&self.connections)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),

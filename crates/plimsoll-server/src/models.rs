@@ -22,15 +22,19 @@ pub(crate) fn now_s() -> u64 {
 
 /// A JSON answer. What it holds of the byte budget goes back when the connection has sent it.
 pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
-    faults::site(Site::Shape);
     // Plain structs serialized into memory: this cannot fail.
-    let bytes = serde_json::to_vec(answer).unwrap_or_default();
+    json_text(serde_json::to_vec(answer).unwrap_or_default().into(), held)
+}
+
+/// A JSON answer that is written already.
+pub(crate) fn json_text(bytes: Bytes, held: Option<Held>) -> Response {
+    faults::site(Site::Shape);
     let body = Body::from(Bytes::from_owner(Answer { bytes, _held: held }));
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
 struct Answer {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     _held: Option<Held>,
 }
 

@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::app::App;
-use crate::chat::messages::Conversation;
+use crate::chat::messages::conversation;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::read_json;
@@ -46,7 +46,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> A
                 app.encode("prompt", &text, add_special.unwrap_or(true))?
             }
             None => {
-                let conversation = Conversation::take(&mut fields)?;
+                let conversation = conversation(&mut fields)?;
                 fields.finish()?;
                 conversation.tokens(app, add_special.unwrap_or(false))?
             }

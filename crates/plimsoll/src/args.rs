@@ -170,6 +170,9 @@ pub struct HttpArgs {
     /// Bytes that constrained output (JSON schemas, regular expressions, forced tool calls) may take; 0 switches it off.
     #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
+    /// Bytes that stored responses (/v1/responses) may take; the one not used for longest goes first, 0 stores none.
+    #[arg(long, alias = "response_store_bytes", default_value_t = 8 << 20)]
+    pub response_store_bytes: u64,
     /// Its clients.
     #[command(flatten)]
     pub access: AccessArgs,
@@ -182,6 +185,7 @@ impl HttpArgs {
             max_body_bytes: self.max_body_bytes,
             max_connections: self.max_connections,
             grammar_bytes: self.grammar_bytes,
+            response_store_bytes: self.response_store_bytes,
             ..ServerConfig::default()
         })
     }
