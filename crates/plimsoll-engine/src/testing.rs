@@ -83,6 +83,9 @@ pub fn limits() -> Limits {
         max_stop_strings: 16,
         max_stop_bytes: 256,
         host_bytes: 16 << 20,
+        encoder: false,
+        embedding_size: 8,
+        labels: 0,
     }
 }
 

@@ -62,6 +62,9 @@ fn engine() -> EngineHandle {
         max_stop_strings: 16,
         max_stop_bytes: 256,
         host_bytes: 16 << 20,
+        encoder: false,
+        embedding_size: 0,
+        labels: 0,
     };
     let step =
         StepLimits { rows: 64, logit_rows: 8, running: 8, prefill_rows_beside_decode: 64, ..StepLimits::default() };
