@@ -38,6 +38,8 @@ pub enum Step {
     Drafts(u32, u32),
     /// Ends the request well, with the stop string that ended it, if any.
     Finish(FinishReason, Option<String>),
+    /// Ends a pooled request with these numbers.
+    Pooled(Vec<f32>),
     /// Ends the request with an error.
     Fail(String),
     /// Ends the whole engine: every request's outbox is dropped as it is.
@@ -329,6 +331,13 @@ impl Active {
                 outbox.push(|delta| {
                     delta.finish = Some(reason);
                     delta.stop_reason = stop;
+                });
+                return Outcome::Ends;
+            }
+            Step::Pooled(values) => {
+                outbox.push(|delta| {
+                    delta.pooled = Some(values);
+                    delta.finish = Some(FinishReason::Stop);
                 });
                 return Outcome::Ends;
             }

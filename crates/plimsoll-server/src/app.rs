@@ -21,7 +21,8 @@ use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
-use crate::{chat, completions, form, health, memory, metrics, models, tokenize};
+use crate::prompt::MAX_PROMPTS;
+use crate::{chat, completions, form, health, memory, metrics, models, pooled, tokenize};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,6 +90,15 @@ impl App {
         let message = format!("the model `{}` does not exist here; this server has `{names}`", quote(name));
         let error = ApiError::new(StatusCode::NOT_FOUND, message);
         Err(ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error })
+    }
+
+    /// 400 where the model writes no text.
+    pub fn check_generates(&self) -> ApiResult<()> {
+        if self.served.engine.limits().encoder {
+            let message = "this model makes embeddings only: ask /v1/embeddings, /v1/rerank or /v1/score";
+            return Err(ApiError::unsupported("model", message));
+        }
+        Ok(())
     }
 
     /// Most sequences of one HTTP request.
@@ -185,6 +195,10 @@ impl ServerConfig {
                 self.max_bytes_in_flight
             )));
         }
+        if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {
+            let n = self.max_inputs;
+            return Err(ServeError::Config(format!("--max-inputs is {n}; 1 to {MAX_PROMPTS} are allowed")));
+        }
         if self.silence_timeout < Duration::from_secs(1) {
             return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
         }
@@ -199,6 +213,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/embeddings", post(pooled::embeddings::handle))
+        .route("/v1/rerank", post(pooled::rerank::handle))
+        .route("/v1/score", post(pooled::score::handle))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health::health))

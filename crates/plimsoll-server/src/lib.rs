@@ -1,4 +1,4 @@
-//! The HTTP face of Plimsoll: OpenAI's API, tokenize, health, metrics and the memory page.
+//! The HTTP face of Plimsoll: OpenAI's API, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
 //! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
 //! field by field, `chat` or `completions` turn it into engine requests (on a blocking thread, never on the event
@@ -24,6 +24,7 @@ mod memory;
 mod metrics;
 mod models;
 mod params;
+mod pooled;
 mod prompt;
 mod request_log;
 mod serve;
@@ -32,6 +33,6 @@ mod sse;
 mod submit;
 mod tokenize;
 
-pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
+pub use config::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
 pub use serve::{bind, serve};

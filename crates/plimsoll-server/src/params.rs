@@ -46,6 +46,7 @@ impl Common {
     /// Takes the shared fields.
     pub fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
         let model = model_name(fields, app)?;
+        app.check_generates()?;
         let (stream, include_usage, continuous_usage) = stream(fields)?;
         let sampling = sampling(fields, app)?;
         let seed = fields.take::<i64>("seed")?;
@@ -79,7 +80,7 @@ impl Common {
     }
 }
 
-fn model_name(fields: &mut Fields<'_>, app: &App) -> ApiResult<String> {
+pub(crate) fn model_name(fields: &mut Fields<'_>, app: &App) -> ApiResult<String> {
     match fields.take::<String>("model")? {
         None => Ok(app.served.names[0].clone()),
         Some(name) => app.check_model(&name).map(|()| name),
