@@ -385,3 +385,5 @@ impl<T> Scheduler<T> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod whole_tests;

@@ -6,6 +6,7 @@
 mod cage;
 mod commands;
 mod curl;
+mod encoders;
 mod http;
 mod ledger;
 mod memory;

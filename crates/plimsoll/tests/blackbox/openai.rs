@@ -13,7 +13,7 @@ const OPENAI: &str = "openai==3.52.0";
 ///
 /// A plain directory instead of a virtual environment: it needs nothing but pip, and where pip may not touch the system's
 /// packages it may still fill a directory.
-fn packages() -> &'static Path {
+pub fn packages() -> &'static Path {
     static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
     PACKAGES.get_or_init(|| {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(OPENAI.replace("==", "-"));
