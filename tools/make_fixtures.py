@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-gguf_blocks.py, hybrid.py, hybrid_forms.py, known.py.
+gguf_blocks.py, hybrid.py, hybrid_forms.py, known.py, encoders.py.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
-    checkpoint, gguf_blocks, gguf_export, hybrid, hybrid_forms, known, mlx_affine, models, reference,
+    checkpoint, encoders, gguf_blocks, gguf_export, hybrid, hybrid_forms, known, mlx_affine, models, reference,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -111,6 +111,9 @@ def jobs(tokenizer):
         yield name, lambda name=name: hybrid.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in hybrid_forms.FORMS:
         yield name, lambda name=name: hybrid_forms.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in encoders.MODELS:
+        yield name, lambda name=name: encoders.make(name, ROOT / "models" / name, SEED)
+    yield "pooling", lambda: encoders.pooled_decoder(ROOT / "models" / "qwen3", ROOT / "pooling_reference.json")
     for name in known.MODELS:
         yield name, lambda name=name: known.make(name, ROOT / "models" / name, tokenizer)
 

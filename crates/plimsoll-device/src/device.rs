@@ -70,13 +70,19 @@ pub enum Mode {
     Add,
 }
 
-/// The activation of a gated feed-forward layer.
+/// The activation of a feed-forward layer, gated or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// x·sigmoid(x).
     Silu,
     /// The tanh approximation of GELU.
     GeluTanh,
+    /// GELU by the error function.
+    Gelu,
+    /// max(x, 0).
+    Relu,
+    /// tanh(x), without x.
+    Tanh,
     /// sigmoid(x), without x: the gate of an attention's output.
     Sigmoid,
 }
@@ -196,8 +202,10 @@ pub struct StepInput<'a> {
     pub positions: &'a [u32],
     /// The sequences.
     pub seqs: &'a [SeqSpan],
-    /// Page ids of all sequences, one after another.
+    /// Page ids of all sequences, one after another. For [`Device::attend_within`], which keeps nothing, they count from 0.
     pub pages: &'a [u32],
+    /// Token type of each row, for encoders, which tell the texts of a pair apart; empty for all others.
+    pub types: &'a [u32],
     /// The rows whose logits are wanted, ascending.
     pub logit_rows: &'a [u32],
     /// For each row the slot that receives the recurrent state after it, or [`NO_STATE`]; empty for models without state.
@@ -222,6 +230,9 @@ pub trait Device {
     /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight`; `out` may be `x`.
     fn rms_norm(&mut self, out: Buf, x: Buf, weight: VectorId, eps: f32);
 
+    /// `out[r] = (x[r] - mean(x[r])) / sqrt(variance(x[r]) + eps) * weight + bias`; `out` may be `x`.
+    fn layer_norm(&mut self, out: Buf, x: Buf, weight: VectorId, bias: VectorId, eps: f32);
+
     /// Several linear layers over the same input, which is quantized once.
     fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError>;
 
@@ -235,12 +246,28 @@ pub trait Device {
     /// `gate = act(gate) * up`.
     fn glu(&mut self, gate: Buf, up: Buf, act: Activation);
 
+    /// `x = act(x)`.
+    fn activate(&mut self, x: Buf, act: Activation);
+
     /// `x += y`.
     fn add(&mut self, x: Buf, y: Buf);
 
     /// Stores keys and values of every row in the cache, then attends: `out`, `q` are [rows, heads · width],
     /// `k`, `v` [rows, cache heads · width]. Causal: a row sees positions up to its own.
     fn attention(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf, step: &StepInput<'_>);
+
+    /// Attends among the rows of each sequence of this step, before and after, as an encoder does: shapes as for
+    /// [`Self::attention`], but keys and values lie in the workspace for the length of this operation, in as many pages as the step
+    /// names. Every sequence starts at position 0 and is there as a whole.
+    fn attend_within(
+        &mut self,
+        spec: &Attention,
+        out: Buf,
+        q: Buf,
+        k: Buf,
+        v: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError>;
 
     /// A recurrent layer: `qkv` [rows, [`GatedDelta::channels`]] goes through the causal convolution and SiLU, queries and keys are
     /// normalised per head, then each row updates and asks its value heads' states, starting from the sequence's slot and

@@ -23,7 +23,7 @@ pub fn parse_kv_dtype(name: &str) -> Result<KvDtype, String> {
 /// What the cache of one model looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// Attention layers.
+    /// Attention layers with keys and values in the cache; 0 for an encoder, which keeps none.
     pub layers: usize,
     /// Key/value heads per layer.
     pub kv_heads: usize,

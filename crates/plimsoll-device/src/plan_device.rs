@@ -57,6 +57,11 @@ pub(crate) fn acts_bytes(weights: &WeightTable, x: Buf, layers: &[(LinearId, Buf
     if layers.iter().any(quantized) { ActLayout { rows: x.rows, k: x.cols }.bytes() } else { 0 }
 }
 
+/// Bytes of workspace for the keys and values of one layer of an encoder's step.
+pub(crate) fn within_bytes(kv: &KvShape, step: &StepInput<'_>) -> usize {
+    step.pages.len() * kv.layer_bytes()
+}
+
 impl Device for PlanDevice<'_> {
     fn temp(&mut self, rows: usize, cols: usize) -> Result<Buf, DeviceError> {
         let buf = Buf { offset: 0, rows, cols };
@@ -78,6 +83,10 @@ impl Device for PlanDevice<'_> {
 
     fn rms_norm(&mut self, out: Buf, _x: Buf, _weight: VectorId, _eps: f32) {
         self.work.flops += 4 * (out.rows * out.cols) as u64;
+    }
+
+    fn layer_norm(&mut self, out: Buf, _x: Buf, _weight: VectorId, _bias: VectorId, _eps: f32) {
+        self.work.flops += 7 * (out.rows * out.cols) as u64;
     }
 
     fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], _mode: Mode) -> Result<(), DeviceError> {
@@ -104,6 +113,10 @@ impl Device for PlanDevice<'_> {
         self.work.flops += 8 * (gate.rows * gate.cols) as u64;
     }
 
+    fn activate(&mut self, x: Buf, _act: Activation) {
+        self.work.flops += 8 * (x.rows * x.cols) as u64;
+    }
+
     fn add(&mut self, x: Buf, _y: Buf) {
         self.work.flops += (x.rows * x.cols) as u64;
     }
@@ -120,6 +133,23 @@ impl Device for PlanDevice<'_> {
             let pages = seen(last - 1).div_ceil(PAGE_TOKENS);
             self.work.kv_bytes += (pages * self.kv.layer_bytes()) as u64;
         }
+    }
+
+    fn attend_within(
+        &mut self,
+        _spec: &Attention,
+        _out: Buf,
+        q: Buf,
+        _k: Buf,
+        _v: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let scope = self.mark();
+        self.stack.take(within_bytes(&self.kv, step))?;
+        self.release(scope);
+        let pairs: usize = step.seqs.iter().map(|seq| seq.rows * seq.rows).sum();
+        self.work.flops += 4 * (pairs * q.cols) as u64;
+        Ok(())
     }
 
     fn gated_delta(

@@ -103,6 +103,11 @@ impl Runner for CpuRunner {
         }
     }
 
+    fn hidden(&mut self, row: usize) -> &[f32] {
+        let hidden = self.passes.output.expect("a step was run").hidden;
+        self.device.row_mut(hidden, row)
+    }
+
     fn logits(&mut self, row: usize) -> &mut [f32] {
         let logits = self.passes.output.expect("a step was run").logits;
         self.device.row_mut(logits, row)

@@ -12,6 +12,7 @@ use crate::constraint::Constraint;
 use crate::handle::Place;
 use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
+use crate::pooling::Pool;
 use crate::progress::Progress;
 use crate::request::Request;
 use crate::room::{Failure, Room};
@@ -25,6 +26,8 @@ pub(crate) struct Delivery {
     pub counts: TokenCounts,
     /// The form of the output, if it must have one.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// What is collected of its hidden states, if that is what it asks for.
+    pub pool: Option<Pool>,
     outbox: Outbox,
     _place: Place,
     arrived: Instant,
@@ -46,10 +49,11 @@ pub(crate) struct Delivery {
 impl Delivery {
     /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: there is a draft head.
     pub fn new(mut request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room, drafts: bool) -> Self {
-        let Room { counts, stops, constraint, piece, .. } = room;
+        let Room { counts, stops, constraint, piece, pool, .. } = room;
         Self {
             counts,
             constraint,
+            pool,
             outbox,
             _place: place,
             arrived,
@@ -171,6 +175,17 @@ impl Delivery {
         });
         metrics.generated_tokens.inc();
         written
+    }
+
+    /// Ends a pooled request with what was collected.
+    pub fn pooled(&mut self, metrics: &Metrics) -> Result<(), Failure> {
+        if let Some(pool) = &mut self.pool {
+            let values = pool.finish()?;
+            self.finished = true;
+            self.outbox.pooled(values);
+            metrics.pooled.inc();
+        }
+        Ok(())
     }
 
     /// Ends a request that wanted no output, only its prompt's log-probabilities.

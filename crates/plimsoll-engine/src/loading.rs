@@ -10,6 +10,8 @@ use plimsoll_memory::heap;
 use plimsoll_text::{ChatTemplate, GgufVocab, TextError, Tokenizer};
 use thiserror::Error;
 
+use crate::sentence::Sentence;
+
 /// Why a model cannot be opened.
 #[derive(Debug, Error)]
 pub enum LoadingError {
@@ -22,6 +24,9 @@ pub enum LoadingError {
     /// The tokenizer is not there.
     #[error("no tokenizer: {0}")]
     NoTokenizer(String),
+    /// The files of sentence-transformers are broken, or ask for something else than pooling and normalization.
+    #[error("sentence-transformers' {0}")]
+    Sentence(String),
     /// The checkpoint holds a configuration only.
     #[error("'{0}' has a configuration but no weights: it can be planned, not served")]
     NoWeights(String),
@@ -35,7 +40,9 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Messages to prompt; none when the model has no template.
     pub template: Option<Arc<ChatTemplate>>,
-    /// Heap bytes that the two take, measured while they were made; none where the heap is not counted.
+    /// How its own files say that embeddings are made.
+    pub sentence: Option<Sentence>,
+    /// Heap bytes that tokenizer and template take, measured while they were made; none where the heap is not counted.
     pub text_bytes: Option<u64>,
 }
 
@@ -53,7 +60,11 @@ impl LoadedModel {
         };
         let template = template.map(|source| template_of(&source, &tokenizer)).transpose()?;
         let text_bytes = heap::in_use().checked_sub(before).filter(|bytes| *bytes > 0);
-        Ok(Self { tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), checkpoint, text_bytes })
+        let sentence = match checkpoint.gguf() {
+            Some(_) => None,
+            None => Sentence::read(checkpoint.dir())?,
+        };
+        Ok(Self { sentence, tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), checkpoint, text_bytes })
     }
 }
 

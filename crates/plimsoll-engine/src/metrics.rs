@@ -20,6 +20,8 @@ pub struct Metrics {
     pub cached_tokens: Counter,
     /// Tokens generated, those of aborted requests included.
     pub generated_tokens: Counter,
+    /// Inputs that became an embedding or a score.
+    pub pooled: Counter,
     /// Requests that ended well.
     pub finished: Counter,
     /// Requests whose client went away, or that were cancelled.
@@ -89,6 +91,7 @@ impl Default for Metrics {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
+            pooled: Counter::default(),
             finished: Counter::default(),
             aborted: Counter::default(),
             failed: Counter::default(),
@@ -130,6 +133,7 @@ impl Metrics {
         counter("prompt_tokens", "Prompt tokens computed", &self.prompt_tokens);
         counter("prompt_cached_tokens", "Prompt tokens found in the prefix cache", &self.cached_tokens);
         counter("generated_tokens", "Tokens generated", &self.generated_tokens);
+        counter("pooled_inputs", "Inputs that became an embedding or a score", &self.pooled);
         counter("requests_finished", "Requests that ended well", &self.finished);
         counter("requests_aborted", "Requests whose client went away or cancelled", &self.aborted);
         counter("requests_failed", "Requests that failed", &self.failed);

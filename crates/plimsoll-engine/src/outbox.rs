@@ -67,6 +67,8 @@ pub struct Delta {
     pub drafted_tokens: u32,
     /// Those of them that were right.
     pub accepted_tokens: u32,
+    /// What a pooled request asked for; comes with its last delta.
+    pub pooled: Option<Vec<f32>>,
     /// Set in the last delta of a request that ended well.
     pub finish: Option<FinishReason>,
     /// The stop string or stop token that ended it, as text, when there was one.
@@ -118,6 +120,7 @@ impl Pending {
         self.bytes = chunk(self.delta.tokens.capacity(), size_of::<TokenOut>())
             + chunk(self.delta.prompt_logprobs.capacity(), size_of::<TokenLogprobs>())
             + chunk(self.delta.text.capacity(), 1)
+            + self.delta.pooled.as_ref().map_or(0, |values| chunk(values.capacity(), size_of::<f32>()))
             + self.reports;
     }
 }
@@ -266,6 +269,17 @@ impl Outbox {
         let grown = self.shared.reserved.grow(more as u64);
         self.left.text += if grown { more } else { 0 };
         grown
+    }
+
+    /// Ends a pooled request with what it asked for, whose block goes from the engine's share to the output's.
+    pub(crate) fn pooled(&mut self, values: Vec<f32>) {
+        let bytes = chunk(values.capacity(), size_of::<f32>());
+        self.shared.reserved.hold(bytes, 0);
+        self.of_sequence -= bytes;
+        self.push(|delta| {
+            delta.pooled = Some(values);
+            delta.finish = Some(FinishReason::Stop);
+        });
     }
 
     /// Ends the request with an error without asking for memory. `words` are few; `retry`: it may be tried again.

@@ -6,7 +6,7 @@ use plimsoll_device::{
     Declare, DeclareError, DeviceError, KvShape, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput,
     WeightTable, Work,
 };
-use plimsoll_formats::Checkpoint;
+use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_memory::host::Remedy;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
@@ -22,6 +22,7 @@ use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
 use crate::sizing::Sizes;
 use crate::stress::Pools;
+use crate::whole::{self, WholeStep};
 use crate::worker::Speculation;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute, what the allocator
@@ -41,6 +42,9 @@ const TYPICAL_TOKENS: usize = 4096;
 /// plan. Only the first guess at what drafts cost goes by it; then they are timed.
 const FLOPS_PER_BYTE: u64 = 16;
 
+/// Tokens of the input whose work the plan of an encoder states.
+pub const INPUT_TOKENS: usize = 128;
+
 /// The size-independent half: a model and what its weights take.
 pub struct Blueprint {
     /// The architecture, with ids into `weights`.
@@ -51,6 +55,8 @@ pub struct Blueprint {
     pub max_context: usize,
     /// End-of-sequence ids.
     pub eos: Vec<u32>,
+    /// What makes the model an encoder: then it makes embeddings or scores, and no text.
+    pub encoder: Option<Encoder>,
 }
 
 /// Why no plan can be made.
@@ -142,7 +148,8 @@ pub struct EnginePlan {
     pub kv: KvShape,
     /// Bytes of step workspace.
     pub workspace: usize,
-    /// Work of the largest prefill step and of one decode step of a single sequence.
+    /// Work of the largest prefill step and of one decode step of a single sequence; for an encoder, of the largest step and of an
+    /// input of [`INPUT_TOKENS`].
     pub work: [Work; 2],
     /// Work of a step that checks the drafts of a single sequence, and of the draft passes after it, where there is a draft head.
     pub draft_work: Option<[Work; 2]>,
@@ -171,6 +178,10 @@ impl EnginePlan {
 
     /// The plan with the pools that start-up came to build.
     pub(crate) fn resize(&mut self, pages: usize, slots: usize) {
+        if self.step.whole {
+            // There are no pools.
+            return;
+        }
         let index = self.index_bytes(pages, slots);
         let (slot_bytes, slots_per_request) =
             self.sizing.state.map_or((0, 1), |state| (state.slot_bytes, state.slots_per_request));
@@ -194,6 +205,10 @@ impl EnginePlan {
 }
 
 fn kv_line(kv: KvShape, pages: usize) -> PlanLine {
+    if kv.layers == 0 {
+        let detail = "none: an encoder keeps nothing from step to step".into();
+        return PlanLine { component: Component::KvPages, bytes: 0, detail };
+    }
     let detail = format!(
         "{} tokens = {pages} pages x {} ({} layers, {:?})",
         pages * PAGE_TOKENS,
@@ -268,12 +283,14 @@ impl Blueprint {
             weights: declare.finish(),
             max_context: checkpoint.config.max_context,
             eos: checkpoint.config.eos_token_ids.clone(),
+            encoder: checkpoint.config.encoder,
         })
     }
 
     /// Plans an engine under `line`.
     pub fn plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
         check(options)?;
+        self.check_encoder(options)?;
         let shape = self.model.shape(options.kv_dtype);
         let drafts = options.drafts();
         let step = StepLimits {
@@ -284,17 +301,26 @@ impl Blueprint {
             prefill_rows_beside_decode: options.batch_max_tokens,
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
+            whole: self.encoder.is_some(),
         };
+        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
+        let context = if step.whole { context.min(step.rows) } else { context };
         let lanes = options.graph_max_batch_size.min(step.rows);
-        let largest =
-            self.run(&shape, Run { rows: step.rows, logit_rows: step.logit_rows, lanes, drafts, ..Run::default() })?;
         let alone = Run { start: 127, rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
-        let decode = self.run(&shape, alone)?;
+        let (largest, decode) = match step.whole {
+            true => {
+                let input = INPUT_TOKENS.min(context);
+                (self.run_whole(&shape, &whole::largest(&step, context))?, self.run_whole(&shape, &[input])?)
+            }
+            false => {
+                let full = Run { rows: step.rows, logit_rows: step.logit_rows, lanes, drafts, ..Run::default() };
+                (self.run(&shape, full)?, self.run(&shape, alone)?)
+            }
+        };
         let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, drafts, each: step.slots > 1, ..alone };
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
         let workspace = largest.workspace + scratch;
-        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let mut draft = Draft { options, line, threads, shape, step, workspace, context };
         let (sizing, sizing_total) = self.sizes(&draft);
         let pools = self.pools(&draft, &sizing, sizing_total)?;
@@ -331,6 +357,24 @@ impl Blueprint {
         })
     }
 
+    /// Options that mean nothing for an encoder.
+    fn check_encoder(&self, options: &Options) -> Result<(), PlanError> {
+        match options.max_total_token_num {
+            Some(tokens) if self.encoder.is_some() => Err(PlanError::Option {
+                flag: "--max-total-token-num",
+                problem: format!("is {tokens}, but this model is an encoder: it has no keys and values to keep"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs a step of whole sequences on the planner's device.
+    fn run_whole(&self, shape: &ModelShape, rows: &[usize]) -> Result<Ran, PlanError> {
+        let mut device = PlanDevice::new(&self.weights, shape.kv);
+        Passes::default().forward(&*self.model, &mut device, &WholeStep::new(rows).input())?;
+        Ok(Ran { workspace: device.high_water(), forward: device.work(), draft: Work::default() })
+    }
+
     /// Runs a step on the planner's device.
     fn run(&self, shape: &ModelShape, run: Run) -> Result<Ran, PlanError> {
         let Run { start, rows, logit_rows, lanes, drafts, each } = run;
@@ -347,6 +391,7 @@ impl Blueprint {
             positions: &positions,
             seqs: &seqs,
             pages: &pages,
+            types: &[],
             logit_rows: &wanted,
             state_out: &state_out,
         };
@@ -364,6 +409,7 @@ impl Blueprint {
                 positions: &positions[..rows],
                 seqs: &seqs,
                 pages: &pages,
+                types: &[],
                 logit_rows: &from[..lanes],
                 state_out: &[],
             };
@@ -415,6 +461,10 @@ impl Blueprint {
         let least = (*context).min(options.batch_max_tokens);
         let needed = options.max_req_total_len.map_or(least, |_| *context).div_ceil(PAGE_TOKENS);
         let short = |pages| self.shortfall(draft, Pools { pages, slots: slots_per_request });
+        if step.whole {
+            let none = Pools { pages: 0, slots: 0 };
+            return if self.tree(draft, none).total() <= line.bytes { Ok(none) } else { Err(short(0)) };
+        }
         if let Some(tokens) = options.max_total_token_num {
             let pages = usize::try_from(tokens).unwrap_or(usize::MAX).div_ceil(PAGE_TOKENS);
             let bytes =
@@ -463,7 +513,7 @@ impl Blueprint {
             limit_source: line.source.clone(),
             peers: line.peers,
             remedy: line.remedy,
-            tokens: pools.pages * PAGE_TOKENS,
+            tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
             batch_max_tokens: options.batch_max_tokens,
             largest,
             plan,
@@ -544,7 +594,7 @@ impl Blueprint {
         let Draft { options, context, step, .. } = *draft;
         let pool = pages * PAGE_TOKENS;
         Limits {
-            max_req_total_len: context.min(pool) as u32,
+            max_req_total_len: if step.whole { context } else { context.min(pool) } as u32,
             max_total_token_num: pool as u64,
             running_max_req_size: step.running as u32,
             max_waiting: options.max_waiting as u32,
@@ -554,6 +604,9 @@ impl Blueprint {
             max_stop_strings: 16,
             max_stop_bytes: 1024,
             host_bytes: options.request_bytes,
+            encoder: step.whole,
+            embedding_size: draft.shape.hidden as u32,
+            labels: self.encoder.and_then(|encoder| encoder.labels).unwrap_or(0) as u32,
         }
     }
 }

@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::cache::PAGE_TOKENS;
 use crate::constraint::Grammar;
 use crate::outbox::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
+use crate::pooling::{Embed, Pooling};
 use crate::sampling::{SamplingParams, TokenCounts};
 
 /// One sequence to generate. `n` completions are `n` requests; they share their prompt's pages.
@@ -46,6 +47,8 @@ pub struct Request {
     pub speculate: bool,
     /// Requests whose salts differ never share cached pages.
     pub cache_salt: u64,
+    /// Instead of text, something is made of the prompt's hidden states; then `max_tokens` is 0.
+    pub embed: Option<Embed>,
 }
 
 /// The bounds every request is checked against. One value, made from the plan; the same numbers `plimsoll plan` prints.
@@ -71,6 +74,19 @@ pub struct Limits {
     pub max_stop_bytes: u32,
     /// Bytes that all requests together may hold on the host (ids, outputs not yet read).
     pub host_bytes: u64,
+    /// Whether the model is an encoder: it makes embeddings and scores, no text, and takes inputs whole.
+    pub encoder: bool,
+    /// Numbers of an embedding.
+    pub embedding_size: u32,
+    /// Scores of the classifier; 0 without one.
+    pub labels: u32,
+}
+
+impl Limits {
+    /// Numbers that a request of this pooling is answered with.
+    pub(crate) fn pooled_size(&self, pooling: Pooling) -> u32 {
+        if pooling == Pooling::Score { self.labels } else { self.embedding_size }
+    }
 }
 
 /// Why a request was not accepted. The message is what the client reads.
@@ -109,7 +125,14 @@ impl Request {
         if self.prompt.is_empty() {
             return invalid("prompt", "the prompt is empty: at least one token is needed".into());
         }
-        if self.max_tokens == 0 && self.prompt_logprobs.is_none() {
+        match &self.embed {
+            Some(embed) => self.check_pooled(embed, limits)?,
+            None if limits.encoder => {
+                return invalid("model", "this model makes embeddings only: it generates no text".into());
+            }
+            None => {}
+        }
+        if self.max_tokens == 0 && self.prompt_logprobs.is_none() && self.embed.is_none() {
             return invalid("max_tokens", "max_tokens must be at least 1".into());
         }
         if self.min_tokens > self.max_tokens {
@@ -139,6 +162,25 @@ impl Request {
             );
         }
         self.check_bounds(limits)
+    }
+
+    fn check_pooled(&self, embed: &Embed, limits: &Limits) -> Result<(), Refusal> {
+        let invalid = |param, message| Err(Refusal::Invalid { param, message });
+        if self.max_tokens > 0 || self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.grammar.is_some() {
+            return invalid("max_tokens", "an embedding is not generated: it has no tokens and no form".into());
+        }
+        if limits.pooled_size(embed.pooling) == 0 {
+            return invalid("model", "this model has no classifier: it makes embeddings, no scores".into());
+        }
+        let (len, most) = (self.prompt.len(), limits.max_req_total_len);
+        if len as u64 <= u64::from(most) {
+            return Ok(());
+        }
+        let why = match limits.encoder {
+            true => ": the least of the model's positions, --max-req-total-len and --batch-max-tokens",
+            false => " (--max-req-total-len)",
+        };
+        invalid("prompt", format!("the input has {len} tokens, more than this server's limit of {most}{why}"))
     }
 
     fn check_bounds(&self, limits: &Limits) -> Result<(), Refusal> {
@@ -205,7 +247,8 @@ impl Request {
             0 => 0,
             distinct => chunk(TokenCounts::bytes_for(distinct)) + COUNTS_FIXED_BYTES,
         };
-        REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts
+        let pooled = self.embed.map_or(0, |embed| chunk(embed.size as usize * size_of::<f32>()));
+        REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts + pooled
     }
 
     /// The most text that may come out at once beside a token's own: what a stop string held back, a broken character.

@@ -10,6 +10,7 @@ use plimsoll_text::StopMatcher;
 
 use crate::cache::{PAGE_TOKENS, PageId};
 use crate::constraint::Constraint;
+use crate::pooling::Pool;
 use crate::request::Request;
 use crate::sampling::TokenCounts;
 
@@ -53,6 +54,8 @@ pub(crate) struct Room {
     pub constraint: Option<Box<dyn Constraint>>,
     /// The text of one token.
     pub piece: String,
+    /// What is collected of hidden states, if that is asked for.
+    pub pool: Option<Pool>,
 }
 
 /// Bytes of one token's text for which room is made beforehand.
@@ -81,6 +84,10 @@ impl Room {
         piece.try_reserve_exact(PIECE_BYTES).ok()?;
         // The strings were checked: only memory can be wanting.
         let stops = StopMatcher::new(&request.stop).ok()?;
-        Some(Self { counts, stops, pages, page_ids, constraint: None, piece })
+        let pool = match request.embed {
+            Some(embed) => Some(Pool::reserve(embed.size)?),
+            None => None,
+        };
+        Some(Self { counts, stops, pages, page_ids, constraint: None, piece, pool })
     }
 }

@@ -20,6 +20,12 @@ pub trait Runner {
         Err(DeviceError::NoDraft)
     }
 
+    /// The hidden state, after the final norm, of the `row`-th row of the last [`Self::forward`]; empty for a runner without a model.
+    fn hidden(&mut self, row: usize) -> &[f32] {
+        let _ = row;
+        &[]
+    }
+
     /// Gives the physical memory of pages that nobody holds back to the system; it returns when they are written again. The
     /// pages come in ascending order: neighbours go back together.
     fn decommit(&mut self, pages: &[u32]) {

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
-pub use seq::{Newcomer, Seq};
+pub use seq::{Newcomer, Pooled, Seq};
 
 /// The bounds of a step and of the running set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct StepLimits {
     pub slots: usize,
     /// Drafts that a sequence may have at once; 0 without speculation.
     pub drafts: usize,
+    /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
+    pub whole: bool,
 }
 
 /// One sequence's share of a step.
@@ -125,7 +127,11 @@ impl<T> Scheduler<T> {
 
     /// Queues a sequence behind all older ones.
     pub fn push(&mut self, seq: Seq<T>) {
-        debug_assert!(seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(), "checked at submission");
+        let fits = |seq: &Seq<T>| match self.limits.whole {
+            true => seq.total_max <= self.limits.rows,
+            false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
+        };
+        debug_assert!(fits(&seq), "checked at submission");
         let behind = self.waiting.iter().rposition(|w| w.order < seq.order).map_or(0, |i| i + 1);
         self.waiting.insert(behind, seq);
     }
@@ -185,7 +191,7 @@ impl<T> Scheduler<T> {
         if decodes > 0 {
             rows = rows.min(self.limits.prefill_rows_beside_decode);
         }
-        rows = rows.min(self.eased.prefill_rows);
+        rows = rows.min(self.prefill_rows());
         let mut i = 0;
         while i < self.running.len() {
             if !self.running[i].decoding() {
@@ -193,7 +199,7 @@ impl<T> Scheduler<T> {
             }
             i += 1;
         }
-        while rows > 0 && logit_rows > 0 {
+        while rows > 0 && logit_rows > 0 && self.next_fits(rows) {
             let Some(admitted) = self.admit() else { break };
             events.admitted += 1;
             if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
@@ -208,10 +214,20 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// Rows of prompts in a step, at most. What is computed whole cannot be computed in smaller pieces.
+    fn prefill_rows(&self) -> usize {
+        if self.limits.whole { self.limits.rows } else { self.eased.prefill_rows }
+    }
+
+    /// Whether what waits longest, where it is to be computed whole, fits into the step's last `rows` rows.
+    fn next_fits(&self, rows: usize) -> bool {
+        !self.limits.whole || self.waiting.front().is_none_or(|seq| seq.remaining() <= rows)
+    }
+
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
         while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some()) {
-            let (mut rows, mut logit_rows) = (self.eased.prefill_rows, self.limits.logit_rows);
+            let (mut rows, mut logit_rows) = (self.prefill_rows(), self.limits.logit_rows);
             let order = self.running[i].order;
             self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
             if !self.shares.is_empty() {
@@ -286,6 +302,9 @@ impl<T> Scheduler<T> {
             return;
         }
         let mut chunk = seq.remaining().min(*rows);
+        if self.limits.whole && chunk < seq.remaining() {
+            return;
+        }
         while seq.logit_rows(chunk) > *logit_rows {
             chunk -= seq.logit_rows(chunk) - *logit_rows;
         }
@@ -305,6 +324,9 @@ impl<T> Scheduler<T> {
     /// Gives sequence `i` pages for `rows` more positions, preempting newer ones if need be. When there is no newer one,
     /// `i` itself waits for older ones to finish: false.
     fn fit(&mut self, i: usize, rows: usize, events: &mut Events) -> bool {
+        if self.limits.whole {
+            return true;
+        }
         let positions = self.running[i].computed + rows;
         while !self.running[i].pages.grow(positions) {
             let newest = self.running.len() - 1;
@@ -363,3 +385,5 @@ impl<T> Scheduler<T> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod whole_tests;

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::berth::Berth;
 use crate::options::Options;
-use crate::planner::Blueprint;
+use crate::planner::{Blueprint, PlanError};
 use crate::sizing::profile_config;
 use crate::startup::{Host, StartError, generations, own_error};
 
@@ -52,6 +52,10 @@ pub fn dry_run(
 ) -> Result<DryRun, StartError> {
     let blueprint = Blueprint::new(checkpoint, options)?;
     let planned = blueprint.plan(options, host.threads, &host.line)?;
+    if planned.step.whole {
+        let problem = "sizes a pool of keys and values; an encoder keeps none".into();
+        return Err(PlanError::Option { flag: "--probe", problem }.into());
+    }
     let planned_tokens = (planned.pages * PAGE_TOKENS) as u64;
     let mut config = profile_config(&planned);
     config.mode = Mode::Auto;

@@ -9,7 +9,7 @@ use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
-use plimsoll_memory::sizing::{ProfileConfig, SizingError, auto_profile};
+use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
 use plimsoll_memory::{Canary, Component, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
@@ -224,8 +224,26 @@ fn start_as(
 
 /// Builds and proves the pool. Returns it with the sampler and the bytes of workspace that the proof took.
 fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<(Generation, Sampler, u64), StartError> {
+    if builder.plan.step.whole {
+        // No pool to be sized: built once and proven.
+        let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
+        let failed = |failure| match failure {
+            Failure::Other(error) => own_error(SizingError::Other(error)),
+            Failure::OutOfMemory(refused) => refused_start(&refused),
+        };
+        let mut generation = builder.build(shape).map_err(failed)?;
+        builder.stress(&mut generation).map_err(failed)?;
+        return Ok((generation, builder.sampler, builder.workspace_peak));
+    }
     let outcome = auto_profile(config, &mut builder).map_err(own_error)?;
     Ok((outcome.generation, builder.sampler, builder.workspace_peak))
+}
+
+fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
+    let sizing::OutOfMemory { component, requested, .. } = refused;
+    let name = Component::ALL.iter().map(|component| component.name()).find(|name| name == component);
+    let reason = "there is no room for it on this machine any more".into();
+    OutOfMemory::Refused { component: name.unwrap_or("memory"), bytes: *requested, reason }.into()
 }
 
 /// What builds and proves pools over loaded weights.

@@ -1,6 +1,6 @@
 //! A step's batch, laid out for the device in buffers that are reserved once; and the passes of the draft head after it.
 
-use plimsoll_device::{SeqSpan, StepInput};
+use plimsoll_device::{PAGE_TOKENS, SeqSpan, StepInput};
 
 use crate::scheduler::{Seq, Share, StepLimits};
 
@@ -13,6 +13,7 @@ pub struct StepBuffers {
     pages: Vec<u32>,
     logit_rows: Vec<u32>,
     state_out: Vec<u32>,
+    types: Vec<u32>,
     /// Rows of the pass before that a draft pass goes on from.
     from: Vec<u32>,
     limits: StepLimits,
@@ -43,6 +44,7 @@ impl StepBuffers {
             pages: Vec::with_capacity(pages),
             logit_rows: Vec::with_capacity(limits.logit_rows),
             state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
+            types: Vec::with_capacity(if limits.whole { limits.rows } else { 0 }),
             from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
             limits: *limits,
         }
@@ -50,7 +52,7 @@ impl StepBuffers {
 
     /// Bytes that [`Self::new`] reserves.
     pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
-        let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.drafts > 0);
+        let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.drafts > 0) + usize::from(limits.whole);
         let words = by_row * limits.rows + limits.logit_rows + pages;
         words * size_of::<u32>() + limits.running * size_of::<SeqSpan>()
     }
@@ -62,6 +64,7 @@ impl StepBuffers {
         self.pages.clear();
         self.logit_rows.clear();
         self.state_out.clear();
+        self.types.clear();
         self.from.clear();
     }
 
@@ -71,12 +74,18 @@ impl StepBuffers {
             rows,
             start,
             pages_at: self.pages.len(),
-            pages: seq.pages.ids().len(),
+            pages: if self.limits.whole { rows.div_ceil(PAGE_TOKENS) } else { seq.pages.ids().len() },
             seen_from,
             state,
         });
         self.positions.extend(start as u32..(start + rows) as u32);
-        self.pages.extend_from_slice(seq.pages.ids());
+        if self.limits.whole {
+            // Pages of the step's own, which last as long as it.
+            let first = self.pages.len() as u32;
+            self.pages.extend(first..first + rows.div_ceil(PAGE_TOKENS) as u32);
+        } else {
+            self.pages.extend_from_slice(seq.pages.ids());
+        }
     }
 
     /// Lays out `shares` of `running`, one after another.
@@ -90,7 +99,15 @@ impl StepBuffers {
             self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
             seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut self.state_out);
             let last = self.tokens.len();
-            self.logit_rows.extend((last - share.logit_rows) as u32..last as u32);
+            if self.limits.whole {
+                // The first position speaks for an encoder's sequence.
+                let first = (last - share.rows) as u32;
+                self.logit_rows.extend((share.logit_rows > 0).then_some(first));
+                let second = seq.pooled.map_or(usize::MAX, |pooled| pooled.second_at);
+                self.types.extend((share.start..share.start + share.rows).map(|at| u32::from(at >= second)));
+            } else {
+                self.logit_rows.extend((last - share.logit_rows) as u32..last as u32);
+            }
         }
         self.input()
     }
@@ -124,6 +141,7 @@ impl StepBuffers {
             positions: &self.positions,
             seqs: &self.seqs,
             pages: &self.pages,
+            types: &self.types,
             logit_rows: &self.logit_rows,
             state_out: &self.state_out,
         }

@@ -8,6 +8,7 @@ use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
 use crate::runner::Runner;
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::scheduler::StepLimits;
+use crate::whole::{self, WholeStep};
 
 /// The pools that a stress may use.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,9 @@ pub fn stress(
     context: usize,
     pools: Pools,
 ) -> Result<(), DeviceError> {
+    if limits.whole {
+        return Stress { runner, limits, pools }.run_whole(context);
+    }
     let pool = pools.pages * PAGE_TOKENS;
     let longest = context.min(pool);
     let mut stress = Stress { runner, limits, pools };
@@ -73,6 +77,25 @@ struct Stress<'a> {
 }
 
 impl Stress<'_> {
+    /// An encoder's worst cases: the step that takes most, the longest sequence alone, as many of one row as there may be.
+    fn run_whole(&mut self, context: usize) -> Result<(), DeviceError> {
+        let alone = [context.min(self.limits.rows)];
+        let short = vec![1; self.limits.running.min(self.limits.rows)];
+        for rows in [&whole::largest(self.limits, context)[..], &alone, &short] {
+            let step = WholeStep::new(rows);
+            self.runner.forward(&step.input())?;
+            for row in 0..rows.len() {
+                let scores = self.runner.logits(row);
+                let hidden =
+                    scores.iter().all(|x| x.is_finite()) && self.runner.hidden(row).iter().all(|x| x.is_finite());
+                if !hidden {
+                    return Err(DeviceError::NotFinite);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// One step, the last `logit_rows` rows with logits, and the draft passes behind it.
     fn run(&mut self, seqs: &[Rows], logit_rows: usize) -> Result<(), DeviceError> {
         let mut spans = Vec::new();
@@ -107,6 +130,7 @@ impl Stress<'_> {
             positions: &positions,
             seqs: &spans,
             pages: &pages,
+            types: &[],
             logit_rows: &wanted,
             state_out: &state_out,
         };
@@ -137,6 +161,7 @@ impl Stress<'_> {
                     positions: &positions,
                     seqs: &spans,
                     pages: step.pages,
+                    types: &[],
                     logit_rows: &seqs,
                     state_out: &[],
                 },

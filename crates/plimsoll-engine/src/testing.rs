@@ -39,6 +39,8 @@ pub enum Step {
     Drafts(u32, u32),
     /// Ends the request well, with the stop string that ended it, if any.
     Finish(FinishReason, Option<String>),
+    /// Ends a pooled request with these numbers.
+    Pooled(Vec<f32>),
     /// Ends the request with an error.
     Fail(String),
     /// Ends the request because memory ran short.
@@ -88,6 +90,9 @@ pub fn limits() -> Limits {
         max_stop_strings: 16,
         max_stop_bytes: 256,
         host_bytes: 16 << 20,
+        encoder: false,
+        embedding_size: 8,
+        labels: 0,
     }
 }
 
@@ -337,6 +342,13 @@ impl Active {
                 outbox.push(|delta| {
                     delta.finish = Some(reason);
                     delta.stop_reason = stop;
+                });
+                return Outcome::Ends;
+            }
+            Step::Pooled(values) => {
+                outbox.push(|delta| {
+                    delta.pooled = Some(values);
+                    delta.finish = Some(FinishReason::Stop);
                 });
                 return Outcome::Ends;
             }

@@ -73,6 +73,11 @@ pub fn what_if(
 ) -> Result<Answer, PlanError> {
     let asked = Asked { options: options.clone(), threads, line };
     let blueprint = Blueprint::new(checkpoint, options)?;
+    if blueprint.encoder.is_some() {
+        let problem =
+            "asks for room for keys and values; an encoder keeps none: `plan` without it says everything".into();
+        return Err(PlanError::Option { flag: "--users", problem });
+    }
     let longest = blueprint.max_context as u64;
     let out_of_range =
         |flag, value, most| PlanError::Option { flag, problem: format!("is {value}; 1 to {most} are allowed") };

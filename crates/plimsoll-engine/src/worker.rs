@@ -5,6 +5,7 @@
 //! would have got.
 
 mod deliver;
+mod pool;
 mod speculate;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,11 +23,12 @@ use crate::delivery::{Delivery, SharedTokenizer};
 use crate::governor::{Governor, Rung};
 use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
+use crate::pooling::Pooling;
 use crate::progress::Phase;
 use crate::room::Failure;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
-use crate::scheduler::{Newcomer, Scheduler, Seq, Share, StepLimits};
+use crate::scheduler::{Newcomer, Pooled, Scheduler, Seq, Share, StepLimits};
 use crate::speculation::{Done, Next, Pace};
 use crate::step::{DraftRows, StepBuffers};
 use crate::trim::{Due, Trim};
@@ -134,6 +136,8 @@ impl<R: Runner> Worker<R> {
         // Shared pages are named once per sequence; without sharing the pool bounds the sum.
         let named_max = match &cache.borrow().index {
             Some(_) => page_ids,
+            // Pages of the step's own: each sequence may have one that is not full.
+            None if limits.whole => page_ids.min(limits.running + limits.rows / PAGE_TOKENS),
             None => page_ids.min(pages),
         };
         let mut worker = Self {
@@ -350,6 +354,11 @@ impl<R: Runner> Worker<R> {
             salt: request.cache_salt,
             total_max,
             logits_from: if request.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 },
+            pooled: request.embed.map(|embed| Pooled {
+                logits: embed.pooling == Pooling::Score,
+                every_row: embed.pooling.needs_every_row(),
+                second_at: embed.second_at.map_or(usize::MAX, |at| at as usize),
+            }),
             slots: self.limits.slots,
             pages: std::mem::take(&mut room.pages),
             page_ids: std::mem::take(&mut room.page_ids),

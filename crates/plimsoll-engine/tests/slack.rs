@@ -200,6 +200,8 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
     let mut models: Vec<String> = std::fs::read_dir(fixtures().join("models"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        // Encoders generate nothing; `embeddings` compares their plan with what they take.
+        .filter(|name| !name.starts_with("bert"))
         .filter(|name| !["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&name.as_str()))
         .collect();
     models.sort();

@@ -26,6 +26,10 @@ pub enum Architecture {
     Qwen3_5,
     /// Qwen 3.5 MoE.
     Qwen3_5Moe,
+    /// BERT and models of its shape (MiniLM): an encoder.
+    Bert,
+    /// RoBERTa and XLM-RoBERTa: BERT with positions that start after the padding's.
+    Roberta,
     /// Anything else, by the name the file gives. No model code runs it.
     Other(String),
 }
@@ -33,11 +37,16 @@ pub enum Architecture {
 impl Architecture {
     /// Every family that runs, as refusals list them.
     pub const SUPPORTED: &str =
-        "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE and Gemma 3";
+        "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Gemma 3, BERT and RoBERTa";
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {
         matches!(self, Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe)
+    }
+
+    /// Whether every position sees every other, so that nothing is generated.
+    pub fn is_encoder(&self) -> bool {
+        matches!(self, Architecture::Bert | Architecture::Roberta)
     }
 
     /// Whether the feed-forward part may be a mixture of experts.
@@ -81,6 +90,21 @@ pub struct DeltaNet {
     pub tiled: bool,
     /// Per layer, whether it is recurrent.
     pub layers: Vec<bool>,
+}
+
+/// What an encoder has besides its layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Encoder {
+    /// Rows of the table of positions.
+    pub positions: usize,
+    /// The row of the first position: RoBERTa counts after its padding token.
+    pub first_position: usize,
+    /// Rows of the table of token types (first and second text of a pair).
+    pub token_types: usize,
+    /// Scores that the classifier gives, where there is one.
+    pub labels: Option<usize>,
+    /// Whether a score goes through the logistic function before it is reported.
+    pub sigmoid: bool,
 }
 
 /// The activation between the gate and the up projection.
@@ -170,13 +194,15 @@ pub struct ModelConfig {
     pub experts: Option<Experts>,
     /// The recurrent layers, in models that have them.
     pub delta_net: Option<DeltaNet>,
+    /// What makes the model an encoder.
+    pub encoder: Option<Encoder>,
     /// Layers of the multi-token-prediction head that the configuration announces.
     pub draft_layers: usize,
     /// Whether attention's output is gated: the query projection makes, for each head, the query and then the gate.
     pub attention_gate: bool,
     /// Rows of the embedding table.
     pub vocab_size: usize,
-    /// Epsilon of every RMS norm.
+    /// Epsilon of every norm.
     pub norm_eps: f32,
     /// Base of the rotary frequencies (of global layers, where a model has two kinds).
     pub rope_theta: f32,
@@ -249,6 +275,8 @@ const EXPERTS_TOTAL_MAX: usize = 1 << 17;
 const TAPS_MAX: usize = 16;
 /// Most layers of a draft head.
 const DRAFT_LAYERS_MAX: usize = 8;
+/// Most kinds of token, and most scores of a classifier.
+const KINDS_MAX: usize = 1024;
 
 impl ModelConfig {
     /// Checks every size against its bound, and that the parts fit together.
@@ -275,6 +303,10 @@ impl ModelConfig {
         }
         within("draft layers", self.draft_layers + 1, DRAFT_LAYERS_MAX + 1)?;
         self.experts.as_ref().map_or(Ok(()), |experts| experts.check(self.layers))?;
+        if let Some(encoder) = self.encoder {
+            within("type_vocab_size", encoder.token_types, KINDS_MAX)?;
+            within("labels", encoder.labels.unwrap_or(1), KINDS_MAX)?;
+        }
         self.delta_net.as_ref().map_or(Ok(()), |delta| delta.check(self.layers))?;
         if self.layer_is_sliding.len() != self.layers {
             return wrong(format!("{} layer types for {} layers", self.layer_is_sliding.len(), self.layers));

@@ -43,7 +43,7 @@ mod mapping;
 mod row;
 
 pub use checkpoint::Checkpoint;
-pub use config::{Activation, Architecture, DeltaNet, Dtype, Experts, ModelConfig, RopeScaling, YarnScaling};
+pub use config::{Activation, Architecture, DeltaNet, Dtype, Encoder, Experts, ModelConfig, RopeScaling, YarnScaling};
 pub use encoding::{Encoding, QuantLayout, ScaleKind, TensorInfo};
 pub use error::FormatError;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue};

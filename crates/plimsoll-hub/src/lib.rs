@@ -30,7 +30,7 @@ mod wheels;
 use std::path::PathBuf;
 
 pub use cache::{Cache, CachedModel};
-pub use catalogue::{CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
+pub use catalogue::{Beside, CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
 pub use error::HubError;
 pub use model_ref::ModelRef;
 pub use progress::{Progress, Quiet, TerminalProgress};

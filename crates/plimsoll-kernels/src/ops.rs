@@ -21,6 +21,8 @@ pub enum Activation {
     ReluSquared,
     /// 1 / (1 + e⁻ˣ).
     Sigmoid,
+    /// tanh x.
+    Tanh,
 }
 
 impl Activation {
@@ -38,6 +40,7 @@ impl Activation {
                 s.mul(x, x)
             }
             Activation::Sigmoid => math::sigmoid(s, x),
+            Activation::Tanh => math::tanh(s, x),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A new architecture touches its own file and one row of [`build`]. **Architecture invariant:** no model knows which device runs it,
 //! allocates, or sees a request.
 
+pub mod bert;
 pub mod block;
 pub mod decoder;
 pub mod delta;
@@ -23,7 +24,7 @@ use plimsoll_formats::{Architecture, ModelConfig};
 /// What a step leaves in the workspace until the next one begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
-    /// The logits of the wanted rows, [logit rows, vocabulary].
+    /// The logits of the wanted rows, [logit rows, vocabulary]; of an encoder, its classifier's scores, if it has one.
     pub logits: Buf,
     /// Every row's hidden state, after the final norm.
     pub hidden: Buf,
@@ -81,6 +82,7 @@ pub fn build(
         Architecture::Qwen3Next => qwen3_next::build(config, declare, with_drafter),
         Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => qwen3_5::build(config, declare, with_drafter),
         Architecture::Gemma3 => gemma3::build(config, declare),
+        Architecture::Bert | Architecture::Roberta => bert::build(config, declare),
         Architecture::Other(name) => Err(DeclareError::Unsupported(format!(
             "architecture '{name}' is not supported; supported are {}",
             Architecture::SUPPORTED

@@ -18,10 +18,13 @@ use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, ReadBody, WorkBudget};
 use crate::metrics::Metrics;
+use crate::prompt::MAX_PROMPTS;
 use crate::rates::Rates;
 use crate::responses::{self, store::ResponseStore};
 use crate::running::{self, Running};
-use crate::{anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, status, tokenize};
+use crate::{
+    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, pooled, status, tokenize,
+};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,6 +105,15 @@ impl App {
         let message = format!("the model `{}` does not exist here; this server has `{names}`", quote(name));
         let error = ApiError::new(StatusCode::NOT_FOUND, message);
         Err(ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error })
+    }
+
+    /// 400 where the model writes no text.
+    pub fn check_generates(&self) -> ApiResult<()> {
+        if self.served.engine.limits().encoder {
+            let message = "this model makes embeddings only: ask /v1/embeddings, /v1/rerank or /v1/score";
+            return Err(ApiError::unsupported("model", message));
+        }
+        Ok(())
     }
 
     /// Most sequences of one HTTP request.
@@ -211,6 +223,10 @@ impl ServerConfig {
                 self.max_bytes_in_flight
             )));
         }
+        if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {
+            let n = self.max_inputs;
+            return Err(ServeError::Config(format!("--max-inputs is {n}; 1 to {MAX_PROMPTS} are allowed")));
+        }
         if self.silence_timeout < Duration::from_secs(1) {
             return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
         }
@@ -231,6 +247,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/embeddings", post(pooled::embeddings::handle))
+        .route("/v1/rerank", post(pooled::rerank::handle))
+        .route("/v1/score", post(pooled::score::handle))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health::health))

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_engine::EngineHandle;
+use plimsoll_engine::{EngineHandle, Pooling};
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::access::{ApiKeys, Origins};
+use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
 
 /// One served model: its engine and what turns text into its token ids.
@@ -28,8 +29,21 @@ pub struct Served {
     /// Generated tokens when the client names no number; none means 16 for completions and the rest of the context for
     /// chat, as OpenAI and vLLM do.
     pub default_max_tokens: Option<u32>,
+    /// How embeddings and scores are made.
+    pub pooled: Pooled,
     /// Sampling when the client names none, usually from the model's `generation_config.json`.
     pub sampling: SamplingDefaults,
+}
+
+/// How a model's embeddings and scores are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pooled {
+    /// What a text's hidden states become; none: the model makes no embeddings here.
+    pub pooling: Option<Pooling>,
+    /// Whether embeddings are scaled to length 1.
+    pub normalize: bool,
+    /// Whether a classifier's score goes through the logistic function.
+    pub sigmoid: bool,
 }
 
 /// How a model's replies are read.
@@ -103,6 +117,8 @@ pub struct ServerConfig {
     pub max_connections: u32,
     /// Sequences one HTTP request may ask for: prompts times `n`.
     pub max_choices: u32,
+    /// Inputs of one embedding, rerank or score request, at most 2048.
+    pub max_inputs: u32,
     /// Threads that tokenize and render templates at once.
     pub text_workers: u32,
     /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word
@@ -142,6 +158,7 @@ impl Default for ServerConfig {
             max_bytes_in_flight: 24 << 20,
             max_connections: 256,
             max_choices: 128,
+            max_inputs: MAX_PROMPTS as u32,
             text_workers: 2,
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,

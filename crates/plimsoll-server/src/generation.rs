@@ -77,7 +77,7 @@ impl Generation {
                 n,
             },
             client: caller.client.clone(),
-            log: RequestLog::new(app, id, api, draft, readers.len(), caller),
+            log: RequestLog::new(app, id, api, readers.len(), prompt_tokens, caller).streaming(draft.common.stream),
             ticket: started.ticket.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }

@@ -1,4 +1,4 @@
-//! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, tokenize, health, metrics and the memory page.
+//! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
 //! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
 //! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
@@ -30,6 +30,7 @@ mod metrics;
 mod models;
 mod openapi;
 mod params;
+mod pooled;
 mod prompt;
 mod rates;
 mod request_log;
@@ -44,7 +45,7 @@ mod tokenize;
 mod turn;
 
 pub use access::{ApiKeys, Origins};
-pub use config::{Formats, SamplingDefaults, Served, ServerConfig};
+pub use config::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
 pub use rates::RateLimits;
 pub use serve::{bind, serve};

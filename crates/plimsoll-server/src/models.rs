@@ -20,6 +20,14 @@ pub(crate) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
+/// A JSON answer of at most about `bytes` bytes, written into a block of that size, so that it is never held twice.
+pub(crate) fn json_sized(answer: &impl Serialize, bytes: usize, held: Held) -> Response {
+    let mut body = Vec::with_capacity(bytes);
+    // As in `json`.
+    let _ = serde_json::to_writer(&mut body, answer);
+    json_text(body.into(), Some(held))
+}
+
 /// A JSON answer. What it holds of the byte budget goes back when the connection has sent it.
 pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
     // Plain structs serialized into memory: this cannot fail.

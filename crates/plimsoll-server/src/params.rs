@@ -46,6 +46,7 @@ impl Common {
     /// Takes the shared fields.
     pub fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
         let model = model_name(fields, app)?;
+        app.check_generates()?;
         let (stream, include_usage, continuous_usage) = stream(fields)?;
         let sampling = sampling(fields, app)?;
         let seed = fields.take::<i64>("seed")?;

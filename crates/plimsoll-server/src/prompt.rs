@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
 /// Most prompts in one body, before the server's own limit is applied: a list of empty lists must not cost memory.
-const MAX_PROMPTS: usize = 1024;
+pub(crate) const MAX_PROMPTS: usize = 2048;
 
 /// What the client gave, in order.
 #[derive(Debug, PartialEq, Eq)]
@@ -137,6 +137,6 @@ mod tests {
             assert!(parse(bad).is_err(), "{bad}");
         }
         let many = format!("[[]{}]", ",[]".repeat(5000));
-        assert!(parse(&many).unwrap_err().contains("more than 1024 prompts"));
+        assert!(parse(&many).unwrap_err().contains("more than 2048 prompts"));
     }
 }

@@ -5,7 +5,6 @@ use std::time::Instant;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::metrics::Ended;
-use crate::submit::Draft;
 
 /// What is known of a request so far; the line is written when this is dropped.
 pub(crate) struct RequestLog {
@@ -23,15 +22,14 @@ pub(crate) struct RequestLog {
 }
 
 impl RequestLog {
-    pub fn new(app: &App, id: &str, api: &'static str, draft: &Draft, choices: usize, caller: Caller) -> Self {
-        let prompt_tokens = draft.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
-        let stream = draft.common.stream;
+    /// For one that sends its answer whole.
+    pub fn new(app: &App, id: &str, api: &'static str, choices: usize, prompt_tokens: u64, caller: Caller) -> Self {
         Self {
             caller,
             ended: app.metrics.ended.clone(),
             id: id.into(),
             api,
-            stream,
+            stream: false,
             choices,
             prompt_tokens,
             output_tokens: 0,
@@ -40,6 +38,12 @@ impl RequestLog {
             // Nobody says goodbye when a client goes: this stands unless another end is reported.
             reason: "aborted",
         }
+    }
+
+    /// For one that streams, or not.
+    pub fn streaming(mut self, stream: bool) -> Self {
+        self.stream = stream;
+        self
     }
 
     pub fn tokens(&mut self, tokens: usize) {

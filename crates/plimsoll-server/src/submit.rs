@@ -110,6 +110,7 @@ impl Draft {
             grammar: self.grammar.clone(),
             speculate: common.mtp,
             cache_salt: common.cache_salt,
+            embed: None,
         }
     }
 

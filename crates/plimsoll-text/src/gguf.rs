@@ -109,6 +109,7 @@ impl Tokenizer {
             opening,
             prefix: vocab.bos.filter(|_| add_bos).into_iter().collect(),
             suffix: Vec::new(),
+            pairing: None,
             bos: vocab.bos,
         }))
     }

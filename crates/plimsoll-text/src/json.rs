@@ -17,6 +17,7 @@ use crate::foreign::Foreign;
 use crate::json_decoder::Decoding;
 use crate::json_pipeline;
 use crate::neighbours::{self, Neighbours};
+use crate::pair::Pairing;
 use crate::table::{Kind, Row, TokenTable};
 use crate::tokenizer::{Engine, Parts, Tokenizer};
 
@@ -99,10 +100,12 @@ impl Tokenizer {
         let bos = neighbours.bos(&table);
         let eos = neighbours.eos(&table);
         let (prefix, suffix) = json_pipeline::surroundings(&description.post_processor, &table)?;
+        let pairing = Pairing::new(&description.post_processor, &table)?;
         let main_eos = neighbours.main_eos(&table);
         Ok(Self::new(Parts {
             prefix: neighbours.override_bos(prefix, bos),
             suffix: neighbours.override_eos(suffix, main_eos),
+            pairing,
             opening: decoding.opening,
             table,
             engine,

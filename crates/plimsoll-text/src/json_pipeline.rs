@@ -259,7 +259,7 @@ pub(crate) fn surroundings(stage: &Value, table: &TokenTable) -> Result<(Vec<u32
 }
 
 /// The ids that a template means by the name of a special token.
-fn template_ids(stage: &Value, name: &str, table: &TokenTable) -> Result<Vec<u32>, TextError> {
+pub(crate) fn template_ids(stage: &Value, name: &str, table: &TokenTable) -> Result<Vec<u32>, TextError> {
     let listed = stage["special_tokens"][name]["ids"].as_array();
     let ids: Option<Vec<u32>> = match listed {
         Some(ids) => ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect(),

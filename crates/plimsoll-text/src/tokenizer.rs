@@ -9,6 +9,7 @@ use crate::decode::{Detokenizer, Opening};
 use crate::error::{TextError, shielded};
 use crate::foreign::Foreign;
 use crate::normalize::Normalizer;
+use crate::pair::{Pair, Pairing};
 use crate::pretokenize::Cutter;
 use crate::specials::{Fragment, Specials};
 use crate::table::{Kind, TokenTable};
@@ -30,6 +31,8 @@ pub(crate) struct Parts {
     /// What `add_special` puts before and after the text.
     pub(crate) prefix: Vec<u32>,
     pub(crate) suffix: Vec<u32>,
+    /// What makes one sequence of two texts.
+    pub(crate) pairing: Option<Pairing>,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Vec<u32>,
 }
@@ -96,6 +99,12 @@ impl Tokenizer {
             }
             Ok(out)
         })
+    }
+
+    /// Two texts, encoded without special tokens, as the one sequence that cross-encoders take; none if the tokenizer does not say
+    /// what a pair is.
+    pub fn pair(&self, first: &[u32], second: &[u32]) -> Option<Pair> {
+        self.parts.pairing.as_ref().map(|pairing| pairing.join(first, second))
     }
 
     /// An upper bound for the heap bytes that [`Self::encode`] needs at once for a text of `text_bytes` bytes,

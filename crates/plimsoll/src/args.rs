@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
-use plimsoll_engine::Options;
+use plimsoll_engine::{Options, Pooling};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
@@ -97,6 +97,10 @@ pub struct ServeArgs {
     /// How the model writes its thoughts: auto (as its chat template shows), none, think, mistral, seed_oss, gemma4, openai.
     #[arg(long, alias = "reasoning_parser", default_value = "auto")]
     pub reasoning_parser: Choice<ReasoningFormat>,
+    /// What texts become at /v1/embeddings: mean, last or cls [default: as the checkpoint's sentence-transformers files say, or else the
+    /// mean for encoders].
+    #[arg(long)]
+    pub pooling: Option<Pooling>,
     /// Seconds that running requests have to finish after SIGTERM.
     #[arg(long, alias = "drain_seconds", default_value_t = 30)]
     pub drain_seconds: u64,
@@ -164,6 +168,12 @@ pub struct HttpArgs {
     /// Largest request body in bytes.
     #[arg(long, default_value_t = 8 << 20)]
     pub max_body_bytes: u64,
+    /// Bytes that request bodies, what is made of them and unsent answers may hold together.
+    #[arg(long, alias = "max_bytes_in_flight", default_value_t = 32 << 20)]
+    pub max_bytes_in_flight: u64,
+    /// Inputs of one embedding, rerank or score request, at most 2048.
+    #[arg(long, alias = "max_inputs", default_value_t = 2048)]
+    pub max_inputs: u32,
     /// Open connections at most.
     #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
@@ -183,6 +193,8 @@ impl HttpArgs {
     pub fn config(&self) -> anyhow::Result<ServerConfig> {
         self.access.apply(ServerConfig {
             max_body_bytes: self.max_body_bytes,
+            max_bytes_in_flight: self.max_bytes_in_flight,
+            max_inputs: self.max_inputs,
             max_connections: self.max_connections,
             grammar_bytes: self.grammar_bytes,
             response_store_bytes: self.response_store_bytes,

@@ -23,14 +23,28 @@ pub(super) fn scratch_floats(layout: &KvLayout, group: usize) -> usize {
 }
 
 impl CpuDevice {
-    /// Writes every row's keys and values to its place in the cache. Tasks divide the pages among themselves by number, so that no two
+    /// One layer of the cache.
+    pub(super) fn cached(&mut self, layer: usize) -> Place {
+        let shape = self.memory.shape;
+        let (cache, first) = (self.memory.kv.bytes_mut(), layer * shape.layer_bytes());
+        // In bounds: a layer is part of page 0, if there is a page at all.
+        let base = cache.as_mut_ptr().wrapping_add(first);
+        Place { base, len: cache.len().saturating_sub(first), stride: shape.page_bytes(), causal: true }
+    }
+
+    /// The pages of `step` at byte `offset` of the workspace.
+    pub(super) fn within(&mut self, offset: usize, step: &StepInput<'_>) -> Place {
+        let stride = self.memory.shape.layer_bytes();
+        let len = step.pages.len() * stride;
+        let workspace = self.memory.workspace.bytes_mut();
+        Place { base: workspace[offset..][..len].as_mut_ptr(), len, stride, causal: false }
+    }
+
+    /// Writes every row's keys and values to its place. Tasks divide the pages among themselves by number, so that no two
     /// write one page, even if sequences should share it.
-    pub(super) fn store_kv(&mut self, layer: usize, k: Buf, v: Buf, step: &StepInput<'_>) {
+    pub(super) fn store_kv(&mut self, place: &Place, k: Buf, v: Buf, step: &StepInput<'_>) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let memory = &mut self.memory;
-        let (layout, page_bytes) = (memory.layout, memory.shape.page_bytes());
-        let (cache, first_byte) = (memory.kv.bytes_mut(), layer * memory.shape.layer_bytes());
-        let cache = Cache { base: cache.as_mut_ptr(), len: cache.len() };
+        let layout = self.memory.layout;
         let tasks = if k.rows < PAGE_TOKENS { 1 } else { threads * TASKS_PER_THREAD };
         self.pool.run(tasks, &|_, task| {
             for seq in step.seqs {
@@ -43,7 +57,7 @@ impl CpuDevice {
                         continue;
                     }
                     // SAFETY: this task's page.
-                    let bytes = unsafe { cache.slice(id * page_bytes + first_byte, layout.bytes_per_page()) };
+                    let bytes = unsafe { place.slice(id * place.stride, layout.bytes_per_page()) };
                     for position in seq.start.max(page * PAGE_TOKENS)..end.min((page + 1) * PAGE_TOKENS) {
                         let row = seq.first_row + position - seq.start;
                         // SAFETY: rows of `k` and `v` are inside the workspace, and each belongs to one task.
@@ -56,7 +70,7 @@ impl CpuDevice {
     }
 
     /// Attends over what is stored.
-    pub(super) fn attend(&mut self, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
+    pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let memory = &self.memory;
         let job = Job {
@@ -67,8 +81,9 @@ impl CpuDevice {
             q,
             out,
             layout: memory.layout,
-            base: memory.kv.bytes()[spec.layer * memory.shape.layer_bytes()..].as_ptr(),
-            stride: memory.shape.page_bytes(),
+            base: place.base,
+            stride: place.stride,
+            causal: place.causal,
             tasks: Tasks::new(step.seqs, memory.shape.kv_heads),
         };
         let scratch = threads * memory.scratch;
@@ -79,16 +94,22 @@ impl CpuDevice {
     }
 }
 
-/// The cache while pages are written, each by one task.
-struct Cache {
+/// Where one layer's keys and values lie during an operation: in the cache or in the workspace.
+pub(super) struct Place {
+    /// The layer's part of page 0.
     base: *mut u8,
+    /// Bytes from there on.
     len: usize,
+    /// Bytes from a page to the next.
+    stride: usize,
+    /// A row sees nothing after itself; otherwise all of its sequence.
+    causal: bool,
 }
 
 // SAFETY: the pointer is used through `slice`, whose callers promise disjoint use.
-unsafe impl Sync for Cache {}
+unsafe impl Sync for Place {}
 
-impl Cache {
+impl Place {
     /// # Safety
     /// Nobody else accesses these bytes while the slice lives.
     #[allow(clippy::mut_from_ref)]
@@ -111,10 +132,11 @@ struct Job<'a> {
     /// The layer's part of page 0.
     base: *const u8,
     stride: usize,
+    causal: bool,
     tasks: Tasks<'a>,
 }
 
-// SAFETY: the cache is only read while tasks hold this; the arena is shared as its own contract says.
+// SAFETY: keys and values are only read while tasks hold this; the arena is shared as its own contract says.
 unsafe impl Sync for Job<'_> {}
 
 impl Job<'_> {
@@ -130,7 +152,8 @@ impl Job<'_> {
     fn spans(&self, share: &Share<'_>) -> ([Span; ROWS], usize) {
         let mut spans = [Span { first: 0, end: 0 }; ROWS];
         for (i, span) in spans[..share.rows].iter_mut().enumerate() {
-            let end = share.seq.start + share.first + i + 1;
+            let seen = if self.causal { share.first + i + 1 } else { share.seq.rows };
+            let end = share.seq.start + seen;
             let first = self.spec.window.map_or(0, |window| end.saturating_sub(window)).max(share.seq.seen_from);
             *span = Span { first: first as u32, end: end as u32 };
         }

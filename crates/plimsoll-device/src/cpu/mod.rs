@@ -18,6 +18,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
 use crate::device::{Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, StepInput};
 use crate::kv::{KvShape, ModelShape, StateShape};
+use crate::plan_device::within_bytes;
 use crate::pool::ThreadPool;
 use crate::weights::{LinearId, VectorId};
 use arena::Arena;
@@ -88,7 +89,7 @@ impl CpuMemory {
 
     /// Pages of the pool.
     pub fn pages(&self) -> usize {
-        self.kv.len() / self.shape.page_bytes()
+        self.kv.len().checked_div(self.shape.page_bytes()).unwrap_or(0)
     }
 
     /// Slots of recurrent state; 0 for a model without.
@@ -169,6 +170,9 @@ fn kernel_activation(act: Activation) -> kernels::Activation {
     match act {
         Activation::Silu => kernels::Activation::Silu,
         Activation::GeluTanh => kernels::Activation::GeluTanh,
+        Activation::Gelu => kernels::Activation::GeluErf,
+        Activation::Relu => kernels::Activation::Relu,
+        Activation::Tanh => kernels::Activation::Tanh,
         Activation::Sigmoid => kernels::Activation::Sigmoid,
     }
 }
@@ -215,6 +219,21 @@ impl Device for CpuDevice {
                 (copy, arena.row(out, row))
             };
             kernels::rms_norm(isa, out, copy, weight, eps);
+        });
+    }
+
+    fn layer_norm(&mut self, out: Buf, x: Buf, weight: VectorId, bias: VectorId, eps: f32) {
+        assert_eq!((out.rows, out.cols), (x.rows, x.cols), "layer_norm keeps the shape");
+        let (isa, arena) = (self.isa, self.arena());
+        let (weight, bias) = (self.weights.vector(weight), self.weights.vector(bias));
+        for_rows(&mut self.pool, x.rows, |thread, row| {
+            // SAFETY: as in `rms_norm`.
+            let (copy, out) = unsafe {
+                let copy = &mut arena.scratch(thread)[..x.cols];
+                copy.copy_from_slice(arena.row(x, row));
+                (copy, arena.row(out, row))
+            };
+            kernels::layer_norm(isa, out, copy, weight, bias, eps);
         });
     }
 
@@ -265,6 +284,14 @@ impl Device for CpuDevice {
         });
     }
 
+    fn activate(&mut self, x: Buf, act: Activation) {
+        let (isa, act) = (self.isa, kernel_activation(act));
+        self.rows(x.rows, |arena, _, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task.
+            kernels::activate(isa, act, unsafe { arena.row(x, row) });
+        });
+    }
+
     fn add(&mut self, x: Buf, y: Buf) {
         assert_eq!((x.rows, x.cols), (y.rows, y.cols), "both have one shape");
         let isa = self.isa;
@@ -276,8 +303,27 @@ impl Device for CpuDevice {
     }
 
     fn attention(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf, step: &StepInput<'_>) {
-        self.store_kv(spec.layer, k, v, step);
-        self.attend(spec, out, q, step);
+        let place = self.cached(spec.layer);
+        self.store_kv(&place, k, v, step);
+        self.attend(&place, spec, out, q, step);
+    }
+
+    fn attend_within(
+        &mut self,
+        spec: &Attention,
+        out: Buf,
+        q: Buf,
+        k: Buf,
+        v: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let scope = self.mark();
+        let offset = self.memory.stack.take(within_bytes(&self.memory.shape, step))?;
+        let place = self.within(offset, step);
+        self.store_kv(&place, k, v, step);
+        self.attend(&place, spec, out, q, step);
+        self.release(scope);
+        Ok(())
     }
 
     fn gated_delta(

@@ -6,6 +6,17 @@ use crate::cache::{PAGE_TOKENS, PageId};
 use crate::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
 use crate::options::Options;
 
+/// What is special about a sequence that no text is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pooled {
+    /// Its logits are wanted (a classifier's scores); otherwise none are computed.
+    pub logits: bool,
+    /// Every row must be computed here and now: nothing comes from the prefix cache.
+    pub every_row: bool,
+    /// Tokens from here on are of the second type.
+    pub second_at: usize,
+}
+
 /// One sequence as the scheduler sees it.
 #[derive(Debug)]
 pub struct Seq<T> {
@@ -31,6 +42,8 @@ pub struct Seq<T> {
     pub drafted: std::ops::Range<usize>,
     /// Logits are wanted from this position on (the last position's always).
     pub logits_from: usize,
+    /// Set if no text is made of it.
+    pub pooled: Option<Pooled>,
     /// Positions that others can find.
     pub(super) published: usize,
     /// Positions at which its state is to be kept for others.
@@ -54,6 +67,8 @@ pub struct Newcomer<T> {
     pub total_max: usize,
     /// Logits are wanted from this position on.
     pub logits_from: usize,
+    /// Set if no text is made of it.
+    pub pooled: Option<Pooled>,
     /// State slots it owns while it runs; 0 for a model without recurrent state.
     pub slots: usize,
     /// Empty, with room for all its pages.
@@ -67,7 +82,7 @@ pub struct Newcomer<T> {
 impl<T> Seq<T> {
     /// A sequence that holds nothing yet.
     pub fn new(cache: &SharedCache, new: Newcomer<T>) -> Self {
-        let Newcomer { order, salt, tokens, total_max, logits_from, slots, pages, page_ids, work } = new;
+        let Newcomer { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, work } = new;
         Self {
             order,
             salt,
@@ -80,6 +95,7 @@ impl<T> Seq<T> {
             drafts: ArrayVec::new(),
             drafted: 0..0,
             logits_from,
+            pooled,
             published: 0,
             wishes: ArrayVec::new(),
             suspect_until: None,
@@ -104,14 +120,17 @@ impl<T> Seq<T> {
 
     /// Rows whose logits are wanted among the next `rows`.
     pub(super) fn logit_rows(&self, rows: usize) -> usize {
+        if self.pooled.is_some_and(|pooled| !pooled.logits) {
+            return 0;
+        }
         let end = self.computed + rows;
         let wanted = end.saturating_sub(self.logits_from.max(self.computed));
         if end >= self.tokens.len() { wanted.max(1) } else { wanted }
     }
 
-    /// Prompt log-probabilities need every position computed here and now.
+    /// Prompt log-probabilities and some poolings need every position computed here and now.
     pub(super) fn reuses(&self) -> bool {
-        self.logits_from >= self.prompt_len.saturating_sub(1)
+        !self.pooled.is_some_and(|pooled| pooled.every_row) && self.logits_from >= self.prompt_len.saturating_sub(1)
     }
 
     /// Drafts that are of use after the last token: the answer ends one token after the last of them at the latest.

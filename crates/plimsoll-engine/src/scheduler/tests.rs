@@ -66,7 +66,8 @@ fn sizes() -> impl Strategy<Value = Sizes> {
                 1 + drafts
             };
             let prefill_rows_beside_decode = beside.min(rows);
-            let limits = StepLimits { rows, logit_rows, running, prefill_rows_beside_decode, slots, drafts };
+            let limits =
+                StepLimits { rows, logit_rows, running, prefill_rows_beside_decode, slots, drafts, whole: false };
             // Down to the slots of a single sequence.
             Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache }
         },
@@ -156,7 +157,8 @@ impl World {
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
         let logits_from = if reports { 0 } else { prompt_len - 1 };
         let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
-        let new = Newcomer { order, salt, tokens, total_max, logits_from, slots, pages, page_ids, work: () };
+        let new =
+            Newcomer { order, salt, tokens, total_max, logits_from, pooled: None, slots, pages, page_ids, work: () };
         self.scheduler.push(Seq::new(&self.cache, new));
         self.arrived += 1;
         self.work += total_max;
@@ -420,7 +422,15 @@ fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
 
 /// Limits of a world with state.
 fn stateful(drafts: usize) -> StepLimits {
-    StepLimits { rows: 64, logit_rows: 32, running: 8, prefill_rows_beside_decode: 64, slots: 1 + drafts, drafts }
+    StepLimits {
+        rows: 64,
+        logit_rows: 32,
+        running: 8,
+        prefill_rows_beside_decode: 64,
+        slots: 1 + drafts,
+        drafts,
+        whole: false,
+    }
 }
 
 fn state_world(drafts: usize, pages: usize, slots: usize) -> World {
@@ -439,6 +449,7 @@ fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u
         order,
         salt: 0,
         logits_from: tokens.len() - 1,
+        pooled: None,
         tokens,
         total_max,
         slots: limits.slots,
@@ -490,6 +501,7 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
             order: u64::from(i),
             salt: 0,
             logits_from: tokens.len() - 1,
+            pooled: None,
             total_max: tokens.len() + 4,
             tokens,
             slots: 1,
@@ -540,7 +552,15 @@ fn checkpoints_give_way_to_sequences() {
 /// Drafts of those who decode leave the oldest, whose prompt is still computed and wants logits, its row.
 #[test]
 fn drafts_leave_prompts_their_rows() {
-    let limits = StepLimits { rows: 6, logit_rows: 4, running: 4, prefill_rows_beside_decode: 6, slots: 0, drafts: 3 };
+    let limits = StepLimits {
+        rows: 6,
+        logit_rows: 4,
+        running: 4,
+        prefill_rows_beside_decode: 6,
+        slots: 0,
+        drafts: 3,
+        whole: false,
+    };
     let mut world = World::new(Sizes::plain(limits, 16, false));
     world.arrive(40, 1, 0, 0, true);
     world.arrive(1, 60, 1, 0, false);

@@ -54,6 +54,7 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         kept_special_ids: Vec::new(),
         grammar: None,
         cache_salt: 0,
+        embed: None,
     };
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
     let read = |mut reader: crate::outbox::Reader| {

@@ -120,6 +120,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             tokens: (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect(),
             total_max: prompt + output,
             logits_from: if *reported { 0 } else { prompt - 1 },
+            pooled: None,
             slots: limits.slots,
             pages: Vec::new(),
             page_ids: Vec::new(),
@@ -186,7 +187,7 @@ proptest! {
         let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows, slots: 0, drafts: 0,
+            rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows, slots: 0, drafts: 0, whole: false,
         };
         let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);

@@ -16,10 +16,14 @@ impl<R: Runner> Worker<R> {
     /// Turns the logits of the last step into tokens, and notes how many rows of each share count.
     pub(super) fn deliver(&mut self) {
         self.counted.clear();
-        let mut logit_row = 0;
+        let (mut first_row, mut logit_row) = (0, 0);
         for i in 0..self.shares.len() {
             let share = self.shares[i];
-            let counted = self.deliver_share(share, logit_row);
+            let counted = match self.scheduler.running()[share.seq].pooled {
+                Some(_) => self.pool_share(share, first_row, logit_row),
+                None => self.deliver_share(share, logit_row),
+            };
+            first_row += share.rows;
             logit_row += share.logit_rows;
             self.counted.push(counted);
             let seq = &mut self.scheduler.running_mut()[share.seq];

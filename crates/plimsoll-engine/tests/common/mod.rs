@@ -94,6 +94,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         grammar: None,
         speculate: true,
         cache_salt: 0,
+        embed: None,
     }
 }
 
@@ -104,6 +105,7 @@ pub struct Answer {
     pub text: String,
     pub logprobs: Vec<Option<TokenLogprobs>>,
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    pub pooled: Option<Vec<f32>>,
     pub cached_tokens: u32,
     /// Drafted and accepted tokens.
     pub drafts: (u32, u32),
@@ -119,6 +121,7 @@ impl Answer {
             self.logprobs.push(token.logprobs);
         }
         self.prompt_logprobs.extend(delta.prompt_logprobs);
+        self.pooled = delta.pooled.or(self.pooled.take());
         self.cached_tokens = delta.cached_tokens;
         self.drafts = (delta.drafted_tokens, delta.accepted_tokens);
         self.finish = delta.finish;

@@ -159,6 +159,9 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         max_stop_strings: 16,
         max_stop_bytes: 256,
         host_bytes: 16 << 20,
+        encoder: false,
+        embedding_size: 0,
+        labels: 0,
     };
     let step = StepLimits {
         rows: shape.rows,
@@ -167,6 +170,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         prefill_rows_beside_decode: shape.beside_decode,
         slots: shape.ring(),
         drafts: shape.drafts,
+        whole: false,
     };
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());

@@ -7,7 +7,7 @@ use plimsoll_engine::cpu::CpuRunner;
 use plimsoll_engine::runner::Runner;
 use plimsoll_engine::scheduler::StepLimits;
 use plimsoll_engine::testing::{Bench, Speculation, over_runner};
-use plimsoll_engine::{Blueprint, EngineHandle, Limits, Options};
+use plimsoll_engine::{Blueprint, Embed, EngineHandle, Limits, Options, Pooling, Request};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::{Component, Ledger};
 use plimsoll_text::Tokenizer;
@@ -33,14 +33,18 @@ impl Runner for Poisoned {
     fn logits(&mut self, row: usize) -> &mut [f32] {
         self.inner.logits(row)
     }
+
+    fn hidden(&mut self, row: usize) -> &[f32] {
+        self.inner.hidden(row)
+    }
 }
 
 const PAGES: usize = 64;
 
-fn engine() -> EngineHandle {
+fn engine(model: &str) -> EngineHandle {
     let options = Options { threads: Some(2), ..exact() };
-    let checkpoint = Checkpoint::open(&fixtures().join("models/llama")).unwrap();
-    let Blueprint { model, weights, max_context, .. } = Blueprint::new(&checkpoint, &options).unwrap();
+    let checkpoint = Checkpoint::open(&fixtures().join("models").join(model)).unwrap();
+    let Blueprint { model, weights, max_context, encoder, .. } = Blueprint::new(&checkpoint, &options).unwrap();
     let (ledger, workspace) = (Arc::new(Ledger::new()), 64 << 20);
     let shape = model.shape(options.kv_dtype);
     for component in Component::ALL {
@@ -48,12 +52,13 @@ fn engine() -> EngineHandle {
     }
     let mut pool = ThreadPool::new(2).unwrap();
     let weights = CpuWeights::load(weights, &checkpoint, &ledger, &mut pool, |_| {}).unwrap();
-    let memory = CpuMemory::map(&ledger, &shape, PAGES, 0, workspace, 2, true).unwrap();
+    let pages = if encoder.is_some() { 0 } else { PAGES };
+    let memory = CpuMemory::map(&ledger, &shape, pages, 0, workspace, 2, true).unwrap();
     let vocab = model.vocab_size();
     let inner = CpuRunner::new(Arc::from(model), CpuDevice::new(weights, pool, Isa::detect(), memory));
     let limits = Limits {
         max_req_total_len: max_context.min(PAGES * 16) as u32,
-        max_total_token_num: (PAGES * 16) as u64,
+        max_total_token_num: (pages * 16) as u64,
         running_max_req_size: 8,
         max_waiting: 8,
         batch_max_tokens: 64,
@@ -62,16 +67,26 @@ fn engine() -> EngineHandle {
         max_stop_strings: 16,
         max_stop_bytes: 256,
         host_bytes: 16 << 20,
+        encoder: encoder.is_some(),
+        embedding_size: shape.hidden as u32,
+        labels: 0,
     };
-    let step =
-        StepLimits { rows: 64, logit_rows: 8, running: 8, prefill_rows_beside_decode: 64, ..StepLimits::default() };
+    let whole = encoder.is_some();
+    let step = StepLimits {
+        rows: 64,
+        logit_rows: 8,
+        running: 8,
+        prefill_rows_beside_decode: 64,
+        whole,
+        ..StepLimits::default()
+    };
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
     let runner = Poisoned { inner, tokens: Vec::with_capacity(64) };
     over_runner(Bench {
         runner,
         limits,
         step,
-        prefix_cache: true,
+        prefix_cache: !whole,
         state_slots: 0,
         speculation: Speculation::default(),
         tokenizer,
@@ -83,7 +98,7 @@ fn engine() -> EngineHandle {
 #[test]
 fn a_kernel_that_panics_on_a_pool_thread_ends_its_request_alone() {
     let _alone = alone();
-    let engine = engine();
+    let engine = engine("llama");
     let prompt = |seed: u32| (0..50).map(|i| 4 + (seed * 31 + i * 7) % 200).collect::<Vec<u32>>();
     let alone: Vec<_> = (0..5).map(|i| collect(engine.submit(greedy(&prompt(i), 20)).unwrap())).collect();
     assert!(alone.iter().all(|answer| answer.error.is_none() && !answer.ids.contains(&POISON)), "pick another poison");
@@ -103,4 +118,32 @@ fn a_kernel_that_panics_on_a_pool_thread_ends_its_request_alone() {
         quiet(&engine);
     }
     assert_eq!(engine.metrics().failed.get(), 3);
+}
+
+#[test]
+fn a_kernel_that_panics_under_an_encoder_ends_its_input_alone() {
+    let _alone = alone();
+    let engine = engine("bert");
+    let request = |prompt: &[u32]| {
+        let embed = Some(Embed::new(Pooling::Mean));
+        engine.submit(Request { embed, max_tokens: 0, ..greedy(prompt, 1) }).unwrap()
+    };
+    let prompt = |seed: u32, len: u32| (0..len).map(|i| 4 + (seed * 31 + i * 7) % 200).collect::<Vec<u32>>();
+    let healthy: Vec<Vec<u32>> = (0..6).map(|i| prompt(i, 3 + 5 * i)).collect();
+    let alone: Vec<_> = healthy.iter().map(|prompt| collect(request(prompt)).pooled.unwrap()).collect();
+    for at in [0, 11] {
+        let mut bad = prompt(77, 12);
+        bad[at] = POISON;
+        let panics = engine.metrics().panics.get();
+        let mut readers: Vec<_> = healthy.iter().map(|prompt| request(prompt)).collect();
+        readers.insert(2, request(&bad));
+        let mut answers: Vec<_> = readers.into_iter().map(collect).collect();
+        let failed = answers.remove(2);
+        assert!(failed.error.is_some() && failed.pooled.is_none(), "{failed:?}");
+        for (answer, alone) in answers.iter().zip(&alone) {
+            assert_eq!((answer.pooled.as_ref(), &answer.error), (Some(alone), &None), "poison at {at}");
+        }
+        assert!(engine.metrics().panics.get() > panics);
+        quiet(&engine);
+    }
 }

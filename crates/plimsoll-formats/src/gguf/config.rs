@@ -107,6 +107,7 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         rotary_dim,
         intermediate_size,
         experts,
+        encoder: None,
         delta_net: hybrid::delta_net(&keys, &architecture, layers)?,
         draft_layers,
         attention_gate: hybrid,

@@ -3,6 +3,7 @@
 //! The text model of a multimodal checkpoint is described in `text_config`, which omits what equals the defaults of its
 //! class: hence the table of defaults.
 
+use super::encoder;
 use super::hybrid;
 use super::json::{Lookup, read_object, whole};
 use super::mlx::Quantization;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// Most layers that are looked at before the configuration as a whole is checked.
-const LAYERS_MAX: usize = 1000;
+pub(super) const LAYERS_MAX: usize = 1000;
 /// Most tokens that may end an answer.
 const EOS_MAX: usize = 64;
 
@@ -32,6 +33,10 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
         _ => None,
     };
     let generation = Lookup { inner: &generation, outer: None };
+    if family.architecture.is_encoder() {
+        let config = encoder::build(&lookup, family.architecture)?;
+        return config.check().map(|()| config);
+    }
     let built = build(&lookup, &generation, family).and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
@@ -93,7 +98,7 @@ impl Family {
             | "Qwen3_5MoeTextModel"
             | "qwen3_5_moe"
             | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
-            other => Architecture::Other(other.to_owned()),
+            other => encoder::architecture(other).unwrap_or_else(|| Architecture::Other(other.to_owned())),
         };
         Ok(Family { architecture, mistral })
     }
@@ -114,7 +119,7 @@ impl Family {
             Architecture::Llama if self.mistral => {
                 Defaults { kv_heads: Some(8), max_context: 131_072, sliding_window: Some(4096), ..base }
             }
-            Architecture::Llama | Architecture::Other(_) => base,
+            Architecture::Llama | Architecture::Bert | Architecture::Roberta | Architecture::Other(_) => base,
             Architecture::Qwen2 => Defaults { max_context: 32_768, ..base },
             Architecture::Qwen3 => Defaults { max_context: 32_768, head_dim: Some(128), ..base },
             Architecture::Qwen3Moe => Defaults { max_context: 32_768, ..base },
@@ -181,6 +186,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         intermediate_size,
         experts,
         delta_net: hybrid::delta_net(config, &family.architecture, layers)?,
+        encoder: None,
         draft_layers: hybrid::draft_layers(config, &family.architecture)?,
         attention_gate: hybrid,
         vocab_size: or_need(config, "vocab_size", defaults.vocab_size)?,
@@ -271,7 +277,7 @@ fn layer_types(kinds: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
 }
 
 /// The activation, under either of its two keys.
-fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError> {
+pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError> {
     let name = match config.str("hidden_activation")? {
         Some(name) => name,
         None => config.str("hidden_act")?.unwrap_or(default),
@@ -285,7 +291,7 @@ fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError>
 }
 
 /// The declared float type: `dtype` in transformers 5, `torch_dtype` before.
-fn dtype(config: &Lookup) -> Result<Option<Dtype>, FormatError> {
+pub(super) fn dtype(config: &Lookup) -> Result<Option<Dtype>, FormatError> {
     let name = match config.str("dtype")? {
         Some(name) => Some(name),
         None => config.str("torch_dtype")?,

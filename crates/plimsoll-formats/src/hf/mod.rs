@@ -1,9 +1,10 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `mlx` joins the three tensors of a
-//! quantized one, `config`, `hybrid` and `rope` resolve the configuration, `json` holds bounded JSON access.
+//! quantized one, `config`, `encoder`, `hybrid` and `rope` resolve the configuration, `json` holds bounded JSON access.
 
 mod config;
+mod encoder;
 mod hybrid;
 mod json;
 mod mlx;

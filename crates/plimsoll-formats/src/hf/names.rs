@@ -3,9 +3,16 @@
 //! The text model of a multimodal checkpoint sits under one of several prefixes, by vintage. Everything else keeps
 //! its name.
 
-/// The canonical name: text-model prefixes removed, experts' matrices under one spelling.
+/// The canonical name: prefixes of text models and encoders removed, experts' matrices under one spelling.
 pub(super) fn canonical(name: &str) -> String {
     let name = without_prefix(name);
+    // The first BERT called a norm's weights so.
+    if let Some(module) = name.strip_suffix(".LayerNorm.gamma") {
+        return format!("{module}.LayerNorm.weight");
+    }
+    if let Some(module) = name.strip_suffix(".LayerNorm.beta") {
+        return format!("{module}.LayerNorm.bias");
+    }
     // MLX calls a layer's stacked experts `switch_mlp`; Qwen 3.5 stacks them without the ending `.weight`.
     if let Some((module, rest)) = name.split_once(".mlp.switch_mlp.") {
         return format!("{module}.mlp.experts.{rest}");
@@ -34,6 +41,12 @@ fn without_prefix(name: &str) -> String {
     if let Some(rest) = name.strip_prefix("language_model.") {
         let bare = !rest.starts_with("model.") && !rest.starts_with("lm_head.");
         return if bare { format!("model.{rest}") } else { rest.to_owned() };
+    }
+    // An encoder below a head.
+    for prefix in ["bert.", "roberta."] {
+        if let Some(rest) = name.strip_prefix(prefix) {
+            return rest.to_owned();
+        }
     }
     // A bare text model, saved without its head.
     if ["layers.", "embed_tokens.", "norm."].iter().any(|prefix| name.starts_with(prefix)) {

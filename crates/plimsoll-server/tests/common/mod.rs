@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use plimsoll_engine::testing::{Observed, Script, Scripted, limits, scripted};
-use plimsoll_engine::{EngineHandle, Limits, Request};
+use plimsoll_engine::{EngineHandle, Limits, Pooling, Request};
 use plimsoll_reply::Choice;
-use plimsoll_server::{Formats, SamplingDefaults, Served, ServerConfig, bind, serve};
+use plimsoll_server::{Formats, Pooled, SamplingDefaults, Served, ServerConfig, bind, serve};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -91,6 +91,9 @@ impl Server {
         limits: Limits,
         script: impl FnMut(&Request) -> Script + Send + 'static,
     ) -> Self {
+        // Texts are embedded where the model is an encoder without a classifier.
+        let pooling = (limits.encoder && limits.labels == 0).then_some(Pooling::Mean);
+        let pooled = Pooled { pooling, normalize: true, sigmoid: true };
         let Scripted { handle, observed } = scripted(limits, script);
         handle.set_stall_limit(Duration::from_millis(400));
         let template = Arc::new(ChatTemplate::new(template, "", "<|im_end|>").unwrap());
@@ -103,6 +106,7 @@ impl Server {
             names: vec!["tiny".into(), "org/tiny-alias".into()],
             created_s: 1_700_000_000,
             default_max_tokens: None,
+            pooled,
             sampling: SamplingDefaults::default(),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

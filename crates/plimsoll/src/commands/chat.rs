@@ -76,6 +76,7 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         grammar: None,
         speculate: true,
         cache_salt: 0,
+        embed: None,
     };
     let mut reader = engine.submit(request).context("the engine refused the request")?;
     let mut text = String::new();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
 use plimsoll_engine::{Blueprint, Host, Line, LoadedModel, Options, dry_run};
 use plimsoll_formats::Checkpoint;
@@ -51,7 +52,8 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
             "state_slots": planned.slots,
             "work": {
                 "largest_prefill_step": work(prefill),
-                "one_decode_row_at_position_127": work(decode),
+                // An encoder decodes nothing; it has an input of 128 tokens, or of as many as it takes.
+                (if planned.limits.encoder { "one_input" } else { "one_decode_row_at_position_127" }): work(decode),
                 "checking_its_drafts": planned.draft_work.map(|[checking, _]| work(checking)),
                 "drafting": planned.draft_work.map(|[_, drafting]| work(drafting)),
             },
@@ -62,6 +64,19 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     println!("{}: {} threads, {:?}", path.display(), host.threads, host.isa);
     println!("{}", planned.plan);
     let limits = planned.limits;
+    if limits.encoder {
+        println!(
+            "  inputs of {} tokens at most, each computed whole, {} at once, {} waiting",
+            limits.max_req_total_len, limits.running_max_req_size, limits.max_waiting
+        );
+        println!(
+            "  an input of {} tokens reads {} of weights and takes {:.2} GFLOP",
+            INPUT_TOKENS.min(limits.max_req_total_len as usize),
+            plimsoll_memory::Bytes(decode.weight_bytes),
+            decode.flops as f64 / 1e9
+        );
+        return Ok(());
+    }
     println!(
         "  {} tokens in the pool, {} per request at most, {} requests at once, {} waiting",
         limits.max_total_token_num, limits.max_req_total_len, limits.running_max_req_size, limits.max_waiting

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use plimsoll_engine::Options;
+use plimsoll_engine::{Options, Pooling, Sentence};
+use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
 
 use crate::args::{ServeArgs, default_name};
 
@@ -30,6 +31,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         tokenizer: model.tokenizer,
         formats: Formats::new(model.template.as_deref(), args.tool_call_parser, args.reasoning_parser),
         template: model.template,
+        pooled: pooled(args.pooling, model.sentence, model.checkpoint.config.encoder)?,
         names,
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         default_max_tokens: None,
@@ -60,6 +62,22 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     tracing::info!("drained; the ledger at the end:\n{}", engine.report());
     engine.stop();
     Ok(())
+}
+
+/// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
+/// the mean.
+fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<Encoder>) -> anyhow::Result<Pooled> {
+    let classifies = encoder.is_some_and(|encoder| encoder.labels.is_some());
+    if classifies && asked.is_some() {
+        anyhow::bail!("--pooling: this model scores pairs and makes no embeddings");
+    }
+    let default = encoder.is_some().then_some(Pooling::Mean);
+    let pooling = asked.or(sentence.map(|sentence| sentence.pooling)).or(default);
+    Ok(Pooled {
+        pooling: pooling.filter(|_| !classifies),
+        normalize: sentence.is_none_or(|sentence| sentence.normalize),
+        sigmoid: encoder.is_none_or(|encoder| encoder.sigmoid),
+    })
 }
 
 /// Listens for Ctrl-C and SIGTERM from now on; what it returns completes at the first of them.

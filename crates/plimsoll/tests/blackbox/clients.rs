@@ -7,14 +7,14 @@ use std::sync::Mutex;
 use crate::product::{Server, repository};
 
 /// The releases the scripts were written against.
-const OPENAI: &str = "openai==3.52.0";
+pub const OPENAI: &str = "openai==3.52.0";
 const ANTHROPIC: &str = "anthropic==2.12.0";
 
 /// Python with a client, installed once below the build's own files.
 ///
 /// A plain directory instead of a virtual environment: it needs nothing but pip, and where pip may not touch the system's
 /// packages it may still fill a directory.
-fn packages(client: &str) -> PathBuf {
+pub fn packages(client: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(client.replace("==", "-"));

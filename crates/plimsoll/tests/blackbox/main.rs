@@ -7,6 +7,7 @@ mod cage;
 mod clients;
 mod commands;
 mod curl;
+mod encoders;
 mod http;
 mod ledger;
 mod memory;

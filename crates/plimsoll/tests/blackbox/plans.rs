@@ -26,7 +26,9 @@ fn check(model: &str) {
     assert_eq!(sum(&plan), total, "{model}: the total is the sum");
     assert!(total <= plan["plan"]["limit"].as_u64().unwrap(), "{model}: the plan fits (I1)");
     let limit = |name: &str| plan["limits"][name].as_u64().unwrap_or_else(|| panic!("{model}: {name}: {plan}"));
-    assert!(limit("max_req_total_len") <= limit("max_total_token_num"), "{model}: the longest request fits the pool");
+    let encoder = plan["limits"]["encoder"] == true;
+    let most = limit(if encoder { "batch_max_tokens" } else { "max_total_token_num" });
+    assert!(limit("max_req_total_len") <= most, "{model}: the longest request fits the pool, or a step");
     let lines = plan["plan"]["lines"].as_array().unwrap();
     let bytes = |name: &str| lines.iter().find(|line| line["component"] == name).unwrap()["bytes"].as_u64().unwrap();
     assert!(bytes("weights") > 0, "{model}");
@@ -37,7 +39,9 @@ fn check(model: &str) {
         let name = line["component"].as_str().unwrap();
         assert!(words.lines().any(|row| row.trim_start().starts_with(name)), "{model}: {name} is missing: {words}");
     }
-    for word in ["total", "line", "tokens in the pool", "a decoded token reads"] {
+    let of_kind =
+        if encoder { ["computed whole", "an input of"] } else { ["tokens in the pool", "a decoded token reads"] };
+    for word in ["total", "line"].into_iter().chain(of_kind) {
         assert!(words.contains(word), "{model}: {word}: {words}");
     }
 }

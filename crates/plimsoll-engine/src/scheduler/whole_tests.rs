@@ -1,0 +1,86 @@
+//! Properties of the scheduler where sequences are computed whole: a step has only complete ones and never too many rows, the oldest
+//! always goes first, and no page is ever taken, also when steps fail, clients go and the governor asks for smaller steps.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::cache::{KvCache, PagePool};
+
+fn newcomer(order: u64, len: usize, logits: bool) -> Newcomer<()> {
+    Newcomer {
+        order,
+        salt: 0,
+        tokens: vec![7; len],
+        total_max: len,
+        logits_from: len - 1,
+        pooled: Some(Pooled { logits, every_row: true, second_at: usize::MAX }),
+        slots: 0,
+        pages: Vec::new(),
+        page_ids: Vec::new(),
+        work: (),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whole_sequences_in_order_within_the_step(
+        (rows, running) in (1usize..100, 1usize..9),
+        lengths in prop::collection::vec((1usize..100, any::<bool>(), 0u8..6), 1..60),
+        eased in (1usize..20, 1usize..9),
+    ) {
+        let limits = StepLimits {
+            rows, logit_rows: running.min(rows), running, prefill_rows_beside_decode: rows, whole: true, ..StepLimits::default()
+        };
+        let pool = PagePool::new(0).unwrap();
+        let cache = Rc::new(RefCell::new(KvCache { pool, index: None, states: None }));
+        let mut scheduler: Scheduler<()> = Scheduler::new(limits, Rc::clone(&cache), 100);
+        scheduler.ease(eased.0, eased.1);
+        let mut arrivals = lengths.iter().enumerate();
+        let (mut done, mut gone) = (0, 0);
+        for round in 0.. {
+            prop_assert!(round < 500, "it never ends");
+            // A few arrive before every step.
+            for (order, (len, logits, _)) in arrivals.by_ref().take(round % 7) {
+                scheduler.push(Seq::new(&cache, newcomer(order as u64, (*len).min(rows), *logits)));
+            }
+            let oldest = scheduler.running().iter().chain(scheduler.waiting()).map(|seq| seq.order).min();
+            let shares = scheduler.schedule().0.to_vec();
+            prop_assert_eq!(shares.is_empty(), oldest.is_none(), "whoever waits is served");
+            prop_assert!(shares.iter().map(|share| share.rows).sum::<usize>() <= rows);
+            prop_assert!(shares.len() <= running);
+            for share in &shares {
+                let seq = &scheduler.running()[share.seq];
+                prop_assert_eq!((share.start, share.rows, share.drafts), (0, seq.tokens.len(), 0));
+                prop_assert_eq!(share.logit_rows, usize::from(seq.pooled.unwrap().logits));
+            }
+            if let Some(first) = shares.first() {
+                let suspect = scheduler.running().iter().any(|seq| seq.suspect_until.is_some());
+                prop_assert!(suspect || Some(scheduler.running()[first.seq].order) == oldest, "nobody overtakes the oldest");
+            }
+            let fate = lengths[round % lengths.len()].2;
+            if fate == 0 && scheduler.step_failed() {
+                continue;
+            }
+            shares.iter().for_each(|share| scheduler.commit(*share, share.rows));
+            for index in (0..scheduler.running().len()).rev() {
+                if scheduler.running()[index].computed > 0 {
+                    drop(scheduler.finish(index));
+                    done += 1;
+                }
+            }
+            if fate == 1 {
+                let newest = scheduler.waiting().map(|seq| seq.order).max();
+                scheduler.remove(|seq| Some(seq.order) == newest, |_| gone += 1);
+            }
+            if scheduler.is_empty() && done + gone == lengths.len() {
+                break;
+            }
+        }
+        prop_assert_eq!((cache.borrow().pool.total(), cache.borrow().pool.used()), (0, 0));
+    }
+}

@@ -1,0 +1,87 @@
+//! How well texts fit each other: what reranking and scoring share. A classifier reads both texts of a pair together; an embedding
+//! model reads each alone, and the cosine of the two is the score.
+
+use std::sync::Arc;
+
+use plimsoll_engine::Embed;
+
+use super::run::run;
+use super::{Input, embedding, vector};
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+
+/// Inputs for the engine, and how their results become scores.
+pub(super) struct Judgement {
+    pub inputs: Vec<Input>,
+    /// For each pair its two embeddings, by their inputs; none where each input is a pair.
+    pairs: Option<Vec<(usize, usize)>>,
+}
+
+impl Judgement {
+    /// Prepares the scores of `pairs` of texts, as places in `first` and `second`. Runs on a text worker.
+    pub fn new(
+        app: &App,
+        [(a, first), (b, second)]: [(&str, &[String]); 2],
+        pairs: &[(usize, usize)],
+    ) -> ApiResult<Self> {
+        match app.served.engine.limits().labels {
+            0 => Self::by_cosine(app, [(a, first), (b, second)], pairs),
+            1 => Self::by_classifier(app, [(a, first), (b, second)], pairs),
+            labels => {
+                let message = format!("this model's classifier has {labels} classes: its pairs have no single score");
+                Err(ApiError::unsupported("model", message))
+            }
+        }
+    }
+
+    fn by_cosine(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)]) -> ApiResult<Self> {
+        let embed = embedding(app)?;
+        let mut inputs = Vec::new();
+        for (param, texts) in texts {
+            for text in texts {
+                inputs.push(Input { ids: app.encode(param, text, true)?, embed });
+            }
+        }
+        let after = texts[0].1.len();
+        Ok(Self { inputs, pairs: Some(pairs.iter().map(|(a, b)| (*a, after + b)).collect()) })
+    }
+
+    fn by_classifier(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)]) -> ApiResult<Self> {
+        let encode = |(param, texts): (&str, &[String])| {
+            texts.iter().map(|text| app.encode(param, text, false)).collect::<ApiResult<Vec<_>>>()
+        };
+        let (first, second) = (encode(texts[0])?, encode(texts[1])?);
+        let input = |(a, b): &(usize, usize)| {
+            let pair = app.served.tokenizer.pair(&first[*a], &second[*b]);
+            let pair = pair.ok_or_else(|| {
+                ApiError::unsupported("model", "this model's tokenizer does not say how two texts become one sequence")
+            })?;
+            Ok(Input { ids: pair.ids, embed: Embed::pair(pair.second_at.map(|at| at as u32)) })
+        };
+        Ok(Self { inputs: pairs.iter().map(input).collect::<ApiResult<_>>()?, pairs: None })
+    }
+
+    /// Bytes that the engine's results take.
+    pub fn result_bytes(&self, app: &App) -> u64 {
+        let size = if self.pairs.is_some() { app.served.engine.limits().embedding_size } else { 1 };
+        self.inputs.len() as u64 * (u64::from(size) * size_of::<f32>() as u64 + size_of::<Vec<f32>>() as u64)
+    }
+
+    /// The score of each pair, in order.
+    pub async fn scores(
+        &self,
+        app: &Arc<App>,
+        id: &str,
+        api: &'static str,
+        param: &'static str,
+    ) -> ApiResult<Vec<f64>> {
+        let results = run(app, id, api, param, &self.inputs).await?;
+        Ok(match &self.pairs {
+            Some(pairs) => pairs.iter().map(|(a, b)| vector::cosine(&results[*a], &results[*b])).collect(),
+            None => {
+                let raw = results.iter().map(|scores| f64::from(scores[0]));
+                raw.map(|x| if app.served.pooled.sigmoid { vector::sigmoid(x) } else { x }).collect()
+            }
+        })
+    }
+}

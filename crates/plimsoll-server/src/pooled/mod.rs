@@ -1,0 +1,78 @@
+//! Embeddings, reranking and scores: inputs in, numbers out, many at a time.
+//!
+//! `run` brings inputs through the engine, a bounded number at once; `vector` is the arithmetic on what comes back; one file an
+//! endpoint shapes it. A client that goes takes its inputs along, as everywhere.
+
+mod documents;
+pub(crate) mod embeddings;
+mod judge;
+pub(crate) mod rerank;
+mod run;
+pub(crate) mod score;
+mod vector;
+
+use plimsoll_engine::Embed;
+use serde::Serialize;
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+
+/// One input, ready for the engine.
+#[derive(Debug)]
+pub(crate) struct Input {
+    pub ids: Vec<u32>,
+    pub embed: Embed,
+}
+
+/// OpenAI's `usage` of requests that generate nothing.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Usage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+}
+
+impl Usage {
+    fn new(inputs: &[Input]) -> Self {
+        let tokens = inputs.iter().map(|input| input.ids.len() as u64).sum();
+        Self { prompt_tokens: tokens, total_tokens: tokens }
+    }
+}
+
+/// Bytes that the ids of these inputs take.
+fn ids_bytes(inputs: &[Input]) -> u64 {
+    inputs.iter().map(|input| size_of_val(input.ids.as_slice()) as u64).sum()
+}
+
+/// How a text is embedded, or why not.
+fn embedding(app: &App) -> ApiResult<Embed> {
+    if let Some(pooling) = app.served.pooled.pooling {
+        return Ok(Embed::new(pooling));
+    }
+    let message = match app.served.engine.limits().labels {
+        0 => "this model is not served for embeddings: start the server with --pooling mean, last or cls",
+        _ => "this model scores pairs and makes no embeddings: ask /v1/rerank or /v1/score",
+    };
+    Err(ApiError::unsupported("model", message))
+}
+
+/// Refuses more inputs than a request may have.
+fn check_count(app: &App, param: &str, count: usize) -> ApiResult<()> {
+    let limit = app.config.max_inputs;
+    if count > limit as usize {
+        let message = format!("{count} inputs, more than this server's limit of {limit} (--max-inputs)");
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(())
+}
+
+/// Refuses an answer that the byte budget could never hold.
+fn check_answer(app: &App, param: &str, bytes: u64) -> ApiResult<()> {
+    let limit = app.bytes.limit();
+    if bytes > limit {
+        let message = format!(
+            "the answer may need {bytes} bytes, more than this server's limit of {limit} (--max-bytes-in-flight); send fewer inputs"
+        );
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(())
+}

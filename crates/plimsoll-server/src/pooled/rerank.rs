@@ -1,0 +1,112 @@
+//! `POST /v1/rerank`, in Cohere's and Jina's shape: documents in the order of how well they answer a query.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde::Serialize;
+
+use super::documents::Documents;
+use super::judge::Judgement;
+use super::{Usage, check_answer, check_count, ids_bytes};
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Fields;
+use crate::limits::{Held, read_json};
+use crate::models::json_sized;
+use crate::params::model_name;
+
+/// What the answer says of one document, its text aside.
+const RESULT_BYTES: usize = 96;
+
+/// What surrounds the results, the model's name aside.
+const ANSWER_BYTES: usize = 256;
+
+struct Asked {
+    model: String,
+    documents: Vec<String>,
+    judgement: Judgement,
+    top_n: usize,
+    return_documents: bool,
+    /// Bytes of the body, which bound the documents' texts as JSON.
+    body_bytes: usize,
+    kept: Held,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a str,
+    model: &'a str,
+    results: Vec<Ranked<'a>>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Ranked<'a> {
+    index: usize,
+    relevance_score: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Text<'a>>,
+}
+
+#[derive(Serialize)]
+struct Text<'a> {
+    text: &'a str,
+}
+
+/// The handler.
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    let (head, body) = request.into_parts();
+    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
+    let asked = app.on_body(body, |app, body| {
+        let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, app)?;
+        let texts: usize = documents.iter().map(|text| text.len() + size_of::<String>()).sum();
+        let body_bytes = body.bytes.len();
+        let kept = body.keep(ids_bytes(&judgement.inputs) + texts as u64)?;
+        Ok(Asked { model, documents, judgement, top_n, return_documents, body_bytes, kept })
+    });
+    let asked = asked.await?;
+    let texts = if asked.return_documents { asked.body_bytes } else { 0 };
+    let json_bytes = ANSWER_BYTES + 6 * asked.model.len() + asked.documents.len() * RESULT_BYTES + texts;
+    let bytes = json_bytes as u64 + asked.judgement.result_bytes(&app);
+    check_answer(&app, "documents", bytes)?;
+    let held = app.bytes.hold(bytes)?;
+    let id = app.ids.request("rerank");
+    let scores = asked.judgement.scores(&app, &id, "rerank", "documents").await?;
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    // Of equal ones the earlier first: a sort that keeps order.
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    let ranked = |index: &usize| Ranked {
+        index: *index,
+        relevance_score: scores[*index],
+        document: asked.return_documents.then(|| Text { text: &asked.documents[*index] }),
+    };
+    let results = order[..asked.top_n].iter().map(ranked).collect();
+    let usage = Usage::new(&asked.judgement.inputs);
+    let response = json_sized(&Answer { id: &id, model: &asked.model, results, usage }, json_bytes, held);
+    drop(asked.kept);
+    Ok(response)
+}
+
+/// Parses and tokenizes. Runs on a text worker.
+fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<String>, Judgement, usize, bool)> {
+    let mut fields = Fields::of_body(body)?;
+    let model = model_name(&mut fields, app)?;
+    let query = fields.take::<String>("query")?.ok_or_else(|| ApiError::invalid("query", "query is missing"))?;
+    let documents = fields.take::<Documents>("documents")?;
+    let Documents(documents) = documents.ok_or_else(|| ApiError::invalid("documents", "documents is missing"))?;
+    let top_n = fields.take::<usize>("top_n")?;
+    let return_documents = fields.take("return_documents")?.unwrap_or(true);
+    fields.finish()?;
+    if documents.is_empty() {
+        return Err(ApiError::invalid("documents", "documents is empty"));
+    }
+    check_count(app, "documents", documents.len())?;
+    if top_n == Some(0) {
+        return Err(ApiError::invalid("top_n", "top_n is 0; at least 1 is needed"));
+    }
+    let pairs: Vec<(usize, usize)> = (0..documents.len()).map(|document| (0, document)).collect();
+    let judgement = Judgement::new(app, [("query", &[query]), ("documents", &documents)], &pairs)?;
+    let top_n = top_n.unwrap_or(documents.len()).min(documents.len());
+    Ok((model, documents, judgement, top_n, return_documents))
+}

@@ -1,0 +1,143 @@
+//! Many inputs through the engine: as many at once as keep its steps full, the next when one is answered.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use plimsoll_engine::sampling::SamplingParams;
+use plimsoll_engine::{Reader, Refusal, Request};
+use tokio::time::{Instant, sleep_until};
+
+use super::Input;
+use crate::app::{App, Phase, reached};
+use crate::caller::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::request_log::RequestLog;
+
+/// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.
+const AHEAD: usize = 2;
+
+/// What every input becomes, in order. `param` names the inputs in errors.
+pub(super) async fn run(
+    app: &Arc<App>,
+    id: &str,
+    api: &'static str,
+    param: &'static str,
+    inputs: &[Input],
+) -> ApiResult<Vec<Vec<f32>>> {
+    let tokens = inputs.iter().map(|input| input.ids.len() as u64).sum();
+    let caller = Caller::current();
+    if let Some(client) = &caller.client {
+        client.charge(tokens);
+    }
+    let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller);
+    let result = all(app, id, param, inputs).await;
+    log.ends(match &result {
+        Ok(_) => "finished",
+        Err(error) if error.status == StatusCode::GATEWAY_TIMEOUT => "timeout",
+        Err(error) if error.status.is_server_error() => "failed",
+        Err(_) => "refused",
+    });
+    result
+}
+
+async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) -> ApiResult<Vec<Vec<f32>>> {
+    let window = AHEAD * app.served.engine.limits().running_max_req_size as usize;
+    let mut results: Vec<Vec<f32>> = Vec::new();
+    results.resize_with(inputs.len(), Vec::new);
+    let mut running = FuturesUnordered::new();
+    let mut phase = app.phase.subscribe();
+    let deadline = app.config.request_timeout.map(|timeout| Instant::now() + timeout);
+    let (mut next, mut last_news) = (0, Instant::now());
+    loop {
+        while next < inputs.len() && running.len() < window {
+            match app.served.engine.submit(request(id, next, &inputs[next])) {
+                Ok(reader) => running.push(answer(next, reader)),
+                // Others have the places: ours will be free when one of ours is done.
+                Err(Refusal::Full { .. }) if !running.is_empty() => break,
+                Err(refusal) => return Err(named(refusal, param, next, inputs.len())),
+            }
+            next += 1;
+        }
+        let silence = last_news + app.config.silence_timeout;
+        let until = deadline.map_or(silence, |deadline| deadline.min(silence));
+        tokio::select! {
+            biased;
+            done = running.next() => match done {
+                None => return Ok(results),
+                Some((index, result)) => results[index] = result.map_err(|message| failure(&phase, message))?,
+            },
+            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+            () = sleep_until(until) => return Err(late(app, until == silence)),
+        }
+        last_news = Instant::now();
+    }
+}
+
+fn request(id: &str, index: usize, input: &Input) -> Request {
+    Request {
+        id: format!("{id}-{index}"),
+        prompt: input.ids.clone(),
+        sampling: SamplingParams::greedy(),
+        max_tokens: 0,
+        min_tokens: 0,
+        stop: Vec::new(),
+        stop_token_ids: Vec::new(),
+        ignore_eos: true,
+        logprobs: None,
+        prompt_logprobs: None,
+        skip_special_tokens: true,
+        kept_special_ids: Vec::new(),
+        grammar: None,
+        speculate: false,
+        cache_salt: 0,
+        embed: Some(input.embed),
+    }
+}
+
+/// One input's numbers, or the engine's words.
+async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, String>) {
+    while let Some(delta) = reader.next().await {
+        if let Some(error) = delta.error {
+            return (index, Err(error));
+        }
+        if let Some(values) = delta.pooled {
+            return (index, Ok(values));
+        }
+    }
+    (index, Err("the engine ended without an answer".into()))
+}
+
+/// The engine says `prompt`; the client knows it by another name, and as one of many.
+fn named(refusal: Refusal, param: &str, index: usize, count: usize) -> ApiError {
+    let mut error = ApiError::from(refusal);
+    if error.param.as_deref() == Some("prompt") {
+        error.param = Some(param.into());
+        if count > 1 {
+            error.message = format!("{param}[{index}]: {}", error.message);
+        }
+    }
+    error
+}
+
+fn failure(phase: &tokio::sync::watch::Receiver<Phase>, message: String) -> ApiError {
+    // An engine that drains ends what it could not finish; that is no defect.
+    if *phase.borrow() == Phase::Serving { ApiError::internal(message) } else { cut() }
+}
+
+fn cut() -> ApiError {
+    ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
+}
+
+fn late(app: &App, silent: bool) -> ApiError {
+    let config = &app.config;
+    let message = match silent {
+        true => format!("the engine produced nothing for {} s", config.silence_timeout.as_secs()),
+        false => {
+            let limit = config.request_timeout.unwrap_or_default();
+            format!("the request did not finish within this server's limit of {} s", limit.as_secs_f32())
+        }
+    };
+    ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
+}

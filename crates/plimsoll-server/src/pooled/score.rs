@@ -1,0 +1,90 @@
+//! `POST /v1/score`, in vLLM's shape: how well texts fit each other, pair by pair.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde::Serialize;
+
+use super::judge::Judgement;
+use super::{Usage, check_answer, check_count, ids_bytes};
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Fields;
+use crate::limits::{Held, read_json};
+use crate::models::{json_sized, now_s};
+use crate::params::model_name;
+use crate::prompt::PromptInput;
+
+/// What the answer says of one pair.
+const ITEM_BYTES: usize = 96;
+
+/// What surrounds the scores, the model's name aside.
+const ANSWER_BYTES: usize = 256;
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    data: Vec<Item>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Item {
+    index: usize,
+    object: &'static str,
+    score: f64,
+}
+
+/// The handler.
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    let (head, body) = request.into_parts();
+    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
+    let asked = app.on_body(body, |app, body| {
+        let (model, judgement, pairs) = parse(&body.bytes, app)?;
+        let kept: Held = body.keep(ids_bytes(&judgement.inputs))?;
+        Ok((model, judgement, pairs, kept))
+    });
+    let (model, judgement, pairs, kept) = asked.await?;
+    let json_bytes = ANSWER_BYTES + 6 * model.len() + pairs * ITEM_BYTES;
+    let bytes = json_bytes as u64 + judgement.result_bytes(&app);
+    check_answer(&app, "text_2", bytes)?;
+    let held = app.bytes.hold(bytes)?;
+    let id = app.ids.request("score");
+    let scores = judgement.scores(&app, &id, "score", "text_2").await?;
+    let usage = Usage::new(&judgement.inputs);
+    drop((judgement, kept));
+    let item = |(index, score)| Item { index, object: "score", score };
+    let data = scores.into_iter().enumerate().map(item).collect();
+    let answer = Answer { id: &id, object: "list", created: now_s(), model: &model, data, usage };
+    Ok(json_sized(&answer, json_bytes, held))
+}
+
+/// Parses and tokenizes. Runs on a text worker.
+fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usize)> {
+    let mut fields = Fields::of_body(body)?;
+    let model = model_name(&mut fields, app)?;
+    let mut texts = |name: &str| {
+        let given = fields.take::<PromptInput>(name)?;
+        let PromptInput::Texts(texts) = given.ok_or_else(|| ApiError::invalid(name, format!("{name} is missing")))?
+        else {
+            return Err(ApiError::invalid(name, format!("{name} is a text or a list of texts")));
+        };
+        check_count(app, name, texts.len()).map(|()| texts)
+    };
+    let (first, second) = (texts("text_1")?, texts("text_2")?);
+    fields.finish()?;
+    let pairs: Vec<(usize, usize)> = match (first.len(), second.len()) {
+        (1, n) => (0..n).map(|b| (0, b)).collect(),
+        (a, b) if a == b => (0..a).map(|i| (i, i)).collect(),
+        (a, b) => {
+            let message = format!("{a} texts in text_1 and {b} in text_2: give one, or as many, in text_1");
+            return Err(ApiError::invalid("text_1", message));
+        }
+    };
+    let judgement = Judgement::new(app, [("text_1", &first), ("text_2", &second)], &pairs)?;
+    Ok((model, judgement, pairs.len()))
+}

@@ -1,0 +1,117 @@
+//! Embeddings, reranking and scores as users have them: the real MiniLM through the official `openai` client, a cross-encoder, a
+//! decoder that is pooled.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::clients::{OPENAI, packages};
+use crate::product::{Server, eventually, fixture, plimsoll, repository, run};
+
+/// What transformers says of a fixture.
+fn reference(model: &str) -> Value {
+    let file = fixture(model).join("reference.json");
+    serde_json::from_slice(&std::fs::read(file).expect("the fixture is there")).expect("it is JSON")
+}
+
+#[test]
+fn the_openai_client_gets_the_embeddings_that_transformers_makes() {
+    let packages = packages(OPENAI);
+    run(&["pull", "minilm"]).good();
+    let words = run(&["plan", "minilm"]).good();
+    assert!(words.contains("an encoder keeps nothing"), "{words}");
+    let server = Server::try_start(plimsoll(["serve", "minilm", "--port", "0", "--max-inputs", "1024"]))
+        .unwrap_or_else(|words| panic!("{words}"));
+    let output = Command::new("python3")
+        .arg(repository().join("tests/clients/embeddings_client.py"))
+        .arg(format!("http://{}", server.address))
+        .arg(repository().join("tests/fixtures/minilm_reference.json"))
+        .env("PYTHONPATH", packages)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .envs([("NO_PROXY", "*"), ("no_proxy", "*")])
+        .output()
+        .expect("python3 runs");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    print!("{stdout}");
+    assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", server.log());
+    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
+    let memory = server.memory();
+    let rows = memory["components"].as_array().unwrap_or_else(|| panic!("{memory}"));
+    for row in rows {
+        let bytes = |of: &str| row[of].as_u64().unwrap_or_else(|| panic!("{row}"));
+        assert!(bytes("committed_bytes") <= bytes("planned_bytes"), "I2: {row}");
+    }
+    eventually("everything is given back", Duration::from_secs(10), || {
+        server.memory()["pools"]["host_bytes"]["used"] == 0 && server.memory()["pools"]["http_bytes"]["used"] == 0
+    });
+}
+
+#[test]
+fn a_cross_encoder_scores_and_reranks() {
+    let reference = reference("bert-cross");
+    let pairs = reference["pairs"].as_array().unwrap();
+    let server = Server::start_model(&fixture("bert-cross"), &[]);
+    let expected = |pair: &Value| 1.0 / (1.0 + (-pair["logit"].as_f64().unwrap()).exp());
+    let side = |name: &str| pairs.iter().map(|pair| pair[name].clone()).collect::<Vec<_>>();
+    let answer = server.ask("/v1/score", &json!({"text_1": side("a"), "text_2": side("b")}));
+    let tokens: usize = pairs.iter().map(|pair| pair["ids"].as_array().unwrap().len()).sum();
+    assert_eq!(answer["usage"]["prompt_tokens"], json!(tokens));
+    for (item, pair) in answer["data"].as_array().unwrap().iter().zip(pairs) {
+        let off = (item["score"].as_f64().unwrap() - expected(pair)).abs();
+        assert!(off < 1e-5, "{item}: off by {off}");
+    }
+    // The first two share their query; the first document answers it better.
+    let documents = [&pairs[1]["b"], &pairs[0]["b"]];
+    let answer = server.ask("/v1/rerank", &json!({"query": pairs[0]["a"], "documents": documents}));
+    let order: Vec<u64> = answer["results"].as_array().unwrap().iter().map(|r| r["index"].as_u64().unwrap()).collect();
+    assert_eq!(order, [1, 0]);
+    assert!((answer["results"][0]["relevance_score"].as_f64().unwrap() - expected(&pairs[0])).abs() < 1e-5);
+    let refused = server.post("/v1/embeddings", &json!({"input": "a"}));
+    assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("/v1/rerank"));
+}
+
+#[test]
+fn a_decoder_is_pooled_when_it_is_told_how() {
+    let file = repository().join("tests/fixtures/pooling_reference.json");
+    let reference: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let prompts = reference["prompts"].as_array().unwrap();
+    let flags = ["--max-total-token-num", "4096", "--dtype", "f32", "--kv-dtype", "f32", "--batch-max-tokens", "64"];
+    for pooling in ["last", "mean"] {
+        let server = Server::start_model(&fixture("qwen3"), &[&flags[..], &["--pooling", pooling]].concat());
+        let ids: Vec<&Value> = prompts.iter().map(|prompt| &prompt["ids"]).collect();
+        let answer = server.ask("/v1/embeddings", &json!({"input": ids}));
+        for (item, prompt) in answer["data"].as_array().unwrap().iter().zip(prompts) {
+            let floats =
+                |value: &Value| -> Vec<f64> { value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect() };
+            let (found, raw) = (floats(&item["embedding"]), floats(&prompt[pooling]));
+            let length = raw.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let off = found.iter().zip(&raw).map(|(x, y)| (x - y / length).abs()).fold(0.0, f64::max);
+            assert!(off < 1e-5, "{pooling}: off by {off}");
+        }
+        // It still writes text, and reranks by the cosine of embeddings.
+        server.ask("/v1/completions", &json!({"prompt": "A ship", "max_tokens": 4}));
+        let ranked = server.ask("/v1/rerank", &json!({"query": "A ship", "documents": ["water", "A ship"]}));
+        assert_eq!(ranked["results"][0]["index"], json!(1));
+    }
+    let plain = Server::start_model(&fixture("qwen3"), &flags);
+    let refused = plain.post("/v1/embeddings", &json!({"input": "a"}));
+    assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("--pooling"));
+}
+
+#[test]
+fn flags_that_mean_nothing_for_an_encoder_are_refused() {
+    let (bert, cross) = (fixture("bert"), fixture("bert-cross"));
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    for (args, words) in [
+        (vec!["serve".into(), path(&bert), "--max-total-token-num".into(), "4096".into()], "encoder"),
+        (vec!["serve".into(), path(&bert), "--enable-mtp".into()], "--enable-mtp"),
+        (vec!["serve".into(), path(&cross), "--pooling".into(), "mean".into()], "scores pairs"),
+        (vec!["plan".into(), path(&bert), "--users".into(), "3".into()], "--users"),
+        (vec!["plan".into(), path(&bert), "--probe".into()], "--probe"),
+    ] {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let said = run(&args).refused();
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+}
