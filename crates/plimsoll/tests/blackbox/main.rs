@@ -6,11 +6,15 @@
 mod cage;
 mod commands;
 mod curl;
+mod deploy;
+mod disconnects;
 mod http;
 mod ledger;
 mod memory;
 mod openai;
 mod plans;
 mod product;
+mod python;
+mod schema;
 mod serving;
 mod shutdown;
