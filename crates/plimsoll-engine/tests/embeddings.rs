@@ -82,7 +82,8 @@ fn a_second_kind_of_token_that_the_model_lacks_is_the_first() {
     let engine = engine("bert-roberta", &encoder());
     let prompt = prompt(3, 20, 200);
     let plain = embed(&engine, &prompt, Pooling::Mean);
-    let typed = Embed { second_at: Some(9), ..Embed::new(Pooling::Mean) };
+    let mut typed = Embed::new(Pooling::Mean);
+    typed.second_at = Some(9);
     assert_eq!(values(ask(&engine, pooled(&prompt, typed))), plain);
     engine.stop();
 }
