@@ -13,6 +13,7 @@ use crate::handle::Place;
 use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::pooling::Pool;
+use crate::progress::Progress;
 use crate::request::Request;
 use crate::room::{Failure, Room};
 use crate::sampling::TokenCounts;
@@ -71,6 +72,11 @@ impl Delivery {
         }
     }
 
+    /// Where to say how far it has come.
+    pub fn progress(&self) -> &Progress {
+        self.outbox.progress()
+    }
+
     /// Whether the client has gone.
     pub fn abandoned(&self) -> bool {
         self.outbox.reader_gone()
@@ -96,12 +102,7 @@ impl Delivery {
         }
     }
 
-    /// Whether it is to be drafted for after its `tokens`-th token.
-    pub fn drafts(&self, tokens: usize) -> bool {
-        self.drafting.wants(tokens)
-    }
-
-    /// Its drafts, for counting and judging them.
+    /// Its drafts, for counting them and deciding on more.
     pub fn drafting(&mut self) -> &mut Drafting {
         &mut self.drafting
     }
@@ -199,7 +200,7 @@ impl Delivery {
         self.failed = true;
         match failure.into() {
             Failure::Words(words) => self.outbox.push(|delta| delta.error = Some(words)),
-            Failure::Memory => self.outbox.last_words(NO_MEMORY),
+            Failure::Memory => self.outbox.last_words(NO_MEMORY, true),
         }
     }
 

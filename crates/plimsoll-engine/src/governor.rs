@@ -4,32 +4,22 @@
 //! ones. Readings come from a thread of their own, every half second; the engine thread asks which rung it stands on and
 //! acts. Pure arithmetic over readings, so that tests inject them. What must not be in here: pages, sequences, clients.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
 
-use plimsoll_memory::heap;
-use plimsoll_memory::host::{HostLimits, HostNow, Root};
+use serde::Serialize;
 
-use crate::handle::Shared;
 use crate::metrics::Metrics;
-use crate::report::LedgerReport;
 
-/// Between two readings.
-const INTERVAL: Duration = Duration::from_millis(500);
 /// Calm readings before one rung is given up: three seconds.
 const CALM_READINGS: u32 = 6;
-/// The least room that a healthy machine keeps free for a process whose plan is all touched. Less than 3 % of any plan worth
-/// the name: a limit that close around the plan is nothing to give way to.
+/// The least room that a healthy machine keeps free for a process whose plan is all touched. Never more than half of what lies
+/// between plan and limit: a limit that close around the plan is nothing to give way to.
 const RESERVE_BYTES: u64 = 8 << 20;
-/// Room beyond a rung's threshold that is asked for before the rung is given up; a quarter of the threshold where that is
-/// less. More could not be had where the limit lies just above the plan, and the ladder would never be climbed down.
+/// Room beyond a rung's threshold that is asked for before the rung is given up; a quarter of the threshold where that is less, and
+/// never more than half of what lies between plan and limit. More could not be had, and the ladder would never be climbed down
+/// (seen with a budget of 420 MiB around a plan of 418.9).
 const MARGIN_BYTES: u64 = 4 << 20;
-
-/// The heap may keep this much of what was freed before it is told to hand it back.
-const KEPT_BYTES: u64 = 1 << 20;
-/// Readings between two such orders: five seconds.
-const TRIM_READINGS: u32 = 10;
 
 /// How far up the ladder. The order is the order of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,12 +66,17 @@ impl Rung {
 }
 
 /// What the machine looks like at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Reading {
     /// Bytes this process could still take before a limit is crossed.
     pub available: u64,
     /// Bytes of the plan that it has not touched yet.
     pub untouched: u64,
+    /// Bytes by which the limit lies above the plan: when nobody else is there, this much more is free than is still to be touched,
+    /// and never more.
+    pub above_plan: u64,
+    /// Bytes that are free where the stalls below were measured: on the machine, or in this process's cgroup.
+    pub stall_room: u64,
     /// Percentage of the last ten seconds in which some task waited for memory.
     pub some_avg10: f32,
     /// Percentage in which every task did.
@@ -92,12 +87,18 @@ impl Reading {
     /// The rung that this reading alone calls for. Who wants to come down asks more `strictly`.
     fn calls_for(&self, strictly: bool) -> Rung {
         // What is free must cover what is still to come; each halving of that is one rung.
-        let due = self.untouched.max(RESERVE_BYTES);
+        let spare = self.above_plan / 2;
+        let due = self.untouched.max(RESERVE_BYTES.min(spare));
         let threshold = |level: usize| {
             let bytes = due >> level;
-            if strictly { bytes.saturating_add(MARGIN_BYTES.min(bytes / 4)) } else { bytes }
+            if strictly { bytes.saturating_add(MARGIN_BYTES.min(bytes / 4).min(spare)) } else { bytes }
         };
         let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < threshold(*level)).count();
+        // Where twice as much is free as this process can still take, nobody stalls for its sake: a neighbour's cgroup is full, or
+        // a disk is slow. To give way would cure nothing.
+        if self.stall_room >= due.max(RESERVE_BYTES).saturating_mul(2) {
+            return Rung::at(by_room);
+        }
         let slack = if strictly { 2.0 } else { 1.0 };
         let by_stalls = match (self.some_avg10 * slack, self.full_avg10 * slack) {
             (_, full) if full >= 60.0 => 6,
@@ -160,18 +161,23 @@ impl Gauge {
     /// The last reading if it is newer than the `seen`-th, and notes that it was seen.
     pub fn newer(&self, seen: &mut u64) -> Option<Reading> {
         let taken = self.taken.load(Relaxed);
-        (taken != std::mem::replace(seen, taken))
-            .then(|| *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        (taken != std::mem::replace(seen, taken)).then(|| self.last())
     }
 
-    /// Notes the rung that the engine now stands on.
-    pub fn stand(&self, rung: Rung, metrics: &Metrics) {
+    /// The last reading.
+    pub fn last(&self) -> Reading {
+        *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Notes the rung that the engine now stands on, because of `reading`.
+    pub fn stand(&self, rung: Rung, reading: &Reading, metrics: &Metrics) {
         let before = self.rung.swap(rung as u64, Relaxed);
+        let (now, Reading { available, untouched, some_avg10, full_avg10, .. }) = (rung.name(), *reading);
         if rung as u64 > before {
             metrics.rungs[rung as usize - 1].inc();
-            tracing::warn!(rung = rung.name(), "memory is short: giving way");
+            tracing::warn!(rung = now, available, untouched, some_avg10, full_avg10, "memory is short: giving way");
         } else if before > rung as u64 {
-            tracing::info!(rung = rung.name(), "memory is back");
+            tracing::info!(rung = now, available, untouched, some_avg10, full_avg10, "memory is back");
         }
     }
 
@@ -181,58 +187,6 @@ impl Gauge {
     }
 }
 
-/// Starts the thread that takes readings, trims the heap when asked and watches the engine's progress, until the engine has
-/// stopped or nobody holds it any more. About every `log_every` steps it logs the ledger; never for 0.
-///
-/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the ledger cannot account for is freed
-/// memory that the heap keeps; it is handed back when it becomes much.
-pub(crate) fn watch(
-    shared: &Arc<Shared>,
-    epoch: Instant,
-    root: Root,
-    mut limits: HostLimits,
-    log_every: u64,
-) -> std::io::Result<()> {
-    let shared = Arc::downgrade(shared);
-    let body = move || {
-        let (mut since_trim, mut logged, mut looked) = (0, 0, false);
-        while let Some(shared) = Weak::upgrade(&shared) {
-            if shared.stopped.load(Relaxed) {
-                break;
-            }
-            shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
-            shared.observe_accounts();
-            // The first time they have just been read.
-            if looked {
-                limits = limits.again(&root);
-            }
-            looked = true;
-            let now = HostNow::read(&root, &limits);
-            shared.gauge.set(Reading {
-                available: now.available,
-                untouched: shared.plan.total().saturating_sub(now.own.leak_gauge()),
-                some_avg10: now.psi.map_or(0.0, |psi| psi.some_avg10),
-                full_avg10: now.psi.map_or(0.0, |psi| psi.full_avg10),
-            });
-            since_trim += 1;
-            let kept = now.own.leak_gauge().saturating_sub(shared.ledger.committed_total());
-            let much = kept > KEPT_BYTES && since_trim >= TRIM_READINGS;
-            if shared.trim.swap(false, Relaxed) || much {
-                heap::trim();
-                since_trim = 0;
-            }
-            let steps = shared.status.steps.load(Relaxed);
-            if log_every > 0 && steps - logged >= log_every {
-                logged = steps;
-                tracing::info!("{}", LedgerReport::of(&shared).line());
-            }
-            drop(shared);
-            std::thread::sleep(INTERVAL);
-        }
-    };
-    std::thread::Builder::new().name("plimsoll-watch".into()).spawn(body).map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,7 +194,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn reading(available: u64, untouched: u64) -> Reading {
-        Reading { available: available * MIB, untouched: untouched * MIB, ..Reading::default() }
+        let (available, untouched) = (available * MIB, untouched * MIB);
+        Reading { available, untouched, above_plan: 64 * MIB, ..Reading::default() }
     }
 
     #[test]
@@ -282,17 +237,36 @@ mod tests {
         assert!((0..100).all(|_| governor.observe(&reading(103, 100)) == Rung::EvictPrefix));
     }
 
-    #[test]
-    fn in_a_limit_three_percent_above_the_plan_it_comes_back_to_calm() {
-        // Seen in a cgroup: 398 MiB planned, 233 of them untouched, 12 MiB of limit beyond the plan.
-        let mut governor = Governor::default();
-        for _ in 0..4 {
-            governor.observe(&reading(20, 233));
+    /// A process of `planned` MiB under a limit that lies `above` it, of which others take `others` and it has touched `touched`.
+    fn inside(planned: f64, above: f64, touched: f64, others: f64) -> Reading {
+        let bytes = |mib: f64| (mib.max(0.0) * MIB as f64) as u64;
+        let untouched = planned - touched;
+        Reading {
+            available: bytes(untouched + above - others),
+            untouched: bytes(untouched),
+            above_plan: bytes(above),
+            ..Reading::default()
         }
-        assert_eq!(governor.rung, Rung::StopAdmitting);
-        assert!((0..100).any(|_| governor.observe(&reading(244, 233)) == Rung::Calm), "{:?}", governor.rung);
-        // All of it touched: what is left is the 3 %, and that is no shortage.
-        assert_eq!(governor.observe(&reading(11, 0)), Rung::Calm);
+    }
+
+    #[test]
+    fn however_close_the_limit_lies_around_the_plan_it_comes_back_to_calm() {
+        // Seen: 3 % above a plan in a cgroup, and budgets of 420 and 480 MiB around plans of 418.9 and 473.6.
+        for (planned, above) in [(398.0, 12.0), (418.9, 1.1), (473.6, 6.4), (476.0, 4.0), (400.0, 0.0), (100.0, 0.01)] {
+            for touched in [0.1 * planned, 0.4 * planned, 0.99 * planned, planned] {
+                let mut governor = Governor::default();
+                let alone = inside(planned, above, touched, 0.0);
+                assert_eq!(governor.observe(&alone), Rung::Calm, "{planned} + {above}, {touched} touched");
+                let squeezed = inside(planned, above, touched, planned);
+                let stood = (0..4).fold(Rung::Calm, |_, _| governor.observe(&squeezed));
+                assert!(
+                    stood > Rung::Calm || planned - touched + above < 0.1,
+                    "{planned} + {above}, {touched} touched"
+                );
+                let back = (0..100).any(|_| governor.observe(&alone) == Rung::Calm);
+                assert!(back, "{planned} + {above}, {touched} touched: from {stood:?} to {:?}", governor.rung);
+            }
+        }
     }
 
     #[test]
@@ -308,11 +282,22 @@ mod tests {
     }
 
     #[test]
-    fn stalls_count_even_when_there_seems_to_be_room() {
-        let stalled = |some, full| Reading { some_avg10: some, full_avg10: full, ..reading(1000, 0) };
-        assert_eq!(stalled(5.0, 0.0).calls_for(false), Rung::Calm);
-        assert_eq!(stalled(25.0, 0.0).calls_for(false), Rung::EvictPrefix);
-        assert_eq!(stalled(90.0, 21.0).calls_for(false), Rung::StopAdmitting);
-        assert_eq!(stalled(100.0, 90.0).calls_for(false), Rung::Fail);
+    fn stalls_count_where_room_is_short_and_a_neighbours_do_not() {
+        let stalled = |some, full, room: u64| {
+            let stalls = Reading { some_avg10: some, full_avg10: full, stall_room: room * MIB, ..reading(1000, 100) };
+            [stalls.calls_for(false), stalls.calls_for(true)]
+        };
+        assert_eq!(stalled(5.0, 0.0, 150), [Rung::Calm; 2]);
+        assert_eq!(stalled(15.0, 0.0, 150), [Rung::Calm, Rung::EvictPrefix]);
+        assert_eq!(stalled(25.0, 0.0, 150)[0], Rung::EvictPrefix);
+        assert_eq!(stalled(90.0, 21.0, 150)[0], Rung::StopAdmitting);
+        assert_eq!(stalled(100.0, 90.0, 150)[0], Rung::Fail);
+        // On the same machine, with twice as much free as this process can take: whoever stalls, it is not for us.
+        assert_eq!(stalled(100.0, 90.0, 200), [Rung::Calm; 2]);
+        // Stalls that go on for as long as they like hold nothing once room is back.
+        let mut governor = Governor::default();
+        governor.observe(&reading(60, 100));
+        let busy = Reading { some_avg10: 99.0, full_avg10: 99.0, stall_room: 9000 * MIB, ..reading(1000, 100) };
+        assert!((0..CALM_READINGS).any(|_| governor.observe(&busy) == Rung::Calm));
     }
 }

@@ -5,10 +5,10 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::Ledger;
-use plimsoll_memory::Plan;
+use plimsoll_memory::{Ledger, Plan, heap};
 
 use crate::accounts::Accounts;
+use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
@@ -59,6 +59,11 @@ impl HostBytes {
             sum.fetch_add(after.wrapping_sub(before), Ordering::AcqRel);
         }
     }
+
+    /// How many of them are held.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Acquire)
+    }
 }
 
 impl std::fmt::Debug for HostBytes {
@@ -81,6 +86,7 @@ pub(crate) struct Shared {
     pub ledger: Arc<Ledger>,
     pub metrics: Metrics,
     pub status: Status,
+    pub cached: Cached,
     pub draining: AtomicBool,
     pub stop: AtomicBool,
     pub stopped: AtomicBool,
@@ -92,6 +98,8 @@ pub(crate) struct Shared {
     pub watchdog: Watchdog,
     /// The tokens that end output, the model's and its tokenizer's.
     pub eos: OnceLock<Vec<u32>>,
+    /// Somebody brings the canary back when refused allocations have cost it.
+    pub canary_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
     pub trim: AtomicBool,
     host_reserved: AtomicU64,
@@ -119,6 +127,8 @@ pub struct Status {
     pub slots_total: AtomicU64,
     /// State slots kept as checkpoints.
     pub slots_kept: AtomicU64,
+    /// Whether equal prefixes are shared.
+    pub prefix_cache: AtomicBool,
     /// Steps taken since start.
     pub steps: AtomicU64,
     /// Looks around since start, those of an idle engine included.
@@ -135,6 +145,7 @@ impl Shared {
             ledger,
             metrics: Metrics::default(),
             status: Status::default(),
+            cached: Cached::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -142,6 +153,7 @@ impl Shared {
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
+            canary_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
             host_held: AtomicU64::new(0),
@@ -186,6 +198,12 @@ impl EngineHandle {
         if self.rung() >= Rung::StopAdmitting {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
+        }
+        if self.shared.canary_kept.load(Ordering::Relaxed) && heap::canary_missing() > 0 {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable(
+                "memory was refused a moment ago: no new requests until the reserve is whole again",
+            ));
         }
         if self.shared.watchdog.stalled() {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));

@@ -4,10 +4,12 @@
 //! in `Drop` without anybody's help.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use arrayvec::ArrayVec;
 use plimsoll_device::NO_STATE;
+use plimsoll_memory::faults::{self, Site};
 
 use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, Purpose, SlotId};
 use crate::options::Options;
@@ -70,6 +72,20 @@ impl PageLease {
         true
     }
 
+    /// Notes that the draft head has made its entries of the positions `drafted`, the last of them those from `new` on.
+    pub fn set_drafted(&self, drafted: &Range<usize>, new: usize) {
+        let whole = new.max(drafted.start.next_multiple_of(PAGE_TOKENS)) / PAGE_TOKENS..drafted.end / PAGE_TOKENS;
+        let pool = &mut self.cache.borrow_mut().pool;
+        self.pages[whole.start.min(whole.end)..whole.end].iter().for_each(|page| pool.set_drafted(*page));
+    }
+
+    /// From where on the draft head has made its entries of all of the first `positions`.
+    pub fn drafted_from(&self, positions: usize) -> usize {
+        let pool = &self.cache.borrow().pool;
+        let pages = &self.pages[..positions.div_ceil(PAGE_TOKENS)];
+        pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
+    }
+
     /// Lets others find the whole pages of `tokens`, which these pages hold.
     pub fn publish(&self, salt: u64, tokens: &[u32]) {
         let cache = &mut *self.cache.borrow_mut();
@@ -78,15 +94,25 @@ impl PageLease {
         }
     }
 
-    /// The same for a model with recurrent state: for each checkpoint that the last step wrote.
-    pub fn publish_checkpoints(&mut self, salt: u64, tokens: &[u32], state: &mut StateLease, end_of_input: usize) {
+    /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
+    pub fn publish_checkpoints(
+        &mut self,
+        salt: u64,
+        tokens: &[u32],
+        state: &mut StateLease,
+        end_of_input: usize,
+    ) -> bool {
+        let any = !state.written.is_empty();
         for (position, slot) in state.written.drain(..) {
             let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };
             let cache = &mut *self.cache.borrow_mut();
             cache.publish_state(salt, &tokens[..position], &mut self.pages, slot, purpose);
             cache.states.as_mut().expect("it gave the slot").release(slot);
         }
-        self.name();
+        if any {
+            self.name();
+        }
+        any
     }
 
     /// Ends the lease and leaves what `tokens` computed to the index.
@@ -107,6 +133,9 @@ impl PageLease {
 
     /// Gives every page back.
     pub fn clear(&mut self) {
+        if !self.pages.is_empty() && faults::asked(Site::LosePage) {
+            self.pages.pop();
+        }
         self.cache.borrow_mut().pool.release_all(&self.pages);
         self.pages.clear();
         self.ids.clear();
@@ -164,6 +193,12 @@ impl StateLease {
         self.width > 0
     }
 
+    /// Slots it holds, those it shares included.
+    pub fn held(&self) -> usize {
+        let shared = matches!(self.source, Source::Shared(_));
+        self.ring.len() + self.planned.len() + self.written.len() + usize::from(shared)
+    }
+
     /// Takes the ring's slots; cold checkpoints give way. False, with nothing taken, when there are not enough.
     pub fn acquire(&mut self) -> bool {
         let cache = &mut *self.cache.borrow_mut();
@@ -199,6 +234,11 @@ impl StateLease {
         (current + rows) % self.width
     }
 
+    /// The ring's place where a step that keeps but its last state puts it: the one that it reads, which is in the caches.
+    fn in_place(&self) -> usize {
+        if let Source::Ring(at) = self.source { at } else { 0 }
+    }
+
     /// Names the slot that receives the state after each of the `rows` rows from `start` on. `each`: after every row, since
     /// any of them may turn out to be the last that counts.
     pub fn outputs(&self, start: usize, rows: usize, each: bool, out: &mut Vec<u32>) {
@@ -214,7 +254,7 @@ impl StateLease {
             out.push(slot);
         }
         if !each {
-            out[first + rows - 1] = self.ring[self.ahead(1)].0;
+            out[first + rows - 1] = self.ring[self.in_place()].0;
         }
         for (position, slot) in &self.planned {
             out[first + position - 1 - start] = slot.0;
@@ -231,7 +271,7 @@ impl StateLease {
                 self.cache.borrow_mut().states.as_mut().expect("it gave the slot").retain(*slot);
                 Source::Shared(*slot)
             }
-            _ => Source::Ring(self.ahead(if each { rows } else { 1 })),
+            _ => Source::Ring(if each { self.ahead(rows) } else { self.in_place() }),
         };
         self.leave_source();
         self.source = next;
@@ -257,6 +297,9 @@ impl StateLease {
     /// Gives every slot back: the sequence starts over.
     pub fn clear(&mut self) {
         self.leave_source();
+        if !self.ring.is_empty() && faults::asked(Site::LoseSlot) {
+            self.ring.pop();
+        }
         let cache = &mut *self.cache.borrow_mut();
         let Some(states) = &mut cache.states else { return };
         let checkpoints = self.planned.drain(..).chain(self.written.drain(..)).map(|(_, slot)| slot);

@@ -4,8 +4,11 @@
 //! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
 
 mod accounts;
+pub mod backlog;
 mod berth;
 pub mod cache;
+pub mod cached;
+mod canary;
 pub mod constraint;
 pub mod cpu;
 mod delivery;
@@ -18,6 +21,7 @@ pub mod options;
 pub mod outbox;
 pub mod planner;
 pub mod pooling;
+pub mod progress;
 pub mod report;
 pub mod request;
 mod room;
@@ -33,17 +37,20 @@ mod step;
 mod stress;
 pub mod testing;
 mod trim;
+mod watch;
 mod watchdog;
 pub mod whatif;
 mod whole;
 mod worker;
 
+pub use cached::CacheReport;
 pub use handle::EngineHandle;
 pub use loading::{LoadedModel, LoadingError};
 pub use options::Options;
 pub use outbox::{Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
 pub use planner::{Blueprint, EnginePlan, Line, PlanError};
 pub use pooling::{Embed, Pooling};
+pub use progress::{Phase, Snapshot, Watch};
 pub use report::LedgerReport;
 pub use request::{Limits, Refusal, Request};
 pub use sentence::Sentence;

@@ -36,7 +36,7 @@ pub struct Metrics {
     pub refused_memory: Counter,
     /// How often each rung of the governor's ladder was climbed, cheapest first.
     pub rungs: [Counter; 6],
-    /// How often the canary was given up.
+    /// How often a refused allocation cost a slice of the canary.
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
@@ -46,6 +46,10 @@ pub struct Metrics {
     pub panics: Counter,
     /// Times the engine ended what it had and started over.
     pub recoveries: Counter,
+    /// Pages that were missing when nothing ran, and were taken back by starting over.
+    pub lost_pages: Counter,
+    /// State slots that were.
+    pub lost_slots: Counter,
     /// Times the engine made no progress for too long.
     pub stalls: Counter,
     /// Times free memory was given back to the system.
@@ -100,6 +104,8 @@ impl Default for Metrics {
             failed_steps: Counter::default(),
             panics: Counter::default(),
             recoveries: Counter::default(),
+            lost_pages: Counter::default(),
+            lost_slots: Counter::default(),
             stalls: Counter::default(),
             trims: Counter::default(),
             evicted_pages: Counter::default(),
@@ -145,11 +151,13 @@ impl Metrics {
                 climbed,
             );
         }
-        counter("canary_released", "How often the canary was given up", &self.canaries);
+        counter("canary_released", "How often a refused allocation cost a slice of the canary", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
         counter("panics", "Panics that were caught", &self.panics);
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
+        counter("kv_pages_lost", "Pages that were missing when nothing ran; taken back", &self.lost_pages);
+        counter("state_slots_lost", "State slots that were missing when nothing ran; taken back", &self.lost_slots);
         counter("engine_stalls", "Times the engine made no progress for too long", &self.stalls);
         counter("memory_trims", "Times free memory was given back to the system", &self.trims);
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);

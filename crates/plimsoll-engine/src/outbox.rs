@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
+use crate::backlog::Backlog;
 use crate::handle::HostBytes;
+use crate::progress::{Progress, Watch};
 use crate::request::Request;
 use crate::room::Failure;
 
@@ -73,6 +75,8 @@ pub struct Delta {
     pub stop_reason: Option<String>,
     /// Set in the last delta of a request that failed; the server turns it into a 5xx or an error event.
     pub error: Option<String>,
+    /// With `error`: memory ran short, nothing is wrong with the request, and it may be tried again. The server's 503.
+    pub retry: bool,
 }
 
 impl Delta {
@@ -86,13 +90,15 @@ impl Delta {
     }
 }
 
+/// What both ends, and whoever watches, see of a request.
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Shared {
     pending: Mutex<Pending>,
     wake: Notify,
     reader_gone: AtomicBool,
     /// What was reserved for the output; unread output counts for as long as anybody can still hold it.
-    reserved: HostBytes,
+    pub(crate) reserved: HostBytes,
+    pub(crate) progress: Progress,
 }
 
 /// What waits, and the heap it takes.
@@ -136,6 +142,11 @@ impl Shared {
         // A panic while holding the lock leaves a delta that is still well formed.
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+
+    /// Nobody wants the rest.
+    pub(crate) fn abort(&self) {
+        self.reader_gone.store(true, Ordering::Release);
+    }
 }
 
 /// The engine's end.
@@ -163,7 +174,9 @@ struct Left {
 pub struct Reader {
     shared: Arc<Shared>,
     done: bool,
-    /// Bytes of the delta that was read last, and is being worked on until the next is asked for.
+    /// What was taken and is handed on piece by piece.
+    backlog: Backlog,
+    /// Bytes of what was taken last, part of which is being worked on until more is taken.
     taken: u64,
 }
 
@@ -177,12 +190,13 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, 
     let of_sequence = request.sequence_bytes();
     reserved.hold(0, of_sequence);
     let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-    let shared = Arc::new(Shared { pending, wake, reader_gone, reserved });
+    let progress = Progress::new(request.prompt.len());
+    let shared = Arc::new(Shared { pending, wake, reader_gone, reserved, progress });
     let tokens = request.max_tokens as usize;
     let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
     let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
     let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence, spare };
-    Some((writer, Reader { shared, done: false, taken: 0 }))
+    Some((writer, Reader { shared, done: false, backlog: Backlog::default(), taken: 0 }))
 }
 
 impl Outbox {
@@ -233,6 +247,7 @@ impl Outbox {
             self.left.tokens = self.left.tokens.saturating_sub(delta.tokens.len() - tokens);
             self.left.prompt = self.left.prompt.saturating_sub(delta.prompt_logprobs.len() - prompt);
             self.left.text = self.left.text.saturating_sub(delta.text.len() - text);
+            self.shared.progress.delivered(delta.tokens.len() - tokens, delta.cached_tokens);
         }
         self.finished = delta.is_last();
         let wake = !delta.is_empty();
@@ -267,14 +282,19 @@ impl Outbox {
         });
     }
 
-    /// Ends the request with an error without asking for memory. `words` are few.
-    pub fn last_words(&mut self, words: &str) {
+    /// Ends the request with an error without asking for memory. `words` are few; `retry`: it may be tried again.
+    pub fn last_words(&mut self, words: &str, retry: bool) {
         debug_assert!(words.len() <= LAST_WORDS_BYTES);
         let mut spare = std::mem::take(&mut self.spare);
         self.push(|delta| {
             spare.push_str(words);
-            delta.error = Some(spare);
+            (delta.error, delta.retry) = (Some(spare), retry);
         });
+    }
+
+    /// Where to say how far the request has come.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.shared.progress
     }
 
     /// Whether the client has gone.
@@ -287,13 +307,19 @@ impl Drop for Outbox {
     /// An outbox that goes without having finished ends its request with an error: a reader never waits for ever.
     fn drop(&mut self) {
         if !self.finished {
-            self.last_words("the engine stopped before the request was complete");
+            self.last_words("the engine stopped before the request was complete", false);
         }
+        self.shared.progress.ended();
         self.shared.reserved.hold(self.of_sequence, 0);
     }
 }
 
 impl Reader {
+    /// How far the request has come, to be looked at while somebody reads.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::clone(&self.shared))
+    }
+
     /// Waits for output. Returns none once the last delta was read. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delta> {
         while !self.done {
@@ -306,8 +332,18 @@ impl Reader {
         None
     }
 
-    /// What is there now, without waiting.
+    /// What is there now, without waiting; of much that has waited, the next piece ([`crate::backlog::DELTA_BYTES`]).
     pub fn take(&mut self) -> Option<Delta> {
+        if self.backlog.is_empty() {
+            let delta = self.take_all()?;
+            self.backlog.refill(delta);
+        }
+        let piece = self.backlog.piece();
+        self.done = piece.is_last();
+        Some(piece)
+    }
+
+    fn take_all(&mut self) -> Option<Delta> {
         let mut pending = self.shared.pending();
         if pending.delta.is_empty() {
             return None;
@@ -318,13 +354,12 @@ impl Reader {
         drop(pending);
         // The one before is done with.
         self.shared.reserved.hold(std::mem::replace(&mut self.taken, bytes), 0);
-        self.done = delta.is_last();
         Some(delta)
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.shared.reader_gone.store(true, Ordering::Release);
+        self.shared.abort();
     }
 }

@@ -7,6 +7,7 @@ use plimsoll_device::{
     WeightTable, Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
+use plimsoll_memory::host::Remedy;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 use plimsoll_models::Model;
@@ -84,9 +85,9 @@ pub enum PlanError {
 #[derive(Debug, Error)]
 #[error(
     "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
-     largest component: {largest}. Try --batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or --memory-budget {needed}",
+     largest component: {largest}. Try --batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or {}",
     Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
-    batch_max_tokens / 2, tokens / 2
+    batch_max_tokens / 2, tokens / 2, remedy.words(*needed + *peers)
 )]
 pub struct Shortfall {
     /// Bytes needed.
@@ -95,6 +96,10 @@ pub struct Shortfall {
     pub limit: u64,
     /// Where the limit comes from.
     pub limit_source: String,
+    /// What others use of the limit.
+    pub peers: u64,
+    /// How the limit is raised.
+    pub remedy: Remedy,
     /// Tokens of the smallest useful pool.
     pub tokens: usize,
     /// The row budget that was planned with.
@@ -114,6 +119,17 @@ pub struct Line {
     pub source: String,
     /// Whether the operator set it: then the pool fills the room.
     pub chosen: bool,
+    /// What others use of the limit that it comes from.
+    pub peers: u64,
+    /// How that limit is raised.
+    pub remedy: Remedy,
+}
+
+impl Line {
+    /// A line of the operator's own: that of a budget, on this machine or another.
+    pub fn of_budget(bytes: u64, source: impl Into<String>) -> Self {
+        Self { bytes, source: source.into(), chosen: true, peers: 0, remedy: Remedy::Budget }
+    }
 }
 
 /// A complete plan: components, limits, sizes.
@@ -495,6 +511,8 @@ impl Blueprint {
             needed,
             limit: line.bytes,
             limit_source: line.source.clone(),
+            peers: line.peers,
+            remedy: line.remedy,
             tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
             batch_max_tokens: options.batch_max_tokens,
             largest,
@@ -549,13 +567,21 @@ impl Blueprint {
                     Bytes(scratch)
                 ),
             ),
-            entry(Component::HostHeap, options.http_bytes, "connections, bodies, parsing, grammars".into()),
+            entry(
+                Component::HostHeap,
+                options.http_bytes,
+                "an allowance, a bound and no forecast: connections, bodies, parsing, grammars".into(),
+            ),
             entry(
                 Component::ProcessBaseline,
                 PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
                 format!("data, runtime, {threads} compute threads, table of weights"),
             ),
-            entry(Component::Canary, CANARY_BYTES, "ballast, released on the first failed allocation".into()),
+            entry(
+                Component::Canary,
+                CANARY_BYTES,
+                format!("ballast in {} slices, one for each refused allocation", plimsoll_memory::canary::SLICES),
+            ),
         ];
         if let Some(state) = shape.state {
             let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());

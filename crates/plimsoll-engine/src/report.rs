@@ -11,7 +11,7 @@ use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Bytes, heap};
 use serde::Serialize;
 
-use crate::governor::Rung;
+use crate::governor::{Reading, Rung};
 use crate::handle::Shared;
 
 /// Where every byte is, what requests have come to, how far the engine gives way.
@@ -136,8 +136,12 @@ pub struct Ladder {
     pub rung: &'static str,
     /// Every rung, from the cheapest to the dearest.
     pub climbed: Vec<Climbed>,
-    /// How often a failed allocation has cost the canary.
+    /// What the machine looked like last: why it stands there.
+    pub reading: Reading,
+    /// How often a refused allocation has cost a slice of the canary.
     pub canaries_released: u64,
+    /// Slices that are not back yet; nothing is admitted meanwhile.
+    pub canary_slices_missing: u64,
 }
 
 /// One rung.
@@ -238,7 +242,9 @@ impl Ladder {
         Self {
             rung: shared.gauge.rung().name(),
             climbed: climbed.map(|(rung, times)| Climbed { rung: rung.name(), times: times.get() }).collect(),
+            reading: shared.gauge.last(),
             canaries_released: shared.metrics.canaries.get(),
+            canary_slices_missing: heap::canary_missing() as u64,
         }
     }
 }

@@ -10,7 +10,7 @@ use plimsoll_memory::sizing::{
     self, DeviceNow, Event, Failure, Generations, Measured, Mode, PoolCount, ProfileConfig, Released, ScalesWith,
     Shape, SizingError, SizingInput, StatePool,
 };
-use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
+use plimsoll_memory::{Canary, Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
 use crate::accounts::index_bytes_per_token;
@@ -113,7 +113,7 @@ pub(crate) struct Generation {
     /// Page table and prefix index.
     pub cache: KvCache,
     /// Ballast.
-    pub canary: Option<Region>,
+    pub canary: Option<Canary>,
 }
 
 /// Builds generations over loaded weights.
@@ -223,8 +223,7 @@ impl Generations for CpuGenerations<'_> {
 
     fn place_canary(&mut self, generation: &mut Generation, bytes: u64) -> Result<(), sizing::OutOfMemory> {
         self.check_room(Component::Canary, bytes)?;
-        let canary =
-            Region::map(&self.ledger, Component::Canary, bytes, true).map_err(|error| Self::refused(&error))?;
+        let canary = Canary::map(&self.ledger, bytes).map_err(|error| Self::refused(&error))?;
         generation.canary = Some(canary);
         Ok(())
     }
@@ -325,7 +324,7 @@ mod tests {
             ..Options::default()
         };
         let options = Options { graph_max_batch_size: 64, ..options };
-        let line = Line { bytes: 222 << 20, source: "a test".into(), chosen: true };
+        let line = Line::of_budget(222 << 20, "a test");
         let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
         let plan = blueprint.plan(&options, 1, &line).unwrap();
         let ledger = Arc::new(Ledger::new());

@@ -1,35 +1,76 @@
-//! When to speculate: a sequence whose drafts miss stops drafting, a batch for which checking costs more than it wins stops too;
-//! both try again later. Pure arithmetic over what was measured: output never depends on it.
+//! When to speculate. Pure arithmetic over what was measured: output never depends on it.
 //!
-//! A step that checks drafts has more rows and a draft pass behind it. What that costs is measured against plain steps of about as
-//! many sequences, of which a few are taken now and then for comparison; until they are, the plan's estimate serves.
+//! A step that checks drafts has more rows and a draft pass behind it; whether the tokens it gains are worth that depends on
+//! machine, batch and text. Two things are estimated: what checking costs, in plain steps of about as many sequences, and how many
+//! drafts a sequence gets right. Who is expected to win drafts; who is not is tried again now and then.
+//!
+//! Estimates err, so an account of seconds stands over them. A plain step pays in a share of its time ([`STAKE`]); a step with
+//! drafts pays in what its tokens would have taken in plain steps and is charged what it took. Nobody drafts while the account is
+//! overdrawn. Taking prompts through the draft head, which must have seen what it goes on from, has an account of its own, into which
+//! drafts pay what they win. So whatever drafts are like, speculation costs that share and what the accounts begin with, and no more.
 
-/// Checked steps of a sequence between two judgements.
-const WINDOW: u32 = 16;
-/// Tokens for which a sequence pauses the first time, and at most.
-const SEQ_PAUSE: [usize; 2] = [64, 1024];
-/// Steps for which a batch pauses the first time, and at most.
-const BATCH_PAUSE: [u32; 2] = [256, 8192];
-/// Speculating steps between two looks at plain ones, and how many of those are taken.
-const PROBE_EVERY: u32 = 256;
+/// Of the time of plain steps, what may be lost by drafts that miss, and of all time, what may be spent on trying.
+const STAKE: f64 = 0.01;
+/// The account's first stake, and the most it holds, in plain steps: what a change for the worse can cost before it is noticed.
+const CREDIT: [f64; 2] = [6.0, 16.0];
+/// Seconds that taking prompts through the draft head may be in advance of what drafts have won.
+const ADVANCE: f64 = 5.0;
+/// Steps in which everybody drafts, to see how it goes.
+const BURST: u32 = 8;
+/// Plain steps that are needed to say how long one takes.
+const PLAIN_MIN: u32 = 4;
+/// Steps that checked drafts, needed to say the same of them; before, the plan's estimate serves.
+const CHECKING_MIN: u32 = 8;
+/// Before, none of them is taken to have cost more than so many times the estimate: it was interrupted.
+const INTERRUPTED: f64 = 2.0;
+/// Checking steps between two looks at plain ones, and how many of those are taken.
+const PROBE_EVERY: u32 = 64;
 /// See [`PROBE_EVERY`].
 const PROBE_STEPS: u32 = 2;
-/// Steps before anything is concluded.
-const STEPS_MIN: u32 = 16;
-/// A batch speculates as long as it is not slower than this share of plain speed.
-const SPEED_MIN: f64 = 0.98;
-/// Batches are compared with those of the same power of two.
+/// Steps of silence after the draft head has failed.
+const SILENCE: u32 = 256;
+/// Times are compared among batches of the same power of two.
 const BUCKETS: usize = 18;
+
+/// How many drafts a checking step gets right, newer ones counting more.
+#[derive(Clone, Copy, Debug, Default)]
+struct Acceptance {
+    checked: f64,
+    hits: f64,
+}
+
+impl Acceptance {
+    /// Counts of a sequence, and of all, before they are halved.
+    const OF_ONE: f64 = 16.0;
+    const OF_ALL: f64 = 256.0;
+    /// Checks that an expectation is worth.
+    const WEIGHT: f64 = 4.0;
+
+    fn check(&mut self, most: f64) {
+        if self.checked >= most {
+            (self.checked, self.hits) = (self.checked / 2.0, self.hits / 2.0);
+        }
+        self.checked += 1.0;
+    }
+
+    /// What is seen next is to count as much as all before it.
+    fn doubt(&mut self, next: f64) {
+        let share = (next / self.checked).min(1.0);
+        (self.checked, self.hits) = (self.checked * share, self.hits * share);
+    }
+
+    /// Hits a check, where `expected` was expected before anything was seen.
+    fn estimate(&self, expected: f64) -> f64 {
+        (Self::WEIGHT * expected + self.hits) / (Self::WEIGHT + self.checked)
+    }
+}
 
 /// Speculation of one sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Drafting {
     /// The request forbids it, or there is no draft head.
     off: bool,
-    checked: u32,
-    hits: u32,
-    paused_until: usize,
-    pause: usize,
+    seen: Acceptance,
     /// Drafts that were checked, over its whole life.
     pub drafted: u32,
     /// Drafts that were right.
@@ -39,54 +80,44 @@ pub(crate) struct Drafting {
 impl Drafting {
     /// Nothing drafted yet.
     pub fn new(wanted: bool) -> Self {
-        Self { off: !wanted, pause: SEQ_PAUSE[0], ..Self::default() }
-    }
-
-    /// Whether it drafts after its `tokens`-th token.
-    pub fn wants(&self, tokens: usize) -> bool {
-        !self.off && tokens >= self.paused_until
+        Self { off: !wanted, ..Self::default() }
     }
 
     /// Counts `drafted` drafts that are being checked.
     pub fn check(&mut self, drafted: usize) {
         self.drafted += drafted as u32;
-        self.checked += 1;
+        self.seen.check(Acceptance::OF_ONE);
     }
 
     /// Counts a draft that was right.
     pub fn hit(&mut self) {
         self.accepted += 1;
-        self.hits += 1;
-    }
-
-    /// Decides, now and then, whether to pause. `break_even` is what a checking step must accept to be worth its while; none if
-    /// nothing is ever to be paused.
-    pub fn judge(&mut self, break_even: Option<f64>, tokens: usize) {
-        let Some(break_even) = break_even else { return };
-        if self.checked < WINDOW {
-            return;
-        }
-        if f64::from(self.hits) < break_even * f64::from(self.checked) {
-            self.paused_until = tokens + self.pause;
-            self.pause = (self.pause * 2).min(SEQ_PAUSE[1]);
-        } else {
-            self.pause = SEQ_PAUSE[0];
-        }
-        (self.checked, self.hits) = (0, 0);
+        self.seen.hits += 1.0;
     }
 }
 
-/// A mean that forgets.
+/// Samples that a [`Median`] is taken of.
+const RECENT: usize = 16;
+
+/// The median of the newest samples: a step that the system interrupted says nothing about what it costs.
 #[derive(Clone, Copy, Debug, Default)]
-struct Mean {
-    value: f64,
+struct Median {
+    recent: [f64; RECENT],
     samples: u32,
 }
 
-impl Mean {
+impl Median {
     fn add(&mut self, sample: f64) {
+        self.recent[self.samples as usize % RECENT] = sample;
         self.samples += 1;
-        self.value += (sample - self.value) / f64::from(self.samples.min(STEPS_MIN));
+    }
+
+    /// Zero of none.
+    fn value(&self) -> f64 {
+        let count = (self.samples as usize).min(RECENT);
+        let mut sorted = self.recent;
+        sorted[..count].sort_unstable_by(f64::total_cmp);
+        (sorted[count.saturating_sub(1) / 2] + sorted[count / 2]) / 2.0
     }
 }
 
@@ -94,15 +125,41 @@ impl Mean {
 #[derive(Clone, Copy, Debug, Default)]
 struct Batch {
     /// Seconds of a plain step.
-    plain: Mean,
+    plain: Median,
     /// Seconds of a step that checked drafts, the draft passes after it included.
-    checking: Mean,
-    /// Tokens a sequence gained in such a step.
-    gain: Mean,
+    checking: Median,
     since_probe: u32,
     probes: u32,
-    paused: u32,
-    pause: u32,
+}
+
+impl Batch {
+    fn known(&self) -> bool {
+        self.checking.samples >= CHECKING_MIN
+    }
+
+    /// Seconds of a plain step. None takes longer than one that checks drafts besides.
+    fn plain(&self) -> f64 {
+        let plain = self.plain.value();
+        if self.known() { plain.min(self.checking.value()) } else { plain }
+    }
+
+    /// Plain steps that a checking one takes.
+    fn cost(&self, planned: f64) -> f64 {
+        if self.known() { self.checking.value() / self.plain().max(f64::MIN_POSITIVE) } else { planned }
+    }
+
+    /// Seconds that a checking step is charged.
+    fn charge(&self, seconds: f64, planned: f64) -> f64 {
+        if self.known() { self.checking.value() } else { seconds.min(INTERRUPTED * planned * self.plain()) }
+    }
+
+    /// Counts a checking step; after enough of them plain ones are looked at again.
+    fn checked(&mut self) {
+        self.since_probe += 1;
+        if self.since_probe >= PROBE_EVERY {
+            (self.since_probe, self.probes) = (0, PROBE_STEPS);
+        }
+    }
 }
 
 /// What a step did, for [`Pace::observe`].
@@ -123,12 +180,21 @@ pub(crate) struct Done {
 }
 
 /// What the next step is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Next {
     /// Check the drafts there are; otherwise they are dropped.
     pub check: bool,
     /// Draft after it.
     pub draft: bool,
+    /// Take prompts through the draft head.
+    pub fill: bool,
+    /// What a checking step of a sequence must be expected to get right for it to be drafted for.
+    hits_min: f64,
+}
+
+impl Next {
+    /// Without the draft head.
+    pub const PLAIN: Self = Self { check: false, draft: false, fill: false, hits_min: f64::INFINITY };
 }
 
 /// Speculation of the whole engine.
@@ -138,12 +204,37 @@ pub(crate) struct Pace {
     /// Seconds of a checking step over those of a plain one, as the plan sees it.
     planned_cost: f64,
     batches: [Batch; BUCKETS],
+    /// Of all sequences: what is expected of a new one.
+    seen: Acceptance,
+    /// Seconds won, over those lost; none before a plain step has been timed.
+    credit: Option<f64>,
+    /// The same of prompts' way through the draft head.
+    prompts: f64,
+    /// The account has not been overdrawn since it last could pay for a burst.
+    open: bool,
+    /// Seconds that may be spent on trying.
+    allowance: f64,
+    /// Steps of a burst that are left.
+    trying: u32,
+    silent: u32,
 }
 
 impl Pace {
     /// Nothing measured yet. `adaptive`: pause at all.
     pub fn new(adaptive: bool, planned_cost: f64) -> Self {
-        Self { adaptive, planned_cost, batches: [Batch { pause: BATCH_PAUSE[0], ..Batch::default() }; BUCKETS] }
+        let (batches, seen) = ([Batch::default(); BUCKETS], Acceptance::default());
+        Self {
+            adaptive,
+            planned_cost,
+            batches,
+            seen,
+            credit: None,
+            prompts: ADVANCE,
+            open: true,
+            allowance: 0.0,
+            trying: BURST,
+            silent: 0,
+        }
     }
 
     fn bucket(decodes: usize) -> usize {
@@ -153,142 +244,87 @@ impl Pace {
     /// What a step of `decodes` decoding sequences is to do.
     pub fn next(&self, decodes: usize) -> Next {
         let batch = &self.batches[Self::bucket(decodes)];
-        let paused = self.adaptive && batch.paused > 0;
-        let probe = self.adaptive && batch.probes > 0;
-        Next { check: !paused && !probe, draft: !paused }
+        if self.silent > 0 {
+            return Next::PLAIN;
+        }
+        if !self.adaptive {
+            return Next { check: true, draft: true, fill: true, hits_min: 0.0 };
+        }
+        let cost = batch.cost(self.planned_cost);
+        let hits_min = if self.trying > 0 { 0.0 } else { (cost - 1.0).max(0.0) };
+        // Who comes shortly before a burst is to be ready for it.
+        let soon = self.allowance >= 0.75 * self.burst(cost, batch.plain());
+        let fill = self.prompts >= 0.0 && (soon || self.expected() >= hits_min);
+        // The last of the plain steps drafts for the one behind it.
+        let draft = self.open && batch.plain.samples >= PLAIN_MIN && batch.probes <= 1;
+        Next { check: batch.probes == 0, draft, fill, hits_min }
     }
 
-    /// What a checking step of one sequence must accept to be worth its while; none if nothing is ever paused.
-    pub fn break_even(&self, decodes: usize) -> Option<f64> {
-        let batch = &self.batches[Self::bucket(decodes)];
-        let measured = batch.plain.samples >= PROBE_STEPS && batch.checking.samples >= STEPS_MIN;
-        let cost = if measured { batch.checking.value / batch.plain.value } else { self.planned_cost };
-        self.adaptive.then_some((cost - 1.0).max(0.0))
+    /// Whether a sequence is to be drafted for.
+    pub fn drafts(&self, next: Next, drafting: &Drafting) -> bool {
+        next.draft && !drafting.off && drafting.seen.estimate(self.expected()) >= next.hits_min
+    }
+
+    /// Hits of a sequence's check before it is known.
+    fn expected(&self) -> f64 {
+        // Before anything is known of any: a draft is as likely right as wrong.
+        self.seen.estimate(0.5)
+    }
+
+    /// Seconds that a burst may lose.
+    fn burst(&self, cost: f64, plain: f64) -> f64 {
+        f64::from(BURST) * (cost.max(self.planned_cost) - 1.0).max(STAKE) * plain
+    }
+
+    /// Counts a sequence's check, and how many of its drafts were right.
+    pub fn checked(&mut self, hits: usize) {
+        self.seen.check(Acceptance::OF_ALL);
+        self.seen.hits += hits as f64;
     }
 
     /// Takes a step in.
     pub fn observe(&mut self, done: &Done) {
-        if done.decodes == 0 || done.prompt_rows > 0 || !self.adaptive {
+        self.silent = self.silent.saturating_sub(1);
+        if !self.adaptive {
+            return;
+        }
+        if done.decodes == 0 || done.prompt_rows > 0 {
+            // Where prompts are computed, drafts ride along and nothing can be said of what they cost.
+            let rows = (done.prompt_rows + done.decodes).max(1) as f64;
+            let filling = done.draft_seconds * done.prompt_rows as f64 / rows;
+            self.prompts = (self.prompts + STAKE * done.seconds - filling).min(ADVANCE);
             return;
         }
         let batch = &mut self.batches[Self::bucket(done.decodes)];
-        if batch.paused > 0 {
-            batch.paused -= 1;
-            if batch.paused == 0 {
-                // A fresh look.
-                (batch.checking, batch.gain) = (Mean::default(), Mean::default());
-            }
-        }
-        if done.drafts == 0 {
+        let won = if done.drafts == 0 {
             batch.plain.add(done.seconds - done.draft_seconds);
             batch.probes = batch.probes.saturating_sub(1);
-            return;
-        }
-        batch.checking.add(done.seconds);
-        batch.gain.add(done.tokens as f64 / done.decodes as f64);
-        batch.since_probe += 1;
-        let probe_after = if batch.plain.samples < PROBE_STEPS { STEPS_MIN } else { PROBE_EVERY };
-        if batch.since_probe >= probe_after {
-            (batch.since_probe, batch.probes) = (0, PROBE_STEPS);
-        }
-        if batch.checking.samples < STEPS_MIN || batch.plain.samples < PROBE_STEPS || batch.paused > 0 {
-            return;
-        }
-        if batch.gain.value * batch.plain.value < SPEED_MIN * batch.checking.value {
-            batch.paused = batch.pause;
-            batch.pause = (batch.pause * 2).min(BATCH_PAUSE[1]);
-        } else if batch.checking.samples >= 4 * STEPS_MIN {
-            batch.pause = BATCH_PAUSE[0];
+            STAKE * batch.plain() - done.draft_seconds
+        } else {
+            batch.checking.add(done.seconds);
+            batch.checked();
+            self.trying = self.trying.saturating_sub(1);
+            let worth = batch.plain() * done.tokens as f64 / done.decodes as f64;
+            worth - batch.charge(done.seconds, self.planned_cost)
+        };
+        let (plain, cost) = (batch.plain(), batch.cost(self.planned_cost));
+        let burst = self.burst(cost, plain);
+        let credit = (self.credit.unwrap_or(CREDIT[0] * plain) + won).min(CREDIT[1] * plain);
+        self.open = credit >= burst.min(CREDIT[0] * plain) || (self.open && credit >= 0.0);
+        self.credit = Some(credit);
+        self.prompts = (self.prompts + won).min(ADVANCE);
+        self.allowance = (self.allowance + STAKE * plain).min(burst);
+        if self.trying == 0 && self.allowance >= burst {
+            (self.trying, self.allowance) = (BURST, 0.0);
+            self.seen.doubt(f64::from(BURST) / 2.0);
         }
     }
 
     /// Nobody drafts for a while: the head failed.
-    pub fn pause_all(&mut self) {
-        self.adaptive = true;
-        for batch in &mut self.batches {
-            batch.paused = batch.pause;
-        }
+    pub fn fall_silent(&mut self) {
+        self.silent = SILENCE;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Runs `steps` steps of a machine on which checking costs `cost` plain steps and gains `gain` tokens; returns its speed
-    /// over that of plain steps alone.
-    fn speed(cost: f64, gain: f64, steps: usize) -> f64 {
-        let mut pace = Pace::new(true, 1.2);
-        let (mut seconds, mut tokens) = (0.0, 0.0);
-        let mut drafts_there = false;
-        for _ in 0..steps {
-            let next = pace.next(4);
-            let checks = next.check && drafts_there;
-            drafts_there = next.draft;
-            let (took, won) = if checks { (cost, gain) } else { (1.0, 1.0) };
-            let draft_seconds = if next.draft && !checks { 0.2 } else { 0.0 };
-            let done = Done {
-                decodes: 4,
-                drafts: if checks { 4 } else { 0 },
-                tokens: (4.0 * won) as usize,
-                seconds: took + draft_seconds,
-                draft_seconds,
-                ..Done::default()
-            };
-            pace.observe(&done);
-            seconds += done.seconds;
-            tokens += won;
-        }
-        tokens / seconds
-    }
-
-    #[test]
-    fn speculation_that_costs_more_than_it_wins_stops() {
-        for (cost, gain) in [(1.3, 1.0), (2.0, 1.5), (1.6, 1.25), (4.0, 2.0)] {
-            let speed = speed(cost, gain, 20_000);
-            assert!(speed > 0.98, "a cost of {cost} for {gain} tokens: {speed}");
-        }
-    }
-
-    #[test]
-    fn speculation_that_wins_goes_on() {
-        for (cost, gain) in [(1.3, 1.75), (1.1, 1.5), (2.0, 3.0)] {
-            let speed = speed(cost, gain, 20_000);
-            assert!(speed > 0.98 * gain / cost, "a cost of {cost} for {gain} tokens: {speed}");
-        }
-    }
-
-    fn check(drafting: &mut Drafting, drafted: usize, hits: usize, break_even: Option<f64>, tokens: usize) {
-        drafting.check(drafted);
-        (0..hits).for_each(|_| drafting.hit());
-        drafting.judge(break_even, tokens);
-    }
-
-    #[test]
-    fn a_sequence_that_misses_pauses_longer_and_longer_and_tries_again() {
-        let mut drafting = Drafting::new(true);
-        let (mut tokens, mut checked) = (0, Vec::new());
-        for _ in 0..5000 {
-            tokens += 1;
-            if drafting.wants(tokens) {
-                check(&mut drafting, 1, 0, Some(0.2), tokens);
-                checked.push(tokens);
-            }
-        }
-        assert!(checked.len() < 16 * 10, "{} of 5000", checked.len());
-        assert!(*checked.last().unwrap() > 3000, "it tries again");
-        let mut good = Drafting::new(true);
-        (0..5000).for_each(|t| check(&mut good, 1, usize::from(t % 2 == 0), Some(0.2), t));
-        assert!(good.wants(5001) && good.paused_until == 0);
-        assert!(!Drafting::new(false).wants(7));
-    }
-
-    #[test]
-    fn without_a_break_even_nothing_pauses() {
-        let mut drafting = Drafting::new(true);
-        (0..5000).for_each(|t| check(&mut drafting, 4, 0, None, t));
-        assert!(drafting.wants(5000));
-        assert_eq!((drafting.drafted, drafting.accepted), (20_000, 0));
-        assert_eq!(Pace::new(false, 9.0).break_even(3), None);
-    }
-}
+mod tests;

@@ -10,19 +10,19 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
-use plimsoll_memory::{Component, Ledger, OutOfMemory, Region, heap};
+use plimsoll_memory::{Canary, Component, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
 use crate::accounts::{Accounts, engine_bytes, sampler_bytes, table_bytes};
 use crate::berth::Berth;
 use crate::delivery::SharedTokenizer;
-use crate::governor::watch;
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, Line, PlanError};
 use crate::sampling::{Sampler, SamplerError};
 use crate::sizing::{CpuGenerations, Generation, profile_config};
+use crate::watch::watch;
 use crate::worker::{Parts, Worker};
 
 /// Why an engine did not start.
@@ -104,8 +104,13 @@ impl Host {
             plimsoll_memory::Bytes(binding.bytes),
             plimsoll_memory::Bytes(peers)
         );
-        let line =
-            Line { bytes: limits.effective.saturating_sub(peers), source, chosen: options.memory_budget.is_some() };
+        let line = Line {
+            bytes: limits.effective.saturating_sub(peers),
+            source,
+            chosen: options.memory_budget.is_some(),
+            peers,
+            remedy: binding.remedy,
+        };
         let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
         let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa.unwrap_or_else(Isa::detect));
         Ok(Self { line, threads, isa, root, limits, lease_dir: None })
@@ -141,8 +146,8 @@ impl Ballast {
         // Another engine of this process has a canary, which does as well.
         let own = !heap::armed();
         if own {
-            match Region::map(&LEDGER, Component::Canary, BALLAST_BYTES, true) {
-                Ok(region) => drop(heap::arm(region)),
+            match Canary::map(&LEDGER, BALLAST_BYTES) {
+                Ok(canary) => drop(heap::arm(canary)),
                 Err(error) => tracing::debug!(%error, "no ballast for this start"),
             }
         }
@@ -150,7 +155,7 @@ impl Ballast {
     }
 
     /// The engine stands: from here on `canary` is what the heap keeps.
-    fn replace(mut self, canary: Region) -> Self {
+    fn replace(mut self, canary: Canary) -> Self {
         drop(heap::arm(canary));
         self.own = true;
         self
@@ -331,7 +336,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     let Generation { runner, cache, canary } = generation;
     let canary = match canary {
         Some(canary) => canary,
-        None => Region::map(&ledger, Component::Canary, ledger.row(Component::Canary).planned, true)?,
+        None => Canary::map(&ledger, ledger.row(Component::Canary).planned)?,
     };
     ledger.seal();
     let (built, wait) = channel();

@@ -17,6 +17,7 @@ use plimsoll_text::Tokenizer;
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
+use crate::progress::Phase;
 use crate::request::{Limits, Request};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
@@ -42,6 +43,8 @@ pub enum Step {
     Pooled(Vec<f32>),
     /// Ends the request with an error.
     Fail(String),
+    /// Ends the request because memory ran short.
+    RunShort,
     /// Ends the whole engine: every request's outbox is dropped as it is.
     StopEngine,
 }
@@ -54,6 +57,8 @@ pub type Script = Box<dyn Iterator<Item = Step> + Send>;
 pub struct Observed {
     /// Every request that arrived, in order.
     pub requests: Mutex<Vec<Request>>,
+    /// Requests whose output had to have a form.
+    pub constrained: AtomicU64,
     /// Requests that are being answered.
     pub active: AtomicU64,
     /// Requests whose reader went away before the end.
@@ -267,9 +272,11 @@ impl Engine {
             let reports: Vec<_> = request.prompt.iter().enumerate().map(own).collect();
             arrival.outbox.push(|delta| delta.prompt_logprobs = reports);
         }
+        self.observed.constrained.fetch_add(arrival.room.constraint.is_some().into(), Ordering::AcqRel);
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(arrival.request.clone());
         }
+        arrival.outbox.progress().stands(Phase::Prefill, 0, 0, 0);
         self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0 });
     }
 
@@ -296,6 +303,7 @@ impl Engine {
         let running = self.active.len() as u64;
         observed.active.store(running, Ordering::Release);
         self.shared.status.running.store(running, Ordering::Release);
+        self.shared.cached.asked().into_iter().for_each(|asked| self.shared.cached.done(asked));
         self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
         self.shared.status.turns.fetch_add(1, Ordering::AcqRel);
         let progress = self.epoch.elapsed().as_millis() as u64;
@@ -313,6 +321,9 @@ impl Active {
             return Outcome::Goes;
         };
         let outbox = &mut self.arrival.outbox;
+        if let Step::Token(..) = step {
+            outbox.progress().stands(Phase::Decode, 0, 0, 0);
+        }
         match step {
             Step::Wait(time) => self.due = now + time,
             Step::Cached(tokens) => outbox.push(|delta| delta.cached_tokens = tokens),
@@ -344,6 +355,10 @@ impl Active {
             }
             Step::Fail(message) => {
                 outbox.push(|delta| delta.error = Some(message));
+                return Outcome::Ends;
+            }
+            Step::RunShort => {
+                outbox.last_words("memory ran short", true);
                 return Outcome::Ends;
             }
             Step::StopEngine => return Outcome::Stops,

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_device::DeviceError;
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_memory::{Component, Region, heap};
+use plimsoll_memory::heap;
 
 use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
@@ -24,6 +24,8 @@ use crate::governor::{Governor, Rung};
 use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
 use crate::pooling::Pooling;
+use crate::progress::Phase;
+use crate::room::Failure;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::{Newcomer, Pooled, Scheduler, Seq, Share, StepLimits};
@@ -69,8 +71,6 @@ pub(crate) struct Worker<R> {
     governor: Governor,
     /// Readings of the machine that were acted upon.
     readings: u64,
-    /// Canaries the heap had given up when this was last looked at.
-    canaries: u64,
     /// Pages on their way back to the system, reused.
     evicted: Vec<u32>,
     /// Pages are resident only while they are used.
@@ -105,6 +105,7 @@ struct Stopped(Arc<Shared>);
 impl Drop for Stopped {
     fn drop(&mut self) {
         self.0.stopped.store(true, Release);
+        self.0.cached.wake();
     }
 }
 
@@ -164,7 +165,6 @@ impl<R: Runner> Worker<R> {
             arrived: 0,
             governor: Governor::default(),
             readings: 0,
-            canaries: heap::canaries_released(),
             evicted: Vec::with_capacity(pages),
             elastic,
             trim: Trim::new(),
@@ -201,7 +201,12 @@ impl<R: Runner> Worker<R> {
 
     /// One round without waiting: arrivals, a step, the governor, memory that is free. A panic costs the requests in flight.
     pub fn round(&mut self) {
+        let clear = self.shared.cached.asked();
         let round = catch_unwind(AssertUnwindSafe(|| {
+            if clear.is_some() {
+                self.cache.borrow_mut().clear();
+                self.give_pages_back();
+            }
             while let Ok(arrival) = self.arrivals.try_recv() {
                 self.accept(arrival);
             }
@@ -219,6 +224,7 @@ impl<R: Runner> Worker<R> {
             self.start_over();
         }
         self.refresh_status();
+        clear.into_iter().for_each(|asked| self.shared.cached.done(asked));
     }
 
     /// Forgets all state that may be half changed. Requests wait again and are computed anew, with the same bits; if that is of
@@ -256,16 +262,30 @@ impl<R: Runner> Worker<R> {
             Due::Nothing => return,
             Due::Free => {}
             Due::All => {
-                self.cache.borrow().assert_at_rest();
+                self.check_at_rest();
                 if self.elastic {
                     self.cache.borrow_mut().evict_idle(&mut self.evicted);
-                    self.shared.metrics.evicted_pages.inc_by(self.evicted.len() as u64);
                 }
             }
         }
         self.shared.metrics.trims.inc();
         self.shared.trim.store(true, Release);
         self.give_pages_back();
+    }
+
+    /// I4: what is missing when nothing runs will never be given back by anybody. It is said and counted, and all tables are made
+    /// anew, which costs cached prefixes and nothing else.
+    fn check_at_rest(&mut self) {
+        let Some(missing) = self.cache.borrow().missing_at_rest() else { return };
+        let (pages_total, slots_total) = {
+            let cache = self.cache.borrow();
+            (cache.pool.total(), cache.states.as_ref().map_or(0, |states| states.total()))
+        };
+        let (pages, slots) = (missing.pages, missing.slots);
+        tracing::error!(pages, pages_total, slots, slots_total, "lost: nothing runs and somebody still holds them");
+        self.shared.metrics.lost_pages.inc_by(pages as u64);
+        self.shared.metrics.lost_slots.inc_by(slots as u64);
+        self.start_over();
     }
 
     /// In elastic mode: every free page's memory goes back to the system.
@@ -281,10 +301,9 @@ impl<R: Runner> Worker<R> {
     fn govern(&mut self) {
         let Some(reading) = self.shared.gauge.newer(&mut self.readings) else { return };
         let rung = self.governor.observe(&reading);
-        self.shared.gauge.stand(rung, &self.shared.metrics);
+        self.shared.gauge.stand(rung, &reading, &self.shared.metrics);
         if rung >= Rung::EvictPrefix {
             self.cache.borrow_mut().evict_idle(&mut self.evicted);
-            self.shared.metrics.evicted_pages.inc_by(self.evicted.len() as u64);
             self.runner.decommit(&self.evicted);
         }
         let prefill_rows = if rung >= Rung::SmallChunks { PAGE_TOKENS } else { usize::MAX };
@@ -292,28 +311,11 @@ impl<R: Runner> Worker<R> {
         let preempted = self.scheduler.ease(prefill_rows, running);
         self.shared.metrics.preemptions.inc_by(preempted);
         if rung >= Rung::Fail {
-            drop(heap::disarm());
+            heap::give_up_canary();
             if let Some(mut seq) = self.scheduler.give_up_newest() {
-                seq.work.fail("memory ran short on this machine; the newest request was given up");
+                tracing::warn!("the newest request is given up: memory ran short on this machine");
+                seq.work.fail(Failure::Memory);
                 self.shared.metrics.failed.inc();
-            }
-        }
-        self.keep_canary(rung);
-    }
-
-    /// Says that the canary was given up, and sets another aside once the machine is calm.
-    fn keep_canary(&mut self, rung: Rung) {
-        let released = heap::canaries_released();
-        if released > self.canaries {
-            tracing::error!("an allocation failed; the canary was given up for it");
-            self.shared.metrics.canaries.inc_by(released - self.canaries);
-            self.canaries = released;
-        }
-        let planned = self.shared.ledger.row(Component::Canary).planned;
-        if rung == Rung::Calm && planned > 0 && !heap::armed() {
-            match Region::restore_canary(&self.shared.ledger) {
-                Ok(canary) => drop(heap::arm(canary)),
-                Err(error) => tracing::debug!(%error, "no canary yet"),
             }
         }
     }
@@ -399,7 +401,9 @@ impl<R: Runner> Worker<R> {
     fn schedule(&mut self) -> Next {
         self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding()).count();
         let mut next = self.pace.next(self.decodes);
-        next.draft &= self.drafts_max > 0 && self.governor.rung() < Rung::SpeculationOff;
+        if self.governor.rung() >= Rung::SpeculationOff {
+            next = Next::PLAIN;
+        }
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
@@ -427,7 +431,7 @@ impl<R: Runner> Worker<R> {
         self.deliver();
         let drafting = Instant::now();
         if self.drafts_max > 0 {
-            self.draft(next.draft);
+            self.draft(next);
             self.observe_pace(began, drafting);
         }
         for share in &self.shares {
@@ -494,6 +498,13 @@ impl<R: Runner> Worker<R> {
     }
 
     fn refresh_status(&self) {
+        for seq in self.scheduler.running() {
+            let phase = if seq.decoding() { Phase::Decode } else { Phase::Prefill };
+            seq.work.progress().stands(phase, seq.computed, seq.pages.ids().len(), seq.states.held());
+        }
+        for seq in self.scheduler.waiting() {
+            seq.work.progress().stands(Phase::Waiting, 0, 0, 0);
+        }
         let status = &self.shared.status;
         let cache = self.cache.borrow();
         status.running.store(self.scheduler.running().len() as u64, Release);
@@ -501,6 +512,10 @@ impl<R: Runner> Worker<R> {
         status.pages_used.store(cache.pool.used() as u64, Release);
         status.pages_total.store(cache.pool.total() as u64, Release);
         status.pages_cached.store(cache.pool.idle() as u64, Release);
+        if let Some(index) = &cache.index {
+            status.prefix_cache.store(true, Release);
+            self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
+        }
         if let Some(states) = &cache.states {
             let (stats, metrics) = (states.stats(), &self.shared.metrics);
             status.slots_total.store(states.total() as u64, Release);

@@ -11,7 +11,14 @@ use plimsoll_engine::governor::{Reading, Rung};
 use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Refusal};
 
-const CALM: Reading = Reading { available: 1 << 40, untouched: 0, some_avg10: 0.0, full_avg10: 0.0 };
+const CALM: Reading = Reading {
+    available: 1 << 40,
+    untouched: 0,
+    above_plan: 1 << 30,
+    stall_room: 1 << 40,
+    some_avg10: 0.0,
+    full_avg10: 0.0,
+};
 const DIRE: Reading = Reading { available: 0, ..CALM };
 
 /// Shows the engine a reading and waits until it has acted: the rung is taken before the deed, so two looks are one deed.

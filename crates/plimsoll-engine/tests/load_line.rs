@@ -252,7 +252,7 @@ fn a_lone_configuration_of_a_large_model_is_answered_at_once() {
     let _alone = alone();
     let file = fixtures().join("../../tools/configs/llama-70b.json");
     let checkpoint = Checkpoint::open(&file).unwrap();
-    let line = Line { bytes: 200 << 30, source: "a machine that is not this one".into(), chosen: true };
+    let line = Line::of_budget(200 << 30, "a machine that is not this one");
     let answer = what_if(&checkpoint, &Options::default(), 64, &line, Load { users: 8, context: 8192 }).unwrap();
     // 80 layers x 8 heads x 128 x keys and values x 2 bytes = 320 KiB a token; 131.4 GiB of weights in bfloat16.
     assert!((150 << 30..153 << 30).contains(&answer.needed_bytes), "{answer:?}");

@@ -331,5 +331,5 @@ fn drafting_pauses_where_it_does_not_pay() {
         answer.drafts
     };
     let (drafted, accepted) = run(0);
-    assert!((16..120).contains(&drafted) && accepted == 0, "{drafted}");
+    assert!((4..120).contains(&drafted) && accepted == 0, "{drafted}");
 }

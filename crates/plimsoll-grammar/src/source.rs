@@ -23,6 +23,8 @@ pub enum Source {
     Lark(String),
     /// Tool calls.
     Calls(Calls),
+    /// Tool calls, or output of another form.
+    CallsOr(Calls, Box<Source>),
 }
 
 /// Tool calls that must be made.
@@ -68,23 +70,15 @@ impl Source {
         format!("{prefix}\u{0}{self:?}")
     }
 
-    /// As llguidance takes it, with fixed text before it.
+    /// As llguidance takes it, with fixed text before what is no call.
     pub(crate) fn grammar(&self, prefix: &str) -> Result<TopLevelGrammar, String> {
-        let start = if prefix.is_empty() { String::new() } else { format!("{} ", quote(prefix)) };
         let lark = match self {
-            Self::JsonObject => format!("start: {start}body\nbody: %json {}\n", schema(&json!({"type": "object"}))?),
-            Self::JsonSchema(value) => format!("start: {start}body\nbody: %json {}\n", schema(value)?),
-            Self::Regex(pattern) => format!("start: {start}BODY\nBODY: /{}/\n", escape_slashes(pattern)),
-            Self::Choice(all) if all.is_empty() => return Err("there is nothing to choose from".into()),
-            Self::Choice(all) => {
-                let texts: Vec<String> = all.iter().map(|text| quote(text)).collect();
-                format!("start: {start}body\nbody: {}\n", texts.join(" | "))
-            }
             Self::Lark(text) if prefix.is_empty() => text.clone(),
-            Self::Lark(_) => {
-                return Err("a grammar of one's own cannot be joined with this model's reply format".into());
+            Self::Calls(calls) => format!("start: calls\n{}", calls.lark()?),
+            Self::CallsOr(calls, other) => {
+                format!("start: calls | other\nother: {}{}", literal(prefix), other.lark()? + &calls.lark()?)
             }
-            Self::Calls(calls) => calls.lark(&start)?,
+            other => format!("start: {}{}", literal(prefix), other.lark()?),
         };
         if lark.len() > 2 * SOURCE_BYTES_MAX {
             return Err(format!(
@@ -95,14 +89,36 @@ impl Source {
         }
         Ok(TopLevelGrammar::from_lark(lark))
     }
+
+    /// The end of a rule, and the rules it needs.
+    fn lark(&self) -> Result<String, String> {
+        Ok(match self {
+            Self::JsonObject => format!("body\nbody: %json {}\n", schema(&json!({"type": "object"}))?),
+            Self::JsonSchema(value) => format!("body\nbody: %json {}\n", schema(value)?),
+            Self::Regex(pattern) => format!("BODY\nBODY: /{}/\n", escape_slashes(pattern)),
+            Self::Choice(all) if all.is_empty() => return Err("there is nothing to choose from".into()),
+            Self::Choice(all) => {
+                let texts: Vec<String> = all.iter().map(|text| quote(text)).collect();
+                format!("body\nbody: {}\n", texts.join(" | "))
+            }
+            Self::Lark(_) | Self::Calls(_) | Self::CallsOr(..) => {
+                return Err("a grammar of one's own cannot be joined with this model's reply format".into());
+            }
+        })
+    }
+}
+
+/// A text before something else.
+fn literal(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{} ", quote(text)) }
 }
 
 impl Calls {
-    fn lark(&self, start: &str) -> Result<String, String> {
+    /// The rule `calls`, and the rules it needs.
+    fn lark(&self) -> Result<String, String> {
         let style = &self.style;
-        let literal = |text: &str| if text.is_empty() { String::new() } else { format!("{} ", quote(text)) };
         let more = if self.several { format!("({}call)* ", literal(style.next)) } else { String::new() };
-        let mut lark = format!("start: {start}{}call {more}{}\n", literal(style.open), literal(style.close));
+        let mut lark = format!("calls: {}call {more}{}\n", literal(style.open), literal(style.close));
         let names: Vec<String> = (0..self.tools.len()).map(|i| format!("call_{i}")).collect();
         // Writing to a string cannot fail.
         let _ = writeln!(lark, "call: {}", names.join(" | "));

@@ -139,6 +139,47 @@ fn calls_have_their_format_and_their_arguments() {
 }
 
 #[test]
+fn calls_or_a_form() {
+    let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
+    let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": false});
+    let style = CallStyle {
+        open: "",
+        before: "<tool_call>\n{\"name\": \"",
+        between: "\", \"arguments\": ",
+        after: "}\n</tool_call>",
+        next: "\n",
+        close: "",
+    };
+    let tools = vec![Call { name: "weather".into(), parameters }];
+    let calls = Calls { tools, several: true, style };
+    let form = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
+    let source = Source::CallsOr(calls.clone(), Box::new(Source::JsonSchema(form)));
+    let guide = Guide::new(&grammars, Some(&source), "", None).unwrap();
+    let (mut called, mut formed) = (0, 0);
+    for seed in 0..60 {
+        let Some((_, text)) = walk(&guide, &tokenizer, seed, 400) else { continue };
+        match text.strip_prefix("<tool_call>") {
+            Some(call) => {
+                let first = call.split("</tool_call>").next().unwrap();
+                let call: Value = serde_json::from_str(first).unwrap_or_else(|error| panic!("{error}: {text}"));
+                assert_eq!(call["name"], "weather");
+                called += 1;
+            }
+            None => {
+                let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+                assert!(value["a"].is_boolean() && value.as_object().unwrap().len() == 1, "{text}");
+                formed += 1;
+            }
+        }
+    }
+    assert!(called > 0 && formed > 0, "{called} called, {formed} formed");
+    // A text before the form is no text before a call; a grammar of one's own has no place here.
+    Guide::new(&grammars, Some(&source), "final:", None).unwrap();
+    let own = Source::CallsOr(calls, Box::new(Source::Lark("start: \"x\"".into())));
+    assert!(Guide::new(&grammars, Some(&own), "", None).is_err());
+}
+
+#[test]
 fn thoughts_come_first_and_end_in_time() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
     let source = Source::Choice(vec!["yes".into(), "no".into()]);

@@ -27,6 +27,10 @@ pub enum Site {
     Detokenizer,
     /// Shaping an answer.
     Shape,
+    /// A page that is not given back.
+    LosePage,
+    /// A state slot that is not given back.
+    LoseSlot,
 }
 
 #[cfg(not(any(test, feature = "fault-injection")))]
@@ -82,6 +86,8 @@ mod armed {
     struct Counter {
         /// Which call fails; 0 for none.
         nth: AtomicU64,
+        /// How many calls fail from there on.
+        run: AtomicU64,
         /// Which calls count; 0 while disarmed, otherwise up to the owner.
         filter: AtomicU64,
         seen: AtomicU64,
@@ -90,10 +96,16 @@ mod armed {
 
     impl Counter {
         const fn new() -> Self {
-            Self { nth: AtomicU64::new(0), filter: AtomicU64::new(0), seen: AtomicU64::new(0), hit: AtomicU64::new(0) }
+            const ZERO: AtomicU64 = AtomicU64::new(0);
+            Self { nth: ZERO, run: AtomicU64::new(1), filter: ZERO, seen: ZERO, hit: ZERO }
         }
 
         fn arm(&self, filter: u64, nth: u64) {
+            self.arm_run(filter, nth, 1);
+        }
+
+        fn arm_run(&self, filter: u64, nth: u64, run: u64) {
+            self.run.store(run, Relaxed);
             self.seen.store(0, Relaxed);
             self.hit.store(0, Relaxed);
             self.nth.store(nth, Relaxed);
@@ -107,7 +119,9 @@ mod armed {
 
         fn fails(&self) -> bool {
             let nth = self.nth.load(Relaxed);
-            let fails = self.seen.fetch_add(1, Relaxed) + 1 == nth || nth == EVERY;
+            let call = self.seen.fetch_add(1, Relaxed) + 1;
+            let of_run = nth > 0 && call >= nth && call - nth < self.run.load(Relaxed);
+            let fails = of_run || nth == EVERY;
             self.hit.fetch_add(u64::from(fails), Relaxed);
             fails
         }
@@ -166,7 +180,12 @@ mod armed {
         PROCESS.arm(1, nth);
     }
 
-    /// Ends [`arm_process`].
+    /// The same for `run` calls in a row, from the `nth` on.
+    pub fn arm_process_run(nth: u64, run: u64) {
+        PROCESS.arm_run(1, nth, run);
+    }
+
+    /// Ends [`arm_process`] and [`arm_process_run`].
     pub fn disarm_process() -> Tally {
         PROCESS.disarm()
     }
@@ -235,8 +254,8 @@ mod armed {
 
 #[cfg(any(test, feature = "fault-injection"))]
 pub use armed::{
-    EVERY, Tally, arm_process, arm_regions, arm_site, arm_thread, asked, disarm_process, disarm_regions, disarm_site,
-    disarm_thread, region_bytes, site, under,
+    EVERY, Tally, arm_process, arm_process_run, arm_regions, arm_site, arm_thread, asked, disarm_process,
+    disarm_regions, disarm_site, disarm_thread, region_bytes, site, under,
 };
 #[cfg(any(test, feature = "fault-injection"))]
 pub(crate) use armed::{refuses_heap, refuses_region, region};

@@ -1,27 +1,32 @@
 //! The host heap, counted: a global allocator that wraps the system's and keeps two numbers.
 //!
 //! The binary installs it. It costs two relaxed atomic additions per call and lets the ledger say what the
-//! heap holds, and a test say that serving does not make it grow. When the system refuses, the canary in its keeping is
-//! given back and the call is tried once more, so that the failure can be handled instead of ending the process.
+//! heap holds, and a test say that serving does not make it grow. When the system refuses, a slice of the canary in its keeping is
+//! given back and the call is tried again, so that the failure can be handled instead of ending the process.
 //!
 //! Bytes are counted as the system's allocator lays them out ([`chunk_bytes`]), not as they were asked for: a token's report of
 //! eight bytes takes thirty-two, and a plan that says eight is not true.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
+use std::thread::Thread;
 
-use crate::{Region, faults};
+use crate::canary::SLICES;
+use crate::{Canary, OutOfMemory, faults};
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 /// The canary in the heap's keeping. Nobody allocates while holding the lock: a refused allocation takes it.
-static CANARY: Mutex<Option<Region>> = Mutex::new(None);
-/// Whether there is one; asked without the lock.
+static CANARY: Mutex<Option<Canary>> = Mutex::new(None);
+/// Whether there is one, and how many of its slices are missing; asked without the lock.
 static ARMED: AtomicBool = AtomicBool::new(false);
-static CANARIES_RELEASED: AtomicU64 = AtomicU64::new(0);
+static MISSING: AtomicUsize = AtomicUsize::new(0);
+static SLICES_RELEASED: AtomicU64 = AtomicU64::new(0);
+/// Who is woken when a slice was given up.
+static WATCHER: Mutex<Option<Thread>> = Mutex::new(None);
 
 /// What glibc's allocator takes for `bytes`: a header of one word, multiples of 16, never less than 32. Other allocators are
 /// within a few per cent of it for anything but the smallest sizes.
@@ -56,43 +61,114 @@ pub fn calls() -> u64 {
     CALLS.load(Relaxed)
 }
 
-/// Gives the heap a canary to release on the first failed allocation. Returns the one it had. Does not allocate.
-pub fn arm(canary: Region) -> Option<Region> {
-    let before = keeping().replace(canary);
+/// Gives the heap a canary, of which every refused allocation costs a slice. Returns the one it had. Does not allocate.
+pub fn arm(canary: Canary) -> Option<Canary> {
+    let mut keeping = keeping();
+    MISSING.store(SLICES - canary.left(), Relaxed);
     ARMED.store(true, Relaxed);
-    before
+    keeping.replace(canary)
 }
 
-/// Takes the canary back, if it is still there.
-pub fn disarm() -> Option<Region> {
+/// Takes the canary back, with the slices that it has left.
+pub fn disarm() -> Option<Canary> {
+    let mut keeping = keeping();
     ARMED.store(false, Relaxed);
-    keeping().take()
+    MISSING.store(0, Relaxed);
+    keeping.take()
 }
 
-/// Whether a canary is in the heap's keeping.
+/// Whether a canary is in the heap's keeping, however much is left of it.
 pub fn armed() -> bool {
     ARMED.load(Relaxed)
 }
 
-/// How often a failed allocation has cost the canary since the process started.
-pub fn canaries_released() -> u64 {
-    CANARIES_RELEASED.load(Relaxed)
+/// Slices of the canary that were given up and are not back yet; 0 without one.
+pub fn canary_missing() -> usize {
+    MISSING.load(Relaxed)
 }
 
-fn keeping() -> MutexGuard<'static, Option<Region>> {
+/// How many refused allocations have cost a slice of a canary since the process started.
+pub fn slices_released() -> u64 {
+    SLICES_RELEASED.load(Relaxed)
+}
+
+/// Gives all of the canary back to the system: there is nothing cheaper left to give.
+pub fn give_up_canary() {
+    if let Some(canary) = &mut *keeping() {
+        while canary.give().is_some() {}
+        MISSING.store(SLICES, Relaxed);
+    }
+}
+
+/// Brings one slice of the canary back if one is missing and `room` bytes would still be free where it needs them and as many
+/// again. Says whether all are there now.
+///
+/// # Errors
+/// When the system refuses.
+pub fn restore_canary(room: u64) -> Result<bool, OutOfMemory> {
+    let Some((ledger, bytes)) = keeping().as_ref().and_then(Canary::wants) else { return Ok(true) };
+    if bytes.saturating_mul(2) > room {
+        return Ok(false);
+    }
+    // Without the lock: an error takes words, and words take memory.
+    let slice = Canary::map_slice(&ledger, bytes)?;
+    let mut keeping = keeping();
+    let Some(canary) = &mut *keeping else { return Ok(true) };
+    let too_many = canary.put(&ledger, slice);
+    let left = canary.left();
+    MISSING.store(SLICES - left, Relaxed);
+    drop((keeping, too_many));
+    Ok(left == SLICES)
+}
+
+/// From now on this thread is unparked when a refused allocation has cost a slice.
+pub fn wake_me() {
+    let me = std::thread::current();
+    drop(watcher().replace(me));
+}
+
+fn keeping() -> MutexGuard<'static, Option<Canary>> {
     CANARY.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// After a refused call: gives the canary back to the system. False when there was none.
+fn watcher() -> MutexGuard<'static, Option<Thread>> {
+    WATCHER.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// After a refused call for `bytes`: gives a slice of the canary back to the system. False when there was none, or when a slice was
+/// given for this call before and all that is left could not make up for it.
 #[cold]
-fn release_canary() -> bool {
-    if !ARMED.swap(false, AcqRel) {
+fn release_canary(bytes: usize, again: bool) -> bool {
+    if !armed() {
         return false;
     }
-    let canary = keeping().take();
-    let released = canary.is_some();
-    CANARIES_RELEASED.fetch_add(u64::from(released), Relaxed);
+    let mut keeping = keeping();
+    let Some(canary) = &mut *keeping else { return false };
+    if again && bytes as u64 > canary.left_bytes() {
+        return false;
+    }
+    let released = canary.give().is_some();
+    MISSING.store(SLICES - canary.left(), Relaxed);
+    drop(keeping);
+    if released {
+        SLICES_RELEASED.fetch_add(u64::from(!again), Relaxed);
+        // Whoever registers at this moment looks at the canary anyway.
+        if let Ok(watcher) = WATCHER.try_lock() {
+            watcher.iter().for_each(Thread::unpark);
+        }
+    }
     released
+}
+
+/// Asks the system, and again after each slice of the canary that is given for it. `refused`: a test has the first one refused.
+fn insist(bytes: usize, refused: bool, mut ask: impl FnMut() -> *mut u8) -> *mut u8 {
+    let mut pointer = if refused { null_mut() } else { ask() };
+    let mut again = false;
+    while pointer.is_null() && release_canary(bytes, again) {
+        pointer = ask();
+        again = true;
+    }
+    pointer
 }
 
 /// Hands memory that was freed but is still kept by the system's allocator back to the system. Costs milliseconds.
@@ -118,17 +194,12 @@ fn grew(bytes: usize) {
     PEAK.fetch_max(now, Relaxed);
 }
 
-// SAFETY: every call is handed to the system allocator unchanged, a second time if the first was refused (in tests: by
-// `faults`, without asking the system) and a canary could be given up in between; only counters are kept beside it.
+// SAFETY: every call is handed to the system allocator unchanged, again if it was refused (in tests: by `faults`, without
+// asking the system) and a slice of the canary could be given up in between; only counters are kept beside it.
 unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let refused = faults::refuses_heap();
-        // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System`'s too.
-        let mut pointer = if refused { null_mut() } else { unsafe { System.alloc(layout) } };
-        if pointer.is_null() && release_canary() {
-            // SAFETY: as above; a refused call has changed nothing.
-            pointer = unsafe { System.alloc(layout) };
-        }
+        // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System`'s too; a refused call has changed nothing.
+        let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc(layout) });
         if !pointer.is_null() {
             grew(layout.size());
         }
@@ -142,13 +213,8 @@ unsafe impl GlobalAlloc for CountingHeap {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let refused = faults::refuses_heap();
         // SAFETY: as above.
-        let mut pointer = if refused { null_mut() } else { unsafe { System.alloc_zeroed(layout) } };
-        if pointer.is_null() && release_canary() {
-            // SAFETY: as above; a refused call has changed nothing.
-            pointer = unsafe { System.alloc_zeroed(layout) };
-        }
+        let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc_zeroed(layout) });
         if !pointer.is_null() {
             grew(layout.size());
         }
@@ -156,13 +222,8 @@ unsafe impl GlobalAlloc for CountingHeap {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let refused = faults::refuses_heap();
-        // SAFETY: as above.
-        let mut moved = if refused { null_mut() } else { unsafe { System.realloc(pointer, layout, size) } };
-        if moved.is_null() && release_canary() {
-            // SAFETY: as above; a refused call has left `pointer` as it was.
-            moved = unsafe { System.realloc(pointer, layout, size) };
-        }
+        // SAFETY: as above; a refused call has left `pointer` as it was.
+        let moved = insist(size, faults::refuses_heap(), || unsafe { System.realloc(pointer, layout, size) });
         if !moved.is_null() {
             shrank(layout.size());
             grew(size);

@@ -4,6 +4,7 @@
 //! **Architecture invariant:** this crate knows nothing of models, kernels or requests; it deals in bytes.
 
 pub mod bytes;
+pub mod canary;
 pub mod faults;
 pub mod heap;
 pub mod host;
@@ -15,6 +16,7 @@ pub mod sizing;
 pub mod step;
 
 pub use bytes::Bytes;
+pub use canary::Canary;
 pub use ledger::{Component, Ledger};
 pub use plan::{Plan, PlanLine};
 pub use region::{OutOfMemory, Region};

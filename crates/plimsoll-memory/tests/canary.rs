@@ -1,29 +1,43 @@
-//! The canary in the heap's keeping: the first allocation that the system refuses costs it, once, and the refusal can be handled.
+//! The canary in the heap's keeping: an allocation that the system refuses costs a slice of it, and the refusal can be handled.
 
 use std::sync::Arc;
 
-use plimsoll_memory::{Component, Ledger, Region, heap};
+use plimsoll_memory::canary::SLICES;
+use plimsoll_memory::{Canary, Component, Ledger, heap};
 
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
 
 /// One test: the canary is the process's.
 #[test]
-fn a_refused_allocation_costs_the_canary_and_is_an_error_not_an_abort() {
+fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     let ledger = Arc::new(Ledger::new());
     ledger.plan(Component::Canary, 1 << 20);
-    let canary = Region::map(&ledger, Component::Canary, 1 << 20, true).unwrap();
+    let canary = Canary::map(&ledger, 1 << 20).unwrap();
     assert!(heap::arm(canary).is_none() && heap::armed());
-    let refused = || Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err();
-    assert!(refused(), "half of the address space is not to be had");
-    assert!(!heap::armed());
-    assert_eq!((heap::canaries_released(), ledger.row(Component::Canary).committed), (1, 0));
-    assert!(refused(), "a second refusal finds none and costs nothing");
-    assert_eq!(heap::canaries_released(), 1);
+    let state = || (heap::slices_released(), heap::canary_missing(), ledger.row(Component::Canary).committed);
+    let slice = (1 << 20) / SLICES as u64;
+    for n in 1..=SLICES as u64 {
+        let refused = Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err();
+        assert!(refused, "half of the address space is not to be had");
+        assert_eq!(state(), (n, n as usize, (1 << 20) - n * slice), "one refusal, one slice");
+    }
+    assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err(), "and more cost nothing");
+    assert_eq!(state(), (SLICES as u64, SLICES, 0));
+    // They come back one at a time, and only where there is room for more than them.
+    assert_eq!(heap::restore_canary(2 * slice - 1), Ok(false));
+    assert_eq!(heap::canary_missing(), SLICES);
+    for missing in (0..SLICES).rev() {
+        assert_eq!(heap::restore_canary(2 * slice), Ok(missing == 0));
+        assert_eq!(heap::canary_missing(), missing);
+    }
+    assert_eq!(ledger.row(Component::Canary).committed, 1 << 20);
     // Growing what is there is refused in the same way, and leaves it as it was.
-    assert!(heap::arm(Region::restore_canary(&ledger).unwrap()).is_none());
     let mut list = vec![7u8; 100];
     assert!(list.try_reserve_exact(isize::MAX as usize - 200).is_err());
-    assert_eq!((list, heap::canaries_released(), heap::armed()), (vec![7; 100], 2, false));
-    assert!(heap::disarm().is_none());
+    assert_eq!((list, heap::canary_missing()), (vec![7; 100], 1));
+    heap::give_up_canary();
+    assert_eq!((heap::canary_missing(), ledger.row(Component::Canary).committed), (SLICES, 0));
+    assert!(heap::disarm().is_some());
+    assert_eq!((heap::canary_missing(), heap::armed(), heap::restore_canary(u64::MAX)), (0, false, Ok(true)));
 }

@@ -33,6 +33,8 @@ pub(crate) struct Outlet {
     /// White space that is content unless a call follows.
     space: String,
     after_call: bool,
+    /// A thought has gone out since somebody asked.
+    thought: bool,
 }
 
 impl Outlet {
@@ -50,10 +52,16 @@ impl Outlet {
         if text.is_empty() {
             return;
         }
+        self.thought = true;
         match self.events.last_mut() {
             Some(Event::Reasoning(last)) => last.push_str(text),
             _ => self.events.push(Event::Reasoning(text.to_owned())),
         }
+    }
+
+    /// Whether a thought has gone out since the last time.
+    pub fn take_thought(&mut self) -> bool {
+        std::mem::take(&mut self.thought)
     }
 
     pub fn content(&mut self, text: &str) {

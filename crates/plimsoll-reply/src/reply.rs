@@ -25,6 +25,9 @@ pub struct ReplyParser {
     format: Box<dyn Format>,
     outlet: Outlet,
     rest: String,
+    /// Bytes that were taken, and those up to the last that was a thought.
+    taken: usize,
+    thoughts_end: usize,
 }
 
 impl ReplyParser {
@@ -39,7 +42,14 @@ impl ReplyParser {
             (None, format) => (None, format),
         };
         let outlet = Outlet::new(spec.tools.is_some());
-        Self { splitter, format: format.unwrap_or_else(|| Box::new(Plain)), outlet, rest: String::new() }
+        Self {
+            splitter,
+            format: format.unwrap_or_else(|| Box::new(Plain)),
+            outlet,
+            rest: String::new(),
+            taken: 0,
+            thoughts_end: 0,
+        }
     }
 
     /// Takes more of the reply and adds what is certain now to `out`.
@@ -52,8 +62,17 @@ impl ReplyParser {
                     self.feed();
                 }
             }
+            self.taken += c.len_utf8();
+            if self.outlet.take_thought() {
+                self.thoughts_end = self.taken;
+            }
         }
         self.outlet.drain(out);
+    }
+
+    /// Where the last thought that is certain ends, in bytes of the reply; 0 if there is none.
+    pub fn thoughts_end(&self) -> usize {
+        self.thoughts_end
     }
 
     /// The reply has ended; adds what was held back.
@@ -64,6 +83,9 @@ impl ReplyParser {
         }
         self.format.finish(&mut self.outlet);
         self.outlet.finish();
+        if self.outlet.take_thought() {
+            self.thoughts_end = self.taken;
+        }
         self.outlet.drain(out);
     }
 

@@ -1,28 +1,30 @@
-//! The state all handlers share, the routes, and what every answer gets whatever its route.
+//! The state all handlers share, and the routes.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use futures_util::FutureExt;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{delete, get, post};
 use plimsoll_grammar::Grammars;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use tokio::sync::{Semaphore, watch};
 
-use crate::config::{Served, ServerConfig};
+use crate::config::{ARRIVING_BYTES, PARSED_FACTOR, Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
-use crate::limits::{ByteBudget, WorkBudget};
+use crate::limits::{ByteBudget, ReadBody, WorkBudget};
 use crate::metrics::Metrics;
 use crate::prompt::MAX_PROMPTS;
-use crate::{chat, completions, form, health, memory, metrics, models, pooled, tokenize};
+use crate::rates::Rates;
+use crate::responses::{self, store::ResponseStore};
+use crate::running::{self, Running};
+use crate::{
+    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, pooled, status, tokenize,
+};
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,10 +51,17 @@ pub(crate) struct App {
     pub bytes: Arc<ByteBudget>,
     pub metrics: Metrics,
     pub phase: watch::Sender<Phase>,
+    pub running: Arc<Running>,
+    pub rates: Rates,
+    pub started: Instant,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
     pub grammars: Arc<Grammars>,
+    pub responses: Arc<ResponseStore>,
     text_workers: Arc<Semaphore>,
+    /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
+    /// round.
+    parsing: WorkBudget,
     tokenizing: WorkBudget,
 }
 
@@ -66,14 +75,20 @@ impl App {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
+        let responses = ResponseStore::new(config.response_store_bytes);
         let grammars = form::grammars(&served, config.grammar_bytes);
         Ok(Arc::new(Self {
-            metrics: Metrics::new(&served.engine, &bytes, &grammars),
+            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses),
             grammars,
+            responses,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
+            parsing: WorkBudget::new(config.parsing_bytes_max()),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
             phase: watch::Sender::new(Phase::Serving),
+            running: Running::new(config.max_connections),
+            rates: Rates::new(config.rates),
+            started: Instant::now(),
             longest_token: longest_token.max(1) as u64,
             bytes,
             served,
@@ -156,6 +171,18 @@ impl App {
         }
     }
 
+    /// Runs the work that makes something of a body. It waits on its thread while others are at it, as long as together they might
+    /// take more than was planned for bodies that are being parsed.
+    pub async fn on_body<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: ReadBody,
+        work: impl FnOnce(&Self, ReadBody) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let app = Arc::clone(self);
+        let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
+        self.on_text_worker(move || app.parsing.with(parsed, || work(&app, body))).await
+    }
+
     /// Runs work on text (parsing, templates, tokenizing) on a blocking thread, a bounded number at once. A panic in it
     /// is this request's error.
     pub async fn on_text_worker<T: Send + 'static>(
@@ -188,7 +215,8 @@ impl App {
 impl ServerConfig {
     /// Refuses limits that contradict each other.
     fn check(&self) -> Result<(), ServeError> {
-        let least = self.max_body_bytes.saturating_mul(crate::config::BODY_FACTOR);
+        // Room for a body grows by an eighth.
+        let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
         if self.max_bytes_in_flight < least {
             return Err(ServeError::Config(format!(
                 "max_bytes_in_flight is {}, but one body of max_body_bytes needs {least}",
@@ -213,6 +241,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/embeddings", post(pooled::embeddings::handle))
         .route("/v1/rerank", post(pooled::rerank::handle))
         .route("/v1/score", post(pooled::score::handle))
@@ -223,9 +257,14 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/version", get(health::version))
         .route("/metrics", get(metrics::handle))
         .route("/v1/memory", get(memory::handle))
+        .route("/openapi.json", get(openapi::handle))
+        .route("/v1/status", get(status::handle))
+        .route("/v1/requests/{id}", delete(running::cancel))
+        .route("/v1/cache", get(cache::stats).delete(cache::clear))
+        .route("/v1/cache/clear", post(cache::clear))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&app), around))
+        .layer(from_fn_with_state(Arc::clone(&app), door::around))
         .with_state(app)
 }
 
@@ -238,29 +277,4 @@ async fn wrong_method(request: Request) -> ApiError {
     let message = format!("{} is not allowed at {}", request.method(), quote(request.uri().path()));
     let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message);
     ApiError { close: true, code: Some("method_not_allowed"), ..error }
-}
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Longest `x-request-id` that is echoed.
-const REQUEST_ID_BYTES: usize = 128;
-
-/// Echoes or makes up the request id, and counts the answer.
-async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let given = request.headers().get(&REQUEST_ID);
-    let id = match given {
-        Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
-            let message = format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
-            return ApiError { close: true, ..ApiError::invalid("x-request-id", message) }.into_response();
-        }
-        Some(id) => id.clone(),
-        None => HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req")),
-    };
-    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    // A panic while an answer is shaped costs this answer, not the connection and those behind it.
-    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-    let mut response = answer.unwrap_or_else(|_| app.panicked().into_response());
-    app.metrics.answered(path.as_deref().unwrap_or("other"), response.status().as_u16());
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
 }

@@ -7,7 +7,9 @@ use plimsoll_engine::{EngineHandle, Pooling};
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
+use crate::access::{ApiKeys, Origins};
 use crate::prompt::MAX_PROMPTS;
+use crate::rates::RateLimits;
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
@@ -101,9 +103,15 @@ pub struct ServerConfig {
     pub host: String,
     /// Port to listen on; 0 lets the system choose.
     pub port: u16,
+    /// The keys that open every route but `/health` and `/ready`; none leaves the server open.
+    pub api_keys: ApiKeys,
+    /// What each key, or on an open server each address, may take in a minute.
+    pub rates: RateLimits,
+    /// Origins whose scripts may read answers in a browser.
+    pub origins: Origins,
     /// Bytes of one request body.
     pub max_body_bytes: u64,
-    /// Bytes that all bodies, what is parsed from them and all unsent answers may hold together.
+    /// Bytes that all bodies, the prompts in them and all unsent answers may hold together.
     pub max_bytes_in_flight: u64,
     /// Open connections; the next one is told 503 and closed.
     pub max_connections: u32,
@@ -118,6 +126,8 @@ pub struct ServerConfig {
     pub max_tokenizing_bytes: u64,
     /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
     pub grammar_bytes: u64,
+    /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
+    pub response_store_bytes: u64,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -141,14 +151,18 @@ impl Default for ServerConfig {
         Self {
             host: "127.0.0.1".into(),
             port: 8000,
+            api_keys: ApiKeys::default(),
+            rates: RateLimits::default(),
+            origins: Origins::default(),
             max_body_bytes: 4 << 20,
-            max_bytes_in_flight: 32 << 20,
+            max_bytes_in_flight: 24 << 20,
             max_connections: 256,
             max_choices: 128,
             max_inputs: MAX_PROMPTS as u32,
             text_workers: 2,
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,
+            response_store_bytes: 8 << 20,
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),
@@ -173,8 +187,17 @@ pub(crate) const HEAD_BYTES: usize = 32 << 10;
 /// Kernel bytes for one direction of one connection (the kernel doubles what is asked for).
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 
-/// What a body byte may become while it is parsed: itself, its text, its token ids.
-pub(crate) const BODY_FACTOR: u64 = 4;
+/// What a connection's read buffer takes beyond its plan while a large body arrives: pieces of it are still shared with what is
+/// being copied. Measured: `tests/host_heap.rs`.
+pub(crate) const ARRIVING_BYTES: u64 = 64 << 10;
+
+/// Bytes of one event of a stream: what a piece of output ([`plimsoll_engine::backlog::DELTA_BYTES`]) becomes on its way to the
+/// connection's buffer, as JSON in a list that grew by doubling.
+const EVENT_BYTES: u64 = 2 * plimsoll_engine::backlog::DELTA_BYTES as u64;
+
+/// What a byte of a body may become while it is parsed: unescaped text in a list that grew by doubling, and a copy of it; or token
+/// ids. Measured: `tests/bodies.rs`.
+pub(crate) const PARSED_FACTOR: u64 = 3;
 
 impl ServerConfig {
     /// The most heap bytes that open connections take: buffers, task, parsed head, stream state.
@@ -182,13 +205,26 @@ impl ServerConfig {
         u64::from(self.max_connections) * (2 * CONNECTION_BUFFER_BYTES as u64 + CONNECTION_FIXED_BYTES)
     }
 
+    /// Bytes for bodies that are being parsed, all together: as much as the largest one takes.
+    pub(crate) fn parsing_bytes_max(&self) -> u64 {
+        PARSED_FACTOR * self.max_body_bytes
+    }
+
     /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
     pub fn heap_bytes_max(&self) -> u64 {
-        let connections = self.connection_bytes_max();
-        // Bodies, their parsed forms and whole answers: one budget, enforced byte by byte.
-        let in_flight = self.max_bytes_in_flight;
+        let connections = self.connection_bytes_max() + u64::from(self.max_connections) * EVENT_BYTES;
+        // Bodies, prompts and whole answers: one budget, enforced byte by byte. What is parsed at the moment: another.
+        let in_flight = self.max_bytes_in_flight + self.parsing_bytes_max();
         // Values a template makes on its way to a prompt, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
-        connections + in_flight + templates + self.max_tokenizing_bytes + self.grammar_bytes
+        let running = u64::from(self.max_connections) * crate::running::ENTRY_BYTES;
+        connections
+            + in_flight
+            + templates
+            + self.max_tokenizing_bytes
+            + self.grammar_bytes
+            + self.response_store_bytes
+            + running
+            + self.rates.heap_bytes_max(self.api_keys.len())
     }
 }

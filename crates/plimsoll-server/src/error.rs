@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::running::CANCELLED;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::Refusal;
@@ -79,6 +80,7 @@ impl ApiError {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
             status if status.is_server_error() => "server_error",
+            _ if self.code == Some(CANCELLED) => "request_cancelled_error",
             _ => "invalid_request_error",
         }
     }
@@ -113,9 +115,14 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        // For routes whose API spells errors differently.
+        response.extensions_mut().insert(self);
         response
     }
 }

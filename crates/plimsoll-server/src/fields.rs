@@ -64,6 +64,14 @@ impl<'a> Fields<'a> {
         serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&self.param(name), &error))
     }
 
+    /// Takes a field as `T` if it holds at most about `nodes_max` values.
+    pub fn take_few<T: Deserialize<'a>>(&mut self, name: &str, nodes_max: usize) -> ApiResult<Option<T>> {
+        if let Some((_, raw)) = self.left.iter().find(|(key, _)| key == name) {
+            check_nodes(&self.param(name), raw, nodes_max)?;
+        }
+        self.take(name)
+    }
+
     /// Takes a finite number.
     pub fn number(&mut self, name: &str) -> ApiResult<Option<f32>> {
         let Some(value) = self.take::<f64>(name)? else {
@@ -82,7 +90,7 @@ impl<'a> Fields<'a> {
             return Ok(None);
         };
         let param = self.param(name);
-        check_nodes(&param, raw)?;
+        check_nodes(&param, raw, MAX_NODES)?;
         serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&param, &error))
     }
 
@@ -120,8 +128,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Refuses JSON with more than [`MAX_NODES`] values, before any of it becomes a value.
-pub(crate) fn check_nodes(param: &str, raw: &RawValue) -> ApiResult<()> {
+/// Refuses JSON with more than about `nodes_max` values, before any of it becomes a value.
+pub(crate) fn check_nodes(param: &str, raw: &RawValue, nodes_max: usize) -> ApiResult<()> {
     let (mut nodes, mut in_string, mut escaped) = (1usize, false, false);
     for byte in raw.get().bytes() {
         match byte {
@@ -132,8 +140,8 @@ pub(crate) fn check_nodes(param: &str, raw: &RawValue) -> ApiResult<()> {
             _ => {}
         }
     }
-    if nodes > MAX_NODES {
-        let message = format!("{param} holds about {nodes} JSON values, more than the limit of {MAX_NODES}");
+    if nodes > nodes_max {
+        let message = format!("{param} holds about {nodes} JSON values, more than the limit of {nodes_max}");
         return Err(ApiError::invalid(param, message));
     }
     Ok(())

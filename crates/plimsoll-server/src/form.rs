@@ -6,6 +6,7 @@ use plimsoll_engine::constraint::Grammar;
 use plimsoll_grammar::{GrammarError, Grammars, Guide, Settings, Source, Thinking};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::app::App;
 use crate::config::Served;
@@ -92,37 +93,50 @@ fn response_format(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
     let json_schema = format.raw("json_schema");
     format.finish()?;
     match (kind.as_str(), json_schema) {
-        ("text", None) => Ok(None),
-        ("json_object", None) => Ok(Some(Source::JsonObject)),
-        ("json_schema", Some(raw)) => {
-            let mut fields = Fields::of("response_format.json_schema".into(), raw)?;
-            let named = fields.take::<String>("name")?;
-            fields.take::<String>("description")?;
-            // A form is kept to the letter, asked for or not.
-            fields.take::<bool>("strict")?;
-            let schema = schema(&mut fields, "schema")?;
-            fields.finish()?;
-            if named.is_none() {
-                let param = "response_format.json_schema.name";
-                return Err(ApiError::invalid(param, format!("{param} is missing")));
-            }
-            let param = "response_format.json_schema.schema";
-            schema
-                .map(|schema| Some(Source::JsonSchema(schema)))
-                .ok_or_else(|| ApiError::invalid(param, format!("{param} is missing")))
-        }
+        ("json_schema", Some(raw)) => named_schema(Fields::of("response_format.json_schema".into(), raw)?),
         ("json_schema", None) => {
             Err(ApiError::invalid("response_format.json_schema", "response_format.json_schema is missing"))
         }
+        (kind, None) => plain_format("response_format.type", kind),
         ("text" | "json_object", Some(_)) => {
             let message = format!("response_format.json_schema has no effect with type {kind}");
             Err(ApiError::invalid("response_format.json_schema", message))
         }
-        _ => {
-            let message = "response_format.type must be text, json_object or json_schema";
-            Err(ApiError::unsupported("response_format.type", message))
-        }
+        (kind, Some(_)) => plain_format("response_format.type", kind),
     }
+}
+
+/// The Responses API's `text.format`, which is chat's `response_format` with one level less.
+pub(crate) fn text_format(raw: &RawValue) -> ApiResult<Option<Source>> {
+    let mut format = Fields::of("text.format".into(), raw)?;
+    let kind = format.take::<String>("type")?.unwrap_or_default();
+    if kind == "json_schema" {
+        return named_schema(format);
+    }
+    format.finish()?;
+    plain_format("text.format.type", &kind)
+}
+
+fn plain_format(param: &str, kind: &str) -> ApiResult<Option<Source>> {
+    match kind {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(Source::JsonObject)),
+        _ => Err(ApiError::unsupported(param, format!("{param} must be text, json_object or json_schema"))),
+    }
+}
+
+/// A schema with its name and what else belongs to it.
+fn named_schema(mut fields: Fields<'_>) -> ApiResult<Option<Source>> {
+    let missing = |param: String| ApiError::invalid(&param, format!("{param} is missing"));
+    let (name, schema_param) = (fields.param("name"), fields.param("schema"));
+    let named = fields.take::<String>("name")?;
+    fields.take::<String>("description")?;
+    // A form is kept to the letter, asked for or not.
+    fields.take::<bool>("strict")?;
+    let schema = schema(&mut fields, "schema")?;
+    fields.finish()?;
+    named.ok_or_else(|| missing(name))?;
+    schema.map(|schema| Some(Source::JsonSchema(schema))).ok_or_else(|| missing(schema_param))
 }
 
 fn structured_outputs(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {

@@ -14,8 +14,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::app::{App, Phase, reached};
+use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::rates::Client;
 use crate::request_log::RequestLog;
+use crate::running::{CANCELLED, Ticket, cancelled};
 use crate::submit::{Draft, Started};
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
@@ -33,6 +36,7 @@ pub(crate) enum Event {
 
 enum News {
     Choice(Option<(usize, Delta)>),
+    Cancelled,
     Cut,
     Late,
 }
@@ -46,6 +50,8 @@ pub(crate) struct Generation {
     deadline: Option<Instant>,
     tally: Tally,
     log: RequestLog,
+    ticket: Option<Ticket>,
+    client: Option<Arc<Client>>,
 }
 
 impl Generation {
@@ -54,6 +60,10 @@ impl Generation {
         let prompt_tokens = draft.prompts.iter().map(|p| p.ids.len() as u64).sum();
         let n = draft.common.n as usize;
         let now = Instant::now();
+        let caller = Caller::current();
+        if let Some(client) = &caller.client {
+            client.charge(prompt_tokens);
+        }
         Self {
             app: Arc::clone(app),
             phase: app.phase.subscribe(),
@@ -66,7 +76,9 @@ impl Generation {
                 drafts: vec![(0, 0); readers.len()],
                 n,
             },
-            log: RequestLog::new(id, api, draft.common.stream, readers.len(), prompt_tokens),
+            client: caller.client.clone(),
+            log: RequestLog::new(app, id, api, readers.len(), prompt_tokens, caller).streaming(draft.common.stream),
+            ticket: started.ticket.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }
     }
@@ -77,14 +89,19 @@ impl Generation {
         let until = self.deadline.map_or(silence, |deadline| deadline.min(silence));
         let news = tokio::select! {
             biased;
+            () = cancellation(self.ticket.as_ref()) => News::Cancelled,
             next = self.choices.next() => News::Choice(next),
             () = reached(&mut self.phase, Phase::Cut) => News::Cut,
             () = sleep_until(until) => News::Late,
         };
         let event = match news {
+            News::Choice(Some((_, Delta { error: Some(message), retry: true, .. }))) => {
+                Event::Failed(ApiError::unavailable(message, 5))
+            }
             News::Choice(Some((_, Delta { error: Some(message), .. }))) => Event::Failed(self.failure(message)),
             News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
             News::Choice(None) => Event::Done,
+            News::Cancelled => Event::Failed(cancelled()),
             News::Cut => Event::Failed(self.cut()),
             News::Late => Event::Failed(self.late(until == silence)),
         };
@@ -109,13 +126,16 @@ impl Generation {
                 self.last_news = Instant::now();
                 self.tally.add(*choice, delta);
                 self.log.tokens(delta.tokens.len());
+                if let Some(client) = self.client.as_ref().filter(|_| !delta.tokens.is_empty()) {
+                    client.charge(delta.tokens.len() as u64);
+                }
             }
             Event::Done => self.log.ends("finished"),
             Event::Failed(error) => {
-                let reason = if error.status.is_server_error() { "failed" } else { "timeout" };
-                self.log.ends(reason);
+                self.log.ends(end_of(error));
                 // What still runs has nobody to read it.
                 self.choices.clear();
+                self.ticket = None;
             }
         }
     }
@@ -138,6 +158,24 @@ impl Generation {
             format!("the request did not finish within this server's limit of {} s", limit.as_secs_f32())
         };
         ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
+    }
+}
+
+/// Why a request that failed has ended, for the log and the metrics.
+fn end_of(error: &ApiError) -> &'static str {
+    match error.code {
+        Some(CANCELLED) => "cancelled",
+        Some("timeout") => "timeout",
+        Some("unavailable") => "shutdown",
+        _ => "failed",
+    }
+}
+
+/// Completes when somebody cancels the request.
+async fn cancellation(ticket: Option<&Ticket>) {
+    match ticket {
+        Some(ticket) => ticket.cancelled().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -22,15 +22,21 @@ impl Ids {
         format!("{prefix}-{:016x}{:016x}", self.next(), self.next())
     }
 
+    /// An id such as `msg_0123456789abcdef01234567`.
+    pub fn named(&self, prefix: &str) -> String {
+        format!("{prefix}_{:016x}{:08x}", self.next(), self.next() as u32)
+    }
+
     /// An id for a tool call: `call_…`, or nine characters where the model's template wants no more.
-    pub fn call(&self, short: bool) -> String {
-        if short {
-            let mut id = format!("{:016x}", self.next());
-            id.truncate(9);
-            id
-        } else {
-            format!("call_{:016x}{:08x}", self.next(), self.next() as u32)
-        }
+    pub fn call(&self, prefix: Option<&str>) -> String {
+        prefix.map_or_else(
+            || {
+                let mut id = format!("{:016x}", self.next());
+                id.truncate(9);
+                id
+            },
+            |prefix| self.named(prefix),
+        )
     }
 
     /// A client's cache salt as a number; never 0, which stands for no salt. Keyed, so that nobody can aim at a collision.

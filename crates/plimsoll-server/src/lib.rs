@@ -1,17 +1,22 @@
-//! The HTTP face of Plimsoll: OpenAI's API, embeddings and reranking, tokenize, health, metrics and the memory page.
+//! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
 //! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
-//! field by field, `chat` or `completions` turn it into engine requests (on a blocking thread, never on the event
+//! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `generation` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
+mod access;
+mod anthropic;
 mod app;
+mod cache;
+mod caller;
 mod chat;
 mod choices;
 mod completions;
 mod config;
+mod door;
 mod error;
 mod fields;
 mod form;
@@ -23,16 +28,24 @@ mod logprobs;
 mod memory;
 mod metrics;
 mod models;
+mod openapi;
 mod params;
 mod pooled;
 mod prompt;
+mod rates;
 mod request_log;
+mod responses;
+mod running;
 mod serve;
 mod socket;
 mod sse;
+mod status;
 mod submit;
 mod tokenize;
+mod turn;
 
+pub use access::{ApiKeys, Origins};
 pub use config::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
+pub use rates::RateLimits;
 pub use serve::{bind, serve};

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::config::{BODY_FACTOR, ServerConfig};
+use crate::config::{ARRIVING_BYTES, ServerConfig};
 use crate::error::{ApiError, ApiResult};
 
 /// Bytes that bodies, their parsed forms and unsent answers hold together.
@@ -130,12 +130,26 @@ pub(crate) struct ReadBody {
 }
 
 impl ReadBody {
+    /// Adds what has arrived. Room grows by an eighth, and what is held is that room, with what is on its way to it.
+    fn append(&mut self, data: &[u8]) -> ApiResult<()> {
+        let (len, room) = (self.bytes.len(), self.bytes.capacity());
+        if room - len < data.len() {
+            let more = data.len().max(len / 8);
+            let arriving = |room: usize| room as u64 + (room as u64).min(ARRIVING_BYTES);
+            self.held.grow(arriving(len + more) - arriving(room))?;
+            self.bytes.reserve_exact(more);
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+
     /// Drops the body and keeps a share for the `bytes` that were made of it.
-    pub fn keep(self, bytes: u64) -> Held {
+    pub fn keep(self, bytes: u64) -> ApiResult<Held> {
         let Self { bytes: body, mut held } = self;
         drop(body);
+        held.grow(bytes.saturating_sub(held.bytes))?;
         held.shrink_to(bytes);
-        held
+        Ok(held)
     }
 }
 
@@ -162,9 +176,9 @@ pub(crate) async fn read_json(
         if total > config.max_body_bytes {
             return Err(too_large(config.max_body_bytes));
         }
-        read.held.grow(data.len() as u64 * BODY_FACTOR)?;
-        read.bytes.extend_from_slice(&data);
+        read.append(&data)?;
     }
+    read.held.shrink_to(read.bytes.capacity() as u64);
     Ok(read)
 }
 

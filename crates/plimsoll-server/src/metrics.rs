@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::ByteBudget;
 use crate::memory::report;
+use crate::responses::store::ResponseStore;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Answer {
@@ -29,10 +30,34 @@ struct Answer {
     code: u32,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct End {
+    api: &'static str,
+    reason: &'static str,
+}
+
+/// How generations have ended, by API and reason; both are words of ours.
+#[derive(Clone, Default)]
+pub(crate) struct Ended(Family<End, Counter>);
+
+impl Ended {
+    pub fn count(&self, api: &'static str, reason: &'static str) {
+        self.0.get_or_create(&End { api, reason }).inc();
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Turned {
+    reason: &'static str,
+}
+
 /// Everything `/metrics` shows.
 pub(crate) struct Metrics {
     registry: Registry,
     answers: Family<Answer, Counter>,
+    turned_away: Family<Turned, Counter>,
+    /// How generations have ended: finished, aborted (the client went), cancelled, timeout, shutdown, failed.
+    pub ended: Ended,
     /// Open connections, counted by the accept loop.
     pub connections: Arc<AtomicU64>,
     /// Connections that were told 503 because too many were open.
@@ -40,22 +65,37 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(engine: &EngineHandle, bytes: &Arc<ByteBudget>, grammars: &Arc<Grammars>) -> Self {
+    pub fn new(
+        engine: &EngineHandle,
+        bytes: &Arc<ByteBudget>,
+        grammars: &Arc<Grammars>,
+        responses: &Arc<ResponseStore>,
+    ) -> Self {
         let mut registry = Registry::default();
         engine.metrics().register(&mut registry);
         let (answers, refused_connections) = (Family::default(), Counter::default());
         registry.register("plimsoll_http_answers", "HTTP answers by route and status", answers.clone());
         let help = "Connections refused because too many were open";
         registry.register("plimsoll_http_connections_refused", help, refused_connections.clone());
+        let (ended, turned_away) = (Ended::default(), Family::default());
+        registry.register("plimsoll_generations_ended", "Generations by API and the way they ended", ended.0.clone());
+        let help = "Requests turned away before their body was read, by reason";
+        registry.register("plimsoll_http_turned_away", help, turned_away.clone());
         let connections = Arc::new(AtomicU64::new(0));
         let gauges = Gauges {
             engine: engine.clone(),
             bytes: Arc::clone(bytes),
             grammars: Arc::clone(grammars),
+            responses: Arc::clone(responses),
             connections: Arc::clone(&connections),
         };
         registry.register_collector(Box::new(gauges));
-        Self { registry, answers, connections, refused_connections }
+        Self { registry, answers, turned_away, ended, connections, refused_connections }
+    }
+
+    /// Counts a request that did not get past the door.
+    pub fn turned_away(&self, reason: &'static str) {
+        self.turned_away.get_or_create(&Turned { reason }).inc();
     }
 
     /// Counts an answer. Routes and statuses are few; unknown paths are counted as one.
@@ -80,6 +120,7 @@ struct Gauges {
     engine: EngineHandle,
     bytes: Arc<ByteBudget>,
     grammars: Arc<Grammars>,
+    responses: Arc<ResponseStore>,
     connections: Arc<AtomicU64>,
 }
 
@@ -114,11 +155,12 @@ impl Collector for Gauges {
 }
 
 impl Gauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 34] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 38] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
         let grammars = self.grammars.usage();
+        let responses = self.responses.usage();
         [
             ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
             ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
@@ -141,6 +183,10 @@ impl Gauges {
             ("plimsoll_grammars_compiled", "Grammars compiled since start", signed(grammars.compiled)),
             ("plimsoll_grammar_hits", "Requests that found their grammar compiled", signed(grammars.hits)),
             ("plimsoll_grammars_evicted", "Grammars dropped to make room", signed(grammars.evicted)),
+            ("plimsoll_responses_stored", "Responses that can be gone on from", signed(responses.responses)),
+            ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
+            ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
+            ("plimsoll_responses_evicted", "Responses dropped to make room", signed(responses.evicted)),
             ("plimsoll_http_connections", "Open connections", read(&self.connections)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),

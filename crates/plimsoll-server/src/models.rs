@@ -22,27 +22,27 @@ pub(crate) fn now_s() -> u64 {
 
 /// A JSON answer of at most about `bytes` bytes, written into a block of that size, so that it is never held twice.
 pub(crate) fn json_sized(answer: &impl Serialize, bytes: usize, held: Held) -> Response {
-    faults::site(Site::Shape);
     let mut body = Vec::with_capacity(bytes);
     // As in `json`.
     let _ = serde_json::to_writer(&mut body, answer);
-    sent(body, Some(held))
+    json_text(body.into(), Some(held))
 }
 
 /// A JSON answer. What it holds of the byte budget goes back when the connection has sent it.
 pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
-    faults::site(Site::Shape);
     // Plain structs serialized into memory: this cannot fail.
-    sent(serde_json::to_vec(answer).unwrap_or_default(), held)
+    json_text(serde_json::to_vec(answer).unwrap_or_default().into(), held)
 }
 
-fn sent(bytes: Vec<u8>, held: Option<Held>) -> Response {
+/// A JSON answer that is written already.
+pub(crate) fn json_text(bytes: Bytes, held: Option<Held>) -> Response {
+    faults::site(Site::Shape);
     let body = Body::from(Bytes::from_owner(Answer { bytes, _held: held }));
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
 struct Answer {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     _held: Option<Held>,
 }
 

@@ -58,8 +58,7 @@ impl Common {
             continuous_usage,
             max_tokens: max_tokens(fields)?,
             min_tokens: fields.take("min_tokens")?.unwrap_or(0),
-            // A seed's sign is only its top bit here; every 64-bit pattern is a seed.
-            sampling: SamplingParams { seed: seed.map_or_else(|| app.ids.next(), |s| s as u64), ..sampling },
+            sampling: SamplingParams { seed: seed_of(seed, app), ..sampling },
             stop: fields.take::<Stop>("stop")?.map_or_else(Vec::new, |stop| stop.0),
             stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
@@ -80,6 +79,43 @@ impl Common {
     }
 }
 
+impl Common {
+    /// For APIs that have fewer fields: takes the model, `stream` and how to sample; the rest is what it is when nobody says
+    /// anything.
+    pub fn take_few(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
+        let model = model_name(fields, app)?;
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let sampling = sampling(fields, app)?;
+        let seed = fields.take::<i64>("seed")?;
+        Ok(Self {
+            model,
+            n: 1,
+            stream,
+            include_usage: false,
+            continuous_usage: false,
+            max_tokens: None,
+            min_tokens: 0,
+            sampling: SamplingParams { seed: seed_of(seed, app), ..sampling },
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            skip_special_tokens: true,
+            prompt_logprobs: None,
+            return_token_ids: false,
+            tokens_as_ids: false,
+            mtp: fields.take("mtp")?.unwrap_or(true),
+            cache_salt: cache_salt(fields, app)?,
+            form: None,
+        })
+    }
+}
+
+/// A seed's sign is only its top bit here; every 64-bit pattern is a seed.
+fn seed_of(asked: Option<i64>, app: &App) -> u64 {
+    asked.map_or_else(|| app.ids.next(), |seed| seed as u64)
+}
+
+/// Takes the model's name as the client spelled it.
 pub(crate) fn model_name(fields: &mut Fields<'_>, app: &App) -> ApiResult<String> {
     match fields.take::<String>("model")? {
         None => Ok(app.served.names[0].clone()),
@@ -167,7 +203,7 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.take::<String>(name)?;
     }
-    fields.take::<BTreeMap<String, String>>("metadata")?;
+    fields.take_few::<BTreeMap<String, String>>("metadata", METADATA_NODES_MAX)?;
     fields.only("store", &["false"])?;
     fields.only("service_tier", &["\"auto\"", "\"default\""])?;
     fields.only("use_beam_search", &["false"])?;
@@ -183,6 +219,12 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.never(&["truncate_prompt_tokens"], "a prompt is never cut; shorten it")?;
     fields.never(&["request_id"], "send it as the x-request-id header")
 }
+
+/// Stop strings that are read before the engine's own limit is applied: two bytes of a body may be one, which takes fifty.
+const STOPS_MAX: usize = 1024;
+
+/// Values in `metadata` that are read; OpenAI takes 16 pairs.
+const METADATA_NODES_MAX: usize = 256;
 
 /// `stop`: a string or a list of strings.
 struct Stop(Vec<String>);
@@ -201,6 +243,9 @@ impl<'de> Deserialize<'de> for Stop {
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Stop, A::Error> {
                 let mut stops = Vec::new();
                 while let Some(text) = seq.next_element()? {
+                    if stops.len() == STOPS_MAX {
+                        return Err(A::Error::custom(format_args!("more than {STOPS_MAX} stop strings")));
+                    }
                     stops.push(text);
                 }
                 Ok(Stop(stops))

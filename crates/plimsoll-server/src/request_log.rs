@@ -2,11 +2,17 @@
 
 use std::time::Instant;
 
+use crate::app::App;
+use crate::caller::Caller;
+use crate::metrics::Ended;
+
 /// What is known of a request so far; the line is written when this is dropped.
 pub(crate) struct RequestLog {
     id: String,
     api: &'static str,
     stream: bool,
+    caller: Caller,
+    ended: Ended,
     choices: usize,
     prompt_tokens: u64,
     output_tokens: u64,
@@ -16,11 +22,14 @@ pub(crate) struct RequestLog {
 }
 
 impl RequestLog {
-    pub fn new(id: &str, api: &'static str, stream: bool, choices: usize, prompt_tokens: u64) -> Self {
+    /// For one that sends its answer whole.
+    pub fn new(app: &App, id: &str, api: &'static str, choices: usize, prompt_tokens: u64, caller: Caller) -> Self {
         Self {
+            caller,
+            ended: app.metrics.ended.clone(),
             id: id.into(),
             api,
-            stream,
+            stream: false,
             choices,
             prompt_tokens,
             output_tokens: 0,
@@ -29,6 +38,12 @@ impl RequestLog {
             // Nobody says goodbye when a client goes: this stands unless another end is reported.
             reason: "aborted",
         }
+    }
+
+    /// For one that streams, or not.
+    pub fn streaming(mut self, stream: bool) -> Self {
+        self.stream = stream;
+        self
     }
 
     pub fn tokens(&mut self, tokens: usize) {
@@ -45,9 +60,12 @@ impl RequestLog {
 
 impl Drop for RequestLog {
     fn drop(&mut self) {
+        self.ended.count(self.api, self.reason);
         let ms = |at: Instant| at.duration_since(self.started).as_secs_f64() * 1000.0;
         tracing::info!(
             id = %self.id,
+            request_id = %self.caller.request_id,
+            key = self.caller.key,
             api = self.api,
             stream = self.stream,
             choices = self.choices,

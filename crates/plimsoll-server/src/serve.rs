@@ -22,6 +22,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::app::{App, Phase, reached, router};
 use crate::config::{CONNECTION_BUFFER_BYTES, HEAD_BYTES, SOCKET_BUFFER_BYTES, Served, ServerConfig};
+use crate::door::Peer;
 use crate::error::{ApiError, ServeError};
 use crate::socket::{ClientSocket, hung_up, prepare};
 
@@ -83,7 +84,7 @@ pub async fn serve(
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => admit(&app, &router, &permits, &mut connections, stream),
+                Ok((stream, peer)) => admit(&app, &router, &permits, &mut connections, (stream, peer)),
                 Err(error) => {
                     // Out of descriptors, usually: a moment lets others close.
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -97,7 +98,13 @@ pub async fn serve(
     Ok(())
 }
 
-fn admit(app: &Arc<App>, router: &Router, permits: &Arc<Semaphore>, connections: &mut JoinSet<()>, stream: TcpStream) {
+fn admit(
+    app: &Arc<App>,
+    router: &Router,
+    permits: &Arc<Semaphore>,
+    connections: &mut JoinSet<()>,
+    (stream, peer): (TcpStream, SocketAddr),
+) {
     let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
         app.metrics.refused_connections.inc();
         refuse(&stream, app.config.max_connections);
@@ -107,7 +114,7 @@ fn admit(app: &Arc<App>, router: &Router, permits: &Arc<Semaphore>, connections:
         // The peer has gone already; a broken option would be seen in every connection.
         tracing::debug!(%error, "a connection could not be prepared");
     }
-    connections.spawn(connection(Arc::clone(app), router.clone(), stream, permit));
+    connections.spawn(connection(Arc::clone(app), router.clone(), (stream, peer), permit));
 }
 
 /// Tells a connection that it is one too many, without spending anything on it.
@@ -121,13 +128,19 @@ fn refuse(stream: &TcpStream, limit: u32) {
     let _ = stream.try_write(&[head.as_bytes(), &body].concat());
 }
 
-async fn connection(app: Arc<App>, router: Router, stream: TcpStream, permit: OwnedSemaphorePermit) {
+async fn connection(
+    app: Arc<App>,
+    router: Router,
+    (stream, peer): (TcpStream, SocketAddr),
+    permit: OwnedSemaphorePermit,
+) {
     let _open = Open::new(&app, permit);
     let stream = Arc::new(stream);
     let unread = Arc::new(AtomicBool::new(false));
     let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), app.config.write_timeout, Arc::clone(&unread)));
     let routes = TowerToHyperService::new(router);
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(Peer(peer.ip()));
         let (answer, unread) = (routes.call(request), Arc::clone(&unread));
         async move {
             let answer = answer.await?;

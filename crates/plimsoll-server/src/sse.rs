@@ -4,7 +4,7 @@
 //! client has not taken waits in the engine's outbox, where admission has reserved its bytes.
 
 use std::convert::Infallible;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
@@ -28,6 +28,18 @@ pub(crate) trait Shape: Send + 'static {
     fn delta(&mut self, choice: usize, delta: Delta, usage: Usage, out: &mut Events);
     /// What comes after all choices have ended well.
     fn close(&mut self, usage: Usage, out: &mut Events);
+    /// What comes after a request has failed.
+    fn fail(&mut self, error: &ApiError, _usage: Usage, out: &mut Events) {
+        out.error(error);
+    }
+    /// The terminator, whatever the end; none where the last event is known by its name.
+    fn end(&self, out: &mut Events) {
+        out.done();
+    }
+    /// What shows on a quiet stream that it lives.
+    fn quiet(&self, out: &mut Events) {
+        out.comment();
+    }
 }
 
 /// Events that are ready to be sent.
@@ -52,7 +64,21 @@ impl Drop for Unfinished<'_> {
 impl Events {
     /// Adds one event.
     pub fn push(&mut self, data: &impl Serialize) {
+        self.write(None, data);
+    }
+
+    /// Adds an event that has a name.
+    pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
+        self.write(Some(name), data);
+    }
+
+    fn write(&mut self, name: Option<&str>, data: &impl Serialize) {
         let start = self.0.len();
+        if let Some(name) = name {
+            self.0.extend_from_slice(b"event: ");
+            self.0.extend_from_slice(name.as_bytes());
+            self.0.push(b'\n');
+        }
         self.0.extend_from_slice(b"data: ");
         let mut event = Unfinished { bytes: &mut self.0, start, whole: false };
         faults::site(Site::Shape);
@@ -61,6 +87,16 @@ impl Events {
             event.bytes.extend_from_slice(b"\n\n");
             event.whole = true;
         }
+    }
+
+    fn comment(&mut self) {
+        self.0.extend_from_slice(b": waiting\n\n");
+    }
+
+    /// Adds an event that has a name and data that is written already.
+    pub fn push_text(&mut self, name: &str, data: &[u8]) {
+        let parts: [&[u8]; 5] = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\n\n"];
+        parts.iter().for_each(|part| self.0.extend_from_slice(part));
     }
 
     fn error(&mut self, error: &ApiError) {
@@ -89,8 +125,11 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
         let ended = match AssertUnwindSafe(running.advance(&mut out, keep_alive)).catch_unwind().await {
             Ok(ended) => ended,
             Err(_) => {
-                out.error(&running.generation.panicked());
-                out.done();
+                let error = running.generation.panicked();
+                if catch_unwind(AssertUnwindSafe(|| running.fail(&error, &mut out))).is_err() {
+                    out.error(&error);
+                    out.done();
+                }
                 true
             }
         };
@@ -108,6 +147,11 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
 }
 
 impl<S: Shape> Running<S> {
+    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+        self.shape.fail(error, self.generation.usage(), out);
+        self.shape.end(out);
+    }
+
     /// Waits until there is something to send. True when it is the last.
     async fn advance(&mut self, out: &mut Events, keep_alive: std::time::Duration) -> bool {
         if !std::mem::replace(&mut self.opened, true) {
@@ -116,19 +160,18 @@ impl<S: Shape> Running<S> {
         }
         while out.0.is_empty() {
             let Ok(event) = timeout(keep_alive, self.generation.next()).await else {
-                out.0.extend_from_slice(b": waiting\n\n");
+                self.shape.quiet(out);
                 return false;
             };
             match event {
                 Event::Delta(choice, delta) => self.shape.delta(choice, delta, self.generation.usage(), out),
                 Event::Done => {
                     self.shape.close(self.generation.usage(), out);
-                    out.done();
+                    self.shape.end(out);
                     return true;
                 }
                 Event::Failed(error) => {
-                    out.error(&error);
-                    out.done();
+                    self.fail(&error, out);
                     return true;
                 }
             }

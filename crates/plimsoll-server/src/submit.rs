@@ -9,6 +9,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Held;
 use crate::params::Common;
+use crate::running::Ticket;
 
 /// One prompt, as ids; with its text when the answer repeats it.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct Draft {
     pub default_max_tokens: Option<u32>,
     /// The field that holds the prompt, for errors.
     pub prompt_param: &'static str,
+    /// The field that holds the number of tokens to generate, for errors.
+    pub length_param: &'static str,
     /// Special tokens whose text is needed to read the reply.
     pub kept_special_ids: Vec<u32>,
     /// The form that replies must have.
@@ -38,6 +41,10 @@ pub(crate) struct Draft {
     pub reading_bytes: u64,
     /// The share of the byte budget that the prompts hold until the answer is complete.
     pub kept: Option<Held>,
+    /// Where the client asks for more tokens than the context has left, that rest is generated.
+    pub fills_context: bool,
+    /// The stream repeats at its end what it has said, so that its output is held like a whole answer's.
+    pub gathers: bool,
 }
 
 /// What was started.
@@ -46,6 +53,8 @@ pub(crate) struct Started {
     pub readers: Vec<Reader>,
     /// The share of the byte budget that the answer may need before it is sent.
     pub held: Option<Held>,
+    /// Its place among the requests that are being answered; the generation takes it.
+    pub ticket: Option<Ticket>,
 }
 
 impl Draft {
@@ -75,7 +84,9 @@ impl Draft {
                 readers.push(app.served.engine.submit(request).map_err(|refusal| self.named(refusal.into()))?);
             }
         }
-        Ok(Started { readers, held })
+        let watches = readers.iter().map(Reader::watch).collect();
+        let ticket = Some(app.running.enter(id, self.common.stream, watches)?);
+        Ok(Started { readers, held, ticket })
     }
 
     fn request(&self, id: &str, choice: u32, prompt: &Prompt, max_tokens: u32) -> Request {
@@ -104,22 +115,24 @@ impl Draft {
     }
 
     /// The number of tokens to generate, and the error when prompt and output do not fit into the context.
-    fn max_tokens(&self, app: &App, prompt: &Prompt) -> ApiResult<u32> {
+    pub fn max_tokens(&self, app: &App, prompt: &Prompt) -> ApiResult<u32> {
         let context = u64::from(app.served.engine.limits().max_req_total_len);
         let in_prompt = prompt.ids.len() as u64;
         let rest = context.saturating_sub(in_prompt);
         let asked = self.common.max_tokens;
         let echo_only = asked == Some(0) && self.prompt_logprobs.is_some();
-        let needed = if echo_only { 0 } else { u64::from(asked.unwrap_or(1)) };
+        let least = if self.fills_context { 1 } else { asked.unwrap_or(1) };
+        let needed = if echo_only { 0 } else { u64::from(least) };
         if in_prompt + needed > context {
             let message = format!(
                 "this server's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
             );
-            let param = if asked.is_some_and(|n| n > 1) { "max_tokens" } else { self.prompt_param };
+            let param = if asked.is_some_and(|n| n > 1) { self.length_param } else { self.prompt_param };
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         let default = self.default_max_tokens.map_or(rest, |n| rest.min(u64::from(n)));
-        Ok(asked.unwrap_or(u32::try_from(default).unwrap_or(u32::MAX)))
+        let most = u32::try_from(if self.fills_context { rest } else { default }).unwrap_or(u32::MAX);
+        Ok(asked.map_or(most, |asked| if self.fills_context { asked.min(most) } else { asked }))
     }
 
     /// The engine says `prompt`; chat's clients know it as `messages`.
@@ -130,16 +143,25 @@ impl Draft {
         error
     }
 
-    /// A whole answer is held in memory until the client has taken it; of a stream, what its readers hold back.
+    /// A whole answer is held in memory until the client has taken it; of a stream, what its readers hold back and what comes at
+    /// once. Its output comes in pieces of bounded size.
     fn hold_answer(&self, app: &App) -> ApiResult<Option<Held>> {
         let choices = self.prompts.len() as u64 * u64::from(self.common.n);
         let mut bytes = choices * self.reading_bytes;
-        if self.common.stream {
+        if self.common.stream && !self.gathers {
+            // What a stream repeats of its prompt is one event.
+            let repeated = |prompt: &Prompt| {
+                let ids = if self.common.return_token_ids { ANSWER_BYTES_PER_ID } else { 0 };
+                let echo = prompt.echo.as_ref().map_or(0, |text| ANSWER_BYTES_PER_ECHOED * text.len() as u64);
+                echo + prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs))
+            };
+            bytes += u64::from(self.common.n) * self.prompts.iter().map(repeated).sum::<u64>();
             return if bytes > 0 { app.bytes.hold(bytes).map(Some) } else { Ok(None) };
         }
         for prompt in &self.prompts {
             let output = u64::from(self.max_tokens(app, prompt)?);
-            let generated = output * (ANSWER_BYTES_PER_TOKEN + alternatives(self.logprobs));
+            let copies = if self.gathers { 2 } else { 1 };
+            let generated = output * copies * (ANSWER_BYTES_PER_TOKEN + alternatives(self.logprobs));
             let ids = if self.common.return_token_ids { ANSWER_BYTES_PER_ID } else { 0 };
             let prompt_bytes = prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs));
             bytes += u64::from(self.common.n) * (generated + prompt_bytes);
@@ -149,7 +171,7 @@ impl Draft {
             let message = format!(
                 "the answer may need {bytes} bytes, more than this server's limit of {limit}; stream it, or ask for fewer tokens or log-probabilities"
             );
-            return Err(ApiError::invalid("max_tokens", message));
+            return Err(ApiError::invalid(self.length_param, message));
         }
         app.bytes.hold(bytes).map(Some)
     }
@@ -160,6 +182,9 @@ const ANSWER_BYTES_PER_TOKEN: u64 = 64;
 
 /// One id of a prompt that the answer repeats.
 const ANSWER_BYTES_PER_ID: u64 = 16;
+
+/// One byte of an echoed prompt, as JSON.
+const ANSWER_BYTES_PER_ECHOED: u64 = 2;
 
 /// One reported alternative: its record, its text and its JSON.
 const ANSWER_BYTES_PER_ALTERNATIVE: u64 = 128;

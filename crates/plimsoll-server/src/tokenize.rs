@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::app::App;
-use crate::chat::messages::Conversation;
+use crate::chat::messages::conversation;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::read_json;
@@ -46,7 +46,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> A
                 app.encode("prompt", &text, add_special.unwrap_or(true))?
             }
             None => {
-                let conversation = Conversation::take(&mut fields)?;
+                let conversation = conversation(&mut fields)?;
                 fields.finish()?;
                 conversation.tokens(app, add_special.unwrap_or(false))?
             }
@@ -91,6 +91,5 @@ async fn on_body(
 ) -> ApiResult<Response> {
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    app.on_text_worker(move || work(&worker, &body.bytes)).await
+    app.on_body(body, move |app, body| work(app, &body.bytes)).await
 }

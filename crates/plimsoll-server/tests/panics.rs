@@ -118,3 +118,38 @@ fn every_event_of_a_stream_may_panic() {
     assert!(swept >= 8, "{swept}");
     assert_eq!(server.engine.metrics().panics.get(), swept);
 }
+
+#[test]
+fn streams_of_named_events_end_with_their_own_words() {
+    let _alone = alone();
+    let server = Server::start(letters);
+    let messages = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5});
+    let input = json!({"input": "x", "max_output_tokens": 5});
+    let mut swept = 0;
+    for (path, body, failed) in [("/v1/messages", messages, "error"), ("/v1/responses", input, "response.failed")] {
+        faults::arm_site(Site::Shape, 1);
+        let whole = server.post(path, &body);
+        assert_eq!((whole.status, faults::disarm_site().hit), (500, 1), "{}", whole.body);
+        let mut body = body;
+        body["stream"] = true.into();
+        for nth in 1.. {
+            faults::arm_site(Site::Shape, nth);
+            let answer = server.post(path, &body);
+            let hit = faults::disarm_site().hit;
+            let events: Vec<&str> = answer.body.split("\n\n").filter(|event| !event.is_empty()).collect();
+            for event in &events {
+                let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+                assert_eq!(serde_json::from_str::<Value>(data).unwrap()["type"], name, "whole events only");
+            }
+            let ends_badly = events.last().unwrap().starts_with(&format!("event: {failed}\n"));
+            assert_eq!(ends_badly, hit == 1, "event {nth} at {path}: {}", answer.body);
+            server.assert_idle();
+            if hit == 0 {
+                break;
+            }
+            swept += 1;
+        }
+    }
+    assert!(swept >= 16, "{swept}");
+    assert_eq!(server.engine.metrics().panics.get(), swept + 2);
+}

@@ -6,8 +6,9 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use common::{Server, config, events, eventually, post};
-use plimsoll_engine::testing::{Step, limits};
+use plimsoll_engine::testing::{Step, letters, limits};
 use plimsoll_engine::{FinishReason, Request};
+use plimsoll_server::ServerConfig;
 use serde_json::{Value, json};
 
 type Steps = Box<dyn Iterator<Item = Step> + Send>;
@@ -138,6 +139,54 @@ fn an_engine_error_is_a_500_or_an_event_and_always_an_end() {
         assert_eq!(last["error"]["type"], "server_error", "{last}");
         assert!(events[..events.len() - 1].iter().all(|e| e.get("error").is_none()));
     }
+    server.assert_idle();
+}
+
+#[test]
+fn a_request_that_memory_ran_short_for_may_be_tried_again_and_is_told_so() {
+    let script = |_: &Request| -> Steps { Box::new([Step::Token(97, "a".into()), Step::RunShort].into_iter()) };
+    let server = Server::start(script);
+    let answer = server.post("/v1/completions", &json!({"prompt": "x"}));
+    assert_eq!(answer.header("retry-after"), Some("5"));
+    let error = answer.error(503);
+    assert_eq!((&error["type"], &error["code"]), (&json!("service_unavailable_error"), &json!("unavailable")));
+    let events = server.post("/v1/completions", &json!({"prompt": "x", "stream": true})).events();
+    assert_eq!(events.last().unwrap()["error"]["code"], "unavailable");
+    server.assert_idle();
+}
+
+#[test]
+fn a_backlog_comes_in_events_of_bounded_size_and_says_the_same() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    // Everything is there before the client reads its first byte: the engine is held until all is said.
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let patient = ServerConfig { write_timeout: Duration::from_secs(60), ..config() };
+    let server = Server::with(patient, limits(), |request| {
+        let all = letters(request).inspect(|step| SAID.store(matches!(step, Step::Finish(..)), Ordering::Release));
+        Box::new(std::iter::once(Step::Wait(Duration::from_millis(1))).chain(all))
+    });
+    let path = "/v1/chat/completions";
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let body = json!({"messages": messages, "max_tokens": 400, "logprobs": true, "top_logprobs": 20, "stream": true});
+    let said = |events: &[serde_json::Value]| {
+        let reports = |event: &serde_json::Value| event["choices"][0]["logprobs"]["content"].as_array().cloned();
+        let text = |event: &serde_json::Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
+        let all: Vec<_> = events.iter().filter_map(reports).flatten().collect();
+        (events.iter().filter_map(text).collect::<String>(), all)
+    };
+    let whole = said(&server.post(path, &body).events());
+    assert_eq!((whole.0.len(), whole.1.len()), (400, 400));
+    SAID.store(false, Ordering::Release);
+    let mut client = server.connect();
+    socket2::SockRef::from(&client.stream).set_recv_buffer_size(4096).unwrap();
+    client.write(post(path, &body.to_string()).as_bytes());
+    eventually("all is said", || SAID.load(Ordering::Acquire));
+    let events = client.answer().events();
+    assert_eq!(said(&events), whole);
+    let largest = events.iter().map(|event| event.to_string().len()).max().unwrap();
+    println!("{} events, the largest of {largest} bytes", events.len());
+    assert!(largest <= 16 << 10, "an event of {largest} bytes");
+    assert!(events.len() < 400, "what has waited is put together");
     server.assert_idle();
 }
 

@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
 use plimsoll_engine::{Options, Pooling};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_server::ServerConfig;
+
+use crate::access_args::AccessArgs;
 
 /// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
 #[derive(Debug, Parser)]
@@ -18,9 +20,21 @@ pub struct Cli {
     /// Log more.
     #[arg(long, short, global = true)]
     pub verbose: bool,
+    /// How log lines on standard error are written.
+    #[arg(long, alias = "log_format", global = true, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
 /// What to do.
@@ -59,6 +73,12 @@ pub struct ServeArgs {
     /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
+    /// Settings in TOML, named as flags are; a flag or an environment variable (PLIMSOLL_PORT, ...) wins over the file.
+    #[arg(long)]
+    pub config: Option<String>,
+    /// Print every setting and where it comes from, as a configuration file, and end.
+    #[arg(long, alias = "print_config")]
+    pub print_config: bool,
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
@@ -66,7 +86,7 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
     /// Name under which the model is served (repeatable); defaults to the model's own.
-    #[arg(long)]
+    #[arg(long, alias = "served_model_name")]
     pub served_model_name: Vec<String>,
     /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
     #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
@@ -82,7 +102,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub pooling: Option<Pooling>,
     /// Seconds that running requests have to finish after SIGTERM.
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
     pub drain_seconds: u64,
     /// The HTTP side.
     #[command(flatten)]
@@ -118,6 +138,9 @@ pub struct PlanArgs {
     /// Catalogue name (cached), a .gguf file, a checkpoint directory, or a config.json.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
+    /// Settings in TOML, the file that `serve` takes.
+    #[arg(long)]
+    pub config: Option<String>,
     /// Ask whether this many users at once, each with --context tokens, fit.
     #[arg(long)]
     pub users: Option<u64>,
@@ -157,19 +180,26 @@ pub struct HttpArgs {
     /// Bytes that constrained output (JSON schemas, regular expressions, forced tool calls) may take; 0 switches it off.
     #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
+    /// Bytes that stored responses (/v1/responses) may take; the one not used for longest goes first, 0 stores none.
+    #[arg(long, alias = "response_store_bytes", default_value_t = 8 << 20)]
+    pub response_store_bytes: u64,
+    /// Its clients.
+    #[command(flatten)]
+    pub access: AccessArgs,
 }
 
 impl HttpArgs {
     /// The server's configuration with these limits.
-    pub fn config(&self) -> ServerConfig {
-        ServerConfig {
+    pub fn config(&self) -> anyhow::Result<ServerConfig> {
+        self.access.apply(ServerConfig {
             max_body_bytes: self.max_body_bytes,
             max_bytes_in_flight: self.max_bytes_in_flight,
             max_inputs: self.max_inputs,
             max_connections: self.max_connections,
             grammar_bytes: self.grammar_bytes,
+            response_store_bytes: self.response_store_bytes,
             ..ServerConfig::default()
-        }
+        })
     }
 }
 

@@ -1,14 +1,15 @@
 //! The binary: commands, their flags, and nothing else. Everything they do lives in the crates below.
 
+mod access_args;
 mod args;
 mod bench;
 mod commands;
 mod progress;
+mod settings;
 mod soak;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use plimsoll_memory::heap::CountingHeap;
 
 /// The heap is counted from the first byte, so that the ledger can say what it holds.
@@ -17,9 +18,13 @@ static HEAP: CountingHeap = CountingHeap;
 
 fn main() -> ExitCode {
     plimsoll_memory::malloc::keep_little();
-    let cli = args::Cli::parse();
-    init_logs(cli.verbose);
-    match run(cli.command) {
+    let variables =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let done = settings::read(std::env::args_os().collect(), &variables.collect()).and_then(|(cli, page)| {
+        init_logs(cli.verbose, cli.log_format);
+        run(cli.command, &page)
+    });
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // In words only: a backtrace of a refusal helps nobody.
@@ -29,8 +34,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: args::Command) -> anyhow::Result<()> {
+/// `settings`: what `--print-config` prints.
+fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
     match command {
+        args::Command::Serve(serve) if serve.print_config => {
+            print!("{settings}");
+            Ok(())
+        }
         args::Command::Serve(serve) => commands::serve::run(serve),
         args::Command::Chat(chat) => commands::chat::run(chat),
         args::Command::Plan(plan) => commands::plan::run(plan),
@@ -52,15 +62,14 @@ fn client_runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 /// Logs go to standard error; `RUST_LOG` decides if it is set.
-fn init_logs(verbose: bool) {
+fn init_logs(verbose: bool, format: args::LogFormat) {
     use tracing_subscriber::EnvFilter;
     let level = if verbose { "debug" } else { "info" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(terminal)
-        .with_target(false)
-        .init();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match format {
+        args::LogFormat::Text => logs.with_ansi(terminal).init(),
+        args::LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+    }
 }

@@ -18,6 +18,15 @@ pub struct KvCache {
     pub states: Option<StatePool>,
 }
 
+/// What was lent and has no holder left that could give it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    /// Pages.
+    pub pages: usize,
+    /// State slots.
+    pub slots: usize,
+}
+
 impl KvCache {
     /// One more page: a free one, or one the index gives up. None when every page is held by a sequence.
     pub(crate) fn take(&mut self) -> Option<PageId> {
@@ -66,11 +75,12 @@ impl KvCache {
         }
     }
 
-    /// I4, when no sequence is left: every page is free or held by the index alone, every slot free or a checkpoint.
-    pub fn assert_at_rest(&self) {
-        debug_assert_eq!(self.pool.used(), self.pool.idle(), "I4: pages without a holder");
-        let states = self.states.as_ref();
-        debug_assert!(states.is_none_or(|states| states.available() == states.total()), "I4: slots without a holder");
+    /// I4, when no sequence is left: every page is free or held by the index alone, every slot free or a checkpoint. What is neither
+    /// was lost on the way; none when all is there.
+    pub(crate) fn missing_at_rest(&self) -> Option<Missing> {
+        let pages = self.pool.total() - self.pool.available();
+        let slots = self.states.as_ref().map_or(0, |states| states.total() - states.available());
+        (pages + slots > 0).then_some(Missing { pages, slots })
     }
 
     /// Evicts the coldest idle leaf, and what is worth nothing without it; says whether there was one.

@@ -75,6 +75,8 @@ struct Slot {
     prev: u32,
     /// Next page on the idle queue or the free stack.
     next: u32,
+    /// The draft head has made its entries of all positions, since the page was taken.
+    drafted: bool,
 }
 
 /// A fixed number of KV pages with a holder count each.
@@ -106,7 +108,7 @@ impl PagePool {
         }
         let mut slots = Vec::new();
         slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { total, bytes: Self::bytes_for(total) })?;
-        slots.resize(total, Slot { refs: 0, prev: NIL, next: NIL });
+        slots.resize(total, Slot { refs: 0, prev: NIL, next: NIL, drafted: false });
         let mut pool = Self {
             slots: slots.into_boxed_slice(),
             free_head: NIL,
@@ -125,7 +127,7 @@ impl PagePool {
         let total = self.slots.len();
         for (page, slot) in self.slots.iter_mut().enumerate() {
             let next = if page + 1 == total { NIL } else { page as u32 + 1 };
-            *slot = Slot { refs: 0, prev: NIL, next };
+            *slot = Slot { refs: 0, prev: NIL, next, drafted: false };
         }
         (self.free_head, self.free_len) = (if total == 0 { NIL } else { 0 }, total);
         (self.idle_head, self.idle_tail, self.idle_len, self.faults) = (NIL, NIL, 0, 0);
@@ -196,9 +198,22 @@ impl PagePool {
         let slot = self.slots.get_mut(page as usize)?;
         debug_assert_eq!(slot.refs, 0, "page {page} is on the free stack and held");
         self.free_head = slot.next;
-        *slot = Slot { refs: 1, prev: NIL, next: NIL };
+        *slot = Slot { refs: 1, prev: NIL, next: NIL, drafted: false };
         self.free_len -= 1;
         Some(PageId(page))
+    }
+
+    /// Notes that the draft head has made its entries of all the page's positions.
+    pub fn set_drafted(&mut self, page: PageId) {
+        if let Some(slot) = self.slots.get_mut(page.index()) {
+            slot.drafted = true;
+        }
+    }
+
+    /// Whether it has.
+    #[must_use]
+    pub fn drafted(&self, page: PageId) -> bool {
+        self.slots.get(page.index()).is_some_and(|slot| slot.drafted)
     }
 
     /// Adds a holder to a page that somebody holds already.
@@ -317,7 +332,7 @@ impl PagePool {
     }
 
     fn free_push(&mut self, page: u32) {
-        self.slots[page as usize] = Slot { refs: 0, prev: NIL, next: self.free_head };
+        self.slots[page as usize] = Slot { refs: 0, prev: NIL, next: self.free_head, drafted: false };
         self.free_head = page;
         self.free_len += 1;
     }

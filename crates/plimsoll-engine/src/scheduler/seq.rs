@@ -148,6 +148,15 @@ impl<T> Seq<T> {
         want
     }
 
+    /// The draft head is run over `rows` positions from `start`.
+    pub fn draft_over(&mut self, start: usize, rows: usize) {
+        if self.drafted.end != start {
+            self.drafted.start = start;
+        }
+        self.drafted.end = start + rows;
+        self.pages.set_drafted(&self.drafted, start);
+    }
+
     /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free.
     pub(super) fn wish(&mut self, position: usize) -> bool {
         if position <= self.computed || !self.states.needed() {
@@ -181,7 +190,8 @@ impl<T> Seq<T> {
     }
 
     fn start_at(&mut self, computed: usize) {
-        (self.computed, self.published, self.drafted) = (computed, computed, 0..computed);
+        let drafted = self.pages.drafted_from(computed)..computed;
+        (self.computed, self.published, self.drafted) = (computed, computed, drafted);
     }
 
     /// Gives up all pages and slots; everything is computed again later.
@@ -221,7 +231,11 @@ impl<T> Seq<T> {
     pub(super) fn publish(&mut self) {
         if self.states.needed() {
             let end = self.end_of_input();
-            self.pages.publish_checkpoints(self.salt, &self.tokens, &mut self.states, end);
+            if self.pages.publish_checkpoints(self.salt, &self.tokens, &mut self.states, end) {
+                // Others' pages with the same tokens may have taken the place of its own.
+                let whole = self.drafted.end / PAGE_TOKENS * PAGE_TOKENS;
+                self.drafted.start = self.drafted.start.max(self.pages.drafted_from(whole));
+            }
         } else if self.computed <= self.prompt_len && self.computed / PAGE_TOKENS > self.published / PAGE_TOKENS {
             self.pages.publish(self.salt, &self.tokens[..self.computed]);
             self.published = self.computed;

@@ -572,3 +572,23 @@ fn drafts_leave_prompts_their_rows() {
     }
     world.finish_all();
 }
+
+#[test]
+fn who_starts_from_cached_pages_knows_how_far_the_draft_head_has_seen_them() {
+    let limits =
+        StepLimits { rows: 80, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 8, true));
+    world.arrive(64, 8, 0, 0, false);
+    world.step();
+    let passes = [(0, 24, 0..24, 64), (32, 32, 32..64, 32), (8, 24, 8..32, 0)];
+    for (start, rows, drafted, seen_from) in passes {
+        let mut seq = world.scheduler.running.pop().unwrap();
+        seq.drafted = drafted.start..start;
+        seq.draft_over(start, rows);
+        assert_eq!(seq.drafted, drafted);
+        seq.leave();
+        assert!(seq.enter(true, 0));
+        assert_eq!((seq.computed, seq.drafted.clone()), (64, seen_from..64), "after a pass over {drafted:?}");
+        world.scheduler.running.push(seq);
+    }
+}

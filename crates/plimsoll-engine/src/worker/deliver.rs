@@ -29,9 +29,6 @@ impl<R: Runner> Worker<R> {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             let of_prompt = seq.prompt_len.saturating_sub(share.start).min(share.rows);
             self.shared.metrics.prompt_tokens.inc_by(of_prompt as u64);
-            if share.drafts > 0 {
-                seq.work.drafting().judge(self.pace.break_even(self.decodes), seq.tokens.len());
-            }
             seq.drafts.clear();
             self.delivered += 1;
             if !seq.work.failed() {
@@ -73,6 +70,7 @@ impl<R: Runner> Worker<R> {
         }
         if share.drafts > 0 {
             self.speculation.checked(share.drafts, hits, &self.shared.metrics);
+            self.pace.checked(hits);
         }
         counted
     }

@@ -1,7 +1,7 @@
 //! After a step: the draft head is run over what the step settled, and guesses what comes next.
 //!
-//! Rows of prompts always pass through it, so that its keys and values are there for whoever shares the pages. A sequence that
-//! drafts gets its first guess from the pass over its own settled rows, each further one from a pass over the guess before.
+//! Rows of prompts pass through it while drafting may pay, so that its keys and values are there for whoever shares the pages; a
+//! page says whether they are. A sequence that drafts gets its first guess from the pass over its own settled rows, each further one from a pass over the guess before.
 //! Guesses are drawn as the model's tokens are, with the same parameters, counts and randomness at the same position: a head
 //! that sees the model's logits says what the model says. A head that fails costs its guesses and nothing else.
 
@@ -13,6 +13,7 @@ use super::deliver::Chooser;
 use super::{Worker, panic_message};
 use crate::metrics::Metrics;
 use crate::runner::Runner;
+use crate::speculation::Next;
 use crate::step::DraftRows;
 
 /// A line of log for so many checked steps.
@@ -52,9 +53,9 @@ pub(super) struct Lane {
 }
 
 impl<R: Runner> Worker<R> {
-    /// Runs the draft head after a step that was delivered. `guess`: draft at all, beside filling in prompts.
-    pub(super) fn draft(&mut self, guess: bool) {
-        self.plan_first_pass(guess);
+    /// Runs the draft head after a step that was delivered.
+    pub(super) fn draft(&mut self, next: Next) {
+        self.plan_first_pass(next);
         if self.passes.is_empty() {
             return;
         }
@@ -74,7 +75,7 @@ impl<R: Runner> Worker<R> {
         if let Some(error) = error {
             tracing::error!(error, "the draft head failed; nobody drafts for a while");
             self.shared.metrics.failed_steps.inc();
-            self.pace.pause_all();
+            self.pace.fall_silent();
             for seq in self.scheduler.running_mut() {
                 seq.drafts.clear();
                 seq.drafted = 0..0;
@@ -83,23 +84,20 @@ impl<R: Runner> Worker<R> {
     }
 
     /// Which rows the head sees first: those of prompts, and the settled ones of sequences that draft.
-    fn plan_first_pass(&mut self, guess: bool) {
+    fn plan_first_pass(&mut self, next: Next) {
         self.passes.clear();
         self.lanes.clear();
         let mut from = 0;
         for (share, counted) in self.shares.iter().zip(&self.counted) {
             let seq = &mut self.scheduler.running_mut()[share.seq];
-            let prompt = share.start < seq.prompt_len || (share.rows > 1 && share.drafts == 0);
+            let prompt = next.fill && (share.start < seq.prompt_len || (share.rows > 1 && share.drafts == 0));
             let settled = seq.computed + 1 == seq.tokens.len() && !seq.work.finished();
-            let wanted = guess && settled && seq.work.drafts(seq.tokens.len());
+            let wanted = settled && self.pace.drafts(next, seq.work.drafting());
             // The next token of a row must be known.
             let rows = (*counted).min(seq.tokens.len() - 1 - share.start);
             if (prompt || wanted) && rows > 0 && !seq.work.failed() {
                 let want = if wanted { seq.room_for_drafts(self.drafts_max) } else { 0 };
-                if seq.drafted.end != share.start {
-                    seq.drafted.start = share.start;
-                }
-                seq.drafted.end = share.start + rows;
+                seq.draft_over(share.start, rows);
                 let wanted = want > 0;
                 self.passes.push(DraftRows { seq: share.seq, start: share.start, rows, from, wanted });
                 if wanted {

@@ -7,14 +7,16 @@
 mod common;
 mod kernels;
 mod life;
+mod lost;
 mod memory;
 mod panics;
 mod residence;
 mod starts;
 
 use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
 
-use plimsoll_memory::heap::CountingHeap;
+use plimsoll_memory::heap::{self, CountingHeap};
 
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
@@ -23,7 +25,7 @@ static HEAP: CountingHeap = CountingHeap;
 fn alone() -> MutexGuard<'static, ()> {
     let guard = common::alone();
     // The harness takes note of the test before, on the same heap.
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let words = info.payload_as_str().unwrap_or_default();
@@ -32,4 +34,13 @@ fn alone() -> MutexGuard<'static, ()> {
         }
     }));
     guard
+}
+
+/// Waits until all slices of the canary are there again.
+fn whole_canary() {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while heap::canary_missing() > 0 {
+        assert!(Instant::now() < deadline, "{} slices of the canary do not come back", heap::canary_missing());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

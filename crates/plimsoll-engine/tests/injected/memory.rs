@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::Refusal;
 use plimsoll_engine::testing::by_hand;
-use plimsoll_memory::{Component, Ledger, Region, faults, heap};
+use plimsoll_memory::{Canary, Component, Ledger, faults, heap};
 
 use crate::alone;
 use crate::common::recall::{Shape, recall_bench};
@@ -14,7 +14,7 @@ use crate::life::{Fate, REQUESTS, Watched, calm, live, requests};
 fn arm_canary() {
     let ledger = Arc::new(Ledger::new());
     ledger.plan(Component::Canary, 1 << 16);
-    drop(heap::arm(Region::map(&ledger, Component::Canary, 1 << 16, true).unwrap()));
+    drop(heap::arm(Canary::map(&ledger, 1 << 16).unwrap()));
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn with_a_canary_nobody_notices_a_refusal() {
     let mut swept = 0;
     for nth in 1.. {
         arm_canary();
-        let released = heap::canaries_released();
+        let released = heap::slices_released();
         faults::arm_thread(nth);
         let life = live(&script, Watched::Everything);
         let tally = faults::disarm_thread();
@@ -61,7 +61,8 @@ fn with_a_canary_nobody_notices_a_refusal() {
             break;
         }
         swept += 1;
-        assert!(!heap::armed() && heap::canaries_released() == released + 1, "call {nth}: the canary paid for it");
+        let paid = (heap::canary_missing(), heap::slices_released() - released);
+        assert_eq!(paid, (1, 1), "call {nth}: a slice of the canary paid for it");
         assert_eq!(life.heard, calm.heard, "call {nth}");
     }
     drop(heap::disarm());
@@ -97,6 +98,7 @@ fn a_request_whose_memory_is_refused_is_told_503_before_it_starts() {
                 }
                 other => panic!("call {nth} of {calls}: {other:?}"),
             }
+            drop(heap::disarm());
             hand.round();
             assert_eq!(engine.reserved(), (0, 0), "call {nth} of {calls}");
             assert!(heap::in_use() <= before, "call {nth} of {calls}");

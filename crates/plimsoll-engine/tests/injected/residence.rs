@@ -4,13 +4,14 @@
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::{EngineHandle, Options};
+use plimsoll_engine::{EngineHandle, Options, Refusal};
+use plimsoll_memory::canary::SLICES;
 use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_memory::{Component, faults, heap};
 
-use crate::alone;
 use crate::common::recall::mix;
 use crate::common::{collect, engine, exact, greedy, quiet};
+use crate::{alone, whole_canary};
 
 const MIB: u64 = 1 << 20;
 
@@ -89,43 +90,107 @@ fn pinned_memory_is_constant() {
     end(engine);
 }
 
-#[test]
-fn a_real_engine_pays_with_its_canary_and_gets_it_back() {
-    let _alone = alone();
-    let engine = engine("llama", &Options { max_total_token_num: Some(160), ..exact() });
-    let crowd = || {
-        let request = |i: u64| {
-            let mut request = greedy(&(0..40).map(|j| (mix(i * 100 + j) % 256) as u32).collect::<Vec<_>>(), 24);
-            (request.logprobs, request.stop) = (Some(2), vec!["never said at all".into()]);
-            request
-        };
-        let readers: Vec<_> = (0..6).map(|i| engine.submit(request(i)).unwrap()).collect();
-        readers.into_iter().map(collect).map(|a| (a.ids, a.text, a.error)).collect::<Vec<_>>()
+/// A real engine whose pool is too small for its crowd.
+fn crowded() -> EngineHandle {
+    engine("llama", &Options { max_total_token_num: Some(160), ..exact() })
+}
+
+/// Six clients at once. Whoever is told to come back later, because a slice of the canary is missing, does.
+fn crowd(engine: &EngineHandle) -> Vec<(Vec<u32>, String, Option<String>)> {
+    let submit = |i: u64| {
+        let mut request = greedy(&(0..40).map(|j| (mix(i * 100 + j) % 256) as u32).collect::<Vec<_>>(), 24);
+        (request.logprobs, request.stop) = (Some(2), vec!["never said at all".into()]);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match engine.submit(request.clone()) {
+                Ok(reader) => return reader,
+                Err(Refusal::Unavailable { .. }) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(refusal) => panic!("{refusal}"),
+            }
+        }
     };
+    let readers: Vec<_> = (0..6).map(submit).collect();
+    readers.into_iter().map(collect).map(|a| (a.ids, a.text, a.error)).collect()
+}
+
+/// Refuses `run` heap calls in a row, from each of about ten places in the life of a crowd on; nobody's answer changes.
+fn refuse_runs(run: u64) {
+    let engine = crowded();
     faults::arm_process(0);
-    let calm = crowd();
+    let calm = crowd(&engine);
     let calls = faults::disarm_process().seen;
     quiet(&engine);
-    let mut swept = 0;
+    let (mut swept, mut refused) = (0, 0);
     for nth in (1..=calls).step_by((calls as usize / 10).max(1)) {
-        faults::arm_process(nth);
-        let answers = crowd();
-        if faults::disarm_process().hit == 0 {
+        faults::arm_process_run(nth, run);
+        let answers = crowd(&engine);
+        let hit = faults::disarm_process().hit;
+        if hit < run {
             // The same work makes a few calls fewer when the threads meet differently.
+            refused += hit;
             continue;
         }
         swept += 1;
-        assert_eq!(answers, calm, "call {nth} of {calls}");
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !heap::armed() {
-            assert!(Instant::now() < deadline, "the canary does not come back");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        refused += hit;
+        assert_eq!(answers, calm, "{run} refused from call {nth} of {calls} on");
+        whole_canary();
         quiet(&engine);
     }
-    println!("{swept} of {calls} heap calls of a real engine and its clients were refused");
+    println!("{run} heap calls in a row were refused from {swept} of {calls} places on");
     assert!(swept >= 5, "{swept}");
-    assert_eq!(engine.metrics().canaries.get(), swept);
+    whole_canary();
+    let counted = || engine.metrics().canaries.get();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while counted() < refused {
+        assert!(Instant::now() < deadline, "{} of {refused} refusals were counted", counted());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(counted(), refused);
     assert_eq!(engine.ledger().row(Component::Canary).committed, engine.ledger().row(Component::Canary).planned);
+    end(engine);
+}
+
+#[test]
+fn a_real_engine_pays_with_its_canary_and_gets_it_back() {
+    let _alone = alone();
+    refuse_runs(1);
+}
+
+#[test]
+fn as_many_refusals_in_a_row_as_the_canary_has_slices_are_survived() {
+    let _alone = alone();
+    refuse_runs(SLICES as u64);
+}
+
+#[test]
+fn nothing_new_is_admitted_until_the_canary_is_whole_and_that_is_at_once() {
+    let _alone = alone();
+    let engine = crowded();
+    let calm = crowd(&engine);
+    let refused = (0..50).any(|_| {
+        heap::give_up_canary();
+        // The watching thread may have come between.
+        let refused = match engine.submit(greedy(&[1, 2, 3], 4)) {
+            Err(Refusal::Unavailable { message, retry_after_s: 1.. }) => message.contains("reserve"),
+            Ok(reader) => collect(reader).error.is_some(),
+            Err(refusal) => panic!("{refusal}"),
+        };
+        whole_canary();
+        refused
+    });
+    assert!(refused, "a request was let in while the canary was gone");
+    assert_eq!(crowd(&engine), calm);
+    // A refusal wakes the thread that brings its slice back, long before its next look is due.
+    let mut fastest = Duration::MAX;
+    for _ in 0..10 {
+        assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
+        let begun = Instant::now();
+        whole_canary();
+        fastest = fastest.min(begun.elapsed());
+    }
+    println!("a slice is back after {fastest:.1?}");
+    assert!(fastest < Duration::from_millis(200), "{fastest:?}");
     end(engine);
 }

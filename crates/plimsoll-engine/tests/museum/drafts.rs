@@ -69,6 +69,7 @@ fn v_u_drafts_are_accepted_or_the_start_refuses() {
         let engine = engine(model, &options);
         let drafts = ask(&engine, greedy(&prompt(1, 20), 100)).drafts;
         assert!(drafts.1 > 0, "{model}: the request is told {drafts:?}");
+        quiet(&engine);
         assert_eq!(engine.metrics().accepted_tokens.get(), u64::from(drafts.1), "{model}: and so is the operator");
     }
     let headless = Checkpoint::open(&fixtures().join("models/llama")).unwrap();

@@ -115,6 +115,9 @@ impl Job<'_> {
                         (8.., 2) if isa == Isa::Avx512 => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
                         (4.., 2) => (isa.run_vector(self.tile::<KIND, 4, 2>(panel, row)), 4).1,
                         (4.., 1) if isa != Isa::Portable => (isa.run_vector(self.tile::<KIND, 4, 1>(panel, row)), 4).1,
+                        // A checked draft's row takes the weights along that its neighbour has fetched.
+                        (3.., 4) => (isa.run_widest(self.tile::<KIND, 3, 4>(panel, row)), 3).1,
+                        (2.., 4) => (isa.run_widest(self.tile::<KIND, 2, 4>(panel, row)), 2).1,
                         (_, 4) => (isa.run_widest(self.tile::<KIND, 1, 4>(panel, row)), 1).1,
                         (_, 2) => (isa.run_vector(self.tile::<KIND, 1, 2>(panel, row)), 1).1,
                         _ => (isa.run(self.tile::<KIND, 1, 1>(panel, row)), 1).1,

@@ -15,6 +15,53 @@ pub struct LimitSource {
     pub bytes: u64,
     /// Whether this is the one that decides. Exactly one source is marked.
     pub binding: bool,
+    /// What has to be changed for more.
+    pub remedy: Remedy,
+}
+
+/// How a limit is raised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remedy {
+    /// By the operator's own flag.
+    Budget,
+    /// By whoever runs the cgroup or container.
+    Cgroup,
+    /// `ulimit -v`, before the start.
+    AddressSpace,
+    /// `ulimit -d`, before the start.
+    Data,
+    /// Not at all.
+    Machine,
+}
+
+impl Remedy {
+    /// What to do so that the limit is `bytes`.
+    #[must_use]
+    pub fn words(self, bytes: u64) -> String {
+        let kib = bytes.div_ceil(1024);
+        match self {
+            Self::Budget => format!("--memory-budget {bytes}"),
+            Self::Cgroup => format!("a memory limit of {bytes} bytes for this cgroup (a container's --memory)"),
+            Self::AddressSpace => {
+                format!("RLIMIT_AS of {bytes} bytes (ulimit -v {kib}), or none (ulimit -v unlimited)")
+            }
+            Self::Data => format!("RLIMIT_DATA of {bytes} bytes (ulimit -d {kib}), or none (ulimit -d unlimited)"),
+            Self::Machine => format!("a machine with {bytes} bytes free"),
+        }
+    }
+}
+
+impl DomainKind {
+    fn remedy(&self) -> Remedy {
+        match self {
+            Self::Machine => Remedy::Machine,
+            Self::Cgroup { .. } => Remedy::Cgroup,
+            Self::AddressSpace => Remedy::AddressSpace,
+            Self::Data => Remedy::Data,
+            Self::Budget => Remedy::Budget,
+        }
+    }
 }
 
 /// Everything that bounds this process, read once.
@@ -157,7 +204,7 @@ struct Found {
 
 impl Found {
     fn limit(&mut self, name: String, id: String, bytes: u64, kind: DomainKind) {
-        self.sources.push(LimitSource { name, bytes, binding: false });
+        self.sources.push(LimitSource { name, bytes, binding: false, remedy: kind.remedy() });
         self.domains.push(Domain { id, limit: bytes, kind });
     }
 
@@ -170,7 +217,8 @@ impl Found {
                 continue;
             };
             for (file, bytes) in limits {
-                self.sources.push(LimitSource { name: format!("{file} of cgroup {label}"), bytes, binding: false });
+                let name = format!("{file} of cgroup {label}");
+                self.sources.push(LimitSource { name, bytes, binding: false, remedy: Remedy::Cgroup });
             }
             let id = domain_id(&dir, &label);
             let kind = DomainKind::Cgroup { version: hierarchy.version, dir };

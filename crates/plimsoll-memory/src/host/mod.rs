@@ -26,7 +26,7 @@ pub(crate) use budget::ExactBytes;
 pub use budget::{BudgetError, MemoryBudget};
 pub use cgroup::{CgroupEvents, CgroupVersion};
 pub use cpu::Cpus;
-pub use limits::{HostLimits, LimitSource};
+pub use limits::{HostLimits, LimitSource, Remedy};
 pub use meminfo::MemInfo;
 pub use now::{HostNow, Room};
 pub use pressure::{Psi, PsiScope};

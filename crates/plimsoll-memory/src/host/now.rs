@@ -12,6 +12,8 @@ use super::{HostLimits, MemInfo, OwnProcess, Psi, Root, cgroup};
 pub struct HostNow {
     /// What this process could still allocate without crossing any limit.
     pub available: u64,
+    /// What the whole machine could still give, whoever asks; unknown where the system does not tell.
+    pub machine_available: Option<u64>,
     /// What others take of the effective limit, never below zero. Kernel memory charged to the same cgroup (page
     /// tables, sockets) counts as others', since nothing here can give it back.
     pub used_by_others: u64,
@@ -57,6 +59,7 @@ impl HostNow {
         let room_bytes = tightest.map_or(limits.effective, |(room, _)| room.bytes());
         Self {
             available: measured.iter().map(|&(_, free)| free).min().unwrap_or(0),
+            machine_available: info.available,
             used_by_others: limits.effective.saturating_sub(room_bytes),
             tightest: tightest.map_or_else(String::new, |(room, _)| room.domain.clone()),
             own,

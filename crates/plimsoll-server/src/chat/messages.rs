@@ -1,113 +1,67 @@
-//! Messages, tools and template options as a chat template expects them: checked, bounded, text only.
+//! Chat's messages and template options: checked, bounded, text only.
 
-use plimsoll_memory::faults::{self, Site};
-use plimsoll_text::TextError;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::adapt;
-use super::tools::ToolUse;
-use crate::app::App;
+use super::tools;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, check_nodes};
+use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::turn::conversation::Conversation;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// The fields of a body that make up a conversation; shared with `/tokenize`.
-pub(crate) struct Conversation {
-    messages: Value,
-    pub tools: Option<ToolUse>,
-    add_generation_prompt: bool,
-    extra: Map<String, Value>,
+/// Takes the fields of a body that make up a conversation; shared with `/tokenize`.
+pub(crate) fn conversation(fields: &mut Fields<'_>) -> ApiResult<Conversation> {
+    let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
+    let messages = messages(raw)?;
+    let tools = tools::take(fields)?;
+    let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
+    fields.only("continue_final_message", &["false"])?;
+    let mut extra = match fields.json("chat_template_kwargs")? {
+        None => Map::new(),
+        Some(Value::Object(extra)) => extra,
+        Some(_) => {
+            return Err(ApiError::invalid("chat_template_kwargs", "chat_template_kwargs must be an object"));
+        }
+    };
+    for taken in ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"] {
+        if extra.contains_key(taken) {
+            let message = format!("chat_template_kwargs must not contain `{taken}`");
+            return Err(ApiError::invalid("chat_template_kwargs", message));
+        }
+    }
+    for name in ["enable_thinking", "reasoning_effort"] {
+        let Some(value) = fields.json(name)? else { continue };
+        let fits = if name == "enable_thinking" { value.is_boolean() } else { value.is_string() };
+        if !fits {
+            return Err(ApiError::invalid(name, format!("{name} has the wrong type")));
+        }
+        if extra.insert(name.into(), value.clone()).is_some_and(|other| other != value) {
+            let message = format!("{name} and chat_template_kwargs.{name} contradict each other");
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    if let Some(documents) = fields.json("documents")? {
+        if !documents.is_array() {
+            return Err(ApiError::invalid("documents", "documents must be a list"));
+        }
+        extra.insert("documents".into(), documents);
+    }
+    fields.never(&["chat_template"], "the server's own template is used")?;
+    let mut conversation = Conversation::new("messages", messages, tools);
+    conversation.add_generation_prompt = add_generation_prompt;
+    conversation.extra = extra;
+    Ok(conversation)
 }
 
-impl Conversation {
-    /// Takes the conversation's fields.
-    pub fn take(fields: &mut Fields<'_>) -> ApiResult<Self> {
-        let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
-        let messages = messages(raw)?;
-        let tools = ToolUse::take(fields)?;
-        let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
-        fields.only("continue_final_message", &["false"])?;
-        let mut extra = match fields.json("chat_template_kwargs")? {
-            None => Map::new(),
-            Some(Value::Object(extra)) => extra,
-            Some(_) => {
-                return Err(ApiError::invalid("chat_template_kwargs", "chat_template_kwargs must be an object"));
-            }
-        };
-        for taken in ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"] {
-            if extra.contains_key(taken) {
-                let message = format!("chat_template_kwargs must not contain `{taken}`");
-                return Err(ApiError::invalid("chat_template_kwargs", message));
-            }
-        }
-        for name in ["enable_thinking", "reasoning_effort"] {
-            let Some(value) = fields.json(name)? else { continue };
-            let fits = if name == "enable_thinking" { value.is_boolean() } else { value.is_string() };
-            if !fits {
-                return Err(ApiError::invalid(name, format!("{name} has the wrong type")));
-            }
-            if extra.insert(name.into(), value.clone()).is_some_and(|other| other != value) {
-                let message = format!("{name} and chat_template_kwargs.{name} contradict each other");
-                return Err(ApiError::invalid(name, message));
-            }
-        }
-        if let Some(documents) = fields.json("documents")? {
-            extra.insert("documents".into(), documents);
-        }
-        fields.never(&["chat_template"], "the server's own template is used")?;
-        Ok(Self { messages, tools, add_generation_prompt, extra })
-    }
-
-    /// Whether the client wants no thoughts.
-    pub fn thinking_off(&self) -> bool {
-        ["enable_thinking", "thinking"].iter().any(|name| self.extra.get(*name) == Some(&Value::Bool(false)))
-    }
-
-    /// Whether the prompt ends where the assistant begins.
-    pub fn ends_open(&self) -> bool {
-        self.add_generation_prompt
-    }
-
-    /// The prompt. Runs on a text worker.
-    pub fn render(&self, app: &App) -> ApiResult<String> {
-        let template = app.served.template.as_ref().ok_or_else(|| {
-            ApiError::unsupported("messages", "the served model has no chat template; use /v1/completions")
-        })?;
-        if self.extra.contains_key("reasoning_effort") && !template.source().contains("reasoning_effort") {
-            let message = "reasoning_effort has no effect: the served model's chat template does not know it";
-            return Err(ApiError::unsupported("reasoning_effort", message));
-        }
-        faults::site(Site::Template);
-        let tools = self.tools.as_ref().map(|tools| &tools.list);
-        let rendered = if template.knows_tools() {
-            template.render(&self.messages, tools, self.add_generation_prompt, &self.extra)
-        } else {
-            let messages = adapt::without_tools(&self.messages, tools);
-            template.render(&messages, None, self.add_generation_prompt, &self.extra)
-        };
-        // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
-        rendered.map_err(|error| match error {
-            TextError::Panicked(_) => ApiError::internal(error.to_string()),
-            _ => ApiError::invalid("messages", error.to_string()),
-        })
-    }
-
-    /// The prompt as ids. Runs on a text worker.
-    pub fn tokens(&self, app: &App, add_special: bool) -> ApiResult<Vec<u32>> {
-        app.encode("messages", &self.render(app)?, add_special)
-    }
-}
-
-fn messages(raw: &RawValue) -> ApiResult<Value> {
-    check_nodes("messages", raw)?;
+fn messages(raw: &RawValue) -> ApiResult<Vec<Value>> {
+    check_nodes("messages", raw, MAX_NODES)?;
     let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
     }
     let message = |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?);
-    list.iter().enumerate().map(message).collect::<ApiResult<Vec<Value>>>().map(Value::Array)
+    list.iter().enumerate().map(message).collect()
 }
 
 fn message(mut fields: Fields<'_>) -> ApiResult<Value> {

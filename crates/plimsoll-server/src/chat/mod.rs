@@ -1,9 +1,6 @@
 //! `POST /v1/chat/completions`: messages in, a message out.
 
-mod adapt;
-mod forced;
 pub(crate) mod messages;
-mod reading;
 mod request;
 mod respond;
 mod shape;
@@ -17,30 +14,23 @@ use axum::response::Response;
 use crate::app::App;
 use crate::choices::collect;
 use crate::error::ApiResult;
-use crate::generation::Generation;
-use crate::limits::read_json;
 use crate::sse;
+use crate::turn::{Begun, begin, parsed};
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    let asked = app.on_text_worker(move || {
-        let mut asked = request::parse(&body.bytes, &worker)?;
-        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes()));
-        Ok(asked)
+    let turn = parsed(&app, request, |body, app| {
+        let mut turn = request::parse(&body.bytes, app)?;
+        turn.draft.kept = Some(body.keep(turn.draft.prompt_bytes())?);
+        Ok(turn)
     });
-    let asked = asked.await?;
+    let turn = turn.await?;
     let id = app.ids.request("chatcmpl");
-    let mut started = asked.draft.start(&app, &id)?;
-    let choices = started.readers.len();
-    let mut generation = Generation::new(&app, &id, "chat", &asked.draft, &mut started);
-    let context = respond::Context::new(&app, id, asked);
+    let Begun { context, mut generation, held, choices } = begin(&app, id, "chat", turn)?;
     if context.draft.common.stream {
         let keep_alive = app.config.keep_alive;
-        return Ok(sse::response(generation, shape::Stream::new(context, choices, started.held), keep_alive));
+        return Ok(sse::response(generation, shape::Stream::new(context, choices, held), keep_alive));
     }
     let collected = collect(&mut generation, choices).await?;
-    Ok(respond::whole(&context, collected, generation.usage(), started.held))
+    Ok(respond::whole(&context, collected, generation.usage(), held))
 }

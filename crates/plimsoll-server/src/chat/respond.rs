@@ -1,42 +1,15 @@
-//! A chat answer that is not streamed, and what its shape shares with the stream.
-
-use std::sync::Arc;
+//! A chat answer that is not streamed.
 
 use axum::response::Response;
-use plimsoll_text::Tokenizer;
 use serde::Serialize;
 
-use super::reading::{Call, Reading, Reply, Rules};
-use super::request::Asked;
-use crate::app::App;
 use crate::choices::{Collected, ids};
 use crate::generation::Usage;
 use crate::limits::Held;
-use crate::logprobs::{ChatLogprobs, PromptReport, Spelling};
+use crate::logprobs::{ChatLogprobs, PromptReport};
 use crate::models::json;
-use crate::submit::Draft;
-
-/// What every chunk of one answer repeats, and what was asked for.
-pub(crate) struct Context {
-    pub id: String,
-    pub created: u64,
-    pub tokenizer: Arc<Tokenizer>,
-    pub draft: Draft,
-    pub rules: Rules,
-    pub app: Arc<App>,
-}
-
-impl Context {
-    pub fn new(app: &Arc<App>, id: String, asked: Asked) -> Self {
-        let tokenizer = Arc::clone(&app.served.tokenizer);
-        let Asked { draft, rules } = asked;
-        Self { id, created: crate::models::now_s(), tokenizer, draft, rules, app: Arc::clone(app) }
-    }
-
-    pub fn spelling(&self) -> Spelling<'_> {
-        Spelling { tokenizer: &self.tokenizer, as_ids: self.draft.common.tokens_as_ids }
-    }
-}
+use crate::turn::Context;
+use crate::turn::reading::{Part, Reading};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -123,5 +96,50 @@ fn one<'a>(context: &Context, index: usize, collected: &'a mut Collected) -> Cho
         finish_reason: collected.finish.map(|reason| reading.finish_name(reason)),
         stop_reason: collected.stop_reason.as_deref(),
         token_ids: draft.common.return_token_ids.then(|| ids(&collected.tokens)),
+    }
+}
+
+/// A whole reply.
+#[derive(Debug, Default)]
+struct Reply {
+    reasoning: String,
+    content: String,
+    calls: Vec<Call>,
+}
+
+/// One call of a whole reply, in OpenAI's shape.
+#[derive(Debug, Serialize)]
+struct Call {
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: Function,
+}
+
+#[derive(Debug, Serialize)]
+struct Function {
+    name: String,
+    arguments: String,
+}
+
+impl Reply {
+    fn of(parts: Vec<Part>) -> Self {
+        let mut reply = Self::default();
+        for part in parts {
+            match part {
+                Part::Reasoning(text) => reply.reasoning.push_str(&text),
+                Part::Content(text) => reply.content.push_str(&text),
+                Part::Call { id, name, .. } => {
+                    let function = Function { name, arguments: String::new() };
+                    reply.calls.push(Call { id, kind: "function", function });
+                }
+                Part::Arguments { text, .. } => {
+                    if let Some(call) = reply.calls.last_mut() {
+                        call.function.arguments.push_str(&text);
+                    }
+                }
+            }
+        }
+        reply
     }
 }

@@ -3,13 +3,13 @@
 use plimsoll_engine::Delta;
 use serde::Serialize;
 
-use super::reading::{Part, Reading};
-use super::respond::Context;
 use crate::choices::ids;
 use crate::generation::Usage;
 use crate::limits::Held;
 use crate::logprobs::ChatLogprobs;
 use crate::sse::{Events, Shape};
+use crate::turn::Context;
+use crate::turn::reading::{Part, Reading};
 
 /// The stream's state.
 pub(crate) struct Stream {

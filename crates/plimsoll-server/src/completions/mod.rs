@@ -20,10 +20,9 @@ use crate::sse;
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    let asked = app.on_text_worker(move || {
-        let mut asked = request::parse(&body.bytes, &worker)?;
-        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes()));
+    let asked = app.on_body(body, |app, body| {
+        let mut asked = request::parse(&body.bytes, app)?;
+        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes())?);
         Ok(asked)
     });
     let asked = asked.await?;
@@ -34,7 +33,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let context = respond::Context::new(&app, id, asked);
     if context.asked.draft.common.stream {
         let keep_alive = app.config.keep_alive;
-        return Ok(sse::response(generation, shape::Stream::new(context, choices), keep_alive));
+        return Ok(sse::response(generation, shape::Stream::new(context, choices, started.held), keep_alive));
     }
     let collected = collect(&mut generation, choices).await?;
     Ok(respond::whole(&context, collected, generation.usage(), started.held))

@@ -40,10 +40,13 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         prompt_logprobs,
         default_max_tokens: Some(app.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         prompt_param: "prompt",
+        length_param: "max_tokens",
         kept_special_ids: Vec::new(),
         grammar,
         reading_bytes: 0,
         kept: None,
+        fills_context: false,
+        gathers: false,
         common,
     };
     Ok(Asked { draft, echo })

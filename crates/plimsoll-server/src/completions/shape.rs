@@ -5,6 +5,7 @@ use plimsoll_engine::{Delta, TokenLogprobs};
 use super::respond::{Answer, Choice, Context};
 use crate::choices::{CharOffsets, finish_name, ids};
 use crate::generation::Usage;
+use crate::limits::Held;
 use crate::logprobs::CompletionLogprobs;
 use crate::sse::{Events, Shape};
 
@@ -12,6 +13,8 @@ use crate::sse::{Events, Shape};
 pub(crate) struct Stream {
     context: Context,
     choices: Vec<State>,
+    /// Bytes of what is repeated of the prompt.
+    _held: Option<Held>,
 }
 
 #[derive(Default)]
@@ -23,8 +26,8 @@ struct State {
 }
 
 impl Stream {
-    pub fn new(context: Context, choices: usize) -> Self {
-        Self { context, choices: std::iter::repeat_with(State::default).take(choices).collect() }
+    pub fn new(context: Context, choices: usize, held: Option<Held>) -> Self {
+        Self { context, choices: std::iter::repeat_with(State::default).take(choices).collect(), _held: held }
     }
 
     fn send(&self, choice: Choice<'_>, usage: Option<Usage>, out: &mut Events) {

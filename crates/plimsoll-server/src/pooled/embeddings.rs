@@ -59,10 +59,9 @@ enum Numbers {
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    let asked = app.on_text_worker(move || {
-        let (model, inputs, as_base64, dimensions) = parse(&body.bytes, &worker)?;
-        let kept = body.keep(ids_bytes(&inputs));
+    let asked = app.on_body(body, |app, body| {
+        let (model, inputs, as_base64, dimensions) = parse(&body.bytes, app)?;
+        let kept = body.keep(ids_bytes(&inputs))?;
         Ok(Asked { model, inputs, as_base64, dimensions, kept })
     });
     let Asked { model, inputs, as_base64, dimensions, kept } = asked.await?;

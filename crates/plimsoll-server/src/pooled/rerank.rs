@@ -58,12 +58,11 @@ struct Text<'a> {
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    let asked = app.on_text_worker(move || {
-        let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, &worker)?;
+    let asked = app.on_body(body, |app, body| {
+        let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, app)?;
         let texts: usize = documents.iter().map(|text| text.len() + size_of::<String>()).sum();
         let body_bytes = body.bytes.len();
-        let kept = body.keep(ids_bytes(&judgement.inputs) + texts as u64);
+        let kept = body.keep(ids_bytes(&judgement.inputs) + texts as u64)?;
         Ok(Asked { model, documents, judgement, top_n, return_documents, body_bytes, kept })
     });
     let asked = asked.await?;

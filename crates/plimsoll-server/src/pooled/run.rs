@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Input;
 use crate::app::{App, Phase, reached};
+use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::request_log::RequestLog;
 
@@ -26,7 +27,11 @@ pub(super) async fn run(
     inputs: &[Input],
 ) -> ApiResult<Vec<Vec<f32>>> {
     let tokens = inputs.iter().map(|input| input.ids.len() as u64).sum();
-    let mut log = RequestLog::new(id, api, false, inputs.len(), tokens);
+    let caller = Caller::current();
+    if let Some(client) = &caller.client {
+        client.charge(tokens);
+    }
+    let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller);
     let result = all(app, id, param, inputs).await;
     log.ends(match &result {
         Ok(_) => "finished",

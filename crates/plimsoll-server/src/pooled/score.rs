@@ -43,10 +43,9 @@ struct Item {
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let (head, body) = request.into_parts();
     let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let worker = Arc::clone(&app);
-    let asked = app.on_text_worker(move || {
-        let (model, judgement, pairs) = parse(&body.bytes, &worker)?;
-        let kept: Held = body.keep(ids_bytes(&judgement.inputs));
+    let asked = app.on_body(body, |app, body| {
+        let (model, judgement, pairs) = parse(&body.bytes, app)?;
+        let kept: Held = body.keep(ids_bytes(&judgement.inputs))?;
         Ok((model, judgement, pairs, kept))
     });
     let (model, judgement, pairs, kept) = asked.await?;

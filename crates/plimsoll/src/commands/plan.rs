@@ -13,7 +13,7 @@ use crate::args::PlanArgs;
 
 /// Prints the plan.
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let options = args.engine.options(args.http.config().heap_bytes_max());
+    let options = args.engine.options(args.http.config()?.heap_bytes_max());
     let local = Path::new(&args.model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
     let checkpoint = Checkpoint::open(&path)?;
@@ -26,9 +26,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         let load = Load { users: args.users.unwrap_or(1), context: args.context.unwrap_or(longest.min(4096)) };
         // A budget that is named is the line, also when it is that of a larger machine than this one.
         let line = match options.memory_budget {
-            Some(budget) => {
-                Line { bytes: budget.bytes(host.line.bytes), source: "--memory-budget".into(), chosen: true }
-            }
+            Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
             None => host.line,
         };
         let answer = what_if(&checkpoint, &options, host.threads, &line, load)?;

@@ -17,7 +17,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         host: args.host.clone(),
         port: args.port,
         drain_deadline: Duration::from_secs(args.drain_seconds),
-        ..args.http.config()
+        ..args.http.config()?
     };
     let options = args.engine.options(config.heap_bytes_max());
     let options = Options { log_ledger_every: args.log_ledger_every, ..options };

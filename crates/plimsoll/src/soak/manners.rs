@@ -200,6 +200,9 @@ async fn stream(setting: &Setting, body: &Value, path: &str) -> Result<Outcome> 
             return Ok(if ended { Outcome::Good } else { Outcome::Bad("a stream without a reason of its end".into()) });
         }
         let event: Value = serde_json::from_str(&data)?;
+        if event.pointer("/error/code").is_some_and(|code| code == "unavailable") {
+            return Ok(Outcome::Refused);
+        }
         if event.get("error").is_some() {
             bail!("in the stream: {event}");
         }

@@ -5,7 +5,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -157,6 +157,90 @@ fn a_cage_that_is_too_small_is_seen_before_anything_is_loaded() {
     assert!(words.contains("largest component") && words.contains("Try --"), "what to do: {words}");
     let [limit, peak, kills] = cage.report();
     assert!(peak < limit / 2 && kills == 0, "{peak} of {limit} bytes were touched, {kills} kills");
+}
+
+/// A neighbour that takes what is left in a server's cgroup, until it is dropped.
+struct Balloon(Child);
+
+impl Balloon {
+    fn blow(beside: u32, leave: u64) -> Self {
+        let (beside, leave) = (beside.to_string(), leave.to_string());
+        let mut command = plimsoll(&["balloon", "--beside", &beside, "--leave", &leave, "--hold", "600"]);
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// It goes, and its memory with it.
+    fn burst(mut self) {
+        assert!(self.0.try_wait().unwrap().is_none(), "the balloon ended by itself: somebody killed it");
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Balloon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits as long as a busy machine may need, and no longer than it takes on another.
+#[test]
+fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_down_again() {
+    default_model();
+    let flags = ["--memory-budget", "470MiB"];
+    let planned = planned(&flags);
+    let Some(cage) = Cage::open("balloon", planned + planned * 3 / 100 + (192 << 20)) else { return };
+    let server =
+        Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], &flags[..]].concat())).unwrap();
+    let page = server.memory();
+    let (line, plan) = (page["line_bytes"].as_u64().unwrap(), page["planned_bytes"].as_u64().unwrap());
+    assert!(line - plan < 4 << 20, "a line so close around the plan once kept the governor from coming back: {line}");
+    let prompts = ["The sea is", "Once upon a time", "One, two, three,", "A ship may be loaded"];
+    let body = |prompt: &str| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+    let text = |answer: &Value| answer["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
+    let alone: Vec<String> = prompts.iter().map(|prompt| text(&server.ask("/v1/completions", &body(prompt)))).collect();
+    let rung = || server.memory()["ladder"]["rung"].as_str().unwrap().to_owned();
+    // Asks everything once: the same answers, or an announced 503.
+    let (mut same, mut refused) = (0, 0);
+    let mut ask_all = || {
+        for (prompt, alone) in prompts.iter().zip(&alone) {
+            let answer = server.post("/v1/completions", &body(prompt));
+            match answer.status {
+                200 => same += u32::from(text(&answer.json()) == *alone),
+                503 if answer.header("retry-after").is_some() => refused += 1,
+                status => panic!("{status}: {}", answer.text()),
+            }
+        }
+    };
+    let mut rounds = 0;
+    for leave in [24 << 20, 8 << 20] {
+        let balloon = Balloon::blow(server.pid(), leave);
+        crate::product::eventually("the governor gives way", Duration::from_secs(120), || {
+            ask_all();
+            rounds += 1;
+            rung() != "calm"
+        });
+        ask_all();
+        balloon.burst();
+        rounds += 1;
+        crate::product::eventually("the governor comes back", Duration::from_secs(120), || {
+            std::thread::sleep(Duration::from_millis(200));
+            rung() == "calm"
+        });
+    }
+    ask_all();
+    println!("{same} answers were the same, {refused} were refused for now, {}", server.memory()["ladder"]);
+    assert_eq!(same + refused, (rounds + 1) * prompts.len() as u32, "an answer has changed");
+    assert!(same >= prompts.len() as u32);
+    let climbed = server.memory()["ladder"]["climbed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["times"].as_u64().unwrap())
+        .sum::<u64>();
+    assert!(climbed >= 2, "each balloon was noticed");
+    assert_eq!(cage.report()[2], 0, "nobody was killed");
 }
 
 #[test]

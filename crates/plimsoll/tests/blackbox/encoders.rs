@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::openai::packages;
+use crate::clients::{OPENAI, packages};
 use crate::product::{Server, eventually, fixture, plimsoll, repository, run};
 
 /// What transformers says of a fixture.
@@ -18,7 +18,7 @@ fn reference(model: &str) -> Value {
 
 #[test]
 fn the_openai_client_gets_the_embeddings_that_transformers_makes() {
-    let packages = packages();
+    let packages = packages(OPENAI);
     run(&["pull", "minilm"]).good();
     let words = run(&["plan", "minilm"]).good();
     assert!(words.contains("an encoder keeps nothing"), "{words}");

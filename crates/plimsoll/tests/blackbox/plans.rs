@@ -185,3 +185,28 @@ fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
     let words = refuse(&(suggested - 1).to_string());
     assert!(words.contains("(1 bytes) short"), "{words}");
 }
+
+/// `plimsoll plan` under `ulimit`; what it says.
+fn under(ulimit: &str) -> (bool, String) {
+    let inner = crate::product::plimsoll(["plan", "smollm2"]);
+    let script = format!("ulimit {ulimit}; exec \"$0\" \"$@\"");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).arg(inner.get_program()).args(inner.get_args());
+    command.env("PLIMSOLL_CACHE", crate::product::cache()).env_remove("RUST_LOG").env("RUST_BACKTRACE", "0");
+    let output = command.output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+#[test]
+fn who_is_short_because_of_an_rlimit_is_told_of_that_and_what_is_advised_works() {
+    default_model();
+    for (flag, name) in [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA")] {
+        let (good, words) = under(&format!("{flag} 400000"));
+        assert!(!good && words.contains("it does not fit") && words.contains(&format!("{name} of ")), "{words}");
+        assert!(!words.contains("--memory-budget"), "no budget can help: {words}");
+        let advice =
+            words.split_once(&format!("(ulimit {flag} ")).and_then(|(_, rest)| rest.split_once(')')).unwrap().0;
+        let (good, words) = under(&format!("{flag} {}", advice.parse::<u64>().unwrap() + (64 << 10)));
+        assert!(good, "{words}");
+    }
+}

@@ -1,4 +1,4 @@
-//! What a chat reply is forced to be: calls that must be made, a form, an end to its thoughts.
+//! What a reply is forced to be: calls that must be made, a form, an end to its thoughts.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use plimsoll_grammar::{Call, CallStyle, Calls, Source, Thinking};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
+use super::Budget;
 use super::reading::Rules;
 use super::tools::{ToolChoice, ToolUse};
 use crate::app::App;
@@ -22,45 +23,53 @@ pub(crate) fn grammar_of(
     tools: Option<&ToolUse>,
     rules: &Rules,
     form: Option<&Form>,
-    budget: Option<u32>,
+    budget: Option<Budget>,
 ) -> ApiResult<Option<Arc<dyn Grammar>>> {
     let thinking = thinking(rules, budget)?;
     let harmony = rules.spec.reasoning == Some(ReasoningFormat::Harmony);
-    let calls = tools.map(|tools| calls(app, tools)).transpose()?.flatten();
+    // Where the model is free to call and its text is not bound to a form, no grammar holds the calls.
+    let bound =
+        tools.filter(|tools| tools.choice != ToolChoice::Auto || (form.is_some() && rules.spec.tools.is_some()));
+    let calls = bound.map(|tools| calls(app, tools)).transpose()?;
+    let free = tools.is_none_or(|tools| tools.choice == ToolChoice::Auto);
+    let prefix = if harmony { HARMONY_FINAL } else { "" };
     let (param, source, prefix) = match (calls, form) {
-        (Some(_), Some(form)) => {
+        (Some(_), Some(form)) if !free => {
             let message = format!("{} has no effect where tool_choice asks for a call", form.param);
             return Err(ApiError::unsupported(form.param, message));
         }
+        (Some(calls), Some(form)) => (form.param, Some(Source::CallsOr(calls, Box::new(form.source.clone()))), prefix),
         (Some(calls), None) => ("tools", Some(Source::Calls(calls)), ""),
-        (None, Some(form)) if tools.is_some() => {
-            let message = format!("{} cannot be joined with tools that the model may call", form.param);
-            return Err(ApiError::unsupported(form.param, message));
-        }
-        (None, Some(form)) => (form.param, Some(form.source.clone()), if harmony { HARMONY_FINAL } else { "" }),
-        (None, None) if budget.is_none() => return Ok(None),
-        (None, None) => ("thinking_token_budget", None, ""),
+        (None, Some(form)) => (form.param, Some(form.source.clone()), prefix),
+        (None, None) => match budget {
+            None => return Ok(None),
+            Some(budget) => (budget.param, None, ""),
+        },
     };
     grammar(app, param, source.as_ref(), prefix, thinking).map(Some)
 }
 
-fn thinking(rules: &Rules, budget: Option<u32>) -> ApiResult<Option<Thinking>> {
+fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>> {
     let tags = rules.spec.reasoning.and_then(|format| format.open().zip(format.close()));
-    match tags {
-        Some((open, close)) => Ok(Some(Thinking { opened: rules.spec.opened, open, close, budget })),
-        None if budget.is_none() => Ok(None),
-        None => {
-            let message = "thinking_token_budget has no effect: the served model does not think, or not between tags, or thinking is off";
-            Err(ApiError::unsupported("thinking_token_budget", message))
+    match (tags, budget) {
+        (Some((open, close)), budget) => {
+            let budget = budget.map(|budget| budget.tokens);
+            Ok(Some(Thinking { opened: rules.spec.opened, open, close, budget }))
+        }
+        (None, None) => Ok(None),
+        (None, Some(Budget { param, .. })) => {
+            let message = format!(
+                "{param} has no effect: the served model does not think, or not between tags, or thinking is off"
+            );
+            Err(ApiError::unsupported(param, message))
         }
     }
 }
 
-/// The calls that must be made, if any.
-fn calls(app: &App, tools: &ToolUse) -> ApiResult<Option<Calls>> {
+/// The calls that can be made.
+fn calls(app: &App, tools: &ToolUse) -> ApiResult<Calls> {
     let named = match &tools.choice {
-        ToolChoice::Auto => return Ok(None),
-        ToolChoice::Required => None,
+        ToolChoice::Auto | ToolChoice::Required => None,
         ToolChoice::Named(name) => Some(name.as_str()),
     };
     let Some(format) = app.served.formats.tools.map(forced_format) else {
@@ -75,10 +84,10 @@ fn calls(app: &App, tools: &ToolUse) -> ApiResult<Option<Calls>> {
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;
     let arguments_marker = app.served.tokenizer.token_to_id("[ARGS]").is_some();
-    Ok(Some(Calls { tools: list, several, style: style(format, arguments_marker) }))
+    Ok(Calls { tools: list, several, style: style(format, arguments_marker) })
 }
 
-/// The format in which forced calls are written: the model's own where its arguments are JSON, else Hermes's.
+/// The format in which calls under a grammar are written: the model's own where its arguments are JSON, else Hermes's.
 pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
     match format {
         ToolFormat::Hermes | ToolFormat::Llama3 | ToolFormat::Mistral | ToolFormat::DeepSeek | ToolFormat::Harmony => {

@@ -1,13 +1,13 @@
 //! Reading replies: a choice's text becomes reasoning, content and calls as the client is to see them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use plimsoll_engine::FinishReason;
+use plimsoll_engine::{FinishReason, TokenOut};
 use plimsoll_reply::{Event, HELD_BYTES_MAX, ReplyParser, Spec, ToolFormat};
-use serde::Serialize;
 
+use super::conversation::Conversation;
 use super::forced::forced_format;
-use super::messages::Conversation;
 use super::tools::ToolChoice;
 use crate::app::App;
 use crate::choices::finish_name;
@@ -20,21 +20,34 @@ pub(crate) struct Rules {
     pub include_reasoning: bool,
     /// At most one call; what follows it is not shown.
     one_call: bool,
+    /// How ids of calls begin; none for short ones without a beginning.
+    call_prefix: Option<&'static str>,
 }
 
 impl Rules {
-    /// The rules for a conversation whose prompt was rendered as `prompt`.
-    pub fn new(app: &App, conversation: &Conversation, prompt: &str, include_reasoning: bool) -> Self {
+    /// The rules for a conversation whose prompt was rendered as `prompt`; with `formed`, its text has a form.
+    pub fn new(
+        app: &App,
+        conversation: &Conversation,
+        prompt: &str,
+        formed: bool,
+        include_reasoning: bool,
+        call_prefix: &'static str,
+    ) -> Self {
         let formats = &app.served.formats;
         let reasoning = formats.reasoning.filter(|_| !conversation.thinking_off());
         let opened = conversation.ends_open() && reasoning.is_some_and(|format| format.opened_by(prompt));
         let tools = conversation.tools.as_ref().zip(formats.tools);
         let tools = tools.map(|(tools, format)| {
-            let forced = tools.choice != ToolChoice::Auto;
+            // Under a grammar, calls are written in a format that a grammar can hold.
+            let forced = formed || tools.choice != ToolChoice::Auto;
             (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known))
         });
         let one_call = conversation.tools.as_ref().is_some_and(|tools| !tools.parallel);
-        Self { spec: Spec { reasoning, opened, tools }, include_reasoning, one_call }
+        // Mistral's templates accept ids of nine characters only.
+        let short = matches!(tools, Some((ToolFormat::Mistral, _)));
+        let call_prefix = (!short).then_some(call_prefix);
+        Self { spec: Spec { reasoning, opened, tools }, include_reasoning, one_call, call_prefix }
     }
 
     /// Special tokens of the model whose text is needed for reading.
@@ -65,11 +78,17 @@ pub(crate) struct Reading {
     parser: Option<ReplyParser>,
     include_reasoning: bool,
     one_call: bool,
-    short_ids: bool,
+    call_prefix: Option<&'static str>,
     /// Calls that have begun.
     calls: usize,
     over: bool,
+    thought_tokens: u64,
+    /// Where tokens begin of which it is not certain yet that they are no thoughts.
+    undecided: VecDeque<u32>,
 }
+
+/// Tokens whose text the parser may hold back while it waits for the end of a marker.
+const UNDECIDED_MAX: usize = 64;
 
 /// A piece of a reply as clients see it.
 #[derive(Debug, PartialEq, Eq)]
@@ -86,10 +105,11 @@ impl Reading {
             parser: rules.reads().then(|| ReplyParser::new(&rules.spec)),
             include_reasoning: rules.include_reasoning,
             one_call: rules.one_call,
-            // Mistral's templates accept ids of nine characters only.
-            short_ids: matches!(rules.spec.tools, Some((ToolFormat::Mistral, _))),
+            call_prefix: rules.call_prefix,
             calls: 0,
             over: false,
+            thought_tokens: 0,
+            undecided: VecDeque::new(),
         }
     }
 
@@ -115,7 +135,7 @@ impl Reading {
             Event::Content(text) => Some(Part::Content(text)),
             Event::CallBegin { name, id } => {
                 self.calls += 1;
-                let id = id.unwrap_or_else(|| ids.call(self.short_ids));
+                let id = id.unwrap_or_else(|| ids.call(self.call_prefix));
                 Some(Part::Call { index: self.calls - 1, id, name })
             }
             Event::Arguments(text) => Some(Part::Arguments { index: self.calls.saturating_sub(1), text }),
@@ -126,56 +146,39 @@ impl Reading {
         }
     }
 
-    /// Why the reply ended, in the API's words.
-    pub fn finish_name(&self, reason: FinishReason) -> &'static str {
-        match reason {
-            FinishReason::Stop if self.calls > 0 => "tool_calls",
-            reason => finish_name(reason),
-        }
-    }
-}
-
-/// A whole reply.
-#[derive(Debug, Default)]
-pub(crate) struct Reply {
-    pub reasoning: String,
-    pub content: String,
-    pub calls: Vec<Call>,
-}
-
-/// One call of a whole reply, in OpenAI's shape.
-#[derive(Debug, Serialize)]
-pub(crate) struct Call {
-    id: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    function: Function,
-}
-
-#[derive(Debug, Serialize)]
-struct Function {
-    name: String,
-    arguments: String,
-}
-
-impl Reply {
-    pub fn of(parts: Vec<Part>) -> Self {
-        let mut reply = Self::default();
-        for part in parts {
-            match part {
-                Part::Reasoning(text) => reply.reasoning.push_str(&text),
-                Part::Content(text) => reply.content.push_str(&text),
-                Part::Call { id, name, .. } => {
-                    let function = Function { name, arguments: String::new() };
-                    reply.calls.push(Call { id, kind: "function", function });
-                }
-                Part::Arguments { text, .. } => {
-                    if let Some(call) = reply.calls.last_mut() {
-                        call.function.arguments.push_str(&text);
-                    }
-                }
+    /// Counts those of the tokens that were read last that begin before the last thought's end. Returns how many they are.
+    pub fn count_thoughts(&mut self, tokens: &[TokenOut]) -> usize {
+        let Some(end) = self.parser.as_ref().map(ReplyParser::thoughts_end).filter(|end| *end > 0) else { return 0 };
+        let before = self.thought_tokens;
+        let earlier = self.undecided.len() as u64;
+        for token in tokens {
+            self.undecided.push_back(token.text_offset);
+            while self.undecided.front().is_some_and(|at| (*at as usize) < end) {
+                self.undecided.pop_front();
+                self.thought_tokens += 1;
+            }
+            if self.undecided.len() > UNDECIDED_MAX {
+                self.undecided.pop_front();
             }
         }
-        reply
+        (self.thought_tokens - before).saturating_sub(earlier).min(tokens.len() as u64) as usize
+    }
+
+    /// Tokens that were thoughts.
+    pub fn thought_tokens(&self) -> u64 {
+        self.thought_tokens
+    }
+
+    /// Whether the reply has called a tool.
+    pub fn has_called(&self) -> bool {
+        self.calls > 0
+    }
+
+    /// Why the reply ended, in OpenAI's chat's words.
+    pub fn finish_name(&self, reason: FinishReason) -> &'static str {
+        match reason {
+            FinishReason::Stop if self.has_called() => "tool_calls",
+            reason => finish_name(reason),
+        }
     }
 }

@@ -1,0 +1,158 @@
+//! The prefix cache from outside: what it holds and has done, and the request to forget it all, which the engine thread serves
+//! between two steps.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use plimsoll_memory::Component;
+use serde::Serialize;
+use tokio::sync::Notify;
+
+use crate::cache::{IndexStats, PAGE_TOKENS};
+use crate::handle::{EngineHandle, Shared};
+
+/// What the engine thread tells about the prefix cache after every step.
+#[derive(Debug, Default)]
+pub(crate) struct Cached {
+    /// Pages in the prefix tree, held by sequences or by the tree alone.
+    indexed: AtomicU64,
+    hit_tokens: AtomicU64,
+    miss_tokens: AtomicU64,
+    inserted: AtomicU64,
+    evicted: AtomicU64,
+    /// Times somebody asked for everything to be forgotten, and up to which of them it was done.
+    clears_asked: AtomicU64,
+    clears_done: AtomicU64,
+    cleared: Notify,
+}
+
+impl Cached {
+    /// Takes over the index's numbers. Returns how many pages were evicted since the last time.
+    pub fn refresh(&self, stats: &IndexStats) -> u64 {
+        self.indexed.store(stats.nodes as u64, Release);
+        self.hit_tokens.store(stats.hit_tokens, Release);
+        self.miss_tokens.store(stats.miss_tokens, Release);
+        self.inserted.store(stats.inserted_pages, Release);
+        stats.evicted_pages - self.evicted.swap(stats.evicted_pages, Release)
+    }
+
+    /// For the engine thread: whether somebody asked for everything to be forgotten; what [`Self::done`] wants to be told.
+    pub fn asked(&self) -> Option<u64> {
+        let asked = self.clears_asked.load(Acquire);
+        (asked > self.clears_done.load(Acquire)).then_some(asked)
+    }
+
+    /// It was done for all who had asked by then, and the numbers are right again.
+    pub fn done(&self, asked: u64) {
+        self.clears_done.store(asked, Release);
+        self.wake();
+    }
+
+    /// Has everybody who waits look again.
+    pub fn wake(&self) {
+        self.cleared.notify_waiters();
+    }
+}
+
+/// What the prefix cache holds and has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheReport {
+    /// Whether equal prefixes are shared at all.
+    pub enabled: bool,
+    /// Tokens of one page.
+    pub page_tokens: u64,
+    /// Bytes of one page of keys and values.
+    pub page_bytes: u64,
+    /// Pages that the prefix tree knows, those that requests are using included: one entry each.
+    pub entries: u64,
+    /// Pages that it alone holds; given up as soon as a request needs them.
+    pub pages: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Checkpoints of recurrent state beside the tree.
+    pub state_checkpoints: u64,
+    /// Bytes of those.
+    pub state_bytes: u64,
+    /// Prompt tokens that were found, since start.
+    pub hit_tokens: u64,
+    /// Prompt tokens that were looked for and not found.
+    pub miss_tokens: u64,
+    /// Pages that entered the tree.
+    pub inserted_pages: u64,
+    /// Pages that were evicted to make room.
+    pub evicted_pages: u64,
+}
+
+impl CacheReport {
+    fn of(shared: &Shared) -> Self {
+        let (cached, status) = (&shared.cached, &shared.status);
+        let (pages, kept) = (status.pages_cached.load(Acquire), status.slots_kept.load(Acquire));
+        let (page_bytes, slot_bytes) = (shared.page_bytes(), shared.slot_bytes());
+        Self {
+            enabled: status.prefix_cache.load(Acquire),
+            page_tokens: PAGE_TOKENS as u64,
+            page_bytes,
+            entries: cached.indexed.load(Acquire),
+            pages,
+            bytes: pages * page_bytes,
+            state_checkpoints: kept,
+            state_bytes: kept * slot_bytes,
+            hit_tokens: cached.hit_tokens.load(Acquire),
+            miss_tokens: cached.miss_tokens.load(Acquire),
+            inserted_pages: cached.inserted.load(Acquire),
+            evicted_pages: cached.evicted.load(Acquire),
+        }
+    }
+}
+
+impl Shared {
+    /// Bytes of one page of keys and values, as planned.
+    pub fn page_bytes(&self) -> u64 {
+        self.each(Component::KvPages, self.status.pages_total.load(Acquire))
+    }
+
+    /// Bytes of one state slot, as planned; 0 for models without recurrent state.
+    pub fn slot_bytes(&self) -> u64 {
+        self.each(Component::StateSlots, self.status.slots_total.load(Acquire))
+    }
+
+    fn each(&self, component: Component, count: u64) -> u64 {
+        let line = self.plan.lines.iter().find(|line| line.component == component);
+        line.map_or(0, |line| line.bytes.checked_div(count).unwrap_or(0))
+    }
+}
+
+impl EngineHandle {
+    /// What the prefix cache holds and has done.
+    pub fn cache_report(&self) -> CacheReport {
+        CacheReport::of(&self.shared)
+    }
+
+    /// Bytes of one page of keys and values.
+    pub fn page_bytes(&self) -> u64 {
+        self.shared.page_bytes()
+    }
+
+    /// Bytes of one state slot.
+    pub fn slot_bytes(&self) -> u64 {
+        self.shared.slot_bytes()
+    }
+
+    /// Has every prefix and checkpoint forgotten between two steps; what nobody holds is free afterwards. Returns what was held
+    /// before and after, or none when the engine has stopped. Cancel-safe: what was asked for is done in any case.
+    pub async fn clear_cache(&self) -> Option<(CacheReport, CacheReport)> {
+        let cached = &self.shared.cached;
+        let before = self.cache_report();
+        let mine = cached.clears_asked.fetch_add(1, Release) + 1;
+        loop {
+            let told = cached.cleared.notified();
+            if cached.clears_done.load(Acquire) >= mine {
+                return Some((before, self.cache_report()));
+            }
+            if self.stopped() {
+                return None;
+            }
+            told.await;
+        }
+    }
+}

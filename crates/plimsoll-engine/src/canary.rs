@@ -1,0 +1,66 @@
+//! The keeper of the canary: brings back what refused allocations have cost, as soon as there is room, and says what happened.
+//!
+//! It lives on the watching thread, which the heap wakes when a slice was given up. Until the canary is whole again nothing new
+//! is admitted (`handle.rs`), so that what runs has the slices that are left to itself.
+
+use std::time::Duration;
+
+use plimsoll_memory::heap;
+
+use crate::governor::Rung;
+use crate::handle::Shared;
+
+/// Between two attempts to bring a slice back.
+pub(crate) const RETRY: Duration = Duration::from_millis(50);
+
+/// What it has seen.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    /// Slices that refused allocations had cost when it last looked.
+    released: u64,
+}
+
+impl Keeper {
+    /// From here on it says what is lost.
+    pub fn new() -> Self {
+        Self { released: heap::slices_released() }
+    }
+
+    /// Counts what was given up, and brings back what there is `room` for.
+    pub fn look(&mut self, shared: &Shared, room: impl Fn() -> u64) {
+        let released = heap::slices_released();
+        if released > self.released {
+            let refused = released - self.released;
+            let (missing, slices) = (heap::canary_missing(), plimsoll_memory::canary::SLICES);
+            tracing::error!(
+                refused,
+                missing,
+                slices,
+                "allocations were refused; slices of the canary were given up for them"
+            );
+            shared.metrics.canaries.inc_by(refused);
+            self.released = released;
+        }
+        // What the last rung gave up on purpose is not taken back from whom it was given to.
+        if heap::canary_missing() == 0 || shared.gauge.rung() >= Rung::Preempt {
+            return;
+        }
+        let mut whole = false;
+        while heap::canary_missing() > 0 && !whole {
+            let before = heap::canary_missing();
+            match heap::restore_canary(room()) {
+                Ok(all) => whole = all,
+                Err(error) => {
+                    tracing::debug!(%error, "no room for the canary yet");
+                    break;
+                }
+            }
+            if heap::canary_missing() >= before {
+                break;
+            }
+        }
+        if whole {
+            tracing::info!("the canary is whole again");
+        }
+    }
+}

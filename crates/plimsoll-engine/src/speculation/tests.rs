@@ -1,0 +1,176 @@
+use super::*;
+
+/// A machine on which checking takes `cost` plain steps, a draft pass on its own `PASS`, for sequences of which each is right
+/// as often as `right` says.
+struct Machine<'a> {
+    cost: f64,
+    right: &'a [f64],
+    /// How many times as long the engine's clock sees a step.
+    slower: fn(usize) -> f64,
+    /// Tokens of an answer.
+    answer: usize,
+}
+
+const PASS: f64 = 0.2;
+
+/// Numbers between 0 and 1 that depend on nothing but their arguments.
+fn random(step: usize, lane: usize) -> f64 {
+    let mut x =
+        (step as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (lane as u64 + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((x ^ (x >> 29)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Speed over that of plain steps alone, and the share of tokens that were drafted: means of five runs.
+fn run(machine: &Machine<'_>, steps: usize) -> (f64, f64) {
+    let runs = (0..5).map(|number| run_once(machine, number * 1_000_000, steps));
+    runs.fold((0.0, 0.0), |mean, run| (mean.0 + run.0 / 5.0, mean.1 + run.1 / 5.0))
+}
+
+fn run_once(machine: &Machine<'_>, first: usize, steps: usize) -> (f64, f64) {
+    let lanes = machine.right.len();
+    let mut pace = Pace::new(true, 1.2);
+    let fresh = || (Drafting::new(true), 0usize);
+    let mut seqs: Vec<_> = (0..lanes).map(|_| fresh()).collect();
+    let mut drafted = vec![false; lanes];
+    let (mut seconds, mut gained, mut checks) = (0.0, 0usize, 0usize);
+    for step in first..first + steps {
+        let next = pace.next(lanes);
+        if !next.check {
+            drafted.fill(false);
+        }
+        let (mut tokens, mut drafts) = (0, 0);
+        for (lane, (drafting, length)) in seqs.iter_mut().enumerate() {
+            let mut won = 1;
+            if drafted[lane] {
+                drafts += 1;
+                drafting.check(1);
+                let hit = random(step, lane) < machine.right[lane];
+                (0..usize::from(hit)).for_each(|_| drafting.hit());
+                pace.checked(usize::from(hit));
+                won += usize::from(hit);
+            }
+            (tokens, *length) = (tokens + won, *length + won);
+            if *length >= machine.answer {
+                (*drafting, *length) = fresh();
+            }
+            drafted[lane] = pace.drafts(next, drafting);
+        }
+        let share = drafts as f64 / lanes as f64;
+        let pass = if drafted.contains(&true) { PASS } else { 0.0 };
+        let forward = 1.0 + (machine.cost - 1.0 - PASS) * share;
+        let slower = (machine.slower)(step);
+        let (all, draft_seconds) = ((forward + pass) * slower, pass * slower);
+        pace.observe(&Done { decodes: lanes, drafts, tokens, seconds: all, draft_seconds, ..Done::default() });
+        (seconds, gained, checks) = (seconds + forward + pass, gained + tokens, checks + drafts);
+    }
+    (gained as f64 / lanes as f64 / seconds, checks as f64 / gained as f64)
+}
+
+fn calm(_: usize) -> f64 {
+    1.0
+}
+
+/// One step in eight, at no regular distance, takes eight times as long.
+fn interrupted(step: usize) -> f64 {
+    if random(step, 99) < 0.125 { 8.0 } else { 1.0 }
+}
+
+#[test]
+fn drafts_that_do_not_pay_cost_no_more_than_was_staked() {
+    for cost in [1.25, 1.5, 2.0, 4.0] {
+        for right in [&[0.0][..], &[0.1], &[0.2], &[0.2, 0.0, 0.1, 0.0, 0.0, 0.0, 0.2, 0.1]] {
+            let cases: [(usize, fn(usize) -> f64); 3] = [(40, calm), (usize::MAX, calm), (40, interrupted)];
+            for (answer, slower) in cases {
+                let (speed, _) = run(&Machine { cost, right, slower, answer }, 2000);
+                assert!(speed > 0.98, "cost {cost}, right {right:?}, answers of {answer}: {speed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn drafts_that_pay_go_on() {
+    for (cost, right) in [(1.25, 0.5), (1.3, 0.8), (1.5, 0.8), (1.5, 1.0)] {
+        for lanes in [1, 8] {
+            let all = vec![right; lanes];
+            let cases: [(usize, fn(usize) -> f64, f64); 3] =
+                [(40, calm, 0.8), (usize::MAX, calm, 0.8), (40, interrupted, 0.5)];
+            for (answer, slower, share) in cases {
+                let (speed, _) = run(&Machine { cost, right: &all, slower, answer }, 5000);
+                let most = (1.0 + right) / cost;
+                assert!(speed > 1.0 + share * (most - 1.0), "{cost} {right} {lanes} {answer}: {speed} of {most}");
+            }
+        }
+    }
+}
+
+#[test]
+fn of_sequences_that_differ_those_that_win_are_drafted_for() {
+    let right = [1.0, 0.0, 1.0, 0.0];
+    let machine = Machine { cost: 1.5, right: &right, slower: calm, answer: usize::MAX };
+    let (speed, drafted) = run(&machine, 5000);
+    // Two of four lanes: 1.5 tokens for 1.35; with all four 1.5 for 1.5.
+    assert!(speed > 1.06 && drafted < 0.5, "{speed} {drafted}");
+}
+
+#[test]
+fn a_head_that_becomes_right_is_found_out_and_one_that_becomes_wrong_too() {
+    let mut pace = Pace::new(true, 1.2);
+    let mut drafting = Drafting::new(true);
+    let (mut pending, mut checks) = (false, [0usize; 4]);
+    for step in 0..16_000 {
+        let (phase, next) = (step / 4000, pace.next(1));
+        let check = pending && next.check;
+        let hit = check && phase % 2 == 1;
+        if check {
+            checks[phase] += 1;
+            drafting.check(1);
+            (0..usize::from(hit)).for_each(|_| drafting.hit());
+            pace.checked(usize::from(hit));
+        }
+        pending = pace.drafts(next, &drafting);
+        let draft_seconds = if pending { PASS } else { 0.0 };
+        let seconds = 1.0 + draft_seconds + if check { 0.1 } else { 0.0 };
+        let (drafts, tokens) = (usize::from(check), 1 + usize::from(hit));
+        pace.observe(&Done { decodes: 1, drafts, tokens, seconds, draft_seconds, ..Done::default() });
+    }
+    assert!(checks[0] < 300 && checks[2] < 300, "{checks:?}");
+    assert!(checks[1] > 3000 && checks[3] > 3000, "{checks:?}");
+}
+
+#[test]
+fn without_adaptation_everybody_drafts_until_the_head_fails() {
+    let mut pace = Pace::new(false, 9.0);
+    let (good, off) = (Drafting::new(true), Drafting::new(false));
+    assert!(pace.next(3).check && pace.drafts(pace.next(3), &good) && !pace.drafts(pace.next(3), &off));
+    pace.fall_silent();
+    for _ in 0..SILENCE {
+        assert!(!pace.next(1).check && !pace.drafts(pace.next(1), &good));
+        pace.observe(&Done { decodes: 1, ..Done::default() });
+    }
+    assert!(pace.drafts(pace.next(1), &good));
+}
+
+#[test]
+fn prompts_pass_through_the_head_for_as_long_as_drafts_pay_for_it() {
+    // A prompt of one second, of which the head takes a twentieth, and an answer that never drafts.
+    let prompt = Done { prompt_rows: 512, seconds: 1.05, draft_seconds: 0.05, ..Done::default() };
+    let mut pace = Pace::new(true, 1.2);
+    let filled = (0..10_000).filter(|_| {
+        let fill = pace.next(0).fill;
+        pace.observe(&if fill { prompt } else { Done { seconds: 1.0, draft_seconds: 0.0, ..prompt } });
+        fill
+    });
+    let lost = filled.count() as f64 * 0.05;
+    assert!((4.0..5.0 + STAKE * 10_000.0 * 1.05).contains(&lost), "{lost} of 10,000 seconds");
+    // Drafts that win ten times as much.
+    let mut pace = Pace::new(true, 1.2);
+    pace.batches[0].plain.add(1.0);
+    for _ in 0..10_000 {
+        assert!(pace.next(0).fill);
+        pace.observe(&prompt);
+        pace.checked(1);
+        pace.observe(&Done { decodes: 1, drafts: 1, tokens: 2, seconds: 1.5, draft_seconds: 0.2, ..Done::default() });
+    }
+}

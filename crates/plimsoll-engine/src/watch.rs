@@ -1,0 +1,121 @@
+//! The watching thread: looks at the machine twice a second for the governor, trims the heap when asked, watches the engine's progress,
+//! keeps the canary, writes the ledger to the log. It ends with the engine.
+//!
+//! What must not be in here: decisions about requests; the engine thread makes them.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use plimsoll_memory::heap;
+use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Root};
+
+use crate::canary::{Keeper, RETRY};
+use crate::governor::Reading;
+use crate::handle::Shared;
+use crate::report::LedgerReport;
+
+/// Between two readings.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// The heap may keep this much of what was freed before it is told to hand it back.
+const KEPT_BYTES: u64 = 1 << 20;
+/// Readings between two such orders: five seconds.
+const TRIM_READINGS: u32 = 10;
+
+/// What the thread remembers from one look to the next.
+struct Watcher {
+    root: Root,
+    limits: HostLimits,
+    /// Limits have been used since they were read.
+    used: bool,
+    /// Readings since the heap was last trimmed.
+    since_trim: u32,
+    /// Steps at the last line in the log; one is written about every `log_every` steps, none for 0.
+    logged: u64,
+    log_every: u64,
+    keeper: Keeper,
+}
+
+/// Starts the thread.
+///
+/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the ledger cannot account for is freed
+/// memory that the heap keeps; it is handed back when it becomes much.
+pub(crate) fn watch(
+    shared: &Arc<Shared>,
+    epoch: Instant,
+    root: Root,
+    limits: HostLimits,
+    log_every: u64,
+) -> std::io::Result<()> {
+    // From here on somebody brings the canary back, so admission may wait for it.
+    shared.canary_kept.store(true, Relaxed);
+    let shared = Arc::downgrade(shared);
+    let mut watcher = Watcher { root, limits, used: false, since_trim: 0, logged: 0, log_every, keeper: Keeper::new() };
+    let body = move || {
+        heap::wake_me();
+        let mut due = Instant::now();
+        while let Some(shared) = Weak::upgrade(&shared) {
+            if shared.stopped.load(Relaxed) {
+                break;
+            }
+            if Instant::now() >= due {
+                due = Instant::now() + INTERVAL;
+                watcher.look(&shared, epoch);
+            }
+            watcher.keep_canary(&shared);
+            drop(shared);
+            // Woken early when the canary has paid for something.
+            let rest = due.saturating_duration_since(Instant::now());
+            std::thread::park_timeout(if heap::canary_missing() > 0 { rest.min(RETRY) } else { rest });
+        }
+    };
+    std::thread::Builder::new().name("plimsoll-watch".into()).spawn(body).map(drop)
+}
+
+impl Watcher {
+    fn look(&mut self, shared: &Shared, epoch: Instant) {
+        shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
+        shared.observe_accounts();
+        // The first time they have just been read.
+        if std::mem::replace(&mut self.used, true) {
+            self.limits = self.limits.again(&self.root);
+        }
+        let now = HostNow::read(&self.root, &self.limits);
+        shared.gauge.set(reading(shared, &self.limits, &now));
+        self.since_trim += 1;
+        let kept = now.own.leak_gauge().saturating_sub(shared.ledger.committed_total());
+        let much = kept > KEPT_BYTES && self.since_trim >= TRIM_READINGS;
+        if shared.trim.swap(false, Relaxed) || much {
+            heap::trim();
+            self.since_trim = 0;
+        }
+        let steps = shared.status.steps.load(Relaxed);
+        if self.log_every > 0 && steps - self.logged >= self.log_every {
+            self.logged = steps;
+            tracing::info!("{}", LedgerReport::of(shared).line());
+        }
+    }
+
+    fn keep_canary(&mut self, shared: &Shared) {
+        let Self { keeper, root, limits, .. } = self;
+        keeper.look(shared, || HostNow::read(root, limits).available);
+    }
+}
+
+/// What the governor is told.
+fn reading(shared: &Shared, limits: &HostLimits, now: &HostNow) -> Reading {
+    let planned = shared.plan.total();
+    let psi = now.psi.as_ref();
+    Reading {
+        available: now.available,
+        untouched: planned.saturating_sub(now.own.leak_gauge()),
+        above_plan: limits.effective.min(shared.plan.limit).saturating_sub(planned),
+        // The machine's stalls are about the machine's room, whatever a cgroup allows of it.
+        stall_room: match psi.map(|psi| psi.scope) {
+            Some(PsiScope::Host) => now.machine_available.unwrap_or(now.available),
+            _ => now.available,
+        },
+        some_avg10: psi.map_or(0.0, |psi| psi.some_avg10),
+        full_avg10: psi.map_or(0.0, |psi| psi.full_avg10),
+    }
+}

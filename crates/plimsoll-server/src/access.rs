@@ -1,0 +1,200 @@
+//! Who may ask: API keys, and which pages' scripts (CORS). Decided from a request's head, before anything of its body is read.
+
+use std::fmt;
+
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::error::{ApiError, ApiResult};
+
+/// The keys that open this server; none opens it to everybody. Their text is shown to nobody.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ApiKeys(Vec<String>);
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} keys", self.0.len())
+    }
+}
+
+/// Longest and shortest key, and most of them.
+const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=512;
+const KEYS_MAX: usize = 1024;
+
+impl ApiKeys {
+    /// Keys without repetitions.
+    ///
+    /// # Errors
+    /// In words that name no key: one is too short, too long or not visible ASCII, or there are too many.
+    pub fn new(keys: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut all: Vec<String> = Vec::new();
+        for (number, key) in (1..).zip(keys) {
+            if !KEY_BYTES.contains(&key.len()) || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+                let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
+                return Err(format!("API key {number} is not {least} to {most} visible ASCII characters"));
+            }
+            if !all.contains(&key) {
+                all.push(key);
+            }
+        }
+        match all.len() {
+            n if n > KEYS_MAX => Err(format!("{n} API keys, more than the limit of {KEYS_MAX}")),
+            _ => Ok(Self(all)),
+        }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether everybody may ask.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Which key this is. Every key is compared with every byte of it, so that time says nothing but its length.
+    fn find(&self, given: &[u8]) -> Option<usize> {
+        let mut found = None;
+        for (index, key) in self.0.iter().enumerate() {
+            let equal: Choice = key.as_bytes().ct_eq(given);
+            if bool::from(equal) {
+                found = Some(index);
+            }
+        }
+        found
+    }
+
+    /// The number of the key that a request's head carries, as `Authorization: Bearer` or `x-api-key`; none where none is needed.
+    pub(crate) fn admit(&self, headers: &HeaderMap, path: &str) -> ApiResult<Option<usize>> {
+        if self.is_empty() || OPEN.contains(&path) {
+            return Ok(None);
+        }
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+        match bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes)) {
+            Some(given) => {
+                self.find(given).map(Some).ok_or_else(|| unauthorized("the API key is not one of this server's"))
+            }
+            None => {
+                Err(unauthorized("this server needs an API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"))
+            }
+        }
+    }
+}
+
+/// What needs no key: probes carry none, and learn nothing but whether the server is well.
+const OPEN: [&str; 2] = ["/health", "/ready"];
+
+/// The token of `Bearer TOKEN`; schemes are written in any case.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+fn unauthorized(message: &str) -> ApiError {
+    let error = ApiError::new(StatusCode::UNAUTHORIZED, message);
+    ApiError { close: true, code: Some("invalid_api_key"), ..error }
+}
+
+/// Origins whose scripts may read answers. Browsers enforce it; everything else ignores it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins(Vec<String>);
+
+/// Seconds that a browser may remember what it was told.
+const REMEMBER: HeaderValue = HeaderValue::from_static("600");
+
+/// What a script may see of an answer's head.
+const EXPOSED: HeaderValue = HeaderValue::from_static(
+    "x-request-id, retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
+);
+
+impl Origins {
+    /// Origins such as `https://chat.example`, or `*` for all.
+    ///
+    /// # Errors
+    /// Names what is no origin.
+    pub fn new(origins: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let all: Vec<String> = origins.into_iter().map(|origin| origin.trim().to_owned()).collect();
+        let good = |origin: &String| {
+            let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+            origin == "*" || host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', ' ', ',']))
+        };
+        match all.iter().find(|origin| !good(origin)) {
+            Some(bad) => Err(format!("`{bad}` is no origin: write https://host[:port] without a path, or *")),
+            None => Ok(Self(all)),
+        }
+    }
+
+    fn allowed<'a>(&self, headers: &'a HeaderMap) -> Option<&'a HeaderValue> {
+        let origin = headers.get(header::ORIGIN)?;
+        let known = |known: &String| known == "*" || origin == known.as_str();
+        self.0.iter().any(known).then_some(origin)
+    }
+
+    /// The answer to a browser that asks before it asks; none if this is no such question.
+    pub(crate) fn preflight(&self, method: &Method, headers: &HeaderMap) -> Option<Response> {
+        let asks = headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+        if self.0.is_empty() || method != Method::OPTIONS || !asks {
+            return None;
+        }
+        let mut answer = StatusCode::NO_CONTENT.into_response();
+        if self.allowed(headers).is_some() {
+            let methods = HeaderValue::from_static("GET, POST, DELETE");
+            answer.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+            answer.headers_mut().insert(header::ACCESS_CONTROL_MAX_AGE, REMEMBER);
+            if let Some(wanted) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+                answer.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+            }
+        }
+        Some(answer)
+    }
+
+    /// Whom an answer is for; to be asked before the request is given away.
+    pub(crate) fn reader(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+        self.allowed(headers).cloned()
+    }
+
+    /// Says so in the answer.
+    pub(crate) fn mark(&self, reader: Option<HeaderValue>, headers: &mut HeaderMap) {
+        if !self.0.is_empty() {
+            headers.append(header::VARY, HeaderValue::from_static("origin"));
+        }
+        if let Some(origin) = reader {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+            headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_found_whole_or_not_at_all() {
+        let keys = ApiKeys::new(["first-key".into(), "second-key".into(), "first-key".into()]).unwrap();
+        assert_eq!(keys.len(), 2);
+        assert_eq!(keys.find(b"second-key"), Some(1));
+        for wrong in [&b"second-ke"[..], b"second-keyy", b"", b"Second-key"] {
+            assert_eq!(keys.find(wrong), None);
+        }
+        for bad in ["short", "with a blank", "nön-ascii-key", &"x".repeat(513)] {
+            let error = ApiKeys::new([bad.to_owned()]).unwrap_err();
+            assert!(!error.contains(bad), "a key is never repeated: {error}");
+        }
+        assert_eq!(format!("{keys:?}"), "2 keys");
+    }
+
+    #[test]
+    fn only_origins_are_origins() {
+        for good in ["*", "http://localhost:3000", "https://a.example"] {
+            assert!(Origins::new([good.to_owned()]).is_ok(), "{good}");
+        }
+        for bad in ["", "a.example", "https://", "https://a.example/", "https://*.example"] {
+            assert!(Origins::new([bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+}

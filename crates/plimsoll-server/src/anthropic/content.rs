@@ -1,0 +1,215 @@
+//! Anthropic's `system` and `messages` as chat's: blocks become text, calls, results and thoughts of messages.
+//!
+//! Texts of one message are joined by line breaks, as chat's parts are; turns of one role that follow each other are one
+//! turn; each tool result is a message of its own, where it stands.
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::fields::{cache_control, required};
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+
+/// Takes the fields: the messages, and whether a block is marked for the cache.
+pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
+    let mut told = Told::default();
+    if let Some(raw) = fields.raw("system") {
+        let text = told.texts("system", raw)?;
+        told.messages.push(json!({"role": "system", "content": text}));
+    }
+    let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
+    check_nodes("messages", raw, MAX_NODES)?;
+    let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong("messages", &e))?;
+    if list.is_empty() {
+        return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
+    }
+    for (i, raw) in list.iter().enumerate() {
+        told.message(Fields::of(format!("messages[{i}]"), raw)?)?;
+    }
+    if told.messages.last().is_some_and(|last| last["role"] == "assistant") {
+        let message = "messages ends with the assistant's turn: this server does not go on with a text it is given";
+        return Err(ApiError::unsupported(format!("messages[{}]", list.len() - 1), message));
+    }
+    Ok((told.messages, told.caches))
+}
+
+/// What has been told so far.
+#[derive(Default)]
+struct Told {
+    messages: Vec<Value>,
+    /// Ids of calls, which results refer to.
+    calls: Vec<String>,
+    caches: bool,
+}
+
+impl Told {
+    fn message(&mut self, mut fields: Fields<'_>) -> ApiResult<()> {
+        let role = required::<String>(&mut fields, "role")?;
+        let path = fields.param("content");
+        let raw = fields.raw("content");
+        let raw = raw.ok_or_else(|| ApiError::invalid(&path, format!("{path} is missing")))?;
+        let at = fields.param("role");
+        fields.finish()?;
+        match role.as_str() {
+            "system" => {
+                let text = self.texts(&path, raw)?;
+                self.messages.push(json!({"role": "system", "content": text}));
+                Ok(())
+            }
+            "user" | "assistant" if raw.get().starts_with('"') => {
+                let text: String = serde_json::from_str(raw.get()).map_err(|e| wrong(&path, &e))?;
+                self.text(&role, &text);
+                Ok(())
+            }
+            "user" | "assistant" => {
+                let blocks: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong(&path, &e))?;
+                if blocks.is_empty() {
+                    return Err(ApiError::invalid(&path, format!("{path} is empty: at least one block is needed")));
+                }
+                for (i, raw) in blocks.iter().enumerate() {
+                    self.block(&role, Fields::of(format!("{path}[{i}]"), raw)?)?;
+                }
+                Ok(())
+            }
+            other => {
+                let message = format!("{at} is `{}`; known roles are user, assistant and system", quote(other));
+                Err(ApiError::invalid(at, message))
+            }
+        }
+    }
+
+    fn block(&mut self, role: &str, mut fields: Fields<'_>) -> ApiResult<()> {
+        let at = fields.param("type");
+        let kind = required::<String>(&mut fields, "type")?;
+        match (kind.as_str(), role) {
+            ("text", _) => {
+                let text = self.text_block(&mut fields)?;
+                self.text(role, &text);
+            }
+            ("tool_result", "user") => self.result(&mut fields)?,
+            ("tool_use", "assistant") => self.call(&mut fields)?,
+            ("thinking", "assistant") => {
+                let thoughts = required::<String>(&mut fields, "thinking")?;
+                // Thoughts are not signed here, and those of others are read like our own.
+                fields.take::<String>("signature")?;
+                let message = self.turn("assistant");
+                match message.get_mut("reasoning_content") {
+                    Some(Value::String(text)) => {
+                        text.push('\n');
+                        text.push_str(&thoughts);
+                    }
+                    _ => drop(message.insert("reasoning_content".into(), thoughts.into())),
+                }
+            }
+            (other, _) => return Err(unknown(at, other, role)),
+        }
+        fields.finish()
+    }
+
+    /// The message that a block of this role belongs to.
+    fn turn(&mut self, role: &str) -> &mut Map<String, Value> {
+        if !self.messages.last().is_some_and(|last| last["role"] == role) {
+            self.messages.push(json!({"role": role, "content": null}));
+        }
+        match self.messages.last_mut() {
+            Some(Value::Object(message)) => message,
+            _ => unreachable!("a message was pushed above, and all are objects"),
+        }
+    }
+
+    fn text(&mut self, role: &str, text: &str) {
+        match self.turn(role).get_mut("content") {
+            Some(Value::String(content)) => {
+                content.push('\n');
+                content.push_str(text);
+            }
+            Some(content) => *content = text.into(),
+            None => {}
+        }
+    }
+
+    /// A text, or the texts of blocks that can be nothing else.
+    fn texts(&mut self, path: &str, raw: &RawValue) -> ApiResult<String> {
+        if !raw.get().starts_with('[') {
+            return serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e));
+        }
+        let blocks: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e))?;
+        let mut texts = Vec::with_capacity(blocks.len());
+        for (i, raw) in blocks.iter().enumerate() {
+            let mut block = Fields::of(format!("{path}[{i}]"), raw)?;
+            let at = block.param("type");
+            let kind = required::<String>(&mut block, "type")?;
+            if kind != "text" {
+                return Err(unknown(at, &kind, "system"));
+            }
+            texts.push(self.text_block(&mut block)?);
+            block.finish()?;
+        }
+        Ok(texts.join("\n"))
+    }
+
+    fn text_block(&mut self, fields: &mut Fields<'_>) -> ApiResult<String> {
+        let text = required(fields, "text")?;
+        self.caches |= cache_control(fields)?;
+        fields.only("citations", &["[]"])?;
+        Ok(text)
+    }
+
+    fn call(&mut self, fields: &mut Fields<'_>) -> ApiResult<()> {
+        let id = required::<String>(fields, "id")?;
+        let name = required::<String>(fields, "name")?;
+        let at = fields.param("input");
+        let input = fields.json("input")?.unwrap_or_else(|| json!({}));
+        if !input.is_object() {
+            return Err(ApiError::invalid(&at, format!("{at} must be an object")));
+        }
+        self.caches |= cache_control(fields)?;
+        only_direct(fields)?;
+        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}});
+        let message = self.turn("assistant");
+        if let Value::Array(calls) = message.entry("tool_calls").or_insert_with(|| json!([])) {
+            calls.push(call);
+        }
+        self.calls.push(id);
+        Ok(())
+    }
+
+    fn result(&mut self, fields: &mut Fields<'_>) -> ApiResult<()> {
+        let at = fields.param("tool_use_id");
+        let id = required::<String>(fields, "tool_use_id")?;
+        if !self.calls.contains(&id) {
+            let message = format!("{at} is `{}`, but no tool_use before it has this id", quote(&id));
+            return Err(ApiError::invalid(at, message));
+        }
+        let path = fields.param("content");
+        let text = match fields.raw("content") {
+            None => String::new(),
+            Some(raw) => self.texts(&path, raw)?,
+        };
+        // Templates have no other place for it.
+        let failed = fields.take("is_error")?.unwrap_or(false);
+        let text = if failed { format!("Error: {text}") } else { text };
+        self.caches |= cache_control(fields)?;
+        fields.never(&["toolset_name"], "this server has no toolsets")?;
+        self.messages.push(json!({"role": "tool", "content": text, "tool_call_id": id}));
+        Ok(())
+    }
+}
+
+fn only_direct(fields: &mut Fields<'_>) -> ApiResult<()> {
+    fields.never(&["toolset_name"], "this server has no toolsets")?;
+    let path = fields.param("caller");
+    let Some(raw) = fields.raw("caller") else { return Ok(()) };
+    let mut caller = Fields::of(path, raw)?;
+    caller.only("type", &["\"direct\""])?;
+    caller.finish()
+}
+
+fn unknown(at: String, kind: &str, role: &str) -> ApiError {
+    let message = match kind {
+        "image" => format!("{at} is `image`: the served model takes no images"),
+        "document" => format!("{at} is `document`: the served model takes text only; send the document's text"),
+        _ => format!("{at} is `{}`, which this server does not know in a {role} message", quote(kind)),
+    };
+    ApiError::unsupported(at, message)
+}

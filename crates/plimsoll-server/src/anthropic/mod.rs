@@ -1,0 +1,102 @@
+//! Anthropic's API: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+
+mod blocks;
+mod content;
+mod error;
+mod fields;
+mod request;
+mod shape;
+mod tools;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde::Serialize;
+
+use crate::app::App;
+use crate::choices::collect;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::generation::Usage;
+use crate::models::json;
+use crate::sse;
+use crate::turn::{Begun, begin, parsed};
+
+pub(crate) use error::{owns, reshape};
+
+/// The versions of the API. They differ in what is refused: the newer one has no `temperature`, `top_p` and `top_k`. Models here
+/// have them, so they work in either.
+const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
+
+/// `POST /v1/messages`.
+pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    check_version(request.headers())?;
+    let asked = parsed(&app, request, |body, app| {
+        let mut asked = request::parse(&body.bytes, app)?;
+        asked.turn.draft.kept = Some(body.keep(asked.turn.draft.prompt_bytes())?);
+        Ok(asked)
+    });
+    let asked = asked.await?;
+    let id = app.ids.named("msg");
+    let Begun { context, mut generation, held, choices } = begin(&app, id, "messages", asked.turn)?;
+    let answer = blocks::Answer { context, caches: asked.caches };
+    if answer.context.draft.common.stream {
+        let keep_alive = app.config.keep_alive;
+        return Ok(sse::response(generation, shape::Stream::new(answer, held), keep_alive));
+    }
+    let mut collected = collect(&mut generation, choices).await?;
+    let usage = generation.usage();
+    // One choice was asked for.
+    let only = collected.pop().ok_or_else(|| ApiError::internal("the engine gave no answer"))?;
+    Ok(blocks::whole(&answer, only, usage, held))
+}
+
+#[derive(Serialize)]
+struct Count {
+    input_tokens: usize,
+}
+
+/// `POST /v1/messages/count_tokens`: the tokens of the prompt that the same fields make at `/v1/messages`.
+pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    check_version(request.headers())?;
+    let input_tokens = parsed(&app, request, |body, app| request::count(&body.bytes, app));
+    Ok(json(&Count { input_tokens: input_tokens.await? }, None))
+}
+
+/// `anthropic-beta` needs no check: what a beta adds to a body is refused field by field.
+fn check_version(headers: &HeaderMap) -> ApiResult<()> {
+    match headers.get("anthropic-version").map(|version| version.to_str().unwrap_or("")) {
+        None => Ok(()),
+        Some(known) if VERSIONS.contains(&known) => Ok(()),
+        Some(other) => {
+            let message = format!("anthropic-version is `{}`; this server has {}", quote(other), VERSIONS.join(", "));
+            Err(ApiError::unsupported("anthropic-version", message))
+        }
+    }
+}
+
+/// Anthropic's counts.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Counts {
+    input_tokens: u64,
+    cache_creation_input_tokens: u64,
+    cache_read_input_tokens: u64,
+    output_tokens: u64,
+    service_tier: &'static str,
+}
+
+impl Counts {
+    /// `input_tokens` leaves out what came from the cache, as Anthropic's does, where the client marks what it wants cached;
+    /// one that marks nothing sees the whole prompt, which is what `count_tokens` says.
+    fn of(usage: Usage, caches: bool) -> Self {
+        let cached = if caches { usage.prompt_tokens_details.cached_tokens } else { 0 };
+        Self {
+            input_tokens: usage.prompt_tokens - cached.min(usage.prompt_tokens),
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached,
+            output_tokens: usage.completion_tokens,
+            service_tier: "standard",
+        }
+    }
+}

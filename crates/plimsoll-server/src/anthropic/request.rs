@@ -1,0 +1,165 @@
+//! The bodies of Anthropic's requests, field by field.
+
+use plimsoll_grammar::Source;
+
+use super::fields::{cache_control, required};
+use super::{content, tools};
+use crate::app::App;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::Fields;
+use crate::form::Form;
+use crate::params::{Common, model_name};
+use crate::turn::conversation::Conversation;
+use crate::turn::{Ask, Budget, Turn};
+
+/// What was asked for.
+pub(crate) struct Asked {
+    pub turn: Turn,
+    /// The client marks what it wants cached.
+    pub caches: bool,
+}
+
+/// Parses, renders and tokenizes. Runs on a text worker.
+pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
+    let mut fields = Fields::of_body(body)?;
+    let mut common = Common::take_few(&mut fields, app)?;
+    let max_tokens = required::<u32>(&mut fields, "max_tokens")?;
+    if max_tokens == 0 {
+        return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1"));
+    }
+    common.max_tokens = Some(max_tokens);
+    common.stop = fields.take("stop_sequences")?.unwrap_or_default();
+    let said = Said::take(&mut fields)?;
+    if let Some(raw) = fields.raw("metadata") {
+        let mut metadata = Fields::of("metadata".into(), raw)?;
+        metadata.take::<String>("user_id")?;
+        metadata.finish()?;
+    }
+    fields.only("service_tier", &["\"auto\"", "\"standard_only\""])?;
+    let elsewhere = ["container", "diagnostics", "inference_geo"];
+    fields.never(&elsewhere, "it belongs to Anthropic's own service")?;
+    fields.finish()?;
+    let budget = said.thinking.budget.map(|tokens| Budget { param: "thinking.budget_tokens", tokens });
+    if budget.is_some_and(|budget| budget.tokens >= max_tokens) {
+        let message = format!("thinking.budget_tokens must be below max_tokens, which is {max_tokens}");
+        return Err(ApiError::invalid("thinking.budget_tokens", message));
+    }
+    common.form = said.form;
+    let ask = Ask {
+        conversation: said.conversation,
+        common,
+        logprobs: None,
+        add_special: false,
+        include_reasoning: said.thinking.shown,
+        budget,
+        call_prefix: "toolu",
+    };
+    let mut turn = ask.prepare(app)?;
+    turn.draft.fills_context = true;
+    Ok(Asked { turn, caches: said.caches })
+}
+
+/// Counts the tokens of the prompt. Runs on a text worker.
+pub(crate) fn count(body: &[u8], app: &App) -> ApiResult<usize> {
+    let mut fields = Fields::of_body(body)?;
+    model_name(&mut fields, app)?;
+    let said = Said::take(&mut fields)?;
+    fields.finish()?;
+    said.conversation.tokens(app, false).map(|ids| ids.len())
+}
+
+/// The fields that make the prompt, which both routes share.
+struct Said {
+    conversation: Conversation,
+    thinking: Thinking,
+    form: Option<Form>,
+    caches: bool,
+}
+
+impl Said {
+    fn take(fields: &mut Fields<'_>) -> ApiResult<Self> {
+        let mut caches = cache_control(fields)?;
+        let (tools, marked) = tools::take(fields)?;
+        caches |= marked;
+        let (messages, marked) = content::take(fields)?;
+        caches |= marked;
+        let thinking = Thinking::take(fields)?;
+        let mut conversation = Conversation::new("messages", messages, tools);
+        if let Some(on) = thinking.on {
+            conversation.set_thinking(on);
+        }
+        let form = output_config(fields, &mut conversation)?;
+        fields.only("speed", &["\"standard\""])?;
+        let elsewhere = ["user_profile_id", "workspace_id"];
+        fields.never(&elsewhere, "it belongs to Anthropic's own service")?;
+        Ok(Self { conversation, thinking, form, caches })
+    }
+}
+
+/// What `thinking` asks for.
+struct Thinking {
+    /// None leaves it to the model's template.
+    on: Option<bool>,
+    budget: Option<u32>,
+    shown: bool,
+}
+
+impl Thinking {
+    fn take(fields: &mut Fields<'_>) -> ApiResult<Self> {
+        let Some(raw) = fields.raw("thinking") else { return Ok(Self { on: None, budget: None, shown: true }) };
+        let mut fields = Fields::of("thinking".into(), raw)?;
+        let kind = required::<String>(&mut fields, "type")?;
+        let thinking = match kind.as_str() {
+            "disabled" => Self { on: Some(false), budget: None, shown: true },
+            // As much as the model likes.
+            "adaptive" => Self { on: Some(true), budget: None, shown: shown(&mut fields)? },
+            "enabled" => {
+                let budget = Some(required::<u32>(&mut fields, "budget_tokens")?);
+                Self { on: Some(true), budget, shown: shown(&mut fields)? }
+            }
+            other => {
+                let message = format!("thinking.type is `{}`; known are enabled, disabled and adaptive", quote(other));
+                return Err(ApiError::unsupported("thinking.type", message));
+            }
+        };
+        fields.finish()?;
+        Ok(thinking)
+    }
+}
+
+/// Thoughts are shown whole or not at all.
+fn shown(fields: &mut Fields<'_>) -> ApiResult<bool> {
+    let omitted = fields.take::<String>("display")?;
+    match omitted.as_deref() {
+        None => Ok(true),
+        Some("omitted") => Ok(false),
+        Some(_) => {
+            let message = "thinking.display is supported only as omitted; without it, thoughts are shown whole";
+            Err(ApiError::unsupported("thinking.display", message))
+        }
+    }
+}
+
+fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> ApiResult<Option<Form>> {
+    let Some(raw) = fields.raw("output_config") else { return Ok(None) };
+    let mut config = Fields::of("output_config".into(), raw)?;
+    let effort = config.take::<String>("effort")?;
+    let format = config.raw("format");
+    config.finish()?;
+    match effort.as_deref() {
+        None => {}
+        Some(effort @ ("low" | "medium" | "high")) => conversation.set_effort("output_config.effort", effort.into()),
+        Some(other) => {
+            let message = format!("output_config.effort is `{}`; models know low, medium and high", quote(other));
+            return Err(ApiError::unsupported("output_config.effort", message));
+        }
+    }
+    let Some(raw) = format else { return Ok(None) };
+    let mut format = Fields::of("output_config.format".into(), raw)?;
+    format.only("type", &["\"json_schema\""])?;
+    let schema = format.json("schema")?;
+    format.finish()?;
+    let param = "output_config.format.schema";
+    let schema = schema.ok_or_else(|| ApiError::invalid(param, format!("{param} is missing")))?;
+    Ok(Some(Form { param: "output_config.format", source: Source::JsonSchema(schema) }))
+}

@@ -1,0 +1,184 @@
+//! A message as Anthropic's stream: blocks that begin, grow and stop one after the other, then why it ended.
+
+use plimsoll_engine::Delta;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::blocks::{Answer, Message, UNSIGNED, input};
+use super::{Counts, error};
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::generation::{PromptDetails, Usage};
+use crate::limits::Held;
+use crate::sse::{Events, Shape};
+use crate::turn::reading::{Part, Reading};
+
+/// The stream's state.
+pub(crate) struct Stream {
+    answer: Answer,
+    reading: Reading,
+    /// The block that is open, and how many have begun.
+    open: Option<Kind>,
+    begun: usize,
+    end: Option<(&'static str, Option<String>)>,
+    caller: Caller,
+    /// What the reading may hold back.
+    _held: Option<Held>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Thinking,
+    Text,
+    ToolUse,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Event<'a> {
+    MessageStart { message: Message<'a> },
+    Ping,
+    ContentBlockStart { index: usize, content_block: Start<'a> },
+    ContentBlockDelta { index: usize, delta: More<'a> },
+    ContentBlockStop { index: usize },
+    MessageDelta { delta: End<'a>, usage: Counts },
+    MessageStop,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Start<'a> {
+    Thinking { thinking: &'static str, signature: &'static str },
+    Text { text: &'static str },
+    ToolUse { id: &'a str, name: &'a str, input: Box<RawValue> },
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(clippy::enum_variant_names)] // Anthropic's names
+enum More<'a> {
+    ThinkingDelta { thinking: &'a str },
+    SignatureDelta { signature: &'static str },
+    TextDelta { text: &'a str },
+    InputJsonDelta { partial_json: &'a str },
+}
+
+#[derive(Serialize)]
+struct End<'a> {
+    stop_reason: Option<&'static str>,
+    stop_sequence: Option<&'a str>,
+}
+
+impl Event<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::MessageStart { .. } => "message_start",
+            Self::Ping => "ping",
+            Self::ContentBlockStart { .. } => "content_block_start",
+            Self::ContentBlockDelta { .. } => "content_block_delta",
+            Self::ContentBlockStop { .. } => "content_block_stop",
+            Self::MessageDelta { .. } => "message_delta",
+            Self::MessageStop => "message_stop",
+        }
+    }
+
+    fn send(&self, out: &mut Events) {
+        out.push_named(self.name(), self);
+    }
+}
+
+impl Stream {
+    pub fn new(answer: Answer, held: Option<Held>) -> Self {
+        let reading = Reading::new(&answer.context.rules);
+        Self { answer, reading, open: None, begun: 0, end: None, caller: Caller::current(), _held: held }
+    }
+
+    fn part(&mut self, part: &Part, out: &mut Events) {
+        let (kind, more) = match part {
+            Part::Reasoning(text) => (Kind::Thinking, More::ThinkingDelta { thinking: text }),
+            Part::Content(text) => (Kind::Text, More::TextDelta { text }),
+            Part::Arguments { text, .. } => (Kind::ToolUse, More::InputJsonDelta { partial_json: text }),
+            Part::Call { id, name, .. } => {
+                self.stop(out);
+                self.start(Kind::ToolUse, Start::ToolUse { id, name, input: input("") }, out);
+                return;
+            }
+        };
+        if self.open != Some(kind) {
+            self.stop(out);
+            let start = match kind {
+                Kind::Thinking => Start::Thinking { thinking: "", signature: "" },
+                // Arguments come after their call, which has begun the block.
+                Kind::Text | Kind::ToolUse => Start::Text { text: "" },
+            };
+            self.start(kind, start, out);
+        }
+        self.more(more, out);
+    }
+
+    fn start(&mut self, kind: Kind, content_block: Start<'_>, out: &mut Events) {
+        self.open = Some(kind);
+        self.begun += 1;
+        Event::ContentBlockStart { index: self.begun - 1, content_block }.send(out);
+    }
+
+    fn more(&self, delta: More<'_>, out: &mut Events) {
+        Event::ContentBlockDelta { index: self.begun.saturating_sub(1), delta }.send(out);
+    }
+
+    fn stop(&mut self, out: &mut Events) {
+        let Some(kind) = self.open.take() else { return };
+        if kind == Kind::Thinking {
+            self.more(More::SignatureDelta { signature: UNSIGNED }, out);
+        }
+        Event::ContentBlockStop { index: self.begun.saturating_sub(1) }.send(out);
+    }
+}
+
+impl Shape for Stream {
+    fn open(&mut self, out: &mut Events) {
+        let prompt_tokens = self.answer.context.draft.prompts[0].ids.len() as u64;
+        let prompt_tokens_details = PromptDetails { cached_tokens: 0 };
+        let nothing = Usage {
+            prompt_tokens,
+            completion_tokens: 0,
+            total_tokens: prompt_tokens,
+            prompt_tokens_details,
+            speculation: None,
+        };
+        Event::MessageStart { message: Message::begun(&self.answer, nothing) }.send(out);
+        Event::Ping.send(out);
+    }
+
+    fn delta(&mut self, _choice: usize, delta: Delta, _usage: Usage, out: &mut Events) {
+        let parts = self.reading.read(delta.text, delta.finish.is_some(), &self.answer.context.app.ids);
+        for part in &parts {
+            self.part(part, out);
+        }
+        if let Some(reason) = delta.finish {
+            let (reason, matched) = self.answer.stop(&self.reading, reason, delta.stop_reason.as_deref());
+            self.end = Some((reason, matched.map(str::to_owned)));
+        }
+    }
+
+    fn close(&mut self, usage: Usage, out: &mut Events) {
+        self.stop(out);
+        let (stop_reason, stop_sequence) = match &self.end {
+            Some((reason, matched)) => (Some(*reason), matched.as_deref()),
+            None => (None, None),
+        };
+        let delta = End { stop_reason, stop_sequence };
+        Event::MessageDelta { delta, usage: Counts::of(usage, self.answer.caches) }.send(out);
+        Event::MessageStop.send(out);
+    }
+
+    fn fail(&mut self, error: &ApiError, _usage: Usage, out: &mut Events) {
+        out.push_text("error", &error::body(error, Some(&self.caller.request_id)));
+    }
+
+    fn end(&self, _out: &mut Events) {}
+
+    fn quiet(&self, out: &mut Events) {
+        Event::Ping.send(out);
+    }
+}

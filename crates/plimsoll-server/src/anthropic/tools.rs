@@ -1,0 +1,78 @@
+//! Anthropic's `tools` and `tool_choice`.
+
+use serde_json::value::RawValue;
+
+use super::fields::{cache_control, required};
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form};
+
+/// Takes the fields, and whether a tool is marked for the cache.
+pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Option<ToolUse>, bool)> {
+    let choice = fields.raw("tool_choice");
+    let list: Vec<&RawValue> = match fields.raw("tools") {
+        None => Vec::new(),
+        Some(raw) => {
+            check_nodes("tools", raw, MAX_NODES)?;
+            serde_json::from_str(raw.get()).map_err(|e| wrong("tools", &e))?
+        }
+    };
+    let mut tools = ToolList::of(list.len())?;
+    let mut caches = false;
+    for (i, raw) in list.iter().enumerate() {
+        let param = format!("tools[{i}]");
+        caches |= tool(&param, raw, &mut tools)?;
+    }
+    let (choice, parallel) = match choice {
+        None => (Some(ToolChoice::Auto), true),
+        Some(raw) => self::choice(raw, &tools)?,
+    };
+    Ok((tools.used(choice, parallel), caches))
+}
+
+fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<bool> {
+    let mut fields = Fields::of(param.into(), raw)?;
+    let kind = fields.take::<String>("type")?;
+    if let Some(kind) = kind.filter(|kind| kind != "custom") {
+        let at = fields.param("type");
+        let message = format!("{at} is `{}`: this server runs no tools of its own; only custom ones", quote(&kind));
+        return Err(ApiError::unsupported(at, message));
+    }
+    let name = checked_name(&mut fields)?;
+    let description = fields.take("description")?;
+    let strict = fields.take("strict")?;
+    let caches = cache_control(&mut fields)?;
+    // Arguments are streamed as they are written.
+    fields.only("eager_input_streaming", &["true"])?;
+    fields.only("defer_loading", &["false"])?;
+    fields.only("allowed_callers", &["[\"direct\"]"])?;
+    fields.only("input_examples", &["[]"])?;
+    let at = fields.param("input_schema");
+    let schema = checked_schema(&mut fields, "input_schema")?;
+    let schema = schema.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
+    fields.finish()?;
+    tools.add(param, name.clone(), in_chats_form(&at, &name, description, Some(schema), strict)?)?;
+    Ok(caches)
+}
+
+/// The choice, none for no calls, and whether several calls are welcome.
+fn choice(raw: &RawValue, tools: &ToolList) -> ApiResult<(Option<ToolChoice>, bool)> {
+    let mut fields = Fields::of("tool_choice".into(), raw)?;
+    let kind = required::<String>(&mut fields, "type")?;
+    let choice = match kind.as_str() {
+        "none" => {
+            fields.finish()?;
+            return Ok((None, true));
+        }
+        "auto" => ToolChoice::Auto,
+        "any" => tools.required("tool_choice is any")?,
+        "tool" => tools.named("tool_choice.name", required(&mut fields, "name")?)?,
+        other => {
+            let message = format!("tool_choice.type is `{}`; known are auto, any, tool and none", quote(other));
+            return Err(ApiError::invalid("tool_choice.type", message));
+        }
+    };
+    let parallel = !fields.take("disable_parallel_tool_use")?.unwrap_or(false);
+    fields.finish()?;
+    Ok((Some(choice), parallel))
+}

@@ -1,0 +1,37 @@
+//! Who is asking: what the middleware knows of a request and the way to its generation does not carry.
+//!
+//! It is set for the time in which a handler runs, so that no endpoint can forget to hand it on. Streams read it before they
+//! begin; work on text workers does not see it.
+
+use std::sync::Arc;
+
+use crate::rates::Client;
+
+tokio::task_local! {
+    static CALLER: Caller;
+}
+
+/// What is known of the client and its request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caller {
+    /// The request's `x-request-id`, the client's own or the one it was given.
+    pub request_id: Arc<str>,
+    /// The route.
+    pub endpoint: Arc<str>,
+    /// The number of the API key it came with.
+    pub key: Option<usize>,
+    /// What it has left in this minute, where that is limited.
+    pub client: Option<Arc<Client>>,
+}
+
+impl Caller {
+    /// Runs a handler on behalf of this caller.
+    pub async fn run<T>(self, handler: impl Future<Output = T>) -> T {
+        CALLER.scope(self, handler).await
+    }
+
+    /// On whose behalf this runs; nobody's outside of a handler.
+    pub fn current() -> Self {
+        CALLER.try_with(Clone::clone).unwrap_or_default()
+    }
+}

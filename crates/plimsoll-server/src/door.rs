@@ -1,0 +1,92 @@
+//! The door that every request passes, whatever its route: its id, its key, its share of the minute, and what its answer is
+//! marked with on the way out. Nothing of a body is read here.
+
+use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+
+use crate::anthropic;
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::rates::{Client, Who};
+
+/// The address at the other end of the connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub IpAddr);
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest `x-request-id` that is echoed.
+const REQUEST_ID_BYTES: usize = 128;
+
+/// Lets a request in or turns it away, and counts the answer.
+pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let origins = &app.config.origins;
+    let reader = origins.reader(request.headers());
+    let anthropics = anthropic::owns(request.uri().path());
+    let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
+    let (id, known) = request_id(&app, &request);
+    let mut client = None;
+    let admitted = known.and_then(|()| admit(&app, &request, &path, &id, &mut client));
+    let mut response = match (origins.preflight(request.method(), request.headers()), admitted) {
+        (Some(answer), _) => answer,
+        (None, Err(error)) => {
+            app.metrics.turned_away(error.code.unwrap_or("other"));
+            error.into_response()
+        }
+        (None, Ok(caller)) => {
+            // A panic while an answer is shaped costs this answer, not the connection and those behind it.
+            let answer = AssertUnwindSafe(caller.run(next.run(request))).catch_unwind().await;
+            answer.unwrap_or_else(|_| app.panicked().into_response())
+        }
+    };
+    if anthropics {
+        response = anthropic::reshape(response, &id);
+    }
+    app.metrics.answered(&path, response.status().as_u16());
+    let headers = response.headers_mut();
+    client.into_iter().for_each(|client| client.mark(headers));
+    origins.mark(reader, headers);
+    headers.insert(REQUEST_ID, id);
+    response
+}
+
+/// The client's id or one of ours; an error beside one of ours where the client's cannot be echoed.
+fn request_id(app: &App, request: &Request) -> (HeaderValue, ApiResult<()>) {
+    let ours = || HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req"));
+    match request.headers().get(&REQUEST_ID) {
+        Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
+            let message = format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
+            (ours(), Err(ApiError { close: true, ..ApiError::invalid("x-request-id", message) }))
+        }
+        Some(id) => (id.clone(), Ok(())),
+        None => (ours(), Ok(())),
+    }
+}
+
+/// Checks the key, and takes a request out of its bucket where it may cost work: only POST does.
+fn admit(
+    app: &App,
+    request: &Request,
+    path: &Arc<str>,
+    id: &HeaderValue,
+    client: &mut Option<Arc<Client>>,
+) -> ApiResult<Caller> {
+    let key = app.config.api_keys.admit(request.headers(), path)?;
+    if request.method() == Method::POST {
+        let peer = request.extensions().get::<Peer>().map(|peer| Who::address(peer.0));
+        let now = Instant::now();
+        *client = key.map(Who::Key).or(peer).and_then(|who| app.rates.client(who, now));
+        client.as_ref().map_or(Ok(()), |client| client.admit(now))?;
+    }
+    let request_id = id.to_str().unwrap_or("").into();
+    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone() })
+}

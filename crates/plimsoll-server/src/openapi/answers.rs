@@ -1,0 +1,265 @@
+//! The schemas of answers. Objects are closed: a field that is answered and not listed fails a test.
+
+use serde_json::{Map, Value, json};
+
+/// A closed object: `name: kind`, where a kind ends with `?` if it may be null and begins with `~` if the field may be absent.
+fn closed(fields: &[(&str, &str)]) -> Value {
+    let (mut properties, mut required) = (Map::new(), Vec::new());
+    for (name, kind) in fields {
+        let (kind, present) = kind.strip_prefix('~').map_or((*kind, true), |kind| (kind, false));
+        let (kind, null) = kind.strip_suffix('?').map_or((kind, false), |kind| (kind, true));
+        properties.insert((*name).into(), schema(kind, null));
+        if present {
+            required.push(*name);
+        }
+    }
+    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+}
+
+/// `string`, `integer`, …; `[kind]` a list; a capital letter begins the name of a schema.
+fn schema(kind: &str, null: bool) -> Value {
+    if let Some(item) = kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']')) {
+        let kinds = if null { json!(["array", "null"]) } else { json!("array") };
+        return json!({"type": kinds, "items": schema(item, false)});
+    }
+    if kind.starts_with(char::is_uppercase) {
+        let reference = super::reference(kind);
+        return if null { json!({"anyOf": [reference, {"type": "null"}]}) } else { reference };
+    }
+    if null { json!({"type": [kind, "null"]}) } else { json!({"type": kind}) }
+}
+
+/// All of them.
+pub(super) fn schemas() -> Value {
+    let mut all = Map::new();
+    for (name, fields) in OBJECTS {
+        all.insert((*name).into(), closed(fields));
+    }
+    all.insert("Document".into(), json!({"type": "object"}));
+    all.insert("Reports".into(), json!({"type": "array", "items": {"type": ["object", "null"]}}));
+    Value::Object(all)
+}
+
+type Object = (&'static str, &'static [(&'static str, &'static str)]);
+
+const OBJECTS: &[Object] = &[
+    ("Error", &[("error", "ErrorInner")]),
+    ("ErrorInner", &[("message", "string"), ("type", "string"), ("param", "string?"), ("code", "string?")]),
+    (
+        "Usage",
+        &[
+            ("prompt_tokens", "integer"),
+            ("completion_tokens", "integer"),
+            ("total_tokens", "integer"),
+            ("prompt_tokens_details", "PromptDetails"),
+            ("speculation", "~Speculation"),
+        ],
+    ),
+    ("PromptDetails", &[("cached_tokens", "integer")]),
+    ("Speculation", &[("drafted", "integer"), ("accepted", "integer")]),
+    (
+        "Completion",
+        &[
+            ("id", "string"),
+            ("object", "string"),
+            ("created", "integer"),
+            ("model", "string"),
+            ("choices", "[CompletionChoice]"),
+            ("usage", "~Usage?"),
+        ],
+    ),
+    (
+        "CompletionChoice",
+        &[
+            ("index", "integer"),
+            ("text", "string"),
+            ("logprobs", "CompletionLogprobs?"),
+            ("finish_reason", "string?"),
+            ("stop_reason", "string?"),
+            ("token_ids", "~[integer]"),
+            ("prompt_token_ids", "~[integer]"),
+            ("prompt_logprobs", "~Reports"),
+        ],
+    ),
+    (
+        "CompletionLogprobs",
+        &[("tokens", "[string]"), ("token_logprobs", "array"), ("top_logprobs", "array"), ("text_offset", "[integer]")],
+    ),
+    (
+        "ChatCompletion",
+        &[
+            ("id", "string"),
+            ("object", "string"),
+            ("created", "integer"),
+            ("model", "string"),
+            ("choices", "[ChatChoice]"),
+            ("usage", "Usage"),
+            ("prompt_logprobs", "~Reports"),
+            ("prompt_token_ids", "~[integer]"),
+        ],
+    ),
+    (
+        "ChatChoice",
+        &[
+            ("index", "integer"),
+            ("message", "Message"),
+            ("logprobs", "ChatLogprobs?"),
+            ("finish_reason", "string?"),
+            ("stop_reason", "string?"),
+            ("token_ids", "~[integer]"),
+        ],
+    ),
+    (
+        "Message",
+        &[
+            ("role", "string"),
+            ("content", "string?"),
+            ("refusal", "string?"),
+            ("reasoning_content", "~string"),
+            ("reasoning", "~string"),
+            ("tool_calls", "~[object]"),
+        ],
+    ),
+    ("ChatLogprobs", &[("content", "[ChatToken]")]),
+    (
+        "ChatToken",
+        &[("token", "string"), ("logprob", "number"), ("bytes", "[integer]"), ("top_logprobs", "[ChatAlternative]")],
+    ),
+    ("ChatAlternative", &[("token", "string"), ("logprob", "number"), ("bytes", "[integer]")]),
+    (
+        "Tokens",
+        &[("count", "integer"), ("max_model_len", "integer"), ("tokens", "[integer]"), ("token_strs", "[string]?")],
+    ),
+    ("Text", &[("prompt", "string")]),
+    ("ModelList", &[("object", "string"), ("data", "[Model]")]),
+    (
+        "Model",
+        &[
+            ("id", "string"),
+            ("object", "string"),
+            ("created", "integer"),
+            ("owned_by", "string"),
+            ("root", "string"),
+            ("parent", "string?"),
+            ("max_model_len", "integer"),
+        ],
+    ),
+    ("Health", &[("status", "string"), ("steps", "integer")]),
+    ("Version", &[("version", "string")]),
+    ("Cancelled", &[("id", "string"), ("object", "string"), ("cancelled", "integer")]),
+    ("CacheCleared", &[("object", "string"), ("before", "Cache"), ("after", "Cache")]),
+    (
+        "Cache",
+        &[
+            ("enabled", "boolean"),
+            ("page_tokens", "integer"),
+            ("page_bytes", "integer"),
+            ("entries", "integer"),
+            ("pages", "integer"),
+            ("bytes", "integer"),
+            ("state_checkpoints", "integer"),
+            ("state_bytes", "integer"),
+            ("hit_tokens", "integer"),
+            ("miss_tokens", "integer"),
+            ("inserted_pages", "integer"),
+            ("evicted_pages", "integer"),
+        ],
+    ),
+    (
+        "Status",
+        &[
+            ("object", "string"),
+            ("model", "string"),
+            ("uptime_seconds", "number"),
+            ("healthy", "boolean"),
+            ("draining", "boolean"),
+            ("totals", "Totals"),
+            ("pools", "Pools"),
+            ("ladder", "Ladder"),
+            ("requests", "[Running]"),
+        ],
+    ),
+    (
+        "Totals",
+        &[
+            ("running", "integer"),
+            ("waiting", "integer"),
+            ("answering", "integer"),
+            ("memory_bytes", "integer"),
+            ("tokens_per_second", "number"),
+            ("prompt_tokens", "integer"),
+            ("cached_tokens", "integer"),
+            ("generated_tokens", "integer"),
+            ("finished", "integer"),
+            ("aborted", "integer"),
+            ("failed", "integer"),
+            ("steps", "integer"),
+        ],
+    ),
+    (
+        "Running",
+        &[
+            ("id", "string"),
+            ("request_id", "string"),
+            ("endpoint", "string"),
+            ("stream", "boolean"),
+            ("phase", "string"),
+            ("choices", "integer"),
+            ("prompt_tokens", "integer"),
+            ("cached_tokens", "integer"),
+            ("computed_tokens", "integer"),
+            ("generated_tokens", "integer"),
+            ("memory_bytes", "integer"),
+            ("kv_pages", "integer"),
+            ("kv_bytes", "integer"),
+            ("state_slots", "integer"),
+            ("state_bytes", "integer"),
+            ("host_bytes", "integer"),
+            ("age_seconds", "number"),
+            ("tokens_per_second", "number?"),
+        ],
+    ),
+    ("Pools", &[("kv_pages", "Pages"), ("requests", "Places"), ("host_bytes", "Share"), ("http_bytes", "~Share")]),
+    ("Pages", &[("used", "integer"), ("total", "integer"), ("cached", "integer")]),
+    (
+        "Places",
+        &[
+            ("running", "integer"),
+            ("waiting", "integer"),
+            ("in_system", "integer"),
+            ("running_max", "integer"),
+            ("waiting_max", "integer"),
+        ],
+    ),
+    ("Share", &[("used", "integer"), ("total", "integer")]),
+    ("Ladder", &[("rung", "string"), ("climbed", "[Climbed]"), ("canaries_released", "integer")]),
+    ("Climbed", &[("rung", "string"), ("times", "integer")]),
+    (
+        "Memory",
+        &[
+            ("line_bytes", "integer"),
+            ("line_source", "string"),
+            ("planned_bytes", "integer"),
+            ("committed_bytes", "integer"),
+            ("unaccounted_bytes", "integer"),
+            ("components", "[Component]"),
+            ("process", "object"),
+            ("heap", "object"),
+            ("device_allocations", "object"),
+            ("pools", "Pools"),
+            ("ladder", "Ladder"),
+            ("requests", "object"),
+            ("steps", "integer"),
+        ],
+    ),
+    (
+        "Component",
+        &[
+            ("component", "string"),
+            ("planned_bytes", "integer"),
+            ("committed_bytes", "integer"),
+            ("peak_bytes", "integer"),
+            ("detail", "string"),
+        ],
+    ),
+];

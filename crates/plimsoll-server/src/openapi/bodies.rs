@@ -1,0 +1,247 @@
+//! The bodies of requests, field by field, each with an example that is taken as it stands.
+
+use serde_json::{Map, Value, json};
+
+/// A name and its schema.
+type Fields = Vec<(&'static str, Value)>;
+
+/// An object that has these fields, each or null, and no others.
+fn object(fields: Fields, required: &[&str]) -> Value {
+    let optional = |name: &str, mut schema: Value| {
+        if let (false, Some(kind)) = (required.contains(&name), schema.get("type").cloned()) {
+            let kinds = if kind.is_array() { kind } else { json!([kind, "null"]) };
+            schema["type"] = kinds;
+            if let Some(Value::Array(values)) = schema.get_mut("enum") {
+                values.push(Value::Null);
+            }
+        }
+        schema
+    };
+    let properties: Map<String, Value> =
+        fields.into_iter().map(|(name, schema)| (name.to_owned(), optional(name, schema))).collect();
+    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+}
+
+fn number(least: f64, most: f64, example: f64) -> Value {
+    json!({"type": "number", "minimum": least, "maximum": most, "examples": [example]})
+}
+
+fn integer(least: i64, example: i64) -> Value {
+    json!({"type": "integer", "minimum": least, "maximum": 4_294_967_295u64, "examples": [example]})
+}
+
+fn flag(example: bool) -> Value {
+    json!({"type": "boolean", "examples": [example]})
+}
+
+fn text(example: &str) -> Value {
+    json!({"type": "string", "examples": [example]})
+}
+
+fn only(value: &Value, kind: &str) -> Value {
+    json!({"type": kind, "enum": [value], "examples": [value]})
+}
+
+/// `params::Common` and `form::Form`.
+fn common() -> Fields {
+    let stop = json!({
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}, {"type": "null"}],
+        "examples": ["\n\n", ["a", "b"]]
+    });
+    let bias = json!({
+        "type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "description": "Token id to what is added to its logit", "examples": [{"97": -1.5}]
+    });
+    let options = json!({
+        "type": "object", "additionalProperties": false,
+        "properties": {
+            "include_usage": {"type": ["boolean", "null"]},
+            "continuous_usage_stats": {"type": ["boolean", "null"]},
+            "include_obfuscation": {"type": ["boolean", "null"], "enum": [false, null]}
+        },
+        "description": "Only with `stream: true`", "examples": [{"include_usage": true}]
+    });
+    vec![
+        ("model", text("default")),
+        ("stream", flag(true)),
+        ("stream_options", options),
+        ("n", integer(1, 2)),
+        ("best_of", json!({"type": "integer", "description": "Equal to n", "examples": [1]})),
+        ("max_tokens", integer(0, 3)),
+        ("max_completion_tokens", integer(0, 3)),
+        ("min_tokens", integer(0, 1)),
+        ("temperature", number(0.0, 100.0, 0.5)),
+        ("top_p", json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1, "examples": [0.9]})),
+        ("top_k", json!({"type": "integer", "minimum": -1, "examples": [5]})),
+        ("min_p", number(0.0, 1.0, 0.1)),
+        ("repetition_penalty", json!({"type": "number", "exclusiveMinimum": 0, "maximum": 100, "examples": [1.1]})),
+        ("presence_penalty", number(-2.0, 2.0, 0.5)),
+        ("frequency_penalty", number(-2.0, 2.0, -0.5)),
+        ("logit_bias", bias),
+        ("seed", json!({"type": "integer", "format": "int64", "examples": [7]})),
+        ("stop", stop),
+        (
+            "stop_token_ids",
+            json!({"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 16, "examples": [[5]]}),
+        ),
+        ("ignore_eos", flag(true)),
+        ("skip_special_tokens", flag(false)),
+        ("prompt_logprobs", integer(0, 1)),
+        ("return_token_ids", flag(true)),
+        ("return_tokens_as_token_ids", flag(true)),
+        (
+            "mtp",
+            json!({"type": "boolean", "description": "Let the draft head guess ahead, where there is one", "examples": [false]}),
+        ),
+        (
+            "cache_salt",
+            json!({"type": "string", "minLength": 1, "description": "Requests whose salts differ share no cached prefix", "examples": ["tenant-1"]}),
+        ),
+        ("response_format", response_format()),
+        ("structured_outputs", json!({"type": "object", "examples": [{"choice": ["ab", "cd"]}]})),
+        (
+            "guided_json",
+            json!({"type": ["object", "boolean", "string"], "description": "A JSON schema", "examples": [{"type": "object"}]}),
+        ),
+        ("guided_regex", text("[a-c]+")),
+        (
+            "guided_choice",
+            json!({"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1024, "examples": [["ab", "cd"]]}),
+        ),
+        ("guided_grammar", json!({"type": "string", "description": "Lark", "examples": ["start: \"a\""]})),
+        ("user", text("somebody")),
+        ("safety_identifier", text("somebody")),
+        ("prompt_cache_key", text("conversation")),
+        ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
+        ("store", only(&json!(false), "boolean")),
+        ("service_tier", json!({"type": "string", "enum": ["auto", "default"], "examples": ["auto"]})),
+        ("use_beam_search", only(&json!(false), "boolean")),
+        ("early_stopping", only(&json!(false), "boolean")),
+        ("length_penalty", only(&json!(1), "number")),
+        ("include_stop_str_in_output", only(&json!(false), "boolean")),
+        ("spaces_between_special_tokens", only(&json!(true), "boolean")),
+        ("priority", only(&json!(0), "integer")),
+        ("add_special_tokens", flag(false)),
+    ]
+}
+
+fn response_format() -> Value {
+    json!({
+        "type": "object", "required": ["type"], "additionalProperties": false,
+        "properties": {
+            "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {
+                "type": ["object", "null"], "required": ["name", "schema"], "additionalProperties": false,
+                "properties": {
+                    "name": {"type": "string"},
+                    "description": {"type": ["string", "null"]},
+                    "strict": {"type": ["boolean", "null"]},
+                    "schema": {"type": ["object", "boolean", "string"]}
+                }
+            }
+        },
+        "examples": [{"type": "text"}, {"type": "json_object"}]
+    })
+}
+
+/// `chat::messages::Conversation`.
+fn conversation() -> Fields {
+    let part = json!({
+        "type": "object", "required": ["text"], "additionalProperties": false,
+        "properties": {"type": {"type": ["string", "null"], "enum": ["text", null]}, "text": {"type": "string"}}
+    });
+    let message = json!({
+        "type": "object", "required": ["role"], "additionalProperties": false,
+        "properties": {
+            "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]},
+            "name": {"type": ["string", "null"]},
+            "tool_call_id": {"type": ["string", "null"]},
+            "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+            "reasoning": {"type": ["string", "null"]},
+            "reasoning_content": {"type": ["string", "null"]},
+            "refusal": {"type": ["array", "string", "null"]},
+            "annotations": {"type": ["array", "null"]},
+            "audio": {"type": "null"},
+            "function_call": {"type": "null"}
+        }
+    });
+    let tool = json!({
+        "type": "object", "required": ["function"],
+        "properties": {"type": {"type": "string", "enum": ["function"]}, "function": {"type": "object", "required": ["name"]}}
+    });
+    vec![
+        (
+            "messages",
+            json!({"type": "array", "items": message, "minItems": 1, "examples": [[{"role": "user", "content": "x"}]]}),
+        ),
+        (
+            "tools",
+            json!({"type": "array", "items": tool, "examples": [[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]]}),
+        ),
+        (
+            "tool_choice",
+            json!({"description": "auto, none, required, or a named function; needs tools", "examples": ["none"]}),
+        ),
+        ("parallel_tool_calls", flag(true)),
+        ("add_generation_prompt", flag(true)),
+        ("continue_final_message", only(&json!(false), "boolean")),
+        ("chat_template_kwargs", json!({"type": "object", "examples": [{"mood": "fine"}]})),
+        ("enable_thinking", flag(false)),
+        ("reasoning_effort", json!({"type": "string", "description": "Where the chat template knows it"})),
+        ("documents", json!({"type": "array", "items": {"type": "object"}, "examples": [[]]})),
+    ]
+}
+
+/// The body of `/v1/chat/completions`.
+pub(super) fn chat() -> Value {
+    let mut fields = common();
+    fields.extend(conversation());
+    fields.extend([
+        ("logprobs", flag(true)),
+        ("top_logprobs", json!({"type": "integer", "minimum": 0, "description": "Above 0 only with `logprobs: true`", "examples": [0]})),
+        ("echo", only(&json!(false), "boolean")),
+        ("modalities", only(&json!(["text"]), "array")),
+        ("verbosity", only(&json!("medium"), "string")),
+        ("include_reasoning", flag(false)),
+        ("thinking_token_budget", json!({"type": "integer", "minimum": 0, "description": "Where the model thinks"})),
+    ]);
+    object(fields, &["messages"])
+}
+
+/// The body of `/v1/completions`.
+pub(super) fn completions() -> Value {
+    let ids = json!({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1});
+    let texts = json!({"type": "array", "items": {"type": "string"}, "minItems": 1});
+    let lists = json!({"type": "array", "items": ids, "minItems": 1});
+    let prompt =
+        json!({"anyOf": [{"type": "string"}, texts, ids, lists], "examples": ["x", ["x", "y"], [97], [[97], [98]]]});
+    let mut fields = common();
+    fields.extend([
+        ("prompt", prompt),
+        ("echo", flag(true)),
+        ("logprobs", integer(0, 1)),
+        ("suffix", only(&json!(""), "string")),
+    ]);
+    object(fields, &["prompt"])
+}
+
+/// The body of `/tokenize`: a prompt, or else a conversation.
+pub(super) fn tokenize() -> Value {
+    let mut fields = conversation();
+    fields.extend([
+        ("model", text("default")),
+        ("prompt", text("x")),
+        ("add_special_tokens", flag(false)),
+        ("return_token_strs", flag(true)),
+    ]);
+    let mut body = object(fields, &[]);
+    body["anyOf"] = json!([{"required": ["prompt"]}, {"required": ["messages"]}]);
+    body
+}
+
+/// The body of `/detokenize`.
+pub(super) fn detokenize() -> Value {
+    let tokens = json!({"type": "array", "items": {"type": "integer", "minimum": 0}, "examples": [[97]]});
+    object(vec![("model", text("default")), ("tokens", tokens)], &["tokens"])
+}

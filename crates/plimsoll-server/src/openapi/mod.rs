@@ -1,0 +1,116 @@
+//! `GET /openapi.json`: what every route takes and answers.
+//!
+//! Bodies are taken apart field by field, so there are no types to derive this from: `bodies` and `answers` say it again, and
+//! `tests/openapi.rs` holds the two together. Every field here has an example that the server takes, every field it takes is
+//! here, what is not here is refused, and every answer fits its schema.
+
+mod answers;
+mod bodies;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::models::json as answer;
+
+/// The page.
+pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
+    answer(&document(!app.config.api_keys.is_empty()), None)
+}
+
+/// The document; `keyed`: the server wants API keys.
+fn document(keyed: bool) -> Value {
+    let mut document = json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Plimsoll",
+            "version": env!("CARGO_PKG_VERSION"),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "description": "OpenAI's API and what operators need. A field that is not listed is refused with a 400 that names it."
+        },
+        "paths": paths(),
+        "components": {"schemas": answers::schemas()}
+    });
+    if keyed {
+        document["components"]["securitySchemes"] = json!({
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "x-api-key"}
+        });
+        document["security"] = json!([{"bearer": []}, {"header": []}]);
+        for probe in ["/health", "/ready"] {
+            document["paths"][probe]["get"]["security"] = json!([]);
+        }
+    }
+    document
+}
+
+fn paths() -> Value {
+    let id = |name: &str| json!([{"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}]);
+    let with = |mut operation: Value, parameters: Value| {
+        operation["parameters"] = parameters;
+        operation
+    };
+    json!({
+        "/v1/chat/completions": {"post": generating("Answer a conversation", &bodies::chat(), "ChatCompletion")},
+        "/v1/completions": {"post": generating("Continue a text", &bodies::completions(), "Completion")},
+        "/tokenize": {"post": posting("Text or a conversation to token ids", &bodies::tokenize(), "Tokens")},
+        "/detokenize": {"post": posting("Token ids to text", &bodies::detokenize(), "Text")},
+        "/v1/models": {"get": getting("Every name the model goes by", "ModelList")},
+        "/v1/models/{id}": {"get": with(getting("One name", "Model"), id("id"))},
+        "/v1/status": {"get": getting("Every request that is being answered, and totals", "Status")},
+        "/v1/requests/{id}": {"delete": with(getting("End a request by the id in its answer or its x-request-id", "Cancelled"), id("id"))},
+        "/v1/cache": {
+            "get": getting("What the prefix cache holds", "Cache"),
+            "delete": getting("Forget it; the pages are free when the answer comes", "CacheCleared")
+        },
+        "/v1/cache/clear": {"post": getting("The same", "CacheCleared")},
+        "/v1/memory": {"get": getting("The ledger: every component's planned, committed and peak bytes", "Memory")},
+        "/health": {"get": getting("Does the engine make progress?", "Health")},
+        "/ready": {"get": getting("Would a request be taken?", "Health")},
+        "/version": {"get": getting("The version of this build", "Version")},
+        "/metrics": {"get": plain("Prometheus metrics", "application/openmetrics-text")},
+        "/openapi.json": {"get": getting("This document", "Document")}
+    })
+}
+
+fn reference(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}
+
+fn errors() -> Value {
+    json!({"description": "An error, in OpenAI's shape", "content": {"application/json": {"schema": reference("Error")}}})
+}
+
+fn getting(summary: &str, schema: &str) -> Value {
+    json!({
+        "summary": summary,
+        "responses": {
+            "200": {"description": "Done", "content": {"application/json": {"schema": reference(schema)}}},
+            "default": errors()
+        }
+    })
+}
+
+fn plain(summary: &str, kind: &str) -> Value {
+    let mut content = Map::new();
+    content.insert(kind.into(), json!({"schema": {"type": "string"}}));
+    json!({"summary": summary, "responses": {"200": {"description": "Done", "content": content}, "default": errors()}})
+}
+
+fn posting(summary: &str, body: &Value, schema: &str) -> Value {
+    let mut operation = getting(summary, schema);
+    operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": body}}});
+    operation
+}
+
+/// The same with a stream as the other answer.
+fn generating(summary: &str, body: &Value, schema: &str) -> Value {
+    let mut operation = posting(summary, body, schema);
+    operation["responses"]["200"]["content"]["text/event-stream"] = json!({
+        "schema": {"type": "string", "description": "Chunks as `data: JSON`, comments while nothing comes, and `data: [DONE]` at every end"}
+    });
+    operation
+}

@@ -1,0 +1,209 @@
+//! OpenAI's Responses API: `POST /v1/responses`, and what can be done with a response afterwards.
+
+mod items;
+mod object;
+mod request;
+mod shape;
+pub(crate) mod store;
+mod tools;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::time::timeout;
+
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::generation::Event;
+use crate::models::{json, json_text};
+use crate::running::CANCELLED;
+use crate::sse::{self, Events};
+use crate::turn::{Begun, begin, parsed};
+use store::Kept;
+
+/// A cancelled response has this long to end: a stream ends when its client reads on.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// How ids of responses begin.
+const PREFIX: &str = "resp_";
+
+/// Items of one page of a list, unless the client says otherwise, and at most.
+const PAGE: usize = 20;
+const PAGE_MAX: usize = 100;
+
+/// `POST /v1/responses`.
+pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    let key = Caller::current().key;
+    let asked = parsed(&app, request, move |body, app| request::parse(body, app, key)).await?;
+    let id = format!("{PREFIX}{:016x}{:016x}", app.ids.next(), app.ids.next());
+    let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn)?;
+    if context.draft.common.stream {
+        let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
+        return Ok(sse::response(generation, responding, app.config.keep_alive));
+    }
+    let mut responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, None);
+    // Nobody listens.
+    let mut nowhere = Events::default();
+    loop {
+        let error = match generation.next().await {
+            Event::Delta(_, delta) => {
+                responding.take(delta, &mut nowhere);
+                continue;
+            }
+            Event::Done => None,
+            Event::Failed(error) if error.code == Some(CANCELLED) => Some(error),
+            Event::Failed(error) => return Err(error),
+        };
+        return Ok(json_text(responding.finish(error.as_ref(), generation.usage(), &mut nowhere), held));
+    }
+}
+
+/// `GET /v1/responses/{id}`.
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> ApiResult<Response> {
+    if let Some((name, _)) = pairs(query.as_deref()).next() {
+        let message = format!("the query's `{}` has no effect here", quote(name));
+        return Err(ApiError::unsupported(quote(name), message));
+    }
+    sent(&app, kept(&app, &id)?.response)
+}
+
+#[derive(Serialize)]
+struct Deleted<'a> {
+    id: &'a str,
+    object: &'static str,
+    deleted: bool,
+}
+
+/// `DELETE /v1/responses/{id}`.
+pub(crate) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+    if !app.responses.remove(&id, Caller::current().key) {
+        return Err(unknown(&id));
+    }
+    Ok(json(&Deleted { id: &id, object: "response", deleted: true }, None))
+}
+
+/// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it is.
+pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+    if !id.starts_with(PREFIX) {
+        return Err(unknown(&id));
+    }
+    let key = Caller::current().key;
+    let end = app.responses.wait(&id);
+    let running = app.running.cancel(&id, key) > 0;
+    if let Some(kept) = app.responses.get(&id, key) {
+        return sent(&app, kept.response);
+    }
+    if !running {
+        return Err(unknown(&id));
+    }
+    match timeout(LAST_WORDS, end).await {
+        Ok(Ok(response)) => sent(&app, response),
+        _ => {
+            let message = "the response was cancelled; it ends when its client reads on, or has gone with it";
+            Err(ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) })
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    object: &'static str,
+    data: &'a [&'a RawValue],
+    first_id: Option<String>,
+    last_id: Option<String>,
+    has_more: bool,
+}
+
+/// `GET /v1/responses/{id}/input_items`: all that came before the output, the newest first unless `order` says otherwise.
+pub(crate) async fn input_items(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> ApiResult<Response> {
+    let (mut after, mut limit, mut newest_first) = (None, PAGE, true);
+    for (name, value) in pairs(query.as_deref()) {
+        match name {
+            "after" => after = Some(value),
+            "limit" => {
+                let number = value.parse().ok().filter(|n| (1..=PAGE_MAX).contains(n));
+                limit = number.ok_or_else(|| {
+                    ApiError::invalid("limit", format!("limit must be a number from 1 to {PAGE_MAX}"))
+                })?;
+            }
+            "order" if value == "asc" || value == "desc" => newest_first = value == "desc",
+            "order" => return Err(ApiError::invalid("order", "order must be asc or desc")),
+            other => {
+                let message = format!("the query's `{}` has no effect here", quote(other));
+                return Err(ApiError::unsupported(quote(other), message));
+            }
+        }
+    }
+    let kept = kept(&app, &id)?;
+    let held = app.bytes.hold(3 * kept.items.len() as u64)?;
+    let text = format!("[{}]", kept.items);
+    let mut all: Vec<&RawValue> = serde_json::from_str(&text).map_err(|_| broken())?;
+    if newest_first {
+        all.reverse();
+    }
+    let from = match after {
+        None => 0,
+        Some(after) => {
+            let at = all.iter().position(|item| id_of(item).as_deref() == Some(after));
+            1 + at.ok_or_else(|| ApiError::invalid("after", format!("no item has the id `{}`", quote(after))))?
+        }
+    };
+    let data = &all[from..(from + limit).min(all.len())];
+    let page = Page {
+        object: "list",
+        data,
+        first_id: data.first().and_then(|item| id_of(item)),
+        last_id: data.last().and_then(|item| id_of(item)),
+        has_more: from + data.len() < all.len(),
+    };
+    Ok(json(&page, Some(held)))
+}
+
+fn id_of(item: &RawValue) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        id: String,
+    }
+    serde_json::from_str::<Named>(item.get()).ok().map(|named| named.id)
+}
+
+/// The pairs of a query. Ids and numbers need no decoding.
+fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
+    let all = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    all.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+fn kept(app: &App, id: &str) -> ApiResult<Kept> {
+    app.responses.get(id, Caller::current().key).ok_or_else(|| unknown(id))
+}
+
+/// A stored text as an answer, held until it is sent.
+fn sent(app: &App, text: Bytes) -> ApiResult<Response> {
+    let held = app.bytes.hold(text.len() as u64)?;
+    Ok(json_text(text, Some(held)))
+}
+
+fn unknown(id: &str) -> ApiError {
+    let message = format!("no response `{}` is stored here; it may have been dropped or deleted", quote(id));
+    let error = ApiError::new(StatusCode::NOT_FOUND, message);
+    ApiError { code: Some("response_not_found"), param: Some("response_id".into()), ..error }
+}
+
+fn broken() -> ApiError {
+    ApiError::internal("a stored response cannot be read")
+}

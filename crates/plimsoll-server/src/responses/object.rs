@@ -1,0 +1,266 @@
+//! The response object: what was asked for, repeated; what was answered, as items; how it ended.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::error::ApiError;
+use crate::generation::Usage;
+use crate::logprobs::ChatToken;
+
+/// What the object repeats of the request.
+#[derive(Debug, Default)]
+pub(crate) struct Echo {
+    pub instructions: Option<String>,
+    pub max_output_tokens: Option<u32>,
+    pub metadata: Option<Box<RawValue>>,
+    pub parallel_tool_calls: bool,
+    pub previous_response_id: Option<String>,
+    pub prompt_cache_key: Option<String>,
+    pub effort: Option<String>,
+    pub safety_identifier: Option<String>,
+    pub store: bool,
+    pub temperature: f32,
+    pub text: Option<Box<RawValue>>,
+    pub tool_choice: Option<Box<RawValue>>,
+    pub tools: Option<Box<RawValue>>,
+    pub top_logprobs: u32,
+    pub top_p: f32,
+    pub user: Option<String>,
+}
+
+impl Echo {
+    /// Bytes that it holds.
+    pub fn bytes(&self) -> u64 {
+        let raw = [&self.metadata, &self.text, &self.tool_choice, &self.tools];
+        let raw = raw.into_iter().flatten().map(|raw| raw.get().len());
+        let texts = [
+            &self.instructions,
+            &self.previous_response_id,
+            &self.prompt_cache_key,
+            &self.safety_identifier,
+            &self.user,
+        ];
+        let texts = texts.into_iter().flatten().map(String::len);
+        (raw.sum::<usize>() + texts.sum::<usize>()) as u64
+    }
+}
+
+/// How far a response has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Status {
+    InProgress,
+    Completed,
+    Incomplete,
+    Failed,
+    Cancelled,
+}
+
+/// An item of the answer.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub id: String,
+    pub status: Status,
+    pub what: What,
+}
+
+#[derive(Debug)]
+pub(crate) enum What {
+    Thoughts { text: String },
+    Text { text: String, logprobs: Vec<ChatToken> },
+    Call { call_id: String, name: String, arguments: String },
+}
+
+/// An item as the API shows it.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum Shown<'a> {
+    Reasoning { id: &'a str, summary: [(); 0], content: Vec<Part<'a>>, status: Status },
+    Message { id: &'a str, role: &'static str, status: Status, content: Vec<Part<'a>> },
+    FunctionCall { id: &'a str, call_id: &'a str, name: &'a str, arguments: &'a str, status: Status },
+}
+
+/// A part of an item.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(clippy::enum_variant_names)] // OpenAI's names
+pub(crate) enum Part<'a> {
+    ReasoningText { text: &'a str },
+    OutputText { text: &'a str, annotations: [(); 0], logprobs: &'a [ChatToken] },
+}
+
+impl Output {
+    /// The item's one part, if it has parts.
+    pub fn part(&self) -> Option<Part<'_>> {
+        match &self.what {
+            What::Thoughts { text } => Some(Part::ReasoningText { text }),
+            What::Text { text, logprobs } => Some(Part::OutputText { text, annotations: [], logprobs }),
+            What::Call { .. } => None,
+        }
+    }
+
+    /// The item; one that has only just begun shows no part yet.
+    pub fn shown(&self, begun: bool) -> Shown<'_> {
+        let (id, status) = (self.id.as_str(), self.status);
+        let content = self.part().filter(|_| !begun).into_iter().collect();
+        match &self.what {
+            What::Thoughts { .. } => Shown::Reasoning { id, summary: [], content, status },
+            What::Text { .. } => Shown::Message { id, role: "assistant", status, content },
+            What::Call { call_id, name, arguments } => Shown::FunctionCall { id, call_id, name, arguments, status },
+        }
+    }
+}
+
+/// The object.
+#[derive(Serialize)]
+pub(crate) struct Object<'a> {
+    pub id: &'a str,
+    pub object: &'static str,
+    pub created_at: u64,
+    pub completed_at: Option<u64>,
+    pub status: Status,
+    pub background: bool,
+    pub error: Option<Failure<'a>>,
+    pub incomplete_details: Option<Reason>,
+    pub instructions: Option<&'a str>,
+    pub max_output_tokens: Option<u32>,
+    pub max_tool_calls: Option<u32>,
+    pub metadata: Raw<'a>,
+    pub model: &'a str,
+    pub output: Vec<Shown<'a>>,
+    pub parallel_tool_calls: bool,
+    pub previous_response_id: Option<&'a str>,
+    pub prompt_cache_key: Option<&'a str>,
+    pub reasoning: Reasoning<'a>,
+    pub safety_identifier: Option<&'a str>,
+    pub service_tier: &'static str,
+    pub store: bool,
+    pub temperature: f32,
+    pub text: Raw<'a>,
+    pub tool_choice: Raw<'a>,
+    pub tools: Raw<'a>,
+    pub top_logprobs: u32,
+    pub top_p: f32,
+    pub truncation: &'static str,
+    pub usage: Option<Counts>,
+    pub user: Option<&'a str>,
+}
+
+/// What the client sent, as it sent it, or what stands for it.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Raw<'a> {
+    Sent(&'a RawValue),
+    Word(&'static str),
+    None([(); 0]),
+    Empty {},
+    PlainText { format: PlainText },
+}
+
+#[derive(Serialize)]
+pub(crate) struct PlainText {
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+impl<'a> Raw<'a> {
+    fn of(sent: Option<&'a RawValue>, otherwise: Self) -> Self {
+        sent.map_or(otherwise, Self::Sent)
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct Reasoning<'a> {
+    effort: Option<&'a str>,
+    summary: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Reason {
+    pub reason: &'static str,
+}
+
+/// Why a response failed.
+#[derive(Serialize)]
+pub(crate) struct Failure<'a> {
+    code: &'static str,
+    message: &'a str,
+}
+
+impl<'a> Failure<'a> {
+    pub fn of(error: &'a ApiError) -> Self {
+        Self { code: "server_error", message: &error.message }
+    }
+}
+
+/// The Responses API's counts.
+#[derive(Clone, Copy, Serialize)]
+pub(crate) struct Counts {
+    input_tokens: u64,
+    input_tokens_details: InputDetails,
+    output_tokens: u64,
+    output_tokens_details: OutputDetails,
+    total_tokens: u64,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct InputDetails {
+    cached_tokens: u64,
+    cache_write_tokens: u64,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct OutputDetails {
+    reasoning_tokens: u64,
+}
+
+impl Counts {
+    pub fn of(usage: Usage, reasoning_tokens: u64) -> Self {
+        let cached_tokens = usage.prompt_tokens_details.cached_tokens;
+        Self {
+            input_tokens: usage.prompt_tokens,
+            input_tokens_details: InputDetails { cached_tokens, cache_write_tokens: 0 },
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: OutputDetails { reasoning_tokens },
+            total_tokens: usage.total_tokens,
+        }
+    }
+}
+
+impl<'a> Object<'a> {
+    /// A response that has only just begun.
+    pub fn begun(id: &'a str, created_at: u64, model: &'a str, echo: &'a Echo) -> Self {
+        Self {
+            id,
+            object: "response",
+            created_at,
+            completed_at: None,
+            status: Status::InProgress,
+            background: false,
+            error: None,
+            incomplete_details: None,
+            instructions: echo.instructions.as_deref(),
+            max_output_tokens: echo.max_output_tokens,
+            max_tool_calls: None,
+            metadata: Raw::of(echo.metadata.as_deref(), Raw::Empty {}),
+            model,
+            output: Vec::new(),
+            parallel_tool_calls: echo.parallel_tool_calls,
+            previous_response_id: echo.previous_response_id.as_deref(),
+            prompt_cache_key: echo.prompt_cache_key.as_deref(),
+            reasoning: Reasoning { effort: echo.effort.as_deref(), summary: None },
+            safety_identifier: echo.safety_identifier.as_deref(),
+            service_tier: "default",
+            store: echo.store,
+            temperature: echo.temperature,
+            text: Raw::of(echo.text.as_deref(), Raw::PlainText { format: PlainText { kind: "text" } }),
+            tool_choice: Raw::of(echo.tool_choice.as_deref(), Raw::Word("auto")),
+            tools: Raw::of(echo.tools.as_deref(), Raw::None([])),
+            top_logprobs: echo.top_logprobs,
+            top_p: echo.top_p,
+            truncation: "disabled",
+            usage: None,
+            user: echo.user.as_deref(),
+        }
+    }
+}

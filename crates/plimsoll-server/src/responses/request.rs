@@ -1,0 +1,202 @@
+//! The body of a request to the Responses API, field by field.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use plimsoll_grammar::Source;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::items;
+use super::object::Echo;
+use super::store::ResponseStore;
+use super::tools;
+use crate::app::App;
+use crate::config::PARSED_FACTOR;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::form::{Form, text_format};
+use crate::limits::ReadBody;
+use crate::params::Common;
+use crate::turn::conversation::Conversation;
+use crate::turn::{Ask, Turn};
+
+/// What was asked for.
+pub(crate) struct Asked {
+    pub turn: Turn,
+    pub echo: Echo,
+    /// What the store is to keep of the input, if it is to keep anything.
+    pub items: Option<Arc<str>>,
+    /// Log-probabilities are to be reported.
+    pub logprobs: bool,
+}
+
+/// Parses, renders and tokenizes for a client with this API key. Runs on a text worker.
+pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<Asked> {
+    let bytes = std::mem::take(&mut body.bytes);
+    let mut fields = Fields::of_body(&bytes)?;
+    let mut common = Common::take_few(&mut fields, app)?;
+    common.max_tokens = fields.take("max_output_tokens")?;
+    if common.max_tokens == Some(0) {
+        return Err(ApiError::invalid("max_output_tokens", "max_output_tokens must be at least 1"));
+    }
+    let mut echo = Echo { temperature: common.sampling.temperature, top_p: common.sampling.top_p, ..Echo::default() };
+    echo.max_output_tokens = common.max_tokens;
+    echo.instructions = fields.take("instructions")?;
+    let (tools, parallel) = tools::take(&mut fields, &mut echo)?;
+    echo.parallel_tool_calls = parallel;
+    let logprobs = logprobs(&mut fields)?;
+    echo.top_logprobs = logprobs.unwrap_or(0);
+    common.form = text(&mut fields, &mut echo)?;
+    let store = store(&mut fields, &app.responses)?;
+    echo.store = store;
+    let earlier = earlier(&mut fields, app, key, &mut body, &mut echo)?;
+    let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
+    let said = items::input(app, raw)?;
+    let mut items = match &earlier {
+        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"))?,
+        None => Vec::new(),
+    };
+    items.extend(said);
+    let messages = items::messages("input", echo.instructions.as_deref(), &items)?;
+    let mut conversation = Conversation::new("input", messages, tools);
+    reasoning(&mut fields, &mut conversation, &mut echo)?;
+    the_rest(&mut fields, &mut echo)?;
+    fields.finish()?;
+    let kept: Option<Arc<str>> = store.then(|| items::written(&items).into());
+    drop(items);
+    let ask = Ask {
+        conversation,
+        common,
+        logprobs,
+        add_special: false,
+        include_reasoning: true,
+        budget: None,
+        call_prefix: "call",
+    };
+    let mut turn = ask.prepare(app)?;
+    turn.draft.gathers = true;
+    turn.draft.length_param = "max_output_tokens";
+    drop(bytes);
+    let held = turn.draft.prompt_bytes() + echo.bytes() + kept.as_ref().map_or(0, |text| text.len() as u64);
+    turn.draft.kept = Some(body.keep(held)?);
+    Ok(Asked { turn, echo, items: kept, logprobs: logprobs.is_some() })
+}
+
+/// What was said before, as the text between a list's brackets.
+fn earlier(
+    fields: &mut Fields<'_>,
+    app: &App,
+    key: Option<usize>,
+    body: &mut ReadBody,
+    echo: &mut Echo,
+) -> ApiResult<Option<String>> {
+    let param = "previous_response_id";
+    let Some(id) = fields.take::<String>(param)? else { return Ok(None) };
+    let kept = app.responses.get(&id, key).ok_or_else(|| {
+        let message = format!("{param}: no response `{}` is stored here; it may have been dropped", quote(&id));
+        ApiError { code: Some("previous_response_not_found"), ..ApiError::invalid(param, message) }
+    })?;
+    // It is parsed like a part of the body, and held like one.
+    body.held.grow((kept.items.len() + kept.response.len()) as u64 * PARSED_FACTOR)?;
+    #[derive(Deserialize)]
+    struct Ended<'a> {
+        #[serde(borrow)]
+        output: &'a RawValue,
+    }
+    let ended: Ended<'_> = serde_json::from_slice(&kept.response)
+        .map_err(|error| ApiError::internal(format!("a stored response cannot be read: {error}")))?;
+    let output = ended.output.get().trim_start_matches('[').trim_end_matches(']');
+    let comma = if output.is_empty() { "" } else { "," };
+    let text = format!("{}{comma}{output}", kept.items);
+    echo.previous_response_id = Some(id);
+    Ok(Some(text))
+}
+
+fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
+    let include = fields.take::<Vec<String>>("include")?.unwrap_or_default();
+    if let Some(other) = include.iter().find(|name| *name != "message.output_text.logprobs") {
+        let message = format!("include has `{}`; this server has message.output_text.logprobs", quote(other));
+        return Err(ApiError::unsupported("include", message));
+    }
+    let top = fields.take::<u32>("top_logprobs")?;
+    match (include.is_empty(), top) {
+        (true, Some(n)) if n > 0 => {
+            let message = "top_logprobs needs include to have message.output_text.logprobs";
+            Err(ApiError::invalid("top_logprobs", message))
+        }
+        (true, _) => Ok(None),
+        (false, top) => Ok(Some(top.unwrap_or(0))),
+    }
+}
+
+fn text(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<Option<Form>> {
+    let Some(raw) = fields.raw("text") else { return Ok(None) };
+    let mut text = Fields::of("text".into(), raw)?;
+    text.only("verbosity", &["\"medium\""])?;
+    let format = text.raw("format");
+    text.finish()?;
+    echo.text = Some(raw.to_owned());
+    let source: Option<Source> = format.map(text_format).transpose()?.flatten();
+    Ok(source.map(|source| Form { param: "text.format", source }))
+}
+
+/// Whether the response is to be kept, as it is unless the client says otherwise.
+fn store(fields: &mut Fields<'_>, responses: &ResponseStore) -> ApiResult<bool> {
+    match fields.take("store")? {
+        Some(true) if !responses.is_on() => {
+            let message = "store: this server keeps no responses (--response-store-bytes 0)";
+            Err(ApiError::unsupported("store", message))
+        }
+        asked => Ok(asked.unwrap_or(true) && responses.is_on()),
+    }
+}
+
+fn reasoning(fields: &mut Fields<'_>, conversation: &mut Conversation, echo: &mut Echo) -> ApiResult<()> {
+    let Some(raw) = fields.raw("reasoning") else { return Ok(()) };
+    let mut reasoning = Fields::of("reasoning".into(), raw)?;
+    let why = "thoughts are given whole, as reasoning items";
+    reasoning.never(&["summary", "generate_summary"], why)?;
+    reasoning.only("context", &["\"auto\""])?;
+    reasoning.only("mode", &["\"standard\""])?;
+    let effort = reasoning.take::<String>("effort")?;
+    reasoning.finish()?;
+    match effort.as_deref() {
+        None => {}
+        Some("none") => conversation.set_thinking(false),
+        Some(word @ ("low" | "medium" | "high")) => conversation.set_effort("reasoning.effort", word.into()),
+        Some(other) => {
+            let message = format!("reasoning.effort is `{}`; models know none, low, medium and high", quote(other));
+            return Err(ApiError::unsupported("reasoning.effort", message));
+        }
+    }
+    echo.effort = effort;
+    Ok(())
+}
+
+/// Fields that come back as they are, that are true already, or that this server does not have and therefore refuses.
+fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
+    echo.user = fields.take("user")?;
+    echo.safety_identifier = fields.take("safety_identifier")?;
+    echo.prompt_cache_key = fields.take("prompt_cache_key")?;
+    if let Some(raw) = fields.raw("metadata") {
+        check_nodes("metadata", raw, MAX_NODES)?;
+        serde_json::from_str::<BTreeMap<String, String>>(raw.get())
+            .map_err(|e| crate::fields::wrong("metadata", &e))?;
+        echo.metadata = Some(raw.to_owned());
+    }
+    if let Some(raw) = fields.raw("stream_options") {
+        let mut options = Fields::of("stream_options".into(), raw)?;
+        options.only("include_obfuscation", &["false"])?;
+        options.finish()?;
+    }
+    fields.only("background", &["false"])?;
+    fields.only("truncation", &["\"disabled\""])?;
+    fields.only("service_tier", &["\"auto\"", "\"default\""])?;
+    fields.only("prompt_cache_retention", &["\"in_memory\""])?;
+    let here = "prefixes are cached by themselves";
+    fields.never(&["prompt_cache_options"], here)?;
+    let elsewhere =
+        ["access_programs", "context_management", "conversation", "image", "max_tool_calls", "moderation", "prompt"];
+    fields.never(&elsewhere, "it belongs to OpenAI's own service")
+}

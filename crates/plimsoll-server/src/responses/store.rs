@@ -1,0 +1,202 @@
+//! Responses that can be asked for again or gone on from: in memory, bounded in bytes and count, the one not used for longest
+//! goes first. Nothing of it outlives the process.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::oneshot::{Receiver, Sender, channel};
+
+/// Most responses that are kept.
+const MAX_RESPONSES: usize = 4096;
+
+/// Heap bytes of an entry besides its texts: two keys, its places in two maps that may have grown to twice their need.
+const ENTRY_BYTES: u64 = 512;
+
+/// One kept response.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    /// All items before the output, as the text between a list's brackets: what was said earlier, then this request's input.
+    pub items: Arc<str>,
+    /// The response as it was sent.
+    pub response: Bytes,
+    /// The API key it was made with; no other finds it.
+    pub key: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    kept: Kept,
+    bytes: u64,
+    used_at: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<String, Entry>,
+    /// Ids by when they were used last.
+    order: BTreeMap<u64, String>,
+    /// Those who have cancelled a response and wait for what became of it; no more than connections.
+    waiting: Vec<(String, Sender<Bytes>)>,
+    clock: u64,
+    used: u64,
+    evicted: u64,
+}
+
+/// What the store holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StoreUsage {
+    pub responses: u64,
+    pub bytes: u64,
+    pub limit: u64,
+    /// Responses that were dropped to make room since start, or were too large for the whole store.
+    pub evicted: u64,
+}
+
+/// The store.
+#[derive(Debug)]
+pub(crate) struct ResponseStore {
+    limit: u64,
+    state: Mutex<State>,
+}
+
+impl ResponseStore {
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, state: Mutex::default() })
+    }
+
+    /// Whether anything can be kept.
+    pub fn is_on(&self) -> bool {
+        self.limit > 0
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing between two changes of a state can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a response. Room is made before anything is added.
+    pub fn insert(&self, id: &str, kept: Kept) {
+        let bytes = (2 * id.len() + kept.items.len() + kept.response.len()) as u64 + ENTRY_BYTES;
+        let mut state = self.state();
+        state.remove(id);
+        if bytes > self.limit {
+            state.evicted += 1;
+            return;
+        }
+        while state.used + bytes > self.limit || state.entries.len() >= MAX_RESPONSES {
+            let Some(oldest) = state.order.first_key_value().map(|(_, id)| id.clone()) else { break };
+            state.remove(&oldest);
+            state.evicted += 1;
+        }
+        state.used += bytes;
+        let used_at = state.tick();
+        state.order.insert(used_at, id.to_owned());
+        state.entries.insert(id.to_owned(), Entry { kept, bytes, used_at });
+    }
+
+    /// A kept response of this key, which is then the one used last.
+    pub fn get(&self, id: &str, key: Option<usize>) -> Option<Kept> {
+        let mut state = self.state();
+        let now = state.tick();
+        let State { entries, order, .. } = &mut *state;
+        let entry = entries.get_mut(id).filter(|entry| entry.kept.key == key)?;
+        let name = order.remove(&entry.used_at)?;
+        order.insert(now, name);
+        entry.used_at = now;
+        Some(entry.kept.clone())
+    }
+
+    /// Waits for the end of a response; dropping the receiver ends the waiting.
+    pub fn wait(&self, id: &str) -> Receiver<Bytes> {
+        let (sender, receiver) = channel();
+        let mut state = self.state();
+        state.waiting.retain(|(_, sender)| !sender.is_closed());
+        state.waiting.push((id.to_owned(), sender));
+        receiver
+    }
+
+    /// Hands the response that has ended to those who wait for it.
+    pub fn ended(&self, id: &str, response: &Bytes) {
+        let mut state = self.state();
+        let waiting = std::mem::take(&mut state.waiting);
+        let (those, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(known, _)| known == id);
+        state.waiting = others;
+        for (_, sender) in those {
+            // Whoever does not wait any more has no use for it.
+            let _ = sender.send(response.clone());
+        }
+    }
+
+    /// Forgets a response of this key. False when there is none.
+    pub fn remove(&self, id: &str, key: Option<usize>) -> bool {
+        let mut state = self.state();
+        state.entries.get(id).is_some_and(|entry| entry.kept.key == key) && state.remove(id)
+    }
+
+    pub fn usage(&self) -> StoreUsage {
+        let state = self.state();
+        let responses = state.entries.len() as u64;
+        StoreUsage { responses, bytes: state.used, limit: self.limit, evicted: state.evicted }
+    }
+}
+
+impl State {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn remove(&mut self, id: &str) -> bool {
+        let Some(entry) = self.entries.remove(id) else { return false };
+        self.order.remove(&entry.used_at);
+        self.used -= entry.bytes;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(bytes: usize) -> Kept {
+        Kept { items: "x".repeat(bytes).into(), response: Bytes::from_static(b"{}"), key: None }
+    }
+
+    #[test]
+    fn the_one_not_used_for_longest_goes_first_and_bytes_come_back() {
+        let store = ResponseStore::new(4000);
+        for id in ["a", "b", "c"] {
+            store.insert(id, kept(700));
+        }
+        assert_eq!(store.usage(), StoreUsage { responses: 3, bytes: 3 * 1216, limit: 4000, evicted: 0 });
+        assert!(store.get("a", None).is_some());
+        store.insert("d", kept(700));
+        assert!(store.get("b", None).is_none() && store.get("a", None).is_some() && store.get("c", None).is_some());
+        assert_eq!(store.usage().evicted, 1);
+        // The same id again replaces what was there.
+        store.insert("d", kept(100));
+        assert_eq!(store.usage().bytes, 2 * 1216 + 616);
+        // What is too large for all of it pushes nobody out.
+        store.insert("e", kept(4000));
+        assert_eq!((store.usage().responses, store.usage().evicted), (3, 2));
+        assert!(!store.remove("a", Some(0)) && store.get("a", Some(0)).is_none(), "another key's");
+        assert!(store.remove("a", None) && !store.remove("a", None));
+        store.remove("c", None);
+        store.remove("d", None);
+        assert_eq!(store.usage(), StoreUsage { responses: 0, bytes: 0, limit: 4000, evicted: 2 });
+    }
+
+    #[test]
+    fn the_number_of_responses_is_bounded_too() {
+        let store = ResponseStore::new(u64::MAX);
+        for i in 0..MAX_RESPONSES + 10 {
+            store.insert(&format!("{i}"), kept(0));
+        }
+        assert_eq!((store.usage().responses, store.usage().evicted), (MAX_RESPONSES as u64, 10));
+        assert!(store.get("9", None).is_none() && store.get("10", None).is_some());
+        let none = ResponseStore::new(0);
+        none.insert("a", kept(0));
+        assert!(!none.is_on() && none.get("a", None).is_none());
+    }
+}

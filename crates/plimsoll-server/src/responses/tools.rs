@@ -1,0 +1,97 @@
+//! The Responses API's `tools`, `tool_choice` and `parallel_tool_calls`.
+
+use serde_json::value::RawValue;
+
+use super::object::Echo;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form, parallel_of};
+
+/// Takes the fields, and whether several calls are welcome.
+pub(crate) fn take(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<(Option<ToolUse>, bool)> {
+    let choice = fields.raw("tool_choice");
+    let parallel = parallel_of(fields)?;
+    let list: Vec<&RawValue> = match fields.raw("tools") {
+        None => Vec::new(),
+        Some(raw) => {
+            check_nodes("tools", raw, MAX_NODES)?;
+            echo.tools = Some(raw.to_owned());
+            serde_json::from_str(raw.get()).map_err(|e| wrong("tools", &e))?
+        }
+    };
+    let mut tools = ToolList::of(list.len())?;
+    for (i, raw) in list.iter().enumerate() {
+        tool(&format!("tools[{i}]"), raw, &mut tools)?;
+    }
+    let choice = match choice {
+        None => Some(ToolChoice::Auto),
+        Some(raw) => {
+            echo.tool_choice = Some(raw.to_owned());
+            self::choice(raw, &mut tools)?
+        }
+    };
+    Ok((tools.used(choice, parallel), parallel))
+}
+
+fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<()> {
+    let mut fields = Fields::of(param.into(), raw)?;
+    let at = fields.param("type");
+    let kind = fields.take::<String>("type")?.unwrap_or_default();
+    if kind != "function" {
+        let message = format!("{at} is `{}`: this server runs no tools of its own; only functions", quote(&kind));
+        return Err(ApiError::unsupported(at, message));
+    }
+    let name = checked_name(&mut fields)?;
+    let description = fields.take("description")?;
+    let strict = fields.take("strict")?;
+    let at = fields.param("parameters");
+    let schema = checked_schema(&mut fields, "parameters")?;
+    fields.only("defer_loading", &["false"])?;
+    fields.only("async", &["false"])?;
+    fields.only("allowed_callers", &["[\"direct\"]"])?;
+    fields.never(&["output_schema"], "results are taken as they come")?;
+    fields.finish()?;
+    tools.add(param, name.clone(), in_chats_form(&at, &name, description, schema, strict)?)
+}
+
+/// None for no calls.
+fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>> {
+    if raw.get().starts_with('"') {
+        let word: String = serde_json::from_str(raw.get()).map_err(|e| wrong("tool_choice", &e))?;
+        return tools.word(&word);
+    }
+    let mut fields = Fields::of("tool_choice".into(), raw)?;
+    let kind = fields.take::<String>("type")?.unwrap_or_default();
+    match kind.as_str() {
+        "function" => {
+            let name = fields.take::<String>("name")?.unwrap_or_default();
+            fields.finish()?;
+            tools.named("tool_choice.name", name).map(Some)
+        }
+        "allowed_tools" => {
+            let mode = fields.take::<String>("mode")?.unwrap_or_default();
+            let allowed = fields.take::<Vec<&RawValue>>("tools")?.unwrap_or_default();
+            fields.finish()?;
+            let mut names = Vec::with_capacity(allowed.len());
+            for (i, raw) in allowed.iter().enumerate() {
+                let param = format!("tool_choice.tools[{i}]");
+                let mut tool = Fields::of(param.clone(), raw)?;
+                tool.only("type", &["\"function\""])?;
+                let name = tool.take::<String>("name")?.unwrap_or_default();
+                tool.finish()?;
+                tools.named(&format!("{param}.name"), name.clone())?;
+                names.push(name);
+            }
+            // The model sees no others.
+            tools.keep(&names);
+            match mode.as_str() {
+                "auto" | "required" => tools.word(&mode),
+                _ => Err(ApiError::invalid("tool_choice.mode", "tool_choice.mode must be auto or required")),
+            }
+        }
+        other => {
+            let message = format!("tool_choice.type is `{}`; known are function and allowed_tools", quote(other));
+            Err(ApiError::unsupported("tool_choice.type", message))
+        }
+    }
+}

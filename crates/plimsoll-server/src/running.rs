@@ -1,0 +1,148 @@
+//! The requests that are being answered, by the ids their clients know, and the means to end one: `DELETE /v1/requests/{id}`.
+//!
+//! An entry lives as long as its [`Ticket`], which the generation owns: however a request ends, its entry goes with it. There
+//! are no more entries than connections, since a connection answers one request at a time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use plimsoll_engine::Watch;
+use serde::Serialize;
+use tokio::sync::Notify;
+
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::models::json;
+
+/// Heap bytes of one entry: itself, its ids, a place in the list. What it watches belongs to the engine's requests.
+pub(crate) const ENTRY_BYTES: u64 = 768;
+
+/// One request that is being answered.
+pub(crate) struct Entry {
+    /// The id in its answer.
+    pub id: String,
+    pub caller: Caller,
+    pub stream: bool,
+    /// One for each of its choices.
+    pub watches: Vec<Watch>,
+    pub started: Instant,
+    cancelled: AtomicBool,
+    wake: Notify,
+}
+
+/// All of them.
+pub(crate) struct Running {
+    limit: usize,
+    entries: Mutex<Vec<Arc<Entry>>>,
+}
+
+/// Holds an entry's place; gone, the entry is gone.
+pub(crate) struct Ticket {
+    running: Arc<Running>,
+    entry: Arc<Entry>,
+}
+
+impl Running {
+    pub fn new(limit: u32) -> Arc<Self> {
+        let limit = limit as usize;
+        Arc::new(Self { limit, entries: Mutex::new(Vec::with_capacity(limit)) })
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<Arc<Entry>>> {
+        // A list of entries is whole whoever panicked.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a request of the current caller.
+    pub fn enter(self: &Arc<Self>, id: &str, stream: bool, watches: Vec<Watch>) -> ApiResult<Ticket> {
+        let entry = Arc::new(Entry {
+            id: id.into(),
+            caller: Caller::current(),
+            stream,
+            watches,
+            started: Instant::now(),
+            cancelled: AtomicBool::new(false),
+            wake: Notify::new(),
+        });
+        let mut entries = self.entries();
+        if entries.len() == self.limit {
+            let message = format!("{} requests are being answered, which is the limit (--max-connections)", self.limit);
+            return Err(ApiError::unavailable(message, 1));
+        }
+        entries.push(Arc::clone(&entry));
+        Ok(Ticket { running: Arc::clone(self), entry })
+    }
+
+    /// Everybody at this moment, oldest first.
+    pub fn all(&self) -> Vec<Arc<Entry>> {
+        self.entries().clone()
+    }
+
+    /// Ends every request of this key that goes by `id`: the one in its answer or the one in its head, which clients choose as they
+    /// like. Returns how many those are.
+    pub fn cancel(&self, id: &str, key: Option<usize>) -> usize {
+        let mut all = self.all();
+        all.retain(|entry| entry.caller.key == key && (entry.id == id || &*entry.caller.request_id == id));
+        all.iter().for_each(|entry| entry.cancel());
+        all.len()
+    }
+}
+
+impl Entry {
+    /// The engine lets go in its next step, whether or not the client is reading; the answer ends when it is read on.
+    fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+        self.watches.iter().for_each(Watch::abort);
+        self.wake.notify_one();
+    }
+}
+
+impl Ticket {
+    /// Completes when the request is cancelled. Cancel-safe.
+    pub async fn cancelled(&self) {
+        // A permit is left behind by whoever cancels between the look and the wait.
+        while !self.entry.cancelled.load(Ordering::Acquire) {
+            self.entry.wake.notified().await;
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.running.entries().retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+    }
+}
+
+/// What a client that was cancelled is told.
+pub(crate) fn cancelled() -> ApiError {
+    // Nginx's word for a request nobody wants any more; Google's and Azure's APIs answer so, too.
+    let status = StatusCode::from_u16(499).unwrap_or(StatusCode::CONFLICT);
+    ApiError { code: Some(CANCELLED), ..ApiError::new(status, "the request was cancelled") }
+}
+
+/// The code of [`cancelled`].
+pub(crate) const CANCELLED: &str = "request_cancelled";
+
+#[derive(Serialize)]
+struct Cancelled<'a> {
+    id: &'a str,
+    object: &'static str,
+    cancelled: usize,
+}
+
+/// The handler.
+pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+    match app.running.cancel(&id, Caller::current().key) {
+        0 => {
+            let message = format!("no request `{}` is running here; it may have ended", quote(&id));
+            let error = ApiError::new(StatusCode::NOT_FOUND, message);
+            Err(ApiError { code: Some("request_not_found"), param: Some("id".into()), ..error })
+        }
+        cancelled => Ok(json(&Cancelled { id: &id, object: "request.cancelled", cancelled }, None)),
+    }
+}

@@ -1,0 +1,148 @@
+//! `GET /v1/status`: every request that is being answered, with what it holds at this moment, and the engine's totals.
+//!
+//! Nothing here waits for anything: it is what one looks at when the server seems stuck.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::extract::State;
+use axum::response::Response;
+use plimsoll_engine::report::{Ladder, Pools};
+use plimsoll_engine::{EngineHandle, Phase, Snapshot, Watch};
+use serde::Serialize;
+
+use crate::app::App;
+use crate::memory::report;
+use crate::models::json;
+use crate::running::Entry;
+
+#[derive(Serialize)]
+struct Status {
+    object: &'static str,
+    model: String,
+    uptime_seconds: f64,
+    healthy: bool,
+    draining: bool,
+    totals: Totals,
+    pools: Pools,
+    ladder: Ladder,
+    /// Oldest first.
+    requests: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Totals {
+    running: u64,
+    waiting: u64,
+    /// Being answered over HTTP, those included that have nothing left to compute.
+    answering: usize,
+    /// Of the rows.
+    memory_bytes: u64,
+    tokens_per_second: f64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    generated_tokens: u64,
+    finished: u64,
+    aborted: u64,
+    failed: u64,
+    steps: u64,
+}
+
+/// One request; counts are sums over its choices.
+#[derive(Serialize)]
+struct Row {
+    id: String,
+    request_id: String,
+    endpoint: String,
+    stream: bool,
+    /// Of the choice that is furthest behind.
+    phase: &'static str,
+    choices: usize,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    computed_tokens: u64,
+    generated_tokens: u64,
+    /// Pages, state slots and heap together. A page that several share counts for each of them.
+    memory_bytes: u64,
+    kv_pages: u64,
+    kv_bytes: u64,
+    state_slots: u64,
+    state_bytes: u64,
+    host_bytes: u64,
+    age_seconds: f64,
+    /// Sum over the choices that have begun; null before the second token.
+    tokens_per_second: Option<f64>,
+}
+
+impl Row {
+    fn of(entry: &Entry, page_bytes: u64, slot_bytes: u64) -> Self {
+        let looks: Vec<Snapshot> = entry.watches.iter().map(Watch::snapshot).collect();
+        let sum = |of: fn(&Snapshot) -> u64| looks.iter().map(of).sum::<u64>();
+        let (kv_pages, state_slots) = (sum(|look| look.kv_pages.into()), sum(|look| look.state_slots.into()));
+        let (kv_bytes, state_bytes) = (kv_pages * page_bytes, state_slots * slot_bytes);
+        let host_bytes = sum(|look| look.host_bytes);
+        let speeds = looks.iter().filter_map(|look| look.tokens_per_second);
+        Self {
+            id: entry.id.clone(),
+            request_id: entry.caller.request_id.to_string(),
+            endpoint: entry.caller.endpoint.to_string(),
+            stream: entry.stream,
+            phase: looks.iter().map(|look| look.phase).min().unwrap_or(Phase::Ended).name(),
+            choices: looks.len(),
+            prompt_tokens: sum(|look| look.prompt_tokens.into()),
+            cached_tokens: sum(|look| look.cached_tokens.into()),
+            computed_tokens: sum(|look| look.computed_tokens.into()),
+            generated_tokens: sum(|look| look.generated_tokens.into()),
+            memory_bytes: kv_bytes + state_bytes + host_bytes,
+            kv_pages,
+            kv_bytes,
+            state_slots,
+            state_bytes,
+            host_bytes,
+            age_seconds: entry.started.elapsed().as_secs_f64(),
+            tokens_per_second: speeds.reduce(|sum, speed| sum + speed),
+        }
+    }
+}
+
+impl Totals {
+    fn of(engine: &EngineHandle, rows: &[Row]) -> Self {
+        let (status, metrics) = (engine.status(), engine.metrics());
+        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        Self {
+            running: read(&status.running),
+            waiting: read(&status.waiting),
+            answering: rows.len(),
+            memory_bytes: rows.iter().map(|row| row.memory_bytes).sum(),
+            tokens_per_second: rows.iter().filter_map(|row| row.tokens_per_second).sum(),
+            prompt_tokens: metrics.prompt_tokens.get(),
+            cached_tokens: metrics.cached_tokens.get(),
+            generated_tokens: metrics.generated_tokens.get(),
+            finished: metrics.finished.get(),
+            aborted: metrics.aborted.get(),
+            failed: metrics.failed.get(),
+            steps: read(&status.steps),
+        }
+    }
+}
+
+/// The page.
+pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
+    let engine = &app.served.engine;
+    let (page_bytes, slot_bytes) = (engine.page_bytes(), engine.slot_bytes());
+    let row = |entry: &Arc<Entry>| Row::of(entry, page_bytes, slot_bytes);
+    let requests: Vec<Row> = app.running.all().iter().map(row).collect();
+    let page = report(engine, &app.bytes);
+    let status = Status {
+        object: "status",
+        model: app.served.names[0].clone(),
+        uptime_seconds: app.started.elapsed().as_secs_f64(),
+        healthy: engine.healthy(),
+        draining: engine.draining(),
+        totals: Totals::of(engine, &requests),
+        pools: page.pools,
+        ladder: page.ladder,
+        requests,
+    };
+    json(&status, None)
+}

@@ -1,0 +1,162 @@
+//! The tools of a request: checked, bounded, for the template and for reading the calls.
+
+use std::sync::Arc;
+
+use plimsoll_reply::Tools;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::{Fields, wrong};
+
+/// Most tools of one request.
+const MAX_TOOLS: usize = 128;
+
+/// Which calls the client wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// As the model decides.
+    Auto,
+    /// At least one.
+    Required,
+    /// Exactly one, of this tool.
+    Named(String),
+}
+
+/// Tools that the model may, or must, call.
+#[derive(Clone, Debug)]
+pub(crate) struct ToolUse {
+    /// The list in chat's form, for the template.
+    pub list: Value,
+    /// What reading calls needs of it.
+    pub known: Arc<Tools>,
+    pub choice: ToolChoice,
+    /// More than one call is welcome.
+    pub parallel: bool,
+}
+
+/// Tools that are being gathered.
+#[derive(Debug, Default)]
+pub(crate) struct ToolList {
+    list: Vec<Value>,
+    names: Vec<String>,
+}
+
+impl ToolList {
+    /// Room for `count` tools, if so many may be.
+    pub fn of(count: usize) -> ApiResult<Self> {
+        if count > MAX_TOOLS {
+            let message = format!("{count} tools, more than the limit of {MAX_TOOLS}");
+            return Err(ApiError::invalid("tools", message));
+        }
+        Ok(Self::default())
+    }
+
+    /// Adds a tool in chat's form; `param` is where it stands.
+    pub fn add(&mut self, param: &str, name: String, tool: Value) -> ApiResult<()> {
+        if self.names.contains(&name) {
+            let message = format!("{param}: there is a tool `{}` already", quote(&name));
+            return Err(ApiError::invalid(param, message));
+        }
+        self.names.push(name);
+        self.list.push(tool);
+        Ok(())
+    }
+
+    /// Keeps only the tools of these names.
+    pub fn keep(&mut self, names: &[String]) {
+        let kept: Vec<bool> = self.names.iter().map(|name| names.contains(name)).collect();
+        let mut flags = kept.iter();
+        self.list.retain(|_| flags.next() == Some(&true));
+        self.names.retain(|name| names.contains(name));
+    }
+
+    /// OpenAI's words for a choice; none for no calls.
+    pub fn word(&self, word: &str) -> ApiResult<Option<ToolChoice>> {
+        match word {
+            "none" => Ok(None),
+            "auto" => Ok(Some(ToolChoice::Auto)),
+            "required" => self.required("tool_choice is required").map(Some),
+            other => {
+                let message =
+                    format!("tool_choice is `{}`; known are auto, none, required and a function", quote(other));
+                Err(ApiError::invalid("tool_choice", message))
+            }
+        }
+    }
+
+    /// A call of any tool; `asked` says so in the API's words.
+    pub fn required(&self, asked: &str) -> ApiResult<ToolChoice> {
+        if self.names.is_empty() {
+            return Err(ApiError::invalid("tool_choice", format!("{asked}, but there are no tools")));
+        }
+        Ok(ToolChoice::Required)
+    }
+
+    /// A call of one tool.
+    pub fn named(&self, param: &str, name: String) -> ApiResult<ToolChoice> {
+        if !self.names.contains(&name) {
+            let message = format!("tool_choice names `{}`, which is not among the tools", quote(&name));
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(ToolChoice::Named(name))
+    }
+
+    /// The tools in use. None without tools, and without a choice: the tools are then kept from the model.
+    pub fn used(self, choice: Option<ToolChoice>, parallel: bool) -> Option<ToolUse> {
+        let choice = choice.filter(|_| !self.list.is_empty())?;
+        let list = Value::Array(self.list);
+        Some(ToolUse { known: Arc::new(Tools::from_openai(&list)), list, choice, parallel })
+    }
+}
+
+/// Takes OpenAI's `parallel_tool_calls`.
+pub(crate) fn parallel_of(fields: &mut Fields<'_>) -> ApiResult<bool> {
+    Ok(fields.take("parallel_tool_calls")?.unwrap_or(true))
+}
+
+/// Takes a tool's name.
+pub(crate) fn checked_name(tool: &mut Fields<'_>) -> ApiResult<String> {
+    let param = tool.param("name");
+    let name = tool.take::<String>("name")?.unwrap_or_default();
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
+    if name.is_empty() || name.len() > 128 || !name.chars().all(legal) {
+        let message = format!("{param} must have 1 to 128 letters, digits, or characters of _-.:/");
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(name)
+}
+
+/// Takes the schema of a tool's arguments.
+pub(crate) fn checked_schema<'a>(tool: &mut Fields<'a>, name: &str) -> ApiResult<Option<&'a RawValue>> {
+    let param = tool.param(name);
+    match tool.raw(name) {
+        Some(raw) if !raw.get().starts_with('{') => {
+            Err(ApiError::invalid(&param, format!("{param} must be a JSON schema")))
+        }
+        schema => Ok(schema),
+    }
+}
+
+/// Chat's form of a tool that another API spells differently: the members in the order in which clients of chat send them.
+pub(crate) fn in_chats_form(
+    param: &str,
+    name: &str,
+    description: Option<String>,
+    schema: Option<&RawValue>,
+    strict: Option<bool>,
+) -> ApiResult<Value> {
+    let mut function = serde_json::Map::new();
+    function.insert("name".into(), name.into());
+    if let Some(description) = description {
+        function.insert("description".into(), description.into());
+    }
+    if let Some(schema) = schema {
+        let schema = serde_json::from_str(schema.get()).map_err(|error| wrong(param, &error))?;
+        function.insert("parameters".into(), schema);
+    }
+    if let Some(strict) = strict {
+        function.insert("strict".into(), strict.into());
+    }
+    Ok(serde_json::json!({"type": "function", "function": function}))
+}

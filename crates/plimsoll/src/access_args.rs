@@ -1,0 +1,70 @@
+//! Flags about who may ask, how much, and for how long.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use plimsoll_server::{ApiKeys, Origins, RateLimits, ServerConfig};
+
+/// Flags of the HTTP side that have to do with its clients.
+#[derive(Debug, Args)]
+pub struct AccessArgs {
+    /// Key that opens every route but /health and /ready (repeatable). Flags are seen by every user of the machine:
+    /// PLIMSOLL_API_KEY or --api-key-file are not.
+    #[arg(long, alias = "api_key", value_delimiter = ',')]
+    pub api_key: Vec<String>,
+    /// File of such keys, one a line; lines that begin with # are comments.
+    #[arg(long, alias = "api_key_file")]
+    pub api_key_file: Option<PathBuf>,
+    /// Requests per minute of each key, or of each address on a server without keys.
+    #[arg(long, alias = "rate_limit_requests", value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
+    pub rate_limit_requests: Option<u32>,
+    /// Tokens of prompts and answers per minute of each key, or of each address on a server without keys.
+    #[arg(long, alias = "rate_limit_tokens", value_parser = clap::value_parser!(u64).range(1..))]
+    pub rate_limit_tokens: Option<u64>,
+    /// Origin whose scripts may use the server from a browser, such as https://chat.example, or * (repeatable).
+    #[arg(long, alias = "allowed_origins", value_delimiter = ',')]
+    pub allowed_origins: Vec<String>,
+    /// Seconds after which a request is ended, whatever it does [default: never].
+    #[arg(long, alias = "request_timeout", value_parser = clap::value_parser!(u64).range(1..))]
+    pub request_timeout: Option<u64>,
+    /// Seconds of silence of the engine after which a request is ended; one that goes on talking is never cut.
+    #[arg(long, alias = "inactivity_timeout", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub inactivity_timeout: u64,
+    /// Seconds of silence after which a stream carries a comment, so that nobody on the way takes it for dead.
+    #[arg(long, alias = "heartbeat", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub heartbeat: u64,
+}
+
+impl AccessArgs {
+    /// The server's configuration with these rules.
+    pub fn apply(&self, config: ServerConfig) -> anyhow::Result<ServerConfig> {
+        let mut keys = self.api_key.clone();
+        if let Some(file) = &self.api_key_file {
+            keys.extend(read_keys(file)?);
+        }
+        Ok(ServerConfig {
+            api_keys: ApiKeys::new(keys).map_err(|error| anyhow!(error))?,
+            rates: RateLimits { requests: self.rate_limit_requests, tokens: self.rate_limit_tokens },
+            origins: Origins::new(self.allowed_origins.clone())
+                .map_err(|error| anyhow!(error).context("--allowed-origins"))?,
+            request_timeout: self.request_timeout.map(Duration::from_secs),
+            silence_timeout: Duration::from_secs(self.inactivity_timeout),
+            keep_alive: Duration::from_secs(self.heartbeat),
+            ..config
+        })
+    }
+}
+
+/// A file that names no key is a mistake: it would leave the server open.
+fn read_keys(file: &Path) -> anyhow::Result<Vec<String>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("--api-key-file {}", file.display()))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<String> = lines.map(str::to_owned).collect();
+    match keys.is_empty() {
+        true => Err(anyhow!("--api-key-file {}: there is no key in it", file.display())),
+        false => Ok(keys),
+    }
+}

@@ -1,0 +1,382 @@
+//! Settings: flags, environment and a file, by one rule: a flag wins over the environment, the environment over the file, the
+//! file over the default. Names are the flags' own everywhere (`--drain-seconds`, `PLIMSOLL_DRAIN_SECONDS`, `drain-seconds = 30`),
+//! so that there is no second list that could differ; what is no flag is refused by name.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use toml::{Table, Value};
+
+use crate::args::Cli;
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Flag,
+    Environment,
+    File,
+    Default,
+}
+
+impl Origin {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Flag => "flag",
+            Self::Environment => "environment",
+            Self::File => "file",
+            Self::Default => "default",
+        }
+    }
+}
+
+/// Commands that take settings from elsewhere than flags: the server, and what says beforehand what it will do.
+const COMMANDS: [&str; 2] = ["serve", "plan"];
+
+const PREFIX: &str = "PLIMSOLL_";
+
+/// Variables that are no flags.
+const OTHER_VARIABLES: [&str; 1] = ["PLIMSOLL_CACHE"];
+
+/// Arguments that are about settings and are none.
+const NO_SETTINGS: [&str; 4] = ["help", "version", "config", "print_config"];
+
+/// Largest configuration file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What the user wants, all sources together, and the settings as `--print-config` shows them.
+pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyhow::Result<(Cli, String)> {
+    let mut command = Cli::command();
+    command.build();
+    let matches = command.clone().get_matches_from(&args);
+    let Some((name, sub)) = matches.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
+        return Ok((Cli::from_arg_matches(&matches)?, String::new()));
+    };
+    let given = gather(&command, name, sub, environment)?;
+    let tokens = given.iter().flat_map(|setting| setting.tokens.clone());
+    let matches = command.clone().try_get_matches_from(before_escape(args, tokens));
+    let matches = matches.map_err(|error| in_its_place(&error, &given))?;
+    let page = match matches.subcommand() {
+        Some((name, sub)) => page(&command, name, sub, &given),
+        None => String::new(),
+    };
+    Ok((Cli::from_arg_matches(&matches)?, page))
+}
+
+/// One setting that is no flag on the command line, and the flags that it amounts to.
+struct Given {
+    id: String,
+    origin: Origin,
+    /// `PLIMSOLL_PORT`, or the file's name and its key.
+    place: String,
+    tokens: Vec<OsString>,
+}
+
+fn gather(
+    command: &Command,
+    name: &str,
+    matches: &ArgMatches,
+    environment: &BTreeMap<String, String>,
+) -> anyhow::Result<Vec<Given>> {
+    let known = |id: &str| COMMANDS.iter().any(|name| settings(command, name).any(|arg| arg.get_id() == id));
+    let mut variables = BTreeMap::new();
+    for (variable, value) in environment {
+        let Some(rest) = variable.strip_prefix(PREFIX).filter(|_| !OTHER_VARIABLES.contains(&variable.as_str())) else {
+            continue;
+        };
+        let id = rest.to_ascii_lowercase();
+        if id == "config" {
+            continue;
+        }
+        if !known(&id) {
+            if of_kubernetes(rest) {
+                continue;
+            }
+            bail!("{variable} is set, but there is no setting of that name{}", suggestion(command, &id));
+        }
+        variables.insert(id, value);
+    }
+    let file = match matches.get_one::<String>("config").or_else(|| environment.get("PLIMSOLL_CONFIG")) {
+        Some(path) => Some((path.clone(), read_file(Path::new(path))?)),
+        None => None,
+    };
+    let mut table = BTreeMap::new();
+    for (key, value) in file.iter().flat_map(|(_, table)| table) {
+        let id = key.replace('-', "_");
+        let path = &file.as_ref().expect("it is being read").0;
+        if !known(&id) {
+            bail!("{path}: there is no setting `{key}`{}", suggestion(command, &id));
+        }
+        if table.insert(id, value).is_some() {
+            bail!("{path}: `{key}` is there twice, with - and with _");
+        }
+    }
+    let mut all = Vec::new();
+    for arg in settings(command, name) {
+        let id = arg.get_id().as_str();
+        if matches.value_source(id) == Some(ValueSource::CommandLine) {
+            continue;
+        }
+        let (origin, place, values) = if let Some(value) = variables.get(id) {
+            (Origin::Environment, format!("{PREFIX}{}", id.to_ascii_uppercase()), vec![(*value).clone()])
+        } else if let (Some(value), Some((path, _))) = (table.get(id), &file) {
+            let place = format!("{path}: {}", id.replace('_', "-"));
+            let values = texts(value).with_context(|| place.clone())?;
+            (Origin::File, place, values)
+        } else {
+            continue;
+        };
+        let tokens = tokens(arg, &values).map_err(|error| anyhow!("{place}: {error}"))?;
+        all.push(Given { id: id.to_owned(), origin, place, tokens });
+    }
+    Ok(all)
+}
+
+/// The arguments of a command that are settings.
+fn settings<'a>(command: &'a Command, name: &str) -> impl Iterator<Item = &'a Arg> {
+    let sub = command.find_subcommand(name);
+    let all = sub.into_iter().flat_map(Command::get_arguments);
+    all.filter(|arg| !NO_SETTINGS.contains(&arg.get_id().as_str()))
+}
+
+/// What Kubernetes puts into every container beside a service called plimsoll.
+fn of_kubernetes(rest: &str) -> bool {
+    let rest = rest.strip_suffix("_TCP_ADDR").or_else(|| rest.strip_suffix("_TCP_PROTO")).unwrap_or(rest);
+    ["SERVICE_HOST", "SERVICE_PORT", "PORT_"].iter().any(|start| rest.starts_with(start))
+}
+
+fn suggestion(command: &Command, id: &str) -> String {
+    let names = COMMANDS.iter().flat_map(|name| settings(command, name)).map(|arg| arg.get_id().as_str());
+    let near = names.map(|name| (distance(name, id), name)).min();
+    match near {
+        Some((0..=3, name)) => format!(" (did you mean `{}`?)", name.replace('_', "-")),
+        _ => "; `plimsoll serve --help` lists them".into(),
+    }
+}
+
+/// Letters to change, add or drop.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let change = before + usize::from(x != y);
+            before = row[j + 1];
+            row[j + 1] = change.min(before + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn read_file(path: &Path) -> anyhow::Result<Table> {
+    let size = std::fs::metadata(path).with_context(|| format!("the configuration {}", path.display()))?.len();
+    if size > FILE_BYTES_MAX {
+        bail!("the configuration {} has {size} bytes, more than the limit of {FILE_BYTES_MAX}", path.display());
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("the configuration {}", path.display()))?;
+    // Its words span lines; ours are one.
+    text.parse::<Table>().map_err(|error| anyhow!("{}: {}", path.display(), error.to_string().trim()))
+}
+
+/// A value of the file as the texts that flags take.
+fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
+    Ok(match value {
+        Value::String(text) => vec![text.clone()],
+        Value::Integer(number) => vec![number.to_string()],
+        Value::Float(number) => vec![number.to_string()],
+        Value::Boolean(on) => vec![on.to_string()],
+        Value::Array(values) => {
+            let all: Vec<_> = values.iter().map(texts).collect::<anyhow::Result<_>>()?;
+            all.into_iter().flatten().collect()
+        }
+        Value::Table(_) | Value::Datetime(_) => bail!("a text, a number, true or false, or a list of them is wanted"),
+    })
+}
+
+/// The flags that values amount to.
+fn tokens(arg: &Arg, values: &[String]) -> Result<Vec<OsString>, String> {
+    let Some(long) = arg.get_long() else {
+        return match values {
+            [one] => Ok(vec![one.into()]),
+            _ => Err("one text is wanted".into()),
+        };
+    };
+    match (arg.get_action(), values) {
+        (ArgAction::SetTrue, [value]) => match value.to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => Ok(vec![format!("--{long}").into()]),
+            "false" | "0" | "no" | "off" => Ok(Vec::new()),
+            _ => Err(format!("`{value}` is neither true nor false")),
+        },
+        (ArgAction::Append, values) => Ok(values.iter().map(|value| format!("--{long}={value}").into()).collect()),
+        (_, [value]) => Ok(vec![format!("--{long}={value}").into()]),
+        _ => Err("one value is wanted, not a list".into()),
+    }
+}
+
+/// Adds arguments at the end, or before the `--` after which nothing is a flag.
+fn before_escape(mut args: Vec<OsString>, tokens: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let at = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    args.splice(at..at, tokens);
+    args
+}
+
+/// Clap knows flags only: says where they come from.
+fn in_its_place(error: &clap::Error, given: &[Given]) -> anyhow::Error {
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    let named = |setting: &&Given| text.contains(&format!("--{}", setting.id.replace('_', "-")));
+    let places: Vec<&str> = given.iter().filter(named).map(|setting| setting.place.as_str()).collect();
+    anyhow!("{text}\n\nset by {}", if places.is_empty() { "environment or file".into() } else { places.join(", ") })
+}
+
+/// The settings as a configuration file, each with its origin. Keys are not shown.
+fn page(command: &Command, name: &str, matches: &ArgMatches, given: &[Given]) -> String {
+    let mut page = format!("# Settings of `plimsoll {name}`: flag > environment > file > default.\n");
+    for arg in settings(command, name) {
+        let id = arg.get_id().as_str();
+        let origin = match given.iter().find(|setting| setting.id == id) {
+            Some(setting) => setting.origin,
+            None if matches.value_source(id) == Some(ValueSource::CommandLine) => Origin::Flag,
+            None => Origin::Default,
+        };
+        let key = id.replace('_', "-");
+        let raw = matches.get_raw(id).into_iter().flatten();
+        let values: Vec<String> = raw.map(|value| value.to_string_lossy().into_owned()).collect();
+        let shown = match (arg.get_action(), &values[..]) {
+            _ if id == "api_key" && !values.is_empty() => format!("# {key} = ({} keys, not shown)", values.len()),
+            (ArgAction::SetTrue, _) => format!("{key} = {}", matches.get_flag(id)),
+            (ArgAction::Append, []) => format!("{key} = []"),
+            (ArgAction::Append, values) => {
+                format!("{key} = [{}]", values.iter().map(|v| text(v)).collect::<Vec<_>>().join(", "))
+            }
+            (_, []) => format!("# {key} is not set"),
+            (_, [value, ..]) => format!("{key} = {}", literal(value)),
+        };
+        page += &format!("{shown:<56} # {}\n", origin.name());
+    }
+    page
+}
+
+fn text(value: &str) -> String {
+    Value::String(value.into()).to_string()
+}
+
+/// A number as a number, everything else as a text.
+fn literal(value: &str) -> String {
+    let number = value.parse::<i64>().is_ok_and(|number| number.to_string() == value);
+    if number || value.parse::<f64>().is_ok_and(|number| number.is_finite() && value.contains('.')) {
+        return value.to_owned();
+    }
+    text(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(args: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<(Cli, String)> {
+        let args = ["plimsoll"].iter().chain(args).map(OsString::from).collect();
+        let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        read(args, &variables)
+    }
+
+    fn serve(cli: Cli) -> crate::args::ServeArgs {
+        match cli.command {
+            crate::args::Command::Serve(serve) => serve,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn file(text: &str) -> (std::path::PathBuf, impl Drop) {
+        struct Gone(std::path::PathBuf);
+        impl Drop for Gone {
+            fn drop(&mut self) {
+                let _ = std::fs::remove_file(&self.0);
+            }
+        }
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("plimsoll-settings-{}-{next}.toml", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        (path.clone(), Gone(path))
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+        let (path, _gone) = file(
+            "port = 1\nhost = '0.0.0.0'\ndrain_seconds = 7\nserved-model-name = ['a', 'b']\nelastic = true\nmodel = 'from-file'\n",
+        );
+        let path = path.to_str().unwrap();
+        let variables = [("PLIMSOLL_PORT", "2"), ("PLIMSOLL_DRAIN_SECONDS", "8"), ("PLIMSOLL_CACHE", "/x")];
+        let (cli, page) = given(&["serve", "--config", path, "--port", "3"], &variables).unwrap();
+        let args = serve(cli);
+        assert_eq!((args.port, args.drain_seconds, args.host.as_str()), (3, 8, "0.0.0.0"));
+        assert_eq!((args.model.as_str(), args.served_model_name.len()), ("from-file", 2));
+        assert!(args.engine.elastic);
+        for (line, origin) in [
+            ("port = 3 ", "flag"),
+            ("drain-seconds = 8 ", "environment"),
+            ("host = \"0.0.0.0\" ", "file"),
+            ("served-model-name = [\"a\", \"b\"] ", "file"),
+            ("elastic = true ", "file"),
+            ("max-connections = 256 ", "default"),
+            ("# memory-budget is not set ", "default"),
+        ] {
+            let found = page.lines().find(|found| found.starts_with(line)).unwrap_or_else(|| panic!("{line}: {page}"));
+            assert!(found.ends_with(&format!("# {origin}")), "{found}");
+        }
+        // What is printed is a configuration itself.
+        let (again, _gone) = file(&page);
+        let (cli, _) = given(&["serve", "--config", again.to_str().unwrap()], &[]).unwrap();
+        assert_eq!(serve(cli).port, 3);
+        let (cli, _) = given(&["serve"], &[("PLIMSOLL_CONFIG", path), ("PLIMSOLL_ELASTIC", "false")]).unwrap();
+        let args = serve(cli);
+        assert_eq!((args.port, args.engine.elastic), (1, false));
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused_by_name() {
+        let refused = |text: &str, variables: &[(&str, &str)]| {
+            let (path, _gone) = file(text);
+            given(&["serve", "--config", path.to_str().unwrap()], variables).unwrap_err().to_string()
+        };
+        assert!(refused("prot = 1", &[]).contains("`prot` (did you mean `port`?)"));
+        assert!(refused("", &[("PLIMSOLL_DRAIN_SECOND", "1")]).contains("PLIMSOLL_DRAIN_SECOND is set"));
+        assert!(refused("port = 'x'", &[]).contains("toml: port"), "{}", refused("port = 'x'", &[]));
+        assert!(refused("", &[("PLIMSOLL_PORT", "x")]).contains("set by PLIMSOLL_PORT"));
+        assert!(refused("port = [1, 2]", &[]).contains("not a list"));
+        assert!(refused("elastic = 'maybe'", &[]).contains("neither true nor false"));
+        assert!(refused("[port]\nx = 1", &[]).contains("port"));
+        assert!(refused("port = 1\nport = 2", &[]).contains("port"));
+        assert!(refused("drain-seconds = 1\ndrain_seconds = 2", &[]).contains("twice"));
+        assert!(refused("config = 'x'", &[]).contains("`config`"));
+        let missing = given(&["serve", "--config", "/nowhere/at/all.toml"], &[]).unwrap_err();
+        assert!(format!("{missing:#}").contains("/nowhere/at/all.toml"), "{missing:#}");
+        // What Kubernetes adds is not ours.
+        let kubernetes = [("PLIMSOLL_SERVICE_HOST", "10.0.0.1"), ("PLIMSOLL_PORT_8000_TCP_ADDR", "10.0.0.1")];
+        assert!(given(&["serve"], &kubernetes).is_ok());
+    }
+
+    #[test]
+    fn keys_come_from_everywhere_and_are_shown_nowhere() {
+        let (cli, page) = given(&["serve"], &[("PLIMSOLL_API_KEY", "secret-one,secret-two")]).unwrap();
+        assert_eq!(serve(cli).http.access.api_key, ["secret-one", "secret-two"]);
+        assert!(!page.contains("secret") && page.contains("not shown"), "{page}");
+    }
+
+    /// The plan must say what the server will do, so both read the same file; each takes its part.
+    #[test]
+    fn one_file_serves_both_commands() {
+        let (path, _gone) = file("port = 9\nmax-body-bytes = 1000\nmodel = 'tiny'\n");
+        let (cli, _) = given(&["plan", "--config", path.to_str().unwrap()], &[]).unwrap();
+        match cli.command {
+            crate::args::Command::Plan(plan) => {
+                assert_eq!((plan.http.max_body_bytes, plan.model.as_str()), (1000, "tiny"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
