@@ -233,7 +233,16 @@ const OBJECTS: &[Object] = &[
         ],
     ),
     ("Share", &[("used", "integer"), ("total", "integer")]),
-    ("Ladder", &[("rung", "string"), ("climbed", "[Climbed]"), ("canaries_released", "integer")]),
+    (
+        "Ladder",
+        &[
+            ("rung", "string"),
+            ("climbed", "[Climbed]"),
+            ("reading", "object"),
+            ("canaries_released", "integer"),
+            ("canary_slices_missing", "integer"),
+        ],
+    ),
     ("Climbed", &[("rung", "string"), ("times", "integer")]),
     (
         "Memory",
