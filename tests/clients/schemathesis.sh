@@ -7,6 +7,6 @@ url=$1
 shift
 [ $# -gt 0 ] || set -- st
 # Clearing and cancelling are quick and safe; a prompt that is generated from is not, so answers are short by server flags.
-exec "$@" run "$url/openapi.json" --url "$url" --phases examples,coverage,fuzzing --max-examples 25 --seed 7 \
+exec "$@" run "$url/openapi.json" --url "$url" --phases examples,coverage,fuzzing --max-examples 15 --max-time 90 --seed 7 \
     --mode all --request-timeout 60 --workers 2 --generation-deterministic --suppress-health-check all \
     --checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection
