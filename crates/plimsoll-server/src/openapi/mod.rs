@@ -110,7 +110,11 @@ fn posting(summary: &str, body: &Value, schema: &str) -> Value {
 fn generating(summary: &str, body: &Value, schema: &str) -> Value {
     let mut operation = posting(summary, body, schema);
     operation["responses"]["200"]["content"]["text/event-stream"] = json!({
-        "schema": {"type": "string", "description": "Chunks as `data: JSON`, comments while nothing comes, and `data: [DONE]` at every end"}
+        "schema": {
+            "type": "object", "required": ["data"],
+            "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+            "description": "Each event's data is a chunk; comments while nothing comes; `data: [DONE]` at every end"
+        }
     });
     operation
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::clients::{OPENAI, packages};
+use crate::clients::OPENAI;
 use crate::product::{Server, eventually, fixture, plimsoll, repository, run};
+use crate::python::packages;
 
 /// What transformers says of a fixture.
 fn reference(model: &str) -> Value {
