@@ -87,7 +87,8 @@ impl Row {
             request_id: entry.caller.request_id.to_string(),
             endpoint: entry.caller.endpoint.to_string(),
             stream: entry.stream,
-            phase: looks.iter().map(|look| look.phase).min().unwrap_or(Phase::Ended).name(),
+            // Embeddings bring their inputs one by one and have no choices to look at: they are computed.
+            phase: looks.iter().map(|look| look.phase).min().unwrap_or(Phase::Prefill).name(),
             choices: looks.len(),
             prompt_tokens: sum(|look| look.prompt_tokens.into()),
             cached_tokens: sum(|look| look.cached_tokens.into()),
