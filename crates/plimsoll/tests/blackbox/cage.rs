@@ -209,7 +209,7 @@ fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_do
             match answer.status {
                 200 => same += u32::from(text(&answer.json()) == *alone),
                 503 if answer.header("retry-after").is_some() => refused += 1,
-                status => panic!("{status}: {}", answer.body),
+                status => panic!("{status}: {}", answer.text()),
             }
         }
     };
