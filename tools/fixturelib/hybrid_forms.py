@@ -53,6 +53,9 @@ FORMS: dict[str, dict] = {
         if k != "layer_types"
     },
     "gguf-qwen35moe-q8_0": {**MOE35, **TINY, **THREE},
+    "gguf-qwen35-q8_0": {
+        k: v for k, v in {**hybrid.MODELS["qwen3.5"], **TINY, **THREE}.items() if k != "num_experts"
+    },
 }
 BITS, GROUP = 4, 32
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
@@ -234,12 +237,14 @@ def write_metadata(writer: gguf.GGUFWriter, raw: dict, name: str, tokenizer, dra
     plain["rope_theta"] = raw.get("rope_theta") or raw["rope_parameters"]["rope_theta"]
     plain.setdefault("intermediate_size", 0)
     gguf_export.write_metadata(writer, plain, name, tokenizer)
-    writer.add_expert_count(raw["num_experts"])
-    writer.add_expert_used_count(raw["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
+    if "num_experts" in raw:
+        writer.add_expert_count(raw["num_experts"])
+        writer.add_expert_used_count(raw["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
     if raw["model_type"] == "qwen3_moe":
         return
-    writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
+    if "num_experts" in raw:
+        writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
     writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(raw["linear_key_head_dim"])
     writer.add_ssm_group_count(raw["linear_num_key_heads"])

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use plimsoll_device::WeightTable;
-use plimsoll_memory::host::{OwnProcess, Root};
+use plimsoll_memory::host::{OwnProcess, Root, stacks_touched};
 use plimsoll_memory::{Component, Ledger, heap};
 
 use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
@@ -96,6 +96,8 @@ pub(crate) struct Accounts {
     pub index: u64,
     /// What the process took before it held anything of the plan.
     pub baseline: AtomicU64,
+    /// Of that, stacks; they grow afterwards.
+    pub stacks: AtomicU64,
     /// What the largest steps took of the workspace.
     pub workspace_peak: u64,
 }
@@ -108,7 +110,8 @@ impl Accounts {
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
         ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(self.tokenizer + self.index + requests));
-        ledger.observe(Component::ProcessBaseline, self.baseline.load(Relaxed));
+        let stacks = stacks_touched(&Root::system()).saturating_sub(self.stacks.load(Relaxed));
+        ledger.observe(Component::ProcessBaseline, self.baseline.load(Relaxed) + stacks);
     }
 
     /// Measures the process's own share once, when everything planned has been touched: what is resident and belongs to neither a
@@ -119,6 +122,7 @@ impl Accounts {
         }
         heap::trim();
         let resident = OwnProcess::read(&Root::system()).leak_gauge();
+        self.stacks.store(stacks_touched(&Root::system()), Relaxed);
         let regions = [
             Component::Weights,
             Component::KvPages,

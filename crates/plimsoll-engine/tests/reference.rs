@@ -68,6 +68,7 @@ models! {
     mlx_qwen3_5_moe: "mlx-qwen3.5-moe-4bit",
     gguf_qwen3_moe: "gguf-qwen3moe-q8_0",
     gguf_qwen3_next: "gguf-qwen3next-q8_0",
+    gguf_qwen3_5: "gguf-qwen35-q8_0",
     gguf_qwen3_5_moe: "gguf-qwen35moe-q8_0",
     gguf_llama_f32: "gguf-llama-f32",
     gguf_llama_f16: "gguf-llama-f16",

@@ -161,6 +161,7 @@ models! { check:
     mlx_qwen3_5_moe "mlx-qwen3.5-moe-4bit",
     gguf_qwen3_moe "gguf-qwen3moe-q8_0",
     gguf_qwen3_next "gguf-qwen3next-q8_0",
+    gguf_qwen3_5 "gguf-qwen35-q8_0",
     gguf_qwen3_5_moe "gguf-qwen35moe-q8_0",
 }
 
@@ -189,5 +190,6 @@ models! { check_head:
     head_of_qwen3_5 "qwen3.5",
     head_of_qwen3_5_moe "qwen3.5-moe",
     head_of_mlx_qwen3_5_moe "mlx-qwen3.5-moe-4bit",
+    head_of_gguf_qwen3_5 "gguf-qwen35-q8_0",
     head_of_gguf_qwen3_5_moe "gguf-qwen35moe-q8_0",
 }

@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Answer, Server, eventually, post};
-use plimsoll_engine::testing::letters;
+use common::{Answer, Server, config, eventually, post};
+use plimsoll_engine::Limits;
+use plimsoll_engine::testing::{Step, letters, limits};
 use serde_json::{Map, Value, json};
 
 /// Why `value` does not fit `schema`; of JSON Schema what the document uses.
@@ -58,6 +59,29 @@ fn misfit(document: &Value, schema: &Value, value: &Value, at: &str) -> Option<S
     })
 }
 
+/// Two servers of which one says letters and the other makes embeddings.
+struct Pair {
+    letters: Server,
+    pooled: Server,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let encoder = Limits { encoder: true, ..limits() };
+        let pooled = Server::with(config(), encoder, |_| Box::new([Step::Pooled(vec![0.5; 8])].into_iter()));
+        Self { letters: Server::start(letters), pooled }
+    }
+
+    /// The one that a route is for.
+    fn of(&self, path: &str) -> &Server {
+        if ["/v1/embeddings", "/v1/rerank", "/v1/score"].contains(&path) { &self.pooled } else { &self.letters }
+    }
+
+    fn reached(&self) -> usize {
+        [&self.letters, &self.pooled].map(|server| server.observed.requests.lock().unwrap().len()).iter().sum()
+    }
+}
+
 /// The document of this server.
 fn document(server: &Server) -> Value {
     server.get("/openapi.json").ok()
@@ -98,8 +122,8 @@ fn least(path: &str, schema: &Value) -> Value {
 
 #[test]
 fn every_field_of_the_document_is_taken_and_every_answer_fits() {
-    let server = Server::start(letters);
-    let document = document(&server);
+    let servers = Pair::start();
+    let document = document(&servers.letters);
     let mut fields = 0;
     for (path, schema) in bodies(&document) {
         for (name, field) in schema["properties"].as_object().unwrap() {
@@ -116,7 +140,7 @@ fn every_field_of_the_document_is_taken_and_every_answer_fits() {
                     _ => {}
                 }
                 assert_eq!(misfit(&document, &schema, &body, &path), None, "the example fits its own schema");
-                let answer = server.post(&path, &body);
+                let answer = servers.of(&path).post(&path, &body);
                 assert_eq!(answer.status, 200, "{path} {name}: {}", answer.body);
                 if body["stream"] == true && named_events(&path) {
                     assert!(answer.body.matches("event: ").count() > 3, "{}", answer.body);
@@ -130,13 +154,14 @@ fn every_field_of_the_document_is_taken_and_every_answer_fits() {
         }
     }
     assert!(fields > 120, "{fields}");
-    server.assert_idle();
+    servers.letters.assert_idle();
+    servers.pooled.assert_idle();
 }
 
 #[test]
 fn what_the_document_does_not_list_is_refused() {
-    let server = Server::start(letters);
-    let document = document(&server);
+    let servers = Pair::start();
+    let document = document(&servers.letters);
     for (path, schema) in bodies(&document) {
         let mut body = least(&path, &schema);
         if path == "/tokenize" {
@@ -144,7 +169,7 @@ fn what_the_document_does_not_list_is_refused() {
         }
         body["colour"] = json!(1);
         assert!(misfit(&document, &schema, &body, &path).is_some());
-        let refused = server.post(&path, &body);
+        let refused = servers.of(&path).post(&path, &body);
         if path.starts_with("/v1/messages") {
             assert_eq!(refused.status, 400, "{}", refused.body);
             assert!(refused.json()["error"]["message"].as_str().unwrap().contains("`colour`"), "{}", refused.body);
@@ -153,14 +178,14 @@ fn what_the_document_does_not_list_is_refused() {
         }
         assert_eq!(answered(&document, &path, "post", &refused), None);
     }
-    assert!(server.observed.requests.lock().unwrap().is_empty());
+    assert_eq!(servers.reached(), 0);
 }
 
 /// A value of a type that the document does not allow is refused, with the field's name.
 #[test]
 fn wrong_types_are_refused_by_every_field() {
-    let server = Server::start(letters);
-    let document = document(&server);
+    let servers = Pair::start();
+    let document = document(&servers.letters);
     let (mut tried, mut taken) = (0, Vec::new());
     for (path, schema) in bodies(&document) {
         for (name, field) in schema["properties"].as_object().unwrap() {
@@ -174,7 +199,7 @@ fn wrong_types_are_refused_by_every_field() {
                 if open || misfit(&document, field, &wrong, name).is_none() {
                     continue;
                 }
-                let answer = server.post(&path, &body);
+                let answer = servers.of(&path).post(&path, &body);
                 let error = answer.json()["error"].clone();
                 // Anthropic's errors name the field in their message.
                 let named = match error["param"].as_str() {
@@ -189,7 +214,7 @@ fn wrong_types_are_refused_by_every_field() {
         }
     }
     assert!(tried > 300 && taken.is_empty(), "{tried} tried, taken or not named: {taken:#?}");
-    assert!(server.observed.requests.lock().unwrap().is_empty(), "nothing of this reached the engine");
+    assert_eq!(servers.reached(), 0, "nothing of this reached the engine");
 }
 
 #[test]

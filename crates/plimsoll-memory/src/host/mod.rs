@@ -21,6 +21,7 @@ mod process;
 mod rlimit;
 #[cfg(unix)]
 mod share;
+mod stacks;
 
 pub(crate) use budget::ExactBytes;
 pub use budget::{BudgetError, MemoryBudget};
@@ -32,6 +33,7 @@ pub use now::{HostNow, Room};
 pub use pressure::{Psi, PsiScope};
 pub use process::OwnProcess;
 pub use rlimit::{Rlimits, Space};
+pub use stacks::stacks_touched;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -32,10 +32,11 @@ fn schema(kind: &str, null: bool) -> Value {
 /// All of them.
 pub(super) fn schemas() -> Value {
     let mut all = Map::new();
-    for (name, fields) in OBJECTS.iter().chain(super::turns::OBJECTS) {
+    for (name, fields) in OBJECTS.iter().chain(super::turns::OBJECTS).chain(super::pooled::OBJECTS) {
         all.insert((*name).into(), closed(fields));
     }
     all.insert("Anything".into(), json!({}));
+    all.insert("Numbers".into(), super::pooled::numbers());
     all.insert("Document".into(), json!({"type": "object"}));
     all.insert("Reports".into(), json!({"type": "array", "items": {"type": ["object", "null"]}}));
     Value::Object(all)

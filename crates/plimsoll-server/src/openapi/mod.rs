@@ -6,6 +6,7 @@
 
 mod answers;
 mod bodies;
+mod pooled;
 mod turns;
 
 use std::sync::Arc;
@@ -66,6 +67,9 @@ fn paths() -> Value {
         },
         "/v1/responses/{id}/cancel": {"post": with(getting("End a running response", "Response"), id("id"))},
         "/v1/responses/{id}/input_items": {"get": with(getting("What came before its output", "ItemList"), id("id"))},
+        "/v1/embeddings": {"post": posting("What texts mean, as numbers", &pooled::embeddings(), "Embeddings")},
+        "/v1/rerank": {"post": posting("Documents by how well they answer a query", &pooled::rerank(), "Ranking")},
+        "/v1/score": {"post": posting("How well texts fit each other", &pooled::score(), "Scores")},
         "/tokenize": {"post": posting("Text or a conversation to token ids", &bodies::tokenize(), "Tokens")},
         "/detokenize": {"post": posting("Token ids to text", &bodies::detokenize(), "Text")},
         "/v1/models": {"get": getting("Every name the model goes by", "ModelList")},
