@@ -79,8 +79,6 @@ pub enum Activation {
     GeluTanh,
     /// GELU by the error function.
     Gelu,
-    /// max(x, 0).
-    Relu,
     /// tanh(x), without x.
     Tanh,
     /// sigmoid(x), without x: the gate of an attention's output.

@@ -110,8 +110,12 @@ impl Accounts {
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
         ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(self.tokenizer + self.index + requests));
-        let stacks = stacks_touched(&Root::system()).saturating_sub(self.stacks.load(Relaxed));
-        ledger.observe(Component::ProcessBaseline, self.baseline.load(Relaxed) + stacks);
+        // Where the process's own share was not measured, its growth says nothing either.
+        let baseline = match self.baseline.load(Relaxed) {
+            0 => 0,
+            own => own + stacks_touched(&Root::system()).saturating_sub(self.stacks.load(Relaxed)),
+        };
+        ledger.observe(Component::ProcessBaseline, baseline);
     }
 
     /// Measures the process's own share once, when everything planned has been touched: what is resident and belongs to neither a

@@ -89,11 +89,26 @@ impl Backlog {
         let text = &self.rest.text;
         let next =
             self.tokens.front().map_or(text.len(), |next| (next.text_offset as usize).saturating_sub(self.before));
-        let end = next.clamp(self.said, text.len()).min(self.said + DELTA_BYTES);
-        // Characters stay whole; none is as long as a piece.
+        let end = next.clamp(self.said, text.len());
         let end = (self.said..=end).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(self.said);
+        let mut room = DELTA_BYTES;
+        let fits = |c: &char| {
+            let left = room.checked_sub(written(*c));
+            room = left.unwrap_or(0);
+            left.is_some()
+        };
+        let end = self.said + text[self.said..end].chars().take_while(fits).map(char::len_utf8).sum::<usize>();
         piece.text.push_str(&text[self.said..end]);
         self.said = end;
+    }
+}
+
+/// Bytes of a character as JSON writes it.
+fn written(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        _ => c.len_utf8(),
     }
 }
 
@@ -124,7 +139,7 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_are_small_and_say_the_same(
-            pieces in proptest::collection::vec(("[a-zäß日🦀]{0,12}", 0usize..21, any::<bool>()), 0..400),
+            pieces in proptest::collection::vec(("[a-zäß日🦀\"\n]{0,12}", 0usize..21, any::<bool>()), 0..400),
             prompt in 0usize..60,
             alternatives in 0usize..21,
             held in 0usize..40,
@@ -157,7 +172,7 @@ mod tests {
                     let bytes = reports + piece.tokens.iter().map(token_bytes).sum::<usize>();
                     let single = piece.tokens.len() + piece.prompt_logprobs.len() == 1;
                     prop_assert!(bytes <= DELTA_BYTES || single, "{bytes} bytes");
-                    prop_assert!(piece.text.len() <= DELTA_BYTES);
+                    prop_assert!(piece.text.chars().map(written).sum::<usize>() <= DELTA_BYTES);
                     said.push(piece);
                     if backlog.is_empty() { break; }
                 }

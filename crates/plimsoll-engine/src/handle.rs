@@ -186,15 +186,20 @@ pub struct EngineHandle {
 
 impl EngineHandle {
     /// Checks, prices and queues a request. Never blocks.
-    pub fn submit(&self, mut request: Request) -> Result<Reader, Refusal> {
+    pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(unavailable("the server is shutting down and accepts no new requests"));
+        }
+        self.submit_next(request)
+    }
+
+    /// As [`Self::submit`], for an input of a request of which others run already: a server that drains lets it finish.
+    pub fn submit_next(&self, mut request: Request) -> Result<Reader, Refusal> {
         let limits = &self.shared.limits;
         request.embed.iter_mut().for_each(|embed| limits.complete(embed));
         request.check(&self.shared.limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
-        if self.shared.draining.load(Ordering::Acquire) {
-            return Err(unavailable("the server is shutting down and accepts no new requests"));
-        }
         if self.rung() >= Rung::StopAdmitting {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));

@@ -30,7 +30,7 @@ use crate::worker::Speculation;
 const PROCESS_BASELINE_BYTES: u64 = 3 << 20;
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
-/// Given back on the first failed allocation, so that the failure can be handled at all.
+/// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
 const CANARY_BYTES: u64 = 16 << 20;
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
 const CASUAL_TOKENS: usize = 1024;

@@ -8,6 +8,7 @@
 //! drafts pays in what its tokens would have taken in plain steps and is charged what it took. Nobody drafts while the account is
 //! overdrawn. Taking prompts through the draft head, which must have seen what it goes on from, has an account of its own, into which
 //! drafts pay what they win. So whatever drafts are like, speculation costs that share and what the accounts begin with, and no more.
+//! Beside prompts, whose rows outnumber theirs, drafts are not booked; there, after a burst, only who is expected to win has any.
 
 /// Of the time of plain steps, what may be lost by drafts that miss, and of all time, what may be spent on trying.
 const STAKE: f64 = 0.01;
@@ -293,6 +294,8 @@ impl Pace {
             let rows = (done.prompt_rows + done.decodes).max(1) as f64;
             let filling = done.draft_seconds * done.prompt_rows as f64 / rows;
             self.prompts = (self.prompts + STAKE * done.seconds - filling).min(ADVANCE);
+            // A burst ends here too: then only who is expected to win drafts.
+            self.trying = self.trying.saturating_sub(u32::from(done.drafts > 0));
             return;
         }
         let batch = &mut self.batches[Self::bucket(done.decodes)];

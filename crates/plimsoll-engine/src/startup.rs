@@ -265,7 +265,8 @@ pub(crate) fn generations<'a>(
         sampler: Sampler::new(planned.limits.vocab_size as usize)?,
         touch: !options.elastic,
         threads: host.threads,
-        prefix_cache: options.prefix_cache,
+        // Nothing is kept that could be shared, and nobody waits for what cannot be taken.
+        prefix_cache: options.prefix_cache && !planned.step.whole,
         tokens: 0,
         room: Box::new(|| host.room()),
         workspace_peak: 0,

@@ -3,12 +3,13 @@
 //!
 //! What must not be in here: decisions about requests; the engine thread makes them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use plimsoll_memory::heap;
-use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Root};
+use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root};
 
 use crate::canary::{Keeper, RETRY};
 use crate::governor::Reading;
@@ -60,9 +61,9 @@ pub(crate) fn watch(
             }
             if Instant::now() >= due {
                 due = Instant::now() + INTERVAL;
-                watcher.look(&shared, epoch);
+                guarded(&shared, || watcher.look(&shared, epoch));
             }
-            watcher.keep_canary(&shared);
+            guarded(&shared, || watcher.keep_canary(&shared));
             drop(shared);
             // Woken early when the canary has paid for something.
             let rest = due.saturating_duration_since(Instant::now());
@@ -102,13 +103,26 @@ impl Watcher {
     }
 }
 
+/// One panic must not end the watch: nobody would bring the canary back, or the governor down.
+fn guarded(shared: &Shared, look: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(look)).is_err() {
+        shared.metrics.panics.inc();
+        tracing::error!("a look at the machine panicked");
+    }
+}
+
 /// What the governor is told.
 fn reading(shared: &Shared, limits: &HostLimits, now: &HostNow) -> Reading {
     let planned = shared.plan.total();
     let psi = now.psi.as_ref();
+    // A limit of address space counts what is mapped before it is touched: that is not to come any more.
+    let mapped = match limits.binding().remedy {
+        Remedy::AddressSpace | Remedy::Data => shared.ledger.committed_total(),
+        _ => 0,
+    };
     Reading {
         available: now.available,
-        untouched: planned.saturating_sub(now.own.leak_gauge()),
+        untouched: planned.saturating_sub(now.own.leak_gauge().max(mapped)),
         above_plan: limits.effective.min(shared.plan.limit).saturating_sub(planned),
         // The machine's stalls are about the machine's room, whatever a cgroup allows of it.
         stall_room: match psi.map(|psi| psi.scope) {

@@ -286,6 +286,8 @@ impl<R: Runner> Worker<R> {
         self.shared.metrics.lost_pages.inc_by(pages as u64);
         self.shared.metrics.lost_slots.inc_by(slots as u64);
         self.start_over();
+        // Nobody waited for anything: the first failure of those to come is not a second one.
+        self.recovered_at = None;
     }
 
     /// In elastic mode: every free page's memory goes back to the system.
@@ -442,6 +444,7 @@ impl<R: Runner> Worker<R> {
     }
 
     fn observe_pace(&mut self, began: Instant, drafting: Instant) {
+        let now = Instant::now();
         let shares = self.shares.iter().zip(&self.counted);
         let decoding = shares.filter(|(share, _)| share.rows == 1 + share.drafts);
         let (decodes, tokens) = decoding.fold((0, 0), |(n, tokens), (_, counted)| (n + 1, tokens + counted));
@@ -452,8 +455,8 @@ impl<R: Runner> Worker<R> {
             prompt_rows: rows - decodes - drafts,
             drafts,
             tokens,
-            seconds: began.elapsed().as_secs_f64(),
-            draft_seconds: drafting.elapsed().as_secs_f64(),
+            seconds: (now - began).as_secs_f64(),
+            draft_seconds: (now - drafting).as_secs_f64(),
         });
     }
 

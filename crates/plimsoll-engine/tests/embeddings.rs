@@ -280,3 +280,18 @@ fn an_encoder_is_planned_without_a_pool_and_proven() {
     let mtp = Options { enable_mtp: true, ..encoder() };
     assert!(Blueprint::new(&checkpoint, &mtp).is_err());
 }
+
+/// What pairs have in common is not waited for: an encoder keeps nothing that could be taken.
+#[test]
+fn pairs_with_one_query_share_a_step() {
+    let engine = engine("bert-cross", &encoder());
+    let tokens = |seed: u32, n: u32| (0..n).map(move |i| 10 + (seed * 31 + i * 7) % 180);
+    let pair = |i: u32| tokens(1, 20).chain(tokens(2 + i, 4)).collect::<Vec<u32>>();
+    let submit = |i| engine.submit(pooled(&pair(i), Embed::pair(Some(20)))).unwrap();
+    let readers: Vec<_> = (0..40).map(submit).collect();
+    readers.into_iter().for_each(|reader| drop(values(collect(reader))));
+    let steps = engine.status().steps.load(Acquire);
+    assert!(steps < 40, "{steps} steps");
+    quiet(&engine);
+    engine.stop();
+}

@@ -29,7 +29,7 @@ pub enum Component {
     HostHeap,
     /// The process before it holds anything of the above: code, stacks, runtime.
     ProcessBaseline,
-    /// Ballast that is given back on the first failed allocation.
+    /// Ballast, a slice of which is given back for each refused allocation.
     Canary,
 }
 

@@ -8,7 +8,7 @@ use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, LinearId, Mode,
     ModelShape, RowPiece, StepInput, VectorId,
 };
-use plimsoll_formats::{Activation as ConfigActivation, Architecture, Encoder as EncoderConfig, ModelConfig};
+use plimsoll_formats::{Architecture, Encoder as EncoderConfig, ModelConfig};
 
 use crate::{Model, Output};
 
@@ -68,11 +68,7 @@ impl Layer {
             up,
             down,
             width,
-            act: match config.hidden_act {
-                ConfigActivation::Gelu => Activation::Gelu,
-                ConfigActivation::GeluTanh => Activation::GeluTanh,
-                ConfigActivation::Silu => Activation::Silu,
-            },
+            act: crate::block::activation(config.hidden_act),
             output_norm: Norm::declare(config, &format!("{prefix}.output"), declare)?,
             spec: Attention { layer: 0, heads: config.heads, scale: config.query_scale, window: None, softcap: None },
         })

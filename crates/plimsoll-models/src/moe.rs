@@ -57,7 +57,7 @@ impl MoeBlock {
             down: matrices(Part::Down)?,
             top_k: experts.top_k,
             renormalise: experts.renormalise,
-            act: activation(config.hidden_act)?,
+            act: activation(config.hidden_act),
             shared,
         })
     }

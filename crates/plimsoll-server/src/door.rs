@@ -72,6 +72,9 @@ fn request_id(app: &App, request: &Request) -> (HeaderValue, ApiResult<()>) {
     }
 }
 
+/// What computes nothing, though it is a POST: ending and clearing.
+const FREE: [&str; 2] = ["/v1/responses/{id}/cancel", "/v1/cache/clear"];
+
 /// Checks the key, and takes a request out of its bucket where it may cost work: only POST does.
 fn admit(
     app: &App,
@@ -81,7 +84,7 @@ fn admit(
     client: &mut Option<Arc<Client>>,
 ) -> ApiResult<Caller> {
     let key = app.config.api_keys.admit(request.headers(), path)?;
-    if request.method() == Method::POST {
+    if request.method() == Method::POST && !FREE.contains(&&**path) {
         let peer = request.extensions().get::<Peer>().map(|peer| Who::address(peer.0));
         let now = Instant::now();
         *client = key.map(Who::Key).or(peer).and_then(|who| app.rates.client(who, now));

@@ -173,7 +173,7 @@ fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Value>> {
 }
 
 fn choice(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Source>> {
-    let Some(all) = fields.take::<Vec<String>>(name)? else { return Ok(None) };
+    let Some(all) = fields.take_few::<Vec<String>>(name, 4 * MAX_CHOICES)? else { return Ok(None) };
     let param = fields.param(name);
     if all.is_empty() || all.len() > MAX_CHOICES || all.iter().any(String::is_empty) {
         let message = format!("{param} needs 1 to {MAX_CHOICES} texts, none of them empty");

@@ -32,6 +32,18 @@ impl ByteBudget {
         self.used.load(Ordering::Acquire)
     }
 
+    /// Refuses, in the name of `param`, what is more than all there is: trying again later would not help.
+    pub fn ever_holds(&self, param: &str, bytes: u64) -> ApiResult<()> {
+        if bytes > self.limit {
+            let limit = self.limit;
+            let message = format!(
+                "{param}: this takes {bytes} bytes, more than this server's limit of {limit} (--max-bytes-in-flight)"
+            );
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(())
+    }
+
     /// Holds `bytes`, or says that the budget is spent.
     pub fn hold(self: &Arc<Self>, bytes: u64) -> ApiResult<Held> {
         let mut held = Held { budget: Arc::clone(self), bytes: 0 };

@@ -222,10 +222,10 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
 }
 
 /// Stop strings that are read before the engine's own limit is applied: two bytes of a body may be one, which takes fifty.
-const STOPS_MAX: usize = 1024;
+pub(crate) const STOPS_MAX: usize = 1024;
 
 /// Values in `metadata` that are read; OpenAI takes 16 pairs.
-const METADATA_NODES_MAX: usize = 256;
+pub(crate) const METADATA_NODES_MAX: usize = 256;
 
 /// `stop`: a string or a list of strings.
 struct Stop(Vec<String>);

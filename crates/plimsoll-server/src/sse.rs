@@ -110,6 +110,18 @@ impl Events {
     }
 }
 
+/// The last bytes of a stream, with what holds their share of the budget.
+struct Last<S> {
+    bytes: Vec<u8>,
+    _shape: S,
+}
+
+impl<S> AsRef<[u8]> for Last<S> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 struct Running<S> {
     generation: Generation,
     shape: S,
@@ -133,9 +145,13 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
                 true
             }
         };
-        // Ended: the generation is dropped before the last bytes are handed over.
-        let next = (!ended).then_some(running);
-        Some((Ok::<_, Infallible>(Bytes::from(out.0)), next))
+        if !ended {
+            return Some((Ok::<_, Infallible>(Bytes::from(out.0)), Some(running)));
+        }
+        // The generation goes before the last bytes are handed over; what the answer holds, when they are sent.
+        let Running { generation, shape, .. } = running;
+        drop(generation);
+        Some((Ok(Bytes::from_owner(Last { bytes: out.0, _shape: shape })), None))
     });
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),

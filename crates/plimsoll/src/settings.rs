@@ -91,10 +91,10 @@ fn gather(
         if id == "config" {
             continue;
         }
+        if of_kubernetes(rest, value) {
+            continue;
+        }
         if !known(&id) {
-            if of_kubernetes(rest) {
-                continue;
-            }
             bail!("{variable} is set, but there is no setting of that name{}", suggestion(command, &id));
         }
         variables.insert(id, value);
@@ -142,10 +142,11 @@ fn settings<'a>(command: &'a Command, name: &str) -> impl Iterator<Item = &'a Ar
     all.filter(|arg| !NO_SETTINGS.contains(&arg.get_id().as_str()))
 }
 
-/// What Kubernetes puts into every container beside a service called plimsoll.
-fn of_kubernetes(rest: &str) -> bool {
-    let rest = rest.strip_suffix("_TCP_ADDR").or_else(|| rest.strip_suffix("_TCP_PROTO")).unwrap_or(rest);
-    ["SERVICE_HOST", "SERVICE_PORT", "PORT_"].iter().any(|start| rest.starts_with(start))
+/// What Kubernetes puts into every container beside services whose names begin with plimsoll.
+fn of_kubernetes(rest: &str, value: &str) -> bool {
+    // PLIMSOLL_PORT=tcp://10.0.0.1:8000 has a setting's name and is none.
+    let address = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
+    address || rest.ends_with("SERVICE_HOST") || ["SERVICE_PORT", "PORT_"].iter().any(|part| rest.contains(part))
 }
 
 fn suggestion(command: &Command, id: &str) -> String {
@@ -177,8 +178,11 @@ fn read_file(path: &Path) -> anyhow::Result<Table> {
         bail!("the configuration {} has {size} bytes, more than the limit of {FILE_BYTES_MAX}", path.display());
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("the configuration {}", path.display()))?;
-    // Its words span lines; ours are one.
-    text.parse::<Table>().map_err(|error| anyhow!("{}: {}", path.display(), error.to_string().trim()))
+    text.parse::<Table>().map_err(|error| {
+        // Its own display repeats the line, which may hold a key.
+        let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
+        anyhow!("{}: line {line}: {}", path.display(), error.message())
+    })
 }
 
 /// A value of the file as the texts that flags take.
@@ -356,7 +360,13 @@ mod tests {
         let missing = given(&["serve", "--config", "/nowhere/at/all.toml"], &[]).unwrap_err();
         assert!(format!("{missing:#}").contains("/nowhere/at/all.toml"), "{missing:#}");
         // What Kubernetes adds is not ours.
-        let kubernetes = [("PLIMSOLL_SERVICE_HOST", "10.0.0.1"), ("PLIMSOLL_PORT_8000_TCP_ADDR", "10.0.0.1")];
+        let kubernetes = [
+            ("PLIMSOLL_SERVICE_HOST", "10.0.0.1"),
+            ("PLIMSOLL_PORT", "tcp://10.0.0.1:8000"),
+            ("PLIMSOLL_PORT_8000_TCP_ADDR", "10.0.0.1"),
+            ("PLIMSOLL_METRICS_SERVICE_HOST", "10.0.0.1"),
+            ("PLIMSOLL_METRICS_SERVICE_PORT_HTTP", "9000"),
+        ];
         assert!(given(&["serve"], &kubernetes).is_ok());
     }
 

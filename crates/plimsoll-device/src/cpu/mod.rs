@@ -171,7 +171,6 @@ fn kernel_activation(act: Activation) -> kernels::Activation {
         Activation::Silu => kernels::Activation::Silu,
         Activation::GeluTanh => kernels::Activation::GeluTanh,
         Activation::Gelu => kernels::Activation::GeluErf,
-        Activation::Relu => kernels::Activation::Relu,
         Activation::Tanh => kernels::Activation::Tanh,
         Activation::Sigmoid => kernels::Activation::Sigmoid,
     }

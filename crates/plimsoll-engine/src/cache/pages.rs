@@ -216,6 +216,11 @@ impl PagePool {
         self.slots.get(page.index()).is_some_and(|slot| slot.drafted)
     }
 
+    /// What the draft head has made of any page is not known any more.
+    pub(crate) fn forget_drafted(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.drafted = false);
+    }
+
     /// Adds a holder to a page that somebody holds already.
     pub fn retain(&mut self, page: PageId) {
         let Some(refs) = self.refs_of(page) else {

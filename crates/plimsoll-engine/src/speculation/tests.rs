@@ -175,3 +175,21 @@ fn prompts_pass_through_the_head_for_as_long_as_drafts_pay_for_it() {
         pace.observe(&Done { decodes: 1, drafts: 1, tokens: 2, seconds: 1.5, draft_seconds: 0.2, ..Done::default() });
     }
 }
+
+#[test]
+fn beside_prompts_a_burst_ends_too() {
+    let mut pace = Pace::new(true, 1.2);
+    (0..PLAIN_MIN).for_each(|_| pace.observe(&Done { decodes: 1, tokens: 1, seconds: 1.0, ..Done::default() }));
+    let mut drafting = Drafting::new(true);
+    let mixed = Done { decodes: 1, prompt_rows: 31, tokens: 1, seconds: 2.0, draft_seconds: 0.1, ..Done::default() };
+    let drafted = (0..1000).filter(|_| {
+        let drafts = pace.drafts(pace.next(1), &drafting);
+        if drafts {
+            drafting.check(1);
+            pace.checked(0);
+        }
+        pace.observe(&Done { drafts: usize::from(drafts), ..mixed });
+        drafts
+    });
+    assert!(drafted.count() <= 2 * BURST as usize);
+}

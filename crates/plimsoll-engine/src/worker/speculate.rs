@@ -76,6 +76,8 @@ impl<R: Runner> Worker<R> {
             tracing::error!(error, "the draft head failed; nobody drafts for a while");
             self.shared.metrics.failed_steps.inc();
             self.pace.fall_silent();
+            // Pages were marked before the pass that was to fill them.
+            self.cache.borrow_mut().pool.forget_drafted();
             for seq in self.scheduler.running_mut() {
                 seq.drafts.clear();
                 seq.drafted = 0..0;

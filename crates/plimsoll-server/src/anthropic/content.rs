@@ -133,6 +133,7 @@ impl Told {
         if !raw.get().starts_with('[') {
             return serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e));
         }
+        check_nodes(path, raw, MAX_NODES)?;
         let blocks: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e))?;
         let mut texts = Vec::with_capacity(blocks.len());
         for (i, raw) in blocks.iter().enumerate() {

@@ -17,7 +17,10 @@ pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let path = fields.param("cache_control");
     let Some(raw) = fields.raw("cache_control") else { return Ok(false) };
     let mut mark = Fields::of(path, raw)?;
-    mark.only("type", &["\"ephemeral\""])?;
+    let at = mark.param("type");
+    if required::<String>(&mut mark, "type")? != "ephemeral" {
+        return Err(ApiError::unsupported(at.clone(), format!("{at} must be \"ephemeral\"")));
+    }
     mark.only("ttl", &["\"5m\"", "\"1h\""])?;
     mark.finish()?;
     Ok(true)

@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::Fields;
 use crate::form::Form;
-use crate::params::{Common, model_name};
+use crate::params::{Common, STOPS_MAX, model_name};
 use crate::turn::conversation::Conversation;
 use crate::turn::{Ask, Budget, Turn};
 
@@ -28,7 +28,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1"));
     }
     common.max_tokens = Some(max_tokens);
-    common.stop = fields.take("stop_sequences")?.unwrap_or_default();
+    common.stop = fields.take_few::<Vec<String>>("stop_sequences", STOPS_MAX)?.unwrap_or_default();
     let said = Said::take(&mut fields)?;
     if let Some(raw) = fields.raw("metadata") {
         let mut metadata = Fields::of("metadata".into(), raw)?;

@@ -7,14 +7,15 @@ use axum::response::Response;
 use serde::Serialize;
 
 use super::run::run;
-use super::{Input, Usage, check_answer, check_count, embedding, ids_bytes, vector};
+use super::{Input, Usage, check_answer, check_count, check_length, embedding, ids_bytes, vector};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::{Held, read_json};
+use crate::limits::Held;
 use crate::models::json_sized;
 use crate::params::model_name;
 use crate::prompt::PromptInput;
+use crate::turn::parsed;
 
 /// A number of an embedding as JSON, with its comma: `-1.17549435e-38,`.
 const FLOAT_BYTES: usize = 16;
@@ -57,9 +58,7 @@ enum Numbers {
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let asked = app.on_body(body, |app, body| {
+    let asked = parsed(&app, request, |body, app| {
         let (model, inputs, as_base64, dimensions) = parse(&body.bytes, app)?;
         let kept = body.keep(ids_bytes(&inputs))?;
         Ok(Asked { model, inputs, as_base64, dimensions, kept })
@@ -119,7 +118,9 @@ fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<
             Ok(lists)
         }
     };
-    let inputs = ids?.into_iter().map(|ids| Input { ids, embed }).collect();
+    let ids = ids?;
+    ids.iter().enumerate().try_for_each(|(i, one)| check_length(app, "input", i, ids.len(), one.len()))?;
+    let inputs = ids.into_iter().map(|ids| Input { ids, embed }).collect();
     Ok((model, inputs, as_base64, dimensions))
 }
 

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use plimsoll_engine::Embed;
 
 use super::run::run;
-use super::{Input, embedding, vector};
+use super::{Input, check_answer, check_length, embedding, vector};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
+
+/// Tokens around and between the two texts of a pair.
+const PAIR_TOKENS: u64 = 8;
 
 /// Inputs for the engine, and how their results become scores.
 pub(super) struct Judgement {
@@ -38,8 +41,10 @@ impl Judgement {
         let embed = embedding(app)?;
         let mut inputs = Vec::new();
         for (param, texts) in texts {
-            for text in texts {
-                inputs.push(Input { ids: app.encode(param, text, true)?, embed });
+            for (i, text) in texts.iter().enumerate() {
+                let ids = app.encode(param, text, true)?;
+                check_length(app, param, i, texts.len(), ids.len())?;
+                inputs.push(Input { ids, embed });
             }
         }
         let after = texts[0].1.len();
@@ -51,6 +56,12 @@ impl Judgement {
             texts.iter().map(|text| app.encode(param, text, false)).collect::<ApiResult<Vec<_>>>()
         };
         let (first, second) = (encode(texts[0])?, encode(texts[1])?);
+        // A pair repeats its texts: what pairs take is known, and held, before the first is written down.
+        let len = |(a, b): &(usize, usize)| first[*a].len() + second[*b].len();
+        pairs.iter().enumerate().try_for_each(|(i, pair)| check_length(app, texts[1].0, i, pairs.len(), len(pair)))?;
+        let bytes = pairs.iter().map(|pair| size_of::<u32>() as u64 * (len(pair) as u64 + PAIR_TOKENS)).sum();
+        check_answer(app, texts[1].0, bytes)?;
+        let _held = app.bytes.hold(bytes)?;
         let input = |(a, b): &(usize, usize)| {
             let pair = app.served.tokenizer.pair(&first[*a], &second[*b]);
             let pair = pair.ok_or_else(|| {

@@ -65,6 +65,17 @@ fn check_count(app: &App, param: &str, count: usize) -> ApiResult<()> {
     Ok(())
 }
 
+/// Refuses an input that can never run, before others are computed for nothing.
+fn check_length(app: &App, param: &str, index: usize, count: usize, tokens: usize) -> ApiResult<()> {
+    let limit = app.served.engine.limits().max_req_total_len as usize;
+    if tokens > limit {
+        let at = if count > 1 { format!("{param}[{index}]: ") } else { String::new() };
+        let message = format!("{at}{tokens} tokens, more than this server's maximum length of {limit} tokens");
+        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+    }
+    Ok(())
+}
+
 /// Refuses an answer that the byte budget could never hold.
 fn check_answer(app: &App, param: &str, bytes: u64) -> ApiResult<()> {
     let limit = app.bytes.limit();

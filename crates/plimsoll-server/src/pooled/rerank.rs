@@ -12,9 +12,10 @@ use super::{Usage, check_answer, check_count, ids_bytes};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::{Held, read_json};
+use crate::limits::Held;
 use crate::models::json_sized;
 use crate::params::model_name;
+use crate::turn::parsed;
 
 /// What the answer says of one document, its text aside.
 const RESULT_BYTES: usize = 96;
@@ -56,9 +57,7 @@ struct Text<'a> {
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let asked = app.on_body(body, |app, body| {
+    let asked = parsed(&app, request, |body, app| {
         let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, app)?;
         let texts: usize = documents.iter().map(|text| text.len() + size_of::<String>()).sum();
         let body_bytes = body.bytes.len();

@@ -59,7 +59,8 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
     let (mut next, mut last_news) = (0, Instant::now());
     loop {
         while next < inputs.len() && running.len() < window {
-            match app.served.engine.submit(request(id, next, &inputs[next])) {
+            let (engine, asked) = (&app.served.engine, request(id, next, &inputs[next]));
+            match if next == 0 { engine.submit(asked) } else { engine.submit_next(asked) } {
                 Ok(reader) => running.push(answer(next, reader)),
                 // Others have the places: ours will be free when one of ours is done.
                 Err(Refusal::Full { .. }) if !running.is_empty() => break,

@@ -11,10 +11,11 @@ use super::{Usage, check_answer, check_count, ids_bytes};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::{Held, read_json};
+use crate::limits::Held;
 use crate::models::{json_sized, now_s};
 use crate::params::model_name;
 use crate::prompt::PromptInput;
+use crate::turn::parsed;
 
 /// What the answer says of one pair.
 const ITEM_BYTES: usize = 96;
@@ -41,9 +42,7 @@ struct Item {
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let asked = app.on_body(body, |app, body| {
+    let asked = parsed(&app, request, |body, app| {
         let (model, judgement, pairs) = parse(&body.bytes, app)?;
         let kept: Held = body.keep(ids_bytes(&judgement.inputs))?;
         Ok((model, judgement, pairs, kept))

@@ -59,7 +59,10 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Api
             }
             Event::Done => None,
             Event::Failed(error) if error.code == Some(CANCELLED) => Some(error),
-            Event::Failed(error) => return Err(error),
+            Event::Failed(error) => {
+                responding.gone();
+                return Err(error);
+            }
         };
         return Ok(json_text(responding.finish(error.as_ref(), generation.usage(), &mut nowhere), held));
     }
@@ -109,7 +112,8 @@ pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>) 
     }
     match timeout(LAST_WORDS, end).await {
         Ok(Ok(response)) => sent(&app, response),
-        _ => {
+        Ok(Err(_)) => Err(unknown(&id)),
+        Err(_) => {
             let message = "the response was cancelled; it ends when its client reads on, or has gone with it";
             Err(ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) })
         }
@@ -150,7 +154,9 @@ pub(crate) async fn input_items(
         }
     }
     let kept = kept(&app, &id)?;
-    let held = app.bytes.hold(3 * kept.items.len() as u64)?;
+    let bytes = 3 * kept.items.len() as u64;
+    app.bytes.ever_holds("id", bytes)?;
+    let held = app.bytes.hold(bytes)?;
     let text = format!("[{}]", kept.items);
     let mut all: Vec<&RawValue> = serde_json::from_str(&text).map_err(|_| broken())?;
     if newest_first {

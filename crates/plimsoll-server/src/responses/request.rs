@@ -14,10 +14,10 @@ use super::tools;
 use crate::app::App;
 use crate::config::PARSED_FACTOR;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::fields::{Fields, check_nodes};
 use crate::form::{Form, text_format};
 use crate::limits::ReadBody;
-use crate::params::Common;
+use crate::params::{Common, METADATA_NODES_MAX};
 use crate::turn::conversation::Conversation;
 use crate::turn::{Ask, Turn};
 
@@ -30,6 +30,9 @@ pub(crate) struct Asked {
     /// Log-probabilities are to be reported.
     pub logprobs: bool,
 }
+
+/// What is repeated to the client is held, and a stream's first bytes say it twice, in a block that grew by doubling.
+const ECHO_COPIES: u64 = 5;
 
 /// Parses, renders and tokenizes for a client with this API key. Runs on a text worker.
 pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<Asked> {
@@ -63,8 +66,6 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     reasoning(&mut fields, &mut conversation, &mut echo)?;
     the_rest(&mut fields, &mut echo)?;
     fields.finish()?;
-    let kept: Option<Arc<str>> = store.then(|| items::written(&items).into());
-    drop(items);
     let ask = Ask {
         conversation,
         common,
@@ -75,10 +76,14 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
         call_prefix: "call",
     };
     let mut turn = ask.prepare(app)?;
+    // Only what fits into the context is written down: that takes as much again.
+    let kept: Option<Arc<str>> = store.then(|| items::written(&items).into());
+    drop(items);
     turn.draft.gathers = true;
     turn.draft.length_param = "max_output_tokens";
     drop(bytes);
-    let held = turn.draft.prompt_bytes() + echo.bytes() + kept.as_ref().map_or(0, |text| text.len() as u64);
+    let held =
+        turn.draft.prompt_bytes() + ECHO_COPIES * echo.bytes() + kept.as_ref().map_or(0, |text| text.len() as u64);
     turn.draft.kept = Some(body.keep(held)?);
     Ok(Asked { turn, echo, items: kept, logprobs: logprobs.is_some() })
 }
@@ -98,7 +103,9 @@ fn earlier(
         ApiError { code: Some("previous_response_not_found"), ..ApiError::invalid(param, message) }
     })?;
     // It is parsed like a part of the body, and held like one.
-    body.held.grow((kept.items.len() + kept.response.len()) as u64 * PARSED_FACTOR)?;
+    let bytes = (kept.items.len() + kept.response.len()) as u64 * PARSED_FACTOR;
+    app.bytes.ever_holds(param, bytes)?;
+    body.held.grow(bytes)?;
     #[derive(Deserialize)]
     struct Ended<'a> {
         #[serde(borrow)]
@@ -113,8 +120,11 @@ fn earlier(
     Ok(Some(text))
 }
 
+/// Entries of `include` that are read; a client names each once.
+const INCLUDES_MAX: usize = 64;
+
 fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
-    let include = fields.take::<Vec<String>>("include")?.unwrap_or_default();
+    let include = fields.take_few::<Vec<String>>("include", INCLUDES_MAX)?.unwrap_or_default();
     if let Some(other) = include.iter().find(|name| *name != "message.output_text.logprobs") {
         let message = format!("include has `{}`; this server has message.output_text.logprobs", quote(other));
         return Err(ApiError::unsupported("include", message));
@@ -180,7 +190,7 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     echo.safety_identifier = fields.take("safety_identifier")?;
     echo.prompt_cache_key = fields.take("prompt_cache_key")?;
     if let Some(raw) = fields.raw("metadata") {
-        check_nodes("metadata", raw, MAX_NODES)?;
+        check_nodes("metadata", raw, METADATA_NODES_MAX)?;
         serde_json::from_str::<BTreeMap<String, String>>(raw.get())
             .map_err(|e| crate::fields::wrong("metadata", &e))?;
         echo.metadata = Some(raw.to_owned());

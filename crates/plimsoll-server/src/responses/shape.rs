@@ -223,6 +223,11 @@ impl Responding {
         Object { output: self.output.iter().map(|output| output.shown(false)).collect(), ..begun }
     }
 
+    /// It failed before it could say so: whoever waits for its end is told.
+    pub fn gone(&self) {
+        self.context.app.responses.gone(&self.context.id);
+    }
+
     /// Ends the response, keeps it if it is to be kept, and returns the object's text.
     pub fn finish(&mut self, error: Option<&ApiError>, usage: Usage, out: &mut Events) -> Bytes {
         let (kind, status) = match (error, self.finish) {
@@ -241,8 +246,8 @@ impl Responding {
             usage: Some(Counts::of(usage, self.reading.thought_tokens())),
             ..self.object()
         };
-        // Plain structs serialized into memory: this cannot fail.
-        let text = Bytes::from(serde_json::to_vec(&object).unwrap_or_default());
+        // Plain structs serialized into memory: this cannot fail. The store keeps it, and counts its length.
+        let text = Bytes::from(serde_json::to_vec(&object).unwrap_or_default().into_boxed_slice());
         let event = Event { kind, sequence_number: self.teller.sequence, body: Body::Response { response: &object } };
         if self.teller.streams {
             out.push_named(kind, &event);

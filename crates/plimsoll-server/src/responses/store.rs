@@ -107,6 +107,11 @@ impl ResponseStore {
         Some(entry.kept.clone())
     }
 
+    /// A response came to no end that it could tell: whoever waits for it is let go.
+    pub fn gone(&self, id: &str) {
+        self.state().waiting.retain(|(known, _)| known != id);
+    }
+
     /// Waits for the end of a response; dropping the receiver ends the waiting.
     pub fn wait(&self, id: &str) -> Receiver<Bytes> {
         let (sender, receiver) = channel();

@@ -70,7 +70,7 @@ fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>>
         }
         "allowed_tools" => {
             let mode = fields.take::<String>("mode")?.unwrap_or_default();
-            let allowed = fields.take::<Vec<&RawValue>>("tools")?.unwrap_or_default();
+            let allowed = fields.take_few::<Vec<&RawValue>>("tools", MAX_NODES)?.unwrap_or_default();
             fields.finish()?;
             let mut names = Vec::with_capacity(allowed.len());
             for (i, raw) in allowed.iter().enumerate() {

@@ -148,7 +148,7 @@ impl Reading {
 
     /// Counts those of the tokens that were read last that begin before the last thought's end. Returns how many they are.
     pub fn count_thoughts(&mut self, tokens: &[TokenOut]) -> usize {
-        let Some(end) = self.parser.as_ref().map(ReplyParser::thoughts_end).filter(|end| *end > 0) else { return 0 };
+        let Some(end) = self.parser.as_ref().map(ReplyParser::thoughts_end) else { return 0 };
         let before = self.thought_tokens;
         let earlier = self.undecided.len() as u64;
         for token in tokens {

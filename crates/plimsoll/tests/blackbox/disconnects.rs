@@ -2,7 +2,7 @@
 //!
 //! Slow readers and half-open connections, which take their time by design, are in `plimsoll-server/tests/streams.rs`.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
@@ -111,7 +111,13 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
         }
     }
     // After its end.
-    let client = send(&server, "/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": true}));
+    let mut client = send(&server, "/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": true}));
+    let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&said).contains("[DONE]") {
+        let n = client.read(&mut piece).unwrap();
+        assert!(n > 0, "the stream came to its end");
+        said.extend_from_slice(&piece[..n]);
+    }
     eventually("it has ended", Duration::from_secs(20), || at_rest(&server));
     drop(client);
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
