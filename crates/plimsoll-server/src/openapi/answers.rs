@@ -170,6 +170,8 @@ const OBJECTS: &[Object] = &[
         &[
             ("object", "string"),
             ("model", "string"),
+            ("generates", "boolean"),
+            ("max_body_bytes", "integer"),
             ("uptime_seconds", "number"),
             ("healthy", "boolean"),
             ("draining", "boolean"),
@@ -219,7 +221,16 @@ const OBJECTS: &[Object] = &[
             ("tokens_per_second", "number?"),
         ],
     ),
-    ("Pools", &[("kv_pages", "Pages"), ("requests", "Places"), ("host_bytes", "Share"), ("http_bytes", "~Share")]),
+    (
+        "Pools",
+        &[
+            ("kv_pages", "Pages"),
+            ("state_slots", "Pages"),
+            ("requests", "Places"),
+            ("host_bytes", "Share"),
+            ("http_bytes", "~Share"),
+        ],
+    ),
     ("Pages", &[("used", "integer"), ("total", "integer"), ("cached", "integer")]),
     (
         "Places",
@@ -232,7 +243,16 @@ const OBJECTS: &[Object] = &[
         ],
     ),
     ("Share", &[("used", "integer"), ("total", "integer")]),
-    ("Ladder", &[("rung", "string"), ("climbed", "[Climbed]"), ("canaries_released", "integer")]),
+    (
+        "Ladder",
+        &[
+            ("rung", "string"),
+            ("climbed", "[Climbed]"),
+            ("reading", "object"),
+            ("canaries_released", "integer"),
+            ("canary_slices_missing", "integer"),
+        ],
+    ),
     ("Climbed", &[("rung", "string"), ("times", "integer")]),
     (
         "Memory",
