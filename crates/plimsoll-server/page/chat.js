@@ -161,7 +161,7 @@ export class Chat {
     this.#answering = null;
     this.#draw(said, answer);
     this.#busy(false);
-    this.#fail(failed);
+    if (failed !== null) this.#fail(failed);
     const stopped = asking.signal.aborted;
     text(answer.foot, foot(said, stopped));
     if (said.content === '' && said.thoughts === '') return !failed && !stopped;
