@@ -324,7 +324,10 @@ const checks = {
       assert.equal(await page.locator('#chat-box').isVisible(), false);
       assert.match(await page.textContent('#chat-note'), /\/v1\/embeddings/);
       assert.equal(await page.locator('#chat-note').isVisible(), true);
-      assert.equal(await page.locator('.chart:visible').count(), 0);
+      assert.deepEqual(await page.locator('.chart:visible h3').allTextContents(), ['Tokens per second']);
+      const read = { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ input: ['a ship', 'the sea'] }) };
+      assert.equal((await fetch(`${ENCODER}/v1/embeddings`, read)).status, 200);
+      await eventually('what it reads is counted', async () => !(await page.textContent('#tile-tokens')).startsWith('0 '));
       assert.equal(await page.locator('#components tr[data-component=kv_pages]:visible').count(), 0);
       assert.equal(await page.locator('#components tr[data-component=weights]:visible').count(), 1);
       if (SHOTS) await page.screenshot({ path: `${SHOTS}/encoder.png`, fullPage: true });

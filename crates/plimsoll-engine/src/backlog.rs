@@ -77,6 +77,8 @@ impl Backlog {
             let rest = &mut self.rest;
             piece.finish = rest.finish.take();
             piece.stop_reason = rest.stop_reason.take();
+            // An embedding is one value: it comes whole, and its size is the model's.
+            piece.pooled = rest.pooled.take();
             (piece.error, piece.retry) = (rest.error.take(), rest.retry);
         }
         piece

@@ -188,7 +188,7 @@ impl EngineHandle {
     /// Checks, prices and queues a request. Never blocks.
     pub fn submit(&self, mut request: Request) -> Result<Reader, Refusal> {
         let limits = &self.shared.limits;
-        request.embed.iter_mut().for_each(|embed| embed.size = limits.pooled_size(embed.pooling));
+        request.embed.iter_mut().for_each(|embed| limits.complete(embed));
         request.check(&self.shared.limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;

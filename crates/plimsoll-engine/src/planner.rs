@@ -607,6 +607,7 @@ impl Blueprint {
             encoder: step.whole,
             embedding_size: draft.shape.hidden as u32,
             labels: self.encoder.and_then(|encoder| encoder.labels).unwrap_or(0) as u32,
+            token_types: self.encoder.map_or(0, |encoder| encoder.token_types) as u32,
         }
     }
 }

@@ -80,12 +80,21 @@ pub struct Limits {
     pub embedding_size: u32,
     /// Scores of the classifier; 0 without one.
     pub labels: u32,
+    /// Kinds of token that an encoder tells apart; 0 for other models.
+    pub token_types: u32,
 }
 
 impl Limits {
     /// Numbers that a request of this pooling is answered with.
-    pub(crate) fn pooled_size(&self, pooling: Pooling) -> u32 {
+    fn pooled_size(&self, pooling: Pooling) -> u32 {
         if pooling == Pooling::Score { self.labels } else { self.embedding_size }
+    }
+
+    /// Fills in what only the model knows.
+    pub(crate) fn complete(&self, embed: &mut Embed) {
+        embed.size = self.pooled_size(embed.pooling);
+        // A tokenizer may name a second kind of token that the model does not have.
+        embed.second_at = embed.second_at.filter(|_| self.token_types > 1);
     }
 }
 

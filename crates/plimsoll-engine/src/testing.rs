@@ -93,6 +93,7 @@ pub fn limits() -> Limits {
         encoder: false,
         embedding_size: 8,
         labels: 0,
+        token_types: 0,
     }
 }
 

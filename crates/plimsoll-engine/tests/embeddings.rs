@@ -76,6 +76,18 @@ fn roberta() {
     check("bert-roberta");
 }
 
+/// A tokenizer may type the second text of a pair for a model that has one kind of token.
+#[test]
+fn a_second_kind_of_token_that_the_model_lacks_is_the_first() {
+    let engine = engine("bert-roberta", &encoder());
+    let prompt = prompt(3, 20, 200);
+    let plain = embed(&engine, &prompt, Pooling::Mean);
+    let mut typed = Embed::new(Pooling::Mean);
+    typed.second_at = Some(9);
+    assert_eq!(values(ask(&engine, pooled(&prompt, typed))), plain);
+    engine.stop();
+}
+
 fn pooling_reference() -> Value {
     let file = fixtures().join("pooling_reference.json");
     serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()

@@ -96,8 +96,13 @@ mod armed {
 
     impl Counter {
         const fn new() -> Self {
-            const ZERO: AtomicU64 = AtomicU64::new(0);
-            Self { nth: ZERO, run: AtomicU64::new(1), filter: ZERO, seen: ZERO, hit: ZERO }
+            Self {
+                nth: AtomicU64::new(0),
+                run: AtomicU64::new(1),
+                filter: AtomicU64::new(0),
+                seen: AtomicU64::new(0),
+                hit: AtomicU64::new(0),
+            }
         }
 
         fn arm(&self, filter: u64, nth: u64) {

@@ -99,9 +99,14 @@ impl Ledger {
         Self::default()
     }
 
-    /// Sets what the plan allows for `component`.
+    /// Sets what the plan allows for `component`. Less than before is the plan of a smaller generation: what the larger one that was
+    /// torn down once held is no peak of it.
     pub fn plan(&self, component: Component, bytes: u64) {
-        self.planned[component as usize].store(bytes, Relaxed);
+        let i = component as usize;
+        let before = self.planned[i].swap(bytes, Relaxed);
+        if bytes < before {
+            self.peak[i].store(self.committed[i].load(Relaxed), Relaxed);
+        }
     }
 
     /// Records that `component` took `bytes` more.
@@ -170,5 +175,26 @@ impl Ledger {
     /// Device allocations made before the seal, and attempts made after it.
     pub fn allocations(&self) -> (u64, u64) {
         (self.allocations.load(Relaxed), self.allocations_after_seal.load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_of_a_larger_generation_is_none_of_a_smaller_ones() {
+        let ledger = Ledger::new();
+        let peak = || ledger.row(Component::KvPages).peak;
+        ledger.plan(Component::KvPages, 100);
+        ledger.commit(Component::KvPages, 100);
+        ledger.release(Component::KvPages, 10);
+        ledger.plan(Component::KvPages, 100);
+        assert_eq!(peak(), 100, "the same plan, the same generation");
+        ledger.plan(Component::KvPages, 95);
+        assert_eq!(peak(), 90);
+        ledger.commit(Component::KvPages, 5);
+        ledger.plan(Component::KvPages, 200);
+        assert_eq!(peak(), 95);
     }
 }

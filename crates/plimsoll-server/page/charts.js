@@ -110,17 +110,16 @@ export class Charts {
 
   /** Takes in one answer. Returns tokens per second since the last one, or null. */
   show(status, now) {
-    const tokens = status.totals.generated_tokens;
+    // A model that writes nothing is measured by what it reads.
+    const tokens = status.generates ? status.totals.generated_tokens : status.totals.prompt_tokens;
     const before = this.#before;
     this.#before = { tokens, now };
     // After a restart or a rest there is nothing to compare with.
     const speed = before && tokens >= before.tokens && now - before.now < GAP_MS ? (1000 * (tokens - before.tokens)) / (now - before.now) : null;
     if (speed !== null) this.speed.push(now, speed);
-    this.speeds.node.hidden = !status.generates;
     this.speeds.draw(now, rounded(this.speed.most), number(speed));
     this.#pool(this.pages, this.#kv, this.#kvHeld, status.pools.kv_pages, now);
     this.#pool(this.slots, this.#state, this.#stateHeld, status.pools.state_slots, now);
-    byId('charts').classList.toggle('none', !status.generates && status.pools.kv_pages.total === 0);
     return speed;
   }
 

@@ -89,7 +89,7 @@ function mood(status) {
 function tiles(memory, status, speed) {
   text(byId('tile-free'), bytes(memory.line_bytes - memory.committed_bytes));
   text(byId('tile-free-of'), `${bytes(memory.committed_bytes)} taken, ${bytes(memory.planned_bytes)} planned`);
-  text(byId('tile-speed'), status.generates ? number(speed) : '–');
+  text(byId('tile-speed'), number(speed));
   const { generated_tokens: written, prompt_tokens: read, running, waiting } = status.totals;
   text(byId('tile-tokens'), status.generates ? `${number(read)} read, ${number(written)} written` : `${number(read)} read`);
   const places = status.pools.requests;
@@ -99,6 +99,7 @@ function tiles(memory, status, speed) {
 
 /** How the page's own news are: live, paused, lost, locked. */
 function feeds(state, words) {
+  if (state === 'locked') locked(words);
   const box = byId('feed');
   if (box.dataset.state !== state && (state === 'lost' || box.dataset.state === 'lost')) announce(words);
   box.dataset.state = state;
@@ -110,7 +111,6 @@ function feeds(state, words) {
   byId('forget-key').hidden = !hasKey();
   // A link carries no key.
   byId('links').hidden = hasKey();
-  if (state === 'locked') locked(words);
 }
 
 /** Asks for a key. */

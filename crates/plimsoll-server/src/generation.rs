@@ -162,7 +162,7 @@ impl Generation {
 }
 
 /// Why a request that failed has ended, for the log and the metrics.
-fn end_of(error: &ApiError) -> &'static str {
+pub(crate) fn end_of(error: &ApiError) -> &'static str {
     match error.code {
         Some(CANCELLED) => "cancelled",
         Some("timeout") => "timeout",

@@ -84,6 +84,7 @@ impl Common {
     /// anything.
     pub fn take_few(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
         let model = model_name(fields, app)?;
+        app.check_generates()?;
         let stream = fields.take("stream")?.unwrap_or(false);
         let sampling = sampling(fields, app)?;
         let seed = fields.take::<i64>("seed")?;

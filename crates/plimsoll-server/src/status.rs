@@ -91,7 +91,8 @@ impl Row {
             request_id: entry.caller.request_id.to_string(),
             endpoint: entry.caller.endpoint.to_string(),
             stream: entry.stream,
-            phase: looks.iter().map(|look| look.phase).min().unwrap_or(Phase::Ended).name(),
+            // Embeddings bring their inputs one by one and have no choices to look at: they are computed.
+            phase: looks.iter().map(|look| look.phase).min().unwrap_or(Phase::Prefill).name(),
             choices: looks.len(),
             prompt_tokens: sum(|look| look.prompt_tokens.into()),
             cached_tokens: sum(|look| look.cached_tokens.into()),
@@ -118,7 +119,7 @@ impl Totals {
             waiting: read(&status.waiting),
             answering: rows.len(),
             memory_bytes: rows.iter().map(|row| row.memory_bytes).sum(),
-            tokens_per_second: rows.iter().filter_map(|row| row.tokens_per_second).sum(),
+            tokens_per_second: rows.iter().filter_map(|row| row.tokens_per_second).fold(0.0, |sum, speed| sum + speed),
             prompt_tokens: metrics.prompt_tokens.get(),
             cached_tokens: metrics.cached_tokens.get(),
             generated_tokens: metrics.generated_tokens.get(),

@@ -76,6 +76,11 @@ fn bodies(document: &Value) -> Vec<(String, Value)> {
     paths.iter().map(|(path, item)| (path.clone(), body(item))).filter(|(_, schema)| !schema.is_null()).collect()
 }
 
+/// Whether a route's events have names, and no common terminator.
+fn named_events(path: &str) -> bool {
+    path.starts_with("/v1/messages") || path.starts_with("/v1/responses")
+}
+
 /// The least that a route takes.
 fn least(path: &str, schema: &Value) -> Value {
     let mut body = json!({});
@@ -84,6 +89,9 @@ fn least(path: &str, schema: &Value) -> Value {
     }
     if path.ends_with("completions") {
         body["max_tokens"] = json!(4);
+    }
+    if path.ends_with("responses") {
+        body["max_output_tokens"] = json!(4);
     }
     body
 }
@@ -110,7 +118,9 @@ fn every_field_of_the_document_is_taken_and_every_answer_fits() {
                 assert_eq!(misfit(&document, &schema, &body, &path), None, "the example fits its own schema");
                 let answer = server.post(&path, &body);
                 assert_eq!(answer.status, 200, "{path} {name}: {}", answer.body);
-                if body["stream"] == true {
+                if body["stream"] == true && named_events(&path) {
+                    assert!(answer.body.matches("event: ").count() > 3, "{}", answer.body);
+                } else if body["stream"] == true {
                     assert!(answer.events().len() > 1);
                 } else {
                     assert_eq!(answered(&document, &path, "post", &answer), None, "{body}");
@@ -135,7 +145,12 @@ fn what_the_document_does_not_list_is_refused() {
         body["colour"] = json!(1);
         assert!(misfit(&document, &schema, &body, &path).is_some());
         let refused = server.post(&path, &body);
-        assert_eq!(refused.error(400)["param"], "colour", "{path}");
+        if path.starts_with("/v1/messages") {
+            assert_eq!(refused.status, 400, "{}", refused.body);
+            assert!(refused.json()["error"]["message"].as_str().unwrap().contains("`colour`"), "{}", refused.body);
+        } else {
+            assert_eq!(refused.error(400)["param"], "colour", "{path}");
+        }
         assert_eq!(answered(&document, &path, "post", &refused), None);
     }
     assert!(server.observed.requests.lock().unwrap().is_empty());
@@ -160,8 +175,12 @@ fn wrong_types_are_refused_by_every_field() {
                     continue;
                 }
                 let answer = server.post(&path, &body);
-                let param = answer.json()["error"]["param"].clone();
-                let named = param.as_str().unwrap_or("").split(['.', '[']).next() == Some(name);
+                let error = answer.json()["error"].clone();
+                // Anthropic's errors name the field in their message.
+                let named = match error["param"].as_str() {
+                    Some(param) => param.split(['.', '[']).next() == Some(name),
+                    None => error["message"].as_str().is_some_and(|message| message.contains(name.as_str())),
+                };
                 if !(matches!(answer.status, 400 | 404) && named) {
                     taken.push(format!("{path} {name} {wrong}: {}", answer.body));
                 }
@@ -190,7 +209,7 @@ fn every_other_route_answers_as_it_says() {
                 assert!(answer.header("content-type").unwrap().starts_with("application/openmetrics-text"));
                 continue;
             }
-            assert!(answer.status == 200 || concrete.ends_with("nobody"), "{path}: {}", answer.body);
+            assert!(answer.status == 200 || concrete.contains("nobody"), "{path}: {}", answer.body);
             assert_eq!(answered(&document, path, method, &answer), None);
         }
     }

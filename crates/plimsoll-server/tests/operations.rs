@@ -118,6 +118,9 @@ fn whole_answers_are_cancelled_by_the_id_in_the_head() {
     other.answer().error(499);
     delete(&server, "/v1/requests/job-8").error(404);
     server.get("/v1/requests/job-8").error(405);
+    let metrics = server.get("/metrics");
+    let ended = "plimsoll_generations_ended_total{api=\"completions\",reason=\"cancelled\"} 3";
+    assert!(metrics.ok_text().contains(ended), "{}", metrics.body);
     server.assert_idle();
 }
 

@@ -24,7 +24,7 @@ pub struct AccessArgs {
     /// Tokens of prompts and answers per minute of each key, or of each address on a server without keys.
     #[arg(long, alias = "rate_limit_tokens", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate_limit_tokens: Option<u64>,
-    /// Origin whose scripts may use the server from a browser, such as https://chat.example, or * (repeatable).
+    /// Origin whose scripts may use the server from a browser, such as `https://chat.example`, or `*` (repeatable).
     #[arg(long, alias = "allowed_origins", value_delimiter = ',')]
     pub allowed_origins: Vec<String>,
     /// Seconds after which a request is ended, whatever it does [default: never].

@@ -169,7 +169,7 @@ pub struct HttpArgs {
     #[arg(long, default_value_t = 8 << 20)]
     pub max_body_bytes: u64,
     /// Bytes that request bodies, what is made of them and unsent answers may hold together.
-    #[arg(long, alias = "max_bytes_in_flight", default_value_t = 32 << 20)]
+    #[arg(long, alias = "max_bytes_in_flight", default_value_t = 24 << 20)]
     pub max_bytes_in_flight: u64,
     /// Inputs of one embedding, rerank or score request, at most 2048.
     #[arg(long, alias = "max_inputs", default_value_t = 2048)]

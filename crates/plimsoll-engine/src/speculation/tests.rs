@@ -1,12 +1,14 @@
 use super::*;
 
+/// How many times as long the engine's clock sees a step.
+type Clock = fn(usize) -> f64;
+
 /// A machine on which checking takes `cost` plain steps, a draft pass on its own `PASS`, for sequences of which each is right
 /// as often as `right` says.
 struct Machine<'a> {
     cost: f64,
     right: &'a [f64],
-    /// How many times as long the engine's clock sees a step.
-    slower: fn(usize) -> f64,
+    slower: Clock,
     /// Tokens of an answer.
     answer: usize,
 }
@@ -80,7 +82,7 @@ fn interrupted(step: usize) -> f64 {
 fn drafts_that_do_not_pay_cost_no_more_than_was_staked() {
     for cost in [1.25, 1.5, 2.0, 4.0] {
         for right in [&[0.0][..], &[0.1], &[0.2], &[0.2, 0.0, 0.1, 0.0, 0.0, 0.0, 0.2, 0.1]] {
-            let cases: [(usize, fn(usize) -> f64); 3] = [(40, calm), (usize::MAX, calm), (40, interrupted)];
+            let cases: [(usize, Clock); 3] = [(40, calm), (usize::MAX, calm), (40, interrupted)];
             for (answer, slower) in cases {
                 let (speed, _) = run(&Machine { cost, right, slower, answer }, 2000);
                 assert!(speed > 0.98, "cost {cost}, right {right:?}, answers of {answer}: {speed}");
@@ -94,8 +96,7 @@ fn drafts_that_pay_go_on() {
     for (cost, right) in [(1.25, 0.5), (1.3, 0.8), (1.5, 0.8), (1.5, 1.0)] {
         for lanes in [1, 8] {
             let all = vec![right; lanes];
-            let cases: [(usize, fn(usize) -> f64, f64); 3] =
-                [(40, calm, 0.8), (usize::MAX, calm, 0.8), (40, interrupted, 0.5)];
+            let cases: [(usize, Clock, f64); 3] = [(40, calm, 0.8), (usize::MAX, calm, 0.8), (40, interrupted, 0.5)];
             for (answer, slower, share) in cases {
                 let (speed, _) = run(&Machine { cost, right: &all, slower, answer }, 5000);
                 let most = (1.0 + right) / cost;

@@ -44,6 +44,8 @@ pub struct Shape {
     pub prefix_cache: bool,
     /// How long a step takes.
     pub step_time: Duration,
+    /// How long a pass of the draft head takes.
+    pub pass_time: Duration,
     /// Slots of recurrent state; 0: a model without.
     pub state_slots: usize,
     /// Drafts at once; 0: no draft head.
@@ -65,6 +67,7 @@ impl Default for Shape {
             context: 256,
             prefix_cache: true,
             step_time: Duration::ZERO,
+            pass_time: Duration::ZERO,
             state_slots: 0,
             drafts: 0,
             right: 256,
@@ -162,6 +165,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         encoder: false,
         embedding_size: 0,
         labels: 0,
+        token_types: 0,
     };
     let step = StepLimits {
         rows: shape.rows,
@@ -410,6 +414,9 @@ impl Runner for Recall {
         self.seen.draft_passes.fetch_add(1, Ordering::Relaxed);
         assert_eq!(from.len(), step.tokens.len());
         assert!(step.logit_rows.len() <= self.shape.running && step.state_out.is_empty());
+        if !self.shape.pass_time.is_zero() {
+            std::thread::sleep(self.shape.pass_time);
+        }
         let before = std::mem::take(&mut self.hidden);
         for seq in step.seqs {
             assert!(seq.state.is_none() && seq.seen_from <= seq.start);

@@ -32,15 +32,16 @@ fn schema(kind: &str, null: bool) -> Value {
 /// All of them.
 pub(super) fn schemas() -> Value {
     let mut all = Map::new();
-    for (name, fields) in OBJECTS {
+    for (name, fields) in OBJECTS.iter().chain(super::turns::OBJECTS) {
         all.insert((*name).into(), closed(fields));
     }
+    all.insert("Anything".into(), json!({}));
     all.insert("Document".into(), json!({"type": "object"}));
     all.insert("Reports".into(), json!({"type": "array", "items": {"type": ["object", "null"]}}));
     Value::Object(all)
 }
 
-type Object = (&'static str, &'static [(&'static str, &'static str)]);
+pub(super) type Object = (&'static str, &'static [(&'static str, &'static str)]);
 
 const OBJECTS: &[Object] = &[
     ("Error", &[("error", "ErrorInner")]),

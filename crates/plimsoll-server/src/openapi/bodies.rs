@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 
 /// A name and its schema.
-type Fields = Vec<(&'static str, Value)>;
+pub(super) type Fields = Vec<(&'static str, Value)>;
 
 /// An object that has these fields, each or null, and no others.
-fn object(fields: Fields, required: &[&str]) -> Value {
+pub(super) fn object(fields: Fields, required: &[&str]) -> Value {
     let optional = |name: &str, mut schema: Value| {
         if let (false, Some(kind)) = (required.contains(&name), schema.get("type").cloned()) {
             let kinds = if kind.is_array() { kind } else { json!([kind, "null"]) };
@@ -26,24 +26,24 @@ fn number(least: f64, most: f64, example: f64) -> Value {
     json!({"type": "number", "minimum": least, "maximum": most, "examples": [example]})
 }
 
-fn integer(least: i64, example: i64) -> Value {
+pub(super) fn integer(least: i64, example: i64) -> Value {
     json!({"type": "integer", "minimum": least, "maximum": 4_294_967_295u64, "examples": [example]})
 }
 
-fn flag(example: bool) -> Value {
+pub(super) fn flag(example: bool) -> Value {
     json!({"type": "boolean", "examples": [example]})
 }
 
-fn text(example: &str) -> Value {
+pub(super) fn text(example: &str) -> Value {
     json!({"type": "string", "examples": [example]})
 }
 
-fn only(value: &Value, kind: &str) -> Value {
+pub(super) fn only(value: &Value, kind: &str) -> Value {
     json!({"type": kind, "enum": [value], "examples": [value]})
 }
 
 /// `params::Common` and `form::Form`.
-fn common() -> Fields {
+pub(super) fn common() -> Fields {
     let stop = json!({
         "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}, {"type": "null"}],
         "examples": ["\n\n", ["a", "b"]]

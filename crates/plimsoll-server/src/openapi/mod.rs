@@ -6,6 +6,7 @@
 
 mod answers;
 mod bodies;
+mod turns;
 
 use std::sync::Arc;
 
@@ -56,6 +57,15 @@ fn paths() -> Value {
     json!({
         "/v1/chat/completions": {"post": generating("Answer a conversation", &bodies::chat(), "ChatCompletion")},
         "/v1/completions": {"post": generating("Continue a text", &bodies::completions(), "Completion")},
+        "/v1/messages": {"post": anthropics(generating("Answer a conversation, as Anthropic's API does", &turns::messages(), "AnthropicMessage"))},
+        "/v1/messages/count_tokens": {"post": anthropics(posting("The tokens of its prompt", &turns::count_tokens(), "MessageCount"))},
+        "/v1/responses": {"post": generating("Answer a conversation, and keep it", &turns::responses(), "Response")},
+        "/v1/responses/{id}": {
+            "get": with(getting("A stored response", "Response"), id("id")),
+            "delete": with(getting("Forget it", "ResponseDeleted"), id("id"))
+        },
+        "/v1/responses/{id}/cancel": {"post": with(getting("End a running response", "Response"), id("id"))},
+        "/v1/responses/{id}/input_items": {"get": with(getting("What came before its output", "ItemList"), id("id"))},
         "/tokenize": {"post": posting("Text or a conversation to token ids", &bodies::tokenize(), "Tokens")},
         "/detokenize": {"post": posting("Token ids to text", &bodies::detokenize(), "Text")},
         "/v1/models": {"get": getting("Every name the model goes by", "ModelList")},
@@ -94,6 +104,14 @@ fn getting(summary: &str, schema: &str) -> Value {
     })
 }
 
+/// With errors in Anthropic's shape.
+fn anthropics(mut operation: Value) -> Value {
+    operation["responses"]["default"] = json!({
+        "description": "An error, in Anthropic's shape", "content": {"application/json": {"schema": reference("MessageError")}}
+    });
+    operation
+}
+
 fn plain(summary: &str, kind: &str) -> Value {
     let mut content = Map::new();
     content.insert(kind.into(), json!({"schema": {"type": "string"}}));
@@ -110,7 +128,11 @@ fn posting(summary: &str, body: &Value, schema: &str) -> Value {
 fn generating(summary: &str, body: &Value, schema: &str) -> Value {
     let mut operation = posting(summary, body, schema);
     operation["responses"]["200"]["content"]["text/event-stream"] = json!({
-        "schema": {"type": "string", "description": "Chunks as `data: JSON`, comments while nothing comes, and `data: [DONE]` at every end"}
+        "schema": {
+            "type": "object", "required": ["data"],
+            "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+            "description": "Each event's data is a chunk; comments or pings while nothing comes; `data: [DONE]`, or an event that is known by its name, at every end"
+        }
     });
     operation
 }

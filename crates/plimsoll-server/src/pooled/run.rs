@@ -7,13 +7,16 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Reader, Refusal, Request};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::Input;
 use crate::app::{App, Phase, reached};
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
+use crate::generation::end_of;
 use crate::request_log::RequestLog;
+use crate::running::cancelled;
 
 /// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.
 const AHEAD: usize = 2;
@@ -31,13 +34,17 @@ pub(super) async fn run(
     if let Some(client) = &caller.client {
         client.charge(tokens);
     }
+    let ticket = app.running.enter(id, false, Vec::new())?;
     let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller);
-    let result = all(app, id, param, inputs).await;
+    let result = tokio::select! {
+        biased;
+        () = ticket.cancelled() => Err(cancelled()),
+        result = all(app, id, param, inputs) => result,
+    };
     log.ends(match &result {
         Ok(_) => "finished",
-        Err(error) if error.status == StatusCode::GATEWAY_TIMEOUT => "timeout",
-        Err(error) if error.status.is_server_error() => "failed",
-        Err(_) => "refused",
+        Err(error) if error.status == StatusCode::BAD_REQUEST => "refused",
+        Err(error) => end_of(error),
     });
     result
 }
@@ -66,7 +73,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
             biased;
             done = running.next() => match done {
                 None => return Ok(results),
-                Some((index, result)) => results[index] = result.map_err(|message| failure(&phase, message))?,
+                Some((index, result)) => results[index] = result.map_err(|failed| failure(&phase, failed))?,
             },
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
             () = sleep_until(until) => return Err(late(app, until == silence)),
@@ -96,17 +103,23 @@ fn request(id: &str, index: usize, input: &Input) -> Request {
     }
 }
 
+/// Why the engine has no numbers for an input, and whether it may be tried again.
+struct Failed {
+    message: String,
+    retry: bool,
+}
+
 /// One input's numbers, or the engine's words.
-async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, String>) {
+async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, Failed>) {
     while let Some(delta) = reader.next().await {
-        if let Some(error) = delta.error {
-            return (index, Err(error));
+        if let Some(message) = delta.error {
+            return (index, Err(Failed { message, retry: delta.retry }));
         }
         if let Some(values) = delta.pooled {
             return (index, Ok(values));
         }
     }
-    (index, Err("the engine ended without an answer".into()))
+    (index, Err(Failed { message: "the engine ended without an answer".into(), retry: false }))
 }
 
 /// The engine says `prompt`; the client knows it by another name, and as one of many.
@@ -121,9 +134,13 @@ fn named(refusal: Refusal, param: &str, index: usize, count: usize) -> ApiError 
     error
 }
 
-fn failure(phase: &tokio::sync::watch::Receiver<Phase>, message: String) -> ApiError {
-    // An engine that drains ends what it could not finish; that is no defect.
-    if *phase.borrow() == Phase::Serving { ApiError::internal(message) } else { cut() }
+fn failure(phase: &watch::Receiver<Phase>, failed: Failed) -> ApiError {
+    match *phase.borrow() {
+        _ if failed.retry => ApiError::unavailable(failed.message, 5),
+        Phase::Serving => ApiError::internal(failed.message),
+        // An engine that drains ends what it could not finish; that is no defect.
+        _ => cut(),
+    }
 }
 
 fn cut() -> ApiError {

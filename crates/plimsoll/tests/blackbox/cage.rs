@@ -165,7 +165,7 @@ struct Balloon(Child);
 impl Balloon {
     fn blow(beside: u32, leave: u64) -> Self {
         let (beside, leave) = (beside.to_string(), leave.to_string());
-        let mut command = plimsoll(&["balloon", "--beside", &beside, "--leave", &leave, "--hold", "600"]);
+        let mut command = plimsoll(["balloon", "--beside", &beside, "--leave", &leave, "--hold", "600"]);
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
     }
 

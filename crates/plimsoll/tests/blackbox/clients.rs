@@ -1,34 +1,13 @@
 //! The official Python clients against the server: what their users rely on, checked by a script for each.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
 use crate::product::{Server, repository};
+use crate::python::packages;
 
 /// The releases the scripts were written against.
 pub const OPENAI: &str = "openai==3.52.0";
 const ANTHROPIC: &str = "anthropic==2.12.0";
-
-/// Python with a client, installed once below the build's own files.
-///
-/// A plain directory instead of a virtual environment: it needs nothing but pip, and where pip may not touch the system's
-/// packages it may still fill a directory.
-pub fn packages(client: &str) -> PathBuf {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(client.replace("==", "-"));
-    let complete = target.join("complete");
-    if !complete.is_file() {
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"]).arg(&target).arg(client);
-        let output = pip.output().expect("python3 runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "pip could not install {client}: {said}");
-        std::fs::write(&complete, client).expect("the directory is ours");
-    }
-    target
-}
 
 /// Runs a script of `tests/clients` against a server of its own.
 fn satisfies(client: &str, script: &str) {

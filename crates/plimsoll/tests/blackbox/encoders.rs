@@ -1,13 +1,15 @@
 //! Embeddings, reranking and scores as users have them: the real MiniLM through the official `openai` client, a cross-encoder, a
 //! decoder that is pooled.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::clients::{OPENAI, packages};
+use crate::clients::OPENAI;
 use crate::product::{Server, eventually, fixture, plimsoll, repository, run};
+use crate::python::packages;
 
 /// What transformers says of a fixture.
 fn reference(model: &str) -> Value {
@@ -97,6 +99,57 @@ fn a_decoder_is_pooled_when_it_is_told_how() {
     let plain = Server::start_model(&fixture("qwen3"), &flags);
     let refused = plain.post("/v1/embeddings", &json!({"input": "a"}));
     assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("--pooling"));
+}
+
+/// The fixture `qwen3` as Qwen3-Embedding's files are: no `model.` before the tensors' names, an end token that the tokenizer's
+/// post-processor appends, the last position pooled and normalized as `modules.json` says.
+fn as_qwen3_embedding(to: &Path) {
+    let from = fixture("qwen3");
+    for name in ["config.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    let weights = std::fs::read(from.join("model.safetensors")).unwrap();
+    let (len, rest) = weights.split_first_chunk::<8>().unwrap();
+    let (head, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let head = String::from_utf8(head.to_vec()).unwrap().replace("\"model.", "\"");
+    let file = [&(head.len() as u64).to_le_bytes()[..], head.as_bytes(), data].concat();
+    std::fs::write(to.join("model.safetensors"), file).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(from.join("tokenizer.json")).unwrap()).unwrap();
+    let end = json!({"id": "<|endoftext|>", "type_id": 0});
+    let template = json!({
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": end}],
+        "pair": [],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [381], "tokens": ["<|endoftext|>"]}}
+    });
+    tokenizer["post_processor"] =
+        json!({"type": "Sequence", "processors": [tokenizer["post_processor"].clone(), template]});
+    std::fs::write(to.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let module = |kind: &str, path: &str| json!({"type": format!("sentence_transformers.models.{kind}"), "path": path});
+    let modules =
+        json!([module("Transformer", ""), module("Pooling", "1_Pooling"), module("Normalize", "2_Normalize")]);
+    std::fs::write(to.join("modules.json"), modules.to_string()).unwrap();
+    std::fs::create_dir(to.join("1_Pooling")).unwrap();
+    let pooling = json!({"pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true});
+    std::fs::write(to.join("1_Pooling/config.json"), pooling.to_string()).unwrap();
+}
+
+#[test]
+fn files_in_the_form_of_qwen3_embedding_need_no_flag() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-qwen3-embedding-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    as_qwen3_embedding(&folder);
+    let flags = ["--max-total-token-num", "4096"];
+    let server = Server::start_model(&folder, &flags);
+    let plain = Server::start_model(&fixture("qwen3"), &[&flags[..], &["--pooling", "last"]].concat());
+    let text = "Nobody on the quay can see how much water is left";
+    let answer = server.ask("/v1/embeddings", &json!({"input": text}));
+    let tokens = plain.ask("/tokenize", &json!({"prompt": text}))["tokens"].as_array().unwrap().clone();
+    let with_end: Vec<Value> = tokens.iter().cloned().chain([json!(381)]).collect();
+    assert_eq!(answer["usage"]["prompt_tokens"], json!(with_end.len()), "the end token is appended");
+    let expected = plain.ask("/v1/embeddings", &json!({"input": with_end}));
+    assert_eq!(answer["data"], expected["data"]);
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! Clients that go in every phase: what their requests held is back, seen through `/v1/status` and the ledger's pools.
+//!
+//! Slow readers and half-open connections, which take their time by design, are in `plimsoll-server/tests/streams.rs`.
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::product::{Server, eventually};
+
+/// How a client goes.
+#[derive(Clone, Copy, Debug)]
+enum Going {
+    /// It closes its socket.
+    Close,
+    /// It resets the connection: what it had not read makes the system send an RST.
+    Reset,
+}
+
+fn send(server: &Server, path: &str, body: &Value) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let body = body.to_string();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream
+}
+
+fn status(server: &Server) -> Value {
+    server.get("/v1/status").json()
+}
+
+/// Rows that stand in a phase and hold what belongs to it.
+fn rows(server: &Server, phase: &str) -> Vec<Value> {
+    let page = status(server);
+    let rows = page["requests"].as_array().unwrap().iter().filter(|row| row["phase"] == phase);
+    rows.cloned().collect()
+}
+
+fn at_rest(server: &Server) -> bool {
+    let page = status(server);
+    let pools = &page["pools"];
+    page["requests"].as_array().unwrap().is_empty()
+        && pools["kv_pages"]["used"] == pools["kv_pages"]["cached"]
+        && pools["requests"]["in_system"] == 0
+        && pools["host_bytes"]["used"] == 0
+        && pools["http_bytes"]["used"] == 0
+}
+
+#[test]
+fn whoever_goes_takes_its_request_along_in_every_phase() {
+    // One place, so that others wait; small steps, so that a prompt takes many.
+    let flags = [
+        "--running-max-req-size",
+        "1",
+        "--graph-max-batch-size",
+        "1",
+        "--batch-max-tokens",
+        "16",
+        "--max-total-token-num",
+        "8192",
+    ];
+    let server = Server::start(&flags);
+    let long = json!({"prompt": vec![7; 4000], "max_tokens": 100, "ignore_eos": true});
+    let talk = json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true});
+    let call = json!({
+        "messages": [{"role": "user", "content": "x"}], "max_tokens": 2000, "ignore_eos": true, "tool_choice": "required",
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]}}}],
+    });
+    let mut seen = 0;
+    for stream in [false, true] {
+        for going in [Going::Close, Going::Reset] {
+            for (what, path, body, phase) in [
+                ("prefill", "/v1/completions", &long, "prefill"),
+                ("decode", "/v1/completions", &talk, "decode"),
+                ("tool grammar", "/v1/chat/completions", &call, "decode"),
+            ] {
+                let mut body = body.clone();
+                body["stream"] = stream.into();
+                // Other tokens each time: a cached prompt is computed at once.
+                if body["prompt"].is_array() {
+                    seen += 1;
+                    body["prompt"][0] = json!(100 + seen);
+                }
+                let client = send(&server, path, &body);
+                let patience = Duration::from_secs(20);
+                eventually(&format!("{what}, {going:?}, stream {stream}: it runs"), patience, || {
+                    rows(&server, phase)
+                        .iter()
+                        .any(|row| row["kv_bytes"].as_u64() > Some(0) && row["host_bytes"].as_u64() > Some(0))
+                });
+                // Behind it one that waits goes first.
+                let waiting = send(&server, "/v1/completions", &json!({"prompt": "y", "stream": stream}));
+                eventually("another waits", patience, || rows(&server, "waiting").len() == 1);
+                leave(waiting, going);
+                eventually("who waited is gone", patience, || rows(&server, "waiting").is_empty());
+                assert_eq!(status(&server)["requests"].as_array().unwrap().len(), 1, "{what}: the other one stays");
+                leave(client, going);
+                // A hang-up that unread input hides is looked for every two seconds.
+                eventually(
+                    &format!("{what}, {going:?}, stream {stream}: all is back"),
+                    Duration::from_secs(10),
+                    || at_rest(&server),
+                );
+            }
+        }
+    }
+    // After its end.
+    let client = send(&server, "/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": true}));
+    eventually("it has ended", Duration::from_secs(20), || at_rest(&server));
+    drop(client);
+    let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    assert_eq!(server.memory()["device_allocations"]["after_ready"], 0);
+}
+
+fn leave(client: TcpStream, going: Going) {
+    match going {
+        Going::Close => client.shutdown(Shutdown::Both).unwrap(),
+        Going::Reset => {
+            // Nothing is read: closing with input in the buffer, or input that comes later, resets.
+            drop(client);
+        }
+    }
+}
