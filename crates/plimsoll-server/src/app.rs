@@ -23,7 +23,8 @@ use crate::rates::Rates;
 use crate::responses::{self, store::ResponseStore};
 use crate::running::{self, Running};
 use crate::{
-    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, page, pooled, status, tokenize,
+    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, page, pooled, status,
+    tokenize,
 };
 
 /// How far the server's life has come.

@@ -65,7 +65,11 @@ fn a_browser_that_has_it_is_told_so() {
     assert!(tag != other && tag.starts_with('"') && tag.ends_with('"'));
     for head in [format!("if-none-match: {tag}"), format!("if-none-match: \"x\", W/{tag}"), "if-none-match: *".into()] {
         let answer = with_head(&server, "GET", "/", &format!("{head}\r\n"));
-        assert_eq!((answer.status, answer.body.as_str(), answer.header("etag")), (304, "", Some(tag.as_str())), "{head}");
+        assert_eq!(
+            (answer.status, answer.body.as_str(), answer.header("etag")),
+            (304, "", Some(tag.as_str())),
+            "{head}"
+        );
         assert!(answer.header("content-security-policy").is_some());
     }
     let stale = with_head(&server, "GET", "/", &format!("if-none-match: {other}\r\n"));
@@ -75,7 +79,8 @@ fn a_browser_that_has_it_is_told_so() {
 #[test]
 fn only_what_there_is() {
     let server = Server::start(letters);
-    for path in ["/page/", "/page/none.js", "/page/..%2Fsrc%2Fpage.rs", "/page/index.html", "/page/a/b", "/index.html"] {
+    for path in ["/page/", "/page/none.js", "/page/..%2Fsrc%2Fpage.rs", "/page/index.html", "/page/a/b", "/index.html"]
+    {
         assert_eq!(server.get(path).error(404)["code"], "not_found", "{path}");
     }
     for path in ["/", "/page/page.js"] {
@@ -92,9 +97,20 @@ fn nothing_in_it_is_inline_or_from_elsewhere() {
     for (name, text) in &sources {
         // The name of SVG, which nobody fetches.
         let text = text.replace("http://www.w3.org/2000/svg", "");
-        for forbidden in
-            ["http:", "https:", "//cdn", "@import", "url(", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "javascript:"]
-        {
+        for forbidden in [
+            "http:",
+            "https:",
+            "//cdn",
+            "@import",
+            "url(",
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "javascript:",
+        ] {
             assert!(!text.contains(forbidden), "{name}: {forbidden}");
         }
         assert!(text.lines().count() <= 400, "{name} has {} lines", text.lines().count());

@@ -23,7 +23,8 @@ fn good(command: &mut Command) -> Result<Output, String> {
 fn program(names: &[&str], packages: &[&str]) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let there = || {
-        let mut places = std::env::split_paths(&path).flat_map(|directory| names.iter().map(move |name| directory.join(name)));
+        let mut places =
+            std::env::split_paths(&path).flat_map(|directory| names.iter().map(move |name| directory.join(name)));
         places.find(|place| place.is_file())
     };
     if let Some(found) = there() {
