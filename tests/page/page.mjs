@@ -151,7 +151,13 @@ const checks = {
   async 'answers are text, thoughts apart, errors in a stream are said'(browser) {
     let reply = '';
     const chunk = (delta) => `data: ${JSON.stringify({ choices: [{ delta }] })}\n\n`;
-    const prepare = (page) => page.route('**/v1/chat/completions', (route) => route.fulfill({ contentType: 'text/event-stream', body: reply }));
+    let [asked, held] = [null, null];
+    const prepare = (page) =>
+      page.route('**/v1/chat/completions', async (route) => {
+        asked = route.request().postDataJSON();
+        await held;
+        await route.fulfill({ contentType: 'text/event-stream', body: reply }).catch(() => {});
+      });
     const check = async (page) => {
       await live(page);
       reply = `: still there\n\n${chunk({ reasoning_content: `hm ${HOSTILE}` })}${chunk({ content: `no ${HOSTILE}` })}data: [DONE]\n\n`;
@@ -170,6 +176,20 @@ const checks = {
       await page.fill('#chat-input', 'and again');
       await page.keyboard.press('Enter');
       await eventually('a cut stream is said', async () => (await page.textContent('#chat-error')).includes('before its end'));
+      assert.deepEqual(asked.messages.map((message) => message.role), ['user', 'assistant', 'user', 'assistant', 'user']);
+      // A new chat knows nothing of the old one, whose answer was still to come.
+      held = new Promise(() => {});
+      await page.fill('#chat-input', 'never answered');
+      await page.keyboard.press('Enter');
+      await page.locator('#chat-stop').waitFor();
+      await page.click('#chat-new');
+      held = null;
+      reply = `${chunk({ content: 'fresh' })}data: [DONE]\n\n`;
+      await page.locator('#chat-send').waitFor();
+      await page.fill('#chat-input', 'hello');
+      await page.keyboard.press('Enter');
+      await eventually('it answers', async () => (await answer.last().locator('> .body').textContent()) === 'fresh');
+      assert.deepEqual(asked.messages, [{ role: 'user', content: 'hello' }]);
     };
     await visit(browser, PLAIN, check, { prepare });
   },

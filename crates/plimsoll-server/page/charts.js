@@ -19,10 +19,6 @@ export class Series {
     while (this.#points.length > POINTS_MAX || at - this.#points[0].at > SPAN_MS) this.#points.shift();
   }
 
-  get length() {
-    return this.#points.length;
-  }
-
   get last() {
     return this.#points.at(-1)?.value ?? null;
   }
@@ -64,7 +60,6 @@ class Chart {
     this.lines = lines;
     this.unit = unit;
     this.value = el('strong', {});
-    this.top = svg('text', { class: 'axis', x: WIDTH - 2, y: 12, 'text-anchor': 'end' });
     this.drawing = svg('svg', { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: 'img', preserveAspectRatio: 'none' });
     this.paths = lines.map(({ name }) => ({ area: svg('path', { class: `area ${name}` }), line: svg('path', { class: `trace ${name}` }) }));
     this.drawing.append(svg('path', { class: 'grid', d: `M0 ${HEIGHT - 0.5}H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 4H${WIDTH}` }));
@@ -95,14 +90,14 @@ function rounded(value) {
 
 export class Charts {
   #before = null;
-  speed = new Series();
+  #speed = new Series();
   #kv = new Series();
   #kvHeld = new Series();
   #state = new Series();
   #stateHeld = new Series();
 
   constructor() {
-    this.speeds = new Chart('Tokens per second', [{ name: 'speed', series: this.speed }], number);
+    this.speeds = new Chart('Tokens per second', [{ name: 'speed', series: this.#speed }], number);
     this.pages = new Chart('Keys and values', [{ name: 'kept', series: this.#kv }, { name: 'held', series: this.#kvHeld }], percent);
     this.slots = new Chart('Recurrent state', [{ name: 'kept', series: this.#state }, { name: 'held', series: this.#stateHeld }], percent);
     byId('charts').append(this.speeds.node, this.pages.node, this.slots.node);
@@ -116,8 +111,8 @@ export class Charts {
     this.#before = { tokens, now };
     // After a restart or a rest there is nothing to compare with.
     const speed = before && tokens >= before.tokens && now - before.now < GAP_MS ? (1000 * (tokens - before.tokens)) / (now - before.now) : null;
-    if (speed !== null) this.speed.push(now, speed);
-    this.speeds.draw(now, rounded(this.speed.most), number(speed));
+    if (speed !== null) this.#speed.push(now, speed);
+    this.speeds.draw(now, rounded(this.#speed.most), number(speed));
     this.#pool(this.pages, this.#kv, this.#kvHeld, status.pools.kv_pages, now);
     this.#pool(this.slots, this.#state, this.#stateHeld, status.pools.state_slots, now);
     return speed;

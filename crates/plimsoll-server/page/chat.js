@@ -117,7 +117,9 @@ export class Chat {
     if (this.#answering || (words === '' && !this.#image)) return;
     this.#fail(null);
     const image = this.#image;
-    this.#messages.push({ role: 'user', content: image ? parts(words, image.url) : words });
+    // Whoever begins a new chat meanwhile leaves this list behind.
+    const messages = this.#messages;
+    messages.push({ role: 'user', content: image ? parts(words, image.url) : words });
     const asked = this.#bubble('You', 'user');
     asked.body.append(words);
     if (image) {
@@ -128,10 +130,10 @@ export class Chat {
     this.input.value = '';
     this.#unpick();
     const answer = this.#bubble(this.model ?? 'Model', 'assistant');
-    const kept = await this.#answer(answer);
-    if (!kept) {
+    const kept = await this.#answer(messages, answer);
+    if (!kept && messages === this.#messages) {
       // What was refused is not part of the conversation; the words go back to where they can be changed.
-      this.#messages.pop();
+      messages.pop();
       asked.node.remove();
       answer.node.remove();
       if (this.input.value === '') this.input.value = words;
@@ -139,14 +141,14 @@ export class Chat {
   }
 
   /** Streams one answer. Whether it, or a piece of it, is worth keeping. */
-  async #answer(answer) {
+  async #answer(messages, answer) {
     const asking = new AbortController();
     this.#answering = asking;
     this.#busy(true);
     const said = { content: '', thoughts: '', tokens: null, since: null };
     let failed = null;
     try {
-      const body = this.#body();
+      const body = this.#body(messages);
       this.#asked += 1;
       const headers = { 'content-type': 'application/json', 'x-request-id': `${this.#name}-${this.#asked}` };
       const reply = await ask('v1/chat/completions', { method: 'POST', headers, body, signal: asking.signal });
@@ -165,20 +167,20 @@ export class Chat {
     const stopped = asking.signal.aborted;
     text(answer.foot, foot(said, stopped));
     if (said.content === '' && said.thoughts === '') return !failed && !stopped;
-    this.#messages.push({ role: 'assistant', content: said.content });
+    messages.push({ role: 'assistant', content: said.content });
     announce(stopped ? 'The answer was stopped' : 'The answer is complete');
     return true;
   }
 
   /** The request, without the oldest messages where all would be too many or too long. */
-  #body() {
+  #body(messages) {
     for (;;) {
-      const request = { model: 'default', messages: this.#messages, stream: true, stream_options: { include_usage: true } };
+      const request = { model: 'default', messages, stream: true, stream_options: { include_usage: true } };
       const body = JSON.stringify(request);
-      const tooLong = this.#messages.length > MESSAGES_MAX || new Blob([body]).size > this.#bodyMax;
-      if (!tooLong || this.#messages.length === 1) return body;
+      const tooLong = messages.length > MESSAGES_MAX || new Blob([body]).size > this.#bodyMax;
+      if (!tooLong || messages.length === 1) return body;
       // A question goes with its answer.
-      this.#messages.splice(0, Math.min(2, this.#messages.length - 1));
+      messages.splice(0, Math.min(2, messages.length - 1));
       for (let i = 0; i < 2 && this.log.childElementCount > 2; i += 1) this.log.firstElementChild.remove();
     }
   }

@@ -100,7 +100,7 @@ export class Feed {
       wait = Math.min(LONGEST_WAIT_MS, Math.max(EVERY_MS - took, took));
       this.data(memory, status);
     } catch (error) {
-      wait = this.#failed(error);
+      wait = asking.signal.reason === HIDDEN ? 0 : this.#failed(error);
     }
     clearTimeout(patience);
     this.#asking = null;
@@ -109,7 +109,6 @@ export class Feed {
   }
 
   #failed(error) {
-    if (error === HIDDEN) return 0;
     if (error instanceof Refused && error.status === 401) {
       this.#locked = true;
       this.state('locked', error.message);

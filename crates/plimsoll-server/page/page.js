@@ -82,7 +82,7 @@ function draw(memory, status) {
 }
 
 function mood(status) {
-  if (!status.healthy) return ['lost', 'The engine makes no progress'];
+  if (!status.healthy) return ['sick', 'The engine makes no progress'];
   return status.draining ? ['paused', 'Draining'] : ['live', 'Live'];
 }
 
@@ -101,9 +101,9 @@ function tiles(memory, status, speed) {
 function feeds(state, words) {
   if (state === 'locked') locked(words);
   const box = byId('feed');
-  if (box.dataset.state !== state && (state === 'lost' || box.dataset.state === 'lost')) announce(words);
+  if (box.dataset.state !== state && [state, box.dataset.state].some((one) => one === 'lost' || one === 'sick')) announce(words);
   box.dataset.state = state;
-  const lost = state === 'lost' && words.startsWith('No news');
+  const lost = state === 'lost';
   text(byId('feed-text'), lost ? 'No news' : state === 'locked' ? 'Locked' : words);
   byId('main').classList.toggle('stale', lost || state === 'locked');
   text(byId('banner'), lost ? words : '');

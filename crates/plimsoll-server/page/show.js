@@ -49,7 +49,7 @@ export function bytes(count) {
 
 export const signedBytes = (count) => (count < 0 ? `−${bytes(-count)}` : `+${bytes(count)}`);
 
-/** 12345 → "12,345", with thin steps for small values: 3.21 → "3.2". */
+/** 12345 → "12,345"; small values with a decimal: 3.21 → "3.2". */
 export function number(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return '–';
   return Number.isInteger(value) || value >= 100 ? Math.round(value).toLocaleString('en') : value.toFixed(1);
