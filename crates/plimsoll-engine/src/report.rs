@@ -85,6 +85,8 @@ pub struct DeviceAllocations {
 pub struct Pools {
     /// Pages of the key/value cache.
     pub kv_pages: Pages,
+    /// Slots of recurrent state; none where the model has no such state.
+    pub state_slots: Pages,
     /// Places of requests.
     pub requests: Places,
     /// Host bytes reserved by requests.
@@ -94,14 +96,14 @@ pub struct Pools {
     pub http_bytes: Option<Share>,
 }
 
-/// The page pool.
+/// A pool of pages or slots.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Pages {
-    /// In use, by requests or by the prefix index.
+    /// In use, by requests or kept for prefixes.
     pub used: u64,
     /// All of them.
     pub total: u64,
-    /// Held by the prefix index alone; given up as soon as a request needs them.
+    /// Kept for prefixes alone; given up as soon as a request needs them.
     pub cached: u64,
 }
 
@@ -222,6 +224,11 @@ impl Pools {
                 used: status.pages_used.load(Relaxed),
                 total: status.pages_total.load(Relaxed),
                 cached: status.pages_cached.load(Relaxed),
+            },
+            state_slots: Pages {
+                used: status.slots_used.load(Relaxed),
+                total: status.slots_total.load(Relaxed),
+                cached: status.slots_kept.load(Relaxed),
             },
             requests: Places {
                 running: status.running.load(Relaxed),

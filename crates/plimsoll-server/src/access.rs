@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
 use crate::error::{ApiError, ApiResult};
+use crate::page;
 
 /// The keys that open this server; none opens it to everybody. Their text is shown to nobody.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -85,8 +86,9 @@ impl ApiKeys {
     }
 }
 
-/// What needs no key: probes carry none, and learn nothing but whether the server is well.
-const OPEN: [&str; 2] = ["/health", "/ready"];
+/// Routes that need no key: probes carry none, and learn nothing but whether the server is well; browsers carry none when they
+/// open the page, which is the same at every server and asks for a key itself.
+const OPEN: [&str; 4] = ["/health", "/ready", "/", page::FILES];
 
 /// The token of `Bearer TOKEN`; schemes are written in any case.
 fn bearer(value: &[u8]) -> Option<&[u8]> {

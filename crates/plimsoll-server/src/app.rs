@@ -23,7 +23,8 @@ use crate::rates::Rates;
 use crate::responses::{self, store::ResponseStore};
 use crate::running::{self, Running};
 use crate::{
-    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, pooled, status, tokenize,
+    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, page, pooled, status,
+    tokenize,
 };
 
 /// How far the server's life has come.
@@ -237,6 +238,8 @@ impl ServerConfig {
 /// Every route.
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
+        .route("/", get(page::index))
+        .route(page::FILES, get(page::file))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(completions::handle))

@@ -103,7 +103,7 @@ pub struct ServerConfig {
     pub host: String,
     /// Port to listen on; 0 lets the system choose.
     pub port: u16,
-    /// The keys that open every route but `/health` and `/ready`; none leaves the server open.
+    /// The keys that open every route but `/health`, `/ready` and the page at `/`; none leaves the server open.
     pub api_keys: ApiKeys,
     /// What each key, or on an open server each address, may take in a minute.
     pub rates: RateLimits,

@@ -29,6 +29,7 @@ mod memory;
 mod metrics;
 mod models;
 mod openapi;
+mod page;
 mod params;
 mod pooled;
 mod prompt;

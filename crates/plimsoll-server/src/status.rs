@@ -20,6 +20,10 @@ use crate::running::Entry;
 struct Status {
     object: &'static str,
     model: String,
+    /// Whether the model writes text.
+    generates: bool,
+    /// Bytes of the largest request body that is taken.
+    max_body_bytes: u64,
     uptime_seconds: f64,
     healthy: bool,
     draining: bool,
@@ -115,7 +119,7 @@ impl Totals {
             waiting: read(&status.waiting),
             answering: rows.len(),
             memory_bytes: rows.iter().map(|row| row.memory_bytes).sum(),
-            tokens_per_second: rows.iter().filter_map(|row| row.tokens_per_second).sum(),
+            tokens_per_second: rows.iter().filter_map(|row| row.tokens_per_second).fold(0.0, |sum, speed| sum + speed),
             prompt_tokens: metrics.prompt_tokens.get(),
             cached_tokens: metrics.cached_tokens.get(),
             generated_tokens: metrics.generated_tokens.get(),
@@ -137,6 +141,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
     let status = Status {
         object: "status",
         model: app.served.names[0].clone(),
+        generates: !engine.limits().encoder,
+        max_body_bytes: app.config.max_body_bytes,
         uptime_seconds: app.started.elapsed().as_secs_f64(),
         healthy: engine.healthy(),
         draining: engine.draining(),

@@ -26,7 +26,7 @@ fn ask(server: &Server, method: &str, path: &str, head: &[&str], body: &Value) -
 }
 
 #[test]
-fn without_a_key_nothing_but_the_probes_opens() {
+fn without_a_key_nothing_but_the_probes_and_the_page_opens() {
     let server = Server::with(keyed(RateLimits::default()), limits(), letters);
     let prompt = json!({"prompt": "x", "max_tokens": 2});
     let routes = [
@@ -55,6 +55,9 @@ fn without_a_key_nothing_but_the_probes_opens() {
     }
     eventually("healthy", || server.get("/health").status == 200);
     server.get("/ready").ok();
+    // The page is the same everywhere and shows nothing without a key.
+    assert!(server.get("/").ok_text().contains("key-dialog"));
+    server.get("/page/page.js").ok_text();
     for head in ["authorization: Bearer first-secret", "Authorization: bearer second-secret", "x-api-key: first-secret"]
     {
         let answer = ask(&server, "POST", "/v1/completions", &[head], &prompt).ok();

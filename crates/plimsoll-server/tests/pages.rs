@@ -95,6 +95,7 @@ fn metrics_and_memory_tell_the_same_numbers() {
     assert_eq!(memory["line_bytes"], 1 << 30);
     assert_eq!(memory["components"].as_array().unwrap().len(), plimsoll_memory::Component::ALL.len());
     assert_eq!(memory["pools"]["requests"]["running_max"], 8);
+    assert_eq!(memory["pools"]["state_slots"]["total"], 0);
     assert_eq!(memory["pools"]["host_bytes"]["total"], 16 << 20);
     assert!(memory["unaccounted_bytes"].as_i64().unwrap() > 0);
     assert!(memory["process"]["threads"].as_u64().unwrap() > 1);

@@ -11,7 +11,7 @@ use plimsoll_server::{ApiKeys, Origins, RateLimits, ServerConfig};
 /// Flags of the HTTP side that have to do with its clients.
 #[derive(Debug, Args)]
 pub struct AccessArgs {
-    /// Key that opens every route but /health and /ready (repeatable). Flags are seen by every user of the machine:
+    /// Key that opens every route but /health, /ready and the page at / (repeatable). Flags are seen by every user of the machine:
     /// PLIMSOLL_API_KEY or --api-key-file are not.
     #[arg(long, alias = "api_key", value_delimiter = ',')]
     pub api_key: Vec<String>,

@@ -172,6 +172,8 @@ const OBJECTS: &[Object] = &[
         &[
             ("object", "string"),
             ("model", "string"),
+            ("generates", "boolean"),
+            ("max_body_bytes", "integer"),
             ("uptime_seconds", "number"),
             ("healthy", "boolean"),
             ("draining", "boolean"),
@@ -221,7 +223,16 @@ const OBJECTS: &[Object] = &[
             ("tokens_per_second", "number?"),
         ],
     ),
-    ("Pools", &[("kv_pages", "Pages"), ("requests", "Places"), ("host_bytes", "Share"), ("http_bytes", "~Share")]),
+    (
+        "Pools",
+        &[
+            ("kv_pages", "Pages"),
+            ("state_slots", "Pages"),
+            ("requests", "Places"),
+            ("host_bytes", "Share"),
+            ("http_bytes", "~Share"),
+        ],
+    ),
     ("Pages", &[("used", "integer"), ("total", "integer"), ("cached", "integer")]),
     (
         "Places",

@@ -13,6 +13,7 @@ mod encoders;
 mod http;
 mod ledger;
 mod memory;
+mod page;
 mod plans;
 mod product;
 mod python;
