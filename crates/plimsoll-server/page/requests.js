@@ -6,6 +6,9 @@ import { Refused, ask } from './feed.js';
 /** More rows than this nobody reads. */
 const ROWS_MAX = 100;
 
+/** What the server calls a request that came without a name. */
+const OWN_NAME = /^(req-[0-9a-f]{32})?$/;
+
 const PHASES = {
   waiting: 'Waiting',
   prefill: 'Reading',
@@ -51,7 +54,8 @@ class Row {
 
   show(request, ours) {
     text(this.id, request.id);
-    const name = request.request_id && !ours ? ` · ${request.request_id}` : '';
+    // A name the client has chosen; one that the server made up says nothing.
+    const name = ours || OWN_NAME.test(request.request_id) ? '' : ` · ${request.request_id}`;
     const choices = request.choices > 1 ? ` · ${request.choices} choices` : '';
     text(this.from, `${ours ? 'this page · ' : ''}${request.endpoint}${choices}${name}`);
     text(this.phase, PHASES[request.phase] ?? spoken(request.phase));
