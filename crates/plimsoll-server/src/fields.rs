@@ -64,6 +64,12 @@ impl<'a> Fields<'a> {
         serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&self.param(name), &error))
     }
 
+    /// Takes a field that must be there.
+    pub fn required<T: Deserialize<'a>>(&mut self, name: &str) -> ApiResult<T> {
+        let param = self.param(name);
+        self.take(name)?.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))
+    }
+
     /// Takes a field as `T` if it holds at most about `nodes_max` values.
     pub fn take_few<T: Deserialize<'a>>(&mut self, name: &str, nodes_max: usize) -> ApiResult<Option<T>> {
         if let Some((_, raw)) = self.left.iter().find(|(key, _)| key == name) {

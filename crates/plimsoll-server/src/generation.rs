@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::app::{App, Phase, reached};
 use crate::caller::Caller;
+use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::rates::Client;
 use crate::request_log::RequestLog;
@@ -102,8 +103,8 @@ impl Generation {
             News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
             News::Choice(None) => Event::Done,
             News::Cancelled => Event::Failed(cancelled()),
-            News::Cut => Event::Failed(self.cut()),
-            News::Late => Event::Failed(self.late(until == silence)),
+            News::Cut => Event::Failed(cut()),
+            News::Late => Event::Failed(late(&self.app.config, until == silence)),
         };
         self.note(&event);
         event
@@ -142,23 +143,24 @@ impl Generation {
 
     fn failure(&self, message: String) -> ApiError {
         // An engine that drains ends what it could not finish; that is no defect.
-        if *self.phase.borrow() == Phase::Serving { ApiError::internal(message) } else { self.cut() }
+        if *self.phase.borrow() == Phase::Serving { ApiError::internal(message) } else { cut() }
     }
+}
 
-    fn cut(&self) -> ApiError {
-        ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
-    }
+/// A server that ends does not wait for ever.
+pub(crate) fn cut() -> ApiError {
+    ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
+}
 
-    fn late(&self, silent: bool) -> ApiError {
-        let config = &self.app.config;
-        let message = if silent {
-            format!("the engine produced nothing for {} s", config.silence_timeout.as_secs())
-        } else {
-            let limit = config.request_timeout.unwrap_or_default();
-            format!("the request did not finish within this server's limit of {} s", limit.as_secs_f32())
-        };
-        ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
-    }
+/// It took too long, in all or (`silent`) between two pieces.
+pub(crate) fn late(config: &ServerConfig, silent: bool) -> ApiError {
+    let message = if silent {
+        format!("the engine produced nothing for {} s", config.silence_timeout.as_secs())
+    } else {
+        let limit = config.request_timeout.unwrap_or_default();
+        format!("the request did not finish within this server's limit of {} s", limit.as_secs_f32())
+    };
+    ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
 }
 
 /// Why a request that failed has ended, for the log and the metrics.

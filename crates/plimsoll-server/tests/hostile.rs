@@ -239,9 +239,9 @@ fn a_thousand_bad_clients_leave_the_server_as_it_was() {
         let page = server.get("/metrics").body;
         page.lines().any(|line| line == "plimsoll_http_connections 1")
     });
-    let after = server.get("/v1/memory").json();
     let fds = |page: &serde_json::Value| page["process"]["fds"].as_i64().unwrap();
-    assert!((fds(&after) - fds(&before)).abs() <= 8, "{} fds, then {}", fds(&before), fds(&after));
+    // The tests beside this one have descriptors, too; they end.
+    eventually("no descriptors are left over", || fds(&server.get("/v1/memory").json()) <= fds(&before) + 8);
     let text_of = |events: Vec<serde_json::Value>| -> String {
         events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect()
     };

@@ -6,7 +6,7 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::fields::{cache_control, required};
+use super::fields::cache_control;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
 
@@ -44,7 +44,7 @@ struct Told {
 
 impl Told {
     fn message(&mut self, mut fields: Fields<'_>) -> ApiResult<()> {
-        let role = required::<String>(&mut fields, "role")?;
+        let role = fields.required::<String>("role")?;
         let path = fields.param("content");
         let raw = fields.raw("content");
         let raw = raw.ok_or_else(|| ApiError::invalid(&path, format!("{path} is missing")))?;
@@ -80,7 +80,7 @@ impl Told {
 
     fn block(&mut self, role: &str, mut fields: Fields<'_>) -> ApiResult<()> {
         let at = fields.param("type");
-        let kind = required::<String>(&mut fields, "type")?;
+        let kind = fields.required::<String>("type")?;
         match (kind.as_str(), role) {
             ("text", _) => {
                 let text = self.text_block(&mut fields)?;
@@ -89,7 +89,7 @@ impl Told {
             ("tool_result", "user") => self.result(&mut fields)?,
             ("tool_use", "assistant") => self.call(&mut fields)?,
             ("thinking", "assistant") => {
-                let thoughts = required::<String>(&mut fields, "thinking")?;
+                let thoughts = fields.required::<String>("thinking")?;
                 // Thoughts are not signed here, and those of others are read like our own.
                 fields.take::<String>("signature")?;
                 let message = self.turn("assistant");
@@ -139,7 +139,7 @@ impl Told {
         for (i, raw) in blocks.iter().enumerate() {
             let mut block = Fields::of(format!("{path}[{i}]"), raw)?;
             let at = block.param("type");
-            let kind = required::<String>(&mut block, "type")?;
+            let kind = block.required::<String>("type")?;
             if kind != "text" {
                 return Err(unknown(at, &kind, "system"));
             }
@@ -150,15 +150,15 @@ impl Told {
     }
 
     fn text_block(&mut self, fields: &mut Fields<'_>) -> ApiResult<String> {
-        let text = required(fields, "text")?;
+        let text = fields.required("text")?;
         self.caches |= cache_control(fields)?;
         fields.only("citations", &["[]"])?;
         Ok(text)
     }
 
     fn call(&mut self, fields: &mut Fields<'_>) -> ApiResult<()> {
-        let id = required::<String>(fields, "id")?;
-        let name = required::<String>(fields, "name")?;
+        let id = fields.required::<String>("id")?;
+        let name = fields.required::<String>("name")?;
         let at = fields.param("input");
         let input = fields.json("input")?.unwrap_or_else(|| json!({}));
         if !input.is_object() {
@@ -177,7 +177,7 @@ impl Told {
 
     fn result(&mut self, fields: &mut Fields<'_>) -> ApiResult<()> {
         let at = fields.param("tool_use_id");
-        let id = required::<String>(fields, "tool_use_id")?;
+        let id = fields.required::<String>("tool_use_id")?;
         if !self.calls.contains(&id) {
             let message = format!("{at} is `{}`, but no tool_use before it has this id", quote(&id));
             return Err(ApiError::invalid(at, message));

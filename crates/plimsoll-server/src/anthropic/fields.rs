@@ -1,15 +1,7 @@
 //! Small things that Anthropic's bodies are full of.
 
-use serde::Deserialize;
-
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-
-/// Takes a field that must be there.
-pub(crate) fn required<'a, T: Deserialize<'a>>(fields: &mut Fields<'a>, name: &str) -> ApiResult<T> {
-    let param = fields.param(name);
-    fields.take(name)?.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))
-}
 
 /// Takes a `cache_control` mark. Prefixes are cached without one, for as long as there is room, so that a mark is met by
 /// what is done anyway; it decides how the prompt's tokens are counted.
@@ -18,7 +10,7 @@ pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let Some(raw) = fields.raw("cache_control") else { return Ok(false) };
     let mut mark = Fields::of(path, raw)?;
     let at = mark.param("type");
-    if required::<String>(&mut mark, "type")? != "ephemeral" {
+    if mark.required::<String>("type")? != "ephemeral" {
         return Err(ApiError::unsupported(at.clone(), format!("{at} must be \"ephemeral\"")));
     }
     mark.only("ttl", &["\"5m\"", "\"1h\""])?;

@@ -2,7 +2,7 @@
 
 use plimsoll_grammar::Source;
 
-use super::fields::{cache_control, required};
+use super::fields::cache_control;
 use super::{content, tools};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
@@ -23,7 +23,7 @@ pub(crate) struct Asked {
 pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
     let mut fields = Fields::of_body(body)?;
     let mut common = Common::take_few(&mut fields, app)?;
-    let max_tokens = required::<u32>(&mut fields, "max_tokens")?;
+    let max_tokens = fields.required::<u32>("max_tokens")?;
     if max_tokens == 0 {
         return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1"));
     }
@@ -108,13 +108,13 @@ impl Thinking {
     fn take(fields: &mut Fields<'_>) -> ApiResult<Self> {
         let Some(raw) = fields.raw("thinking") else { return Ok(Self { on: None, budget: None, shown: true }) };
         let mut fields = Fields::of("thinking".into(), raw)?;
-        let kind = required::<String>(&mut fields, "type")?;
+        let kind = fields.required::<String>("type")?;
         let thinking = match kind.as_str() {
             "disabled" => Self { on: Some(false), budget: None, shown: true },
             // As much as the model likes.
             "adaptive" => Self { on: Some(true), budget: None, shown: shown(&mut fields)? },
             "enabled" => {
-                let budget = Some(required::<u32>(&mut fields, "budget_tokens")?);
+                let budget = Some(fields.required::<u32>("budget_tokens")?);
                 Self { on: Some(true), budget, shown: shown(&mut fields)? }
             }
             other => {

@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use super::fields::{cache_control, required};
+use super::fields::cache_control;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
 use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form};
@@ -58,7 +58,7 @@ fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<bool> {
 /// The choice, none for no calls, and whether several calls are welcome.
 fn choice(raw: &RawValue, tools: &ToolList) -> ApiResult<(Option<ToolChoice>, bool)> {
     let mut fields = Fields::of("tool_choice".into(), raw)?;
-    let kind = required::<String>(&mut fields, "type")?;
+    let kind = fields.required::<String>("type")?;
     let choice = match kind.as_str() {
         "none" => {
             fields.finish()?;
@@ -66,7 +66,7 @@ fn choice(raw: &RawValue, tools: &ToolList) -> ApiResult<(Option<ToolChoice>, bo
         }
         "auto" => ToolChoice::Auto,
         "any" => tools.required("tool_choice is any")?,
-        "tool" => tools.named("tool_choice.name", required(&mut fields, "name")?)?,
+        "tool" => tools.named("tool_choice.name", fields.required("name")?)?,
         other => {
             let message = format!("tool_choice.type is `{}`; known are auto, any, tool and none", quote(other));
             return Err(ApiError::invalid("tool_choice.type", message));

@@ -10,7 +10,7 @@ fn input(ids: bool) -> Value {
     let one = json!({"type": "string"});
     let texts = json!({"type": "array", "items": {"type": "string"}, "minItems": 1});
     if !ids {
-        return json!({"anyOf": [one, texts], "examples": ["x", ["x", "y"]]});
+        return json!({"anyOf": [one, texts], "examples": ["x", ["x"]]});
     }
     let ids = json!({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1});
     let lists = json!({"type": "array", "items": ids, "minItems": 1});

@@ -70,7 +70,7 @@ fn check_length(app: &App, param: &str, index: usize, count: usize, tokens: usiz
     let limit = app.served.engine.limits().max_req_total_len as usize;
     if tokens > limit {
         let at = if count > 1 { format!("{param}[{index}]: ") } else { String::new() };
-        let message = format!("{at}{tokens} tokens, more than this server's maximum length of {limit} tokens");
+        let message = format!("{at}{tokens} tokens, more than this server's limit of {limit} tokens for one input");
         return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
     }
     Ok(())

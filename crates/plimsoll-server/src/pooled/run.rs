@@ -14,7 +14,7 @@ use super::Input;
 use crate::app::{App, Phase, reached};
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::generation::end_of;
+use crate::generation::{cut, end_of, late};
 use crate::request_log::RequestLog;
 use crate::running::cancelled;
 
@@ -77,7 +77,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
                 Some((index, result)) => results[index] = result.map_err(|failed| failure(&phase, failed))?,
             },
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
-            () = sleep_until(until) => return Err(late(app, until == silence)),
+            () = sleep_until(until) => return Err(late(&app.config, until == silence)),
         }
         last_news = Instant::now();
     }
@@ -142,20 +142,4 @@ fn failure(phase: &watch::Receiver<Phase>, failed: Failed) -> ApiError {
         // An engine that drains ends what it could not finish; that is no defect.
         _ => cut(),
     }
-}
-
-fn cut() -> ApiError {
-    ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
-}
-
-fn late(app: &App, silent: bool) -> ApiError {
-    let config = &app.config;
-    let message = match silent {
-        true => format!("the engine produced nothing for {} s", config.silence_timeout.as_secs()),
-        false => {
-            let limit = config.request_timeout.unwrap_or_default();
-            format!("the request did not finish within this server's limit of {} s", limit.as_secs_f32())
-        }
-    };
-    ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
 }

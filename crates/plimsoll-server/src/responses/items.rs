@@ -57,9 +57,9 @@ fn item(app: &App, mut fields: Fields<'_>) -> ApiResult<Item> {
             ("rs", What::Thoughts { texts: texts(&mut fields, "content")?.unwrap_or_default() })
         }
         Some("function_call") => {
-            let (call_id, name) = (required(&mut fields, "call_id")?, required(&mut fields, "name")?);
+            let (call_id, name) = (fields.required("call_id")?, fields.required("name")?);
             let at = fields.param("arguments");
-            let arguments = required(&mut fields, "arguments")?;
+            let arguments: String = fields.required("arguments")?;
             if !arguments.trim().is_empty() {
                 serde_json::from_str::<serde::de::IgnoredAny>(&arguments)
                     .map_err(|e| ApiError::invalid(&at, format!("{at} is not JSON: {e}")))?;
@@ -68,7 +68,7 @@ fn item(app: &App, mut fields: Fields<'_>) -> ApiResult<Item> {
             ("fc", What::Call { call_id, name, arguments })
         }
         Some("function_call_output") => {
-            let call_id = required(&mut fields, "call_id")?;
+            let call_id = fields.required("call_id")?;
             let at = fields.param("output");
             let texts = texts(&mut fields, "output")?;
             let texts = texts.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
@@ -90,7 +90,7 @@ fn item(app: &App, mut fields: Fields<'_>) -> ApiResult<Item> {
 
 fn message(fields: &mut Fields<'_>) -> ApiResult<What> {
     let at = fields.param("role");
-    let role = required(fields, "role")?;
+    let role: String = fields.required("role")?;
     if !ROLES.contains(&role.as_str()) {
         let message = format!("{at} is `{}`; known roles are {}", quote(&role), ROLES.join(", "));
         return Err(ApiError::invalid(at, message));
@@ -112,11 +112,6 @@ fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {
     caller.finish()
 }
 
-fn required(fields: &mut Fields<'_>, name: &str) -> ApiResult<String> {
-    let param = fields.param(name);
-    fields.take(name)?.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))
-}
-
 /// A text, or parts that are texts.
 fn texts(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Vec<String>>> {
     let path = fields.param(name);
@@ -131,16 +126,16 @@ fn texts(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Vec<String>>> 
 
 fn part(mut fields: Fields<'_>) -> ApiResult<String> {
     let at = fields.param("type");
-    let kind = required(&mut fields, "type")?;
+    let kind: String = fields.required("type")?;
     let text = match kind.as_str() {
-        "input_text" | "reasoning_text" => required(&mut fields, "text")?,
+        "input_text" | "reasoning_text" => fields.required("text")?,
         "output_text" => {
             fields.only("annotations", &["[]"])?;
             // What was reported with an answer says nothing when it comes back.
             fields.json("logprobs")?;
-            required(&mut fields, "text")?
+            fields.required("text")?
         }
-        "refusal" => required(&mut fields, "refusal")?,
+        "refusal" => fields.required("refusal")?,
         "input_image" => {
             return Err(ApiError::unsupported(&at, format!("{at} is `input_image`: the served model takes no images")));
         }
