@@ -136,6 +136,14 @@ impl Origins {
         self.0.iter().any(known).then_some(origin)
     }
 
+    /// Whether a script of another page sends this, and is not among those that may.
+    pub(crate) fn foreign(&self, headers: &HeaderMap) -> bool {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let Some(origin) = text(header::ORIGIN) else { return false };
+        let own = origin.split_once("://").map(|(_, host)| host);
+        self.allowed(headers).is_none() && own != text(header::HOST)
+    }
+
     /// The answer to a browser that asks before it asks; none if this is no such question.
     pub(crate) fn preflight(&self, method: &Method, headers: &HeaderMap) -> Option<Response> {
         let asks = headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
@@ -84,6 +84,11 @@ fn admit(
     client: &mut Option<Arc<Client>>,
 ) -> ApiResult<Caller> {
     let key = app.config.api_keys.admit(request.headers(), path)?;
+    // A browser sends these for any page without asking first: they have no body.
+    if FREE.contains(&&**path) && app.config.origins.foreign(request.headers()) {
+        let message = "scripts of this origin may not do this; --allowed-origins names those that may";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, message));
+    }
     if request.method() == Method::POST && !FREE.contains(&&**path) {
         let peer = request.extensions().get::<Peer>().map(|peer| Who::address(peer.0));
         let now = Instant::now();

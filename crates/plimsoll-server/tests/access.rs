@@ -175,3 +175,16 @@ fn browsers_are_told_whose_scripts_may_read() {
     assert!(answer.header("access-control-allow-origin").is_none() && answer.header("vary").is_none());
     assert_eq!(ask(&plain, "OPTIONS", "/v1/models", &head[..1], &Value::Null).status, 405);
 }
+
+/// A browser sends a POST without a body for any page, and asks nobody before.
+#[test]
+fn pages_of_others_clear_nothing() {
+    let server = Server::start(letters);
+    let clear = |head: &str| {
+        let text = format!("POST /v1/cache/clear HTTP/1.1\r\nhost: a.example\r\n{head}content-length: 0\r\n\r\n");
+        server.send(text).answer().status
+    };
+    assert_eq!(clear("origin: http://evil.example\r\n"), 403);
+    assert_eq!(clear("origin: http://a.example\r\n"), 200);
+    assert_eq!(clear(""), 200);
+}

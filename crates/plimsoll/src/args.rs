@@ -310,9 +310,29 @@ impl EngineArgs {
 /// What a model is called when the user gave no name: the catalogue name, or the file's or directory's.
 pub fn default_name(spec: &str) -> String {
     let path = PathBuf::from(spec);
-    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    match path.exists() {
-        true => stem.unwrap_or_else(|| spec.to_owned()),
-        false => spec.to_owned(),
+    let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    // A directory's name may have dots: Qwen2.5-0.5B.
+    let name = if path.is_file() && is_gguf { path.file_stem() } else { path.file_name() };
+    match (path.exists(), name) {
+        (true, Some(name)) => name.to_string_lossy().into_owned(),
+        _ => spec.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_called_as_its_directory_or_its_file() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-names-{}", std::process::id()));
+        let directory = folder.join("Qwen2.5-0.5B-Instruct");
+        std::fs::create_dir_all(&directory).unwrap();
+        let file = folder.join("SmolLM2-1.7B.Q4_1.gguf");
+        std::fs::write(&file, b"").unwrap();
+        assert_eq!(default_name(directory.to_str().unwrap()), "Qwen2.5-0.5B-Instruct");
+        assert_eq!(default_name(file.to_str().unwrap()), "SmolLM2-1.7B.Q4_1");
+        assert_eq!(default_name("smollm2"), "smollm2");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

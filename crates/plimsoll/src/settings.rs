@@ -354,7 +354,7 @@ mod tests {
         assert!(refused("port = [1, 2]", &[]).contains("not a list"));
         assert!(refused("elastic = 'maybe'", &[]).contains("neither true nor false"));
         assert!(refused("[port]\nx = 1", &[]).contains("port"));
-        assert!(refused("port = 1\nport = 2", &[]).contains("port"));
+        assert!(refused("port = 1\nport = 2", &[]).contains("line 2: duplicate key"));
         assert!(refused("drain-seconds = 1\ndrain_seconds = 2", &[]).contains("twice"));
         assert!(refused("config = 'x'", &[]).contains("`config`"));
         let missing = given(&["serve", "--config", "/nowhere/at/all.toml"], &[]).unwrap_err();
