@@ -7,6 +7,18 @@ url=$1
 shift
 [ $# -gt 0 ] || set -- st
 # Clearing and cancelling are quick and safe; a prompt that is generated from is not, so answers are short by server flags.
-exec "$@" run "$url/openapi.json" --url "$url" --phases examples,coverage,fuzzing --max-examples 15 --max-time 90 --seed 7 \
-    --mode all --request-timeout 60 --workers 2 --generation-deterministic --suppress-health-check all \
-    --checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection
+look() {
+    "$@" run "$url/openapi.json" --url "$url" --phases examples,coverage,fuzzing --max-examples 15 --max-time 90 --seed 7 \
+        --mode all --request-timeout 60 --workers 2 --generation-deterministic --suppress-health-check all \
+        --checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection
+}
+if said=$(look "$@" 2>&1); then
+    echo "$said"
+    exit 0
+fi
+case $said in
+    # Its own generator sometimes contradicts itself on a busy machine and says so; that says nothing about the server.
+    *FAILURES*) echo "$said"; exit 1 ;;
+    *"Inconsistent results"*) look "$@" ;;
+    *) echo "$said"; exit 1 ;;
+esac

@@ -32,8 +32,8 @@ const LONG_TOKEN: &str = "<|sixteen_byte|>";
 /// Its id in the fixtures' tokenizer.
 const LONG_ID: u32 = 382;
 
-/// What the watching thread holds for a moment while it reads limits, pressure and process: text of some files.
-const BESIDE_BYTES: u64 = 16 << 10;
+/// What the watching thread holds for a moment while it reads limits, pressure and process: text of some files, the list of mappings the longest.
+const BESIDE_BYTES: u64 = 64 << 10;
 
 struct Row {
     component: &'static str,
@@ -50,7 +50,7 @@ fn judge(model: &str, rows: &[Row]) {
     for Row { component, planned, measured } in rows {
         // What is measured as growth of the whole heap has the watching thread's look at the machine in it.
         let beside =
-            if component.starts_with("request_table") || component.starts_with("  of it") { BESIDE_BYTES } else { 0 };
+            if component.starts_with("request") || component.starts_with("  of it") { BESIDE_BYTES } else { 0 };
         assert!(*measured <= planned + beside, "{model}: {component} took {measured} bytes, {planned} were planned");
         let slack = planned.saturating_sub(*measured);
         let allowed = FLOOR_BYTES.max((*planned as f64 * SLACK) as u64);

@@ -70,7 +70,9 @@ fn check_length(app: &App, param: &str, index: usize, count: usize, tokens: usiz
     let limit = app.served.engine.limits().max_req_total_len as usize;
     if tokens > limit {
         let at = if count > 1 { format!("{param}[{index}]: ") } else { String::new() };
-        let message = format!("{at}{tokens} tokens, more than this server's limit of {limit} tokens for one input");
+        let message = format!(
+            "{at}{tokens} tokens, more than this server's limit of {limit} tokens for one input (--batch-max-tokens for encoders, --max-req-total-len otherwise)"
+        );
         return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
     }
     Ok(())
