@@ -5,7 +5,6 @@ traceback and an exit code of 1.
 """
 
 import json
-import sys
 import time
 import typing
 import urllib.request
@@ -13,7 +12,8 @@ import urllib.request
 import anthropic
 from anthropic.types import message_count_tokens_params, message_create_params
 
-BASE = sys.argv[1]
+from checks import BASE, gauge, refused, run
+
 MODEL = "smollm2"
 client = anthropic.Anthropic(base_url=BASE, api_key="unused", max_retries=0, timeout=120)
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
@@ -50,23 +50,6 @@ def stream(messages=CAPITAL, **more):
 
 def text_of(message):
     return "".join(block.text for block in message.content if block.type == "text")
-
-
-def gauge(name):
-    with urllib.request.urlopen(f"{BASE}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(name + " ")))
-
-
-def refused(kind, words, call):
-    """`call` must raise exactly `kind`, with all `words` in its message; returns the exception."""
-    try:
-        call()
-    except anthropic.APIError as error:
-        assert type(error) is kind, f"{kind.__name__} expected, not {error!r}"
-        assert all(word in str(error) for word in words), f"{words} expected in: {error}"
-        return error
-    raise AssertionError(f"{kind.__name__} expected, but the call went through")
 
 
 def check_create():
@@ -231,13 +214,4 @@ def check_a_client_that_leaves():
         time.sleep(0.02)
 
 
-def main():
-    checks = [(name, check) for name, check in globals().items() if name.startswith("check_")]
-    for name, check in checks:
-        since = time.monotonic()
-        check()
-        print(f"ok {name.removeprefix('check_').replace('_', ' ')} ({time.monotonic() - since:.2f} s)", flush=True)
-    print("all good")
-
-
-main()
+run(globals())

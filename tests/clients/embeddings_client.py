@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 
-BASE = sys.argv[1]
+from checks import BASE, refused, run
+
 MODEL = "minilm"
 with open(sys.argv[2], encoding="utf-8") as file:
     REFERENCE = json.load(file)["texts"]
@@ -41,17 +42,6 @@ def post(path, body, status=200):
         text = error.read().decode()
         assert error.code == status, f"{error.code}: {text}"
         return json.loads(text)
-
-
-def refused(kind, words, call):
-    """`call` must raise exactly `kind`, with all `words` in its message."""
-    try:
-        call()
-    except openai.APIError as error:
-        assert type(error) is kind, f"{kind.__name__} expected, not {error!r}"
-        assert all(word in str(error) for word in words), f"{words} expected in: {error}"
-        return
-    raise AssertionError(f"{kind.__name__} expected, but the call went through")
 
 
 def check_embeddings_are_those_of_transformers():
@@ -132,12 +122,4 @@ def check_throughput_is_printed():
     print(f"{len(answer.data) / seconds:.0f} inputs/s, {tokens / seconds:.0f} tokens/s ({tokens} tokens in {seconds:.2f} s)")
 
 
-def main():
-    checks = [(name, check) for name, check in globals().items() if name.startswith("check_")]
-    for name, check in checks:
-        check()
-        print(f"{name} holds", flush=True)
-    print(f"{len(checks)} checks, all good")
-
-
-main()
+run(globals())

@@ -8,13 +8,12 @@ import asyncio
 import json
 import math
 import re
-import sys
 import time
-import urllib.request
 
 import openai
 
-BASE = sys.argv[1]
+from checks import BASE, gauge, refused, run
+
 MODEL = "smollm2"
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="unused", max_retries=0, timeout=120)
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
@@ -28,25 +27,8 @@ def chat(messages=CAPITAL, **more):
     return client.chat.completions.create(model=MODEL, messages=messages, **{"max_tokens": 96, "temperature": 0, **more})
 
 
-def gauge(name):
-    with urllib.request.urlopen(f"{BASE}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(name + " ")))
-
-
 def close(a, b, by=1e-3):
     return abs(a - b) <= by
-
-
-def refused(kind, words, call):
-    """`call` must raise exactly `kind`, with all `words` in its message; returns the exception."""
-    try:
-        call()
-    except openai.APIError as error:
-        assert type(error) is kind, f"{kind.__name__} expected, not {error!r}"
-        assert all(word in str(error) for word in words), f"{words} expected in: {error}"
-        return error
-    raise AssertionError(f"{kind.__name__} expected, but the call went through")
 
 
 # Models.
@@ -402,13 +384,4 @@ def check_a_client_that_leaves():
         time.sleep(0.02)
 
 
-def main():
-    checks = [(name, check) for name, check in globals().items() if name.startswith("check_")]
-    for name, check in checks:
-        since = time.monotonic()
-        check()
-        print(f"ok {name.removeprefix('check_').replace('_', ' ')} ({time.monotonic() - since:.2f} s)", flush=True)
-    print("all good")
-
-
-main()
+run(globals())

@@ -5,17 +5,16 @@ traceback and an exit code of 1.
 """
 
 import json
-import sys
 import threading
 import time
 import typing
-import urllib.request
 
 import openai
 import pydantic
 from openai.types.responses import response_create_params
 
-BASE = sys.argv[1]
+from checks import BASE, gauge, refused, run
+
 MODEL = "smollm2"
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="unused", max_retries=0, timeout=120)
 CAPITAL = "What is the capital of France?"
@@ -37,23 +36,6 @@ ASK = "What is the weather in Paris?"
 
 def create(said=CAPITAL, **more):
     return client.responses.create(model=MODEL, input=said, **{"max_output_tokens": 96, "temperature": 0, **more})
-
-
-def gauge(name):
-    with urllib.request.urlopen(f"{BASE}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(name + " ")))
-
-
-def refused(kind, words, call):
-    """`call` must raise exactly `kind`, with all `words` in its message; returns the exception."""
-    try:
-        call()
-    except openai.APIError as error:
-        assert type(error) is kind, f"{kind.__name__} expected, not {error!r}"
-        assert all(word in str(error) for word in words), f"{words} expected in: {error}"
-        return error
-    raise AssertionError(f"{kind.__name__} expected, but the call went through")
 
 
 def check_create():
@@ -226,13 +208,4 @@ def check_every_field():
     assert (named.user, named.safety_identifier, named.prompt_cache_key) == ("ann", "s", "k")
 
 
-def main():
-    checks = [(name, check) for name, check in globals().items() if name.startswith("check_")]
-    for name, check in checks:
-        since = time.monotonic()
-        check()
-        print(f"ok {name.removeprefix('check_').replace('_', ' ')} ({time.monotonic() - since:.2f} s)", flush=True)
-    print("all good")
-
-
-main()
+run(globals())

@@ -94,10 +94,8 @@ pub(crate) struct Accounts {
     pub tables: u64,
     /// Page table and prefix index.
     pub index: u64,
-    /// What the process took before it held anything of the plan.
+    /// What the process took before it held anything of the plan, but for stacks, which grow; 0 where it was not measured.
     pub baseline: AtomicU64,
-    /// Of that, stacks; they grow afterwards.
-    pub stacks: AtomicU64,
     /// What the largest steps took of the workspace.
     pub workspace_peak: u64,
 }
@@ -110,10 +108,10 @@ impl Accounts {
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
         ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(self.tokenizer + self.index + requests));
-        // Where the process's own share was not measured, its growth says nothing either.
+        // Where the process's own share was not measured, its stacks say nothing either.
         let baseline = match self.baseline.load(Relaxed) {
             0 => 0,
-            own => own + stacks_touched(&Root::system()).saturating_sub(self.stacks.load(Relaxed)),
+            own => own + stacks_touched(&Root::system()),
         };
         ledger.observe(Component::ProcessBaseline, baseline);
     }
@@ -126,7 +124,6 @@ impl Accounts {
         }
         heap::trim();
         let resident = OwnProcess::read(&Root::system()).leak_gauge();
-        self.stacks.store(stacks_touched(&Root::system()), Relaxed);
         let regions = [
             Component::Weights,
             Component::KvPages,
@@ -135,7 +132,8 @@ impl Accounts {
             Component::Canary,
         ];
         let mapped: u64 = regions.iter().map(|component| ledger.row(*component).committed).sum();
-        self.baseline.store(resident.saturating_sub(mapped + heap::in_use()), Relaxed);
+        let others = mapped + heap::in_use() + stacks_touched(&Root::system());
+        self.baseline.store(resident.saturating_sub(others), Relaxed);
     }
 }
 

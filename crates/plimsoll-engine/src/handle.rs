@@ -197,7 +197,7 @@ impl EngineHandle {
     pub fn submit_next(&self, mut request: Request) -> Result<Reader, Refusal> {
         let limits = &self.shared.limits;
         request.embed.iter_mut().for_each(|embed| limits.complete(embed));
-        request.check(&self.shared.limits).inspect_err(|_| {
+        request.check(limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
         if self.rung() >= Rung::StopAdmitting {

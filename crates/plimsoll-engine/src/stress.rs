@@ -86,9 +86,8 @@ impl Stress<'_> {
             self.runner.forward(&step.input())?;
             for row in 0..rows.len() {
                 let scores = self.runner.logits(row);
-                let hidden =
-                    scores.iter().all(|x| x.is_finite()) && self.runner.hidden(row).iter().all(|x| x.is_finite());
-                if !hidden {
+                let scores_are = scores.iter().all(|x| x.is_finite());
+                if !scores_are || !self.runner.hidden(row).iter().all(|x| x.is_finite()) {
                     return Err(DeviceError::NotFinite);
                 }
             }

@@ -402,10 +402,8 @@ impl<R: Runner> Worker<R> {
     /// Fills the next step. Says what is to be done about drafts in it.
     fn schedule(&mut self) -> Next {
         self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding()).count();
-        let mut next = self.pace.next(self.decodes);
-        if self.governor.rung() >= Rung::SpeculationOff {
-            next = Next::PLAIN;
-        }
+        let rests = self.drafts_max == 0 || self.governor.rung() >= Rung::SpeculationOff;
+        let next = if rests { Next::PLAIN } else { self.pace.next(self.decodes) };
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::config::{ARRIVING_BYTES, PARSED_FACTOR, Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
-use crate::limits::{ByteBudget, ReadBody, WorkBudget};
+use crate::limits::{ByteBudget, ReadBody, WorkBudget, read_json};
 use crate::metrics::Metrics;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::Rates;
@@ -172,16 +172,18 @@ impl App {
         }
     }
 
-    /// Runs the work that makes something of a body. It waits on its thread while others are at it, as long as together they might
-    /// take more than was planned for bodies that are being parsed.
+    /// Reads a body and has something made of it on a text worker, where it waits while others are at it, as long as together they
+    /// might take more than was planned for bodies that are being parsed.
     pub async fn on_body<T: Send + 'static>(
         self: &Arc<Self>,
-        body: ReadBody,
-        work: impl FnOnce(&Self, ReadBody) -> ApiResult<T> + Send + 'static,
+        request: Request,
+        work: impl FnOnce(ReadBody, &Self) -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
+        let (head, body) = request.into_parts();
+        let body = read_json(&head.headers, body, &self.bytes, &self.config).await?;
         let app = Arc::clone(self);
         let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
-        self.on_text_worker(move || app.parsing.with(parsed, || work(&app, body))).await
+        self.on_text_worker(move || app.parsing.with(parsed, || work(body, &app))).await
     }
 
     /// Runs work on text (parsing, templates, tokenizing) on a blocking thread, a bounded number at once. A panic in it

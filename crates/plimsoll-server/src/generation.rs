@@ -96,10 +96,9 @@ impl Generation {
             () = sleep_until(until) => News::Late,
         };
         let event = match news {
-            News::Choice(Some((_, Delta { error: Some(message), retry: true, .. }))) => {
-                Event::Failed(ApiError::unavailable(message, 5))
+            News::Choice(Some((_, Delta { error: Some(message), retry, .. }))) => {
+                Event::Failed(failure(&self.phase, message, retry))
             }
-            News::Choice(Some((_, Delta { error: Some(message), .. }))) => Event::Failed(self.failure(message)),
             News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
             News::Choice(None) => Event::Done,
             News::Cancelled => Event::Failed(cancelled()),
@@ -140,10 +139,15 @@ impl Generation {
             }
         }
     }
+}
 
-    fn failure(&self, message: String) -> ApiError {
+/// What the engine's last words for a request mean. `retry`: memory ran short, and it may be tried again.
+pub(crate) fn failure(phase: &watch::Receiver<Phase>, message: String, retry: bool) -> ApiError {
+    match *phase.borrow() {
+        _ if retry => ApiError::unavailable(message, 5),
+        Phase::Serving => ApiError::internal(message),
         // An engine that drains ends what it could not finish; that is no defect.
-        if *self.phase.borrow() == Phase::Serving { ApiError::internal(message) } else { cut() }
+        _ => cut(),
     }
 }
 

@@ -10,7 +10,6 @@ use crate::app::App;
 use crate::chat::messages::conversation;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::read_json;
 use crate::logprobs::Spelling;
 use crate::models::json;
 
@@ -35,8 +34,8 @@ const ANSWER_BYTES_PER_TEXT: u64 = 64;
 
 /// Text or a conversation to ids.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    on_body(app, request, |app, body| {
-        let mut fields = Fields::of_body(body)?;
+    app.on_body(request, |body, app| {
+        let mut fields = Fields::of_body(&body.bytes)?;
         check_model(&mut fields, app)?;
         let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
         let add_special = fields.take::<bool>("add_special_tokens")?;
@@ -63,11 +62,10 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> A
 
 /// Ids to text.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    on_body(app, request, |app, body| {
-        let mut fields = Fields::of_body(body)?;
+    app.on_body(request, |body, app| {
+        let mut fields = Fields::of_body(&body.bytes)?;
         check_model(&mut fields, app)?;
-        let tokens = fields.take::<Vec<u32>>("tokens")?;
-        let tokens = tokens.ok_or_else(|| ApiError::invalid("tokens", "tokens is missing"))?;
+        let tokens = fields.required::<Vec<u32>>("tokens")?;
         fields.finish()?;
         let limit = app.served.engine.limits().max_req_total_len;
         if tokens.len() > limit as usize {
@@ -82,14 +80,4 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
 
 fn check_model(fields: &mut Fields<'_>, app: &App) -> ApiResult<()> {
     fields.take::<String>("model")?.map_or(Ok(()), |name| app.check_model(&name))
-}
-
-async fn on_body(
-    app: Arc<App>,
-    request: Request,
-    work: impl FnOnce(&App, &[u8]) -> ApiResult<Response> + Send + 'static,
-) -> ApiResult<Response> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    app.on_body(body, move |app, body| work(app, &body.bytes)).await
 }

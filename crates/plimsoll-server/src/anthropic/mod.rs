@@ -21,7 +21,7 @@ use crate::error::{ApiError, ApiResult, quote};
 use crate::generation::Usage;
 use crate::models::json;
 use crate::sse;
-use crate::turn::{Begun, begin, parsed};
+use crate::turn::{Begun, begin};
 
 pub(crate) use error::{owns, reshape};
 
@@ -32,7 +32,7 @@ const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 /// `POST /v1/messages`.
 pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
-    let asked = parsed(&app, request, |body, app| {
+    let asked = app.on_body(request, |body, app| {
         let mut asked = request::parse(&body.bytes, app)?;
         asked.turn.draft.kept = Some(body.keep(asked.turn.draft.prompt_bytes())?);
         Ok(asked)
@@ -60,7 +60,7 @@ struct Count {
 /// `POST /v1/messages/count_tokens`: the tokens of the prompt that the same fields make at `/v1/messages`.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
-    let input_tokens = parsed(&app, request, |body, app| request::count(&body.bytes, app));
+    let input_tokens = app.on_body(request, |body, app| request::count(&body.bytes, app));
     Ok(json(&Count { input_tokens: input_tokens.await? }, None))
 }
 

@@ -4,19 +4,13 @@ use serde_json::value::RawValue;
 
 use super::fields::cache_control;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::fields::{Fields, MAX_NODES};
 use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form};
 
 /// Takes the fields, and whether a tool is marked for the cache.
 pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Option<ToolUse>, bool)> {
     let choice = fields.raw("tool_choice");
-    let list: Vec<&RawValue> = match fields.raw("tools") {
-        None => Vec::new(),
-        Some(raw) => {
-            check_nodes("tools", raw, MAX_NODES)?;
-            serde_json::from_str(raw.get()).map_err(|e| wrong("tools", &e))?
-        }
-    };
+    let list = fields.take_few::<Vec<&RawValue>>("tools", MAX_NODES)?.unwrap_or_default();
     let mut tools = ToolList::of(list.len())?;
     let mut caches = false;
     for (i, raw) in list.iter().enumerate() {

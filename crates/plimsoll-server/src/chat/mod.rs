@@ -15,11 +15,11 @@ use crate::app::App;
 use crate::choices::collect;
 use crate::error::ApiResult;
 use crate::sse;
-use crate::turn::{Begun, begin, parsed};
+use crate::turn::{Begun, begin};
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let turn = parsed(&app, request, |body, app| {
+    let turn = app.on_body(request, |body, app| {
         let mut turn = request::parse(&body.bytes, app)?;
         turn.draft.kept = Some(body.keep(turn.draft.prompt_bytes())?);
         Ok(turn)

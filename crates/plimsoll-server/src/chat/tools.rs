@@ -3,22 +3,15 @@
 use serde_json::value::RawValue;
 
 use crate::error::{ApiError, ApiResult};
-use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::fields::{Fields, MAX_NODES, wrong};
 use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
 
 /// Takes the fields. None without tools, and where the client wants no call: the tools are then kept from the model.
 pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
-    let raw = fields.raw("tools");
     let choice = fields.raw("tool_choice");
     let parallel = parallel_of(fields)?;
     fields.never(&["functions", "function_call"], "use tools")?;
-    let list: Vec<&RawValue> = match raw {
-        None => Vec::new(),
-        Some(raw) => {
-            check_nodes("tools", raw, MAX_NODES)?;
-            serde_json::from_str(raw.get()).map_err(|e| wrong("tools", &e))?
-        }
-    };
+    let list = fields.take_few::<Vec<&RawValue>>("tools", MAX_NODES)?.unwrap_or_default();
     let mut tools = ToolList::of(list.len())?;
     for (i, raw) in list.iter().enumerate() {
         let param = format!("tools[{i}]");

@@ -13,14 +13,11 @@ use crate::app::App;
 use crate::choices::collect;
 use crate::error::ApiResult;
 use crate::generation::Generation;
-use crate::limits::read_json;
 use crate::sse;
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    let asked = app.on_body(body, |app, body| {
+    let asked = app.on_body(request, |body, app| {
         let mut asked = request::parse(&body.bytes, app)?;
         asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes())?);
         Ok(asked)

@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::Serialize;
 
 use super::run::run;
-use super::{Input, Usage, check_answer, check_count, check_length, embedding, ids_bytes, vector};
+use super::{Input, Usage, check_count, check_length, embedding, hold_answer, ids_bytes, vector};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
@@ -15,7 +15,6 @@ use crate::limits::Held;
 use crate::models::json_sized;
 use crate::params::model_name;
 use crate::prompt::PromptInput;
-use crate::turn::parsed;
 
 /// A number of an embedding as JSON, with its comma: `-1.17549435e-38,`.
 const FLOAT_BYTES: usize = 16;
@@ -58,7 +57,7 @@ enum Numbers {
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = parsed(&app, request, |body, app| {
+    let asked = app.on_body(request, |body, app| {
         let (model, inputs, as_base64, dimensions) = parse(&body.bytes, app)?;
         let kept = body.keep(ids_bytes(&inputs))?;
         Ok(Asked { model, inputs, as_base64, dimensions, kept })
@@ -67,8 +66,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let size = app.served.engine.limits().embedding_size as usize;
     let json_bytes = answer_bytes(inputs.len(), dimensions.unwrap_or(size), as_base64, &model);
     let bytes = (json_bytes + inputs.len() * size * size_of::<f32>()) as u64;
-    check_answer(&app, "input", bytes)?;
-    let held = app.bytes.hold(bytes)?;
+    let held = hold_answer(&app, "input", bytes)?;
     let id = app.ids.request("embd");
     let results = run(&app, &id, "embeddings", "input", &inputs).await?;
     let usage = Usage::new(&inputs);
@@ -98,8 +96,7 @@ fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, app)?;
     let embed = embedding(app)?;
-    let input = fields.take::<PromptInput>("input")?;
-    let input = input.ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
+    let input = fields.required::<PromptInput>("input")?;
     let as_base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use plimsoll_engine::Embed;
 
 use super::run::run;
-use super::{Input, check_answer, check_length, embedding, vector};
+use super::{Input, check_length, embedding, hold_answer, vector};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 
@@ -60,8 +60,7 @@ impl Judgement {
         let len = |(a, b): &(usize, usize)| first[*a].len() + second[*b].len();
         pairs.iter().enumerate().try_for_each(|(i, pair)| check_length(app, texts[1].0, i, pairs.len(), len(pair)))?;
         let bytes = pairs.iter().map(|pair| size_of::<u32>() as u64 * (len(pair) as u64 + PAIR_TOKENS)).sum();
-        check_answer(app, texts[1].0, bytes)?;
-        let _held = app.bytes.hold(bytes)?;
+        let _held = hold_answer(app, texts[1].0, bytes)?;
         let input = |(a, b): &(usize, usize)| {
             let pair = app.served.tokenizer.pair(&first[*a], &second[*b]);
             let pair = pair.ok_or_else(|| {

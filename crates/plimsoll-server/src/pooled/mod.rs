@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
+use crate::limits::Held;
 
 /// One input, ready for the engine.
 #[derive(Debug)]
@@ -78,8 +79,8 @@ fn check_length(app: &App, param: &str, index: usize, count: usize, tokens: usiz
     Ok(())
 }
 
-/// Refuses an answer that the byte budget could never hold.
-fn check_answer(app: &App, param: &str, bytes: u64) -> ApiResult<()> {
+/// Holds what an answer may need, or refuses one that the byte budget could never hold.
+fn hold_answer(app: &App, param: &str, bytes: u64) -> ApiResult<Held> {
     let limit = app.bytes.limit();
     if bytes > limit {
         let message = format!(
@@ -87,5 +88,5 @@ fn check_answer(app: &App, param: &str, bytes: u64) -> ApiResult<()> {
         );
         return Err(ApiError::invalid(param, message));
     }
-    Ok(())
+    app.bytes.hold(bytes)
 }

@@ -8,14 +8,13 @@ use serde::Serialize;
 
 use super::documents::Documents;
 use super::judge::Judgement;
-use super::{Usage, check_answer, check_count, ids_bytes};
+use super::{Usage, check_count, hold_answer, ids_bytes};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::Held;
 use crate::models::json_sized;
 use crate::params::model_name;
-use crate::turn::parsed;
 
 /// What the answer says of one document, its text aside.
 const RESULT_BYTES: usize = 96;
@@ -57,7 +56,7 @@ struct Text<'a> {
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = parsed(&app, request, |body, app| {
+    let asked = app.on_body(request, |body, app| {
         let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, app)?;
         let texts: usize = documents.iter().map(|text| text.len() + size_of::<String>()).sum();
         let body_bytes = body.bytes.len();
@@ -68,8 +67,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let texts = if asked.return_documents { asked.body_bytes } else { 0 };
     let json_bytes = ANSWER_BYTES + 6 * asked.model.len() + asked.documents.len() * RESULT_BYTES + texts;
     let bytes = json_bytes as u64 + asked.judgement.result_bytes(&app);
-    check_answer(&app, "documents", bytes)?;
-    let held = app.bytes.hold(bytes)?;
+    let held = hold_answer(&app, "documents", bytes)?;
     let id = app.ids.request("rerank");
     let scores = asked.judgement.scores(&app, &id, "rerank", "documents").await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
@@ -91,9 +89,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
 fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<String>, Judgement, usize, bool)> {
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, app)?;
-    let query = fields.take::<String>("query")?.ok_or_else(|| ApiError::invalid("query", "query is missing"))?;
-    let documents = fields.take::<Documents>("documents")?;
-    let Documents(documents) = documents.ok_or_else(|| ApiError::invalid("documents", "documents is missing"))?;
+    let query = fields.required::<String>("query")?;
+    let Documents(documents) = fields.required("documents")?;
     let top_n = fields.take::<usize>("top_n")?;
     let return_documents = fields.take("return_documents")?.unwrap_or(true);
     fields.finish()?;

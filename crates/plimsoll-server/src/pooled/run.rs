@@ -7,14 +7,13 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Reader, Refusal, Request};
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::Input;
 use crate::app::{App, Phase, reached};
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::generation::{cut, end_of, late};
+use crate::generation::{cut, end_of, failure, late};
 use crate::request_log::RequestLog;
 use crate::running::cancelled;
 
@@ -74,7 +73,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
             biased;
             done = running.next() => match done {
                 None => return Ok(results),
-                Some((index, result)) => results[index] = result.map_err(|failed| failure(&phase, failed))?,
+                Some((index, result)) => results[index] = result.map_err(|(message, retry)| failure(&phase, message, retry))?,
             },
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
             () = sleep_until(until) => return Err(late(&app.config, until == silence)),
@@ -104,23 +103,17 @@ fn request(id: &str, index: usize, input: &Input) -> Request {
     }
 }
 
-/// Why the engine has no numbers for an input, and whether it may be tried again.
-struct Failed {
-    message: String,
-    retry: bool,
-}
-
-/// One input's numbers, or the engine's words.
-async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, Failed>) {
+/// One input's numbers, or the engine's words and whether it may be tried again.
+async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, (String, bool)>) {
     while let Some(delta) = reader.next().await {
         if let Some(message) = delta.error {
-            return (index, Err(Failed { message, retry: delta.retry }));
+            return (index, Err((message, delta.retry)));
         }
         if let Some(values) = delta.pooled {
             return (index, Ok(values));
         }
     }
-    (index, Err(Failed { message: "the engine ended without an answer".into(), retry: false }))
+    (index, Err(("the engine ended without an answer".into(), false)))
 }
 
 /// The engine says `prompt`; the client knows it by another name, and as one of many.
@@ -133,13 +126,4 @@ fn named(refusal: Refusal, param: &str, index: usize, count: usize) -> ApiError 
         }
     }
     error
-}
-
-fn failure(phase: &watch::Receiver<Phase>, failed: Failed) -> ApiError {
-    match *phase.borrow() {
-        _ if failed.retry => ApiError::unavailable(failed.message, 5),
-        Phase::Serving => ApiError::internal(failed.message),
-        // An engine that drains ends what it could not finish; that is no defect.
-        _ => cut(),
-    }
 }

@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::Serialize;
 
 use super::judge::Judgement;
-use super::{Usage, check_answer, check_count, ids_bytes};
+use super::{Usage, check_count, hold_answer, ids_bytes};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
@@ -15,7 +15,6 @@ use crate::limits::Held;
 use crate::models::{json_sized, now_s};
 use crate::params::model_name;
 use crate::prompt::PromptInput;
-use crate::turn::parsed;
 
 /// What the answer says of one pair.
 const ITEM_BYTES: usize = 96;
@@ -42,7 +41,7 @@ struct Item {
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = parsed(&app, request, |body, app| {
+    let asked = app.on_body(request, |body, app| {
         let (model, judgement, pairs) = parse(&body.bytes, app)?;
         let kept: Held = body.keep(ids_bytes(&judgement.inputs))?;
         Ok((model, judgement, pairs, kept))
@@ -50,8 +49,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let (model, judgement, pairs, kept) = asked.await?;
     let json_bytes = ANSWER_BYTES + 6 * model.len() + pairs * ITEM_BYTES;
     let bytes = json_bytes as u64 + judgement.result_bytes(&app);
-    check_answer(&app, "text_2", bytes)?;
-    let held = app.bytes.hold(bytes)?;
+    let held = hold_answer(&app, "text_2", bytes)?;
     let id = app.ids.request("score");
     let scores = judgement.scores(&app, &id, "score", "text_2").await?;
     let usage = Usage::new(&judgement.inputs);
@@ -67,9 +65,7 @@ fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usize)> {
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, app)?;
     let mut texts = |name: &str| {
-        let given = fields.take::<PromptInput>(name)?;
-        let PromptInput::Texts(texts) = given.ok_or_else(|| ApiError::invalid(name, format!("{name} is missing")))?
-        else {
+        let PromptInput::Texts(texts) = fields.required(name)? else {
             return Err(ApiError::invalid(name, format!("{name} is a text or a list of texts")));
         };
         check_count(app, name, texts.len()).map(|()| texts)

@@ -25,7 +25,7 @@ use crate::generation::Event;
 use crate::models::{json, json_text};
 use crate::running::CANCELLED;
 use crate::sse::{self, Events};
-use crate::turn::{Begun, begin, parsed};
+use crate::turn::{Begun, begin};
 use store::Kept;
 
 /// A cancelled response has this long to end: a stream ends when its client reads on.
@@ -41,7 +41,7 @@ const PAGE_MAX: usize = 100;
 /// `POST /v1/responses`.
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
-    let asked = parsed(&app, request, move |body, app| request::parse(body, app, key)).await?;
+    let asked = app.on_body(request, move |body, app| request::parse(body, app, key)).await?;
     let id = format!("{PREFIX}{:016x}{:016x}", app.ids.next(), app.ids.next());
     let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn)?;
     if context.draft.common.stream {

@@ -10,7 +10,6 @@ pub(crate) mod tools;
 
 use std::sync::Arc;
 
-use axum::extract::Request;
 use conversation::Conversation;
 use plimsoll_text::Tokenizer;
 use reading::Rules;
@@ -18,7 +17,7 @@ use reading::Rules;
 use crate::app::App;
 use crate::error::ApiResult;
 use crate::generation::Generation;
-use crate::limits::{Held, ReadBody, read_json};
+use crate::limits::Held;
 use crate::logprobs::Spelling;
 use crate::params::Common;
 use crate::submit::{Draft, Prompt};
@@ -78,17 +77,6 @@ impl Ask {
         };
         Ok(Turn { draft, rules })
     }
-}
-
-/// Reads a body and has it taken apart on a text worker.
-pub(crate) async fn parsed<T: Send + 'static>(
-    app: &Arc<App>,
-    request: Request,
-    work: impl FnOnce(ReadBody, &App) -> ApiResult<T> + Send + 'static,
-) -> ApiResult<T> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &app.bytes, &app.config).await?;
-    app.on_body(body, move |app, body| work(body, app)).await
 }
 
 /// What every piece of one answer repeats, and what was asked for.

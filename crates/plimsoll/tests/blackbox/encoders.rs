@@ -2,14 +2,13 @@
 //! decoder that is pooled.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::clients::OPENAI;
 use crate::product::{Server, eventually, fixture, plimsoll, repository, run};
-use crate::python::packages;
+use crate::python::satisfies;
 
 /// What transformers says of a fixture.
 fn reference(model: &str) -> Value {
@@ -19,25 +18,13 @@ fn reference(model: &str) -> Value {
 
 #[test]
 fn the_openai_client_gets_the_embeddings_that_transformers_makes() {
-    let packages = packages(OPENAI);
     run(&["pull", "minilm"]).good();
     let words = run(&["plan", "minilm"]).good();
     assert!(words.contains("an encoder keeps nothing"), "{words}");
     let server = Server::try_start(plimsoll(["serve", "minilm", "--port", "0", "--max-inputs", "1024"]))
         .unwrap_or_else(|words| panic!("{words}"));
-    let output = Command::new("python3")
-        .arg(repository().join("tests/clients/embeddings_client.py"))
-        .arg(format!("http://{}", server.address))
-        .arg(repository().join("tests/fixtures/minilm_reference.json"))
-        .env("PYTHONPATH", packages)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .envs([("NO_PROXY", "*"), ("no_proxy", "*")])
-        .output()
-        .expect("python3 runs");
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    print!("{stdout}");
-    assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", server.log());
-    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
+    let reference = repository().join("tests/fixtures/minilm_reference.json");
+    satisfies(OPENAI, "embeddings_client.py", &server, &[reference]);
     let memory = server.memory();
     let rows = memory["components"].as_array().unwrap_or_else(|| panic!("{memory}"));
     for row in rows {

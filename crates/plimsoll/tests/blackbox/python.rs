@@ -1,14 +1,17 @@
-//! Python packages for the tests that need some.
+//! Python for the tests that need it: packages, and scripts that check a server.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+
+use crate::product::{Server, repository};
 
 /// A package of PyPI, installed once below the build's own files.
 ///
 /// A plain directory instead of a virtual environment: it needs nothing but pip, and where pip may not touch the system's
 /// packages it may still fill a directory.
-pub fn packages(requirement: &str) -> PathBuf {
+fn packages(requirement: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(requirement.replace("==", "-"));
@@ -22,4 +25,23 @@ pub fn packages(requirement: &str) -> PathBuf {
         std::fs::write(&complete, requirement).expect("the directory is ours");
     }
     target
+}
+
+/// A program that finds the packages of this requirement, and has nothing of this machine between itself and the loopback address.
+pub fn beside(requirement: &str, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env("PYTHONPATH", packages(requirement)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.envs([("NO_PROXY", "*"), ("no_proxy", "*")]);
+    command
+}
+
+/// Runs a script of `tests/clients` against a server, with more arguments if it wants any. It must come to its end.
+pub fn satisfies(requirement: &str, script: &str, server: &Server, more: &[PathBuf]) {
+    let mut command = beside(requirement, "python3");
+    command.arg(repository().join("tests/clients").join(script)).arg(format!("http://{}", server.address)).args(more);
+    let output = command.output().expect("python3 runs");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    print!("{stdout}");
+    assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", server.log());
+    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
 }

@@ -1,25 +1,19 @@
 //! `schemathesis` over the OpenAPI document: what a tool that knows nothing but the document makes of the server.
 
-use std::process::Command;
-
 use crate::product::{Server, repository};
-use crate::python::packages;
+use crate::python::beside;
 
 /// The release the script was written against.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 
 #[test]
 fn schemathesis_finds_no_5xx_and_no_mismatch() {
-    let packages = packages(SCHEMATHESIS);
     // Short contexts: every answer is short.
     let server = Server::start(&["--max-total-token-num", "4096", "--max-req-total-len", "64"]);
-    let output = Command::new(repository().join("tests/clients/schemathesis.sh"))
+    let output = beside(SCHEMATHESIS, repository().join("tests/clients/schemathesis.sh"))
         .arg(format!("http://{}", server.address))
         .args(["python3", "-c", "from schemathesis.cli import schemathesis; schemathesis()"])
-        .env("PYTHONPATH", packages)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .current_dir(env!("CARGO_TARGET_TMPDIR"))
-        .envs([("NO_PROXY", "*"), ("no_proxy", "*")])
         .output()
         .expect("the script runs");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
