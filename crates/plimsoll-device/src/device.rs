@@ -191,8 +191,17 @@ pub struct SeqSpan {
 /// In [`StepInput::state_out`]: the state after this row is not kept.
 pub const NO_STATE: u32 = plimsoll_kernels::NO_SLOT;
 
-/// One step's batch: rows of all sequences, one after another.
+/// Consecutive rows of a step whose embeddings an encoder has made.
 #[derive(Clone, Copy, Debug)]
+pub struct MediaRows<'a> {
+    /// The first of the rows.
+    pub first_row: usize,
+    /// Their embeddings, row after row, each as wide as the encoder's output. The planner has none: empty.
+    pub values: &'a [f32],
+}
+
+/// One step's batch: rows of all sequences, one after another.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct StepInput<'a> {
     /// Token id of each row.
     pub tokens: &'a [u32],
@@ -209,6 +218,11 @@ pub struct StepInput<'a> {
     /// For each row the slot that receives the recurrent state after it, or [`NO_STATE`]; empty for models without state.
     /// A sequence's last row always names one. It may be the slot that the sequence starts from; no slot is named twice.
     pub state_out: &'a [u32],
+    /// Where each row stands in time, height and width, for models that give pictures a place in all three; empty: its
+    /// position, three times.
+    pub places: &'a [[u32; 3]],
+    /// Rows whose embeddings do not come from their tokens.
+    pub media: &'a [MediaRows<'a>],
 }
 
 /// What a model may ask of a device. Shapes are given by the buffers; a mismatch is a bug and panics.
@@ -224,6 +238,10 @@ pub trait Device {
 
     /// `out[r] = table[tokens[r]] * scale`.
     fn embed(&mut self, out: Buf, table: LinearId, tokens: &[u32], scale: f32);
+
+    /// `x[first_row + r] (+)= values[r][from..from + x.cols]` for every row of `values`, which are `width` wide: what comes from
+    /// outside (patches, embeddings of pictures) enters a step. The planner has no values: empty, and nothing happens.
+    fn place(&mut self, x: Buf, first_row: usize, values: &[f32], width: usize, from: usize, mode: Mode);
 
     /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight`; `out` may be `x`.
     fn rms_norm(&mut self, out: Buf, x: Buf, weight: VectorId, eps: f32);

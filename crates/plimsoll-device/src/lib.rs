@@ -14,7 +14,8 @@ pub mod weights;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
-    Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, SeqSpan, StepInput,
+    Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, MediaRows, Mode, NO_STATE, SeqSpan,
+    StepInput,
 };
 pub use kv::{KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};

@@ -200,6 +200,8 @@ impl Device for PlanDevice<'_> {
 
     fn concat(&mut self, _out: Buf, _a: Buf, _b: Buf) {}
 
+    fn place(&mut self, _: Buf, _: usize, _: &[f32], _: usize, _: usize, _: Mode) {}
+
     fn gather(&mut self, _out: Buf, _x: Buf, _rows: &[u32]) {}
 
     fn softcap(&mut self, x: Buf, _cap: f32) {

@@ -39,15 +39,7 @@ fn run(threads: usize) -> Vec<Vec<u32>> {
         let (q, k, v) = (filled(64), filled(32), filled(32));
         let [q, k, v] = [q, k, v].map(|rows| matrix(&mut device, &rows));
         let out = device.temp(first_row, 64).unwrap();
-        let step = StepInput {
-            tokens: &[],
-            positions: &[],
-            seqs: &seqs,
-            pages: &pages,
-            types: &[],
-            logit_rows: &[],
-            state_out: &[],
-        };
+        let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
         let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, softcap: None };
         device.attention(&spec, out, q, k, v, &step);
         rows(&mut device, out)

@@ -66,15 +66,7 @@ fn step(device: &mut CpuDevice, specs: &[GatedDelta; LAYERS], parts: &[Part<'_>]
         first_row += rows;
     }
     let state_out: Vec<u32> = parts.iter().flat_map(|part| part.out.clone()).collect();
-    let step = StepInput {
-        tokens: &[],
-        positions: &[],
-        seqs: &seqs,
-        pages: &[],
-        types: &[],
-        logit_rows: &[],
-        state_out: &state_out,
-    };
+    let step = StepInput { seqs: &seqs, state_out: &state_out, ..StepInput::default() };
     let column = |which: usize| -> Vec<Vec<f32>> {
         parts.iter().flat_map(|part| part.rows.iter().map(move |row| row[which].clone())).collect()
     };
@@ -218,15 +210,7 @@ fn the_plan_counts_states_read_and_written() {
         |first_row, rows, state| SeqSpan { first_row, rows, start: 0, pages_at: 0, pages: 0, seen_from: 0, state };
     let seqs = [span(0, 3, None), span(3, 1, Some(2))];
     let state_out = [0, NO_STATE, 1, 2];
-    let step = StepInput {
-        tokens: &[],
-        positions: &[],
-        seqs: &seqs,
-        pages: &[],
-        types: &[],
-        logit_rows: &[],
-        state_out: &state_out,
-    };
+    let step = StepInput { seqs: &seqs, state_out: &state_out, ..StepInput::default() };
     let spec = &specs[1];
     let [qkv, a, b, out] = [spec.channels(), spec.value_heads, spec.value_heads, spec.value_heads * spec.value_dim]
         .map(|cols| plan.temp(4, cols).unwrap());

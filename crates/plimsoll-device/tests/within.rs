@@ -53,15 +53,7 @@ fn run(lengths: &[usize], seeds: &[u64], threads: usize, isa: Isa) -> Vec<Vec<u3
     let part = |i: usize| all.iter().flat_map(|three| three[i].clone()).collect::<Vec<_>>();
     let [q, k, v] = [0, 1, 2].map(|i| matrix(&mut device, &part(i)));
     let out = device.temp(q.rows, WIDTH).unwrap();
-    let step = StepInput {
-        tokens: &[],
-        positions: &[],
-        seqs: &seqs,
-        pages: &pages,
-        types: &[],
-        logit_rows: &[],
-        state_out: &[],
-    };
+    let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
     device.attend_within(&spec(), out, q, k, v, &step).unwrap();
     // The same on the planner's device: as much workspace, to the byte.
     let mut plan = PlanDevice::new(&table, shape.kv);

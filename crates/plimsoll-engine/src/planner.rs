@@ -391,9 +391,9 @@ impl Blueprint {
             positions: &positions,
             seqs: &seqs,
             pages: &pages,
-            types: &[],
             logit_rows: &wanted,
             state_out: &state_out,
+            ..StepInput::default()
         };
         let mut device = PlanDevice::new(&self.weights, shape.kv);
         let mut passes = Passes::default();
@@ -409,9 +409,8 @@ impl Blueprint {
                 positions: &positions[..rows],
                 seqs: &seqs,
                 pages: &pages,
-                types: &[],
                 logit_rows: &from[..lanes],
-                state_out: &[],
+                ..StepInput::default()
             };
             passes.draft(&*self.model, &mut device, &from, &input)?;
         }

@@ -144,6 +144,7 @@ impl StepBuffers {
             types: &self.types,
             logit_rows: &self.logit_rows,
             state_out: &self.state_out,
+            ..StepInput::default()
         }
     }
 }

@@ -129,9 +129,9 @@ impl Stress<'_> {
             positions: &positions,
             seqs: &spans,
             pages: &pages,
-            types: &[],
             logit_rows: &wanted,
             state_out: &state_out,
+            ..StepInput::default()
         };
         self.runner.forward(&step)?;
         if self.limits.drafts > 0 { self.draft(&step) } else { Ok(()) }
@@ -160,9 +160,8 @@ impl Stress<'_> {
                     positions: &positions,
                     seqs: &spans,
                     pages: step.pages,
-                    types: &[],
                     logit_rows: &seqs,
-                    state_out: &[],
+                    ..StepInput::default()
                 },
             )?;
         }

@@ -63,7 +63,7 @@ impl WholeStep {
             pages: &self.pages,
             types: &self.types,
             logit_rows: &self.logit_rows,
-            state_out: &[],
+            ..StepInput::default()
         }
     }
 }

@@ -45,6 +45,42 @@ pub trait Drafter: Send + Sync {
     ) -> Result<Output, DeviceError>;
 }
 
+/// The patches of one picture or list of frames: `frames` × `height` × `width` of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Groups of frames; 1 for a picture.
+    pub frames: usize,
+    /// Patches from top to bottom.
+    pub height: usize,
+    /// Patches from left to right.
+    pub width: usize,
+}
+
+/// Pictures on their way through a vision tower, together.
+#[derive(Clone, Copy, Debug)]
+pub struct Pictures<'a> {
+    /// Their grids.
+    pub grids: &'a [Grid],
+    /// All patches, [patches, [`Vision::patch_width`]], in the order of the Hugging Face processors: by groups of frames, then by
+    /// the blocks that become one token, then within them. The planner has none: empty.
+    pub patches: &'a [f32],
+}
+
+/// A vision tower: patches in, one embedding a token out.
+pub trait Vision: Send + Sync {
+    /// Numbers of a patch.
+    fn patch_width(&self) -> usize;
+
+    /// Patches per side of the block that becomes one token.
+    fn merge(&self) -> usize;
+
+    /// Numbers of an output row: the model's width, and as many again for every layer that is given more of the picture.
+    fn output_width(&self) -> usize;
+
+    /// Encodes pictures as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's picture.
+    fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError>;
+}
+
 /// A model, ready to run on any device that holds its weights.
 pub trait Model: Send + Sync {
     /// One step.
@@ -52,6 +88,11 @@ pub trait Model: Send + Sync {
 
     /// The model's draft head, if its checkpoint has one and it was asked for.
     fn drafter(&self) -> Option<&dyn Drafter> {
+        None
+    }
+
+    /// The model's vision tower, if its checkpoint has one.
+    fn vision(&self) -> Option<&dyn Vision> {
         None
     }
 

@@ -52,9 +52,9 @@ fn a_hybrid_of_122_billion_is_planned_from_its_configuration() {
         positions: &[0, 1, 2, 3, 4],
         seqs: &seqs,
         pages: &[0],
-        types: &[],
         logit_rows: &[0, 1, 2, 3, 4],
         state_out: &[1, 2, 3, 4, 0],
+        ..StepInput::default()
     };
     let mut device = PlanDevice::new(&more, drafting.shape(KvDtype::F16).kv);
     let output = drafting.forward(&mut device, &step).unwrap();

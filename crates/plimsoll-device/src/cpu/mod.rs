@@ -363,6 +363,22 @@ impl Device for CpuDevice {
         });
     }
 
+    fn place(&mut self, x: Buf, first_row: usize, values: &[f32], width: usize, from: usize, mode: Mode) {
+        let rows = values.chunks_exact(width);
+        assert!(rows.remainder().is_empty() && from + x.cols <= width, "{} values in rows of {width}", values.len());
+        assert!(first_row + rows.len() <= x.rows, "{} rows from {first_row} of {}", rows.len(), x.rows);
+        let arena = self.arena();
+        for (row, values) in rows.enumerate() {
+            // SAFETY: the row is inside the workspace, and this is the only thread.
+            let out = unsafe { arena.row(x, first_row + row) };
+            let values = &values[from..from + x.cols];
+            match mode {
+                Mode::Store => out.copy_from_slice(values),
+                Mode::Add => out.iter_mut().zip(values).for_each(|(out, value)| *out += value),
+            }
+        }
+    }
+
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]) {
         assert_eq!((out.rows, out.cols), (rows.len(), x.cols), "gather keeps the width");
         let arena = self.arena();

@@ -123,9 +123,9 @@ impl Step {
             positions: &self.positions,
             seqs: &self.seqs,
             pages: &self.pages,
-            types: &[],
             logit_rows: &self.logit_rows,
             state_out: &self.state_out,
+            ..StepInput::default()
         }
     }
 }
