@@ -169,7 +169,7 @@ pub struct EnginePlan {
     pub(crate) measure: bool,
     /// Whether requests are shortened to the pool rather than refused: the operator named no length.
     pub(crate) clamp_context: bool,
-    prefix_cache: bool,
+    pub(crate) prefix_cache: bool,
     /// The longest request the operator or the model allows, whatever the pool.
     context: usize,
 }

@@ -20,6 +20,7 @@ use crate::limits::{ByteBudget, ReadBody, WorkBudget, read_json};
 use crate::metrics::Metrics;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::Rates;
+use crate::record::Recorder;
 use crate::responses::{self, store::ResponseStore};
 use crate::running::{self, Running};
 use crate::{
@@ -59,6 +60,8 @@ pub(crate) struct App {
     longest_token: u64,
     pub grammars: Arc<Grammars>,
     pub responses: Arc<ResponseStore>,
+    /// Where what is asked is written down.
+    pub recorder: Option<Recorder>,
     text_workers: Arc<Semaphore>,
     /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
     /// round.
@@ -77,11 +80,15 @@ impl App {
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
         let responses = ResponseStore::new(config.response_store_bytes);
+        let recorder =
+            config.record.as_ref().map(|record| Recorder::open(record, &served.names[0], &bytes)).transpose()?;
+        let recorded = recorder.as_ref().map(|recorder| Arc::clone(&recorder.recorded));
         let grammars = form::grammars(&served, config.grammar_bytes);
         Ok(Arc::new(Self {
-            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses),
+            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses, recorded),
             grammars,
             responses,
+            recorder,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
             parsing: WorkBudget::new(config.parsing_bytes_max()),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),

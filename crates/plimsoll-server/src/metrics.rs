@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::ByteBudget;
 use crate::memory::report;
+use crate::record::Recorded;
 use crate::responses::store::ResponseStore;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -70,6 +71,7 @@ impl Metrics {
         bytes: &Arc<ByteBudget>,
         grammars: &Arc<Grammars>,
         responses: &Arc<ResponseStore>,
+        recorded: Option<Arc<Recorded>>,
     ) -> Self {
         let mut registry = Registry::default();
         engine.metrics().register(&mut registry);
@@ -87,6 +89,7 @@ impl Metrics {
             bytes: Arc::clone(bytes),
             grammars: Arc::clone(grammars),
             responses: Arc::clone(responses),
+            recorded: recorded.unwrap_or_default(),
             connections: Arc::clone(&connections),
         };
         registry.register_collector(Box::new(gauges));
@@ -121,6 +124,7 @@ struct Gauges {
     bytes: Arc<ByteBudget>,
     grammars: Arc<Grammars>,
     responses: Arc<ResponseStore>,
+    recorded: Arc<Recorded>,
     connections: Arc<AtomicU64>,
 }
 
@@ -155,7 +159,7 @@ impl Collector for Gauges {
 }
 
 impl Gauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 39] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 42] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
@@ -187,6 +191,9 @@ impl Gauges {
             ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
             ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
             ("plimsoll_responses_evicted", "Responses dropped to make room", signed(responses.evicted)),
+            ("plimsoll_trace_lines", "Requests recorded (--record)", read(&self.recorded.lines)),
+            ("plimsoll_trace_bytes", "Bytes of the trace", read(&self.recorded.bytes)),
+            ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&self.recorded.lost)),
             ("plimsoll_http_connections", "Open connections", read(&self.connections)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),

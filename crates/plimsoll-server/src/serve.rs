@@ -95,6 +95,9 @@ pub async fn serve(
     }
     drop(listener);
     drain(&app, connections).await;
+    if let Some(recorder) = &app.recorder {
+        recorder.flush();
+    }
     Ok(())
 }
 

@@ -62,6 +62,8 @@ pub enum Command {
     Bench(crate::bench::Args),
     /// Load a server with everything that breaks servers, and judge it.
     Soak(crate::soak::Args),
+    /// Give a recorded trace to a server again, or to the scheduler and the memory of a plan.
+    Replay(Box<crate::replay::Args>),
     /// The neighbour that `soak --balloon` starts.
     #[command(hide = true)]
     Balloon(crate::soak::balloon::Args),
@@ -91,6 +93,15 @@ pub struct ServeArgs {
     /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
     #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
     pub log_ledger_every: u64,
+    /// Write a line for every request to this file: when it came, lengths, settings, how it ended; no content. `plimsoll replay` reads it.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Record the tokens of prompts, too.
+    #[arg(long, alias = "record_content", requires = "record")]
+    pub record_content: bool,
+    /// Bytes after which nothing more is recorded.
+    #[arg(long, alias = "record_bytes", default_value_t = 1 << 30)]
+    pub record_bytes: u64,
     /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, glm45, functiongemma, gemma4, openai.
     #[arg(long, alias = "tool_call_parser", default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,

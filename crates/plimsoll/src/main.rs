@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod commands;
 mod progress;
+mod replay;
 mod settings;
 mod soak;
 
@@ -52,6 +53,7 @@ fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
             true => Ok(()),
             false => anyhow::bail!("the soak failed"),
         },
+        args::Command::Replay(replay) => replay::run(&replay),
         args::Command::Balloon(balloon) => soak::balloon::run(&balloon),
     }
 }

@@ -34,7 +34,9 @@ pub(super) async fn run(
         client.charge(tokens);
     }
     let ticket = app.running.enter(id, false, Vec::new())?;
-    let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller);
+    let ids = inputs.iter().map(|input| input.ids.as_slice());
+    let entry = app.recorder.as_ref().and_then(|recorder| recorder.prompts(api, ids));
+    let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller).recorded(entry);
     let result = tokio::select! {
         biased;
         () = ticket.cancelled() => Err(cancelled()),

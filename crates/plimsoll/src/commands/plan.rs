@@ -1,6 +1,6 @@
 //! `plan`: what serving would take, from headers and configuration alone. The same code as start-up (I8).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
@@ -9,17 +9,22 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::json;
 
-use crate::args::PlanArgs;
+use crate::args::{EngineArgs, HttpArgs, PlanArgs};
 
-/// Prints the plan.
-pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let options = args.engine.options_beside(&args.http.config()?);
-    let local = Path::new(&args.model);
-    let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
+/// A model's headers, and the options of an engine for it.
+pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(PathBuf, Checkpoint, Options)> {
+    let local = Path::new(model);
+    let path = if local.exists() { local.to_path_buf() } else { super::resolve(model)? };
     let checkpoint = Checkpoint::open(&path)?;
     // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
     let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
-    let options = Options { tokenizer_bytes, ..options };
+    let options = Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) };
+    Ok((path, checkpoint, options))
+}
+
+/// Prints the plan.
+pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+    let (path, checkpoint, options) = open(&args.model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
     if args.users.is_some() || args.context.is_some() {
         let longest = checkpoint.config.max_context as u64;

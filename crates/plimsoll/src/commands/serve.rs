@@ -6,7 +6,7 @@ use anyhow::Context;
 use plimsoll_engine::{Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{Formats, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig};
 
 use crate::args::{ServeArgs, default_name};
 
@@ -17,8 +17,16 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         host: args.host.clone(),
         port: args.port,
         drain_deadline: Duration::from_secs(args.drain_seconds),
+        record: args.record.clone().map(|file| RecordConfig {
+            file,
+            content: args.record_content,
+            max_bytes: args.record_bytes,
+        }),
         ..args.http.config()?
     };
+    if let Some(record) = config.record.as_ref().filter(|record| record.file.exists()) {
+        anyhow::bail!("--record {}: the file exists and is not overwritten", record.file.display());
+    }
     let options = args.engine.options_beside(&config);
     let options = Options { log_ledger_every: args.log_ledger_every, ..options };
     let (model, engine) = super::start_engine(&args.model, &options)?;

@@ -17,6 +17,7 @@ mod page;
 mod plans;
 mod product;
 mod python;
+mod replay;
 mod schema;
 mod serving;
 mod shutdown;
