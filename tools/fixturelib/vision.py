@@ -105,8 +105,10 @@ def flat(kind: str, architecture: str, text: dict, tower: dict) -> dict:
 
 
 MODELS: dict[str, dict] = {
-    # Heads of 20 and of 12 elements: no multiples of sixteen.
-    "vl-qwen3.5": outer("qwen3_5", "Qwen3_5ForConditionalGeneration", HYBRID, {**QWEN3_TOWER, "hidden_size": 40}),
+    # Heads of 24 and of 12 elements: no multiples of sixteen.
+    "vl-qwen3.5": outer(
+        "qwen3_5", "Qwen3_5ForConditionalGeneration", HYBRID, {**QWEN3_TOWER, "hidden_size": 24, "num_heads": 1},
+    ),
     "vl-qwen3.5-moe": outer(
         "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration",
         {**{k: v for k, v in HYBRID.items() if k != "intermediate_size"}, **MOE, "shared_expert_intermediate_size": 16},
@@ -116,7 +118,7 @@ MODELS: dict[str, dict] = {
         "qwen3_vl", "Qwen3VLForConditionalGeneration",
         {**TEXT, "attention_bias": False, "head_dim": 32, "num_hidden_layers": 3, "rope_scaling": MROPE3,
          "rope_theta": 10000.0},
-        {**QWEN3_TOWER, "hidden_size": 24, "depth": 3, "deepstack_visual_indexes": [0, 1]},
+        {**QWEN3_TOWER, "hidden_size": 24, "deepstack_visual_indexes": [0, 1]},
     ),
     "vl-qwen3-moe": outer(
         "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
