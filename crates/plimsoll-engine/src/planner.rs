@@ -14,6 +14,7 @@ use plimsoll_models::Model;
 use thiserror::Error;
 
 use crate::accounts::{engine_bytes, index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
+use crate::advice::{Advice, advice};
 use crate::cache::PagePool;
 use crate::cpu::Passes;
 use crate::options::Options;
@@ -25,9 +26,12 @@ use crate::stress::Pools;
 use crate::whole::{self, WholeStep};
 use crate::worker::Speculation;
 
-/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute, what the allocator
-/// keeps of freed memory. Measured: 0.5 MiB at ready, 1.5 to 2.9 MiB with 64 requests running.
-const PROCESS_BASELINE_BYTES: u64 = 3 << 20;
+/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
+/// ready, 1.1 MiB under the attacks of `plimsoll soak`.
+const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
+/// What the system's allocator keeps of freed memory: holes between blocks that live on. Measured: 0.6 MiB at ready, 2.8 MiB
+/// under the attacks of `plimsoll soak`.
+const HEAP_KEPT_BYTES: u64 = 4 << 20;
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
@@ -85,9 +89,9 @@ pub enum PlanError {
 #[derive(Debug, Error)]
 #[error(
     "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
-     largest component: {largest}. Try --batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or {}",
+     largest component: {largest}. Try {}{}",
     Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
-    batch_max_tokens / 2, tokens / 2, remedy.words(*needed + *peers)
+    advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), remedy.words(*needed + *peers)
 )]
 pub struct Shortfall {
     /// Bytes needed.
@@ -102,8 +106,8 @@ pub struct Shortfall {
     pub remedy: Remedy,
     /// Tokens of the smallest useful pool.
     pub tokens: usize,
-    /// The row budget that was planned with.
-    pub batch_max_tokens: usize,
+    /// Flags that would make it less, the best first.
+    pub advice: Vec<Advice>,
     /// The component that takes most.
     pub largest: &'static str,
     /// The plan with that pool.
@@ -287,8 +291,23 @@ impl Blueprint {
         })
     }
 
-    /// Plans an engine under `line`.
+    /// Plans an engine under `line`; if it does not fit, with advice.
     pub fn plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
+        let mut planned = self.try_plan(options, threads, line);
+        if let Err(PlanError::DoesNotFit(shortfall)) = &mut planned {
+            // Under a line of nothing, what does not fit says what the least needs.
+            let nothing = Line { bytes: 0, ..line.clone() };
+            shortfall.advice =
+                advice(options, shortfall.needed, |options| match self.try_plan(options, threads, &nothing) {
+                    Err(PlanError::DoesNotFit(shortfall)) => Some(shortfall.needed),
+                    _ => None,
+                });
+        }
+        planned
+    }
+
+    /// As [`Self::plan`], without advice.
+    pub(crate) fn try_plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
         check(options)?;
         self.check_encoder(options)?;
         let shape = self.model.shape(options.kv_dtype);
@@ -513,7 +532,7 @@ impl Blueprint {
             peers: line.peers,
             remedy: line.remedy,
             tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
-            batch_max_tokens: options.batch_max_tokens,
+            advice: Vec::new(),
             largest,
             plan,
         }))
@@ -568,8 +587,11 @@ impl Blueprint {
             ),
             entry(
                 Component::HostHeap,
-                options.http_bytes,
-                "an allowance, a bound and no forecast: connections, bodies, parsing, grammars".into(),
+                options.http_bytes + HEAP_KEPT_BYTES,
+                format!(
+                    "an allowance, a bound and no forecast: connections, bodies, parsing, grammars; {} that the allocator keeps",
+                    Bytes(HEAP_KEPT_BYTES)
+                ),
             ),
             entry(
                 Component::ProcessBaseline,

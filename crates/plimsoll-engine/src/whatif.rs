@@ -2,10 +2,11 @@
 //!
 //! Every user is given the whole context in pages of their own: what fits here needs no preemption and no luck with prefixes.
 
-use plimsoll_device::{KvDtype, PAGE_TOKENS};
+use plimsoll_device::PAGE_TOKENS;
 use plimsoll_formats::Checkpoint;
 use serde::Serialize;
 
+use crate::advice::{Alternative, alternatives};
 use crate::options::Options;
 use crate::planner::{Blueprint, Line, PlanError};
 
@@ -91,7 +92,7 @@ pub fn what_if(
     let users_max = asked.users_max(&blueprint, load.context)?;
     let context_max = largest(longest, |context| asked.fits(&blueprint, Load { context, ..load }))?;
     let mut knobs = Vec::new();
-    for (flag, value, options) in alternatives(options) {
+    for Alternative { flag, value, options } in alternatives(options) {
         let other = Asked { options, threads, line };
         let blueprint = Blueprint::new(checkpoint, &other.options)?;
         let knob = Knob {
@@ -116,23 +117,6 @@ pub fn what_if(
     })
 }
 
-/// The flags that trade something for memory.
-fn alternatives(options: &Options) -> Vec<(&'static str, String, Options)> {
-    let mut out = Vec::new();
-    if options.kv_dtype != KvDtype::Q8 {
-        out.push(("--kv-dtype", "q8".into(), Options { kv_dtype: KvDtype::Q8, ..options.clone() }));
-    }
-    if options.batch_max_tokens > 64 {
-        let rows = (options.batch_max_tokens / 2).max(64);
-        out.push(("--batch-max-tokens", rows.to_string(), Options { batch_max_tokens: rows, ..options.clone() }));
-    }
-    if options.request_bytes > 16 << 20 {
-        let bytes = options.request_bytes / 2;
-        out.push(("--request-bytes", bytes.to_string(), Options { request_bytes: bytes, ..options.clone() }));
-    }
-    out
-}
-
 impl Asked<'_> {
     /// The options of a server for exactly this load.
     fn options(&self, load: Load) -> Options {
@@ -149,7 +133,7 @@ impl Asked<'_> {
 
     /// Bytes that a server for this load plans.
     fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {
-        match blueprint.plan(&self.options(load), self.threads, self.line) {
+        match blueprint.try_plan(&self.options(load), self.threads, self.line) {
             Ok(planned) => {
                 // Where state is short the planner plans for fewer at once; the rest is what they lack.
                 let missing = load.users.saturating_sub(planned.step.running as u64);
