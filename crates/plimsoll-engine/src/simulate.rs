@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::lease::SharedCache;
+use crate::media::SeqMedia;
 use crate::planner::EnginePlan;
 use crate::request::{Limits, Request};
 use crate::sampling::SamplingParams;
@@ -176,7 +177,7 @@ impl<'a> Simulation<'a> {
         };
         let pool = PagePool::new(plan.pages).map_err(|error| tables(&error))?;
         let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
-        let limits = StepLimits { drafts: 0, ..plan.step };
+        let limits = StepLimits { drafts: 0, media: false, ..plan.step };
         Ok(Self {
             scheduler: Scheduler::new(limits, Rc::clone(&cache), plan.limits.max_waiting as usize),
             cache,
@@ -237,6 +238,7 @@ impl<'a> Simulation<'a> {
             slots: self.plan.step.slots,
             pages: Vec::new(),
             page_ids: Vec::new(),
+            media: SeqMedia::default(),
             tokens,
             work,
         };
@@ -370,5 +372,6 @@ fn priced(prompt: Vec<u32>, max_tokens: u32, line: &Line) -> Request {
         speculate: false,
         cache_salt: line.salt,
         embed: None,
+        media: Vec::new(),
     }
 }
