@@ -78,7 +78,8 @@ pub fn stress(
 pub(crate) fn stress_tower(runner: &mut dyn Runner, plan: &MediaPlan, spec: &MediaSpec) -> Result<(), MediaError> {
     for grids in &plan.worst {
         let batch = grids.len();
-        let failed = |error: DeviceError| MediaError::WorstCaseFailed { batch, modality: "medium", why: error.to_string() };
+        let failed =
+            |error: DeviceError| MediaError::WorstCaseFailed { batch, modality: "medium", why: error.to_string() };
         let patches = vec![0.0; spec.values_of(grids)];
         runner.encode(&Pictures { grids, patches: &patches }).map_err(failed)?;
         let tokens = |grid: &Grid| grid.patches() / (spec.places.merge * spec.places.merge);
