@@ -255,6 +255,7 @@ struct Draft<'a> {
     step: StepLimits,
     workspace: usize,
     context: usize,
+    media: Option<&'a MediaPlan>,
 }
 
 impl Draft<'_> {
@@ -362,9 +363,10 @@ impl Blueprint {
         let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, drafts, each: step.slots > 1, ..alone };
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
-        let encode = self.media.as_ref().map_or(0, |media| media.workspace);
+        let media = self.media.as_ref().map(|media| media.sized(options)).transpose()?;
+        let encode = media.as_ref().map_or(0, |media| media.workspace);
         let workspace = largest.workspace.max(encode) + scratch;
-        let mut draft = Draft { options, line, threads, shape, step, workspace, context };
+        let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref() };
         let (sizing, sizing_total) = self.sizes(&draft);
         let pools = self.pools(&draft, &sizing, sizing_total)?;
         if let Some(state) = sizing.state {
@@ -390,7 +392,7 @@ impl Blueprint {
                 adaptive: options.mtp_adaptive && !options.mtp_optimistic,
                 cost: draft_cost.map_or(1.0, |checked| checked / cost(&decode.forward).max(1) as f64),
             },
-            media: self.media.clone(),
+            media: draft.media.cloned(),
             sizing,
             sizing_total,
             fraction: options.mem_fraction,
@@ -563,14 +565,14 @@ impl Blueprint {
             tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
             advice: Vec::new(),
             largest,
-            media: self.media.as_ref().map_or_else(String::new, MediaPlan::remedies),
+            media: draft.media.map_or_else(String::new, MediaPlan::remedies),
             plan,
         }))
     }
 
     /// The tree of components with these pools.
     fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
-        let Draft { options, line, threads, shape, step, workspace, context } = *draft;
+        let Draft { options, line, threads, shape, step, workspace, context, .. } = *draft;
         let Pools { pages, slots } = pools;
         let stateful = shape.state.map(|_| slots);
         // Without a pool this is the fixed part for pools of any size.
@@ -592,7 +594,7 @@ impl Blueprint {
                 Component::StepWorkspace,
                 workspace as u64,
                 format!("one step of {} rows, {} with logits", step.rows, step.logit_rows)
-                    + &self.media.as_ref().map_or_else(String::new, MediaPlan::words),
+                    + &draft.media.map_or_else(String::new, MediaPlan::words),
             ),
             entry(
                 Component::RequestTable,
@@ -639,7 +641,7 @@ impl Blueprint {
             let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());
             lines.insert(2, state_line(bytes as u64, per_request as u64, slots));
         }
-        lines.extend(self.media.iter().flat_map(MediaPlan::lines));
+        lines.extend(draft.media.iter().flat_map(|media| media.lines()));
         Plan { limit: line.bytes, limit_source: line.source.clone(), lines }
     }
 

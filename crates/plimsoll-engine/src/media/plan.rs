@@ -191,8 +191,6 @@ impl MediaPlan {
             let why = format!("no picture fits into a context of {context} tokens");
             return Err(MediaError::BadConfig { key: "min_pixels", why }.into());
         };
-        let (width, tokens) = (tower.output_width(), largest.shape.tokens as usize);
-        let pages = pages(options, width, tokens, batch)?;
         let rows = candidates.iter().map(|candidate| candidate.shape.rows).max().unwrap_or(0);
         let mut plan = Self {
             parameters: format!("{image:?} {video:?}"),
@@ -201,9 +199,9 @@ impl MediaPlan {
             places: tower.place_rule(),
             items_max: options.max_media_per_request,
             batch,
-            width,
-            pages,
-            media_bytes: options.media_bytes,
+            width: tower.output_width(),
+            pages: 0,
+            media_bytes: 0,
             patch_bytes: rows * batch as u64 * (tower.patch_width() * size_of::<f32>()) as u64,
             worst,
             workspace,
@@ -213,7 +211,13 @@ impl MediaPlan {
             return Err(MediaError::BadConfig { key: "in_channels", why: "pictures here have three".into() }.into());
         }
         plan.patch_bytes = plan.patch_bytes.max(plan.spec().patch_values_max() as u64 * size_of::<f32>() as u64);
-        Ok(Some(plan))
+        plan.sized(options).map(Some)
+    }
+
+    /// The same with the pools that `options` ask for.
+    pub(crate) fn sized(&self, options: &Options) -> Result<Self, PlanError> {
+        let pages = pages(options, self.width, self.largest.0 as usize, self.batch)?;
+        Ok(Self { pages, media_bytes: options.media_bytes, ..self.clone() })
     }
 
     /// What requests are checked against; without memory for outputs yet.
@@ -282,6 +286,16 @@ impl MediaPlan {
         let pages = OutputPool::bytes_for(self.width, OUTPUT_PAGE_ROWS, tokens as usize, 1);
         let side = self.image.as_ref().map_or(0, |image| image.rule.factor());
         (pictures * pages, pictures * tokens * side * side * 3)
+    }
+
+    /// Tokens of the largest item, and its work.
+    pub fn largest(&self) -> (u64, Work) {
+        self.largest
+    }
+
+    /// Pixels that a picture is resized to at most.
+    pub fn image_pixels(&self) -> u64 {
+        self.image.as_ref().map_or(0, |image| image.rule.max_pixels)
     }
 
     /// Tokens of the largest picture.

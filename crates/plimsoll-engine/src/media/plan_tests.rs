@@ -57,15 +57,9 @@ fn a30_no_legal_item_takes_more_than_the_worst_case() {
     assert!(all.len() > 200, "{} grids", all.len());
     let dearest = all.iter().map(|grid| planner.run(&[*grid]).unwrap().0).max().unwrap();
     assert_eq!(dearest, media.workspace, "the worst case is one that occurs");
-    let most = all.iter().filter(|grid| grid.frames == 1).map(|grid| grid.patches() as u64 / 4).max().unwrap();
-    assert_eq!(most, media.image_tokens());
-    // And what the engine lets in is what is legal, no more.
-    let spec = media.spec();
-    for grid in &all {
-        let tokens = grid.patches() as u64 / 4;
-        let (image, video) = (spec.image.as_ref().unwrap(), spec.video.as_ref().unwrap());
-        assert!(tokens <= if grid.frames == 1 { image.tokens_max.max(video.tokens_max) } else { video.tokens_max });
-    }
+    let most = all.iter().map(|grid| grid.patches() as u64 / 4).max().unwrap();
+    assert_eq!(most, media.video.as_ref().unwrap().tokens_max);
+    assert_eq!(media.image_tokens(), media.image.as_ref().unwrap().rule.worst(|shape| shape.tokens).tokens);
 }
 
 #[test]
