@@ -96,6 +96,8 @@ pub(crate) struct Accounts {
     pub index: u64,
     /// What the process took before it held anything of the plan, but for stacks, which grow; 0 where it was not measured.
     pub baseline: AtomicU64,
+    /// The rest of the heap and the process are somebody else's account: the house's.
+    pub guest: bool,
     /// What the largest steps took of the workspace.
     pub workspace_peak: u64,
 }
@@ -107,6 +109,9 @@ impl Accounts {
         ledger.observe(Component::Tokenizer, self.tokenizer);
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
+        if self.guest {
+            return;
+        }
         ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(self.tokenizer + self.index + requests));
         // Where the process's own share was not measured, its stacks say nothing either.
         let baseline = match self.baseline.load(Relaxed) {
@@ -119,7 +124,7 @@ impl Accounts {
     /// Measures the process's own share once, when everything planned has been touched: what is resident and belongs to neither a
     /// region nor the heap. Nothing where the heap is not counted, since then the two cannot be told apart.
     pub fn measure_baseline(&self, ledger: &Ledger) {
-        if heap::calls() == 0 {
+        if heap::calls() == 0 || self.guest {
             return;
         }
         heap::trim();

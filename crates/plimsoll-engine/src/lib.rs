@@ -14,6 +14,7 @@ pub mod cpu;
 mod delivery;
 pub mod governor;
 pub mod handle;
+pub mod house;
 mod lease;
 pub mod loading;
 pub mod metrics;
@@ -45,6 +46,7 @@ mod worker;
 
 pub use cached::CacheReport;
 pub use handle::EngineHandle;
+pub use house::{House, NoRoom};
 pub use loading::{LoadedModel, LoadingError};
 pub use options::Options;
 pub use outbox::{Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
