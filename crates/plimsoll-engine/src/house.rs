@@ -78,7 +78,7 @@ impl House {
             let (needed, left) = (plan.total(), plan.limit);
             return Err(NoRoom { what: "what all models share", needed, left, line: plan.limit }.into());
         }
-        let mut berth = Berth::take(plan.total(), host.lease_dir.clone(), &host.root, &host.limits)?;
+        let mut berth = Berth::take(plan.total(), 0, host.lease_dir.clone(), &host.root, &host.limits)?;
         let ledger = Arc::new(Ledger::new());
         plan.enter(&ledger);
         drop(heap::arm(Canary::map(&ledger, CANARY_BYTES)?));

@@ -210,7 +210,8 @@ fn start_as(
     let ballast = Ballast::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
-    let berth = Berth::take(planned.plan.total(), host.lease_dir.clone(), &host.root, &host.limits)?;
+    let beside = host.house.as_ref().map_or(0, |house| house.committed_total());
+    let berth = Berth::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     let resident = host.house.as_ref().map(|house| house.admit(&ledger)).transpose()?;

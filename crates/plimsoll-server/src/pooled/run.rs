@@ -33,7 +33,7 @@ pub(super) async fn run(
     if let Some(client) = &caller.client {
         client.charge(tokens);
     }
-    let ticket = app.running.enter(id, false, Vec::new())?;
+    let ticket = app.enter(id, false, Vec::new())?;
     let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller);
     let result = tokio::select! {
         biased;

@@ -23,7 +23,7 @@ fn send(server: &Server, path: &str, body: &Value) -> TcpStream {
     let mut stream = TcpStream::connect(server.address).unwrap();
     let body = body.to_string();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + &body).as_bytes()).unwrap();
