@@ -30,10 +30,13 @@ def post(path, body):
         return json.load(answer)
 
 
+MANAGER = TaskManager(include_path=TASKS_AT, include_defaults=False)
+
+
 def evaluate(**more):
     model = {"model": "smollm2", "base_url": f"{BASE}/v1/completions", "num_concurrent": 4, "max_length": 512, **more}
     found = lm_eval.simple_evaluate(
-        model="local-completions", model_args=model, tasks=TASKS, task_manager=TaskManager(include_path=TASKS_AT), bootstrap_iters=0
+        model="local-completions", model_args=model, tasks=TASKS, task_manager=MANAGER, bootstrap_iters=0
     )
     return found["results"], found["samples"]
 
@@ -46,7 +49,7 @@ def sum_of(text, of):
 
 
 def check_a_task_of_each_kind_runs_and_its_numbers_are_the_servers():
-    results, samples = evaluate(tokenized_requests=True)
+    results, samples = ONE
     for task in TASKS:
         print(task, {name: value for name, value in results[task].items() if isinstance(value, float)})
     assert results["facts_choice"]["acc,none"] >= 0.75, results["facts_choice"]
@@ -61,13 +64,13 @@ def check_a_task_of_each_kind_runs_and_its_numbers_are_the_servers():
     assert 1 < results["facts_rolling"]["word_perplexity,none"] < 1e6, results["facts_rolling"]
 
 
-def check_batches_and_text_say_the_same():
-    one, _ = evaluate(tokenized_requests=True)
+def check_batches_say_the_same():
+    one, _ = ONE
     many, _ = evaluate(tokenized_requests=True, batch_size=4)
     for task in TASKS:
         of = lambda results: {name: value for name, value in results[task].items() if isinstance(value, float)}
         assert of(one) == of(many), (task, of(one), of(many))
 
 
-if __name__ == "__main__":
-    run(globals())
+ONE = evaluate(tokenized_requests=True)
+run(globals())

@@ -52,8 +52,7 @@ pub struct Call {
 /// How calls are written: what stands before the name, between name and arguments, after the arguments, and around it all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallStyle {
-    /// What `open`, or else `before`, begins with: where text has it, a call has begun. Empty where only the beginning of a reply
-    /// can be a call.
+    /// What `open`, or else `before`, begins with: where text has it, a call has begun. Empty where nothing tells so.
     pub marker: &'static str,
     /// Before all calls.
     pub open: &'static str,
@@ -125,8 +124,7 @@ impl Calls {
     fn within_text(&self) -> Result<String, String> {
         let style = &self.style;
         if style.marker.is_empty() {
-            let free = "free: FREE\nFREE: /[^{\\s](\\n|.)*/\n";
-            return Ok(format!("start: calls | free | \"\"\n{free}{}", self.lark()?));
+            return Err("calls without a mark cannot be told from text".into());
         }
         let strip = |text: &'static str| text.strip_prefix(style.marker).unwrap_or(text);
         let rest = match style.open {

@@ -219,7 +219,6 @@ fn a_call_that_has_begun_in_a_text_is_held_to_its_schema() {
         next: ", ",
         close: "]",
     };
-    let bare = CallStyle { before: "{\"name\": \"", between: "\", \"parameters\": ", after: "}", next: "; ", ..plain };
     let guide = |style: CallStyle, several: bool| {
         let tools = vec![Call { name: "f".into(), parameters: parameters.clone() }];
         let source = Source::TextWithCalls(Calls { tools, several, style });
@@ -255,10 +254,6 @@ fn a_call_that_has_begun_in_a_text_is_held_to_its_schema() {
     let element = |n: &str| format!("{{\"name\": \"f\", \"arguments\": {{\"n\": {n}}}}}");
     assert_eq!(follow(&list, &tokenizer, &format!("So: [CALLS][{}, {}]", element("1"), element("2"))), Ok(true));
     assert!(follow(&list, &tokenizer, &format!("[CALLS][{}", element("null"))).is_err());
-    let bare = guide(bare, true);
-    assert_eq!(follow(&bare, &tokenizer, "I would say {this}."), Ok(true));
-    assert_eq!(follow(&bare, &tokenizer, "{\"name\": \"f\", \"parameters\": {\"n\": 3}}"), Ok(true));
-    assert!(follow(&bare, &tokenizer, "{\"name\": \"f\", \"parameters\": {\"m\"").is_err());
 }
 
 #[test]

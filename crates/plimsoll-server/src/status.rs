@@ -21,7 +21,7 @@ use crate::running::Entry;
 pub(crate) struct Status {
     object: &'static str,
     model: String,
-    /// Whether the model writes text.
+    /// Whether the model, or any of several, writes text.
     generates: bool,
     /// Bytes of the largest request body that is taken.
     max_body_bytes: u64,
@@ -162,7 +162,7 @@ impl Status {
         Self {
             object: "status",
             model,
-            generates: engines.iter().all(|engine| !engine.limits().encoder),
+            generates: engines.is_empty() || engines.iter().any(|engine| !engine.limits().encoder),
             max_body_bytes: front.config.max_body_bytes,
             uptime_seconds: front.started.elapsed().as_secs_f64(),
             healthy: engines.iter().all(|engine| engine.healthy()),

@@ -73,8 +73,9 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
 fn within_text(app: &App, tools: &ToolUse) -> ApiResult<Source> {
     let format = app.served.formats.tools;
     // A model that is free writes calls in its own format.
-    let held = format.filter(|format| forced_format(*format) == *format && *format != ToolFormat::Harmony);
-    if held.is_none() {
+    // Nothing in the text tells where a call of Llama's begins, and harmony's stand outside of any text.
+    let told = |format: &ToolFormat| !matches!(format, ToolFormat::Harmony | ToolFormat::Llama3);
+    if format.filter(|format| forced_format(*format) == *format).filter(told).is_none() {
         let message = "strict: the arguments of this model's calls cannot be held to a schema while it is free to call or not; with tool_choice required, or a named tool, they are";
         return Err(ApiError::unsupported("tools", message));
     }
