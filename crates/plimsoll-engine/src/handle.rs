@@ -10,6 +10,7 @@ use plimsoll_memory::{Ledger, Plan, heap};
 use crate::accounts::Accounts;
 use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
+use crate::house::House;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
@@ -93,6 +94,8 @@ pub(crate) struct Shared {
     pub stopped: AtomicBool,
     /// What is held on the heap, once start-up has measured it; a scripted engine has none.
     pub accounts: OnceLock<Accounts>,
+    /// Where the engine lives with others; none where it is alone.
+    pub house: OnceLock<Arc<House>>,
     /// The last look at the machine, and the rung the engine stands on.
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
@@ -153,6 +156,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             accounts: OnceLock::new(),
+            house: OnceLock::new(),
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
@@ -172,11 +176,27 @@ impl Shared {
         (self.host_reserved.load(Ordering::Acquire), self.in_system.load(Ordering::Acquire))
     }
 
-    /// Enters in the ledger what is measured rather than counted. Returns what the system's allocator keeps of freed memory.
-    pub fn observe_accounts(&self) -> u64 {
-        let held = self.host_held.load(Ordering::Acquire);
-        let staged = self.media.get().map_or(0, |media| media.staging.used());
-        self.accounts.get().map_or(0, |accounts| accounts.observe(&self.ledger, held, staged))
+    /// Planned bytes of the whole process.
+    pub fn process_planned(&self) -> u64 {
+        self.house.get().map_or_else(|| self.plan.total(), |house| house.planned_total())
+    }
+
+    /// Committed bytes of the whole process.
+    pub fn process_committed(&self) -> u64 {
+        self.house.get().map_or_else(|| self.ledger.committed_total(), |house| house.committed_total())
+    }
+
+    /// The most the whole process may use.
+    pub fn process_line(&self) -> u64 {
+        self.house.get().map_or(self.plan.limit, |house| house.plan().limit)
+    }
+
+    /// Enters in the ledger what is measured rather than counted.
+    pub fn observe_accounts(&self) {
+        if let Some(accounts) = self.accounts.get() {
+            let staged = self.media.get().map_or(0, |media| media.staging.used());
+            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire), staged);
+        }
     }
 }
 

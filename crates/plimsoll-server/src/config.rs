@@ -110,6 +110,8 @@ pub struct ServerConfig {
     pub rates: RateLimits,
     /// Origins whose scripts may read answers in a browser.
     pub origins: Origins,
+    /// Names besides `localhost` and loopback addresses under which a server without keys may be asked on such an address; `*` for any.
+    pub allowed_hosts: Vec<String>,
     /// Bytes of one request body.
     pub max_body_bytes: u64,
     /// Bytes that all bodies, the prompts in them and all unsent answers may hold together.
@@ -157,6 +159,7 @@ impl Default for ServerConfig {
             api_keys: ApiKeys::default(),
             rates: RateLimits::default(),
             origins: Origins::default(),
+            allowed_hosts: Vec::new(),
             max_body_bytes: 4 << 20,
             max_bytes_in_flight: 24 << 20,
             max_connections: 256,

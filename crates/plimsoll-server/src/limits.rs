@@ -165,6 +165,21 @@ impl ReadBody {
     }
 }
 
+/// A body that was read to find the model it asks for, on its way to that model's handler in the request's extensions.
+#[derive(Clone)]
+pub(crate) struct EarlyBody(Arc<Mutex<Option<ReadBody>>>);
+
+impl EarlyBody {
+    pub fn new(body: ReadBody) -> Self {
+        Self(Arc::new(Mutex::new(Some(body))))
+    }
+
+    /// The body, once.
+    pub fn take(&self) -> Option<ReadBody> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// Reads a JSON body. Too large is known from Content-Length before anything is read, or while reading; the budget
 /// is charged for what has arrived, not for what was announced.
 pub(crate) async fn read_json(

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Head, Line};
 
+use crate::app::App;
 use crate::error::ServeError;
 use crate::limits::{ByteBudget, Held};
 use crate::submit::Draft;
@@ -68,14 +69,14 @@ pub(crate) struct Entry {
 
 impl Recorder {
     /// Opens the file, writes its head and starts the writer.
-    pub fn open(config: &RecordConfig, model: &str, bytes: &Arc<ByteBudget>) -> Result<Self, ServeError> {
+    pub fn open(config: &RecordConfig, bytes: &Arc<ByteBudget>) -> Result<Self, ServeError> {
         let failed = |error: std::io::Error| {
             let file = config.file.display();
             ServeError::Config(format!("--record {file}: {error}"))
         };
         let file = File::options().write(true).create_new(true).open(&config.file).map_err(failed)?;
         let mut writer = Writer { file: BufWriter::new(file), left: config.max_bytes, recorded: Arc::default() };
-        writer.put(&Head::new(model)).and_then(|()| writer.file.flush()).map_err(failed)?;
+        writer.put(&Head::default()).and_then(|()| writer.file.flush()).map_err(failed)?;
         let (sender, messages) = sync_channel(QUEUE);
         let recorded = Arc::clone(&writer.recorded);
         let spawned = std::thread::Builder::new().name("plimsoll-record".into()).spawn(move || writer.run(&messages));
@@ -94,10 +95,10 @@ impl Recorder {
     }
 
     /// A request that begins now. None where the byte budget has no room for its line: then it is lost.
-    pub fn begin(&self, api: &'static str, draft: &Draft) -> Option<Entry> {
+    pub fn begin(&self, app: &App, api: &'static str, draft: &Draft) -> Option<Entry> {
         let common = &draft.common;
         let ids = draft.prompts.iter().map(|prompt| prompt.ids.as_slice());
-        let mut entry = self.prompts(api, ids)?;
+        let mut entry = self.prompts(app, api, ids)?;
         let line = &mut entry.line;
         (line.stream, line.n, line.max_tokens) = (common.stream, common.n, common.max_tokens);
         let sampling = &common.sampling;
@@ -109,7 +110,12 @@ impl Recorder {
     }
 
     /// Inputs that nothing is generated for.
-    pub fn prompts<'a>(&self, api: &'static str, all: impl Iterator<Item = &'a [u32]> + Clone) -> Option<Entry> {
+    pub fn prompts<'a>(
+        &self,
+        app: &App,
+        api: &'static str,
+        all: impl Iterator<Item = &'a [u32]> + Clone,
+    ) -> Option<Entry> {
         let tokens: usize = all.clone().map(<[u32]>::len).sum();
         let each = if self.content { size_of::<u32>() } else { 0 };
         let prompts = all.clone().count() * size_of::<plimsoll_engine::trace::Prompt>();
@@ -122,7 +128,8 @@ impl Recorder {
         let at_ms = self.began.elapsed().as_millis() as u64;
         let prompts = all.map(|ids| self.blinds.prompt(ids, self.content)).collect();
         let plain = Line::plain(at_ms, plimsoll_engine::trace::Prompt::default(), 0);
-        let line = Line { api: api.into(), stream: false, prompts, ..plain };
+        let model = app.label.as_deref().map(str::to_owned);
+        let line = Line { api: api.into(), model, stream: false, prompts, ..plain };
         let (sender, recorded) = (self.sender.clone(), Arc::clone(&self.recorded));
         Some(Entry { line, sender, recorded, _held: held })
     }

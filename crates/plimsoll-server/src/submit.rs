@@ -85,7 +85,7 @@ impl Draft {
             }
         }
         let watches = readers.iter().map(Reader::watch).collect();
-        let ticket = Some(app.running.enter(id, self.common.stream, watches)?);
+        let ticket = Some(app.enter(id, self.common.stream, watches)?);
         Ok(Started { readers, held, ticket })
     }
 

@@ -26,6 +26,34 @@ struct Detokenized {
     prompt: String,
 }
 
+/// What a client needs to know of a tokenizer that it uses from afar. A name that the model does not have is null.
+#[derive(Serialize)]
+struct Info<'a> {
+    tokenizer_class: &'static str,
+    bos_token: Option<&'a str>,
+    eos_token: Option<&'a str>,
+    pad_token: Option<&'a str>,
+    vocab_size: usize,
+    model_max_length: u32,
+    chat_template: Option<&'a str>,
+}
+
+/// `GET /tokenizer_info`, as vLLM has it: with it, `lm-eval` tokenizes here and sends ids.
+pub(crate) async fn info(State(app): State<Arc<App>>) -> Response {
+    let tokenizer = &app.served.tokenizer;
+    let name = |id: Option<u32>| id.map(|id| tokenizer.token_name(id));
+    let info = Info {
+        tokenizer_class: "PreTrainedTokenizerFast",
+        bos_token: name(tokenizer.bos()),
+        eos_token: name(tokenizer.eos().first().copied()),
+        pad_token: None,
+        vocab_size: tokenizer.vocab_size(),
+        model_max_length: app.served.engine.limits().max_req_total_len,
+        chat_template: app.served.template.as_ref().map(|template| template.source()),
+    };
+    json(&info, None)
+}
+
 /// An id, held and as JSON.
 const ANSWER_BYTES_PER_ID: u64 = 16;
 

@@ -1,5 +1,6 @@
 //! Flags. Their names are those users know from lightllm and vllm-mlx; underscores are accepted for dashes.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -102,6 +103,30 @@ pub struct ServeArgs {
     /// Bytes after which nothing more is recorded.
     #[arg(long, alias = "record_bytes", default_value_t = 1 << 30)]
     pub record_bytes: u64,
+    /// How the model's replies are read and its texts embedded.
+    #[command(flatten)]
+    pub reading: ReadingArgs,
+    /// Models to serve by name, each loaded when it is first asked for: a TOML file with a table [[models]] for each (name, model, and
+    /// its own flags).
+    #[arg(long)]
+    pub models: Option<PathBuf>,
+    /// The flags that hold for each of them, unless its table says otherwise.
+    #[arg(skip)]
+    pub inherited: Vec<OsString>,
+    /// Seconds that running requests have to finish after SIGTERM.
+    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
+    pub drain_seconds: u64,
+    /// The HTTP side.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Flags about what a model writes and reads, each model's own.
+#[derive(Debug, Args)]
+pub struct ReadingArgs {
     /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, glm45, functiongemma, gemma4, openai.
     #[arg(long, alias = "tool_call_parser", default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
@@ -112,13 +137,28 @@ pub struct ServeArgs {
     /// mean for encoders].
     #[arg(long)]
     pub pooling: Option<Pooling>,
-    /// Seconds that running requests have to finish after SIGTERM.
-    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
-    pub drain_seconds: u64,
-    /// The HTTP side.
+}
+
+/// One table of `--models`, as flags.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, args_override_self = true)]
+pub struct ModelArgs {
+    /// As of `serve`.
+    #[arg(long)]
+    pub model: String,
+    /// More names.
+    #[arg(long, alias = "served_model_name")]
+    pub served_model_name: Vec<String>,
+    /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
+    #[arg(long, alias = "idle_seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    pub idle_seconds: Option<u64>,
+    /// Bytes that constrained output of this model may take; 0 switches it off.
+    #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
+    pub grammar_bytes: u64,
+    /// How its replies are read and its texts embedded.
     #[command(flatten)]
-    pub http: HttpArgs,
-    /// The engine.
+    pub reading: ReadingArgs,
+    /// Its engine.
     #[command(flatten)]
     pub engine: EngineArgs,
 }
@@ -354,6 +394,7 @@ impl EngineArgs {
             http_bytes,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
+            guest: false,
             tokenizer_bytes: None,
         }
     }

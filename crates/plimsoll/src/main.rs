@@ -4,6 +4,7 @@ mod access_args;
 mod args;
 mod bench;
 mod commands;
+mod output;
 mod progress;
 mod replay;
 mod settings;
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
 fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
     match command {
         args::Command::Serve(serve) if serve.print_config => {
-            print!("{settings}");
+            output::say_part!("{settings}");
             Ok(())
         }
         args::Command::Serve(serve) => commands::serve::run(serve),

@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use serde::Deserialize;
 
-use super::{Head, Line, Prompt, Trace, TraceError, VERSION, each_line, push};
+use super::{Head, Line, Prompt, Trace, TraceError, each_line, push};
 
 /// Tokens of a block in Mooncake's traces.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
@@ -34,7 +34,7 @@ pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
         let prompt = Prompt { tokens: one.input_length, blocks: one.hash_ids, ids: None };
         push(&mut lines, Line::plain(one.timestamp, prompt, one.output_length))
     })?;
-    Ok(Trace::new(head("mooncake", MOONCAKE_BLOCK_TOKENS), lines))
+    Ok(Trace::new(Head { block_tokens: MOONCAKE_BLOCK_TOKENS, ..Head::default() }, lines))
 }
 
 /// Reads BurstGPT's CSV: a line of names, among them `Timestamp` in seconds, `Request tokens` and `Response tokens`. No two prompts
@@ -68,11 +68,7 @@ pub fn burst_gpt(file: impl BufRead) -> Result<Trace, TraceError> {
         let prompt = Prompt { tokens, blocks: blocks.collect(), ids: None };
         push(&mut lines, Line::plain(since, prompt, output))
     })?;
-    Ok(Trace::new(head("burstgpt", super::BLOCK_TOKENS), lines))
-}
-
-fn head(model: &str, block_tokens: u32) -> Head {
-    Head { plimsoll_trace: VERSION, model: model.into(), block_tokens }
+    Ok(Trace::new(Head::default(), lines))
 }
 
 #[cfg(test)]

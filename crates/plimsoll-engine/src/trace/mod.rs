@@ -32,16 +32,13 @@ pub const REQUESTS_MAX: usize = 5_000_000;
 pub struct Head {
     /// [`VERSION`].
     pub plimsoll_trace: u32,
-    /// The model that was asked, for people.
-    pub model: String,
     /// Tokens of a block.
     pub block_tokens: u32,
 }
 
-impl Head {
-    /// Of a trace that begins now.
-    pub fn new(model: &str) -> Self {
-        Self { plimsoll_trace: VERSION, model: model.into(), block_tokens: BLOCK_TOKENS }
+impl Default for Head {
+    fn default() -> Self {
+        Self { plimsoll_trace: VERSION, block_tokens: BLOCK_TOKENS }
     }
 }
 
@@ -64,6 +61,9 @@ pub struct Line {
     pub at_ms: u64,
     /// The API it came through.
     pub api: Cow<'static, str>,
+    /// The model that was asked, where the server has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// Whether it was streamed.
     pub stream: bool,
     /// Its prompts.
@@ -107,6 +107,7 @@ impl Line {
         Self {
             at_ms,
             api: "completions".into(),
+            model: None,
             stream: true,
             prompts: vec![prompt],
             n: 1,
@@ -271,7 +272,7 @@ mod tests {
     use super::*;
 
     fn text(lines: &[Line]) -> String {
-        let head = serde_json::to_string(&Head::new("m")).unwrap();
+        let head = serde_json::to_string(&Head::default()).unwrap();
         lines.iter().fold(head, |text, line| text + "\n" + &serde_json::to_string(line).unwrap())
     }
 
@@ -291,7 +292,7 @@ mod tests {
         let prompts = [&first, &second].map(|ids| blinds.prompt(ids, false));
         assert_eq!(prompts[0].blocks[..2], prompts[1].blocks[..2]);
         assert!(prompts[0].blocks[2] != prompts[1].blocks[2] && prompts[0].blocks[3] != prompts[1].blocks[3]);
-        let trace = Trace { head: Head::new("m"), lines: vec![] };
+        let trace = Trace { head: Head::default(), lines: vec![] };
         let made = [0, 1].map(|i| trace.ids(&prompts[i], 50));
         assert_eq!(made[0].len(), 200);
         assert!(made[0][..128] == made[1][..128] && made[0][128..] != made[1][128..]);

@@ -23,7 +23,7 @@ use crate::models::json;
 use crate::sse;
 use crate::turn::{Begun, begin};
 
-pub(crate) use error::{owns, reshape};
+pub(crate) use error::{body as error_body, owns, reshape};
 
 /// The versions of the API. They differ in what is refused: the newer one has no `temperature`, `top_p` and `top_k`. Models here
 /// have them, so they work in either.

@@ -31,8 +31,9 @@ pub(crate) struct Asked {
     pub logprobs: bool,
 }
 
-/// What is repeated to the client is held, and a stream's first bytes say it twice, in a block that grew by doubling.
-const ECHO_COPIES: u64 = 5;
+/// What is repeated to the client is held, and so is what those who ask meanwhile are told; a stream's first bytes say it twice, in a block
+/// that grew by doubling.
+const ECHO_COPIES: u64 = 6;
 
 /// Parses, renders and tokenizes for a client with this API key. Runs on a text worker.
 pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<Asked> {

@@ -144,7 +144,7 @@ fn body(trace: &Trace, line: &Line, model: &str, vocab: u32) -> Value {
     let said = line.output_each().max(1);
     let max_tokens = if line.left() { u64::from(line.max_tokens.unwrap_or(0)).max(said + 1) } else { said };
     let mut body = json!({
-        "model": model, "prompt": prompts, "n": line.n, "stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true},
+        "model": line.model.as_deref().unwrap_or(model), "prompt": prompts, "n": line.n, "stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true},
         "max_tokens": max_tokens, "ignore_eos": true, "temperature": line.temperature, "top_p": line.top_p,
     });
     // Other servers know these by the same names, but need not know them at all.
