@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Writes a run's model as a Hugging Face checkpoint and checks that transformers, reading it, gives the same logits.
 
-    export.py RUN_FOLDER ../../models/demo
+    export.py RUN_FOLDER ../../models/demo --catalogue ../../crates/plimsoll-hub/src/demo.rs
 """
 
 import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,22 +130,33 @@ def largest_difference(folder: Path, demo: Demo, tokenizer) -> dict:
     return worst
 
 
+def with_rows(source: str, folder: Path) -> str:
+    """The catalogue's Rust with the sizes and sums of these files."""
+    for file in sorted(folder.iterdir()):
+        content = file.read_bytes()
+        size = f"{len(content):_}" if len(content) >= 10_000 else len(content)
+        row = f'beside("{file.name}", {size}, "{hashlib.sha256(content).hexdigest()}")'
+        source, found = re.subn(rf'beside\("{re.escape(file.name)}", [0-9_]+, "[0-9a-f]+"\)', row, source)
+        assert found == (file.name != "README.md"), file.name
+    return source
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--catalogue", type=Path, help="the Rust file with the sizes and sums of the files")
     args = parser.parse_args()
     kept = torch.load(args.run / "checkpoint.pt", weights_only=True)
-    tokenizer, state = words.build(), rounded(kept["model"])
+    tokenizer, state = words.of_run(args.run), rounded(kept["model"])
     write(args.folder, state, tokenizer)
     demo = Demo().eval()
     demo.load_state_dict(state)
     worst = largest_difference(args.folder, demo, tokenizer)
     print(json.dumps({"steps": kept["step"], "largest difference of a logit": max(worst.values())}))
     assert max(worst.values()) < LARGEST_DIFFERENCE, worst
-    for file in sorted(args.folder.iterdir()):
-        content = file.read_bytes()
-        print(f'beside("{file.name}", {len(content)}, "{hashlib.sha256(content).hexdigest()}"),')
+    if args.catalogue:
+        args.catalogue.write_text(with_rows(args.catalogue.read_text(), args.folder))
 
 
 if __name__ == "__main__":

@@ -132,8 +132,7 @@ def worker(rank: int, workers: int, args) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     dist.init_process_group("gloo", init_method=f"file://{args.run.resolve()}/meet", rank=rank, world_size=workers)
-    chats = words.Chats(words.build())
-    atlas, fresh_atlas = pictures.Atlas(SEED), pictures.Atlas(SEED + 1)
+    chats, atlas, fresh_atlas = words.Chats(words.of_run(args.run)), pictures.Atlas(SEED), None
     model = Demo()
     moved = matrices(model)
     known = {id(p) for p in moved}
@@ -148,7 +147,9 @@ def worker(rank: int, workers: int, args) -> None:
     if rank == 0:
         print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "from": step}), flush=True)
     saved, seen, started = time.time(), np.zeros(4), time.time()
-    while step < args.steps:
+    parent = os.getppid()
+    # A worker whose parent was stopped would wait for its neighbour for ever.
+    while step < args.steps and os.getppid() == parent:
         model.zero_grad(set_to_none=False)
         rng = np.random.default_rng([SEED, step, rank, 1])
         for index, batch in enumerate(batches.step_batches(SEED, step, rank, chats, atlas)):
@@ -176,6 +177,7 @@ def worker(rank: int, workers: int, args) -> None:
             print(json.dumps({"step": step} | {n: round(v / 25, 3) for n, v in zip(names, seen)} | spent), flush=True)
             seen[:] = 0
         if step % TEST_EVERY_STEPS == 0 or step == args.steps:
+            fresh_atlas = fresh_atlas or pictures.Atlas(SEED + 1)
             print(json.dumps({"step": step} | test(model, chats, fresh_atlas)), flush=True)
         if time.time() - saved > SAVE_EVERY_S or step == args.steps:
             state = {"model": model.state_dict(), "adam": adam.state_dict(), "muon": [(tuple(k), v) for k, v in muon.momentum.items()], "step": step}
@@ -188,9 +190,10 @@ def worker(rank: int, workers: int, args) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="where checkpoints go; not in the repository")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     args.run.mkdir(parents=True, exist_ok=True)
     (args.run / "meet").unlink(missing_ok=True)
+    words.of_run(args.run)
     mp.spawn(worker, (args.workers, args), nprocs=args.workers)

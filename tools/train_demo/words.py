@@ -60,6 +60,15 @@ def build() -> Tokenizer:
     return tokenizer
 
 
+def of_run(run: Path) -> Tokenizer:
+    """The run's tokenizer, made when it is first asked for."""
+    file = run / "tokenizer.json"
+    if not file.exists():
+        build().save(str(file.with_suffix(".new")), pretty=False)
+        file.with_suffix(".new").replace(file)
+    return Tokenizer.from_file(str(file))
+
+
 def write(tokenizer: Tokenizer, folder: Path) -> None:
     """tokenizer.json, tokenizer_config.json and the template."""
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
