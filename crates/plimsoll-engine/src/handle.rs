@@ -10,6 +10,7 @@ use plimsoll_memory::{Ledger, Plan, heap};
 use crate::accounts::Accounts;
 use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
+use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
 use crate::report::LedgerReport;
@@ -98,6 +99,8 @@ pub(crate) struct Shared {
     pub watchdog: Watchdog,
     /// The tokens that end output, the model's and its tokenizer's.
     pub eos: OnceLock<Vec<u32>>,
+    /// What the model takes besides text.
+    pub media: OnceLock<MediaSpec>,
     /// Somebody brings the canary back when refused allocations have cost it.
     pub canary_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
@@ -153,6 +156,7 @@ impl Shared {
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
+            media: OnceLock::new(),
             canary_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
@@ -200,6 +204,9 @@ impl EngineHandle {
         request.check(limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
+        self.check_media(&request).inspect_err(|_| {
+            self.shared.metrics.refused_invalid.inc();
+        })?;
         if self.rung() >= Rung::StopAdmitting {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
@@ -226,6 +233,16 @@ impl EngineHandle {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
             Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
+        }
+    }
+
+    fn check_media(&self, request: &Request) -> Result<(), Refusal> {
+        let invalid = |message: &str| Err(Refusal::Invalid { param: "messages", message: message.into() });
+        match self.media() {
+            _ if request.media.is_empty() => Ok(()),
+            Some(_) if request.embed.is_some() => invalid("media are not embedded here: only text is"),
+            Some(spec) => spec.check(&request.prompt, &request.media),
+            None => invalid("this model takes text only: no images, video or sound"),
         }
     }
 
@@ -278,6 +295,11 @@ impl EngineHandle {
     /// The tokens that end output; none for an engine without a model.
     pub fn eos(&self) -> &[u32] {
         self.shared.eos.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// What the model takes besides text, and within which limits; none for a model of text alone.
+    pub fn media(&self) -> Option<&MediaSpec> {
+        self.shared.media.get()
     }
 
     /// The plan this engine was built from.

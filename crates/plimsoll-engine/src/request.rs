@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::cache::PAGE_TOKENS;
 use crate::constraint::Grammar;
+use crate::media::MediaItem;
 use crate::outbox::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::pooling::{Embed, Pooling};
 use crate::sampling::{SamplingParams, TokenCounts};
@@ -49,6 +50,8 @@ pub struct Request {
     pub cache_salt: u64,
     /// Instead of text, something is made of the prompt's hidden states; then `max_tokens` is 0.
     pub embed: Option<Embed>,
+    /// The media that its prompt's placeholders stand for, in order of position.
+    pub media: Vec<MediaItem>,
 }
 
 /// The bounds every request is checked against. One value, made from the plan; the same numbers `plimsoll plan` prints.

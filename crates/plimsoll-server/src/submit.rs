@@ -111,6 +111,7 @@ impl Draft {
             speculate: common.mtp,
             cache_salt: common.cache_salt,
             embed: None,
+            media: Vec::new(),
         }
     }
 

@@ -95,6 +95,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         speculate: true,
         cache_salt: 0,
         embed: None,
+        media: Vec::new(),
     }
 }
 

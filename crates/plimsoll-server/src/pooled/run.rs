@@ -100,6 +100,7 @@ fn request(id: &str, index: usize, input: &Input) -> Request {
         speculate: false,
         cache_salt: 0,
         embed: Some(input.embed),
+        media: Vec::new(),
     }
 }
 
