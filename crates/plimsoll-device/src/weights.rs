@@ -100,6 +100,15 @@ impl RowPiece {
     }
 }
 
+/// How a stored tensor of more than two dimensions becomes a matrix: the weights of a convolution whose windows do not overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fold {
+    /// Neighbouring stored rows that make one packed row, side by side.
+    pub parts: usize,
+    /// Stored rows are single points of a window with all its channels (MLX): packed, channels come before points.
+    pub channels_last: bool,
+}
+
 /// One packed matrix.
 #[derive(Clone, Debug)]
 pub struct LinearDecl {
@@ -107,6 +116,8 @@ pub struct LinearDecl {
     pub name: Arc<str>,
     /// The rows of the tensor that it takes, in order; empty for all of them.
     pub rows: Box<[RowPiece]>,
+    /// Where its rows are several stored ones.
+    pub fold: Option<Fold>,
     /// Shape and packed format.
     pub packing: Packing,
     /// How the checkpoint stores it.
@@ -157,6 +168,8 @@ pub enum VectorSource {
     Tensor {
         /// The tensor's name.
         name: String,
+        /// The first element taken.
+        first: usize,
         /// What is done to each element.
         change: Change,
     },
@@ -278,12 +291,65 @@ impl<'a> Declare<'a> {
         pieces: &[RowPiece],
         k: usize,
     ) -> Result<LinearId, DeclareError> {
+        self.rows_of(name, stored, pieces, k, None)
+    }
+
+    /// `rows` outputs from `first` on of a matrix `prefix.weight` of `stored` outputs, with their part of `prefix.bias`: one of
+    /// several projections that are stored as one.
+    pub fn part_with_bias(
+        &mut self,
+        prefix: &str,
+        stored: usize,
+        (first, rows): (usize, usize),
+        k: usize,
+    ) -> Result<LinearId, DeclareError> {
+        let name = format!("{prefix}.bias");
+        self.encoding(&name, &[stored])?;
+        let bias = self.push_vector(VectorSource::Tensor { name, first, change: Change::Plus(0.0) }, rows);
+        self.rows_of(&format!("{prefix}.weight"), &[stored, k], &[RowPiece::span(first, rows)], k, Some(bias))
+    }
+
+    /// The matrix `prefix.weight` of a convolution whose windows do not overlap: `window` is its channels, then its extents. With
+    /// `bias`, `prefix.bias` is one value an output.
+    pub fn convolution(
+        &mut self,
+        prefix: &str,
+        out: usize,
+        window: &[usize],
+        bias: bool,
+    ) -> Result<LinearId, DeclareError> {
+        let name = format!("{prefix}.weight");
+        let (channels, extents) = (window[0], &window[1..]);
+        let first: Vec<usize> = [&[out, channels], extents].concat();
+        let last: Vec<usize> = [&[out], extents, &[channels]].concat();
+        let channels_last = self.checkpoint.tensor(&name).is_some_and(|info| info.shape == last) && first != last;
+        let stored = if channels_last { last } else { first };
+        let encoding = self.encoding(&name, &stored)?;
+        if matches!(encoding, Encoding::Quant(_)) {
+            return Err(DeclareError::Packing { name, reason: "a quantized convolution is not supported".into() });
+        }
+        let bias = bias.then(|| self.vector(&format!("{prefix}.bias"), out, 0.0)).transpose()?;
+        let k = window.iter().product();
+        let id = self.push_linear(&name, encoding, &[], (out, k), bias)?;
+        let parts = k / stored[stored.len() - 1];
+        self.table.linears[id.0].fold = Some(Fold { parts, channels_last });
+        Ok(id)
+    }
+
+    fn rows_of(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        pieces: &[RowPiece],
+        k: usize,
+        bias: Option<VectorId>,
+    ) -> Result<LinearId, DeclareError> {
         let encoding = self.encoding(name, stored)?;
         let rows: usize = stored.iter().rev().skip(1).product();
         let last = |piece: &RowPiece| piece.rows == 0 || piece.stored(piece.rows - 1) < rows;
         assert!(pieces.iter().all(last), "'{name}' has {rows} rows; {pieces:?} ask for more");
         let out = pieces.iter().map(|piece| piece.rows).sum();
-        self.push_linear(name, encoding, pieces, (out, k), None)
+        self.push_linear(name, encoding, pieces, (out, k), bias)
     }
 
     fn matrix(&mut self, name: &str, out: usize, k: usize, bias: Option<VectorId>) -> Result<LinearId, DeclareError> {
@@ -305,7 +371,7 @@ impl<'a> Declare<'a> {
         let offset = self.table.place(packing.bytes());
         let same = self.table.linears.last().map(|last| &last.name).filter(|last| ***last == *name);
         let name = same.map_or_else(|| name.into(), Arc::clone);
-        self.table.linears.push(LinearDecl { name, rows: pieces.into(), packing, encoding, bias, offset });
+        self.table.linears.push(LinearDecl { name, rows: pieces.into(), fold: None, packing, encoding, bias, offset });
         Ok(LinearId(self.table.linears.len() - 1))
     }
 
@@ -317,7 +383,7 @@ impl<'a> Declare<'a> {
     /// A vector of the checkpoint, each element changed.
     pub fn changed_vector(&mut self, name: &str, len: usize, change: Change) -> Result<VectorId, DeclareError> {
         self.encoding(name, &[len])?;
-        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), change }, len))
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change }, len))
     }
 
     /// All elements of a tensor that the file may store in any of these shapes, outermost dimension first.
@@ -326,7 +392,7 @@ impl<'a> Declare<'a> {
         let shape = shapes.iter().find(|shape| Some(**shape) == found).unwrap_or(&shapes[0]);
         self.encoding(name, shape)?;
         let len = shape.iter().product();
-        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), change: Change::Plus(0.0) }, len))
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change: Change::Plus(0.0) }, len))
     }
 
     /// A vector of values computed from the configuration.
@@ -392,6 +458,7 @@ mod tests {
         let decl = LinearDecl {
             name: "w".into(),
             rows: [gates, RowPiece::span(0, 4)].into(),
+            fold: None,
             packing: Packing::new(PackKind::F32, 8, 4).expect("a small matrix"),
             encoding: Encoding::F32,
             bias: None,

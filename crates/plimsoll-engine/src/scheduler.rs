@@ -170,7 +170,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Fills the next step. The result is empty only when nothing waits or runs.
+    /// Fills the next step. The result is empty only when nothing waits or runs, or all that runs waits for media to be encoded.
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
         let mut events = Events::default();
@@ -301,7 +301,7 @@ impl<T> Scheduler<T> {
         if *rows == 0 || *logit_rows == 0 {
             return;
         }
-        let mut chunk = seq.remaining().min(*rows);
+        let mut chunk = seq.ready().min(*rows);
         if self.limits.whole && chunk < seq.remaining() {
             return;
         }
@@ -355,6 +355,7 @@ impl<T> Scheduler<T> {
     pub fn commit(&mut self, share: Share, rows: usize) {
         let seq = &mut self.running[share.seq];
         seq.computed = share.start + rows;
+        seq.media.passed(seq.computed);
         seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));
         if seq.suspect_until.is_some_and(|position| seq.computed >= position) {
             seq.suspect_until = None;

@@ -274,6 +274,20 @@ impl Pinned {
         assert!(row < entry.rows, "row {row} of {}", entry.rows);
         &entry.pages[row / page_rows][row % page_rows * width..][..width]
     }
+
+    /// Values of a row.
+    pub fn width(&self) -> usize {
+        self.pool.0.width
+    }
+
+    /// Up to `most` rows from `first` on: as many as lie together.
+    pub fn rows_from(&self, first: usize, most: usize) -> &[f32] {
+        let (width, page_rows) = (self.pool.0.width, self.pool.0.page_rows);
+        let entry = self.entry.as_ref().expect("a pin has its entry until it is dropped");
+        assert!(first < entry.rows && most > 0, "row {first} of {}", entry.rows);
+        let rows = most.min(entry.rows - first).min(page_rows - first % page_rows);
+        &entry.pages[first / page_rows][first % page_rows * width..][..rows * width]
+    }
 }
 
 impl Drop for Pinned {

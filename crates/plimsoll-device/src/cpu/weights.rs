@@ -13,7 +13,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use thiserror::Error;
 
 use crate::pool::ThreadPool;
-use crate::weights::{LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
+use crate::weights::{Fold, LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
 
 /// Panels per task: enough work to be worth claiming, few enough to balance.
 const PANELS_PER_TASK: usize = 8;
@@ -124,10 +124,11 @@ fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8])
     };
     match &vector.source {
         VectorSource::Values(values) => write(&mut values.iter().copied()),
-        VectorSource::Tensor { name, change } => {
+        VectorSource::Tensor { name, first, change } => {
             let mut row = RowBuf::new();
-            let mut values = Vec::with_capacity(vector.len);
-            while values.len() < vector.len {
+            let needed = first + vector.len;
+            let mut values = Vec::with_capacity(needed);
+            while values.len() < needed {
                 // A tensor of several dimensions has several rows; the declaration knows its size.
                 let index = values.len() / row.len().max(1);
                 decode(checkpoint, name, index, &mut row)?;
@@ -135,7 +136,7 @@ fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8])
                 values.resize(from + row.len(), 0.0);
                 row.dequantize(&mut values[from..]);
             }
-            write(&mut values.iter().map(|value| change.of(*value)));
+            write(&mut values[*first..].iter().map(|value| change.of(*value)));
         }
     }
     Ok(())
@@ -179,20 +180,51 @@ impl Scratch {
         panel: &mut [u8],
     ) -> Result<(), LoadError> {
         let count = rows.len();
+        if let Some(fold) = linear.fold {
+            for (i, row) in rows.enumerate() {
+                self.unfold(linear, fold, checkpoint, (i, row))?;
+            }
+            let packed = self.pack_floats(&linear.packing, count, panel);
+            return packed.map_err(|source| LoadError::Pack { tensor: linear.name.to_string(), source });
+        }
         for (buf, row) in self.rows.iter_mut().zip(rows) {
             decode(checkpoint, &linear.name, linear.stored_row(row), buf)?;
         }
         let packed = match linear.packing.kind() {
             PackKind::Quant(_) => self.pack_quant(&linear.packing, count, panel),
-            PackKind::F32 | PackKind::F16 | PackKind::Bf16 => self.pack_floats(&linear.packing, count, panel),
+            PackKind::F32 | PackKind::F16 | PackKind::Bf16 => {
+                for (buf, floats) in self.rows.iter().zip(&mut self.floats).take(count) {
+                    buf.dequantize(floats);
+                }
+                self.pack_floats(&linear.packing, count, panel)
+            }
         };
         packed.map_err(|source| LoadError::Pack { tensor: linear.name.to_string(), source })
     }
 
-    fn pack_floats(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {
-        for (buf, floats) in self.rows.iter().zip(&mut self.floats).take(count) {
-            buf.dequantize(floats);
+    /// Reads the stored rows behind packed row `row` into the `i`-th row of floats.
+    fn unfold(
+        &mut self,
+        linear: &LinearDecl,
+        fold: Fold,
+        checkpoint: &Checkpoint,
+        (i, row): (usize, usize),
+    ) -> Result<(), LoadError> {
+        let (buf, floats) = (&mut self.rows[0], &mut self.floats[i]);
+        let width = floats.len() / fold.parts;
+        let mut values = vec![0.0; width];
+        for part in 0..fold.parts {
+            decode(checkpoint, &linear.name, row * fold.parts + part, buf)?;
+            buf.dequantize(&mut values);
+            for (channel, value) in values.iter().enumerate() {
+                let at = if fold.channels_last { channel * fold.parts + part } else { part * width + channel };
+                floats[at] = *value;
+            }
         }
+        Ok(())
+    }
+
+    fn pack_floats(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {
         let rows: [&[f32]; PANEL] = std::array::from_fn(|i| self.floats[i].as_slice());
         pack_panel_f32(packing, &rows[..count], panel)
     }

@@ -5,6 +5,7 @@
 //! foreign bytes, decoding, HTTP.
 
 mod placed;
+mod seq;
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use plimsoll_media::image::{Normalize, Rgb};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Staged, Staging};
 use plimsoll_models::Grid;
 
-pub(crate) use placed::{Placed, Run};
+pub use seq::SeqMedia;
 
 use crate::request::Refusal;
 

@@ -2,8 +2,6 @@
 
 use std::collections::TryReserveError;
 
-use plimsoll_memory::heap::chunk_bytes;
-
 use super::{MediaItem, MediaSpec};
 
 /// Placeholders without a gap: a whole picture, or one group of frames.
@@ -17,12 +15,6 @@ pub(crate) struct Run {
     pub len: u32,
     /// The row of the item's outputs that the first takes.
     pub row: u32,
-}
-
-/// All runs of one request, in order of position.
-#[derive(Debug, Default)]
-pub(crate) struct Placed {
-    pub runs: Vec<Run>,
 }
 
 /// The runs of `items` in `prompt`, told one by one; or what does not agree.
@@ -68,21 +60,13 @@ pub(super) fn check(spec: &MediaSpec, prompt: &[u32], items: &[MediaItem]) -> Re
     walk(spec, prompt, items, |_| {})
 }
 
-impl Placed {
-    /// Of a request that was checked.
-    pub fn of(spec: &MediaSpec, prompt: &[u32], items: &[MediaItem]) -> Result<Self, TryReserveError> {
-        let mut count = 0;
-        // Checked before: it agrees.
-        let _ = walk(spec, prompt, items, |_| count += 1);
-        let mut runs = Vec::new();
-        runs.try_reserve_exact(count)?;
-        let _ = walk(spec, prompt, items, |run| runs.push(run));
-        Ok(Self { runs })
-    }
-
-    /// Heap bytes of the runs of these items at most, known before their prompt is looked at.
-    pub fn bytes_max(items: &[MediaItem]) -> u64 {
-        let runs: usize = items.iter().map(|item| item.grid.frames).sum();
-        chunk_bytes(runs * size_of::<Run>()) as u64
-    }
+/// The runs of a request that was checked.
+pub(super) fn runs(spec: &MediaSpec, prompt: &[u32], items: &[MediaItem]) -> Result<Vec<Run>, TryReserveError> {
+    let mut count = 0;
+    // Checked before: it agrees.
+    let _ = walk(spec, prompt, items, |_| count += 1);
+    let mut runs = Vec::new();
+    runs.try_reserve_exact(count)?;
+    let _ = walk(spec, prompt, items, |run| runs.push(run));
+    Ok(runs)
 }
