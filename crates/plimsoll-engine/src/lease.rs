@@ -95,12 +95,7 @@ impl PageLease {
     }
 
     /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
-    pub fn publish_checkpoints(
-        &mut self,
-        key: PageKey<'_>,
-        state: &mut StateLease,
-        end_of_input: usize,
-    ) -> bool {
+    pub fn publish_checkpoints(&mut self, key: PageKey<'_>, state: &mut StateLease, end_of_input: usize) -> bool {
         let any = !state.written.is_empty();
         for (position, slot) in state.written.drain(..) {
             let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };

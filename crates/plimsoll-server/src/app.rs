@@ -17,6 +17,7 @@ use crate::config::{ARRIVING_BYTES, PARSED_FACTOR, Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::ids::Ids;
 use crate::limits::{ByteBudget, ReadBody, WorkBudget, read_json};
+use crate::media::Studio;
 use crate::metrics::Metrics;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::Rates;
@@ -59,6 +60,7 @@ pub(crate) struct App {
     longest_token: u64,
     pub grammars: Arc<Grammars>,
     pub responses: Arc<ResponseStore>,
+    pub studio: Studio,
     text_workers: Arc<Semaphore>,
     /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
     /// round.
@@ -78,8 +80,10 @@ impl App {
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
         let responses = ResponseStore::new(config.response_store_bytes);
         let grammars = form::grammars(&served, config.grammar_bytes);
+        let studio = Studio::new(&config.media, served.engine.media())?;
         Ok(Arc::new(Self {
-            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses),
+            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses, &studio.counts),
+            studio,
             grammars,
             responses,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
@@ -123,36 +127,35 @@ impl App {
     }
 
     /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
-    fn check_text(&self, param: &str, text: &str) -> ApiResult<()> {
+    fn check_text(&self, param: &str, bytes: usize) -> ApiResult<()> {
         let context = u64::from(self.served.engine.limits().max_req_total_len);
         // Unicode normalization may shrink text to a third before it is tokenized.
         let most = context.saturating_mul(self.longest_token).saturating_mul(3);
-        if text.len() as u64 > most {
+        if bytes as u64 > most {
             let message = format!(
-                "the prompt has {} bytes and cannot fit into this server's maximum context length of {context} tokens",
-                text.len()
+                "the prompt has {bytes} bytes and cannot fit into this server's maximum context length of {context} tokens"
             );
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         Ok(())
     }
 
-    /// Tokenizes text of bounded length. Only on a text worker.
-    pub fn encode(&self, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
-        self.check_text(param, text)?;
+    /// Tokenizes text of bounded length, which comes in pieces that no token spans. Only on a text worker.
+    pub fn encode(&self, param: &str, pieces: &[&str], add_special: bool) -> ApiResult<Vec<u32>> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        self.check_text(param, bytes)?;
         faults::site(Site::Tokenizer);
         let tokenizer = &self.served.tokenizer;
-        let needed = tokenizer.encode_bytes_max(text.len()) as u64;
+        let needed = tokenizer.encode_bytes_max(bytes) as u64;
         if needed > self.tokenizing.limit() {
             let message = format!(
-                "tokenizing a text of {} bytes may take {needed} bytes, more than this server's limit of {}",
-                text.len(),
+                "tokenizing a text of {bytes} bytes may take {needed} bytes, more than this server's limit of {}",
                 self.tokenizing.limit()
             );
             return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
         }
         let ids = self.tokenizing.with(needed, || {
-            let mut ids = tokenizer.encode(text, add_special, true);
+            let mut ids = tokenizer.encode_pieces(pieces, add_special, true);
             // They grew by doubling, and are kept for as long as the request.
             ids.iter_mut().for_each(Vec::shrink_to_fit);
             ids

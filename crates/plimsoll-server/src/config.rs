@@ -8,6 +8,7 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::access::{ApiKeys, Origins};
+use crate::media::MediaConfig;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
 
@@ -128,6 +129,8 @@ pub struct ServerConfig {
     pub grammar_bytes: u64,
     /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
     pub response_store_bytes: u64,
+    /// Pictures and videos, where the served model takes any. What they take is in the engine's plan.
+    pub media: MediaConfig,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -163,6 +166,7 @@ impl Default for ServerConfig {
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,
             response_store_bytes: 8 << 20,
+            media: MediaConfig::default(),
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),

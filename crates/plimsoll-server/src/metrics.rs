@@ -21,6 +21,7 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::ByteBudget;
+use crate::media::Counts;
 use crate::memory::report;
 use crate::responses::store::ResponseStore;
 
@@ -70,6 +71,7 @@ impl Metrics {
         bytes: &Arc<ByteBudget>,
         grammars: &Arc<Grammars>,
         responses: &Arc<ResponseStore>,
+        media: &Counts,
     ) -> Self {
         let mut registry = Registry::default();
         engine.metrics().register(&mut registry);
@@ -81,6 +83,14 @@ impl Metrics {
         registry.register("plimsoll_generations_ended", "Generations by API and the way they ended", ended.0.clone());
         let help = "Requests turned away before their body was read, by reason";
         registry.register("plimsoll_http_turned_away", help, turned_away.clone());
+        for (name, help, counter) in [
+            ("plimsoll_media_prepared", "Images and videos whose pixels went to the engine", &media.prepared),
+            ("plimsoll_media_refused", "Images and videos that were refused for what they are", &media.refused),
+            ("plimsoll_media_fetched", "Files that were fetched from other servers", &media.fetched),
+            ("plimsoll_media_fetched_bytes", "Bytes of them", &media.fetched_bytes),
+        ] {
+            registry.register(name, help, counter.clone());
+        }
         let connections = Arc::new(AtomicU64::new(0));
         let gauges = Gauges {
             engine: engine.clone(),

@@ -143,13 +143,7 @@ impl KvCache {
 
     /// Publishes the pages of `key` (whole pages) with the state after them. Pages that the tree knows under other numbers are
     /// exchanged for those: they hold the same. The caller stays a holder of pages and slot.
-    pub(crate) fn publish_state(
-        &mut self,
-        key: PageKey<'_>,
-        pages: &mut [PageId],
-        slot: SlotId,
-        purpose: Purpose,
-    ) {
+    pub(crate) fn publish_state(&mut self, key: PageKey<'_>, pages: &mut [PageId], slot: SlotId, purpose: Purpose) {
         let (Some(index), Some(states)) = (&mut self.index, &mut self.states) else { return };
         let depth = key.tokens.len() / PAGE_TOKENS;
         let adopted = index.adopt(key, pages, &mut self.pool);

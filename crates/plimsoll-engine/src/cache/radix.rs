@@ -143,7 +143,10 @@ impl PrefixIndex {
         let (mut nodes, mut table) = (Vec::new(), Vec::new());
         nodes.try_reserve_exact(pages).map_err(full)?;
         table.try_reserve_exact(Self::table_len(pages)).map_err(full)?;
-        nodes.resize(pages, Node { tokens: [0; PAGE_TOKENS], media: [0; 32], salt: 0, parent: DEAD, children: 0, hash: 0 });
+        nodes.resize(
+            pages,
+            Node { tokens: [0; PAGE_TOKENS], media: [0; 32], salt: 0, parent: DEAD, children: 0, hash: 0 },
+        );
         table.resize(Self::table_len(pages), ROOT);
         Ok(Self {
             nodes: nodes.into_boxed_slice(),

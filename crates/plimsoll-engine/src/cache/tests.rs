@@ -181,7 +181,11 @@ fn a_fork_cannot_pin_what_it_does_not_hold() {
     for &page in &own {
         pool.retain(page);
     }
-    assert_eq!(index.donate(PageKey::text(0, &tokens), &own, &mut pool), 0, "the fork goes on without page 0 of the tree");
+    assert_eq!(
+        index.donate(PageKey::text(0, &tokens), &own, &mut pool),
+        0,
+        "the fork goes on without page 0 of the tree"
+    );
     assert_eq!(pool.idle(), 1);
     assert_eq!(index.donate(PageKey::text(0, &tokens), &own, &mut pool), 2);
     assert_eq!((pool.idle(), pool.used()), (3, 3));

@@ -47,7 +47,12 @@ pub struct SeqMedia {
 
 impl SeqMedia {
     /// Of a request that was checked. All memory that it will ever take is taken here.
-    pub(crate) fn reserve(spec: &MediaSpec, prompt: &[u32], media: &[MediaItem], salt: u64) -> Result<Self, TryReserveError> {
+    pub(crate) fn reserve(
+        spec: &MediaSpec,
+        prompt: &[u32],
+        media: &[MediaItem],
+        salt: u64,
+    ) -> Result<Self, TryReserveError> {
         let runs = placed::runs(spec, prompt, media)?;
         let (mut items, mut marks) = (Vec::new(), Vec::new());
         items.try_reserve_exact(media.len())?;
