@@ -62,6 +62,9 @@ pub enum DeviceError {
     /// A draft was asked for from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]
     NoDraft,
+    /// Pictures were given to a model without a tower.
+    #[error("there is no tower to encode pictures with")]
+    NoEncoder,
     /// A test asked for this failure.
     #[error("injected fault: {0}")]
     Injected(&'static str),

@@ -223,7 +223,7 @@ impl EngineHandle {
         let (place, bytes) = self.reserve(&request)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| unavailable(&message))?;
-        let room = Room::reserve(&mut request).map(|room| Room { constraint, ..room });
+        let room = Room::reserve(&mut request, self.media()).map(|room| Room { constraint, ..room });
         let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));

@@ -302,6 +302,7 @@ impl Blueprint {
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
             whole: self.encoder.is_some(),
+            media: self.model.vision().is_some(),
         };
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };

@@ -33,6 +33,8 @@ pub struct StepLimits {
     pub drafts: usize,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub whole: bool,
+    /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
+    pub media: bool,
 }
 
 /// One sequence's share of a step.

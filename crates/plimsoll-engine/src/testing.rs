@@ -147,16 +147,19 @@ pub struct Bench<R> {
     pub eos: Vec<u32>,
     /// Free pages go back to the system.
     pub elastic: bool,
+    /// What the runner's tower takes, if it has one.
+    pub media: Option<MediaSpec>,
 }
 
 impl<R: Runner> Bench<R> {
     /// The engine's two ends: the front door, and what builds the worker on the thread that will own it.
     fn split(self) -> (EngineHandle, impl FnOnce() -> Worker<R>) {
-        let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic } = self;
+        let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media } = self;
         let places = limits.running_max_req_size + limits.max_waiting;
         let (arrivals, inbox) = sync_channel(places as usize);
         let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
         let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
+        media.into_iter().for_each(|media| drop(shared.media.set(media)));
         let epoch = Instant::now();
         let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
         let build = move || {

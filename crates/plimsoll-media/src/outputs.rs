@@ -54,6 +54,8 @@ pub struct OutputStats {
     pub pages: usize,
     /// Pages that hold nothing.
     pub pages_free: usize,
+    /// Pages of entries that nobody holds, free as soon as they are needed.
+    pub pages_idle: usize,
     /// Entries that can be found.
     pub entries: usize,
     /// Claims that were answered from the pool.
@@ -150,6 +152,7 @@ impl OutputPool {
             bytes: (self.0.pages_total * self.0.page_rows * self.0.width * size_of::<f32>()) as u64,
             pages: self.0.pages_total,
             pages_free: state.free.len(),
+            pages_idle: state.idle(),
             entries: state.cached.len(),
             hits: state.hits,
             evictions: state.evictions,
@@ -173,16 +176,25 @@ impl OutputPool {
     }
 }
 
+impl Cached {
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.entry) == 1
+    }
+}
+
 impl State {
+    fn idle(&self) -> usize {
+        self.cached.values().filter(|cached| cached.is_idle()).map(|cached| cached.entry.pages.len()).sum()
+    }
+
     /// Drops unused entries, oldest first, until `pages` are free. `Err` holds what could be had, and nothing is dropped.
     fn make_room(&mut self, pages: usize) -> Result<(), usize> {
-        let unused = |cached: &Cached| Arc::strong_count(&cached.entry) == 1;
-        let idle: usize = self.cached.values().filter(|c| unused(c)).map(|c| c.entry.pages.len()).sum();
+        let idle = self.idle();
         if self.free.len() + idle < pages {
             return Err(self.free.len() + idle);
         }
         while self.free.len() < pages {
-            let idle = self.cached.iter().filter(|(_, cached)| unused(cached));
+            let idle = self.cached.iter().filter(|(_, cached)| cached.is_idle());
             let Some(key) = idle.min_by_key(|(_, cached)| cached.last_used).map(|(key, _)| *key) else {
                 return Err(self.free.len());
             };

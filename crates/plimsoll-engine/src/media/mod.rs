@@ -12,7 +12,7 @@ use std::sync::Arc;
 use plimsoll_media::geometry::{PatchVideo, Patches};
 use plimsoll_media::image::{Normalize, Rgb};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Staged, Staging};
-use plimsoll_models::Grid;
+use plimsoll_models::{Grid, PlaceRule};
 
 pub use seq::SeqMedia;
 
@@ -31,6 +31,8 @@ pub struct MediaItem {
     /// Index of its first placeholder token in the prompt. The others follow, without a gap or (between groups of frames) with text
     /// among them, before the next item's.
     pub first: u32,
+    /// Of a video, the seconds from one group of frames to the next; none for a picture.
+    pub seconds: Option<f32>,
     /// What it looks like. Requests of the same prompt share it.
     pub pixels: Arc<Pixels>,
 }
@@ -53,6 +55,8 @@ pub struct MediaSpec {
     pub video: Option<VideoSpec>,
     /// The processing in words, for keys of content.
     pub parameters: String,
+    /// How the family places media among the positions of a text.
+    pub places: PlaceRule,
     /// Items in one request, at most.
     pub items_max: usize,
     /// Items that are encoded together, at most.
@@ -99,8 +103,16 @@ impl MediaSpec {
         }
     }
 
+    /// Values of the patches of a batch, at most.
+    pub(crate) fn patch_values_max(&self) -> usize {
+        let of = |kind| self.kind(kind).zip(self.patches(kind)).map_or(0, |((_, tokens), (rule, _))| {
+            tokens * rule.merge * rule.merge * 3 * rule.temporal * rule.patch * rule.patch
+        });
+        self.batch * Modality::ALL.into_iter().map(of).max().unwrap_or(0) as usize
+    }
+
     /// The patch grid of a kind.
-    fn patches(&self, modality: Modality) -> Option<(&Patches, &Normalize)> {
+    pub(crate) fn patches(&self, modality: Modality) -> Option<(&Patches, &Normalize)> {
         match modality {
             Modality::Image => self.image.as_ref().map(|image| (&image.rule, &image.normalize)),
             Modality::Video => self.video.as_ref().map(|video| (&video.rule.patches, &video.normalize)),
@@ -150,6 +162,16 @@ impl MediaSpec {
         let frames_given = item.pixels.frames.len().next_multiple_of(frames / grid.frames.max(1));
         if !whole || !fits || frames_given != frames || rows as u64 != shape.tokens * rule.merge * rule.merge {
             return Err(format!("{what}: pixels, grid and tokens do not agree ({grid:?}, {} tokens)", shape.tokens));
+        }
+        let (a, b) = ((grid.height / merge) as u64, (grid.width / merge) as u64);
+        let frontier = match (&self.image, &self.video) {
+            (Some(image), _) if shape.modality == Modality::Image => image.rule.frontier(),
+            (_, Some(video)) => video.rule.frontier(item.pixels.frames.len() as u64),
+            _ => Vec::new(),
+        };
+        if !frontier.iter().any(|(short, long)| *short >= a.min(b) && *long >= a.max(b)) {
+            let flag = shape.modality.flag();
+            return Err(format!("{what} of {a} x {b} tokens: nothing becomes that large here ({flag})"));
         }
         Ok(())
     }

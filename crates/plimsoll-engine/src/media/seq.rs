@@ -7,9 +7,10 @@
 use std::collections::TryReserveError;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use plimsoll_media::{Claim, ContentKey, MediaError, Modality, OutputPool, Pinned, Vacant};
 use plimsoll_memory::heap::chunk_bytes;
-use plimsoll_models::Grid;
+use plimsoll_models::{Grid, PlacedItem};
 
 use super::placed::Run;
 use super::{MediaItem, MediaSpec, Pixels, placed};
@@ -23,7 +24,7 @@ pub(crate) struct Medium {
     pub grid: Grid,
     pub modality: Modality,
     pub pixels: Arc<Pixels>,
-    tokens: usize,
+    pub tokens: usize,
     /// The position after its last placeholder.
     end: usize,
     output: Output,
@@ -43,6 +44,9 @@ pub struct SeqMedia {
     items: Vec<Medium>,
     runs: Vec<Run>,
     marks: Vec<MediaMark>,
+    /// Where the prompt's tokens stand, and where the first one after it does.
+    places: Vec<[u32; 3]>,
+    after: u32,
 }
 
 impl SeqMedia {
@@ -60,11 +64,11 @@ impl SeqMedia {
         let mut before = [0; 32];
         for (index, item) in (0..).zip(media) {
             let last = runs.iter().rev().find(|run| run.item == index);
-            let content = chained(&before, item);
+            let content = derived("media of a prompt", item, &before);
             before = *content.as_bytes();
             marks.push(MediaMark { from: item.first, content });
             items.push(Medium {
-                key: salted(item.key, salt),
+                key: derived("encoder output", item, &salt.to_le_bytes()),
                 grid: item.grid,
                 modality: item.shape.modality,
                 pixels: Arc::clone(&item.pixels),
@@ -73,15 +77,36 @@ impl SeqMedia {
                 output: Output::Nothing,
             });
         }
-        Ok(Self { items, runs, marks })
+        let (mut places, mut after) = (Vec::new(), prompt.len() as u32);
+        if !media.is_empty() {
+            places.try_reserve_exact(prompt.len())?;
+            places.resize(prompt.len(), [0; 3]);
+            let placed = |item: &MediaItem| PlacedItem { grid: item.grid, seconds: item.seconds };
+            let placed: Vec<_> = media.iter().map(placed).collect();
+            after = spec.places.places(|at| spec.is_placeholder(prompt[at]), &placed, &mut places);
+        }
+        Ok(Self { items, runs, marks, places, after })
     }
 
     /// Heap bytes that [`Self::reserve`] takes at most.
-    pub(crate) fn bytes_for(media: &[MediaItem]) -> u64 {
+    pub(crate) fn bytes_for(media: &[MediaItem], prompt: usize) -> u64 {
+        if media.is_empty() {
+            return 0;
+        }
         let chunk = |bytes| chunk_bytes(bytes) as u64;
         let runs: usize = media.iter().map(|item| item.grid.frames).sum();
         let each = size_of::<Medium>() + size_of::<MediaItem>();
-        chunk(runs * size_of::<Run>()) + chunk(media.len() * each) + chunk(media.len() * size_of::<MediaMark>())
+        let marks = chunk(media.len() * size_of::<MediaMark>());
+        chunk(runs * size_of::<Run>()) + chunk(media.len() * each) + marks + chunk(prompt * size_of::<[u32; 3]>())
+    }
+
+    /// Where a position stands in time, height and width.
+    pub(crate) fn place(&self, position: usize) -> [u32; 3] {
+        let after = || [(position - self.places.len()) as u32 + self.after; 3];
+        match self.items.is_empty() {
+            true => [position as u32; 3],
+            false => self.places.get(position).copied().unwrap_or_else(after),
+        }
     }
 
     /// What its pages depend on besides tokens.
@@ -89,14 +114,9 @@ impl SeqMedia {
         &self.marks
     }
 
-    /// Placeholders without a gap, in order of position.
-    pub(crate) fn runs(&self) -> &[Run] {
-        &self.runs
-    }
-
-    /// The items.
-    pub(crate) fn items(&self) -> &[Medium] {
-        &self.items
+    /// One of the items.
+    pub(crate) fn item(&self, item: usize) -> &Medium {
+        &self.items[item]
     }
 
     /// The first position from `computed` on that cannot be computed yet.
@@ -106,7 +126,7 @@ impl SeqMedia {
         missing.next().map(|run| (run.start as usize).max(computed))
     }
 
-    /// The next item to encode, room for it claimed; none if there is nothing to encode, or no room yet.
+    /// The next item from the `from`-th on that can be encoded: there is room for its outputs.
     pub(crate) fn next_to_encode(&self, from: usize) -> Option<usize> {
         let waits = |medium: &Medium| matches!(medium.output, Output::Room(_));
         self.items.iter().skip(from).position(waits).map(|more| from + more)
@@ -143,11 +163,11 @@ impl SeqMedia {
         matches!(output, Output::Rows(_))
     }
 
-    /// Stores an item's outputs, `rows` after `rows` from its encoder.
-    pub(crate) fn fill<'a>(&mut self, item: usize, mut row: impl FnMut(usize) -> &'a [f32]) {
+    /// Stores an item's outputs: `write` is asked for each of its rows.
+    pub(crate) fn fill(&mut self, item: usize, mut write: impl FnMut(usize, &mut [f32])) {
         let output = &mut self.items[item].output;
         if let Output::Room(mut room) = std::mem::replace(output, Output::Nothing) {
-            (0..room.rows()).for_each(|i| room.row_mut(i).copy_from_slice(row(i)));
+            (0..room.rows()).for_each(|row| write(row, room.row_mut(row)));
             *output = Output::Rows(room.fill());
         }
     }
@@ -157,8 +177,8 @@ impl SeqMedia {
         self.items.iter_mut().filter(|item| item.end <= computed).for_each(|item| item.output = Output::Nothing);
     }
 
-    /// It starts anew, with `computed` positions found: all outputs are let go.
-    pub(crate) fn start_at(&mut self, _computed: usize) {
+    /// It starts anew: all outputs are let go.
+    pub(crate) fn start_over(&mut self) {
         self.items.iter_mut().for_each(|item| item.output = Output::Nothing);
     }
 
@@ -179,20 +199,12 @@ impl SeqMedia {
     }
 }
 
-/// A name for an item after others.
-fn chained(before: &[u8; 32], item: &MediaItem) -> ContentKey {
+/// A name for an item together with something else: the media before it, on which its pages depend, or its request's salt, since
+/// how fast an answer comes would tell that somebody has sent this picture. What it was resized to is part of it.
+fn derived(purpose: &str, item: &MediaItem, with: &[u8]) -> ContentKey {
     let Grid { frames, height, width } = item.grid;
-    let mut content = Vec::with_capacity(64 + 3 * size_of::<u64>());
-    content.extend_from_slice(before);
-    content.extend_from_slice(item.key.as_bytes());
-    [frames, height, width].iter().for_each(|side| content.extend_from_slice(&(*side as u64).to_le_bytes()));
-    ContentKey::of(item.shape.modality, "media of a prompt", &content)
-}
-
-/// Requests of different salts share no outputs either: how fast an answer comes would tell that somebody has sent this picture.
-fn salted(key: ContentKey, salt: u64) -> ContentKey {
-    let mut content = [0; 40];
-    content[..32].copy_from_slice(key.as_bytes());
-    content[32..].copy_from_slice(&salt.to_le_bytes());
-    ContentKey::of(Modality::Image, "encoder output", &content)
+    let mut content = ArrayVec::<u8, 88>::new();
+    let sides = [frames, height, width].map(|side| (side as u64).to_le_bytes());
+    item.key.as_bytes().iter().chain(sides.as_flattened()).chain(with).for_each(|byte| content.push(*byte));
+    ContentKey::of(item.shape.modality, purpose, &content)
 }

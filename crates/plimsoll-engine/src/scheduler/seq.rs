@@ -124,6 +124,11 @@ impl<T> Seq<T> {
         self.prompt_len.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS
     }
 
+    /// Whether its next position waits for a medium to be encoded.
+    pub fn at_wall(&self) -> bool {
+        self.media.wall(self.computed) == Some(self.computed)
+    }
+
     /// What its pages are found by.
     pub(super) fn key(&self) -> PageKey<'_> {
         PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() }
@@ -210,7 +215,7 @@ impl<T> Seq<T> {
     }
 
     fn start_at(&mut self, computed: usize) {
-        self.media.start_at(computed);
+        self.media.start_over();
         let drafted = self.pages.drafted_from(computed)..computed;
         (self.computed, self.published, self.drafted) = (computed, computed, drafted);
     }
