@@ -154,7 +154,8 @@ pub struct Bench<R> {
 impl<R: Runner> Bench<R> {
     /// The engine's two ends: the front door, and what builds the worker on the thread that will own it.
     fn split(self) -> (EngineHandle, impl FnOnce() -> Worker<R>) {
-        let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media } = self;
+        let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media } =
+            self;
         let places = limits.running_max_req_size + limits.max_waiting;
         let (arrivals, inbox) = sync_channel(places as usize);
         let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };

@@ -34,10 +34,12 @@ fn right(mixed: &Mixed, answer: &Answer) {
 #[test]
 fn a_picture_is_seen_where_it_stands() {
     let (engine, seen) = recall_engine(seeing());
-    let mixed = Mixed::new(&engine).text(&prompt(1, 7)).picture(1, 3, 5).text(&prompt(2, 4)).picture(2, 1, 1).text(&[9]);
+    let mixed =
+        Mixed::new(&engine).text(&prompt(1, 7)).picture(1, 3, 5).text(&prompt(2, 4)).picture(2, 1, 1).text(&[9]);
     let answer = common::ask(&engine, mixed.request(12));
     right(&mixed, &answer);
-    let other = Mixed::new(&engine).text(&prompt(1, 7)).picture(3, 3, 5).text(&prompt(2, 4)).picture(2, 1, 1).text(&[9]);
+    let other =
+        Mixed::new(&engine).text(&prompt(1, 7)).picture(3, 3, 5).text(&prompt(2, 4)).picture(2, 1, 1).text(&[9]);
     assert_eq!(other.prompt, mixed.prompt);
     let answer = common::ask(&engine, other.request(12));
     right(&other, &answer);
@@ -61,12 +63,21 @@ fn groups_of_frames_stand_apart_or_together() {
 
 #[test]
 fn i9_chunks_neighbours_and_prefixes_change_nothing() {
-    for (rows, prefix_cache, state_slots) in [(3, false, 0), (5, true, 0), (16, true, 0), (64, true, 0), (16, true, 40)] {
-        let shape = Shape { rows, logit_rows: 3, running: 3, beside_decode: rows, prefix_cache, state_slots, ..seeing() };
+    for (rows, prefix_cache, state_slots) in [(3, false, 0), (5, true, 0), (16, true, 0), (64, true, 0), (16, true, 40)]
+    {
+        let shape =
+            Shape { rows, logit_rows: 3, running: 3, beside_decode: rows, prefix_cache, state_slots, ..seeing() };
         let (engine, seen) = recall_engine(Shape { step_time: Duration::from_micros(200), ..shape });
         let shared = prompt(4, 20);
         let all: Vec<Mixed> = (0..12)
-            .map(|i| Mixed::new(&engine).text(&shared).picture(i % 3, 4, 5).text(&prompt(i, 5)).picture(50 + i, 2, 2).text(&[3]))
+            .map(|i| {
+                Mixed::new(&engine)
+                    .text(&shared)
+                    .picture(i % 3, 4, 5)
+                    .text(&prompt(i, 5))
+                    .picture(50 + i, 2, 2)
+                    .text(&[3])
+            })
             .collect();
         let plain: Vec<_> = (0..6).map(|i| prompt(70 + i, 30)).collect();
         let readers: Vec<_> = all.iter().map(|mixed| engine.submit(mixed.request(15)).unwrap()).collect();
@@ -125,7 +136,8 @@ fn what_is_cut_from_a_picture_by_the_cache_is_encoded_again() {
 fn preempted_requests_see_their_pictures_again() {
     // Room for the pages of fewer than run, and for one request's outputs.
     let tower = Tower { output_pages: 7, ..Tower::default() };
-    let shape = Shape { pages: 20, rows: 16, running: 4, logit_rows: 4, tower: Some(tower), prefix_cache: false, ..seeing() };
+    let shape =
+        Shape { pages: 20, rows: 16, running: 4, logit_rows: 4, tower: Some(tower), prefix_cache: false, ..seeing() };
     let (bench, seen) = recall_bench(shape);
     let (engine, mut hand) = by_hand(bench);
     let all: Vec<Mixed> =

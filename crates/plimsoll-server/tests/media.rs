@@ -15,7 +15,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::{SEEING_SPECIALS, Server, config, eventually, post, tokenizer_with};
 use plimsoll_engine::testing::{Step, letters, limits};
-use plimsoll_engine::{ImageSpec, Limits, MediaSpec, Request, VideoSpec};
+use plimsoll_engine::{ImageSpec, Limits, MediaSpec, PlaceRule, Request, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
 use plimsoll_media::image::Normalize;
@@ -45,6 +45,7 @@ fn spec() -> MediaSpec {
         image: Some(ImageSpec { rule: image, normalize, placeholder: IMAGE, tokens_max: 100 }),
         video: Some(VideoSpec { rule: video, normalize, placeholder: VIDEO, tokens_max: 400 }),
         parameters: "test".into(),
+        places: PlaceRule { merge: 2, frames_apart: true, steps_per_second: None },
         items_max: 4,
         batch: 2,
         staging: Staging::new(STAGING),
@@ -311,11 +312,11 @@ fn what_is_hostile_is_refused_before_it_is_decoded() {
     let of = |bytes: &[u8]| part(image(&data(bytes)));
     let five = chat(&Value::Array(vec![image(&data(&picture)); 5]));
     let refusals = [
-        (of(&announced(30_000, 30_000)), "limit is 16777216 (--max-image-pixels)"),
+        (of(&announced(30_000, 30_000)), "limit is 16777216 (--max-decode-pixels)"),
         (of(&announced(0, 10)), "no pixels"),
         (of(&announced(1, 65_535)), "97 bytes cannot hold 65535 pixels"),
         (of(&announced(65_535, 1)), "97 bytes cannot hold 65535 pixels"),
-        (of(&announced(u32::MAX, u32::MAX)), "--max-image-pixels"),
+        (of(&announced(u32::MAX, u32::MAX)), "--max-decode-pixels"),
         (of(b""), "supported are PNG, JPEG, GIF and WebP"),
         (of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "supported are PNG, JPEG, GIF and WebP"),
         (of(&picture[..30]), "cannot be read"),
@@ -395,6 +396,30 @@ fn a_prompt_that_is_too_long_is_refused_before_its_pictures_are_decoded() {
     body["max_tokens"] = json!(2040);
     let error = server.post("/v1/chat/completions", &body).error(400);
     assert_eq!((&error["code"], spec.staging.peak()), (&json!("context_length_exceeded"), 0), "{error}");
+    idle(&server, &spec);
+}
+
+/// The document lists exactly the parts that are taken.
+#[test]
+fn the_document_has_every_part() {
+    let (server, spec) = seeing(config());
+    let document = server.get("/openapi.json").ok();
+    let body = &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
+    let content = &body["properties"]["messages"]["items"]["properties"]["content"]["anyOf"];
+    let list = content.as_array().unwrap().iter().find(|kind| kind["type"] == "array").unwrap();
+    let kinds: Vec<&str> =
+        list["items"]["anyOf"].as_array().unwrap().iter().map(|part| part["properties"]["type"]["enum"][0].as_str().unwrap()).collect();
+    let (still, moving) = (data(&fixture("rgb.png")), format!("data:image/gif;base64,{}", STANDARD.encode(fixture("moving.gif"))));
+    let parts = [
+        text("x"),
+        image(&still),
+        json!({"type": "video_url", "video_url": {"url": moving}}),
+        json!({"type": "video", "video": [still, still], "fps": 2.5}),
+    ];
+    assert_eq!(kinds, parts.each_ref().map(|part| part["type"].as_str().unwrap()));
+    for part in parts {
+        server.post("/v1/chat/completions", &chat(&json!([part]))).ok();
+    }
     idle(&server, &spec);
 }
 

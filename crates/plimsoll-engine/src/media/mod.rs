@@ -105,9 +105,11 @@ impl MediaSpec {
 
     /// Values of the patches of a batch, at most.
     pub(crate) fn patch_values_max(&self) -> usize {
-        let of = |kind| self.kind(kind).zip(self.patches(kind)).map_or(0, |((_, tokens), (rule, _))| {
-            tokens * rule.merge * rule.merge * 3 * rule.temporal * rule.patch * rule.patch
-        });
+        let of = |kind| {
+            self.kind(kind).zip(self.patches(kind)).map_or(0, |((_, tokens), (rule, _))| {
+                tokens * rule.merge * rule.merge * 3 * rule.temporal * rule.patch * rule.patch
+            })
+        };
         self.batch * Modality::ALL.into_iter().map(of).max().unwrap_or(0) as usize
     }
 

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::media::SeqMedia;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
+use crate::media::SeqMedia;
 
 /// One thing that happens between steps.
 #[derive(Clone, Debug)]
@@ -67,8 +67,16 @@ fn sizes() -> impl Strategy<Value = Sizes> {
                 1 + drafts
             };
             let prefill_rows_beside_decode = beside.min(rows);
-            let limits =
-                StepLimits { rows, logit_rows, running, prefill_rows_beside_decode, slots, drafts, whole: false, media: false };
+            let limits = StepLimits {
+                rows,
+                logit_rows,
+                running,
+                prefill_rows_beside_decode,
+                slots,
+                drafts,
+                whole: false,
+                media: false,
+            };
             // Down to the slots of a single sequence.
             Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache }
         },
@@ -158,8 +166,19 @@ impl World {
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
         let logits_from = if reports { 0 } else { prompt_len - 1 };
         let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
-        let new =
-            Newcomer { order, salt, tokens, total_max, logits_from, pooled: None, slots, pages, page_ids, media: SeqMedia::default(), work: () };
+        let new = Newcomer {
+            order,
+            salt,
+            tokens,
+            total_max,
+            logits_from,
+            pooled: None,
+            slots,
+            pages,
+            page_ids,
+            media: SeqMedia::default(),
+            work: (),
+        };
         self.scheduler.push(Seq::new(&self.cache, new));
         self.arrived += 1;
         self.work += total_max;

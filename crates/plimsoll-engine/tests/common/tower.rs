@@ -54,8 +54,18 @@ impl Tower {
         let video = PatchVideo::new(&files.video, Budget::Video, None).unwrap();
         let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
         MediaSpec {
-            image: Some(ImageSpec { tokens_max: image.worst(|s| s.tokens).tokens, rule: image, normalize, placeholder: IMAGE }),
-            video: Some(VideoSpec { tokens_max: video.worst(|s| s.tokens).tokens, rule: video, normalize, placeholder: VIDEO }),
+            image: Some(ImageSpec {
+                tokens_max: image.worst(|s| s.tokens).tokens,
+                rule: image,
+                normalize,
+                placeholder: IMAGE,
+            }),
+            video: Some(VideoSpec {
+                tokens_max: video.worst(|s| s.tokens).tokens,
+                rule: video,
+                normalize,
+                placeholder: VIDEO,
+            }),
             parameters: CONFIG.into(),
             places: self.rule(),
             items_max: self.items,
@@ -118,7 +128,8 @@ impl Mixed {
     /// A video of `frames` frames.
     pub fn video(self, seed: u64, frames: u64, a: u32, b: u32) -> Self {
         let size = Size::new(a * 4, b * 4);
-        let frame = |n: u64| (0..size.pixels() * 3).map(move |i| (mix(seed * 104_729 + n * 31 + i) % 250) as u8).collect();
+        let frame =
+            |n: u64| (0..size.pixels() * 3).map(move |i| (mix(seed * 104_729 + n * 31 + i) % 250) as u8).collect();
         self.frames(Modality::Video, (0..frames).map(|n| Rgb { size, data: frame(n) }).collect())
     }
 
@@ -128,7 +139,8 @@ impl Mixed {
         let grid = Grid { frames: groups, height: size.height as usize / 2, width: size.width as usize / 2 };
         let per_group = grid.height * grid.width / 4;
         let tokens = (groups * per_group) as u64;
-        let shape = Shape { modality, rows: tokens * 4, sequences: groups as u64, longest: per_group as u64 * 4, tokens };
+        let shape =
+            Shape { modality, rows: tokens * 4, sequences: groups as u64, longest: per_group as u64 * 4, tokens };
         let content: Vec<u8> = frames.iter().flat_map(|frame| frame.data.iter().copied()).collect();
         let key = ContentKey::of(modality, &self.spec.parameters, &content);
         let staged = self.spec.staging.reserve(content.len() as u64).unwrap();
@@ -166,9 +178,10 @@ impl Mixed {
         });
         let own = |token: u32| if is_media(token) { code_of_row(&rows.next().unwrap()) } else { token };
         let codes: Vec<u32> = self.prompt.iter().copied().map(own).collect();
-        let mut history = codes.iter().zip(&places).fold(1, |history, (own, place)| {
-            super::recall::after(history, code(*own, *place))
-        });
+        let mut history = codes
+            .iter()
+            .zip(&places)
+            .fold(1, |history, (own, place)| super::recall::after(history, code(*own, *place)));
         let mut said = Vec::new();
         for n in 0..tokens as u32 {
             let token = best(history);

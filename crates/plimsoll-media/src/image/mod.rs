@@ -73,11 +73,11 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
     if scan.size.pixels() == 0 {
         return Err(malformed(format!("{} × {} has no pixels", scan.size.width, scan.size.height)));
     }
-    over("pixels", scan.largest_pixels, limits.pixels, "--max-image-pixels")?;
-    over("frames", scan.frames, limits.frames, "--max-video-frames")?;
+    over("pixels", scan.largest_pixels, limits.pixels, "--max-decode-pixels")?;
+    over("frames", scan.frames, limits.frames, "--max-animation-frames")?;
     if scan.frames > 1 {
         let all = scan.frames.saturating_mul(scan.largest_pixels);
-        over("pixels in all frames", all, limits.animation_pixels, "--max-video-pixels")?;
+        over("pixels in all frames", all, limits.animation_pixels, "--max-animation-pixels")?;
     }
     if scan.pixels_impossible() {
         return Err(malformed(format!("{} bytes cannot hold {} pixels", bytes.len(), scan.size.pixels())));

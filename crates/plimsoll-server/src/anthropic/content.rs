@@ -264,7 +264,7 @@ fn only_direct(fields: &mut Fields<'_>) -> ApiResult<()> {
 
 fn unknown(at: String, kind: &str, role: &str) -> ApiError {
     let message = match kind {
-        "document" => format!("{at} is `document`: the served model takes text only; send the document's text"),
+        "document" => format!("{at} is `document`: this server reads no documents; send its text"),
         _ => format!("{at} is `{}`, which this server does not know in a {role} message", quote(kind)),
     };
     ApiError::unsupported(at, message)

@@ -119,7 +119,7 @@ fn content(fields: &mut Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Opti
     let mut content = Value::from("");
     for (i, raw) in parts.iter().enumerate() {
         let mut part = Fields::of(format!("{path}[{i}]"), raw)?;
-        let kind: String = part.required("type")?;
+        let kind = part.take::<String>("type")?.unwrap_or_else(|| "text".into());
         if i == 0 {
             content = Value::Null;
         }

@@ -84,7 +84,10 @@ impl<'a> Gallery<'a> {
             "video_url" => {
                 self.takes(&at, kind, Modality::Video)?;
                 let (param, raw) = needed(fields, "video_url")?;
-                let (url, _) = address(&param, raw)?;
+                let (url, detail) = address(&param, raw)?;
+                if detail.is_some() {
+                    return Err(ApiError::unsupported(format!("{param}.detail"), "detail has no effect on a video"));
+                }
                 self.video(param, &url.0)
             }
             "video" => {

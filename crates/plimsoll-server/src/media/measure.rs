@@ -2,7 +2,6 @@
 
 use plimsoll_engine::{Grid, ImageSpec, MediaSpec, VideoSpec};
 use plimsoll_media::geometry::Patches;
-use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::image::{Header, ImageLimits, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
@@ -24,6 +23,8 @@ pub(crate) struct Measured {
     pub grid: Grid,
     /// When each group of frames is shown, in seconds, where the model is told; else none.
     pub times: Vec<f64>,
+    /// Of a video, the seconds from one group of frames to the next.
+    pub seconds: Option<f32>,
     /// Index of its first placeholder in the prompt, once there is one.
     pub first: u32,
     /// What decoding it takes at most beside its pixels.
@@ -57,10 +58,12 @@ pub(crate) fn measure(spec: &MediaSpec, limits: &ImageLimits, medium: Medium) ->
     let first = *headers.first().ok_or_else(|| malformed(wanted, "it has no frames".into()))?;
     let plan = match (&spec.image, &spec.video) {
         (Some(image), _) if wanted == Modality::Image => picture(image, medium.pixels_max, first.size)?,
-        (_, Some(video)) if wanted == Modality::Video => film(video, medium.listed, &headers)?,
+        (_, Some(video)) if wanted == Modality::Video => {
+            film(video, spec.places.frames_apart, medium.listed, &headers)?
+        }
         _ => return Err(malformed(wanted, "the model takes none".into())),
     };
-    let Plan { size, shape, tokens_max, patch, groups, frames, times } = plan;
+    let Plan { size, shape, tokens_max, patch, groups, frames, times, seconds } = plan;
     if shape.tokens > tokens_max {
         let what = if wanted == Modality::Image { "an image" } else { "a video" };
         let (asked, flag) = (shape.tokens, wanted.flag());
@@ -82,6 +85,7 @@ pub(crate) fn measure(spec: &MediaSpec, limits: &ImageLimits, medium: Medium) ->
             width: (u64::from(size.width) / patch) as usize,
         },
         times,
+        seconds,
         first: 0,
         decode_bytes: headers.iter().map(decoding).max().unwrap_or(0),
         pixel_bytes: count * RGB * size.pixels(),
@@ -100,6 +104,7 @@ struct Plan {
     groups: usize,
     frames: Option<Vec<u64>>,
     times: Vec<f64>,
+    seconds: Option<f32>,
 }
 
 fn picture(image: &ImageSpec, pixels_max: Option<u64>, size: Size) -> Result<Plan, MediaError> {
@@ -115,29 +120,32 @@ fn picture(image: &ImageSpec, pixels_max: Option<u64>, size: Size) -> Result<Pla
         groups: 1,
         frames: None,
         times: Vec::new(),
+        seconds: None,
     })
 }
 
-fn film(video: &VideoSpec, listed: Option<f64>, headers: &[Header]) -> Result<Plan, MediaError> {
+fn film(video: &VideoSpec, stamped: bool, listed: Option<f64>, headers: &[Header]) -> Result<Plan, MediaError> {
     let rule = &video.rule;
     let size = headers[0].size;
-    let (indices, fps) = match listed {
+    let (indices, fps, total) = match listed {
         Some(fps) => {
             if let Some(other) = headers.iter().find(|header| header.size != size) {
                 return Err(malformed(Modality::Video, format!("its frames have sizes {size:?} and {:?}", other.size)));
             }
-            ((0..headers.len() as u64).collect(), fps)
+            let total = headers.len() as u64;
+            ((0..total).collect(), fps, total)
         }
         None => {
             let Header { frames, duration_ms, .. } = headers[0];
             let known = duration_ms > 0 && frames > 1;
             let fps = if known { frames as f64 * 1000.0 / duration_ms as f64 } else { ANIMATION_RATE };
-            (rule.sampling.indices(frames, fps)?, fps)
+            (rule.sampling.indices(frames, fps)?, fps, frames)
         }
     };
     let count = indices.len() as u64;
     let Patches { temporal, patch, .. } = rule.patches;
-    let stamped = rule.budget == Budget::Video;
+    // As often as they are sampled.
+    let sampled = fps * count as f64 / total as f64;
     Ok(Plan {
         size: rule.resize(count, size)?,
         shape: rule.shape(count, size)?,
@@ -146,6 +154,7 @@ fn film(video: &VideoSpec, listed: Option<f64>, headers: &[Header]) -> Result<Pl
         groups: count.div_ceil(temporal) as usize,
         times: if stamped { rule.sampling.timestamps(&indices, fps) } else { Vec::new() },
         frames: listed.is_none().then_some(indices),
+        seconds: Some((temporal as f64 / sampled) as f32),
     })
 }
 

@@ -96,7 +96,8 @@ fn item(medium: Measured, staged: Staged, limits: &ImageLimits) -> Result<MediaI
     match pixels(&medium, limits) {
         Ok(frames) => {
             let pixels = Arc::new(Pixels { frames, staged });
-            Ok(MediaItem { key: medium.key, shape: medium.shape, grid: medium.grid, first: medium.first, pixels })
+            let Measured { key, shape, grid, first, seconds, .. } = medium;
+            Ok(MediaItem { key, shape, grid, first, seconds, pixels })
         }
         Err(error) => Err((medium.param, error)),
     }

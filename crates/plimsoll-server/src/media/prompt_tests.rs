@@ -1,4 +1,4 @@
-use plimsoll_engine::{Grid, ImageSpec, VideoSpec};
+use plimsoll_engine::{Grid, ImageSpec, PlaceRule, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
 use plimsoll_media::image::Normalize;
@@ -43,6 +43,7 @@ fn spec() -> MediaSpec {
             tokens_max: 1000,
         }),
         parameters: String::new(),
+        places: PlaceRule { merge: 2, frames_apart: true, steps_per_second: None },
         items_max: 8,
         batch: 1,
         staging: Staging::new(1 << 20),
@@ -57,6 +58,7 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
         shape: Shape { modality, rows: 4 * tokens, sequences: 1, longest: 4 * tokens, tokens },
         grid: Grid { frames: 1, height: 2, width: 2 },
         times: times.to_vec(),
+        seconds: None,
         first: 0,
         decode_bytes: 0,
         pixel_bytes: 0,
