@@ -120,7 +120,8 @@ MODELS: dict[str, dict] = {
     ),
     "vl-qwen3-moe": outer(
         "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
-        {**TEXT, **MOE, "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 32, "mlp_only_layers": [],
+        # Not square, or nobody could tell how experts lie.
+        {**TEXT, **MOE, "attention_bias": False, "decoder_sparse_step": 1, "moe_intermediate_size": 24, "head_dim": 32, "mlp_only_layers": [],
          "norm_topk_prob": True, "rope_scaling": MROPE3, "rope_theta": 10000.0},
         {**QWEN3_TOWER, "hidden_size": 24, "deepstack_visual_indexes": [1]},
     ),

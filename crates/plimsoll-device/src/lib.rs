@@ -21,4 +21,4 @@ pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape
 pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
-pub use weights::{Change, Declare, DeclareError, DtypePolicy, Fold, LinearId, RowPiece, VectorId, WeightTable};
+pub use weights::{Change, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, VectorId, WeightTable};

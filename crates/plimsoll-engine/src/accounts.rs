@@ -94,6 +94,8 @@ pub(crate) struct Accounts {
     pub tables: u64,
     /// Page table and prefix index.
     pub index: u64,
+    /// Encoder outputs, and patches on their way to the encoder.
+    pub encoder: u64,
     /// What the process took before it held anything of the plan, but for stacks, which grow; 0 where it was not measured.
     pub baseline: AtomicU64,
     /// What the largest steps took of the workspace.
@@ -101,13 +103,16 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    /// Enters what is held now; `reserved` is what requests have reserved.
-    pub fn observe(&self, ledger: &Ledger, reserved: u64) {
+    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have.
+    pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
         let requests = self.tables + reserved;
+        let owned = self.tokenizer + self.index + self.encoder + requests + staged;
+        ledger.observe(Component::EncoderOutputs, self.encoder);
+        ledger.observe(Component::MediaStaging, staged);
         ledger.observe(Component::Tokenizer, self.tokenizer);
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
-        ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(self.tokenizer + self.index + requests));
+        ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(owned));
         // Where the process's own share was not measured, its stacks say nothing either.
         let baseline = match self.baseline.load(Relaxed) {
             0 => 0,
@@ -153,9 +158,9 @@ mod tests {
     #[test]
     fn every_heap_byte_has_one_owner() {
         let ledger = Ledger::new();
-        let accounts = Accounts { tokenizer: 10, tables: 20, index: 30, ..Accounts::default() };
-        accounts.observe(&ledger, 5);
+        let accounts = Accounts { tokenizer: 10, tables: 20, index: 30, encoder: 4, ..Accounts::default() };
+        accounts.observe(&ledger, 5, 7);
         assert_eq!(ledger.row(Component::RequestTable).committed, 25);
-        assert_eq!(ledger.committed_total(), 65, "the heap is not counted in this process, so there is no rest");
+        assert_eq!(ledger.committed_total(), 76, "the heap is not counted in this process, so there is no rest");
     }
 }

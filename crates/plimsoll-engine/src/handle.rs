@@ -175,7 +175,8 @@ impl Shared {
     /// Enters in the ledger what is measured rather than counted.
     pub fn observe_accounts(&self) {
         if let Some(accounts) = self.accounts.get() {
-            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire));
+            let staged = self.media.get().map_or(0, |media| media.staging.used());
+            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire), staged);
         }
     }
 }

@@ -49,6 +49,18 @@ pub struct Options {
     pub state_ratio: Option<Fraction>,
     /// Slots for checkpoints of recurrent state, for each running request.
     pub state_checkpoints: usize,
+    /// Media that go through the encoder together, at most; at least 1.
+    pub visual_infer_batch_size: usize,
+    /// Pixels that a picture is resized to, at most; absent: what the model's processor says.
+    pub max_image_pixels: Option<u64>,
+    /// Frames of one video, at most; absent: what the model's processor says.
+    pub max_video_frames: Option<u64>,
+    /// Media of one request, at most.
+    pub max_media_per_request: usize,
+    /// Bytes for what the encoder has made; absent: for a batch of the largest items, and one more.
+    pub encoder_output_bytes: Option<u64>,
+    /// Host bytes for media: decoding, and pixels until their requests end.
+    pub media_bytes: u64,
     /// Host bytes that requests may hold together.
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
@@ -84,6 +96,12 @@ impl Default for Options {
             mtp_adaptive: true,
             state_ratio: None,
             state_checkpoints: 1,
+            visual_infer_batch_size: 1,
+            max_image_pixels: None,
+            max_video_frames: None,
+            max_media_per_request: 16,
+            encoder_output_bytes: None,
+            media_bytes: 256 << 20,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
             log_ledger_every: 0,

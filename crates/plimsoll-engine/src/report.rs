@@ -87,6 +87,10 @@ pub struct Pools {
     pub kv_pages: Pages,
     /// Slots of recurrent state; none where the model has no such state.
     pub state_slots: Pages,
+    /// Pages of encoder outputs; none where the model takes text only.
+    pub encoder_outputs: Pages,
+    /// Host bytes reserved for media.
+    pub media_bytes: Share,
     /// Places of requests.
     pub requests: Places,
     /// Host bytes reserved by requests.
@@ -230,6 +234,15 @@ impl Pools {
                 total: status.slots_total.load(Relaxed),
                 cached: status.slots_kept.load(Relaxed),
             },
+            encoder_outputs: shared.media.get().map_or(Pages { used: 0, total: 0, cached: 0 }, |media| {
+                let stats = media.outputs.stats();
+                let (total, cached) = (stats.pages as u64, stats.pages_idle as u64);
+                Pages { used: total - stats.pages_free as u64, total, cached }
+            }),
+            media_bytes: shared.media.get().map_or(Share { used: 0, total: 0 }, |media| Share {
+                used: media.staging.used(),
+                total: media.staging.limit(),
+            }),
             requests: Places {
                 running: status.running.load(Relaxed),
                 waiting: status.waiting.load(Relaxed),

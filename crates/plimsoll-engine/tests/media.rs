@@ -9,7 +9,8 @@ use std::time::Duration;
 use common::recall::{Shape, mix, prompt, recall_bench, recall_engine};
 use common::tower::{FAILS, Mixed, PANICS, Tower};
 use common::{Answer, collect, drive, quiet};
-use plimsoll_engine::testing::by_hand;
+use plimsoll_engine::governor::Reading;
+use plimsoll_engine::testing::{by_hand, take_reading};
 use plimsoll_engine::{EngineHandle, Phase, Refusal, Request};
 
 /// A model with a tower.
@@ -134,22 +135,26 @@ fn what_is_cut_from_a_picture_by_the_cache_is_encoded_again() {
 
 #[test]
 fn preempted_requests_see_their_pictures_again() {
-    // Room for the pages of fewer than run, and for one request's outputs.
+    // Room for one request's outputs: they are gone when a second one has been encoded.
     let tower = Tower { output_pages: 7, ..Tower::default() };
-    let shape =
-        Shape { pages: 20, rows: 16, running: 4, logit_rows: 4, tower: Some(tower), prefix_cache: false, ..seeing() };
-    let (bench, seen) = recall_bench(shape);
+    let (bench, seen) = recall_bench(Shape { tower: Some(tower), prefix_cache: false, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let all: Vec<Mixed> =
-        (0..6).map(|i| Mixed::new(&engine).text(&prompt(i, 5)).picture(i, 4, 5).text(&prompt(9, 6))).collect();
-    let readers = all.iter().map(|mixed| engine.submit(mixed.request(70)).unwrap()).collect();
-    let answers = drive(&mut hand, readers, |_| {});
+        (0..3).map(|i| Mixed::new(&engine).text(&prompt(i, 5)).picture(i, 4, 5).text(&prompt(9, 6))).collect();
+    let readers = all.iter().map(|mixed| engine.submit(mixed.request(90)).unwrap()).collect();
+    let calm = Reading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..Reading::default() };
+    // The machine stalls, so much that the newest give way, one a look; then it does not any more.
+    let stalls = Reading { full_avg10: 45.0, stall_room: 0, ..calm };
+    let answers = drive(&mut hand, readers, |round| {
+        if round >= 12 {
+            take_reading(&engine, if round < 19 { stalls } else { calm });
+        }
+    });
     for (mixed, answer) in all.iter().zip(&answers) {
         right(mixed, answer);
-        assert_eq!(answer.ids.len(), 70);
+        assert_eq!(answer.ids.len(), 90);
     }
-    assert!(engine.metrics().preemptions.get() > 0);
-    assert!(seen.pictures.load(Relaxed) > 6, "some were encoded again");
+    assert_eq!((engine.metrics().preemptions.get(), seen.pictures.load(Relaxed)), (2, 5));
 }
 
 #[test]

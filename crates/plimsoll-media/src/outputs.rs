@@ -74,10 +74,11 @@ pub enum Claim {
 }
 
 impl OutputPool {
-    /// A pool of `pages` pages, each `page_rows` rows of `width` values. All memory is taken and touched here.
+    /// A pool of `pages` pages, each `page_rows` rows of `width` values. All memory is taken and touched here; what is not
+    /// written is no number.
     pub fn new(width: usize, page_rows: usize, pages: usize) -> Self {
         assert!(width > 0 && page_rows > 0, "a page holds at least one value");
-        let free = (0..pages).map(|_| vec![0.0; width * page_rows].into_boxed_slice()).collect();
+        let free = (0..pages).map(|_| vec![f32::NAN; width * page_rows].into_boxed_slice()).collect();
         let state = Mutex::new(State { free, ..State::default() });
         Self(Arc::new(Inner { width, page_rows, pages_total: pages, state }))
     }

@@ -251,12 +251,21 @@ macro_rules! models {
 models! { check:
     qwen3_5 "vl-qwen3.5",
     qwen3_5_moe "vl-qwen3.5-moe",
+    qwen3 "vl-qwen3",
+    qwen3_moe "vl-qwen3-moe",
+    qwen2_5 "vl-qwen2.5",
+    qwen2 "vl-qwen2",
 }
 
 models! { check_company:
     company_of_qwen3_5 "vl-qwen3.5",
+    company_of_qwen3 "vl-qwen3",
+    company_of_qwen2_5 "vl-qwen2.5",
 }
 
 models! { check_plan:
     plan_of_qwen3_5 "vl-qwen3.5",
+    plan_of_qwen3 "vl-qwen3",
+    plan_of_qwen2_5 "vl-qwen2.5",
+    plan_of_qwen2 "vl-qwen2",
 }

@@ -147,9 +147,12 @@ pub struct PlanArgs {
     /// Tokens of each user's prompt and output together [default with --users: 4096, or the model's context if that is less].
     #[arg(long)]
     pub context: Option<u64>,
+    /// Pictures of the largest size in each user's prompt, for the same question.
+    #[arg(long)]
+    pub images: Option<u64>,
     /// Load the weights, run the largest steps in a small pool, measure, and say what a start would choose beside what runs
     /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
-    #[arg(long, conflicts_with_all = ["users", "context"])]
+    #[arg(long, conflicts_with_all = ["users", "context", "images"])]
     pub probe: bool,
     /// Print JSON.
     #[arg(long)]
@@ -272,6 +275,32 @@ pub struct EngineArgs {
     /// Host bytes that requests may hold together (ids, unread output).
     #[arg(long, alias = "request_bytes", default_value_t = 64 << 20)]
     pub request_bytes: u64,
+    /// Pictures and videos, for models that take them.
+    #[command(flatten)]
+    pub media: EncoderArgs,
+}
+
+/// What of pictures and videos has a price in the plan.
+#[derive(Debug, Args)]
+pub struct EncoderArgs {
+    /// Pictures and videos that go through the encoder together, at most.
+    #[arg(long, alias = "visual_infer_batch_size", default_value_t = 1)]
+    pub visual_infer_batch_size: usize,
+    /// Pixels that a picture is resized to, at most [default: what the model's processor says].
+    #[arg(long, alias = "max_image_pixels")]
+    pub max_image_pixels: Option<u64>,
+    /// Frames of one video, at most [default: what the model's processor says].
+    #[arg(long, alias = "max_video_frames")]
+    pub max_video_frames: Option<u64>,
+    /// Pictures and videos in one request, at most.
+    #[arg(long, alias = "max_media_per_request", default_value_t = 16)]
+    pub max_media_per_request: usize,
+    /// Bytes for what the encoder has made [default: room for a batch of the largest items, and one more].
+    #[arg(long, alias = "encoder_output_bytes")]
+    pub encoder_output_bytes: Option<u64>,
+    /// Host bytes for pictures and videos: decoding, and their pixels until their requests end.
+    #[arg(long, alias = "media_bytes", default_value_t = 256 << 20)]
+    pub media_bytes: u64,
 }
 
 impl EngineArgs {
@@ -299,6 +328,12 @@ impl EngineArgs {
             mtp_adaptive: !self.disable_mtp_adaptive,
             state_ratio: self.state_ratio,
             state_checkpoints: self.state_checkpoints,
+            visual_infer_batch_size: self.media.visual_infer_batch_size,
+            max_image_pixels: self.media.max_image_pixels,
+            max_video_frames: self.media.max_video_frames,
+            max_media_per_request: self.media.max_media_per_request,
+            encoder_output_bytes: self.media.encoder_output_bytes,
+            media_bytes: self.media.media_bytes,
             request_bytes: self.request_bytes,
             http_bytes,
             log_ledger_every: 0,

@@ -13,7 +13,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use thiserror::Error;
 
 use crate::pool::ThreadPool;
-use crate::weights::{Fold, LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
+use crate::weights::{Form, LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
 
 /// Panels per task: enough work to be worth claiming, few enough to balance.
 const PANELS_PER_TASK: usize = 8;
@@ -106,12 +106,18 @@ fn pack_linear(
     pool.run(chunks.len(), &|_, task| {
         let mut chunk = chunks[task].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut scratch = Scratch::new(packing.k());
+        let fail = |error| {
+            failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+        };
+        let all = task * PANELS_PER_TASK * PANEL;
+        if let Err(error) = scratch.read_turned(linear, checkpoint, all..(all + PANELS_PER_TASK * PANEL)) {
+            return fail(error);
+        }
         for (i, panel) in chunk.chunks_exact_mut(packing.panel_bytes()).enumerate() {
             let first = (task * PANELS_PER_TASK + i) * PANEL;
             let rows = first..(first + PANEL).min(packing.out());
             if let Err(error) = scratch.pack_panel(linear, checkpoint, rows, panel) {
-                failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
-                return;
+                return fail(error);
             }
         }
     });
@@ -151,6 +157,8 @@ struct Scratch {
     rows: Vec<RowBuf>,
     floats: Vec<Vec<f32>>,
     groups: Vec<Groups>,
+    /// Of a matrix that is stored with its inputs first, the columns that become a task's rows.
+    turned: Vec<f32>,
 }
 
 /// Scales of one row in the form the packer takes: groups wider than its own repeated.
@@ -169,6 +177,7 @@ impl Scratch {
             rows: vec![RowBuf::new(); PANEL],
             floats: vec![vec![0.0; k]; PANEL],
             groups: (0..PANEL).map(|_| Groups::default()).collect(),
+            turned: Vec::new(),
         }
     }
 
@@ -180,12 +189,24 @@ impl Scratch {
         panel: &mut [u8],
     ) -> Result<(), LoadError> {
         let count = rows.len();
-        if let Some(fold) = linear.fold {
-            for (i, row) in rows.enumerate() {
-                self.unfold(linear, fold, checkpoint, (i, row))?;
+        let broken = |source| LoadError::Pack { tensor: linear.name.to_string(), source };
+        match linear.form {
+            Form::Rows(_) => {}
+            Form::Folded { parts, channels_last } => {
+                for (i, row) in rows.enumerate() {
+                    self.unfold(linear, (parts, channels_last), checkpoint, (i, row))?;
+                }
+                return self.pack_floats(&linear.packing, count, panel).map_err(broken);
             }
-            let packed = self.pack_floats(&linear.packing, count, panel);
-            return packed.map_err(|source| LoadError::Pack { tensor: linear.name.to_string(), source });
+            Form::Turned { .. } => {
+                let outputs = PANELS_PER_TASK * PANEL;
+                let width = outputs.min(linear.packing.out() - rows.start / outputs * outputs);
+                for (floats, row) in self.floats.iter_mut().zip(rows) {
+                    let column = self.turned.iter().skip(row % outputs).step_by(width);
+                    floats.iter_mut().zip(column).for_each(|(to, from)| *to = *from);
+                }
+                return self.pack_floats(&linear.packing, count, panel).map_err(broken);
+            }
         }
         for (buf, row) in self.rows.iter_mut().zip(rows) {
             decode(checkpoint, &linear.name, linear.stored_row(row), buf)?;
@@ -199,25 +220,38 @@ impl Scratch {
                 self.pack_floats(&linear.packing, count, panel)
             }
         };
-        packed.map_err(|source| LoadError::Pack { tensor: linear.name.to_string(), source })
+        packed.map_err(broken)
+    }
+
+    /// Reads the columns that become these rows, of a matrix stored so.
+    fn read_turned(
+        &mut self,
+        linear: &LinearDecl,
+        checkpoint: &Checkpoint,
+        rows: std::ops::Range<usize>,
+    ) -> Result<(), LoadError> {
+        let Form::Turned { row, column } = linear.form else { return Ok(()) };
+        let columns = column + rows.start..column + rows.end.min(linear.packing.out());
+        let read = checkpoint.decode_block(&linear.name, row..row + linear.packing.k(), columns, &mut self.turned);
+        read.map_err(|source| LoadError::Format { tensor: linear.name.to_string(), source })
     }
 
     /// Reads the stored rows behind packed row `row` into the `i`-th row of floats.
     fn unfold(
         &mut self,
         linear: &LinearDecl,
-        fold: Fold,
+        (parts, channels_last): (usize, bool),
         checkpoint: &Checkpoint,
         (i, row): (usize, usize),
     ) -> Result<(), LoadError> {
         let (buf, floats) = (&mut self.rows[0], &mut self.floats[i]);
-        let width = floats.len() / fold.parts;
+        let width = floats.len() / parts;
         let mut values = vec![0.0; width];
-        for part in 0..fold.parts {
-            decode(checkpoint, &linear.name, row * fold.parts + part, buf)?;
+        for part in 0..parts {
+            decode(checkpoint, &linear.name, row * parts + part, buf)?;
             buf.dequantize(&mut values);
             for (channel, value) in values.iter().enumerate() {
-                let at = if fold.channels_last { channel * fold.parts + part } else { part * width + channel };
+                let at = if channels_last { channel * parts + part } else { part * width + channel };
                 floats[at] = *value;
             }
         }

@@ -5,6 +5,7 @@
 //! foreign bytes, decoding, HTTP.
 
 mod placed;
+mod plan;
 mod seq;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use plimsoll_media::image::{Normalize, Rgb};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Staged, Staging};
 use plimsoll_models::{Grid, PlaceRule};
 
+pub use plan::MediaPlan;
 pub use seq::SeqMedia;
 
 use crate::request::Refusal;
@@ -111,6 +113,13 @@ impl MediaSpec {
             })
         };
         self.batch * Modality::ALL.into_iter().map(of).max().unwrap_or(0) as usize
+    }
+
+    /// Values of the patches of these grids.
+    pub(crate) fn values_of(&self, grids: &[Grid]) -> usize {
+        let rule = self.patches(Modality::Image).or_else(|| self.patches(Modality::Video));
+        let width = rule.map_or(0, |(rule, _)| 3 * rule.temporal * rule.patch * rule.patch);
+        grids.iter().map(Grid::patches).sum::<usize>() * width as usize
     }
 
     /// The patch grid of a kind.

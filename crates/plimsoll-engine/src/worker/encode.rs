@@ -40,8 +40,11 @@ pub(super) struct Encoding {
 
 impl Encoding {
     pub fn new(spec: &MediaSpec) -> Self {
+        // Touched here, so that it is there when it is needed.
+        let mut patches = vec![f32::NAN; spec.patch_values_max()];
+        patches.clear();
         Self {
-            patches: Vec::with_capacity(spec.patch_values_max()),
+            patches,
             grids: Vec::with_capacity(spec.batch),
             batch: Vec::with_capacity(spec.batch),
             spec: spec.clone(),

@@ -21,9 +21,10 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
     let options = Options { tokenizer_bytes, ..options };
     let host = Host::read(&options)?;
-    if args.users.is_some() || args.context.is_some() {
+    if args.users.is_some() || args.context.is_some() || args.images.is_some() {
         let longest = checkpoint.config.max_context as u64;
-        let load = Load { users: args.users.unwrap_or(1), context: args.context.unwrap_or(longest.min(4096)) };
+        let context = args.context.unwrap_or(longest.min(4096));
+        let load = Load { users: args.users.unwrap_or(1), context, images: args.images.unwrap_or(0) };
         // A budget that is named is the line, also when it is that of a larger machine than this one.
         let line = match options.memory_budget {
             Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
@@ -81,6 +82,14 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         "  {} tokens in the pool, {} per request at most, {} requests at once, {} waiting",
         limits.max_total_token_num, limits.max_req_total_len, limits.running_max_req_size, limits.max_waiting
     );
+    if let Some(media) = &planned.media {
+        let (tokens, work) = media.largest();
+        println!(
+            "  media of {tokens} tokens at most, {:.2} GFLOP each; pictures of {}",
+            work.flops as f64 / 1e9,
+            media.image_tokens()
+        );
+    }
     println!(
         "  a decoded token reads {} of weights and takes {:.2} GFLOP",
         plimsoll_memory::Bytes(decode.weight_bytes),
@@ -106,10 +115,15 @@ fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(answer)?);
         return Ok(());
     }
-    let Load { users, context } = answer.load;
+    let Load { users, context, images } = answer.load;
+    let context_words = if images > 0 {
+        format!("{context} tokens, {images} pictures among them,")
+    } else {
+        format!("{context} tokens")
+    };
     let verdict = if answer.fits { "fit" } else { "do not fit" };
     println!(
-        "{users} users x {context} tokens {verdict}: {} of {}",
+        "{users} users x {context_words} {verdict}: {} of {}",
         Bytes(answer.needed_bytes),
         Bytes(answer.limit_bytes)
     );
