@@ -404,12 +404,18 @@ fn a_prompt_that_is_too_long_is_refused_before_its_pictures_are_decoded() {
 fn the_document_has_every_part() {
     let (server, spec) = seeing(config());
     let document = server.get("/openapi.json").ok();
-    let body = &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
+    let body =
+        &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
     let content = &body["properties"]["messages"]["items"]["properties"]["content"]["anyOf"];
     let list = content.as_array().unwrap().iter().find(|kind| kind["type"] == "array").unwrap();
-    let kinds: Vec<&str> =
-        list["items"]["anyOf"].as_array().unwrap().iter().map(|part| part["properties"]["type"]["enum"][0].as_str().unwrap()).collect();
-    let (still, moving) = (data(&fixture("rgb.png")), format!("data:image/gif;base64,{}", STANDARD.encode(fixture("moving.gif"))));
+    let kinds: Vec<&str> = list["items"]["anyOf"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| part["properties"]["type"]["enum"][0].as_str().unwrap())
+        .collect();
+    let (still, moving) =
+        (data(&fixture("rgb.png")), format!("data:image/gif;base64,{}", STANDARD.encode(fixture("moving.gif"))));
     let parts = [
         text("x"),
         image(&still),

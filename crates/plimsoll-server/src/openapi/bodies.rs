@@ -146,9 +146,7 @@ fn response_format() -> Value {
 
 /// A part of chat's content. Those that are no text need a model that takes them.
 fn part() -> Value {
-    let part = |required: &[&str], properties: Value| {
-        json!({"type": "object", "required": required, "additionalProperties": false, "properties": properties})
-    };
+    let part = |required: &[&str], properties: Value| json!({"type": "object", "required": required, "additionalProperties": false, "properties": properties});
     let url = "data:TYPE;base64,DATA, https:// or http:// (--media-fetch), file:// (--media-root)";
     let address = |detail: bool| {
         let mut object = json!({"url": {"type": "string", "description": url}, "detail": {"type": ["string", "null"], "enum": [null]}});
