@@ -57,6 +57,7 @@ pub use media::{ImageSpec, MediaItem, MediaSpec, Pixels, VideoSpec};
 pub use options::{HttpAlternative, Options};
 pub use outbox::{Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
 pub use planner::{Blueprint, EnginePlan, Line, PlanError};
+pub use plimsoll_models::{Grid, PlaceRule};
 pub use pooling::{Embed, Pooling};
 pub use progress::{Phase, Snapshot, Watch};
 pub use report::LedgerReport;

@@ -8,6 +8,7 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::access::{ApiKeys, Origins};
+use crate::media::MediaConfig;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
 use crate::record::RecordConfig;
@@ -133,6 +134,8 @@ pub struct ServerConfig {
     pub response_store_bytes: u64,
     /// Where every request is written down, without its content.
     pub record: Option<RecordConfig>,
+    /// Pictures and videos, where the served model takes any. What they take is in the engine's plan.
+    pub media: MediaConfig,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -170,6 +173,7 @@ impl Default for ServerConfig {
             grammar_bytes: 48 << 20,
             response_store_bytes: 8 << 20,
             record: None,
+            media: MediaConfig::default(),
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),

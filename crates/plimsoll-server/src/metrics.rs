@@ -22,6 +22,7 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::front::Front;
+use crate::media::Counts;
 use crate::memory::report;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -130,11 +131,23 @@ pub(crate) fn page(
         let mut registry = Registry::with_labels(labels);
         let engine = &app.served.engine;
         engine.metrics().register(&mut registry);
+        register_media(&app.studio.counts, &mut registry);
         registry.register_collector(Box::new(EngineGauges { engine: engine.clone(), grammars: app.grammars.usage() }));
         texts.push(text_of(&registry)?);
     }
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], joined(&texts)).into_response())
+}
+
+fn register_media(media: &Counts, registry: &mut Registry) {
+    for (name, help, counter) in [
+        ("plimsoll_media_prepared", "Images and videos whose pixels went to the engine", &media.prepared),
+        ("plimsoll_media_refused", "Images and videos that were refused for what they are", &media.refused),
+        ("plimsoll_media_fetched", "Files that were fetched from other servers", &media.fetched),
+        ("plimsoll_media_fetched_bytes", "Bytes of them", &media.fetched_bytes),
+    ] {
+        registry.register(name, help, counter.clone());
+    }
 }
 
 fn text_of(registry: &Registry) -> ApiResult<String> {

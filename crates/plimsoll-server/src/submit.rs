@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_engine::{Reader, Request};
+use plimsoll_engine::{MediaItem, Reader, Request};
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
@@ -41,6 +41,8 @@ pub(crate) struct Draft {
     pub reading_bytes: u64,
     /// The share of the byte budget that the prompts hold until the answer is complete.
     pub kept: Option<Held>,
+    /// What the placeholders of the one prompt stand for.
+    pub media: Vec<MediaItem>,
     /// Where the client asks for more tokens than the context has left, that rest is generated.
     pub fills_context: bool,
     /// The stream repeats at its end what it has said, so that its output is held like a whole answer's.
@@ -111,7 +113,7 @@ impl Draft {
             speculate: common.mtp,
             cache_salt: common.cache_salt,
             embed: None,
-            media: Vec::new(),
+            media: self.media.clone(),
         }
     }
 

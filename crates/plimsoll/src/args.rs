@@ -13,6 +13,7 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_server::ServerConfig;
 
 use crate::access_args::AccessArgs;
+use crate::media_args::MediaArgs;
 
 /// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
 #[derive(Debug, Parser)]
@@ -240,6 +241,9 @@ pub struct HttpArgs {
     /// Its clients.
     #[command(flatten)]
     pub access: AccessArgs,
+    /// Their pictures and videos.
+    #[command(flatten)]
+    pub media: MediaArgs,
 }
 
 impl HttpArgs {
@@ -252,6 +256,7 @@ impl HttpArgs {
             max_connections: self.max_connections,
             grammar_bytes: self.grammar_bytes,
             response_store_bytes: self.response_store_bytes,
+            media: self.media.config()?,
             ..ServerConfig::default()
         })
     }

@@ -4,6 +4,7 @@ mod access_args;
 mod args;
 mod bench;
 mod commands;
+mod media_args;
 mod output;
 mod progress;
 mod replay;
