@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 use plimsoll_grammar::Grammars;
+use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use tokio::sync::{Semaphore, watch};
@@ -76,8 +77,9 @@ impl App {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
-        let responses = ResponseStore::new(config.response_store_bytes);
-        let grammars = form::grammars(&served, config.grammar_bytes);
+        let unless = |id, bytes| if broken(id) { u64::MAX } else { bytes };
+        let responses = ResponseStore::new(unless("V-N", config.response_store_bytes));
+        let grammars = form::grammars(&served, unless("V-70", config.grammar_bytes));
         Ok(Arc::new(Self {
             metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses),
             grammars,

@@ -14,6 +14,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use plimsoll_memory::broken;
 use thiserror::Error;
 
 use super::pages::{PageId, PagePool};
@@ -34,6 +35,15 @@ struct Node {
     parent: u32,
     children: u32,
     hash: u32,
+}
+
+/// What a page is known by: all its tokens, all bits of them.
+#[inline(always)]
+fn name(tokens: &[u32; PAGE_TOKENS]) -> [u32; PAGE_TOKENS] {
+    let mut name = *tokens;
+    name.iter_mut().skip(if broken("V-46") { PAGE_TOKENS / 2 } else { PAGE_TOKENS }).for_each(|id| *id = 0);
+    name.iter_mut().filter(|_| broken("V-50")).for_each(|id| *id &= 0xff);
+    name
 }
 
 /// What a lookup found.
@@ -425,7 +435,7 @@ impl PrefixIndex {
     fn hash(&self, parent: u32, salt: u64, tokens: &[u32; PAGE_TOKENS]) -> u32 {
         let [first, second] = self.keys;
         let mut hash = fold(salt ^ first, u64::from(parent) ^ second);
-        for four in tokens.as_chunks::<4>().0 {
+        for four in name(tokens).as_chunks::<4>().0 {
             let low = u64::from(four[0]) | u64::from(four[1]) << 32;
             let high = u64::from(four[2]) | u64::from(four[3]) << 32;
             hash = fold(low ^ hash, high ^ second);
@@ -439,7 +449,7 @@ impl PrefixIndex {
         loop {
             // An empty place holds ROOT, which is no row of the node table.
             let node = self.nodes.get(self.table[place] as usize)?;
-            if node.hash == hash && node.parent == parent && node.salt == salt && node.tokens == *tokens {
+            if node.hash == hash && node.parent == parent && node.salt == salt && node.tokens == name(tokens) {
                 return Some(self.table[place]);
             }
             place = (place + 1) & mask;
@@ -459,7 +469,7 @@ impl PrefixIndex {
         if page.index() >= self.nodes.len() || !pool.cache(page) {
             return false;
         }
-        self.nodes[page.index()] = Node { tokens: *tokens, salt, parent, children: 0, hash };
+        self.nodes[page.index()] = Node { tokens: name(tokens), salt, parent, children: 0, hash };
         if let Some(above) = self.nodes.get_mut(parent as usize) {
             above.children += 1;
         }

@@ -2,11 +2,11 @@
 //!
 //! Slow readers and half-open connections, which take their time by design, are in `plimsoll-server/tests/streams.rs`.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::product::{Server, eventually};
 
@@ -17,38 +17,6 @@ enum Going {
     Close,
     /// It resets the connection: what it had not read makes the system send an RST.
     Reset,
-}
-
-fn send(server: &Server, path: &str, body: &Value) -> TcpStream {
-    let mut stream = TcpStream::connect(server.address).unwrap();
-    let body = body.to_string();
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes()).unwrap();
-    stream
-}
-
-fn status(server: &Server) -> Value {
-    server.get("/v1/status").json()
-}
-
-/// Rows that stand in a phase and hold what belongs to it.
-fn rows(server: &Server, phase: &str) -> Vec<Value> {
-    let page = status(server);
-    let rows = page["requests"].as_array().unwrap().iter().filter(|row| row["phase"] == phase);
-    rows.cloned().collect()
-}
-
-fn at_rest(server: &Server) -> bool {
-    let page = status(server);
-    let pools = &page["pools"];
-    page["requests"].as_array().unwrap().is_empty()
-        && pools["kv_pages"]["used"] == pools["kv_pages"]["cached"]
-        && pools["requests"]["in_system"] == 0
-        && pools["host_bytes"]["used"] == 0
-        && pools["http_bytes"]["used"] == 0
 }
 
 #[test]
@@ -87,38 +55,39 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
                     seen += 1;
                     body["prompt"][0] = json!(100 + seen);
                 }
-                let client = send(&server, path, &body);
+                let client = server.send(path, &body);
                 let patience = Duration::from_secs(20);
                 eventually(&format!("{what}, {going:?}, stream {stream}: it runs"), patience, || {
-                    rows(&server, phase)
+                    server
+                        .rows(phase)
                         .iter()
                         .any(|row| row["kv_bytes"].as_u64() > Some(0) && row["host_bytes"].as_u64() > Some(0))
                 });
                 // Behind it one that waits goes first.
-                let waiting = send(&server, "/v1/completions", &json!({"prompt": "y", "stream": stream}));
-                eventually("another waits", patience, || rows(&server, "waiting").len() == 1);
+                let waiting = server.send("/v1/completions", &json!({"prompt": "y", "stream": stream}));
+                eventually("another waits", patience, || server.rows("waiting").len() == 1);
                 leave(waiting, going);
-                eventually("who waited is gone", patience, || rows(&server, "waiting").is_empty());
-                assert_eq!(status(&server)["requests"].as_array().unwrap().len(), 1, "{what}: the other one stays");
+                eventually("who waited is gone", patience, || server.rows("waiting").is_empty());
+                assert_eq!(server.status()["requests"].as_array().unwrap().len(), 1, "{what}: the other one stays");
                 leave(client, going);
                 // A hang-up that unread input hides is looked for every two seconds.
                 eventually(
                     &format!("{what}, {going:?}, stream {stream}: all is back"),
                     Duration::from_secs(10),
-                    || at_rest(&server),
+                    || server.at_rest(),
                 );
             }
         }
     }
     // After its end.
-    let mut client = send(&server, "/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": true}));
+    let mut client = server.send("/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": true}));
     let (mut said, mut piece) = (Vec::new(), [0; 4096]);
     while !String::from_utf8_lossy(&said).contains("[DONE]") {
         let n = client.read(&mut piece).unwrap();
         assert!(n > 0, "the stream came to its end");
         said.extend_from_slice(&piece[..n]);
     }
-    eventually("it has ended", Duration::from_secs(20), || at_rest(&server));
+    eventually("it has ended", Duration::from_secs(20), || server.at_rest());
     drop(client);
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2);

@@ -10,11 +10,15 @@ mod curl;
 mod deploy;
 mod disconnects;
 mod encoders;
+#[path = "../common/http.rs"]
 mod http;
 mod ledger;
+#[path = "../common/limit.rs"]
+mod limit;
 mod memory;
 mod page;
 mod plans;
+#[path = "../common/product.rs"]
 mod product;
 mod python;
 mod schema;
