@@ -28,7 +28,6 @@ fn v_43_every_end_of_a_stream_has_its_terminator() {
     assert_eq!(finish(&stream(json!({"stop": [piece]}))), ["stop"]);
     assert_eq!(finish(&stream(json!({"n": 3}))), ["length"; 3]);
     assert!(last(&stream(json!({"stream_options": {"include_usage": true}})))["usage"].is_object());
-    assert_eq!(finish(&stream(json!({"max_tokens": 0, "prompt_logprobs": 1}))).len(), 1);
     // Cancelled while it runs: `events` wants the terminator there, too.
     for path in ["/v1/completions", "/v1/chat/completions"] {
         let mut body = with(greedy(&prompt(1, 20), 4000), json!({"stream": true}));
@@ -81,7 +80,7 @@ fn v_37_streams_go_on_while_a_long_prompt_is_computed() {
 // vllm-mlx 261: a stream blocked the loop that answered everything else; 298 requests of more than 48 seconds.
 #[test]
 fn v_38_pages_answer_while_everybody_talks() {
-    let server = tiny(&[]);
+    let server = tiny(&["--max-total-token-num", "65536"]);
     let streams: Vec<_> = (0..16)
         .map(|i| server.send("/v1/completions", &with(greedy(&prompt(i, 20), 2000), json!({"stream": true}))))
         .collect();

@@ -17,17 +17,35 @@ pub fn tiny(flags: &[&str]) -> Server {
     serve("llama", flags)
 }
 
-/// A fixture model. The pool's size comes first, so that `flags` may give another.
-pub fn serve(model: &str, flags: &[&str]) -> Server {
-    let own = flags.iter().any(|flag| ["--max-total-token-num", "--memory-budget"].contains(flag));
-    let pool: &[&str] = if own { &[] } else { &["--max-total-token-num", "8192"] };
-    Server::start_model(&fixture(model), &[pool, flags].concat())
+/// What servers here get unless they are given another: small lines, so that several fit beside each other.
+const SMALL: [[&str; 2]; 4] = [
+    ["--max-total-token-num", "8192"],
+    ["--request-bytes", "16777216"],
+    ["--grammar-bytes", "8388608"],
+    ["--max-body-bytes", "2097152"],
+];
+
+fn small<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
+    let mut all = flags.to_vec();
+    for [flag, value] in SMALL {
+        // A budget sizes the pool, and an encoder has none.
+        let no_pool = flags.contains(&"--memory-budget") || model == "bert";
+        if !flags.contains(&flag) && !(no_pool && flag == "--max-total-token-num") {
+            all.extend([flag, value]);
+        }
+    }
+    all
 }
 
-/// The plan of a fixture model.
+/// A fixture model with [`SMALL`] limits but for those in `flags`.
+pub fn serve(model: &str, flags: &[&str]) -> Server {
+    Server::start_model(&fixture(model), &small(model, flags))
+}
+
+/// The plan of the same server.
 pub fn plan(model: &str, flags: &[&str]) -> Value {
     let path = fixture(model);
-    let words = run(&[&["plan", path.to_str().expect("UTF-8"), "--json"], flags].concat()).good();
+    let words = run(&[&["plan", path.to_str().expect("UTF-8"), "--json"], &small(model, flags)[..]].concat()).good();
     serde_json::from_str(&words).unwrap_or_else(|error| panic!("{error}: {words}"))
 }
 
@@ -128,7 +146,9 @@ pub fn refused(answer: Answer, status: u16) -> String {
 
 /// All events of a stream. It must end with its terminator, and with nothing after it.
 pub fn events(mut answer: Answer) -> Vec<Value> {
-    assert_eq!(answer.status, 200);
+    if answer.status != 200 {
+        panic!("no stream: {}", answer.text());
+    }
     let mut events = Vec::new();
     while let Some(data) = answer.event() {
         events.push(data);
