@@ -234,14 +234,16 @@ impl Found {
             (MemoryBudget::Share(_), None) => return Err(HostError::ShareOfUnknown(budget)),
             (budget, others) => budget.bytes(others.unwrap_or(0)),
         };
+        if broken("V-62") {
+            *self = Self::default();
+        }
         self.limit("--memory-budget".to_owned(), "budget".to_owned(), bytes, DomainKind::Budget);
         Ok(())
     }
 
     /// The index of the least source, the first of equals.
     fn least(&self) -> Option<usize> {
-        let from = if broken("V-62") { self.sources.len().saturating_sub(1) } else { 0 };
-        (from..self.sources.len()).min_by_key(|&i| self.sources[i].bytes)
+        (0..self.sources.len()).min_by_key(|&i| self.sources[i].bytes)
     }
 }
 

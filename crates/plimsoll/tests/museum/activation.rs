@@ -107,7 +107,22 @@ fn t_08_two_hundred_legal_requests_stay_inside_what_was_proven() {
     rests(&server);
 }
 
-// gpustack, vllm users: `max_logprobs` beyond what was planned was taken.
+// vllm-mlx 303: chunked prefill was on again when the cache was, whatever the flag said.
+#[test]
+fn v_58_a_prompt_takes_as_many_steps_as_its_flag_says() {
+    for (rows, cache) in [(4096, true), (512, true), (100, true), (512, false)] {
+        let rows_flag = rows.to_string();
+        let off: &[&str] = if cache { &[] } else { &["--disable-prefix-cache"] };
+        let server = tiny(&[&["--batch-max-tokens", &rows_flag], off].concat());
+        let before = number(&server.memory()["steps"]);
+        says(&server, &greedy(&prompt(1, 2000), 1));
+        rests(&server);
+        let steps = number(&server.memory()["steps"]) - before;
+        assert_eq!(steps, 2000_u64.div_ceil(rows), "steps of {rows} rows, prefix cache: {cache}");
+    }
+}
+
+// vllm users: `max_logprobs` beyond what was planned was taken.
 #[test]
 fn t_01_more_alternatives_than_were_planned_are_refused() {
     let server = tiny(&[]);

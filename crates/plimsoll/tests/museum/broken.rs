@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// What is taken away, and who must notice.
 pub const BROKEN: &[(&str, &str)] = &[
     ("T-01", "activation::t_01_prompt_logprobs_of_a_whole_context_come_in_steps_that_were_proven"),
+    ("T-11", "profiling::t_11_of_two_that_start_at_once_in_room_for_one_and_a_half_one_stays_in_port"),
     ("T-19", "profiling::t_19_a_cgroups_limit_is_the_line"),
     ("T-47", "accounting::t_47_a_thousand_short_requests_leave_no_entry_and_no_byte"),
     ("T-56", "overload::t_56_what_is_larger_than_the_pool_is_refused_at_the_door"),
@@ -40,16 +41,17 @@ pub const BROKEN: &[(&str, &str)] = &[
 ];
 
 /// Exhibits that need a cgroup pass without a word where none can be made.
-const NEED_A_CAGE: [&str; 2] = ["T-19", "T-60"];
+const NEED_A_CAGE: [&str; 3] = ["T-11", "T-19", "T-60"];
 
 /// Says what is wrong with an exhibit whose protection is gone; nothing where it fails as it should.
 fn unnoticed(id: &str, exhibit: &str) -> Option<String> {
     let this = std::env::current_exe().expect("a test binary");
     let mut command = Command::new(this);
-    command.args([exhibit, "--exact", "--test-threads", "1"]).env("PLIMSOLL_BROKEN", id).stdin(Stdio::null());
+    command.args([exhibit, "--exact", "--test-threads", "1"]).env("MUSEUM_BROKEN", id).stdin(Stdio::null());
     let output = command.output().expect("the exhibit runs");
     let words = String::from_utf8_lossy(&output.stdout).into_owned();
-    let failed = words.contains("0 passed; 1 failed");
+    // A server that does not even start proves nothing.
+    let failed = words.contains("0 passed; 1 failed") && !words.contains("not ready");
     let caged = NEED_A_CAGE.contains(&id) && String::from_utf8_lossy(&output.stderr).contains("NO MEMORY CGROUP");
     (!failed && !caged).then(|| format!("{exhibit} does not miss what is marked {id}:\n{words}"))
 }
@@ -67,7 +69,7 @@ fn every_exhibit_of_the_list_fails_without_its_protection() {
                 let began = std::time::Instant::now();
                 if wanted(id) {
                     found.extend(unnoticed(id, exhibit));
-                    println!("{id}: {:.1} s", began.elapsed().as_secs_f32());
+                    println!("{id} was looked at for {:.1} s", began.elapsed().as_secs_f32());
                 }
             }
             found

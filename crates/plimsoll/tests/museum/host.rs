@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::http::request;
 use crate::product::Server;
-use crate::visitor::{count, greedy, prompt, refused, rests, says, tiny};
+use crate::visitor::{count, greedy, prompt, refused, rests, says, tiny, with};
 
 /// Processor time of a server, in seconds.
 fn cpu_seconds(server: &Server) -> f64 {
@@ -27,6 +27,33 @@ fn v_65_an_idle_server_costs_nothing() {
     std::thread::sleep(Duration::from_secs(4));
     let used = cpu_seconds(&server) - before;
     assert!(used <= 0.2, "{used:.2} s of processor time in four seconds without a request");
+}
+
+// vllm-mlx 526, 415: all output was copied for every token, and a form was parsed from its beginning; long answers crawled.
+#[test]
+fn v_53_v_55_the_last_thousand_tokens_cost_what_the_first_did() {
+    let server = tiny(&[]);
+    let text = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {
+        "type": "object", "properties": {"a": {"type": "string", "minLength": 20000}}, "required": ["a"]}}});
+    for fields in [json!({"stop": ["never said", "nor this"]}), json!({"response_format": text})] {
+        let body = with(with(greedy(&prompt(1, 10), 4000), json!({"stream": true})), fields.clone());
+        let mut stream = server.post("/v1/completions", &body);
+        let mut tokens_until = |most: u64| {
+            let (mut tokens, before) = (0, cpu_seconds(&server));
+            while tokens < most {
+                let Some(event) = stream.event() else { break };
+                let event: serde_json::Value = serde_json::from_str(&event).unwrap_or_default();
+                tokens += event["choices"][0]["token_ids"].as_array().map_or(0, Vec::len) as u64;
+            }
+            (cpu_seconds(&server) - before) / tokens as f64
+        };
+        tokens_until(200);
+        let first = tokens_until(1000);
+        tokens_until(1600);
+        let last = tokens_until(1000);
+        // Attention reads four times the keys; what copied or parsed all of it would cost far more than that.
+        assert!(last <= 4.0 * first, "{fields}: {first:.6} s a token at first, {last:.6} at last");
+    }
 }
 
 // vllm-mlx 588d206, server: an error was a 200 with a finish reason, or no end at all.

@@ -5,10 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::limit::Cage;
-use crate::product::{Server, eventually, fixture};
+use crate::product::{Server, eventually};
 use crate::visitor::{
-    PATIENCE, completion, count, crowd, greedy, keeps_its_plan, number, plan, prompt, refused, rests, says, serve,
-    tiny, with,
+    PATIENCE, completion, count, crowd, greedy, keeps_its_plan, number, plan, prompt, refused, rests, says, serve, served, tiny, with,
 };
 
 // vllm-mlx scheduler.py:1982: no bound on the queue; every client waited, and memory grew until it was out.
@@ -139,9 +138,7 @@ fn t_60_a_line_that_sinks_under_a_running_server_is_noticed() {
     let flags = ["--max-total-token-num", "8192"];
     let total = number(&plan("llama", &flags)["total"]);
     let Some(cage) = Cage::open("t60", 2 * total) else { return };
-    let model = fixture("llama");
-    let args = [&["serve", model.to_str().expect("UTF-8"), "--port", "0"], &flags[..]].concat();
-    let server = Server::try_start(cage.plimsoll(&args)).unwrap_or_else(|words| panic!("{words}"));
+    let server = Server::try_start(cage.plimsoll(&served("llama", &flags))).unwrap_or_else(|words| panic!("{words}"));
     crowd(&server, 8, |i| completion(greedy(&prompt(i, 300), 5)));
     let stands = |rung: &str| server.memory()["ladder"]["rung"] == rung;
     assert!(stands("calm"), "{}", server.memory()["ladder"]);

@@ -3,8 +3,10 @@
 use serde_json::json;
 
 use crate::limit::Cage;
-use crate::product::{Server, fixture, run};
-use crate::visitor::{anonymous, completion, crowd, greedy, keeps_its_plan, number, plan, prompt, rests, serve, tiny};
+use crate::product::{Server, run};
+use crate::visitor::{
+    anonymous, completion, crowd, greedy, keeps_its_plan, number, plan, prompt, rests, serve, served, tiny,
+};
 
 // vllm 37419: a safety buffer of 150 MiB was computed, and never subtracted.
 #[test]
@@ -19,14 +21,27 @@ fn t_14_what_is_kept_free_is_a_line_of_the_sum() {
     assert_eq!(number(&plan("llama", &["--max-total-token-num", "8192"])["total"]), sum, "the plan says the same");
 }
 
+// vllm 10643, 10533, 18974: two servers that started at once both saw an empty machine.
+#[test]
+fn t_11_of_two_that_start_at_once_in_room_for_one_and_a_half_one_stays_in_port() {
+    let flags = ["--max-total-token-num", "8192"];
+    let one = number(&plan("llama", &flags)["total"]);
+    let Some(cage) = Cage::open("t11", one + one / 2) else { return };
+    let start = || Server::try_start(cage.plimsoll(&served("llama", &flags)));
+    let started = std::thread::scope(|scope| {
+        let both = [scope.spawn(start), scope.spawn(start)];
+        both.map(|one| one.join().expect("no panic"))
+    });
+    let ready = started.iter().filter(|server| server.is_ok()).count();
+    assert_eq!(ready, 1, "{:?}", started.iter().filter_map(|server| server.as_ref().err()).collect::<Vec<_>>());
+}
+
 // vllm 45086; ollama 10292: the container's limit was ignored, the kernel killed the server.
 #[test]
 fn t_19_a_cgroups_limit_is_the_line() {
     const LIMIT: u64 = 600 << 20;
     let Some(cage) = Cage::open("t19", LIMIT) else { return };
-    let model = fixture("llama");
-    let server = Server::try_start(cage.plimsoll(&["serve", model.to_str().expect("UTF-8"), "--port", "0"]));
-    let server = server.unwrap_or_else(|words| panic!("{words}"));
+    let server = Server::try_start(cage.plimsoll(&served("llama", &[]))).unwrap_or_else(|words| panic!("{words}"));
     let page = server.memory();
     assert!(number(&page["line_bytes"]) <= LIMIT, "{page}");
     crowd(&server, 40, |i| completion(greedy(&prompt(i, 300), 20)));
@@ -61,8 +76,7 @@ fn t_20_a_pool_that_is_planned_starts() {
 // sglang-omni 292: one flag had to go up for one shortage and down for another, and nobody said which it was.
 #[test]
 fn t_18_a_plan_that_does_not_fit_names_what_is_short_and_every_flag_that_helps() {
-    let model = fixture("llama");
-    let words = run(&["serve", model.to_str().expect("UTF-8"), "--port", "0", "--memory-budget", "100MiB"]).refused();
+    let words = run(&served("llama", &["--memory-budget", "30MiB"])).refused();
     for word in ["request_table", "host_heap", "--request-bytes", "--grammar-bytes", "--memory-budget"] {
         assert!(words.contains(word), "{word}: {words}");
     }

@@ -37,6 +37,13 @@ fn small<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
     all
 }
 
+/// The words of the command that serves a fixture model, for those who start it elsewhere.
+pub fn served<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
+    // A few paths for the life of a test.
+    let path: &'static str = fixture(model).to_str().expect("UTF-8").to_owned().leak();
+    [&["serve", path, "--port", "0"], &small(model, flags)[..]].concat()
+}
+
 /// A fixture model with [`SMALL`] limits but for those in `flags`.
 pub fn serve(model: &str, flags: &[&str]) -> Server {
     Server::start_model(&fixture(model), &small(model, flags))
