@@ -5,7 +5,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::{Ledger, Plan, heap};
+use plimsoll_memory::{Ledger, Plan, broken, heap};
 
 use crate::accounts::Accounts;
 use crate::cached::Cached;
@@ -33,7 +33,7 @@ pub(crate) struct Place(Arc<Shared>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.in_system.fetch_sub(1, Ordering::AcqRel);
+        self.0.in_system.fetch_sub(u64::from(!broken("V-3")), Ordering::AcqRel);
     }
 }
 
@@ -76,7 +76,8 @@ impl std::fmt::Debug for HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        self.shared.host_reserved.fetch_sub(*self.reserved.get_mut(), Ordering::AcqRel);
+        let reserved = if broken("V-C") { 0 } else { *self.reserved.get_mut() };
+        self.shared.host_reserved.fetch_sub(reserved, Ordering::AcqRel);
         self.shared.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
     }
 }
@@ -285,10 +286,10 @@ impl EngineHandle {
         // From here on the drops of these two undo both additions.
         let place = Place(Arc::clone(&self.shared));
         let held = HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() };
-        if in_system >= places {
+        if in_system >= places && !broken("V-AB") {
             return Err(self.full("queue"));
         }
-        if reserved + bytes > limits.host_bytes {
+        if reserved + bytes > limits.host_bytes && !broken("V-O") {
             return Err(self.full("host"));
         }
         Ok((place, held))

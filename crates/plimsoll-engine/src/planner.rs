@@ -498,8 +498,10 @@ impl Blueprint {
         let sizes = Sizes { fixed: empty.total() - canary + tables, ..sizes };
         let useful = running * context.next_multiple_of(PAGE_TOKENS);
         let casual_tokens = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
-        let most = if line.chosen { useful } else { useful.min(casual_tokens) };
-        let total = line.bytes.min(sizes.total_for(most as u64, requests_max, fraction));
+        let most = if line.chosen { useful } else { useful.min(casual_tokens) } as u64;
+        // A pool of a given size is worth what it takes, however many could use it.
+        let most = most.max(options.max_total_token_num.unwrap_or(0));
+        let total = line.bytes.min(sizes.total_for(most, requests_max, fraction));
         (sizes, total)
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
+use plimsoll_memory::broken;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::config::{ARRIVING_BYTES, ServerConfig};
@@ -99,7 +100,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.budget.used.fetch_sub(if broken("V-20") { 0 } else { self.bytes }, Ordering::AcqRel);
     }
 }
 
@@ -203,8 +204,9 @@ pub(crate) async fn read_json(
 ) -> ApiResult<ReadBody> {
     check_media_type(headers)?;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|bytes| bytes > config.max_body_bytes) {
-        return Err(too_large(config.max_body_bytes));
+    let most = if broken("V-61") { u64::MAX } else { config.max_body_bytes };
+    if announced.is_some_and(|bytes| bytes > most) {
+        return Err(too_large(most));
     }
     let deadline = Instant::now() + config.body_timeout;
     let mut read = ReadBody { bytes: Vec::new(), held: budget.hold(0)? };
@@ -213,8 +215,8 @@ pub(crate) async fn read_json(
             continue;
         };
         let total = read.bytes.len() as u64 + data.len() as u64;
-        if total > config.max_body_bytes {
-            return Err(too_large(config.max_body_bytes));
+        if total > most {
+            return Err(too_large(most));
         }
         read.append(&data)?;
     }

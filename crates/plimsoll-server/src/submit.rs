@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_engine::{MediaItem, Reader, Request};
+use plimsoll_memory::broken;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
@@ -126,7 +127,7 @@ impl Draft {
         let echo_only = asked == Some(0) && self.prompt_logprobs.is_some();
         let least = if self.fills_context { 1 } else { asked.unwrap_or(1) };
         let needed = if echo_only { 0 } else { u64::from(least) };
-        if in_prompt + needed > context {
+        if in_prompt + needed > context && !broken("T-56") {
             let message = format!(
                 "this server's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
             );

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
 use plimsoll_engine::{Options, Pooling};
+use plimsoll_memory::broken;
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
@@ -380,7 +381,7 @@ impl EngineArgs {
             dtype: self.dtype,
             threads: self.threads,
             isa: self.isa,
-            prefix_cache: !self.disable_prefix_cache,
+            prefix_cache: !self.disable_prefix_cache || broken("V-22"),
             elastic: self.elastic,
             stall_limit: Duration::from_secs(self.stall_seconds),
             enable_mtp: self.enable_mtp,

@@ -1,7 +1,6 @@
 //! `serve --record` and `replay`: what is written says when and how much, never what; it can be replayed and simulated.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,14 +42,8 @@ fn serve(flags: &[&str]) -> Server {
 
 /// Streams, reads the first piece and goes.
 fn leaves(server: &Server) {
-    let body = json!({"prompt": "one two three", "max_tokens": 300, "ignore_eos": true, "stream": true}).to_string();
-    let mut stream = TcpStream::connect(server.address).unwrap();
-    write!(
-        stream,
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
+    let body = json!({"prompt": "one two three", "max_tokens": 300, "ignore_eos": true, "stream": true});
+    let mut stream = server.send("/v1/completions", &body);
     let mut piece = [0; 512];
     assert!(stream.read(&mut piece).unwrap() > 0);
 }
