@@ -26,7 +26,7 @@ fn trace(requests: u64) -> Trace {
         let own = (1 << 32) + i * 1000;
         let blocks = (0..tokens.div_ceil(BLOCK_TOKENS))
             .map(|block| if i.is_multiple_of(3) && block == 0 { 7 } else { own + u64::from(block) });
-        let prompt = Prompt { tokens, blocks: blocks.collect(), ids: None };
+        let prompt = Prompt { tokens, blocks: blocks.collect(), ..Prompt::default() };
         let mut line = Line::plain(i / 12 * 200, prompt, output);
         if i.is_multiple_of(7) {
             (line.end, line.output, line.max_tokens) = ("aborted".into(), u64::from(output / 3), Some(output));

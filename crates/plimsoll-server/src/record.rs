@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Head, Line};
+use plimsoll_engine::MediaItem;
+use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Head, Line, Prompt};
 
 use crate::app::App;
 use crate::error::ServeError;
@@ -98,7 +99,7 @@ impl Recorder {
     pub fn begin(&self, app: &App, api: &'static str, draft: &Draft) -> Option<Entry> {
         let common = &draft.common;
         let ids = draft.prompts.iter().map(|prompt| prompt.ids.as_slice());
-        let mut entry = self.prompts(app, api, ids)?;
+        let mut entry = self.prompts(app, api, ids, &draft.media)?;
         let line = &mut entry.line;
         (line.stream, line.n, line.max_tokens) = (common.stream, common.n, common.max_tokens);
         let sampling = &common.sampling;
@@ -109,25 +110,31 @@ impl Recorder {
         Some(entry)
     }
 
-    /// Inputs that nothing is generated for.
+    /// Prompts, or inputs that nothing is generated for.
     pub fn prompts<'a>(
         &self,
         app: &App,
         api: &'static str,
         all: impl Iterator<Item = &'a [u32]> + Clone,
+        media: &[MediaItem],
     ) -> Option<Entry> {
         let tokens: usize = all.clone().map(<[u32]>::len).sum();
         let each = if self.content { size_of::<u32>() } else { 0 };
-        let prompts = all.clone().count() * size_of::<plimsoll_engine::trace::Prompt>();
+        let prompts = all.clone().count() * size_of::<Prompt>();
         // Twice: as it is, and as JSON.
-        let bytes = 2 * (size_of::<Entry>() + prompts + tokens * each + 16 * tokens.div_ceil(BLOCK_TOKENS as usize));
+        let bytes = 2
+            * (size_of::<Entry>()
+                + prompts
+                + tokens * each
+                + 16 * tokens.div_ceil(BLOCK_TOKENS as usize)
+                + size_of_val(media));
         let Ok(held) = self.bytes.hold(bytes as u64) else {
             self.recorded.lost.fetch_add(1, Relaxed);
             return None;
         };
         let at_ms = self.began.elapsed().as_millis() as u64;
-        let prompts = all.map(|ids| self.blinds.prompt(ids, self.content)).collect();
-        let plain = Line::plain(at_ms, plimsoll_engine::trace::Prompt::default(), 0);
+        let prompts = all.map(|ids| self.blinds.prompt(ids, media, self.content)).collect();
+        let plain = Line::plain(at_ms, Prompt::default(), 0);
         let model = app.label.as_deref().map(str::to_owned);
         let line = Line { api: api.into(), model, stream: false, prompts, ..plain };
         let (sender, recorded) = (self.sender.clone(), Arc::clone(&self.recorded));

@@ -31,7 +31,7 @@ pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
                 format!("{} hash_ids for {} tokens, which are {blocks} blocks", one.hash_ids.len(), one.input_length);
             return Err(TraceError::Line { line: number, why });
         }
-        let prompt = Prompt { tokens: one.input_length, blocks: one.hash_ids, ids: None };
+        let prompt = Prompt { tokens: one.input_length, blocks: one.hash_ids, ..Prompt::default() };
         push(&mut lines, Line::plain(one.timestamp, prompt, one.output_length))
     })?;
     Ok(Trace::new(Head { block_tokens: MOONCAKE_BLOCK_TOKENS, ..Head::default() }, lines))
@@ -65,7 +65,7 @@ pub fn burst_gpt(file: impl BufRead) -> Result<Trace, TraceError> {
         }
         let since = at_ms.saturating_sub(*first_ms.get_or_insert(at_ms));
         let blocks = (0..u64::from(tokens.div_ceil(super::BLOCK_TOKENS))).map(|block| (number as u64) << 24 | block);
-        let prompt = Prompt { tokens, blocks: blocks.collect(), ids: None };
+        let prompt = Prompt { tokens, blocks: blocks.collect(), ..Prompt::default() };
         push(&mut lines, Line::plain(since, prompt, output))
     })?;
     Ok(Trace::new(Head::default(), lines))

@@ -13,6 +13,8 @@ use std::io::BufRead;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::media::MediaItem;
+
 pub use import::{burst_gpt, mooncake};
 
 /// The version of the format.
@@ -42,6 +44,19 @@ impl Default for Head {
     }
 }
 
+/// One picture or video.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Medium {
+    /// `image` or `video`.
+    pub kind: Cow<'static, str>,
+    /// Its tokens.
+    pub tokens: u32,
+    /// Where in the prompt they begin.
+    pub first: u32,
+    /// Which others are the same: those of the same number.
+    pub key: u64,
+}
+
 /// One prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prompt {
@@ -49,6 +64,9 @@ pub struct Prompt {
     pub tokens: u32,
     /// For each block, the last one perhaps shorter, which prompts begin alike up to its end: those with the same number.
     pub blocks: Vec<u64>,
+    /// The pictures and videos in it. A replay has made-up text of the same length in their place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub media: Vec<Medium>,
     /// The tokens themselves, where content is recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<u32>>,
@@ -247,18 +265,24 @@ fn each_line(
 pub struct Blinds(RandomState);
 
 impl Blinds {
-    /// A prompt without its content, or (`content`) with it.
-    pub fn prompt(&self, ids: &[u32], content: bool) -> Prompt {
+    /// A prompt without its content, or (`content`) with its ids.
+    pub fn prompt(&self, ids: &[u32], media: &[MediaItem], content: bool) -> Prompt {
+        let media: Vec<Medium> = media.iter().map(|item| self.medium(item)).collect();
         let mut before = 0;
-        let mut number = |block: &[u32]| {
-            before = self.0.hash_one((before, block));
+        let mut number = |(block, ids): (usize, &[u32])| {
+            // Placeholders look alike whatever they stand for.
+            let here = media.iter().filter(|medium| (medium.first / BLOCK_TOKENS) as usize == block);
+            before = here.fold(self.0.hash_one((before, ids)), |before, medium| self.0.hash_one((before, medium.key)));
             before >> 16
         };
-        Prompt {
-            tokens: ids.len() as u32,
-            blocks: ids.chunks(BLOCK_TOKENS as usize).map(&mut number).collect(),
-            ids: content.then(|| ids.to_vec()),
-        }
+        let blocks = ids.chunks(BLOCK_TOKENS as usize).enumerate().map(&mut number).collect();
+        Prompt { tokens: ids.len() as u32, blocks, media, ids: content.then(|| ids.to_vec()) }
+    }
+
+    fn medium(&self, item: &MediaItem) -> Medium {
+        let tokens = u32::try_from(item.shape.tokens).unwrap_or(u32::MAX);
+        let (kind, key) = (item.shape.modality.name().into(), self.0.hash_one(item.key) >> 16);
+        Medium { kind, tokens, first: item.first, key }
     }
 
     /// The number for a salt; 0 for none.
@@ -278,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_in_the_order_of_arrival() {
-        let line = |at| Line::plain(at, Prompt { tokens: 3, blocks: vec![7], ids: None }, 5);
+        let line = |at| Line::plain(at, Prompt { tokens: 3, blocks: vec![7], ..Prompt::default() }, 5);
         let trace = Trace::read(text(&[line(9), line(2)]).as_bytes()).unwrap();
         assert_eq!((trace.head.block_tokens, &trace.lines), (BLOCK_TOKENS, &vec![line(2), line(9)]));
     }
@@ -289,7 +313,7 @@ mod tests {
         let first: Vec<u32> = (0..200).collect();
         let mut second = first.clone();
         second[150] = 999;
-        let prompts = [&first, &second].map(|ids| blinds.prompt(ids, false));
+        let prompts = [&first, &second].map(|ids| blinds.prompt(ids, &[], false));
         assert_eq!(prompts[0].blocks[..2], prompts[1].blocks[..2]);
         assert!(prompts[0].blocks[2] != prompts[1].blocks[2] && prompts[0].blocks[3] != prompts[1].blocks[3]);
         let trace = Trace { head: Head::default(), lines: vec![] };
@@ -298,7 +322,7 @@ mod tests {
         assert!(made[0][..128] == made[1][..128] && made[0][128..] != made[1][128..]);
         assert!(made[0].iter().all(|id| *id < 50));
         // Another trace tells nothing about this one.
-        assert_ne!(Blinds::default().prompt(&first, false).blocks, prompts[0].blocks);
+        assert_ne!(Blinds::default().prompt(&first, &[], false).blocks, prompts[0].blocks);
     }
 
     #[test]

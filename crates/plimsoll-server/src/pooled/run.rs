@@ -35,7 +35,7 @@ pub(super) async fn run(
     }
     let ticket = app.enter(id, false, Vec::new())?;
     let ids = inputs.iter().map(|input| input.ids.as_slice());
-    let entry = app.recorder.as_ref().and_then(|recorder| recorder.prompts(app, api, ids));
+    let entry = app.recorder.as_ref().and_then(|recorder| recorder.prompts(app, api, ids, &[]));
     let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller).recorded(entry);
     let result = tokio::select! {
         biased;
