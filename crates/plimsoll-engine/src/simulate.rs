@@ -197,25 +197,32 @@ impl<'a> Simulation<'a> {
     /// Every completion of a request arrives, or is refused as the engine would refuse it.
     fn arrive(&mut self, trace: &Trace, line: &Line) {
         for prompt in &line.prompts {
+            let left = self.limits.max_req_total_len.saturating_sub(prompt.tokens);
+            // What came out is what comes out; a trace may name no limit that it kept to.
+            let said = u32::try_from(line.output_each()).unwrap_or(u32::MAX);
+            let max_tokens = line.max_tokens.unwrap_or(left).max(said);
+            self.out.sequences += u64::from(line.n);
+            if prompt.tokens == 0 || left == 0 || max_tokens > left {
+                self.out.refused_invalid += u64::from(line.n);
+                continue;
+            }
             let ids = trace.ids(prompt, self.limits.vocab_size);
             for _ in 0..line.n {
-                self.out.sequences += 1;
-                let left = self.limits.max_req_total_len.saturating_sub(ids.len() as u32);
-                let asked = line.max_tokens.unwrap_or(left);
-                // What came out is what comes out; a trace may name no limit that it kept to.
-                let max_tokens = asked.max(u32::try_from(line.output_each()).unwrap_or(u32::MAX));
-                let request = priced(ids.clone(), max_tokens, line);
-                let bytes = request.host_bytes();
-                let places = u64::from(self.limits.running_max_req_size) + u64::from(self.limits.max_waiting);
-                let inside = (self.scheduler.running().len() + self.scheduler.waiting().len()) as u64;
-                if ids.is_empty() || max_tokens > left || bytes > self.limits.host_bytes {
-                    self.out.refused_invalid += 1;
-                } else if inside >= places || self.host_bytes + bytes > self.limits.host_bytes {
-                    self.out.refused_full += 1;
-                } else {
-                    self.admit(request, bytes, line);
-                }
+                self.enter(priced(ids.clone(), max_tokens, line), line);
             }
+        }
+    }
+
+    fn enter(&mut self, request: Request, line: &Line) {
+        let bytes = request.host_bytes();
+        let places = u64::from(self.limits.running_max_req_size) + u64::from(self.limits.max_waiting);
+        let inside = (self.scheduler.running().len() + self.scheduler.waiting().len()) as u64;
+        if bytes > self.limits.host_bytes {
+            self.out.refused_invalid += 1;
+        } else if inside >= places || self.host_bytes + bytes > self.limits.host_bytes {
+            self.out.refused_full += 1;
+        } else {
+            self.admit(request, bytes, line);
         }
     }
 

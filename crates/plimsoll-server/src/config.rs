@@ -11,7 +11,7 @@ use crate::access::{ApiKeys, Origins};
 use crate::media::MediaConfig;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
-use crate::record::RecordConfig;
+use crate::record::{RECORDER_BYTES, RecordConfig};
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
@@ -236,6 +236,7 @@ impl ServerConfig {
             + self.grammar_bytes
             + self.response_store_bytes
             + running
+            + self.record.as_ref().map_or(0, |_| RECORDER_BYTES)
             + self.rates.heap_bytes_max(self.api_keys.len())
     }
 

@@ -21,6 +21,8 @@ use crate::submit::Draft;
 
 /// Lines that wait to be written.
 const QUEUE: usize = 256;
+/// What a recorder takes whatever it records: the queue's slots, the writer's buffer and names.
+pub(crate) const RECORDER_BYTES: u64 = (QUEUE * (size_of::<Message>() + size_of::<usize>()) + (16 << 10)) as u64;
 /// A server that ends waits so long for the last of them.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 

@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use serde::Deserialize;
 
-use super::{Head, Line, Prompt, Trace, TraceError, each_line, push};
+use super::{Head, Line, Lines, Prompt, Trace, TraceError, check, each_line};
 
 /// Tokens of a block in Mooncake's traces.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
@@ -21,10 +21,11 @@ struct Mooncake {
 
 /// Reads Mooncake's JSON lines: `timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens.
 pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
-    let mut lines = Vec::new();
+    let mut lines = Lines::default();
     each_line(file, |number, text| {
         let one: Mooncake = serde_json::from_str(text)
             .map_err(|error| TraceError::Line { line: number, why: format!("not a request of Mooncake's: {error}") })?;
+        check(number, one.input_length, 1)?;
         let blocks = one.input_length.div_ceil(MOONCAKE_BLOCK_TOKENS) as usize;
         if one.hash_ids.len() != blocks {
             let why =
@@ -32,7 +33,7 @@ pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
             return Err(TraceError::Line { line: number, why });
         }
         let prompt = Prompt { tokens: one.input_length, blocks: one.hash_ids, ..Prompt::default() };
-        push(&mut lines, Line::plain(one.timestamp, prompt, one.output_length))
+        lines.push(number, Line::plain(one.timestamp, prompt, one.output_length))
     })?;
     Ok(Trace::new(Head { block_tokens: MOONCAKE_BLOCK_TOKENS, ..Head::default() }, lines))
 }
@@ -41,7 +42,7 @@ pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
 /// begin alike: the trace does not say. Requests without a response failed there and are left out.
 pub fn burst_gpt(file: impl BufRead) -> Result<Trace, TraceError> {
     let mut columns: Option<[usize; 3]> = None;
-    let mut lines = Vec::new();
+    let mut lines = Lines::default();
     let mut first_ms = None;
     each_line(file, |number, text| {
         let bad = |why: String| TraceError::Line { line: number, why };
@@ -60,13 +61,14 @@ pub fn burst_gpt(file: impl BufRead) -> Result<Trace, TraceError> {
             number.ok_or_else(|| bad(format!("column {} is no number", columns[column] + 1)))
         };
         let (at_ms, tokens, output) = ((cell(0)? * 1000.0) as u64, cell(1)? as u32, cell(2)? as u32);
+        check(number, tokens, 1)?;
         if output == 0 || tokens == 0 {
             return Ok(());
         }
         let since = at_ms.saturating_sub(*first_ms.get_or_insert(at_ms));
         let blocks = (0..u64::from(tokens.div_ceil(super::BLOCK_TOKENS))).map(|block| (number as u64) << 24 | block);
         let prompt = Prompt { tokens, blocks: blocks.collect(), ..Prompt::default() };
-        push(&mut lines, Line::plain(since, prompt, output))
+        lines.push(number, Line::plain(since, prompt, output))
     })?;
     Ok(Trace::new(Head::default(), lines))
 }
@@ -100,6 +102,7 @@ mod tests {
         assert_ne!(trace.lines[0].prompts[0].blocks[0], trace.lines[1].prompts[0].blocks[0]);
         let words = |text: &str| burst_gpt(text.as_bytes()).unwrap_err().to_string();
         assert!(words("a,b\n1,2\n").contains("no column 'Timestamp'"));
+        assert!(words(&text.replace("472", "4e9")).starts_with("line 2: a prompt of 4000000000 tokens"));
         assert!(words(&text.replace("472", "many")).starts_with("line 2: column 3 is no number"));
     }
 }

@@ -26,8 +26,14 @@ pub const BLOCK_TOKENS: u32 = 64;
 /// The longest line that is read.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// The most requests that are read from one file.
-pub const REQUESTS_MAX: usize = 5_000_000;
+/// The most that one trace may take in memory.
+const TRACE_BYTES_MAX: usize = 1 << 30;
+
+/// The longest prompt, in tokens.
+const PROMPT_TOKENS_MAX: u32 = 1 << 24;
+
+/// The most completions of one prompt.
+const CHOICES_MAX: u32 = 1 << 10;
 
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,15 +186,18 @@ pub enum TraceError {
         why: String,
     },
     /// The file holds more than is read.
-    #[error("more than {REQUESTS_MAX} requests in one trace; split it")]
-    TooMany,
+    #[error("line {line}: the trace takes more than {TRACE_BYTES_MAX} bytes up to here; split it")]
+    TooLarge {
+        /// The first line that is too much.
+        line: usize,
+    },
 }
 
 impl Trace {
     /// Reads a trace of our own.
     pub fn read(file: impl BufRead) -> Result<Self, TraceError> {
         let mut head = None;
-        let mut lines = Vec::new();
+        let mut lines = Lines::default();
         each_line(file, |number, text| {
             let bad = |error: serde_json::Error| TraceError::Line { line: number, why: error.to_string() };
             if head.is_none() {
@@ -202,13 +211,15 @@ impl Trace {
                 return Ok(());
             }
             let line: Line = serde_json::from_str(text).map_err(bad)?;
-            push(&mut lines, line)
+            line.prompts.iter().try_for_each(|prompt| check(number, prompt.tokens, line.n))?;
+            lines.push(number, line)
         })?;
         let head = head.ok_or(TraceError::Line { line: 1, why: "the file is empty".into() })?;
         Ok(Self::new(head, lines))
     }
 
-    fn new(head: Head, mut lines: Vec<Line>) -> Self {
+    fn new(head: Head, lines: Lines) -> Self {
+        let mut lines = lines.all;
         lines.sort_by_key(|line| line.at_ms);
         Self { head, lines }
     }
@@ -227,11 +238,37 @@ impl Trace {
     }
 }
 
-fn push(lines: &mut Vec<Line>, line: Line) -> Result<(), TraceError> {
-    if lines.len() == REQUESTS_MAX {
-        return Err(TraceError::TooMany);
+/// The requests read so far, and what they take.
+#[derive(Default)]
+struct Lines {
+    all: Vec<Line>,
+    bytes: usize,
+}
+
+impl Lines {
+    fn push(&mut self, number: usize, line: Line) -> Result<(), TraceError> {
+        let of = |prompt: &Prompt| {
+            let ids = prompt.ids.as_ref().map_or(0, Vec::len) * size_of::<u32>();
+            size_of::<Prompt>() + size_of_val(&*prompt.blocks) + size_of_val(&*prompt.media) + ids
+        };
+        self.bytes += size_of::<Line>() + line.prompts.iter().map(of).sum::<usize>();
+        if self.bytes > TRACE_BYTES_MAX {
+            return Err(TraceError::TooLarge { line: number });
+        }
+        self.all.push(line);
+        Ok(())
     }
-    lines.push(line);
+}
+
+/// Refuses what no server is asked for.
+fn check(number: usize, tokens: u32, n: u32) -> Result<(), TraceError> {
+    let bad = |why| Err(TraceError::Line { line: number, why });
+    if tokens > PROMPT_TOKENS_MAX {
+        return bad(format!("a prompt of {tokens} tokens; {PROMPT_TOKENS_MAX} at most are read"));
+    }
+    if n > CHOICES_MAX {
+        return bad(format!("{n} completions of one prompt; {CHOICES_MAX} at most are read"));
+    }
     Ok(())
 }
 
@@ -333,6 +370,8 @@ mod tests {
             (good.replace("\"plimsoll_trace\":1", "\"plimsoll_trace\":2"), "line 1: version 2"),
             (good.replace("\"at_ms\":0", "\"at_ms\":-1"), "line 2: "),
             (format!("{good}\nnonsense"), "line 3: "),
+            (good.replace("\"n\":1", "\"n\":4000000"), "line 2: 4000000 completions"),
+            (good.replace("\"tokens\":0", "\"tokens\":4000000000"), "line 2: a prompt of 4000000000 tokens"),
         ] {
             let error = Trace::read(bad.as_bytes()).unwrap_err().to_string();
             assert!(error.starts_with(words), "{error}");

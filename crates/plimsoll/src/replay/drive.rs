@@ -30,6 +30,21 @@ pub struct Pace {
     pub vocab: u32,
 }
 
+/// Who is asked: the model that the operator named, else the one that was recorded, else the server's first.
+#[derive(Clone, Debug)]
+pub struct Models {
+    /// By the operator.
+    pub named: Option<String>,
+    /// The server's.
+    pub first: String,
+}
+
+impl Models {
+    fn of<'a>(&'a self, line: &'a Line) -> &'a str {
+        self.named.as_deref().or(line.model.as_deref()).unwrap_or(&self.first)
+    }
+}
+
 /// What came of it. Times in seconds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Replayed {
@@ -71,7 +86,7 @@ enum End {
 }
 
 /// Sends every request and waits for all of them.
-pub async fn replay(target: &Target, model: &str, trace: Arc<Trace>, pace: Pace) -> Replayed {
+pub async fn replay(target: &Target, models: &Models, trace: Arc<Trace>, pace: Pace) -> Replayed {
     let places = Arc::new(Semaphore::new(pace.max_in_flight));
     let (began, mut out, mut running) = (Instant::now(), Replayed::default(), JoinSet::new());
     let mut firsts = Vec::new();
@@ -84,7 +99,7 @@ pub async fn replay(target: &Target, model: &str, trace: Arc<Trace>, pace: Pace)
             continue;
         }
         let due = match pace.speed > 0.0 {
-            true => Duration::from_secs_f64(line.at_ms as f64 / 1000.0 / pace.speed),
+            true => after(line.at_ms, pace),
             false => Duration::ZERO,
         };
         sleep(due.saturating_sub(began.elapsed())).await;
@@ -94,7 +109,7 @@ pub async fn replay(target: &Target, model: &str, trace: Arc<Trace>, pace: Pace)
             out.late += 1;
             out.late_by_max = out.late_by_max.max(late.as_secs_f64());
         }
-        let (target, model, trace) = (target.clone(), model.to_owned(), Arc::clone(&trace));
+        let (target, model, trace) = (target.clone(), models.of(line).to_owned(), Arc::clone(&trace));
         running.spawn(async move {
             let line = &trace.lines[number];
             let end = timeout(REQUEST_TIMEOUT, one(&target, &body(&trace, line, &model, pace.vocab), line, pace)).await;
@@ -113,6 +128,11 @@ pub async fn replay(target: &Target, model: &str, trace: Arc<Trace>, pace: Pace)
     let recorded = trace.lines.iter().filter_map(|line| line.first_ms).map(|ms| ms as f64 / 1000.0);
     out.recorded_first_token = Times::of(recorded.collect());
     out
+}
+
+/// Recorded milliseconds at the pace of the replay; what cannot be told in a `Duration` never comes.
+fn after(ms: u64, pace: Pace) -> Duration {
+    Duration::try_from_secs_f64(ms as f64 / 1000.0 / pace.speed).unwrap_or(Duration::MAX)
 }
 
 fn count(out: &mut Replayed, firsts: &mut Vec<f64>, end: Result<End>) {
@@ -144,7 +164,7 @@ fn body(trace: &Trace, line: &Line, model: &str, vocab: u32) -> Value {
     let said = line.output_each().max(1);
     let max_tokens = if line.left() { u64::from(line.max_tokens.unwrap_or(0)).max(said + 1) } else { said };
     let mut body = json!({
-        "model": line.model.as_deref().unwrap_or(model), "prompt": prompts, "n": line.n, "stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true},
+        "model": model, "prompt": prompts, "n": line.n, "stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true},
         "max_tokens": max_tokens, "ignore_eos": true, "temperature": line.temperature, "top_p": line.top_p,
     });
     // Other servers know these by the same names, but need not know them at all.
@@ -165,11 +185,7 @@ fn body(trace: &Trace, line: &Line, model: &str, vocab: u32) -> Value {
 
 async fn one(target: &Target, body: &Value, line: &Line, pace: Pace) -> Result<End> {
     let (start, leaves) = (Instant::now(), line.left());
-    let patience = if leaves && line.output == 0 && pace.speed > 0.0 {
-        Duration::from_secs_f64(line.ms as f64 / 1000.0 / pace.speed)
-    } else {
-        REQUEST_TIMEOUT
-    };
+    let patience = if leaves && line.output == 0 && pace.speed > 0.0 { after(line.ms, pace) } else { REQUEST_TIMEOUT };
     match timeout(patience, stream(target, body, line, start)).await {
         Ok(end) => end,
         Err(_) if leaves => Ok(End::Left { first: None, tokens: 0 }),

@@ -19,7 +19,8 @@ use crate::args::{EngineArgs, HttpArgs};
 use crate::bench::client::Target;
 use crate::bench::{first_model, write_json};
 use crate::commands::plan;
-use drive::{Pace, Replayed};
+use crate::output::say;
+use drive::{Models, Pace, Replayed};
 
 /// How a trace is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,7 +46,7 @@ pub struct Args {
     /// The server that gets it, as http://host:port.
     #[arg(long, required_unless_present = "simulate", conflicts_with = "simulate")]
     pub url: Option<String>,
-    /// The model to ask for [default: the server's first], or with --simulate to plan for.
+    /// The model to ask for [default: the recorded one where the trace names one, else the server's first], or with --simulate to plan for.
     #[arg(long)]
     pub model: Option<String>,
     /// Only the first requests.
@@ -64,10 +65,10 @@ pub struct Args {
     #[arg(long)]
     pub simulate: bool,
     /// With --simulate: gigabytes that the imagined machine reads in a second.
-    #[arg(long, alias = "gigabytes_per_second", default_value_t = 20.0, value_parser = speed)]
+    #[arg(long, alias = "gigabytes_per_second", default_value_t = 20.0, value_parser = rate)]
     pub gigabytes_per_second: f64,
     /// With --simulate: thousand million multiplications and additions in a second.
-    #[arg(long, alias = "gigaflops", default_value_t = 400.0, value_parser = speed)]
+    #[arg(long, alias = "gigaflops", default_value_t = 400.0, value_parser = rate)]
     pub gigaflops: f64,
     /// Write everything there as JSON.
     #[arg(long)]
@@ -80,9 +81,25 @@ pub struct Args {
     pub engine: EngineArgs,
 }
 
+/// The slowest replay: a day of trace takes three years.
+const SPEED_MIN: f64 = 0.001;
+
 fn speed(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
-    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(format!("{number} is not 0 or more")) }
+    match number(text)? {
+        speed if speed == 0.0 || speed >= SPEED_MIN => Ok(speed),
+        speed => Err(format!("{speed} is neither 0 nor {SPEED_MIN} or more")),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match number(text)? {
+        rate if (1e-3..=1e9).contains(&rate) => Ok(rate),
+        rate => Err(format!("{rate} is not between 0.001 and 1000000000")),
+    }
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| format!("'{text}' is no number"))
 }
 
 /// Replays, prints and writes.
@@ -136,13 +153,13 @@ fn against_server(args: &Args, url: &str, trace: Trace) -> Result<()> {
     let requests = trace.lines.len();
     let (model, replayed) = crate::client_runtime()?.block_on(async {
         let target = Target::parse(url)?;
-        let model = match &args.model {
-            Some(model) => model.clone(),
-            None => first_model(&target).await?,
+        let models = Models {
+            named: args.model.clone(),
+            first: if args.model.is_some() { String::new() } else { first_model(&target).await? },
         };
         let pace = Pace { speed: args.speed, max_in_flight: args.max_in_flight.max(1), vocab: args.vocab };
-        let replayed = drive::replay(&target, &model, Arc::new(trace), pace).await;
-        anyhow::Ok((model, replayed))
+        let replayed = drive::replay(&target, &models, Arc::new(trace), pace).await;
+        anyhow::Ok((models.named.unwrap_or(models.first), replayed))
     })?;
     print_replayed(&replayed);
     report(args, &model, requests, &replayed)?;
@@ -153,11 +170,16 @@ fn against_server(args: &Args, url: &str, trace: Trace) -> Result<()> {
 }
 
 fn print_replayed(replayed: &Replayed) {
-    println!(
+    say!(
         "{} answered, {} left as their clients did, {} refused for now (429, 503), {} refused (4xx), {} failed, {} could not be replayed",
-        replayed.answered, replayed.left, replayed.refused_for_now, replayed.refused, replayed.failed, replayed.skipped
+        replayed.answered,
+        replayed.left,
+        replayed.refused_for_now,
+        replayed.refused,
+        replayed.failed,
+        replayed.skipped
     );
-    println!(
+    say!(
         "{:.1} s, {} prompt and {} output tokens ({:.1} output tok/s); {} sent late, by {:.2} s at most",
         replayed.seconds,
         replayed.prompt_tokens,
@@ -167,9 +189,9 @@ fn print_replayed(replayed: &Replayed) {
         replayed.late_by_max
     );
     let [first, recorded] = [&replayed.first_token, &replayed.recorded_first_token];
-    println!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
+    say!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
     if recorded.max > 0.0 {
-        println!("when recorded: p50 {:.3} s, p99 {:.3} s, max {:.3} s", recorded.p50, recorded.p99, recorded.max);
+        say!("when recorded: p50 {:.3} s, p99 {:.3} s, max {:.3} s", recorded.p50, recorded.p99, recorded.max);
     }
 }
 
@@ -189,11 +211,16 @@ fn in_a_plan(args: &Args, trace: &Trace) -> Result<()> {
 }
 
 fn print_simulated(out: &Simulated) {
-    println!(
+    say!(
         "{} sequences: {} finished, {} left, {} refused as too large (400), {} refused for now (429); {} preemptions",
-        out.sequences, out.finished, out.left, out.refused_invalid, out.refused_full, out.preempted
+        out.sequences,
+        out.finished,
+        out.left,
+        out.refused_invalid,
+        out.refused_full,
+        out.preempted
     );
-    println!(
+    say!(
         "{:.1} s of the imagined machine in {} steps; {} prompt tokens, {} of them from the prefix cache; {} output tokens ({:.1} tok/s)",
         out.seconds,
         out.steps,
@@ -202,12 +229,16 @@ fn print_simulated(out: &Simulated) {
         out.output_tokens,
         out.output_tokens as f64 / out.seconds
     );
-    println!(
+    say!(
         "pages: at most {} of {} held by sequences; at most {} ran and {} waited; requests reserved at most {} bytes",
-        out.pages_peak, out.pages, out.running_peak, out.waiting_peak, out.host_bytes_peak
+        out.pages_peak,
+        out.pages,
+        out.running_peak,
+        out.waiting_peak,
+        out.host_bytes_peak
     );
     let [first, between] = [&out.first_token, &out.between_tokens];
-    println!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
-    println!("between tokens: p50 {:.4} s, p99 {:.4} s, max {:.4} s", between.p50, between.p99, between.max);
-    println!("schedule {}", out.digest);
+    say!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
+    say!("between tokens: p50 {:.4} s, p99 {:.4} s, max {:.4} s", between.p50, between.p99, between.max);
+    say!("schedule {}", out.digest);
 }
