@@ -14,6 +14,9 @@ use crate::output::say;
 
 /// Prints the plan.
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+    if let Some(file) = &args.models {
+        return super::several::plan(file, &args);
+    }
     let options = args.engine.options(args.http.config()?.heap_bytes_max());
     let local = Path::new(&args.model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
