@@ -5,12 +5,13 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::{Ledger, Plan, heap};
+use plimsoll_memory::{Ledger, Plan, broken, heap};
 
 use crate::accounts::Accounts;
 use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
 use crate::house::House;
+use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
 use crate::report::LedgerReport;
@@ -32,7 +33,7 @@ pub(crate) struct Place(Arc<Shared>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.in_system.fetch_sub(1, Ordering::AcqRel);
+        self.0.in_system.fetch_sub(u64::from(!broken("V-3")), Ordering::AcqRel);
     }
 }
 
@@ -75,7 +76,8 @@ impl std::fmt::Debug for HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        self.shared.host_reserved.fetch_sub(*self.reserved.get_mut(), Ordering::AcqRel);
+        let reserved = if broken("V-C") { 0 } else { *self.reserved.get_mut() };
+        self.shared.host_reserved.fetch_sub(reserved, Ordering::AcqRel);
         self.shared.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
     }
 }
@@ -101,6 +103,8 @@ pub(crate) struct Shared {
     pub watchdog: Watchdog,
     /// The tokens that end output, the model's and its tokenizer's.
     pub eos: OnceLock<Vec<u32>>,
+    /// What the model takes besides text.
+    pub media: OnceLock<MediaSpec>,
     /// Somebody brings the canary back when refused allocations have cost it.
     pub canary_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
@@ -157,6 +161,7 @@ impl Shared {
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
+            media: OnceLock::new(),
             canary_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
@@ -190,7 +195,8 @@ impl Shared {
     /// Enters in the ledger what is measured rather than counted.
     pub fn observe_accounts(&self) {
         if let Some(accounts) = self.accounts.get() {
-            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire));
+            let staged = self.media.get().map_or(0, |media| media.staging.used());
+            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire), staged);
         }
     }
 }
@@ -219,6 +225,9 @@ impl EngineHandle {
         request.check(limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
+        self.check_media(&request).inspect_err(|_| {
+            self.shared.metrics.refused_invalid.inc();
+        })?;
         if self.rung() >= Rung::StopAdmitting {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
@@ -235,7 +244,7 @@ impl EngineHandle {
         let (place, bytes) = self.reserve(&request)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| unavailable(&message))?;
-        let room = Room::reserve(&mut request).map(|room| Room { constraint, ..room });
+        let room = Room::reserve(&mut request, self.media()).map(|room| Room { constraint, ..room });
         let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
@@ -245,6 +254,16 @@ impl EngineHandle {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
             Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
+        }
+    }
+
+    fn check_media(&self, request: &Request) -> Result<(), Refusal> {
+        let invalid = |message: &str| Err(Refusal::Invalid { param: "messages", message: message.into() });
+        match self.media() {
+            _ if request.media.is_empty() => Ok(()),
+            Some(_) if request.embed.is_some() => invalid("media are not embedded here: only text is"),
+            Some(spec) => spec.check(&request.prompt, &request.media),
+            None => invalid("this model takes text only: no images, video or sound"),
         }
     }
 
@@ -267,10 +286,10 @@ impl EngineHandle {
         // From here on the drops of these two undo both additions.
         let place = Place(Arc::clone(&self.shared));
         let held = HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() };
-        if in_system >= places {
+        if in_system >= places && !broken("V-AB") {
             return Err(self.full("queue"));
         }
-        if reserved + bytes > limits.host_bytes {
+        if reserved + bytes > limits.host_bytes && !broken("V-O") {
             return Err(self.full("host"));
         }
         Ok((place, held))
@@ -281,9 +300,12 @@ impl EngineHandle {
         self.shared.metrics.refused_full.inc();
         let message = match what {
             "host" => format!("all {} bytes for requests on the host are reserved; try again later", limits.host_bytes),
+            // Not all need be alive: those that hung up hold their places until the engine's next step.
             _ => format!(
-                "{} requests are running and {} wait, which is the limit; try again later",
-                limits.running_max_req_size, limits.max_waiting
+                "all {} places are taken ({} may run and {} wait); try again later",
+                u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting),
+                limits.running_max_req_size,
+                limits.max_waiting
             ),
         };
         Refusal::Full { message, retry_after_s: 1 }
@@ -297,6 +319,11 @@ impl EngineHandle {
     /// The tokens that end output; none for an engine without a model.
     pub fn eos(&self) -> &[u32] {
         self.shared.eos.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// What the model takes besides text, and within which limits; none for a model of text alone.
+    pub fn media(&self) -> Option<&MediaSpec> {
+        self.shared.media.get()
     }
 
     /// The plan this engine was built from.

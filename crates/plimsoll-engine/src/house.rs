@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::host::{OwnProcess, Root, stacks_touched};
+use plimsoll_memory::host::{OwnProcess, Root, Touched};
 use plimsoll_memory::{Bytes, Canary, Component, Ledger, Plan, PlanLine, heap};
 
 use crate::berth::Berth;
 use crate::handle::{EngineHandle, Shared};
-use crate::planner::{CANARY_BYTES, Line, PROCESS_BASELINE_BYTES};
+use crate::planner::{CANARY_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
 use crate::report::{LedgerReport, Whole};
 use crate::startup::{Host, StartError};
 
@@ -59,8 +59,8 @@ impl House {
             lines: vec![
                 entry(
                     Component::HostHeap,
-                    http_bytes,
-                    "an allowance for all models, a bound and no forecast: connections, bodies, parsing",
+                    http_bytes + HEAP_KEPT_BYTES,
+                    "an allowance for all models, a bound and no forecast: connections, bodies, parsing, what the allocator keeps",
                 ),
                 entry(Component::ProcessBaseline, PROCESS_BASELINE_BYTES, "data, runtime"),
                 entry(
@@ -95,7 +95,8 @@ impl House {
         plan.enter(&ledger);
         drop(heap::arm(Canary::map(&ledger, CANARY_BYTES)?));
         let resident = OwnProcess::read(&Root::system()).leak_gauge();
-        let others = CANARY_BYTES + heap::in_use() + stacks_touched(&Root::system());
+        let touched = Touched::read(&Root::system());
+        let others = CANARY_BYTES + heap::in_use() + heap::kept(touched.heaps) + touched.stacks;
         // Where the heap is not counted, the two cannot be told apart.
         let baseline = if heap::calls() == 0 { 0 } else { resident.saturating_sub(others) };
         berth.built(plan.total(), ledger.committed_total())?;
@@ -154,13 +155,21 @@ impl House {
 
     /// Enters what the house holds now: the heap that is in no resident's account, and the process's own.
     fn observe(&self) {
-        let owned = [Component::Tokenizer, Component::PrefixIndex, Component::RequestTable];
+        let owned = [
+            Component::Tokenizer,
+            Component::PrefixIndex,
+            Component::RequestTable,
+            Component::EncoderOutputs,
+            Component::MediaStaging,
+        ];
         let accounts: u64 =
             self.residents().iter().flat_map(|ledger| owned.map(|component| ledger.row(component).committed)).sum();
-        self.ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(accounts));
+        let touched = Touched::read(&Root::system());
+        let rest = heap::in_use().saturating_sub(accounts);
+        self.ledger.observe(Component::HostHeap, rest + heap::kept(touched.heaps));
         let baseline = match self.baseline.load(Relaxed) {
             0 => 0,
-            own => own + stacks_touched(&Root::system()),
+            own => own + touched.stacks,
         };
         self.ledger.observe(Component::ProcessBaseline, baseline);
     }

@@ -4,6 +4,7 @@
 //! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
 
 mod accounts;
+mod advice;
 pub mod backlog;
 mod berth;
 pub mod cache;
@@ -17,6 +18,7 @@ pub mod handle;
 pub mod house;
 mod lease;
 pub mod loading;
+pub mod media;
 pub mod metrics;
 pub mod options;
 pub mod outbox;
@@ -31,12 +33,14 @@ pub mod sampling;
 pub mod scheduler;
 pub mod sentence;
 mod shadow;
+pub mod simulate;
 mod sizing;
 mod speculation;
 pub mod startup;
 mod step;
 mod stress;
 pub mod testing;
+pub mod trace;
 mod trim;
 mod watch;
 mod watchdog;
@@ -44,13 +48,16 @@ pub mod whatif;
 mod whole;
 mod worker;
 
+pub use advice::Advice;
 pub use cached::CacheReport;
 pub use handle::EngineHandle;
 pub use house::{House, NoRoom};
 pub use loading::{LoadedModel, LoadingError};
-pub use options::Options;
+pub use media::{ImageSpec, MediaItem, MediaSpec, Pixels, VideoSpec};
+pub use options::{HttpAlternative, Options};
 pub use outbox::{Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
 pub use planner::{Blueprint, EnginePlan, Line, PlanError};
+pub use plimsoll_models::{Grid, PlaceRule};
 pub use pooling::{Embed, Pooling};
 pub use progress::{Phase, Snapshot, Watch};
 pub use report::LedgerReport;

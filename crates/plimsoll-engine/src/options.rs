@@ -4,6 +4,17 @@ use plimsoll_device::{DtypePolicy, KvDtype};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 
+/// What the HTTP side would take with another value of one of its flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpAlternative {
+    /// The flag.
+    pub flag: &'static str,
+    /// The value.
+    pub value: String,
+    /// [`Options::http_bytes`] with it.
+    pub http_bytes: u64,
+}
+
 /// Options of one engine.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -49,10 +60,24 @@ pub struct Options {
     pub state_ratio: Option<Fraction>,
     /// Slots for checkpoints of recurrent state, for each running request.
     pub state_checkpoints: usize,
+    /// Media that go through the encoder together, at most; at least 1.
+    pub visual_infer_batch_size: usize,
+    /// Pixels that a picture is resized to, at most; absent: what the model's processor says.
+    pub max_image_pixels: Option<u64>,
+    /// Frames of one video, at most; absent: what the model's processor says.
+    pub max_video_frames: Option<u64>,
+    /// Media of one request, at most.
+    pub max_media_per_request: usize,
+    /// Bytes for what the encoder has made; absent: for a batch of the largest items, and one more.
+    pub encoder_output_bytes: Option<u64>,
+    /// Host bytes for media: decoding, and pixels until their requests end.
+    pub media_bytes: u64,
     /// Host bytes that requests may hold together.
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
     pub http_bytes: u64,
+    /// Flags of the HTTP side that would make that less, for advice.
+    pub http_alternatives: Vec<HttpAlternative>,
     /// A line in the log about every so many steps says where every byte is; 0: never.
     pub log_ledger_every: u64,
     /// The engine lives in a [`crate::House`], which holds what all engines of the process share: it plans only what goes with it.
@@ -86,8 +111,15 @@ impl Default for Options {
             mtp_adaptive: true,
             state_ratio: None,
             state_checkpoints: 1,
+            visual_infer_batch_size: 1,
+            max_image_pixels: None,
+            max_video_frames: None,
+            max_media_per_request: 16,
+            encoder_output_bytes: None,
+            media_bytes: 256 << 20,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
+            http_alternatives: Vec::new(),
             log_ledger_every: 0,
             guest: false,
             tokenizer_bytes: None,

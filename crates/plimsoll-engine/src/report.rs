@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use plimsoll_memory::host::{OwnProcess, Root};
+use plimsoll_memory::host::{OwnProcess, Root, Touched};
 use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Bytes, Ledger, Plan, heap};
 use serde::Serialize;
@@ -88,6 +88,8 @@ pub(crate) struct Whole<'a> {
 pub struct Heap {
     /// Bytes in use.
     pub in_use_bytes: u64,
+    /// Bytes that were freed and that the system's allocator has not given back, with the rests of pages.
+    pub kept_bytes: u64,
     /// The most that were ever in use.
     pub peak_bytes: u64,
     /// Calls that took memory.
@@ -110,6 +112,10 @@ pub struct Pools {
     pub kv_pages: Pages,
     /// Slots of recurrent state; none where the model has no such state.
     pub state_slots: Pages,
+    /// Pages of encoder outputs; none where the model takes text only.
+    pub encoder_outputs: Pages,
+    /// Host bytes reserved for media.
+    pub media_bytes: Share,
     /// Places of requests.
     pub requests: Places,
     /// Host bytes reserved by requests.
@@ -217,7 +223,7 @@ impl LedgerReport {
             unaccounted_bytes: difference(process.leak_gauge(), shared.process_committed()),
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
-            heap: Heap { in_use_bytes: heap::in_use(), peak_bytes: heap::peak(), calls: heap::calls() },
+            heap: Heap::now(),
             device_allocations: DeviceAllocations { before_ready, after_ready },
             pools: Pools::of(shared),
             ladder: Ladder::of(shared),
@@ -238,7 +244,7 @@ impl LedgerReport {
             unaccounted_bytes: 0,
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
-            heap: Heap { in_use_bytes: heap::in_use(), peak_bytes: heap::peak(), calls: heap::calls() },
+            heap: Heap::now(),
             device_allocations: DeviceAllocations { before_ready: 0, after_ready: 0 },
             pools: Pools::default(),
             ladder: Ladder::default(),
@@ -279,6 +285,17 @@ impl LedgerReport {
     }
 }
 
+impl Heap {
+    fn now() -> Self {
+        Self {
+            in_use_bytes: heap::in_use(),
+            kept_bytes: heap::kept(Touched::read(&Root::system()).heaps),
+            peak_bytes: heap::peak(),
+            calls: heap::calls(),
+        }
+    }
+}
+
 impl Pages {
     fn add(&mut self, other: Self) {
         self.used += other.used;
@@ -291,6 +308,9 @@ impl Pools {
     fn add(&mut self, other: &Self) {
         self.kv_pages.add(other.kv_pages);
         self.state_slots.add(other.state_slots);
+        self.encoder_outputs.add(other.encoder_outputs);
+        self.media_bytes.used += other.media_bytes.used;
+        self.media_bytes.total += other.media_bytes.total;
         self.requests.running += other.requests.running;
         self.requests.waiting += other.requests.waiting;
         self.requests.in_system += other.requests.in_system;
@@ -314,6 +334,15 @@ impl Pools {
                 total: status.slots_total.load(Relaxed),
                 cached: status.slots_kept.load(Relaxed),
             },
+            encoder_outputs: shared.media.get().map_or(Pages { used: 0, total: 0, cached: 0 }, |media| {
+                let stats = media.outputs.stats();
+                let (total, cached) = (stats.pages as u64, stats.pages_idle as u64);
+                Pages { used: total - stats.pages_free as u64, total, cached }
+            }),
+            media_bytes: shared.media.get().map_or(Share { used: 0, total: 0 }, |media| Share {
+                used: media.staging.used(),
+                total: media.staging.limit(),
+            }),
             requests: Places {
                 running: status.running.load(Relaxed),
                 waiting: status.waiting.load(Relaxed),

@@ -3,6 +3,7 @@
 //! A request arrives tokenized. Everything it will ever hold is bounded by the numbers in it, so that admission can price
 //! it before anything is allocated.
 
+use plimsoll_memory::broken;
 use plimsoll_memory::heap::chunk_bytes;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use thiserror::Error;
 
 use crate::cache::PAGE_TOKENS;
 use crate::constraint::Grammar;
+use crate::media::{MediaItem, SeqMedia};
 use crate::outbox::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::pooling::{Embed, Pooling};
 use crate::sampling::{SamplingParams, TokenCounts};
@@ -49,6 +51,8 @@ pub struct Request {
     pub cache_salt: u64,
     /// Instead of text, something is made of the prompt's hidden states; then `max_tokens` is 0.
     pub embed: Option<Embed>,
+    /// The media that its prompt's placeholders stand for, in order of position.
+    pub media: Vec<MediaItem>,
 }
 
 /// The bounds every request is checked against. One value, made from the plan; the same numbers `plimsoll plan` prints.
@@ -149,7 +153,7 @@ impl Request {
             return invalid("min_tokens", format!("min_tokens is {min}, more than max_tokens ({max})"));
         }
         let total = self.prompt.len() as u64 + u64::from(self.max_tokens);
-        if total > u64::from(limits.max_req_total_len) {
+        if total > u64::from(limits.max_req_total_len) && !broken("T-56") {
             return invalid(
                 "max_tokens",
                 format!(
@@ -182,7 +186,7 @@ impl Request {
             return invalid("model", "this model has no classifier: it makes embeddings, no scores".into());
         }
         let (len, most) = (self.prompt.len(), limits.max_req_total_len);
-        if len as u64 <= u64::from(most) {
+        if len as u64 <= u64::from(most) || broken("V-60") {
             return Ok(());
         }
         let why = match limits.encoder {
@@ -257,7 +261,8 @@ impl Request {
             distinct => chunk(TokenCounts::bytes_for(distinct)) + COUNTS_FIXED_BYTES,
         };
         let pooled = self.embed.map_or(0, |embed| chunk(embed.size as usize * size_of::<f32>()));
-        REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts + pooled
+        let media = SeqMedia::bytes_for(&self.media, self.prompt.len());
+        REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts + pooled + media
     }
 
     /// The most text that may come out at once beside a token's own: what a stop string held back, a broken character.

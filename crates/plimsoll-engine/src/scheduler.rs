@@ -12,6 +12,8 @@ mod seq;
 
 use std::collections::VecDeque;
 
+use plimsoll_memory::broken;
+
 use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
 pub use seq::{Newcomer, Pooled, Seq};
@@ -33,6 +35,8 @@ pub struct StepLimits {
     pub drafts: usize,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub whole: bool,
+    /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
+    pub media: bool,
 }
 
 /// One sequence's share of a step.
@@ -164,13 +168,13 @@ impl<T> Scheduler<T> {
             }
         }
         for i in (0..self.waiting.len()).rev() {
-            if gone(&self.waiting[i]) {
+            if !broken("V-A") && gone(&self.waiting[i]) {
                 take(self.waiting.remove(i).expect("in range"));
             }
         }
     }
 
-    /// Fills the next step. The result is empty only when nothing waits or runs.
+    /// Fills the next step. The result is empty only when nothing waits or runs, or all that runs waits for media to be encoded.
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
         let mut events = Events::default();
@@ -186,8 +190,9 @@ impl<T> Scheduler<T> {
 
     fn schedule_all(&mut self, events: &mut Events) {
         let mut rows = self.limits.rows;
-        let mut logit_rows = self.limits.logit_rows;
-        let decodes = self.schedule_decodes(&mut rows, &mut logit_rows, events);
+        let mut logit_rows = if broken("T-01") { usize::MAX } else { self.limits.logit_rows };
+        let stalls = broken("V-37") && self.running.iter().any(|seq| !seq.decoding());
+        let decodes = if stalls { 0 } else { self.schedule_decodes(&mut rows, &mut logit_rows, events) };
         if decodes > 0 {
             rows = rows.min(self.limits.prefill_rows_beside_decode);
         }
@@ -301,7 +306,7 @@ impl<T> Scheduler<T> {
         if *rows == 0 || *logit_rows == 0 {
             return;
         }
-        let mut chunk = seq.remaining().min(*rows);
+        let mut chunk = seq.ready().min(*rows);
         if self.limits.whole && chunk < seq.remaining() {
             return;
         }
@@ -355,6 +360,7 @@ impl<T> Scheduler<T> {
     pub fn commit(&mut self, share: Share, rows: usize) {
         let seq = &mut self.running[share.seq];
         seq.computed = share.start + rows;
+        seq.media.passed(seq.computed);
         seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));
         if seq.suspect_until.is_some_and(|position| seq.computed >= position) {
             seq.suspect_until = None;

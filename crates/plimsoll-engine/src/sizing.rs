@@ -16,11 +16,12 @@ use plimsoll_models::Model;
 use crate::accounts::index_bytes_per_token;
 use crate::cache::{self, KvCache, PagePool, PrefixIndex};
 use crate::cpu::CpuRunner;
+use crate::media::MediaSpec;
 use crate::planner::EnginePlan;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
 use crate::startup::StartError;
-use crate::stress::{Pools, stress};
+use crate::stress::{Pools, stress, stress_tower};
 
 /// What the planner found, whatever the pools: everything but the canary.
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +145,8 @@ pub(crate) struct CpuGenerations<'a> {
     pub room: Box<dyn FnMut() -> u64 + 'a>,
     /// What the largest steps have taken of the workspace.
     pub workspace_peak: u64,
+    /// Where outputs of the largest batches of media go, for a model with a tower.
+    pub media: Option<MediaSpec>,
 }
 
 /// What depends on the size of a generation.
@@ -238,6 +241,10 @@ impl Generations for CpuGenerations<'_> {
         let context = plan.limits.max_req_total_len as usize;
         let ran = stress(&mut generation.runner, &mut self.sampler, &plan.step, context, pools);
         ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
+        if let (Some(media), Some(spec)) = (&plan.media, &self.media) {
+            let ran = stress_tower(&mut generation.runner, media, spec);
+            ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
+        }
         let measured = generation.runner.device().memory().workspace_peak() as u64;
         let planned = plan.workspace as u64;
         if measured > planned {
@@ -328,7 +335,7 @@ mod tests {
             ..Options::default()
         };
         let options = Options { graph_max_batch_size: 64, ..options };
-        let line = Line::of_budget(222 << 20, "a test");
+        let line = Line::of_budget(225 << 20, "a test");
         let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
         let plan = blueprint.plan(&options, 1, &line).unwrap();
         let ledger = Arc::new(Ledger::new());
@@ -354,6 +361,7 @@ mod tests {
                 room(asked)
             }),
             workspace_peak: 0,
+            media: None,
         };
         let mut config = profile_config(&plan);
         let tokens = (plan.pages * PAGE_TOKENS) as u64;
@@ -378,7 +386,7 @@ mod tests {
 
     #[test]
     fn one_refusal_costs_five_per_cent_and_a_second_attempt() {
-        let total = 222 << 20;
+        let total = 225 << 20;
         let questions = std::cell::Cell::new(0);
         let (_, first) = size(true, |n| {
             questions.set(n);
@@ -396,7 +404,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_hold_is_measured_anew() {
         let (plan, calm) = size(false, |_| u64::MAX);
-        let total = 222 << 20;
+        let total = 225 << 20;
         // A neighbour takes 4 MiB after the plan was made: seen when the planned pool is to be built.
         let (_, outcome) = size(false, |_| total - (4 << 20));
         let (tokens, _, probe) = outcome.unwrap();

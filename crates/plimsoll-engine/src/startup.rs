@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
+use plimsoll_media::MediaError;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
@@ -19,6 +20,7 @@ use crate::berth::Berth;
 use crate::delivery::SharedTokenizer;
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::house::{House, NoRoom, Resident};
+use crate::media::{MediaPlan, MediaSpec};
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, Line, PlanError};
 use crate::sampling::{Sampler, SamplerError};
@@ -59,6 +61,9 @@ pub enum StartError {
     /// The system refused a thread.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
+    /// The worst case of media did not run.
+    #[error("the proof failed: {0}")]
+    Media(MediaError),
     /// The worst case did not run.
     #[error("the proof failed: {0}")]
     Proof(DeviceError),
@@ -223,19 +228,35 @@ fn start_as(
     let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
     let config = adjust(profile_config(&planned));
     let builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
-    let (generation, sampler, workspace_peak) = prove(&config, builder)?;
+    let Proven { generation, sampler, workspace_peak, media } = prove(&config, builder)?;
     let slots = generation.cache.states.as_ref().map_or(0, |states| states.total());
     planned.resize(generation.cache.pool.total(), slots);
     planned.plan.enter(&ledger);
     let mut accounts = accounts(&planned, &tokenizer, options);
     accounts.tables += fixed;
     accounts.workspace_peak = workspace_peak;
-    let ready = Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts, resident };
+    let ready = Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident };
     spawn(ready, ballast, options, host)
 }
 
-/// Builds and proves the pool. Returns it with the sampler and the bytes of workspace that the proof took.
-fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<(Generation, Sampler, u64), StartError> {
+/// What stands after the proof.
+struct Proven {
+    generation: Generation,
+    sampler: Sampler,
+    /// Bytes of workspace that it took.
+    workspace_peak: u64,
+    media: Option<MediaSpec>,
+}
+
+impl Proven {
+    fn new(generation: Generation, builder: CpuGenerations<'_>) -> Self {
+        let CpuGenerations { sampler, workspace_peak, media, .. } = builder;
+        Self { generation, sampler, workspace_peak, media }
+    }
+}
+
+/// Builds and proves the pool.
+fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Proven, StartError> {
     if builder.plan.step.whole {
         // No pool to be sized: built once and proven.
         let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
@@ -245,10 +266,10 @@ fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<(Gen
         };
         let mut generation = builder.build(shape).map_err(failed)?;
         builder.stress(&mut generation).map_err(failed)?;
-        return Ok((generation, builder.sampler, builder.workspace_peak));
+        return Ok(Proven::new(generation, builder));
     }
     let outcome = auto_profile(config, &mut builder).map_err(own_error)?;
-    Ok((outcome.generation, builder.sampler, builder.workspace_peak))
+    Ok(Proven::new(outcome.generation, builder))
 }
 
 fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
@@ -283,6 +304,7 @@ pub(crate) fn generations<'a>(
         tokens: 0,
         room: Box::new(move || host.room(&own)),
         workspace_peak: 0,
+        media: planned.media.as_ref().map(MediaPlan::start),
     })
 }
 
@@ -307,6 +329,7 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
             planned.limits.max_req_total_len as usize,
         ),
         index: planned.index_bytes(planned.pages, planned.slots),
+        encoder: planned.media.as_ref().map_or(0, MediaPlan::encoder_bytes),
         guest: options.guest,
         ..Accounts::default()
     }
@@ -326,6 +349,7 @@ fn end_tokens(blueprint: &Blueprint, tokenizer: &SharedTokenizer) -> Vec<u32> {
 struct Ready {
     generation: Generation,
     sampler: Sampler,
+    media: Option<MediaSpec>,
     planned: EnginePlan,
     ledger: Arc<Ledger>,
     tokenizer: SharedTokenizer,
@@ -338,7 +362,7 @@ struct Ready {
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
 /// takes the thread along.
 fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
-    let Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts, resident } = ready;
+    let Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
@@ -346,6 +370,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
     // Set once, here.
     let _ = shared.eos.set(eos.clone());
+    media.into_iter().for_each(|media| drop(shared.media.set(media)));
     resident.iter().for_each(|resident| drop(shared.house.set(Arc::clone(resident.house()))));
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
@@ -414,7 +439,7 @@ fn close_books(
 ) -> Result<(Berth, Ballast), StartError> {
     let ledger = &handle.shared.ledger;
     accounts.measure_baseline(ledger);
-    accounts.observe(ledger, 0);
+    accounts.observe(ledger, 0, 0);
     berth.built(handle.plan().total(), ledger.committed_total())?;
     report_baseline(ledger);
     // Set once, here.

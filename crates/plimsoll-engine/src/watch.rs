@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use plimsoll_memory::heap;
-use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root};
+use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root, Touched};
 
 use crate::canary::{Keeper, RETRY};
 use crate::governor::Reading;
@@ -39,8 +39,8 @@ struct Watcher {
 
 /// Starts the thread.
 ///
-/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the ledger cannot account for is freed
-/// memory that the heap keeps; it is handed back when it becomes much.
+/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the heap keeps of freed memory is handed
+/// back when it becomes much.
 pub(crate) fn watch(
     shared: &Arc<Shared>,
     epoch: Instant,
@@ -84,7 +84,7 @@ impl Watcher {
         let now = HostNow::read(&self.root, &self.limits);
         shared.gauge.set(reading(shared, &self.limits, &now));
         self.since_trim += 1;
-        let kept = now.own.leak_gauge().saturating_sub(shared.process_committed());
+        let kept = heap::kept(Touched::read(&Root::system()).heaps);
         let much = kept > KEPT_BYTES && self.since_trim >= TRIM_READINGS;
         if shared.trim.swap(false, Relaxed) || much {
             heap::trim();

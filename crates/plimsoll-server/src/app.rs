@@ -10,6 +10,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 use plimsoll_engine::Watch;
 use plimsoll_grammar::Grammars;
+use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 
@@ -18,6 +19,7 @@ use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::front::Front;
 pub(crate) use crate::front::{Phase, reached};
 use crate::limits::{EarlyBody, ReadBody, read_json};
+use crate::media::Studio;
 use crate::running::{self, Priced, Ticket};
 use crate::{
     anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, page, pooled, responses,
@@ -33,6 +35,7 @@ pub(crate) struct App {
     pub label: Option<Arc<str>>,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
+    pub studio: Studio,
 }
 
 /// A model's handlers use the server's limits as their own.
@@ -65,9 +68,11 @@ impl App {
         let tokenizer = &served.tokenizer;
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
-        let grammars = form::grammars(&served, grammar_bytes);
+        let grammars = form::grammars(&served, if broken("V-70") { u64::MAX } else { grammar_bytes });
+        let studio = Studio::new(&front.config.media, served.engine.media())?;
         Ok(Arc::new(Self {
             front: Arc::clone(front),
+            studio,
             grammars,
             label,
             longest_token: longest_token.max(1) as u64,
@@ -109,36 +114,35 @@ impl App {
     }
 
     /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
-    fn check_text(&self, param: &str, text: &str) -> ApiResult<()> {
+    fn check_text(&self, param: &str, bytes: usize) -> ApiResult<()> {
         let context = u64::from(self.served.engine.limits().max_req_total_len);
         // Unicode normalization may shrink text to a third before it is tokenized.
         let most = context.saturating_mul(self.longest_token).saturating_mul(3);
-        if text.len() as u64 > most {
+        if bytes as u64 > most {
             let message = format!(
-                "the prompt has {} bytes and cannot fit into this server's maximum context length of {context} tokens",
-                text.len()
+                "the prompt has {bytes} bytes and cannot fit into this server's maximum context length of {context} tokens"
             );
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         Ok(())
     }
 
-    /// Tokenizes text of bounded length. Only on a text worker.
-    pub fn encode(&self, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
-        self.check_text(param, text)?;
+    /// Tokenizes text of bounded length, which comes in pieces that no token spans. Only on a text worker.
+    pub fn encode(&self, param: &str, pieces: &[&str], add_special: bool) -> ApiResult<Vec<u32>> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        self.check_text(param, bytes)?;
         faults::site(Site::Tokenizer);
         let tokenizer = &self.served.tokenizer;
-        let needed = tokenizer.encode_bytes_max(text.len()) as u64;
+        let needed = tokenizer.encode_bytes_max(bytes) as u64;
         if needed > self.tokenizing.limit() {
             let message = format!(
-                "tokenizing a text of {} bytes may take {needed} bytes, more than this server's limit of {}",
-                text.len(),
+                "tokenizing a text of {bytes} bytes may take {needed} bytes, more than this server's limit of {}",
                 self.tokenizing.limit()
             );
             return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
         }
         let ids = self.tokenizing.with(needed, || {
-            let mut ids = tokenizer.encode(text, add_special, true);
+            let mut ids = tokenizer.encode_pieces(pieces, add_special, true);
             // They grew by doubling, and are kept for as long as the request.
             ids.iter_mut().for_each(Vec::shrink_to_fit);
             ids

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, Pooling};
+use plimsoll_engine::{EngineHandle, HttpAlternative, Pooling};
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::access::{ApiKeys, Origins};
+use crate::media::MediaConfig;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
+use crate::record::RecordConfig;
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
@@ -130,6 +132,10 @@ pub struct ServerConfig {
     pub grammar_bytes: u64,
     /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
     pub response_store_bytes: u64,
+    /// Where every request is written down, without its content.
+    pub record: Option<RecordConfig>,
+    /// Pictures and videos, where the served model takes any. What they take is in the engine's plan.
+    pub media: MediaConfig,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -167,6 +173,8 @@ impl Default for ServerConfig {
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,
             response_store_bytes: 8 << 20,
+            record: None,
+            media: MediaConfig::default(),
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),
@@ -230,5 +238,24 @@ impl ServerConfig {
             + self.response_store_bytes
             + running
             + self.rates.heap_bytes_max(self.api_keys.len())
+    }
+
+    /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.
+    pub fn alternatives(&self) -> Vec<HttpAlternative> {
+        let with = |flag, value: u64, change: &dyn Fn(&mut Self)| {
+            let mut config = self.clone();
+            change(&mut config);
+            let http_bytes = config.heap_bytes_max();
+            config.check().is_ok().then(|| HttpAlternative { flag, value: value.to_string(), http_bytes })
+        };
+        let (connections, body) = (self.max_connections / 2, self.max_body_bytes / 2);
+        let (in_flight, grammars) = (self.max_bytes_in_flight / 2, self.grammar_bytes / 2);
+        let all = [
+            with("--max-connections", connections.into(), &|config| config.max_connections = connections),
+            with("--max-body-bytes", body, &|config| config.max_body_bytes = body),
+            with("--max-bytes-in-flight", in_flight, &|config| config.max_bytes_in_flight = in_flight),
+            with("--grammar-bytes", grammars, &|config| config.grammar_bytes = grammars),
+        ];
+        all.into_iter().flatten().collect()
     }
 }

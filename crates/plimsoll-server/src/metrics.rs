@@ -22,6 +22,7 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::front::Front;
+use crate::media::Counts;
 use crate::memory::report;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -130,11 +131,23 @@ pub(crate) fn page(
         let mut registry = Registry::with_labels(labels);
         let engine = &app.served.engine;
         engine.metrics().register(&mut registry);
+        register_media(&app.studio.counts, &mut registry);
         registry.register_collector(Box::new(EngineGauges { engine: engine.clone(), grammars: app.grammars.usage() }));
         texts.push(text_of(&registry)?);
     }
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], joined(&texts)).into_response())
+}
+
+fn register_media(media: &Counts, registry: &mut Registry) {
+    for (name, help, counter) in [
+        ("plimsoll_media_prepared", "Images and videos whose pixels went to the engine", &media.prepared),
+        ("plimsoll_media_refused", "Images and videos that were refused for what they are", &media.refused),
+        ("plimsoll_media_fetched", "Files that were fetched from other servers", &media.fetched),
+        ("plimsoll_media_fetched_bytes", "Bytes of them", &media.fetched_bytes),
+    ] {
+        registry.register(name, help, counter.clone());
+    }
 }
 
 fn text_of(registry: &Registry) -> ApiResult<String> {
@@ -260,7 +273,7 @@ impl EngineGauges {
 
 /// Values of server and process.
 struct ServerGauges {
-    singles: [(&'static str, &'static str, i64); 17],
+    singles: [(&'static str, &'static str, i64); 21],
     /// What the models share, where there are several.
     rows: Vec<ComponentRow>,
 }
@@ -282,6 +295,8 @@ impl ServerGauges {
     fn of(front: &Front, page: &LedgerReport, rows: Vec<ComponentRow>) -> Self {
         let (process, responses) = (&page.process, front.responses.usage());
         let connections = front.metrics.connections.load(Ordering::Relaxed);
+        let recorded = front.recorder.as_ref().map(|recorder| Arc::clone(&recorder.recorded)).unwrap_or_default();
+        let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let singles = [
             ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(front.bytes.used())),
             ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(front.bytes.limit())),
@@ -289,10 +304,18 @@ impl ServerGauges {
             ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
             ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
             ("plimsoll_responses_evicted", "Responses dropped to make room", signed(responses.evicted)),
+            ("plimsoll_trace_lines", "Requests recorded (--record)", read(&recorded.lines)),
+            ("plimsoll_trace_bytes", "Bytes of the trace", read(&recorded.bytes)),
+            ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&recorded.lost)),
             ("plimsoll_http_connections", "Open connections", signed(connections)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
+            (
+                "plimsoll_heap_kept_bytes",
+                "Heap bytes freed and not given back by the allocator",
+                signed(page.heap.kept_bytes),
+            ),
             ("plimsoll_heap_peak_bytes", "The most heap bytes ever in use", signed(page.heap.peak_bytes)),
             ("plimsoll_process_anonymous_bytes", "Resident anonymous memory", signed(process.rss_anon)),
             ("plimsoll_process_file_bytes", "Resident file pages", signed(process.rss_file)),

@@ -11,6 +11,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use plimsoll_engine::Watch;
+use plimsoll_memory::broken;
 use serde::Serialize;
 use tokio::sync::Notify;
 
@@ -98,7 +99,7 @@ impl Running {
     pub fn cancel(&self, id: &str, key: Option<usize>) -> usize {
         let mut all = self.all();
         all.retain(|entry| entry.caller.key == key && (entry.id == id || &*entry.caller.request_id == id));
-        all.iter().for_each(|entry| entry.cancel());
+        all.iter().filter(|_| !broken("V-I")).for_each(|entry| entry.cancel());
         all.len()
     }
 }
@@ -124,7 +125,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.running.entries().retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+        self.running.entries().retain(|entry| broken("T-47") || !Arc::ptr_eq(entry, &self.entry));
     }
 }
 

@@ -14,6 +14,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use plimsoll_memory::broken;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -108,6 +109,9 @@ pub(crate) async fn run(
     }
     drop(listener);
     drain(app, begin_drain, connections).await;
+    if let Some(recorder) = &app.recorder {
+        recorder.flush();
+    }
 }
 
 fn admit(
@@ -181,7 +185,7 @@ async fn connection(
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
-            _ = check.tick() => if hung_up(&stream) { break },
+            _ = check.tick() => if hung_up(&stream) && !broken("V-28") { break },
         }
     }
 }

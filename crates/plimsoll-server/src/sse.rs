@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::unfold;
 use plimsoll_engine::Delta;
+use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
 use tokio::time::timeout;
@@ -163,7 +164,11 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
         }
         // The generation goes before the last bytes are handed over; what the answer holds, when they are sent.
         let Running { generation, shape, .. } = running;
-        drop(generation);
+        if broken("V-7") {
+            std::mem::forget(generation);
+        } else {
+            drop(generation);
+        }
         Some((Ok(Bytes::from_owner(Last { bytes: out.0, _shape: shape })), None))
     });
     (HEADERS, Body::from_stream(stream)).into_response()
@@ -172,7 +177,9 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
 impl<S: Shape> Running<S> {
     fn fail(&mut self, error: &ApiError, out: &mut Events) {
         self.shape.fail(error, self.generation.usage(), out);
-        self.shape.end(out);
+        if !broken("V-43") {
+            self.shape.end(out);
+        }
     }
 
     /// Waits until there is something to send. True when it is the last.

@@ -307,8 +307,8 @@ fn what_cannot_be_served_is_refused_by_name() {
         json!({"tools": [tool]})
     };
     for (change, says) in [
-        (message(image.clone()), "messages[0].content[0].type is `image`: the served model takes no images"),
-        (message(json!([{"type": "document"}])), "takes text only"),
+        (message(image.clone()), "messages[0].content[0].type is `image`: the served model `tiny` takes no images"),
+        (message(json!([{"type": "document"}])), "reads no documents"),
         (message(json!([{"type": "tool_use", "id": "a", "name": "f", "input": {}}])), "tool_use"),
         (message(json!([{"type": "tool_result", "tool_use_id": "a"}])), "no tool_use before it"),
         (message(json!([])), "messages[0].content is empty"),

@@ -109,7 +109,7 @@ fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<
     fields.finish()?;
     check_count(app, "input", input.count())?;
     let ids: ApiResult<Vec<Vec<u32>>> = match input {
-        PromptInput::Texts(texts) => texts.iter().map(|text| app.encode("input", text, add_special)).collect(),
+        PromptInput::Texts(texts) => texts.iter().map(|text| app.encode("input", &[text], add_special)).collect(),
         PromptInput::Ids(lists) => {
             lists.iter().try_for_each(|ids| app.check_ids("input", ids))?;
             Ok(lists)

@@ -43,8 +43,9 @@ const PAGE_MAX: usize = 100;
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
     let asked = app.on_body(request, move |body, app| request::parse(body, app, key)).await?;
+    let asked = asked.turn(&app).await?;
     let id = format!("{PREFIX}{:016x}{:016x}", app.ids.next(), app.ids.next());
-    let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn)?;
+    let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn).await?;
     if context.draft.common.stream {
         let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
         return Ok(sse::response(generation, responding, app.config.keep_alive));

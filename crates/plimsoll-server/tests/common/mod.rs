@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::testing::{Observed, Script, Scripted, limits, scripted};
-use plimsoll_engine::{EngineHandle, Limits, Pooling, Request};
+pub use plimsoll_engine::testing::Script;
+use plimsoll_engine::testing::{Observed, Scripted, limits, scripted_with_media};
+use plimsoll_engine::{EngineHandle, Limits, MediaSpec, Pooling, Request};
 use plimsoll_reply::Choice;
 use plimsoll_server::{Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, bind, serve};
 use plimsoll_text::{ChatTemplate, Tokenizer};
@@ -24,6 +25,11 @@ pub const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson 
 
 /// A tokenizer of 256 bytes and two special tokens, 256 and 257.
 pub fn tokenizer() -> Tokenizer {
+    tokenizer_with(&["<|im_start|>", "<|im_end|>"])
+}
+
+/// A tokenizer of 256 bytes and these special tokens, from 256 on.
+pub fn tokenizer_with(specials: &[&str]) -> Tokenizer {
     let mut vocab = Map::new();
     // The field's byte-level alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100.
     let mut next = 0x100;
@@ -37,10 +43,11 @@ pub fn tokenizer() -> Tokenizer {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                "normalized": false, "special": true})
     };
+    let specials: Vec<Value> = (256..).zip(specials).map(|(id, content)| special(id, content)).collect();
     let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let description = json!({
         "version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [special(256, "<|im_start|>"), special(257, "<|im_end|>")],
+        "added_tokens": specials,
         "normalizer": null, "pre_tokenizer": level, "post_processor": null, "decoder": level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
@@ -51,6 +58,10 @@ pub fn tokenizer() -> Tokenizer {
     std::fs::write(&path, description.to_string()).unwrap();
     Tokenizer::from_file(&path).unwrap()
 }
+
+/// The special tokens of a model that sees: ids 256 to 261.
+pub const SEEING_SPECIALS: [&str; 6] =
+    ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"];
 
 /// A running server.
 pub struct Server {
@@ -84,16 +95,27 @@ pub fn served(
     script: impl FnMut(&Request) -> Script + Send + 'static,
     names: &[&str],
 ) -> (Served, Arc<Observed>) {
+    served_with_media(template, limits, None, script, names)
+}
+
+fn served_with_media(
+    template: &str,
+    limits: Limits,
+    media: Option<MediaSpec>,
+    script: impl FnMut(&Request) -> Script + Send + 'static,
+    names: &[&str],
+) -> (Served, Arc<Observed>) {
+    let tokenizer = if media.is_some() { tokenizer_with(&SEEING_SPECIALS) } else { tokenizer() };
     // Texts are embedded where the model is an encoder without a classifier.
     let pooling = (limits.encoder && limits.labels == 0).then_some(Pooling::Mean);
     let pooled = Pooled { pooling, normalize: true, sigmoid: true };
-    let Scripted { handle, observed } = scripted(limits, script);
+    let Scripted { handle, observed } = scripted_with_media(limits, media, script);
     handle.set_stall_limit(Duration::from_millis(400));
     let template = Arc::new(ChatTemplate::new(template, "", "<|im_end|>").unwrap());
     let formats = Formats::new(Some(&template), Choice::Auto, Choice::Auto);
     let served = Served {
         engine: handle,
-        tokenizer: Arc::new(tokenizer()),
+        tokenizer: Arc::new(tokenizer),
         formats,
         template: Some(template),
         names: names.iter().map(|name| (*name).into()).collect(),
@@ -121,7 +143,18 @@ impl Server {
         limits: Limits,
         script: impl FnMut(&Request) -> Script + Send + 'static,
     ) -> Self {
-        let (served, observed) = served(template, limits, script, &["tiny", "org/tiny-alias"]);
+        Self::seeing(template, config, limits, None, script)
+    }
+
+    /// A server whose model takes these media: its tokenizer has the special tokens of the Qwen family, from 258 on.
+    pub fn seeing(
+        template: &str,
+        config: ServerConfig,
+        limits: Limits,
+        media: Option<MediaSpec>,
+        script: impl FnMut(&Request) -> Script + Send + 'static,
+    ) -> Self {
+        let (served, observed) = served_with_media(template, limits, media, script, &["tiny", "org/tiny-alias"]);
         let handle = served.engine.clone();
         Self::around(handle, observed, config, |listener, config, until| serve(listener, served, config, until))
     }

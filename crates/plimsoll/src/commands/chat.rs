@@ -77,6 +77,7 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         speculate: true,
         cache_salt: 0,
         embed: None,
+        media: Vec::new(),
     };
     let mut reader = engine.submit(request).context("the engine refused the request")?;
     let mut text = String::new();

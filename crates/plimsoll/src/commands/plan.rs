@@ -1,6 +1,6 @@
 //! `plan`: what serving would take, from headers and configuration alone. The same code as start-up (I8).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
@@ -9,25 +9,31 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::json;
 
-use crate::args::PlanArgs;
+use crate::args::{EngineArgs, HttpArgs, PlanArgs};
 use crate::output::say;
+
+/// A model's headers, and the options of an engine for it.
+pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(PathBuf, Checkpoint, Options)> {
+    let local = Path::new(model);
+    let path = if local.exists() { local.to_path_buf() } else { super::resolve(model)? };
+    let checkpoint = Checkpoint::open(&path)?;
+    // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
+    let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
+    let options = Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) };
+    Ok((path, checkpoint, options))
+}
 
 /// Prints the plan.
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.models {
         return super::several::plan(file, &args);
     }
-    let options = args.engine.options(args.http.config()?.heap_bytes_max());
-    let local = Path::new(&args.model);
-    let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
-    let checkpoint = Checkpoint::open(&path)?;
-    // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
-    let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
-    let options = Options { tokenizer_bytes, ..options };
+    let (path, checkpoint, options) = open(&args.model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
-    if args.users.is_some() || args.context.is_some() {
+    if args.users.is_some() || args.context.is_some() || args.images.is_some() {
         let longest = checkpoint.config.max_context as u64;
-        let load = Load { users: args.users.unwrap_or(1), context: args.context.unwrap_or(longest.min(4096)) };
+        let context = args.context.unwrap_or(longest.min(4096));
+        let load = Load { users: args.users.unwrap_or(1), context, images: args.images.unwrap_or(0) };
         // A budget that is named is the line, also when it is that of a larger machine than this one.
         let line = match options.memory_budget {
             Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
@@ -90,6 +96,14 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         limits.running_max_req_size,
         limits.max_waiting
     );
+    if let Some(media) = &planned.media {
+        let (tokens, work) = media.largest();
+        say!(
+            "  media of {tokens} tokens at most, {:.2} GFLOP each; pictures of {}",
+            work.flops as f64 / 1e9,
+            media.image_tokens()
+        );
+    }
     say!(
         "  a decoded token reads {} of weights and takes {:.2} GFLOP",
         plimsoll_memory::Bytes(decode.weight_bytes),
@@ -115,9 +129,14 @@ fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
         say!("{}", serde_json::to_string_pretty(answer)?);
         return Ok(());
     }
-    let Load { users, context } = answer.load;
+    let Load { users, context, images } = answer.load;
+    let context_words = if images > 0 {
+        format!("{context} tokens, {images} pictures among them,")
+    } else {
+        format!("{context} tokens")
+    };
     let verdict = if answer.fits { "fit" } else { "do not fit" };
-    say!("{users} users x {context} tokens {verdict}: {} of {}", Bytes(answer.needed_bytes), Bytes(answer.limit_bytes));
+    say!("{users} users x {context_words} {verdict}: {} of {}", Bytes(answer.needed_bytes), Bytes(answer.limit_bytes));
     say!("  at {context} tokens each: {} users at most", answer.users_max);
     say!("  with {users} users: {} tokens each at most", answer.context_max);
     for knob in &answer.knobs {

@@ -8,7 +8,7 @@ use anyhow::Context;
 use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{Formats, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig};
 
 use crate::args::{ReadingArgs, ServeArgs, default_name};
 
@@ -19,12 +19,20 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         host: args.host.clone(),
         port: args.port,
         drain_deadline: Duration::from_secs(args.drain_seconds),
+        record: args.record.clone().map(|file| RecordConfig {
+            file,
+            content: args.record_content,
+            max_bytes: args.record_bytes,
+        }),
         ..args.http.config()?
     };
+    if let Some(record) = config.record.as_ref().filter(|record| record.file.exists()) {
+        anyhow::bail!("--record {}: the file exists and is not overwritten", record.file.display());
+    }
     if let Some(file) = &args.models {
         return super::several::run(file, &args, config, began);
     }
-    let options = args.engine.options(config.heap_bytes_max());
+    let options = args.engine.options_beside(&config);
     let options = Options { log_ledger_every: args.log_ledger_every, ..options };
     let (model, engine) = super::start_engine(&args.model, &options)?;
     let names = match args.served_model_name.is_empty() {

@@ -4,14 +4,14 @@
 //! (here: its kernel drops whatever comes) is found out by the server's own kernel, one that reads nothing when it takes nothing
 //! for as long; the engine waits for neither.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::product::{Server, eventually};
+use crate::product::{Server, eventually, rests};
 
 /// How a client goes.
 #[derive(Clone, Copy, Debug)]
@@ -22,46 +22,11 @@ enum Going {
     Reset,
 }
 
-fn send(server: &Server, path: &str, body: &Value) -> TcpStream {
-    let mut stream = TcpStream::connect(server.address).unwrap();
-    let body = body.to_string();
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes()).unwrap();
-    stream
-}
-
-fn status(server: &Server) -> Value {
-    server.get("/v1/status").json()
-}
-
-/// Rows that stand in a phase and hold what belongs to it.
-fn rows(server: &Server, phase: &str) -> Vec<Value> {
-    let page = status(server);
-    let rows = page["requests"].as_array().unwrap().iter().filter(|row| row["phase"] == phase);
-    rows.cloned().collect()
-}
-
-fn at_rest(server: &Server) -> bool {
-    rests(&status(server))
-}
-
-fn rests(page: &Value) -> bool {
-    let pools = &page["pools"];
-    page["requests"].as_array().unwrap().is_empty()
-        && pools["kv_pages"]["used"] == pools["kv_pages"]["cached"]
-        && pools["requests"]["in_system"] == 0
-        && pools["host_bytes"]["used"] == 0
-        && pools["http_bytes"]["used"] == 0
-}
-
 /// Looks on until everything is back; the engine's steps from the moment the server had let go of the request.
 fn steps_to_rest(server: &Server, what: &str, within: Duration) -> u64 {
     let (since, mut gone) = (Instant::now(), None);
     loop {
-        let page = status(server);
+        let page = server.status();
         let steps = page["totals"]["steps"].as_u64().unwrap();
         if page["requests"].as_array().unwrap().is_empty() {
             let from = *gone.get_or_insert(steps);
@@ -109,19 +74,20 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
                     seen += 1;
                     body["prompt"][0] = json!(100 + seen);
                 }
-                let client = send(&server, path, &body);
+                let client = server.send(path, &body);
                 let patience = Duration::from_secs(20);
                 eventually(&format!("{what}, {going:?}, stream {stream}: it runs"), patience, || {
-                    rows(&server, phase)
+                    server
+                        .rows(phase)
                         .iter()
                         .any(|row| row["kv_bytes"].as_u64() > Some(0) && row["host_bytes"].as_u64() > Some(0))
                 });
                 // Behind it one that waits goes first.
-                let waiting = send(&server, "/v1/completions", &json!({"prompt": "y", "stream": stream}));
-                eventually("another waits", patience, || rows(&server, "waiting").len() == 1);
+                let waiting = server.send("/v1/completions", &json!({"prompt": "y", "stream": stream}));
+                eventually("another waits", patience, || server.rows("waiting").len() == 1);
                 leave(waiting, going);
-                eventually("who waited is gone", patience, || rows(&server, "waiting").is_empty());
-                assert_eq!(status(&server)["requests"].as_array().unwrap().len(), 1, "{what}: the other one stays");
+                eventually("who waited is gone", patience, || server.rows("waiting").is_empty());
+                assert_eq!(server.status()["requests"].as_array().unwrap().len(), 1, "{what}: the other one stays");
                 leave(client, going);
                 // A hang-up that unread input hides is looked for every two seconds.
                 let what = format!("{what}, {going:?}, stream {stream}");
@@ -136,13 +102,13 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
         for reads in [false, true] {
             for going in [Going::Close, Going::Reset] {
                 let body = json!({"prompt": "z", "max_tokens": 2, "stream": stream});
-                let mut client = send(&server, "/v1/completions", &body);
+                let mut client = server.send("/v1/completions", &body);
                 if reads {
                     read_to(&mut client, if stream { "[DONE]" } else { "usage" });
                 }
-                eventually("it has ended", Duration::from_secs(20), || at_rest(&server));
+                eventually("it has ended", Duration::from_secs(20), || server.at_rest());
                 leave(client, going);
-                assert!(at_rest(&server));
+                assert!(server.at_rest());
             }
         }
     }
@@ -209,30 +175,28 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
     let mut clients = Vec::new();
     // Its answer has been written, and nobody takes note of it.
     for stream in [false, true] {
-        let client = send(&server, "/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": stream}));
+        let client = server.send("/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": stream}));
         vanish(&client);
         clients.push(client);
     }
-    eventually("who is answered holds nothing", patience, || at_rest(&server));
+    eventually("who is answered holds nothing", patience, || server.at_rest());
     for stream in [false, true] {
-        clients.push(send(&server, "/v1/completions", &endless(stream)));
-        clients.push(send(&server, "/v1/chat/completions", &call(stream)));
-        clients.push(send(&server, "/v1/completions", &long(stream)));
+        clients.push(server.send("/v1/completions", &endless(stream)));
+        clients.push(server.send("/v1/chat/completions", &call(stream)));
+        clients.push(server.send("/v1/completions", &long(stream)));
     }
-    eventually("six run", patience, || {
-        rows(&server, "waiting").is_empty() && status(&server)["totals"]["running"] == 6
-    });
+    eventually("six run", patience, || server.rows("waiting").is_empty() && server.status()["totals"]["running"] == 6);
     for stream in [false, true] {
-        clients.push(send(&server, "/v1/completions", &endless(stream)));
+        clients.push(server.send("/v1/completions", &endless(stream)));
     }
-    eventually("and two wait", patience, || rows(&server, "waiting").len() == 2);
-    let phases = |name| rows(&server, name).len();
+    eventually("and two wait", patience, || server.rows("waiting").len() == 2);
+    let phases = |name| server.rows(name).len();
     println!("{} in a prompt, {} decoding, {} waiting", phases("prefill"), phases("decode"), phases("waiting"));
     assert!(phases("decode") >= 4);
     clients.iter().skip(2).for_each(vanish);
     let since = Instant::now();
-    while !at_rest(&server) || connections(&server) > 0 {
-        assert!(since.elapsed() < VANISHED_WITHIN, "after {:?}: {}", since.elapsed(), status(&server));
+    while !server.at_rest() || connections(&server) > 0 {
+        assert!(since.elapsed() < VANISHED_WITHIN, "after {:?}: {}", since.elapsed(), server.status());
         thread::sleep(Duration::from_millis(100));
     }
     println!("all ten were found out after {:.1} s", since.elapsed().as_secs_f32());
@@ -245,16 +209,16 @@ fn the_engine_waits_for_no_reader() {
     // Enough for every buffer on the way: log-probabilities are long.
     let body = |stream: bool| json!({"prompt": "Once", "max_tokens": 400, "ignore_eos": true, "stream": stream, "logprobs": 20, "seed": 1});
     let slow: Vec<TcpStream> =
-        [false, true].iter().map(|stream| send(&server, "/v1/completions", &body(*stream))).collect();
-    eventually("both run", Duration::from_secs(20), || status(&server)["totals"]["running"] == 2);
+        [false, true].iter().map(|stream| server.send("/v1/completions", &body(*stream))).collect();
+    eventually("both run", Duration::from_secs(20), || server.status()["totals"]["running"] == 2);
     // Their places are free when the last token is made, read or not.
     eventually("both are computed", Duration::from_secs(60), || {
-        let page = status(&server);
+        let page = server.status();
         page["totals"]["running"] == 0 && page["pools"]["kv_pages"]["used"] == page["pools"]["kv_pages"]["cached"]
     });
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2, "others are served meanwhile");
     // Who takes nothing for fifteen seconds is given up, with what was kept for it.
-    eventually("all is back", Duration::from_secs(28), || at_rest(&server) && connections(&server) == 0);
+    eventually("all is back", Duration::from_secs(28), || server.at_rest() && connections(&server) == 0);
     drop(slow);
 }
