@@ -49,17 +49,13 @@ pub struct NoRoom {
 }
 
 impl House {
-    /// Plans the house under the machine's line, leases it, and puts the canary into the heap's keeping. `http_bytes` is what the HTTP side may
-    /// take for all models together.
-    ///
-    /// # Errors
-    /// [`StartError::NoRoom`] when the line does not even hold this; otherwise as of a start.
-    pub fn open(http_bytes: u64, host: &Host) -> Result<Arc<Self>, StartError> {
+    /// What the house takes under `line`, where the HTTP side may take `http_bytes` for all models together.
+    pub fn planned(http_bytes: u64, line: &Line) -> Plan {
         let entry = |component, bytes, detail: &str| PlanLine { component, bytes, detail: detail.into() };
         let slices = plimsoll_memory::canary::SLICES;
-        let plan = Plan {
-            limit: host.line.bytes,
-            limit_source: host.line.source.clone(),
+        Plan {
+            limit: line.bytes,
+            limit_source: line.source.clone(),
             lines: vec![
                 entry(
                     Component::HostHeap,
@@ -73,7 +69,23 @@ impl House {
                     &format!("ballast in {slices} slices, one for each refused allocation"),
                 ),
             ],
-        };
+        }
+    }
+
+    /// The line as an engine alone in a house of this plan sees it.
+    pub fn line_in(plan: &Plan) -> Line {
+        let bytes = plan.limit.saturating_sub(plan.total());
+        let source = format!("{}, less {} that all models share", plan.limit_source, Bytes(plan.total()));
+        // What is left is for others, too: a pool whose size nobody names does not take all of it.
+        Line { chosen: false, ..Line::of_budget(bytes, source) }
+    }
+
+    /// Plans the house under the machine's line, leases it, and puts the canary into the heap's keeping.
+    ///
+    /// # Errors
+    /// [`StartError::NoRoom`] when the line does not even hold this; otherwise as of a start.
+    pub fn open(http_bytes: u64, host: &Host) -> Result<Arc<Self>, StartError> {
+        let plan = Self::planned(http_bytes, &host.line);
         if plan.shortfall() > 0 {
             let (needed, left) = (plan.total(), plan.limit);
             return Err(NoRoom { what: "what all models share", needed, left, line: plan.limit }.into());
@@ -106,14 +118,6 @@ impl House {
     /// What the house itself plans, and the line.
     pub fn plan(&self) -> &Plan {
         &self.plan
-    }
-
-    /// The line as an engine alone in the house would see it.
-    pub fn line(&self) -> Line {
-        let bytes = self.plan.limit.saturating_sub(self.plan.total());
-        let source = format!("{}, less {} that all models share", self.plan.limit_source, Bytes(self.plan.total()));
-        // What is left is for others, too: a pool whose size nobody names does not take all of it.
-        Line { chosen: false, ..Line::of_budget(bytes, source) }
     }
 
     /// Σ planned bytes of house and residents.

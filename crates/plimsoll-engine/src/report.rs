@@ -308,6 +308,9 @@ impl Pools {
     fn add(&mut self, other: &Self) {
         self.kv_pages.add(other.kv_pages);
         self.state_slots.add(other.state_slots);
+        self.encoder_outputs.add(other.encoder_outputs);
+        self.media_bytes.used += other.media_bytes.used;
+        self.media_bytes.total += other.media_bytes.total;
         self.requests.running += other.requests.running;
         self.requests.waiting += other.requests.waiting;
         self.requests.in_system += other.requests.in_system;

@@ -52,7 +52,7 @@ pub struct Answer {
     pub users_max: u64,
     /// The longest context for that many users.
     pub context_max: u64,
-    /// What each flag would buy, the best first; only those that buy anything.
+    /// What each flag would buy, the best first; only those with which more users fit, or the asked load does.
     pub knobs: Vec<Knob>,
 }
 
@@ -105,7 +105,8 @@ pub fn what_if(
             needed_bytes: other.needed(&blueprint, load)?,
             users_max: other.users_max(&blueprint, load)?,
         };
-        if knob.needed_bytes < needed_bytes {
+        let makes_it_fit = knob.needed_bytes <= line.bytes && needed_bytes > line.bytes;
+        if knob.users_max > users_max || makes_it_fit {
             knobs.push(knob);
         }
     }

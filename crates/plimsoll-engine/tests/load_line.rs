@@ -260,4 +260,6 @@ fn a_lone_configuration_of_a_large_model_is_answered_at_once() {
     assert!((150 << 30..153 << 30).contains(&answer.needed_bytes), "{answer:?}");
     assert!(answer.fits && (20..30).contains(&answer.users_max), "{answer:?}");
     assert_eq!(answer.knobs[0].flag, "--kv-dtype");
+    // Half of the bytes for requests is saved soon, and lets nobody in.
+    assert!(answer.knobs.iter().all(|knob| knob.users_max > answer.users_max), "{answer:?}");
 }

@@ -181,7 +181,7 @@ fn calls_or_a_form() {
     assert!(Guide::new(&grammars, Some(&own), "", None).is_err());
 }
 
-/// The only token that a mask allows, if it is one.
+/// Walks along a text: whether it may end there, or what was not allowed.
 fn follow(guide: &Guide, tokenizer: &Tokenizer, text: &str) -> Result<bool, String> {
     let mut walk = guide.begin().unwrap();
     for id in tokenizer.encode(text, false, false).unwrap() {
@@ -192,7 +192,10 @@ fn follow(guide: &Guide, tokenizer: &Tokenizer, text: &str) -> Result<bool, Stri
         }
         walk.accept(id)?;
     }
-    // Whether it may end here.
+    // Whether it may end here, or has.
+    if walk.complete() {
+        return Ok(true);
+    }
     let end = tokenizer.eos()[0];
     Ok(walk.allowed()?.is_none_or(|mask| mask[end as usize / 32] >> (end % 32) & 1 == 1))
 }

@@ -57,7 +57,7 @@ pub(crate) struct Recorder {
 
 /// What the writer is told.
 enum Message {
-    Line(Entry),
+    Line(Box<Entry>),
     /// Everything before is to be in the file.
     Flush(SyncSender<()>),
 }
@@ -152,7 +152,9 @@ impl Entry {
         (line.first_ms, line.ms) = (first_ms.map(|ms| ms as u64), ms as u64);
         let sender = self.sender.clone();
         let recorded = Arc::clone(&self.recorded);
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = sender.try_send(Message::Line(self)) {
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
+            sender.try_send(Message::Line(Box::new(self)))
+        {
             recorded.lost.fetch_add(1, Relaxed);
         }
     }

@@ -24,7 +24,8 @@ pub(crate) fn prepare(stream: &TcpStream, write_timeout: Duration) -> io::Result
     let socket = SockRef::from(stream);
     // Kernel memory counts against the line too: without this it grows to megabytes per slow reader.
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
-    // A peer that vanished without a word is found out in 10 + 3 × 5 s.
+    // A peer that vanished without a word is found out in 10 + 3 × 5 s; on Linux by the second probe, since the time-out below holds for
+    // probes, too. What was sent to one that is gone is waited for as long as the time-out.
     let probes = TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(write_timeout))?;

@@ -115,7 +115,8 @@ fn every_event_of_a_stream_may_panic() {
         }
     }
     println!("{swept} events panicked, one at a time");
-    assert!(swept >= 8, "{swept}");
+    // Pieces that come at once are one event: at least the first, the last and what lies between, at each path.
+    assert!(swept >= 3 * PATHS.len() as u64, "{swept}");
     assert_eq!(server.engine.metrics().panics.get(), swept);
 }
 

@@ -207,6 +207,12 @@ pub struct PlanArgs {
     /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
     #[arg(long, conflicts_with_all = ["users", "context", "images"])]
     pub probe: bool,
+    /// Plan the models of this file, as `serve --models` does.
+    #[arg(long, conflicts_with_all = ["users", "context", "probe"])]
+    pub models: Option<PathBuf>,
+    /// The flags that hold for each of them.
+    #[arg(skip)]
+    pub inherited: Vec<OsString>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -67,8 +67,13 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
         None => String::new(),
     };
     let mut cli = Cli::from_arg_matches(&matches)?;
-    if let (Command::Serve(serve), Some((name, sub))) = (&mut cli.command, matches.subcommand()) {
-        serve.inherited = inherited(&command, name, sub)?;
+    if let Some((name, sub)) = matches.subcommand() {
+        let inherited = inherited(&command, name, sub)?;
+        match &mut cli.command {
+            Command::Serve(serve) => serve.inherited = inherited,
+            Command::Plan(plan) => plan.inherited = inherited,
+            _ => {}
+        }
     }
     Ok((cli, page))
 }

@@ -145,15 +145,11 @@ impl From<LedgerReport> for Own {
 
 fn part(slot: &Slot) -> Part<'_> {
     let inner = slot.inner();
-    let (engine, planned) = match &inner.state {
-        Standing::Loaded(loaded) => {
-            let engine = loaded.app.served.engine.clone();
-            let planned = engine.plan().total();
-            (Some(engine), Some(planned))
-        }
-        _ => (None, inner.needed),
+    let engine = match &inner.state {
+        Standing::Loaded(loaded) => Some(loaded.app.served.engine.clone()),
+        _ => None,
     };
-    let (state, loads, in_use) = (inner.state.name(), inner.loads, inner.users);
+    let (state, planned, loads, in_use) = (inner.state.name(), inner.needed, inner.loads, inner.users);
     let idle_seconds = if in_use > 0 { 0.0 } else { inner.used.elapsed().as_secs_f64() };
     drop(inner);
     let ledger = engine.map(|engine| engine.report().into());

@@ -25,6 +25,9 @@ pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result
 
 /// Prints the plan.
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+    if let Some(file) = &args.models {
+        return super::several::plan(file, &args);
+    }
     let (path, checkpoint, options) = open(&args.model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
     if args.users.is_some() || args.context.is_some() || args.images.is_some() {

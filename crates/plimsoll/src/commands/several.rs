@@ -1,4 +1,4 @@
-//! `serve --models`: one line, one house, engines that come and go with what is asked.
+//! `serve --models`: one line, one house, engines that come and go with what is asked; and `plan --models`, which says what they take.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
-    Blueprint, EngineHandle, Host, House, LedgerReport, Line, LoadedModel, Options, PlanError, start,
+    Blueprint, EngineHandle, EnginePlan, Host, House, LedgerReport, Line, LoadedModel, Options, PlanError, start,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::{Bytes, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
+use serde_json::json;
 
 use super::serve::{http_runtime, say_ready, served, shutdown};
-use crate::args::{ModelArgs, ServeArgs};
+use crate::args::{ModelArgs, PlanArgs, ServeArgs};
+use crate::output::say;
 use crate::settings::read_models;
 
 /// An engine whose requests have all ended is gone by then.
@@ -26,7 +28,7 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     let listed = models.iter().map(listed).collect();
     let loader = Loading::open(models, args, &config)?;
     let (planned, line) = (loader.house.plan().total(), loader.house.plan().limit);
-    let names = loader.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+    let names = loader.shop.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     http_runtime()?.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // As for one model: whoever reads "ready" may send a signal at once.
@@ -47,36 +49,71 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
     }
 }
 
-/// Loads models into a house.
-struct Loading {
+/// What a house that has these plans in it comes to: what `plan --models` prints.
+pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
+    let config = args.http.config()?;
+    let models = read_models(file, &args.inherited)?;
+    let shop = Shop { models, host: Host::read(&args.engine.options(0))?, log_ledger_every: 0 };
+    let house = House::planned(shared_bytes(&config), &shop.host.line);
+    let all = House::line_in(&house);
+    let plans: Vec<_> = (0..shop.models.len()).map(|index| (&shop.models[index].0, shop.plan(index, &all))).collect();
+    if args.json {
+        let of = |(name, plan): &(&String, Result<EnginePlan, LoadError>)| match plan {
+            Ok(planned) => {
+                json!({"name": name, "plan": planned.plan, "total": planned.plan.total(), "limits": planned.limits})
+            }
+            Err(error) => json!({"name": name, "error": words(error)}),
+        };
+        let models: Vec<_> = plans.iter().map(of).collect();
+        let document = json!({"shared": house, "shared_total": house.total(), "models": models});
+        say!("{}", serde_json::to_string_pretty(&document)?);
+        return Ok(());
+    }
+    say!("what all models share:\n{house}");
+    let mut sum = house.total();
+    for (name, plan) in &plans {
+        match plan {
+            Ok(planned) => {
+                sum += planned.plan.total();
+                say!("{name}, while it is loaded:\n{}", planned.plan);
+            }
+            Err(error) => say!("{name}: {}", words(error)),
+        }
+    }
+    let verdict = if sum <= house.limit { "all of them fit at once" } else { "they take turns" };
+    say!("all at once: {} of {}: {verdict}", Bytes(sum), Bytes(house.limit));
+    Ok(())
+}
+
+fn words(error: &LoadError) -> &str {
+    let (LoadError::TooLarge(words) | LoadError::NoRoom(words) | LoadError::Failed(words)) = error;
+    words
+}
+
+/// What the HTTP side may take for all models together: each has its grammars in its own plan.
+fn shared_bytes(config: &ServerConfig) -> u64 {
+    config.heap_bytes_max() - config.grammar_bytes
+}
+
+/// The models, and the machine they share.
+struct Shop {
     models: Vec<(String, ModelArgs)>,
-    house: Arc<House>,
-    /// The machine, as the house sees it.
     host: Host,
     log_ledger_every: u64,
 }
 
-impl Loading {
-    /// Plans what all models share.
-    fn open(models: Vec<(String, ModelArgs)>, args: &ServeArgs, config: &ServerConfig) -> anyhow::Result<Self> {
-        let host = Host::read(&args.engine.options(0))?;
-        // Each model has its own grammars, in its own plan.
-        let house = House::open(config.heap_bytes_max() - config.grammar_bytes, &host)?;
-        Ok(Self { models, house, host, log_ledger_every: args.log_ledger_every })
-    }
-
+impl Shop {
     fn options(&self, index: usize) -> Options {
         let (_, model) = &self.models[index];
         Options { guest: true, log_ledger_every: self.log_ledger_every, ..model.engine.options(model.grammar_bytes) }
     }
 
-    /// The machine as this model finds it, alone in the house: under the line, or under the part of it that the operator gave it.
-    fn host(&self, options: &Options) -> Host {
-        let all = self.house.line();
+    /// The machine as this model finds it: alone in the house, under `all` of its line or the part of it that the operator gave it.
+    fn host(&self, options: &Options, all: &Line, house: Option<&Arc<House>>) -> Host {
         let line = match options.memory_budget.map(|budget| budget.bytes(all.bytes)) {
             Some(bytes) if bytes < all.bytes => Line::of_budget(bytes, "the model's memory-budget"),
-            Some(_) => Line { chosen: true, ..all },
-            None => all,
+            Some(_) => Line { chosen: true, ..all.clone() },
+            None => all.clone(),
         };
         Host {
             line,
@@ -85,24 +122,42 @@ impl Loading {
             root: self.host.root.clone(),
             limits: self.host.limits.clone(),
             lease_dir: None,
-            house: Some(Arc::clone(&self.house)),
+            house: house.cloned(),
         }
     }
 
     fn path(&self, index: usize) -> Result<PathBuf, LoadError> {
         super::resolve(&self.models[index].1.model).map_err(|error| LoadError::Failed(format!("{error:#}")))
     }
+
+    /// What a model takes, from its headers alone.
+    fn plan(&self, index: usize, all: &Line) -> Result<EnginePlan, LoadError> {
+        let checkpoint = Checkpoint::open(&self.path(index)?).map_err(failed)?;
+        let options = self.options(index);
+        let host = self.host(&options, all, None);
+        let blueprint = Blueprint::new(&checkpoint, &options).map_err(unplanned)?;
+        blueprint.plan(&options, host.threads, &host.line).map_err(unplanned)
+    }
+}
+
+/// Loads models into a house.
+struct Loading {
+    shop: Shop,
+    house: Arc<House>,
+}
+
+impl Loading {
+    /// Opens the house.
+    fn open(models: Vec<(String, ModelArgs)>, args: &ServeArgs, config: &ServerConfig) -> anyhow::Result<Self> {
+        let host = Host::read(&args.engine.options(0))?;
+        let house = House::open(shared_bytes(config), &host)?;
+        Ok(Self { shop: Shop { models, host, log_ledger_every: args.log_ledger_every }, house })
+    }
 }
 
 impl Loader for Loading {
     fn needed(&self, index: usize) -> Result<u64, LoadError> {
-        let checkpoint = Checkpoint::open(&self.path(index)?).map_err(failed)?;
-        let options = self.options(index);
-        let host = self.host(&options);
-        let planned = Blueprint::new(&checkpoint, &options)
-            .and_then(|blueprint| blueprint.plan(&options, host.threads, &host.line))
-            .map_err(unplanned)?;
-        Ok(planned.plan.total())
+        Ok(self.shop.plan(index, &House::line_in(self.house.plan()))?.plan.total())
     }
 
     fn room(&self) -> u64 {
@@ -110,11 +165,10 @@ impl Loader for Loading {
     }
 
     fn load(&self, index: usize) -> Result<Served, LoadError> {
-        let args = &self.models[index].1;
-        let path = self.path(index)?;
-        let model = LoadedModel::open(&path).map_err(failed)?;
-        let options = self.options(index);
-        let host = self.host(&options);
+        let shop = &self.shop;
+        let model = LoadedModel::open(&shop.path(index)?).map_err(failed)?;
+        let options = shop.options(index);
+        let host = shop.host(&options, &House::line_in(self.house.plan()), Some(&self.house));
         let tokenizer = Arc::clone(&model.tokenizer);
         let started = start(&model.checkpoint, tokenizer, &options, &host, |_| {}).map_err(|error| match error {
             StartError::Plan(error) => unplanned(error),
@@ -124,10 +178,12 @@ impl Loader for Loading {
             error => failed(error),
         });
         let engine = started.inspect_err(|_| heap::trim())?;
-        served(model, engine.clone(), &args.reading, listed(&self.models[index]).names).map_err(|error| {
-            self.unload(&engine);
-            failed(error)
-        })
+        served(model, engine.clone(), &shop.models[index].1.reading, listed(&shop.models[index]).names).map_err(
+            |error| {
+                self.unload(&engine);
+                failed(error)
+            },
+        )
     }
 
     fn unload(&self, engine: &EngineHandle) -> bool {

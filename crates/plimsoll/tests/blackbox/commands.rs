@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
@@ -141,4 +142,17 @@ fn chat_answers_what_is_piped_into_it() {
     let two = run_with_input(&chat, "What is the capital of France?\n\nAnd of Italy?\n").good();
     assert!(two.starts_with(answer.trim_end()) && two.len() > answer.len(), "greedy, with a second answer: {two}");
     assert_eq!(run_with_input(&chat, "").good(), "", "no question, no answer");
+}
+
+#[test]
+fn whoever_has_read_enough_may_go() {
+    let model = fixture("llama");
+    for args in [&["plan"][..], &["plan", "--json"]] {
+        let args = [args, &[model.to_str().unwrap()]].concat();
+        let mut child = plimsoll(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // As `head` does, only sooner.
+        drop(child.stdout.take());
+        let finished = Finished::of(child.wait_with_output().unwrap());
+        assert_eq!((finished.code, finished.stderr.contains("panicked")), (Some(0), false), "{finished:?}");
+    }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::product::{Server, default_model, eventually, fixture, plimsoll};
+use crate::product::{Server, default_model, eventually, fixture, plimsoll, run};
 
 /// Anonymous memory after all models are gone may be so much above what it was before the first: what the allocator and the threads of
 /// HTTP keep of their first use.
@@ -161,6 +161,14 @@ fn one_line_for_all_of_them() {
     }
     let of = |name: &str| part(&server, name)["planned_bytes"].as_u64().unwrap();
     let (smol, tiny) = (of("smol"), of("tiny"));
+    // I8: the plan says what the server does.
+    let file = folder.0.join("models.toml");
+    let plan = run(&["plan", "--json", "--models", file.to_str().unwrap()]).good();
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    assert_eq!(plan["shared_total"], shared);
+    let planned = |at: usize| (plan["models"][at]["name"].clone(), plan["models"][at]["total"].clone());
+    assert_eq!((planned(0), planned(2)), ((json!("smol"), json!(smol)), (json!("tiny"), json!(tiny))));
+    assert!(plan["models"][1]["error"].as_str().unwrap().contains("GiB"), "{plan}");
     assert_eq!(server.memory()["planned_bytes"].as_u64().unwrap(), shared + smol + tiny);
     drop(server);
     // A line for the large one, or the two small ones, and no more.
