@@ -19,6 +19,9 @@ use crate::planner::PlanError;
 
 /// Rows of a page of encoder outputs: small beside a picture, so that little of the last page is wasted.
 const OUTPUT_PAGE_ROWS: usize = 32;
+/// Without a flag of the operator's no item has more tokens than this, whatever the model's processor would make of it: a picture of
+/// 16384 tokens, which some processors allow, takes a CPU minutes, and everybody waits for it. llama.cpp draws the line here, too.
+const ITEM_TOKENS_MAX: u64 = 4096;
 /// Largest file of a processor's configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
@@ -174,11 +177,12 @@ impl MediaPlan {
         let context = options.max_req_total_len.unwrap_or(usize::MAX).min(checkpoint.config.max_context) as u64;
         let (image, video) = (image(&files, config, options, context)?, video_rule(&files, config, options)?);
         let mut candidates = along(&image.rule, Modality::Image, 1, &image.rule.frontier(), image.tokens_max);
+        // Beyond the context no request can carry it.
+        let video_tokens_max = if options.max_video_frames.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
         let mut video_tokens = 0;
         for frames in 1..=video.rule.sampling.max_frames {
             let (rule, groups) = (&video.rule.patches, frames.div_ceil(video.rule.patches.temporal));
-            // Beyond the context no request can carry it.
-            let legal = along(rule, Modality::Video, groups, &video.rule.frontier(frames), context);
+            let legal = along(rule, Modality::Video, groups, &video.rule.frontier(frames), video_tokens_max);
             video_tokens = legal.iter().map(|candidate| candidate.shape.tokens).max().unwrap_or(0).max(video_tokens);
             candidates = undominated([candidates, legal].concat());
         }
@@ -349,8 +353,9 @@ fn image(
 ) -> Result<ImageSpec, PlanError> {
     let mut rule = Patches::image(&files.image, config.window.map(|pixels| pixels as u64))?;
     agree(&rule, config)?;
-    let asked = options.max_image_pixels.unwrap_or(u64::MAX);
-    let carried = context.saturating_mul(rule.factor() * rule.factor());
+    let token = rule.factor() * rule.factor();
+    let asked = options.max_image_pixels.unwrap_or(ITEM_TOKENS_MAX * token);
+    let carried = context.saturating_mul(token);
     rule.max_pixels = rule.max_pixels.min(asked).min(carried);
     if rule.max_pixels < rule.min_pixels {
         return Err(PlanError::Option {
@@ -375,6 +380,11 @@ fn video_rule(files: &ProcessorFiles, config: &VisionConfig, options: &Options) 
     };
     let mut rule = PatchVideo::new(&files.video, budget, config.window.map(|pixels| pixels as u64))?;
     agree(&rule.patches, config)?;
+    if budget == Budget::Video && options.max_video_frames.is_none() {
+        // Frames become smaller, so that all of them fit.
+        let most = ITEM_TOKENS_MAX * rule.patches.factor().pow(2) * rule.patches.temporal;
+        rule.patches.max_pixels = rule.patches.max_pixels.min(most).max(rule.patches.min_pixels);
+    }
     if let Some(most) = options.max_video_frames {
         if most < rule.patches.temporal {
             let problem = format!("is {most}; a patch has {} frames", rule.patches.temporal);
