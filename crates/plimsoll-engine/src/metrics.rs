@@ -185,7 +185,11 @@ impl Metrics {
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
         counter("kv_pages_lost", "Pages that were missing when nothing ran; taken back", &self.lost_pages);
         counter("state_slots_lost", "State slots that were missing when nothing ran; taken back", &self.lost_slots);
-        counter("encoder_pages_lost", "Pages of encoder outputs that were missing when nothing ran", &self.lost_outputs);
+        counter(
+            "encoder_pages_lost",
+            "Pages of encoder outputs that were missing when nothing ran",
+            &self.lost_outputs,
+        );
         counter("engine_stalls", "Times the engine made no progress for too long", &self.stalls);
         counter("memory_trims", "Times free memory was given back to the system", &self.trims);
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);

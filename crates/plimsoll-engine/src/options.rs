@@ -4,6 +4,17 @@ use plimsoll_device::{DtypePolicy, KvDtype};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 
+/// What the HTTP side would take with another value of one of its flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpAlternative {
+    /// The flag.
+    pub flag: &'static str,
+    /// The value.
+    pub value: String,
+    /// [`Options::http_bytes`] with it.
+    pub http_bytes: u64,
+}
+
 /// Options of one engine.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -65,6 +76,8 @@ pub struct Options {
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
     pub http_bytes: u64,
+    /// Flags of the HTTP side that would make that less, for advice.
+    pub http_alternatives: Vec<HttpAlternative>,
     /// A line in the log about every so many steps says where every byte is; 0: never.
     pub log_ledger_every: u64,
     /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
@@ -104,6 +117,7 @@ impl Default for Options {
             media_bytes: 256 << 20,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
+            http_alternatives: Vec::new(),
             log_ledger_every: 0,
             tokenizer_bytes: None,
         }

@@ -304,6 +304,11 @@ pub struct EncoderArgs {
 }
 
 impl EngineArgs {
+    /// The engine's options beside an HTTP side like this.
+    pub fn options_beside(&self, http: &ServerConfig) -> Options {
+        Options { http_alternatives: http.alternatives(), ..self.options(http.heap_bytes_max()) }
+    }
+
     /// The engine's options; `http_bytes` is what the HTTP side may take.
     pub fn options(&self, http_bytes: u64) -> Options {
         Options {
@@ -336,6 +341,7 @@ impl EngineArgs {
             media_bytes: self.media.media_bytes,
             request_bytes: self.request_bytes,
             http_bytes,
+            http_alternatives: Vec::new(),
             log_ledger_every: 0,
             tokenizer_bytes: None,
         }

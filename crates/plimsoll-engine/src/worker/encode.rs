@@ -155,7 +155,7 @@ impl<R: Runner> Worker<R> {
     }
 
     fn pass(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
-        let Encoding { spec, patches, grids, batch, done } = encoding;
+        let Encoding { spec, patches, grids, batch, done, .. } = encoding;
         faults::site(Site::Encoder);
         patches.clear();
         grids.clear();

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use plimsoll_engine::testing::by_hand;
 use plimsoll_memory::faults::{self, Site};
 
+use crate::alone;
+use crate::common::drive;
 use crate::common::recall::{Shape, recall_bench};
 use crate::common::tower::{Mixed, Tower};
-use crate::common::{alone, drive};
-use plimsoll_engine::testing::by_hand;
 
 fn seeing() -> Shape {
     Shape { tower: Some(Tower { batch: 1, ..Tower::default() }), ..Shape::default() }
@@ -44,7 +45,9 @@ fn a_panic_in_the_tower_ends_its_request_alone() {
     faults::arm_site(Site::Encoder, 2);
     let answers = drive(&mut hand, readers, |_| {});
     assert_eq!(faults::disarm_site().hit, 1);
-    assert!(answers[1].ids.is_empty() && answers[1].error.as_ref().is_some_and(|words| words.contains("encoder failed")));
+    assert!(
+        answers[1].ids.is_empty() && answers[1].error.as_ref().is_some_and(|words| words.contains("encoder failed"))
+    );
     for i in [0, 2] {
         assert_eq!((&answers[i].error, &answers[i].ids), (&None, &all[i].says(9)));
     }
