@@ -19,7 +19,7 @@ pub mod qwen3_next;
 pub mod rope;
 pub mod vision;
 
-use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, ModelShape, StepInput};
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, ModelShape, StepInput};
 use plimsoll_formats::{Architecture, ModelConfig};
 
 pub use vision::{PlaceRule, PlacedItem};
@@ -82,6 +82,9 @@ pub trait Vision: Send + Sync {
 
     /// How the family places pictures among the positions of a text.
     fn place_rule(&self) -> PlaceRule;
+
+    /// What a device must know of it.
+    fn shape(&self) -> EncoderShape;
 
     /// Encodes pictures as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's picture.
     fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError>;

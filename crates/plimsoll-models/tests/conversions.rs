@@ -105,7 +105,7 @@ fn table(path: &Path) -> WeightTable {
 
 #[test]
 fn a_configuration_alone_plans_the_tower_too() {
-    for model in ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2"] {
+    for model in ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2", "vl-intern", "vl-intern-rms"] {
         let path = Folder(std::env::temp_dir().join(format!("plimsoll-{model}-config-{}", std::process::id())));
         std::fs::create_dir_all(&path.0).unwrap();
         std::fs::copy(folder(model).join("config.json"), path.0.join("config.json")).unwrap();
