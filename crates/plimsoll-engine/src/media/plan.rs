@@ -176,6 +176,10 @@ impl MediaRules {
     /// None where the files that say how pictures are prepared are not there: then the model serves text.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Option<Self>, PlanError> {
         let Some(config) = &checkpoint.config.vision else { return Ok(None) };
+        if matches!(config.tower, Tower::Intern(_)) {
+            tracing::warn!("the model sees pictures as tiles, which nobody here cuts yet: it takes text only");
+            return Ok(None);
+        }
         let [own, video, outer] = [
             file(checkpoint, "preprocessor_config.json")?,
             file(checkpoint, "video_preprocessor_config.json")?,
@@ -403,8 +407,8 @@ fn image(
 /// How lists of frames are prepared; how many tokens they come to is found later.
 fn video(files: &ProcessorFiles, config: &VisionConfig, options: &Options) -> Result<VideoSpec, PlanError> {
     let (budget, means) = match config.tower {
-        Tower::Qwen2 | Tower::Qwen2_5 => (Budget::Frame, Normalize::CLIP),
         Tower::Qwen3 => (Budget::Video, Normalize::HALVES),
+        _ => (Budget::Frame, Normalize::CLIP),
     };
     let mut rule = PatchVideo::new(&files.video, budget, config.window.map(|pixels| pixels as u64))?;
     agree(&rule.patches, config)?;
