@@ -6,7 +6,7 @@ every token's `places` (time, height, width) and the place `next` after the prom
 `PATCH_STEP`-th), the tower's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
 of the first token, and `greedy` with its `greedy_logprobs`. Transformers computes all of it in float32 from the files.
 
-InternVL's pictures are lists of tiles (`frames`); its language models place tokens by their index, so there are no `places`.
+InternVL's pictures are cut into tiles, so that a grid has a frame for each; its language models place tokens by their index, so there are no `places`.
 
 The draft head of vl-qwen3.5 (as in hybrid.py) sees the embedding of the next token, which may be a picture's, at its own row's place:
 `mtp` holds its choice for every position (-1 where that is nearly a tie) and the `top5` at the last.
@@ -187,8 +187,8 @@ CASES = {
     "both": [(0, 16, 16), (4, 16, 8)],
 }
 
-# The same for InternVL, whose pictures are lists of tiles.
-TILED = {"one": [(1, 16, 16)], "two": [(3, 16, 16), (1, 16, 16)]}
+# The same for InternVL: two tiles and a thumbnail; a column of tiles, and one by itself.
+TILED = {"one": [(0, 24, 40)], "two": [(0, 44, 17), (0, 16, 16)]}
 
 
 def picture(seed: int, frame: int, height: int, width: int) -> np.ndarray:
@@ -278,14 +278,20 @@ def drafts(model, head, ids: list[int], following: int, media: dict, places: tor
 @torch.no_grad()
 def tiled_case(model, raw: dict, tokenizer, name: str, seed: int, tail: str) -> dict | None:
     """One case of a model that sees tiles."""
-    items = TILED[name]
-    ids, tiles = tokenizer.encode("<|im_start|>user\n", add_special_tokens=False).ids, []
-    for i, (count, height, width) in enumerate(items):
-        tiles += [picture(seed + i, tile, height, width) for tile in range(count)]
-        ids += [START] + [IMAGE] * (4 * count) + [END]
+    items, counts = TILED[name], []
+    (_, processor), _ = processors(raw)
+    ids, all_tiles = tokenizer.encode("<|im_start|>user\n", add_special_tokens=False).ids, []
+    for i, (_, height, width) in enumerate(items):
+        shot = torch.from_numpy(picture(seed + i, 0, height, width)).permute(2, 0, 1)
+        tiles = processor(images=[shot], return_tensors="pt")["pixel_values"]
+        counts.append(len(tiles))
+        all_tiles.append(tiles)
+        ids += [START] + [IMAGE] * (4 * len(tiles)) + [END]
     ids += tokenizer.encode(f"{tail}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).ids
-    values = torch.from_numpy(np.stack(tiles)).permute(0, 3, 1, 2).float() / 255
-    values = (values - 0.5) / 0.5
+    values = torch.cat(all_tiles)
+    # In the order of a tower's rows: blocks of two by two patches of four by four pixels.
+    blocks = [tiles.reshape(-1, 3, 2, 2, 4, 2, 2, 4).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten() for tiles in all_tiles]
+    sampled = [reference.short(v) for block in blocks for v in block[::PATCH_STEP]]
     greedy, lps = [], []
     while len(greedy) < GREEDY:
         logits = model(input_ids=torch.tensor([ids + greedy]), pixel_values=values, use_cache=False).logits[0, -1].float()
@@ -297,13 +303,14 @@ def tiled_case(model, raw: dict, tokenizer, name: str, seed: int, tail: str) -> 
             top = [[int(i), reference.short(lp[i])] for i in lp.topk(5).indices]
         greedy.append(int(best.indices[0]))
         lps.append(reference.short(lp[greedy[-1]]))
-    wide = model.model.get_image_features(pixel_values=values).pooler_output.reshape(4 * len(tiles), -1)
+    wide = model.model.get_image_features(pixel_values=values).pooler_output.reshape(4 * len(values), -1)
     return {
         "name": name,
         "pictures": [{"seed": seed + i, "frames": n, "height": h, "width": w} for i, (n, h, w) in enumerate(items)],
-        "grids": [[n, 4, 4] for n, _, _ in items],
+        "grids": [[count, 4, 4] for count in counts],
         "ids": ids,
-        "rows": [[row, [reference.short(v) for v in wide[row]]] for row in (1, 4 * len(tiles) - 2)],
+        "patches": sampled,
+        "rows": [[row, [reference.short(v) for v in wide[row]]] for row in (1, 4 * len(values) - 2)],
         "top5": top, "greedy": greedy, "greedy_logprobs": lps,
     }
 
@@ -434,6 +441,9 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
         key = "image_processor_type" if file == "preprocessor_config" else "video_processor_type"
         values = {**values, key: type(kind).__name__}
         (folder / f"{file}.json").write_text(json.dumps(dict(sorted(values.items())), indent=2) + "\n")
+    if name in INTERN:
+        processor = {"image_seq_length": raw["image_seq_length"], "processor_class": "InternVLProcessor"}
+        (folder / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
     head = draft_head(raw, model, seed)
     checkpoint.write_tensors(folder, on_disk(raw, model, head))
     loaded, info = transformers.AutoModelForImageTextToText.from_pretrained(
