@@ -50,8 +50,7 @@ fn pictures_keep_their_colour_and_come_back_from_the_pool() {
     let outputs = OutputPool::new(4, 16, 600);
     let colors = [[10, 10, 10], [200, 200, 200], [90, 90, 90]];
     let files_of: Vec<_> = colors.iter().map(|&color| png(Size::new(50, 31), color)).collect();
-    let pinned: Vec<_> =
-        files_of.iter().map(|bytes| encode(prepare(&outputs, bytes).unwrap().ok().unwrap())).collect();
+    let pinned: Vec<_> = files_of.iter().map(|bytes| encode(prepare(&outputs, bytes).unwrap().ok().unwrap())).collect();
     for (outputs, color) in pinned.iter().zip(colors) {
         for row in 0..outputs.rows() {
             let expected = f32::from(color[0]) / 255.0;

@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use plimsoll_media::{Grant, MediaError, Permits};
 use plimsoll_media::image::{patchify, patchify_len};
+use plimsoll_media::{Grant, MediaError, Permits};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_models::{Grid, Pictures};
 
