@@ -32,7 +32,7 @@ pub(crate) struct Alternative {
     pub options: Options,
 }
 
-/// Flags of the engine and of the HTTP side, each with the next smaller value worth trying.
+/// Flags of the engine, of a model that takes `media`, and of the HTTP side, each with the next smaller value worth trying.
 pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<Alternative> {
     let mut all = Vec::new();
     let mut add = |flag, value: String, change: &dyn Fn(&mut Options)| {

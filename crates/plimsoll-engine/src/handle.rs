@@ -5,11 +5,12 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::{Ledger, Plan, heap};
+use plimsoll_memory::{Ledger, Plan, broken, heap};
 
 use crate::accounts::Accounts;
 use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
+use crate::house::House;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
@@ -32,7 +33,7 @@ pub(crate) struct Place(Arc<Shared>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.in_system.fetch_sub(1, Ordering::AcqRel);
+        self.0.in_system.fetch_sub(u64::from(!broken("V-3")), Ordering::AcqRel);
     }
 }
 
@@ -75,7 +76,8 @@ impl std::fmt::Debug for HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        self.shared.host_reserved.fetch_sub(*self.reserved.get_mut(), Ordering::AcqRel);
+        let reserved = if broken("V-C") { 0 } else { *self.reserved.get_mut() };
+        self.shared.host_reserved.fetch_sub(reserved, Ordering::AcqRel);
         self.shared.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
     }
 }
@@ -93,6 +95,8 @@ pub(crate) struct Shared {
     pub stopped: AtomicBool,
     /// What is held on the heap, once start-up has measured it; a scripted engine has none.
     pub accounts: OnceLock<Accounts>,
+    /// Where the engine lives with others; none where it is alone.
+    pub house: OnceLock<Arc<House>>,
     /// The last look at the machine, and the rung the engine stands on.
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
@@ -153,6 +157,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             accounts: OnceLock::new(),
+            house: OnceLock::new(),
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
@@ -172,11 +177,27 @@ impl Shared {
         (self.host_reserved.load(Ordering::Acquire), self.in_system.load(Ordering::Acquire))
     }
 
-    /// Enters in the ledger what is measured rather than counted. Returns what the system's allocator keeps of freed memory.
-    pub fn observe_accounts(&self) -> u64 {
-        let held = self.host_held.load(Ordering::Acquire);
-        let staged = self.media.get().map_or(0, |media| media.staging.used());
-        self.accounts.get().map_or(0, |accounts| accounts.observe(&self.ledger, held, staged))
+    /// Planned bytes of the whole process.
+    pub fn process_planned(&self) -> u64 {
+        self.house.get().map_or_else(|| self.plan.total(), |house| house.planned_total())
+    }
+
+    /// Committed bytes of the whole process.
+    pub fn process_committed(&self) -> u64 {
+        self.house.get().map_or_else(|| self.ledger.committed_total(), |house| house.committed_total())
+    }
+
+    /// The most the whole process may use.
+    pub fn process_line(&self) -> u64 {
+        self.house.get().map_or(self.plan.limit, |house| house.plan().limit)
+    }
+
+    /// Enters in the ledger what is measured rather than counted.
+    pub fn observe_accounts(&self) {
+        if let Some(accounts) = self.accounts.get() {
+            let staged = self.media.get().map_or(0, |media| media.staging.used());
+            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire), staged);
+        }
     }
 }
 
@@ -265,10 +286,10 @@ impl EngineHandle {
         // From here on the drops of these two undo both additions.
         let place = Place(Arc::clone(&self.shared));
         let held = HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() };
-        if in_system >= places {
+        if in_system >= places && !broken("V-AB") {
             return Err(self.full("queue"));
         }
-        if reserved + bytes > limits.host_bytes {
+        if reserved + bytes > limits.host_bytes && !broken("V-O") {
             return Err(self.full("host"));
         }
         Ok((place, held))

@@ -9,6 +9,7 @@ use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use plimsoll_memory::broken;
 use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
@@ -360,6 +361,8 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.shared.abort();
+        if !broken("V-27") {
+            self.shared.abort();
+        }
     }
 }

@@ -30,14 +30,14 @@ use crate::worker::Speculation;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
 /// ready, 1.1 MiB under the attacks of `plimsoll soak`.
-const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
+pub(crate) const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
 /// What the system's allocator keeps of freed memory: holes between blocks that live on. Measured: 0.6 MiB at ready, 2.8 MiB
 /// under the attacks of `plimsoll soak`.
-const HEAP_KEPT_BYTES: u64 = 4 << 20;
+pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
-const CANARY_BYTES: u64 = 16 << 20;
+pub(crate) const CANARY_BYTES: u64 = 16 << 20;
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
 const CASUAL_TOKENS: usize = 1024;
 /// See [`CASUAL_TOKENS`].
@@ -181,7 +181,7 @@ pub struct EnginePlan {
     pub(crate) measure: bool,
     /// Whether requests are shortened to the pool rather than refused: the operator named no length.
     pub(crate) clamp_context: bool,
-    prefix_cache: bool,
+    pub(crate) prefix_cache: bool,
     /// The longest request the operator or the model allows, whatever the pool.
     context: usize,
 }
@@ -493,16 +493,19 @@ impl Blueprint {
         let running = options.running_max_req_size;
         let requests_max = if casual { running.min(CASUAL_USERS) } else { running };
         let (page_bytes, fraction) = (shape.kv.page_bytes() as u64, options.mem_fraction);
-        let sizes = Sizes { fixed: 0, canary: CANARY_BYTES, page_bytes, state, requests_max };
+        let canary = if options.guest { 0 } else { CANARY_BYTES };
+        let sizes = Sizes { fixed: 0, canary, page_bytes, state, requests_max };
         // The table of slots does not grow with the page pool: it counts in full.
         let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);
         let tables = index_bytes(1, state.map(|_| slots), false) - index_bytes(1, state.map(|_| 0), false);
         let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
-        let sizes = Sizes { fixed: empty.total() - CANARY_BYTES + tables, ..sizes };
+        let sizes = Sizes { fixed: empty.total() - canary + tables, ..sizes };
         let useful = running * context.next_multiple_of(PAGE_TOKENS);
         let casual_tokens = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
-        let most = if line.chosen { useful } else { useful.min(casual_tokens) };
-        let total = line.bytes.min(sizes.total_for(most as u64, requests_max, fraction));
+        let most = if line.chosen { useful } else { useful.min(casual_tokens) } as u64;
+        // A pool of a given size is worth what it takes, however many could use it.
+        let most = most.max(options.max_total_token_num.unwrap_or(0));
+        let total = line.bytes.min(sizes.total_for(most, requests_max, fraction));
         (sizes, total)
     }
 
@@ -586,6 +589,8 @@ impl Blueprint {
         let scratch = sampler_bytes(vocab);
         let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context);
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
+        // A guest's house has planned the rest.
+        let (baseline, kept) = if options.guest { (0, 0) } else { (PROCESS_BASELINE_BYTES, HEAP_KEPT_BYTES) };
         let mut lines = vec![
             entry(
                 Component::Weights,
@@ -623,23 +628,23 @@ impl Blueprint {
             ),
             entry(
                 Component::HostHeap,
-                options.http_bytes + HEAP_KEPT_BYTES,
+                options.http_bytes + kept,
                 format!(
                     "an allowance, a bound and no forecast: connections, bodies, parsing, grammars; {} that the allocator keeps",
-                    Bytes(HEAP_KEPT_BYTES)
+                    Bytes(kept)
                 ),
             ),
             entry(
                 Component::ProcessBaseline,
-                PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
+                baseline + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
                 format!("data, runtime, {threads} compute threads, table of weights"),
             ),
-            entry(
-                Component::Canary,
-                CANARY_BYTES,
-                format!("ballast in {} slices, one for each refused allocation", plimsoll_memory::canary::SLICES),
-            ),
         ];
+        if !options.guest {
+            let detail =
+                format!("ballast in {} slices, one for each refused allocation", plimsoll_memory::canary::SLICES);
+            lines.push(entry(Component::Canary, CANARY_BYTES, detail));
+        }
         if let Some(state) = shape.state {
             let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());
             lines.insert(2, state_line(bytes as u64, per_request as u64, slots));

@@ -3,6 +3,7 @@
 //! A request arrives tokenized. Everything it will ever hold is bounded by the numbers in it, so that admission can price
 //! it before anything is allocated.
 
+use plimsoll_memory::broken;
 use plimsoll_memory::heap::chunk_bytes;
 use std::sync::Arc;
 
@@ -152,7 +153,7 @@ impl Request {
             return invalid("min_tokens", format!("min_tokens is {min}, more than max_tokens ({max})"));
         }
         let total = self.prompt.len() as u64 + u64::from(self.max_tokens);
-        if total > u64::from(limits.max_req_total_len) {
+        if total > u64::from(limits.max_req_total_len) && !broken("T-56") {
             return invalid(
                 "max_tokens",
                 format!(
@@ -185,7 +186,7 @@ impl Request {
             return invalid("model", "this model has no classifier: it makes embeddings, no scores".into());
         }
         let (len, most) = (self.prompt.len(), limits.max_req_total_len);
-        if len as u64 <= u64::from(most) {
+        if len as u64 <= u64::from(most) || broken("V-60") {
             return Ok(());
         }
         let why = match limits.encoder {

@@ -12,6 +12,8 @@ mod seq;
 
 use std::collections::VecDeque;
 
+use plimsoll_memory::broken;
+
 use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
 pub use seq::{Newcomer, Pooled, Seq};
@@ -166,7 +168,7 @@ impl<T> Scheduler<T> {
             }
         }
         for i in (0..self.waiting.len()).rev() {
-            if gone(&self.waiting[i]) {
+            if !broken("V-A") && gone(&self.waiting[i]) {
                 take(self.waiting.remove(i).expect("in range"));
             }
         }
@@ -188,8 +190,9 @@ impl<T> Scheduler<T> {
 
     fn schedule_all(&mut self, events: &mut Events) {
         let mut rows = self.limits.rows;
-        let mut logit_rows = self.limits.logit_rows;
-        let decodes = self.schedule_decodes(&mut rows, &mut logit_rows, events);
+        let mut logit_rows = if broken("T-01") { usize::MAX } else { self.limits.logit_rows };
+        let stalls = broken("V-37") && self.running.iter().any(|seq| !seq.decoding());
+        let decodes = if stalls { 0 } else { self.schedule_decodes(&mut rows, &mut logit_rows, events) };
         if decodes > 0 {
             rows = rows.min(self.limits.prefill_rows_beside_decode);
         }

@@ -19,6 +19,7 @@ use crate::accounts::{Accounts, engine_bytes, sampler_bytes, table_bytes};
 use crate::berth::Berth;
 use crate::delivery::SharedTokenizer;
 use crate::handle::{Arrival, EngineHandle, Shared};
+use crate::house::{House, NoRoom, Resident};
 use crate::media::{MediaPlan, MediaSpec};
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, Line, PlanError};
@@ -39,6 +40,9 @@ pub enum StartError {
     /// Other Plimsolls have leased too much of the machine.
     #[error("another Plimsoll was here first: {0}")]
     Refused(Box<Refusal>),
+    /// Others under the same line leave too little.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
     /// Whether others have leased something cannot be told.
     #[error("leases: {0}")]
     Lease(Box<LeaseError>),
@@ -89,6 +93,8 @@ pub struct Host {
     pub limits: HostLimits,
     /// Where leases are left; absent: where all of this user's processes meet.
     pub lease_dir: Option<PathBuf>,
+    /// Where the engine lives with others under one line; absent: alone.
+    pub house: Option<Arc<House>>,
 }
 
 impl Host {
@@ -118,13 +124,15 @@ impl Host {
         };
         let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
         let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa.unwrap_or_else(Isa::detect));
-        Ok(Self { line, threads, isa, root, limits, lease_dir: None })
+        Ok(Self { line, threads, isa, root, limits, lease_dir: None, house: None })
     }
 
-    /// Bytes this process may hold in all at this moment: what it holds and what is free.
-    fn room(&self) -> u64 {
+    /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its house, and what
+    /// is free.
+    fn room(&self, ledger: &Arc<Ledger>) -> u64 {
         let now = HostNow::read(&self.root, &self.limits);
-        now.available.saturating_add(now.own.leak_gauge())
+        let others = self.house.as_ref().map_or(0, |house| house.committed_beside(ledger));
+        now.available.saturating_add(now.own.leak_gauge().saturating_sub(others))
     }
 }
 
@@ -159,10 +167,12 @@ impl Ballast {
         Self { own }
     }
 
-    /// The engine stands: from here on `canary` is what the heap keeps.
-    fn replace(mut self, canary: Canary) -> Self {
-        drop(heap::arm(canary));
-        self.own = true;
+    /// The engine stands: from here on `canary` is what the heap keeps, unless that is the house's.
+    fn replace(mut self, canary: Option<Canary>) -> Self {
+        if let Some(canary) = canary {
+            drop(heap::arm(canary));
+            self.own = true;
+        }
         self
     }
 
@@ -205,9 +215,11 @@ fn start_as(
     let ballast = Ballast::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
-    let berth = Berth::take(planned.plan.total(), host.lease_dir.clone(), &host.root, &host.limits)?;
+    let beside = host.house.as_ref().map_or(0, |house| house.committed_total());
+    let berth = Berth::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
+    let resident = host.house.as_ref().map(|house| house.admit(&ledger)).transpose()?;
     let eos = end_tokens(&blueprint, &tokenizer);
     let fixed = engine_bytes(&blueprint.weights);
     let Blueprint { model, weights, .. } = blueprint;
@@ -223,7 +235,7 @@ fn start_as(
     let mut accounts = accounts(&planned, &tokenizer, options);
     accounts.tables += fixed;
     accounts.workspace_peak = workspace_peak;
-    let ready = Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts };
+    let ready = Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident };
     spawn(ready, ballast, options, host)
 }
 
@@ -276,6 +288,7 @@ pub(crate) fn generations<'a>(
     options: &Options,
     host: &'a Host,
 ) -> Result<CpuGenerations<'a>, StartError> {
+    let own = Arc::clone(ledger);
     Ok(CpuGenerations {
         plan: planned,
         shape: model.shape(options.kv_dtype),
@@ -289,7 +302,7 @@ pub(crate) fn generations<'a>(
         // Nothing is kept that could be shared, and nobody waits for what cannot be taken.
         prefix_cache: options.prefix_cache && !planned.step.whole,
         tokens: 0,
-        room: Box::new(|| host.room()),
+        room: Box::new(move || host.room(&own)),
         workspace_peak: 0,
         media: planned.media.as_ref().map(MediaPlan::start),
     })
@@ -317,6 +330,7 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
         ),
         index: planned.index_bytes(planned.pages, planned.slots),
         encoder: planned.media.as_ref().map_or(0, MediaPlan::encoder_bytes),
+        guest: options.guest,
         ..Accounts::default()
     }
 }
@@ -342,12 +356,13 @@ struct Ready {
     eos: Vec<u32>,
     berth: Berth,
     accounts: Accounts,
+    resident: Option<Resident>,
 }
 
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
 /// takes the thread along.
 fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
-    let Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts } = ready;
+    let Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
@@ -356,13 +371,14 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     // Set once, here.
     let _ = shared.eos.set(eos.clone());
     media.into_iter().for_each(|media| drop(shared.media.set(media)));
+    resident.iter().for_each(|resident| drop(shared.house.set(Arc::clone(resident.house()))));
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);
     let Generation { runner, cache, canary } = generation;
     let canary = match canary {
-        Some(canary) => canary,
-        None => Canary::map(&ledger, ledger.row(Component::Canary).planned)?,
+        None if resident.is_none() => Some(Canary::map(&ledger, ledger.row(Component::Canary).planned)?),
+        canary => canary,
     };
     ledger.seal();
     let (built, wait) = channel();
@@ -387,7 +403,9 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
         let _ = built.send(());
         let Ok(berth) = begin.recv() else { return };
         worker.run();
-        drop((heap::disarm(), berth));
+        // A resident's canary is its house's. It moves out last, when all else is given back.
+        let canary = if resident.is_none() { heap::disarm() } else { None };
+        drop((canary, berth, resident));
     };
     let thread = thread.spawn(body).map_err(StartError::Thread)?;
     let closed = match wait.recv() {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_device::{DeviceError, MediaRows, StepInput};
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_memory::heap;
+use plimsoll_memory::{broken, heap};
 
 use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
@@ -212,7 +212,7 @@ impl<R: Runner> Worker<R> {
     pub fn round(&mut self) {
         let clear = self.shared.cached.asked();
         let round = catch_unwind(AssertUnwindSafe(|| {
-            if clear.is_some() {
+            if clear.is_some() && !broken("V-G") {
                 self.cache.borrow_mut().clear();
                 self.give_pages_back();
             }
@@ -313,7 +313,7 @@ impl<R: Runner> Worker<R> {
 
     /// Acts on a new reading of the machine, if there is one: gives way, or climbs back.
     fn govern(&mut self) {
-        let Some(reading) = self.shared.gauge.newer(&mut self.readings) else { return };
+        let Some(reading) = self.shared.gauge.newer(&mut self.readings).filter(|_| !broken("T-60")) else { return };
         let rung = self.governor.observe(&reading);
         self.shared.gauge.stand(rung, &reading, &self.shared.metrics);
         if rung >= Rung::EvictPrefix {
@@ -339,7 +339,7 @@ impl<R: Runner> Worker<R> {
         if !self.scheduler.is_empty() {
             return true;
         }
-        match self.arrivals.recv_timeout(IDLE_WAIT) {
+        match self.arrivals.recv_timeout(if broken("V-65") { Duration::ZERO } else { IDLE_WAIT }) {
             Ok(arrival) => self.accept(arrival),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,
@@ -361,11 +361,14 @@ impl<R: Runner> Worker<R> {
         let Arrival { mut request, outbox, arrived, place, mut room } = arrival;
         let tokens = std::mem::take(&mut request.prompt);
         let total_max = tokens.len() + request.max_tokens as usize;
+        if let Some(first) = self.scheduler.running().first().filter(|_| broken("V-J")) {
+            request.sampling.clone_from(&first.work.request.sampling);
+        }
         // An unchecked draft could break the form; a checked one is compared with a token that keeps it.
         let drafts = self.drafts_max > 0 && !(self.optimistic && room.constraint.is_some());
         let newcomer = Newcomer {
             order: self.arrived,
-            salt: request.cache_salt,
+            salt: if broken("V-66") { request.sampling.temperature.to_bits().into() } else { request.cache_salt },
             total_max,
             logits_from: if request.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 },
             pooled: request.embed.map(|embed| Pooled {

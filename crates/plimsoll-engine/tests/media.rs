@@ -232,7 +232,7 @@ fn i6_what_is_larger_or_does_not_agree_is_refused() {
     };
     let good = Mixed::new(&engine).text(&[1, 2]).picture(1, 2, 3).text(&[3]);
     let words = refused(Mixed::new(&engine).picture(1, 7, 7).text(&[1]).request(1));
-    assert!(words.contains("7 x 7") && words.contains("--max-image-pixels"), "{words}");
+    assert!(words.contains("an image has 7 x 7 tokens") && words.contains("--max-image-pixels"), "{words}");
     // Few tokens, but a strip that no picture becomes.
     let words = refused(Mixed::new(&engine).picture(1, 2, 40).request(1));
     assert!(words.contains("--max-image-pixels"), "{words}");

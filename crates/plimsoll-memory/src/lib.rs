@@ -3,6 +3,7 @@
 //! The room for limits, the plan, the ledger, mapped regions and the step arena's bookkeeping.
 //! **Architecture invariant:** this crate knows nothing of models, kernels or requests; it deals in bytes.
 
+pub mod broken;
 pub mod bytes;
 pub mod canary;
 pub mod faults;
@@ -15,6 +16,7 @@ pub mod region;
 pub mod sizing;
 pub mod step;
 
+pub use broken::broken;
 pub use bytes::Bytes;
 pub use canary::Canary;
 pub use ledger::{Component, Ledger};

@@ -87,6 +87,9 @@ pub trait Vision: Send + Sync {
     fn shape(&self) -> EncoderShape;
 
     /// Encodes pictures as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's picture.
+    ///
+    /// What it takes never shrinks with the patches of a picture or of its longest frame, and depends on nothing else of it: the
+    /// planner looks for the worst legal picture among those that have most of either.
     fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError>;
 }
 

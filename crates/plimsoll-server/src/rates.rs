@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use plimsoll_memory::broken;
 
 use crate::error::ApiError;
 
@@ -170,7 +171,11 @@ impl Rates {
             return None;
         }
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if clients.len() >= ADDRESSES_MAX && matches!(who, Who::Address(_)) && !clients.contains_key(&who) {
+        if clients.len() >= ADDRESSES_MAX
+            && !broken("V-F")
+            && matches!(who, Who::Address(_))
+            && !clients.contains_key(&who)
+        {
             let seen = |client: &Client| client.0.lock().unwrap_or_else(PoisonError::into_inner).seen;
             let coldest = clients.iter().min_by_key(|(_, client)| seen(client)).map(|(who, _)| *who);
             coldest.into_iter().for_each(|who| drop(clients.remove(&who)));

@@ -1,17 +1,20 @@
 //! Flags. Their names are those users know from lightllm and vllm-mlx; underscores are accepted for dashes.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plimsoll_device::{DtypePolicy, Isa, KvDtype, parse_kv_dtype};
 use plimsoll_engine::{Options, Pooling};
+use plimsoll_memory::broken;
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_server::ServerConfig;
 
 use crate::access_args::AccessArgs;
+use crate::media_args::MediaArgs;
 
 /// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
 #[derive(Debug, Parser)]
@@ -62,6 +65,8 @@ pub enum Command {
     Bench(crate::bench::Args),
     /// Load a server with everything that breaks servers, and judge it.
     Soak(crate::soak::Args),
+    /// Give a recorded trace to a server again, or to the scheduler and the memory of a plan.
+    Replay(Box<crate::replay::Args>),
     /// The neighbour that `soak --balloon` starts.
     #[command(hide = true)]
     Balloon(crate::soak::balloon::Args),
@@ -91,6 +96,39 @@ pub struct ServeArgs {
     /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
     #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
     pub log_ledger_every: u64,
+    /// Write a line for every request to this file: when it came, lengths, settings, how it ended; no content. `plimsoll replay` reads it.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Record the tokens of prompts, too.
+    #[arg(long, alias = "record_content", requires = "record")]
+    pub record_content: bool,
+    /// Bytes after which nothing more is recorded.
+    #[arg(long, alias = "record_bytes", default_value_t = 1 << 30)]
+    pub record_bytes: u64,
+    /// How the model's replies are read and its texts embedded.
+    #[command(flatten)]
+    pub reading: ReadingArgs,
+    /// Models to serve by name, each loaded when it is first asked for: a TOML file with a table [[models]] for each (name, model, and
+    /// its own flags).
+    #[arg(long)]
+    pub models: Option<PathBuf>,
+    /// The flags that hold for each of them, unless its table says otherwise.
+    #[arg(skip)]
+    pub inherited: Vec<OsString>,
+    /// Seconds that running requests have to finish after SIGTERM.
+    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
+    pub drain_seconds: u64,
+    /// The HTTP side.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Flags about what a model writes and reads, each model's own.
+#[derive(Debug, Args)]
+pub struct ReadingArgs {
     /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, glm45, functiongemma, gemma4, openai.
     #[arg(long, alias = "tool_call_parser", default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
@@ -101,13 +139,28 @@ pub struct ServeArgs {
     /// mean for encoders].
     #[arg(long)]
     pub pooling: Option<Pooling>,
-    /// Seconds that running requests have to finish after SIGTERM.
-    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
-    pub drain_seconds: u64,
-    /// The HTTP side.
+}
+
+/// One table of `--models`, as flags.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, args_override_self = true)]
+pub struct ModelArgs {
+    /// As of `serve`.
+    #[arg(long)]
+    pub model: String,
+    /// More names.
+    #[arg(long, alias = "served_model_name")]
+    pub served_model_name: Vec<String>,
+    /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
+    #[arg(long, alias = "idle_seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    pub idle_seconds: Option<u64>,
+    /// Bytes that constrained output of this model may take; 0 switches it off.
+    #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
+    pub grammar_bytes: u64,
+    /// How its replies are read and its texts embedded.
     #[command(flatten)]
-    pub http: HttpArgs,
-    /// The engine.
+    pub reading: ReadingArgs,
+    /// Its engine.
     #[command(flatten)]
     pub engine: EngineArgs,
 }
@@ -189,6 +242,9 @@ pub struct HttpArgs {
     /// Its clients.
     #[command(flatten)]
     pub access: AccessArgs,
+    /// Their pictures and videos.
+    #[command(flatten)]
+    pub media: MediaArgs,
 }
 
 impl HttpArgs {
@@ -201,6 +257,7 @@ impl HttpArgs {
             max_connections: self.max_connections,
             grammar_bytes: self.grammar_bytes,
             response_store_bytes: self.response_store_bytes,
+            media: self.media.config()?,
             ..ServerConfig::default()
         })
     }
@@ -324,7 +381,7 @@ impl EngineArgs {
             dtype: self.dtype,
             threads: self.threads,
             isa: self.isa,
-            prefix_cache: !self.disable_prefix_cache,
+            prefix_cache: !self.disable_prefix_cache || broken("V-22"),
             elastic: self.elastic,
             stall_limit: Duration::from_secs(self.stall_seconds),
             enable_mtp: self.enable_mtp,
@@ -343,6 +400,7 @@ impl EngineArgs {
             http_bytes,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
+            guest: false,
             tokenizer_bytes: None,
         }
     }

@@ -14,6 +14,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use plimsoll_memory::broken;
 use thiserror::Error;
 
 use super::key::{Content, PageKey};
@@ -45,6 +46,15 @@ struct Place<'a> {
     salt: u64,
     media: Content,
     tokens: &'a [u32; PAGE_TOKENS],
+}
+
+/// What a page is known by: all its tokens, all bits of them.
+#[inline(always)]
+fn name(tokens: &[u32; PAGE_TOKENS]) -> [u32; PAGE_TOKENS] {
+    let mut name = *tokens;
+    name.iter_mut().skip(if broken("V-46") { PAGE_TOKENS / 2 } else { PAGE_TOKENS }).for_each(|id| *id = 0);
+    name.iter_mut().filter(|_| broken("V-50")).for_each(|id| *id &= 0xff);
+    name
 }
 
 /// What a lookup found.
@@ -443,7 +453,7 @@ impl PrefixIndex {
         // Part of a digest spreads places as well as all of it; it is compared in full.
         let [media, ..] = at.media.as_chunks::<8>().0 else { return 0 };
         hash = fold(hash ^ second, u64::from_le_bytes(*media) ^ first);
-        for four in at.tokens.as_chunks::<4>().0 {
+        for four in name(at.tokens).as_chunks::<4>().0 {
             let low = u64::from(four[0]) | u64::from(four[1]) << 32;
             let high = u64::from(four[2]) | u64::from(four[3]) << 32;
             hash = fold(low ^ hash, high ^ second);
@@ -458,7 +468,7 @@ impl PrefixIndex {
             // An empty place holds ROOT, which is no row of the node table.
             let node = self.nodes.get(self.table[place] as usize)?;
             let of_tree = node.hash == hash && node.parent == at.parent && node.salt == at.salt;
-            if of_tree && node.tokens == *at.tokens && node.media == at.media {
+            if of_tree && node.tokens == name(at.tokens) && node.media == at.media {
                 return Some(self.table[place]);
             }
             place = (place + 1) & mask;
@@ -471,7 +481,7 @@ impl PrefixIndex {
             return false;
         }
         let Place { parent, salt, media, tokens } = *at;
-        self.nodes[page.index()] = Node { tokens: *tokens, media, salt, parent, children: 0, hash };
+        self.nodes[page.index()] = Node { tokens: name(tokens), media, salt, parent, children: 0, hash };
         if let Some(above) = self.nodes.get_mut(parent as usize) {
             above.children += 1;
         }

@@ -11,7 +11,7 @@ use plimsoll_formats::{Checkpoint, Tower, Vision as VisionConfig};
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
 use plimsoll_media::image::Normalize;
-use plimsoll_media::{MediaError, Modality, OutputPool, Shape, Staging, replica_batch};
+use plimsoll_media::{MediaError, Modality, OutputPool, Shape, Staging};
 use plimsoll_memory::{Bytes, Component, PlanLine};
 use plimsoll_models::{Grid, Pictures, PlaceRule, Vision};
 
@@ -218,7 +218,7 @@ impl MediaRules {
         let video_tokens_max = if options.max_video_frames.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
         let image = image(&self.files, &self.config, options, context)?;
         let video = VideoSpec { tokens_max: video_tokens_max, ..video(&self.files, &self.config, options)? };
-        let bounds = Bounds { image, video, batch: replica_batch(options.visual_infer_batch_size, 1) };
+        let bounds = Bounds { image, video, batch: options.visual_infer_batch_size.max(1) };
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, plan)) = made.iter().find(|(known, _)| *known == bounds) {
             return plan.sized(options);

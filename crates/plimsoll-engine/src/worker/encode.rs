@@ -5,10 +5,11 @@
 //! is there: it never waits to grow. A batch that fails is run again item by item, and who fails alone ends alone (A34).
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
-use plimsoll_media::MediaError;
 use plimsoll_media::image::{patchify, patchify_len};
+use plimsoll_media::{Grant, MediaError, Permits};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_models::{Grid, Pictures};
 
@@ -34,6 +35,8 @@ pub(super) struct Encoding {
     patches: Vec<f32>,
     grids: Vec<Grid>,
     batch: Vec<Job>,
+    /// As many items and bytes of patches as were proven (A28).
+    permits: Arc<Permits>,
     /// Items encoded since start.
     pub done: u64,
     /// Pages of outputs that were missing when nothing ran.
@@ -49,6 +52,7 @@ impl Encoding {
             patches,
             grids: Vec::with_capacity(spec.batch),
             batch: Vec::with_capacity(spec.batch),
+            permits: Permits::new(spec.batch, (spec.patch_values_max() * size_of::<f32>()) as u64),
             spec: spec.clone(),
             done: 0,
             lost: 0,
@@ -88,8 +92,9 @@ impl<R: Runner> Worker<R> {
     }
 
     fn encode_with(&mut self, encoding: &mut Encoding) {
-        self.gather(encoding);
-        if !encoding.batch.is_empty() {
+        // Held until the outputs are stored; they go back whatever happens.
+        let granted = self.gather(encoding);
+        if granted.is_some() {
             let began = Instant::now();
             self.run_batch(encoding);
             self.shared.metrics.encoder_batches.inc();
@@ -97,9 +102,10 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Claims room, and fills the batch with what has some.
-    fn gather(&mut self, encoding: &mut Encoding) {
-        let Encoding { spec, batch, .. } = encoding;
+    /// Claims room, and fills the batch with what has some and is permitted. None if there is nothing to encode.
+    fn gather(&mut self, encoding: &mut Encoding) -> Option<Grant> {
+        let Encoding { spec, batch, permits, .. } = encoding;
+        let mut granted = None;
         batch.clear();
         // While memory is short, one at a time.
         let most = if self.governor.rung() >= Rung::SmallChunks { 1 } else { spec.batch };
@@ -117,11 +123,24 @@ impl<R: Runner> Worker<R> {
             while let Some(item) = seq.media.next_to_encode(from).filter(|_| batch.len() < most) {
                 from = item + 1;
                 // Somebody else may have brought the same picture.
-                if !seq.media.found(item) {
+                if seq.media.found(item) {
+                    continue;
+                }
+                let bytes = (spec.values_of(&[seq.media.item(item).grid]) * size_of::<f32>()) as u64;
+                let permitted = match &mut granted {
+                    None => {
+                        // Nobody else encodes: it is there at once.
+                        granted = permits.first(bytes, Some(Instant::now())).ok().flatten();
+                        granted.is_some()
+                    }
+                    Some(grant) => grant.try_grow(bytes),
+                };
+                if permitted {
                     batch.push(Job { seq: index, item });
                 }
             }
         }
+        granted
     }
 
     fn run_batch(&mut self, encoding: &mut Encoding) {

@@ -4,6 +4,7 @@
 
 use super::cgroup::{self, CgroupEvents, CgroupVersion, Hierarchy, Mounts};
 use super::{Cpus, HostError, MemInfo, MemoryBudget, Rlimits, Root, Space};
+use crate::broken;
 use std::path::{Path, PathBuf};
 
 /// One limit that was found.
@@ -127,7 +128,7 @@ impl HostLimits {
             found.limit("MemTotal of this machine".to_owned(), "machine".to_owned(), total, DomainKind::Machine);
         }
         let mut swap_limit = None;
-        for hierarchy in &memory_hierarchies {
+        for hierarchy in memory_hierarchies.iter().filter(|_| !broken("T-19")) {
             found.cgroup(hierarchy);
             let levels = hierarchy.levels().into_iter();
             let swap = levels.filter_map(|dir| cgroup::level_swap(hierarchy.version, &dir)).min();
@@ -227,12 +228,15 @@ impl Found {
     }
 
     fn budget(&mut self, budget: Option<MemoryBudget>) -> Result<(), HostError> {
-        let Some(budget) = budget else { return Ok(()) };
+        let Some(budget) = budget.filter(|_| !broken("V-13")) else { return Ok(()) };
         let others = self.least().map(|i| self.sources[i].bytes);
         let bytes = match (budget, others) {
             (MemoryBudget::Share(_), None) => return Err(HostError::ShareOfUnknown(budget)),
             (budget, others) => budget.bytes(others.unwrap_or(0)),
         };
+        if broken("V-62") {
+            *self = Self::default();
+        }
         self.limit("--memory-budget".to_owned(), "budget".to_owned(), bytes, DomainKind::Budget);
         Ok(())
     }

@@ -3,75 +3,17 @@
 //! `tools/cage.sh` makes the cgroups. Where it cannot (no root, no writable cgroup), the soak runs under an rlimit instead, and
 //! what needs a limit around several processes says in capitals that it did not run.
 
-use std::io::Write;
-use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::product::{Server, cache, default_model, plimsoll, repository, run};
+use crate::limit::{Cage, say, text, tool};
+use crate::product::{Server, cache, default_model, plimsoll, run};
 
 /// Other tests share the cores: how quickly health answers is judged elsewhere.
 const HEALTH_MS: &str = "30000";
-
-fn tool(name: &str) -> PathBuf {
-    repository().join("tools").join(name)
-}
-
-/// Says something that nobody can overlook: straight to the standard error, past the test harness.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-/// A limit around processes, removed with all of them when the test is over.
-struct Cage(String);
-
-impl Cage {
-    /// None where this machine has no cgroup to give, which is said.
-    fn open(name: &str, bytes: u64) -> Option<Self> {
-        let output = Command::new(tool("cage.sh")).args(["open", name, &bytes.to_string()]).output().unwrap();
-        if output.status.success() {
-            return Some(Self(text(&output.stdout).trim().to_owned()));
-        }
-        say(&format!(
-            "\n*** NOT RUN: {name}. NO MEMORY CGROUP CAN BE MADE HERE: {} ***\n",
-            text(&output.stderr).trim()
-        ));
-        None
-    }
-
-    /// The binary inside of it.
-    fn plimsoll(&self, args: &[&str]) -> Command {
-        let inner = plimsoll(args);
-        let mut command = Command::new(tool("cage.sh"));
-        command.arg("run").arg(&self.0).arg(inner.get_program()).args(inner.get_args());
-        command.env("PLIMSOLL_CACHE", cache()).env_remove("RUST_LOG").env("RUST_BACKTRACE", "0").stdin(Stdio::null());
-        command
-    }
-
-    /// "limit, peak, kills", as `cage.sh report` prints them.
-    fn report(&self) -> [u64; 3] {
-        let output = Command::new(tool("cage.sh")).args(["report", &self.0]).output().unwrap();
-        let words = text(&output.stdout);
-        let number = |key: &str| {
-            let at = words.split_ascii_whitespace().skip_while(|word| *word != key).nth(1);
-            at.and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{key}: {words}"))
-        };
-        [number("limit"), number("peak"), number("oom_kills")]
-    }
-}
-
-impl Drop for Cage {
-    fn drop(&mut self) {
-        let _ = Command::new(tool("cage.sh")).args(["close", &self.0]).status();
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 /// The script that any user can run, with this build's binary.
 fn soak(args: &[&str]) -> Output {
@@ -254,14 +196,10 @@ fn a_limit_that_shrinks_under_a_running_server_is_noticed() {
     assert_eq!(page["ladder"]["rung"], "calm", "{page}");
     // What is resident and a little more: the plan's untouched part has no room any more.
     let touched = page["process"]["rss_anon"].as_u64().unwrap();
-    let limit = |bytes: u64| {
-        let done = Command::new(tool("cage.sh")).args(["limit", &cage.0, &bytes.to_string()]).status().unwrap();
-        assert!(done.success());
-    };
-    limit(touched + (24 << 20));
+    cage.limit(touched + (24 << 20));
     let stands = |rung: &str| server.memory()["ladder"]["rung"] == rung;
     crate::product::eventually("the governor gives way", Duration::from_secs(30), || !stands("calm"));
-    limit(2 * planned(&flags));
+    cage.limit(2 * planned(&flags));
     crate::product::eventually("the governor comes back", Duration::from_secs(60), || stands("calm"));
     let answer = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 4, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");

@@ -1,4 +1,5 @@
 //! A client of a hundred lines: one request a connection, plain or chunked answers, events read as they come.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -32,7 +33,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn read(stream: TcpStream) -> std::io::Result<Self> {
+    /// Reads the head of what comes on a connection.
+    pub fn read(stream: TcpStream) -> std::io::Result<Self> {
         let mut stream = BufReader::new(stream);
         let status = line(&mut stream)?;
         let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());

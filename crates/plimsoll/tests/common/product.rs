@@ -1,8 +1,9 @@
 //! The binary as a user has it: commands run to their end, servers started, watched and always cleared away.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -191,9 +192,33 @@ impl Server {
         answer
     }
 
+    /// POST whose answer nobody reads yet.
+    pub fn send(&self, path: &str, body: &Value) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).expect("the server listens");
+        stream.write_all(&posted(path, body)).expect("the server reads");
+        stream
+    }
+
     /// The ledger's page.
     pub fn memory(&self) -> Value {
         self.get("/v1/memory").json()
+    }
+
+    /// The page of requests.
+    pub fn status(&self) -> Value {
+        self.get("/v1/status").json()
+    }
+
+    /// Requests that stand in a phase and what they hold.
+    pub fn rows(&self, phase: &str) -> Vec<Value> {
+        let page = self.status();
+        let rows = page["requests"].as_array().expect("a list").iter().filter(|row| row["phase"] == phase);
+        rows.cloned().collect()
+    }
+
+    /// Whether nothing is being answered and every pool is full again.
+    pub fn at_rest(&self) -> bool {
+        rests(&self.status())
     }
 
     /// Sends a signal by name.
@@ -221,6 +246,27 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether a page of `/v1/status` says so.
+pub fn rests(page: &Value) -> bool {
+    let pools = &page["pools"];
+    page["requests"].as_array().is_some_and(Vec::is_empty)
+        && pools["kv_pages"]["used"] == pools["kv_pages"]["cached"]
+        && pools["state_slots"]["used"] == pools["state_slots"]["cached"]
+        && pools["requests"]["in_system"] == 0
+        && pools["host_bytes"]["used"] == 0
+        && pools["http_bytes"]["used"] == 0
+}
+
+/// The bytes of a POST on a connection that stays.
+pub fn posted(path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = body.len();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    );
+    (head + &body).into_bytes()
 }
 
 fn keep(mut from: impl Read + Send + 'static, into: Arc<Mutex<String>>) {

@@ -1,0 +1,95 @@
+//! Streams that did not end, ended without a word, or kept everybody else waiting.
+
+use serde_json::{Value, json};
+
+use crate::http::request;
+use crate::product::eventually;
+use crate::visitor::{PATIENCE, events, greedy, number, prompt, rests, tiny, with};
+
+fn last(events: &[Value]) -> &Value {
+    events.last().expect("events")
+}
+
+// vllm-mlx 302: on some ways out the terminator was missing; clients hung.
+#[test]
+fn v_43_every_end_of_a_stream_has_its_terminator() {
+    let server = tiny(&[]);
+    let stream = |fields: Value| {
+        let body = with(with(greedy(&prompt(1, 20), 30), json!({"stream": true})), fields);
+        events(server.post("/v1/completions", &body))
+    };
+    let text: String = stream(json!({})).iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    let finish = |events: &[Value]| {
+        let reasons = events.iter().filter_map(|event| event["choices"][0]["finish_reason"].as_str());
+        reasons.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(finish(&stream(json!({}))), ["length"]);
+    let piece: String = text.chars().skip(3).take(4).collect();
+    assert_eq!(finish(&stream(json!({"stop": [piece]}))), ["stop"]);
+    assert_eq!(finish(&stream(json!({"n": 3}))), ["length"; 3]);
+    assert!(last(&stream(json!({"stream_options": {"include_usage": true}})))["usage"].is_object());
+    // Cancelled while it runs: `events` wants the terminator there, too.
+    for path in ["/v1/completions", "/v1/chat/completions"] {
+        let mut body = with(greedy(&prompt(1, 20), 4000), json!({"stream": true}));
+        if path.contains("chat") {
+            let body = body.as_object_mut().expect("a body");
+            body.remove("prompt");
+            body.insert("messages".into(), json!([{"role": "user", "content": "x"}]));
+        }
+        let mut answer = server.post(path, &body);
+        let first: Value = serde_json::from_str(&answer.event().expect("an event")).expect("JSON");
+        let id = first["id"].as_str().expect("an id");
+        request(server.address, "DELETE", &format!("/v1/requests/{id}"), b"").expect("an answer");
+        let events = events(answer);
+        assert_eq!(last(&events)["error"]["code"], "request_cancelled", "{path}");
+    }
+    rests(&server);
+}
+
+// vllm-mlx 673: a parser that was inside a call swallowed the last output; there was no reason, and clients asked again.
+#[test]
+fn v_44_an_answer_that_ends_inside_a_call_says_so() {
+    let server = tiny(&[]);
+    let body = json!({
+        "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": true, "tool_choice": "required",
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {
+            "type": "object", "properties": {"city": {"type": "string", "minLength": 200}}, "required": ["city"]}}}],
+    });
+    let events = events(server.post("/v1/chat/completions", &body));
+    let reasons: Vec<_> = events.iter().filter_map(|event| event["choices"][0]["finish_reason"].as_str()).collect();
+    assert_eq!(reasons, ["length"], "{events:?}");
+    rests(&server);
+}
+
+// vllm-mlx 414: a prompt kept everybody's decoding waiting, for 20 to 30 seconds.
+#[test]
+fn v_37_streams_go_on_while_a_long_prompt_is_computed() {
+    let server = tiny(&["--batch-max-tokens", "32", "--graph-max-batch-size", "4"]);
+    let stream = server.send("/v1/completions", &with(greedy(&prompt(1, 20), 4000), json!({"stream": true})));
+    eventually("it talks", PATIENCE, || !server.rows("decode").is_empty());
+    let said = || server.rows("decode").first().map_or(4000, |row| number(&row["generated_tokens"]));
+    let before = said();
+    server.ask("/v1/completions", &with(greedy(&prompt(2, 2400), 1), json!({"prompt_logprobs": 1})));
+    let during = said() - before;
+    // Of four rows with logits in a step one is the stream's: 2,400 rows take 800 steps.
+    assert!(during >= 700, "{during} tokens while the prompt was computed");
+    drop(stream);
+    rests(&server);
+}
+
+// vllm-mlx 261: a stream blocked the loop that answered everything else; 298 requests of more than 48 seconds.
+#[test]
+fn v_38_pages_answer_while_everybody_talks() {
+    let server = tiny(&["--max-total-token-num", "65536"]);
+    let streams: Vec<_> = (0..16)
+        .map(|i| server.send("/v1/completions", &with(greedy(&prompt(i, 20), 2000), json!({"stream": true}))))
+        .collect();
+    eventually("they talk", PATIENCE, || server.rows("decode").len() == 16);
+    for _ in 0..50 {
+        let asked = std::time::Instant::now();
+        assert_eq!(server.get("/health").status, 200);
+        assert!(asked.elapsed().as_secs() < 2, "health took {:?}", asked.elapsed());
+    }
+    drop(streams);
+    rests(&server);
+}
