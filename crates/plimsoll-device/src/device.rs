@@ -289,6 +289,9 @@ pub trait Device {
     /// `x = act(x)`.
     fn activate(&mut self, x: Buf, act: Activation);
 
+    /// `x[r] *= weight`.
+    fn multiply(&mut self, x: Buf, weight: VectorId);
+
     /// `x += y`.
     fn add(&mut self, x: Buf, y: Buf);
 

@@ -133,6 +133,10 @@ impl Device for PlanDevice<'_> {
         self.work.flops += 8 * (x.rows * x.cols) as u64;
     }
 
+    fn multiply(&mut self, x: Buf, _weight: VectorId) {
+        self.work.flops += (x.rows * x.cols) as u64;
+    }
+
     fn add(&mut self, x: Buf, _y: Buf) {
         self.work.flops += (x.rows * x.cols) as u64;
     }

@@ -47,16 +47,23 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
         let rows = (options.batch_max_tokens / 2).max(64);
         add("--batch-max-tokens", rows.to_string(), &|options| options.batch_max_tokens = rows);
     }
-    if let Some(media) = media {
-        let pixels = media.image_pixels() / 4;
-        add("--max-image-pixels", pixels.to_string(), &|options| options.max_image_pixels = Some(pixels));
-    }
     if options.request_bytes > 16 << 20 {
         let bytes = options.request_bytes / 2;
         add("--request-bytes", bytes.to_string(), &|options| options.request_bytes = bytes);
     }
     if let Some(longest) = options.max_req_total_len.filter(|longest| *longest > 256) {
         add("--max-req-total-len", (longest / 2).to_string(), &|options| options.max_req_total_len = Some(longest / 2));
+    }
+    if let Some(media) = media {
+        let (pixels, frames) = media.smaller();
+        pixels.into_iter().for_each(|pixels| {
+            add("--max-image-pixels", pixels.to_string(), &|options| options.max_image_pixels = Some(pixels));
+        });
+        frames.into_iter().for_each(|frames| {
+            add("--max-video-frames", frames.to_string(), &|options| options.max_video_frames = Some(frames));
+        });
+        let bytes = options.media_bytes / 2;
+        add("--media-bytes", bytes.to_string(), &|options| options.media_bytes = bytes);
     }
     for http in &options.http_alternatives {
         add(http.flag, http.value.clone(), &|options| options.http_bytes = http.http_bytes);
@@ -65,12 +72,17 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
 }
 
 /// The alternatives that make a plan of `needed` bytes smaller, the best first; `plan` says what each would need.
-pub(crate) fn advice(options: &Options, needed: u64, plan: impl Fn(&Options) -> Option<u64>) -> Vec<Advice> {
+pub(crate) fn advice(
+    options: &Options,
+    media: Option<&MediaPlan>,
+    needed: u64,
+    plan: impl Fn(&Options) -> Option<u64>,
+) -> Vec<Advice> {
     let saves = |alternative: Alternative| {
         let saves = needed.saturating_sub(plan(&alternative.options)?);
         (saves > 0).then_some(Advice { flag: alternative.flag, value: alternative.value, saves })
     };
-    let mut all: Vec<_> = alternatives(options, None).into_iter().filter_map(saves).collect();
+    let mut all: Vec<_> = alternatives(options, media).into_iter().filter_map(saves).collect();
     all.sort_by_key(|advice| std::cmp::Reverse(advice.saves));
     all
 }
@@ -89,7 +101,7 @@ mod tests {
             let rows = options.batch_max_tokens as u64 / 64;
             Some(options.http_bytes + rows + if options.kv_dtype == KvDtype::Q8 { 7 } else { 0 })
         };
-        let found = advice(&options, cost(&options).unwrap(), cost);
+        let found = advice(&options, None, cost(&options).unwrap(), cost);
         let words: Vec<_> = found.iter().map(ToString::to_string).collect();
         assert_eq!(words, ["--max-connections 128 (40 B less)", "--batch-max-tokens 256 (4 B less)"]);
     }

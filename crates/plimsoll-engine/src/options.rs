@@ -62,9 +62,9 @@ pub struct Options {
     pub state_checkpoints: usize,
     /// Media that go through the encoder together, at most; at least 1.
     pub visual_infer_batch_size: usize,
-    /// Pixels that a picture is resized to, at most; absent: what the model's processor says.
+    /// Pixels that a picture is resized to, at most; absent: what the model's processor says, and no more than 4096 tokens.
     pub max_image_pixels: Option<u64>,
-    /// Frames of one video, at most; absent: what the model's processor says.
+    /// Frames of one video, at most; absent: what the model's processor says, and no more than 4096 tokens.
     pub max_video_frames: Option<u64>,
     /// Media of one request, at most.
     pub max_media_per_request: usize,

@@ -18,7 +18,7 @@ use crate::accounts::{engine_bytes, index_bytes, sampler_bytes, table_bytes, tok
 use crate::advice::{Advice, advice};
 use crate::cache::PagePool;
 use crate::cpu::Passes;
-use crate::media::MediaPlan;
+use crate::media::{MediaPlan, MediaRules};
 use crate::options::Options;
 use crate::request::Limits;
 use crate::sampling::TOP_LOGPROBS_MAX;
@@ -66,8 +66,8 @@ pub struct Blueprint {
     pub eos: Vec<u32>,
     /// What makes the model an encoder: then it makes embeddings or scores, and no text.
     pub encoder: Option<Encoder>,
-    /// What it takes besides text, if it has a tower.
-    pub media: Option<MediaPlan>,
+    /// How media are prepared for it, if it takes any.
+    pub media: Option<MediaRules>,
 }
 
 /// Why no plan can be made.
@@ -99,7 +99,7 @@ pub enum PlanError {
 #[derive(Debug, Error)]
 #[error(
     "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
-     largest component: {largest}. Try {}{media}{}",
+     largest component: {largest}. Try {}{}",
     Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
     advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), remedy.words(*needed + *peers)
 )]
@@ -120,8 +120,6 @@ pub struct Shortfall {
     pub advice: Vec<Advice>,
     /// The component that takes most.
     pub largest: &'static str,
-    /// Flags that make media smaller, for a model that takes them.
-    pub media: String,
     /// The plan with that pool.
     pub plan: Plan,
 }
@@ -298,10 +296,8 @@ impl Blueprint {
         let mut declare = Declare::new(checkpoint, options.dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
         let weights = declare.finish();
-        check(options)?;
-        let kv = model.shape(options.kv_dtype).kv;
         let media = match model.vision() {
-            Some(tower) => MediaPlan::new(checkpoint, tower, &weights, kv, options)?,
+            Some(_) => MediaRules::read(checkpoint)?,
             None => None,
         };
         Ok(Self {
@@ -320,13 +316,21 @@ impl Blueprint {
         if let Err(PlanError::DoesNotFit(shortfall)) = &mut planned {
             // Under a line of nothing, what does not fit says what the least needs.
             let nothing = Line { bytes: 0, ..line.clone() };
-            shortfall.advice =
-                advice(options, shortfall.needed, |options| match self.try_plan(options, threads, &nothing) {
+            let media = self.media_plan(options)?;
+            shortfall.advice = advice(options, media.as_ref(), shortfall.needed, |options| {
+                match self.try_plan(options, threads, &nothing) {
                     Err(PlanError::DoesNotFit(shortfall)) => Some(shortfall.needed),
                     _ => None,
-                });
+                }
+            });
         }
         planned
+    }
+
+    /// What media take; none for a model of text alone.
+    pub fn media_plan(&self, options: &Options) -> Result<Option<MediaPlan>, PlanError> {
+        let (Some(rules), Some(tower)) = (&self.media, self.model.vision()) else { return Ok(None) };
+        rules.plan(tower, &self.weights, self.model.shape(options.kv_dtype).kv, options).map(Some)
     }
 
     /// As [`Self::plan`], without advice.
@@ -363,7 +367,7 @@ impl Blueprint {
         let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, drafts, each: step.slots > 1, ..alone };
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
-        let media = self.media.as_ref().map(|media| media.sized(options)).transpose()?;
+        let media = self.media_plan(options)?;
         let encode = media.as_ref().map_or(0, |media| media.workspace);
         let workspace = largest.workspace.max(encode) + scratch;
         let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref() };
@@ -568,7 +572,6 @@ impl Blueprint {
             tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
             advice: Vec::new(),
             largest,
-            media: draft.media.map_or_else(String::new, MediaPlan::remedies),
             plan,
         }))
     }

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Answer, collect, exact, fixtures, ids, quiet, reference};
+use common::{Answer, collect, exact, fixtures, ids, quiet, reference, with_drafts};
 use plimsoll_engine::media::{MediaItem, MediaSpec, Pixels};
 use plimsoll_engine::{EngineHandle, Host, Options, Request, start};
 use plimsoll_formats::Checkpoint;
@@ -145,6 +145,7 @@ fn i9_whatever_runs_beside_a_picture() {
         // Chunks that end inside pictures, several pictures at once, room for few pages, drafts.
         Options { batch_max_tokens: 16, graph_max_batch_size: 8, running_max_req_size: 8, ..exact() },
         Options { visual_infer_batch_size: 3, ..exact() },
+        with_drafts(2),
         Options { prefix_cache: false, ..tight.clone() },
         tight,
     ] {

@@ -50,4 +50,4 @@ pub use error::FormatError;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue};
 pub use hf::{GroupQuant, Quantization};
 pub use row::{Row, RowBuf, RowScales};
-pub use vision::{MediaTokens, RopeSections, Tower, Vision};
+pub use vision::{Intern, MediaTokens, RopeSections, Tower, Vision};

@@ -12,6 +12,21 @@ pub enum Tower {
     Qwen2_5,
     /// Qwen3-VL, Qwen3.5: layer norms, a learned table of positions beside the rotary ones, and perhaps deepstack.
     Qwen3,
+    /// InternVL: tiles of one size, each with a class row; learned positions alone.
+    Intern(Intern),
+}
+
+/// What differs among the towers of InternVL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intern {
+    /// Whether norms are root-mean-square ones, without a bias.
+    pub rms_norm: bool,
+    /// Whether queries and keys are normed, all heads together.
+    pub qk_norm: bool,
+    /// Whether the query, key and value projections have biases.
+    pub attention_bias: bool,
+    /// Whether a norm follows the last layer.
+    pub last_norm: bool,
 }
 
 /// A vision tower.
@@ -37,7 +52,7 @@ pub struct Vision {
     pub temporal: usize,
     /// Patches per side of a token.
     pub merge: usize,
-    /// Positions per side of the learned table; 0 without one.
+    /// Positions per side of the learned table, for InternVL the patches per side of every tile; 0 without one.
     pub table_side: usize,
     /// Layers after which the stream also goes to the model's first layers, one for one.
     pub deepstack: Vec<usize>,

@@ -25,7 +25,7 @@ impl Modality {
     }
 
     /// The word with its article, for messages.
-    pub(crate) fn noun(self) -> &'static str {
+    pub fn noun(self) -> &'static str {
         match self {
             Modality::Image => "an image",
             Modality::Video => "a video",
@@ -77,28 +77,4 @@ pub struct Shape {
     pub longest: u64,
     /// Placeholder tokens in the prompt, which is also the number of embeddings that come out (A32).
     pub tokens: u64,
-}
-
-/// What bounds the items of one kind: the costliest of them, and the most tokens of any. They need not be the same item: a
-/// strip of many windows can cost more than a square of more tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worst {
-    /// The legal item whose workspace is largest.
-    pub costliest: Shape,
-    /// The most tokens of any legal item.
-    pub tokens: u64,
-}
-
-impl Worst {
-    /// Of a rule that finds the costliest shape for any cost.
-    pub fn found(costliest: impl Fn(&dyn Fn(&Shape) -> u64) -> Shape, bytes: impl Fn(&Shape) -> u64) -> Self {
-        Self { costliest: costliest(&bytes), tokens: costliest(&|shape| shape.tokens).tokens }
-    }
-}
-
-impl From<Shape> for Worst {
-    /// Of a family whose largest item has the most of everything.
-    fn from(costliest: Shape) -> Self {
-        Self { costliest, tokens: costliest.tokens }
-    }
 }

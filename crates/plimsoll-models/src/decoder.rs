@@ -17,8 +17,7 @@ use crate::delta::{DeltaBlock, state_shape};
 use crate::moe::MoeBlock;
 use crate::mtp::MtpHead;
 use crate::rope::rope;
-use crate::vision::VisionTower;
-use crate::{Drafter, Model, Output, Vision};
+use crate::{Drafter, Model, Output, Vision, vision};
 
 /// What mixes positions in a layer, with its place among its kind.
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +132,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     rotary: Rotary,
     head: Option<MtpHead>,
-    vision: Option<VisionTower>,
+    vision: Option<Box<dyn Vision>>,
     attention_layers: usize,
     state: Option<StateShape>,
     heads: usize,
@@ -172,7 +171,7 @@ impl Decoder {
             layers,
             rotary,
             head,
-            vision: VisionTower::declare(config, declare)?,
+            vision: vision::declare(config, declare)?,
             attention_layers,
             state: config.delta_net.as_ref().map(|delta| state_shape(delta, recurrent_layers)),
             heads: config.heads,
@@ -201,13 +200,13 @@ impl Model for Decoder {
     }
 
     fn vision(&self) -> Option<&dyn Vision> {
-        self.vision.as_ref().map(|tower| tower as &dyn Vision)
+        self.vision.as_deref()
     }
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {
         let layers = self.attention_layers + usize::from(self.head.is_some());
         let kv = KvShape { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        let encoder = self.vision.as_ref().map(VisionTower::shape);
+        let encoder = self.vision.as_ref().map(|tower| tower.shape());
         ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden, encoder }
     }
 

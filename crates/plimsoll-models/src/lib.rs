@@ -19,7 +19,7 @@ pub mod qwen3_next;
 pub mod rope;
 pub mod vision;
 
-use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, ModelShape, StepInput};
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, ModelShape, StepInput};
 use plimsoll_formats::{Architecture, ModelConfig};
 
 pub use vision::{PlaceRule, PlacedItem};
@@ -83,7 +83,13 @@ pub trait Vision: Send + Sync {
     /// How the family places pictures among the positions of a text.
     fn place_rule(&self) -> PlaceRule;
 
+    /// What a device must know of it.
+    fn shape(&self) -> EncoderShape;
+
     /// Encodes pictures as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's picture.
+    ///
+    /// What it takes never shrinks with the patches of a picture or of its longest frame, and depends on nothing else of it: the
+    /// planner looks for the worst legal picture among those that have most of either.
     fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError>;
 }
 

@@ -23,30 +23,33 @@ impl Drop for Folder {
 /// A tensor of a file.
 struct Tensor {
     name: String,
+    dtype: &'static str,
     shape: Vec<usize>,
     data: Vec<u8>,
 }
 
 /// A fixture with its tensors changed, or left out.
-fn converted(model: &str, what: &str, change: impl Fn(Tensor) -> Option<Tensor>) -> Folder {
+fn converted(model: &str, what: &str, change: impl Fn(Tensor) -> Vec<Tensor>) -> Folder {
     let to = Folder(std::env::temp_dir().join(format!("plimsoll-{model}-{what}-{}", std::process::id())));
     std::fs::create_dir_all(&to.0).unwrap();
     std::fs::copy(folder(model).join("config.json"), to.0.join("config.json")).unwrap();
     let file = std::fs::read(folder(model).join("model.safetensors")).unwrap();
     let head_len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let head: Map<String, Value> = serde_json::from_slice(&file[8..8 + head_len]).unwrap();
-    let (mut written, mut data) = (Map::new(), Vec::new());
+    let (mut written, mut data): (Map<String, Value>, Vec<u8>) = Default::default();
     for (name, info) in head.into_iter().filter(|(name, _)| name != "__metadata__") {
         let numbers = |key: &str| -> Vec<usize> {
             info[key].as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as usize).collect()
         };
         let span = numbers("data_offsets");
         let bytes = file[8 + head_len..][span[0]..span[1]].to_vec();
-        let Some(tensor) = change(Tensor { name, shape: numbers("shape"), data: bytes }) else { continue };
-        let from = data.len();
-        data.extend(tensor.data);
-        let info = json!({ "dtype": info["dtype"], "shape": tensor.shape, "data_offsets": [from, data.len()] });
-        written.insert(tensor.name, info);
+        let dtype = if info["dtype"] == "F32" { "F32" } else { "BF16" };
+        for tensor in change(Tensor { name, dtype, shape: numbers("shape"), data: bytes }) {
+            let from = data.len();
+            data.extend(tensor.data);
+            let info = json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [from, data.len()] });
+            written.insert(tensor.name, info);
+        }
     }
     let mut head = serde_json::to_vec(&written).unwrap();
     head.resize(head.len().next_multiple_of(8), b' ');
@@ -65,6 +68,65 @@ fn turned(tensor: Tensor) -> Tensor {
     Tensor { data, shape, ..tensor }
 }
 
+/// MLX's affine quantization to 8 bits in groups of 32: codes, scales, offsets.
+fn quantized(tensor: Tensor) -> Vec<Tensor> {
+    let float = |bytes: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
+    let values: Vec<f32> = tensor.data.chunks_exact(2).map(float).collect();
+    let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::<u8>::new(), Vec::<u8>::new());
+    for group in values.chunks_exact(32) {
+        let (low, high) = group.iter().fold((f32::MAX, f32::MIN), |(low, high), x| (low.min(*x), high.max(*x)));
+        let scale = ((high - low) / 255.0).max(1e-8);
+        codes.extend(group.iter().map(|x| ((x - low) / scale).round() as u8));
+        scales.extend(scale.to_le_bytes());
+        biases.extend(low.to_le_bytes());
+    }
+    let (out, k) = (tensor.shape[0], tensor.shape[1]);
+    let module = tensor.name.strip_suffix(".weight").unwrap();
+    let part = |leaf: &str, dtype, cols, data| Tensor {
+        name: format!("{module}.{leaf}"),
+        dtype,
+        shape: vec![out, cols],
+        data,
+    };
+    vec![
+        part("weight", "U32", k / 4, codes),
+        part("scales", "F32", k / 32, scales),
+        part("biases", "F32", k / 32, biases),
+    ]
+}
+
+#[test]
+fn a_quantized_tower_is_nearly_the_same() {
+    let model = "vl-qwen2.5";
+    let path = converted(model, "quantized", |tensor| {
+        let matrix = tensor.shape.len() == 2 && tensor.shape[1].is_multiple_of(32);
+        if matrix && tensor.name.starts_with("visual.") { quantized(tensor) } else { vec![tensor] }
+    });
+    let config = std::fs::read_to_string(path.0.join("config.json")).unwrap();
+    let mut config: Map<String, Value> = serde_json::from_str(&config).unwrap();
+    let floats = ["model.embed_tokens", "lm_head"].into_iter().map(String::from);
+    let layers = (0..2).flat_map(|layer| {
+        let parts = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
+        let parts = parts.into_iter().chain(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]);
+        parts.map(move |part| format!("model.layers.{layer}.{part}"))
+    });
+    let mut quantization: Map<String, Value> = floats.chain(layers).map(|name| (name, json!(false))).collect();
+    quantization.extend([("bits".to_owned(), json!(8)), ("group_size".to_owned(), json!(32))]);
+    config.insert("quantization".to_owned(), Value::Object(quantization));
+    std::fs::write(path.0.join("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+
+    let grid = Grid { frames: 1, height: 8, width: 6 };
+    let patches: Vec<f32> = (0..48 * 96).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let own = Rig::new(model, false).encode(&[grid], &patches);
+    let mut rig = Rig::at(&path.0, false, DtypePolicy::Auto);
+    let stored = rig.encode(&[grid], &patches);
+    let largest = own.iter().flatten().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let apart = own.iter().flatten().zip(stored.iter().flatten()).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    println!("8 bits move the output by {apart} of {largest}");
+    assert!(apart > 0.0 && apart < 0.03 * largest, "{apart} of {largest}");
+    assert_eq!(text(&mut rig), text(&mut Rig::with(model, false, DtypePolicy::Auto)));
+}
+
 fn text(rig: &mut Rig) -> Vec<Vec<f32>> {
     rig.step(&[Part::new(&[5, 80, 200, 17, 99, 301], 0, None, 0)])
 }
@@ -72,7 +134,10 @@ fn text(rig: &mut Rig) -> Vec<Vec<f32>> {
 #[test]
 fn a_conversion_without_the_tower_serves_text() {
     for model in ["vl-qwen3.5", "vl-qwen2.5"] {
-        let path = converted(model, "text", |tensor| (!tensor.name.contains("visual.")).then_some(tensor));
+        let path = converted(model, "text", |tensor| match tensor.name.contains("visual.") {
+            true => Vec::new(),
+            false => vec![tensor],
+        });
         let mut rig = Rig::at(&path.0, false, DtypePolicy::F32);
         assert!(rig.model.vision().is_none(), "{model}: no tower");
         assert!(rig.shape.encoder.is_none());
@@ -86,7 +151,7 @@ fn a_tower_under_other_names_with_its_convolution_turned_is_the_same() {
     let path = converted(model, "mlx", |tensor| {
         let name = tensor.name.replace("model.visual.", "vision_tower.");
         let tensor = Tensor { name: name.replace("model.language_model.", "language_model.model."), ..tensor };
-        Some(if tensor.name.ends_with("patch_embed.proj.weight") { turned(tensor) } else { tensor })
+        vec![if tensor.name.ends_with("patch_embed.proj.weight") { turned(tensor) } else { tensor }]
     });
     let (mut rig, mut own) = (Rig::at(&path.0, false, DtypePolicy::F32), Rig::new(model, false));
     let grid = Grid { frames: 1, height: 6, width: 4 };
@@ -105,7 +170,7 @@ fn table(path: &Path) -> WeightTable {
 
 #[test]
 fn a_configuration_alone_plans_the_tower_too() {
-    for model in ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2"] {
+    for model in ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2", "vl-intern", "vl-intern-rms"] {
         let path = Folder(std::env::temp_dir().join(format!("plimsoll-{model}-config-{}", std::process::id())));
         std::fs::create_dir_all(&path.0).unwrap();
         std::fs::copy(folder(model).join("config.json"), path.0.join("config.json")).unwrap();

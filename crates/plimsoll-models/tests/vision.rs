@@ -5,10 +5,10 @@ mod common;
 
 use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, reference};
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
-use plimsoll_formats::Vision as Config;
+use plimsoll_formats::{Tower, Vision as Config};
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{Patches, ProcessorFiles};
-use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
+use plimsoll_media::geometry::{Patches, ProcessorFiles, Tiles};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, tiles};
 use plimsoll_models::{Grid, Pictures, PlacedItem, Vision};
 use serde_json::Value;
 
@@ -52,11 +52,8 @@ impl Case {
             let size = Size::new(number(&item["height"]) as u32, number(&item["width"]) as u32);
             let (seed, frames) = (number(&item["seed"]), number(&item["frames"]));
             let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| picture(seed, frame, size)).collect();
-            let (rule, normalize) = processor(model, frames > 0);
-            let mut values = vec![0.0; patchify_len(&rule, shots.len(), size)];
-            patchify(&shots, &rule, &normalize, &mut values);
             videos.push(frames > 0);
-            patches.push(values);
+            patches.push(processed(model, shots, frames > 0));
         }
         Self { grids: grids.collect(), videos, patches, ids: ids(&case["ids"]) }
     }
@@ -71,13 +68,24 @@ impl Case {
     }
 }
 
-/// The rule and the normalisation of a fixture's processor.
-fn processor(model: &str, video: bool) -> (Patches, Normalize) {
-    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).unwrap();
-    let (image, videos) = (text("preprocessor_config.json"), text("video_preprocessor_config.json"));
-    let files = ProcessorFiles::read(Some(&image), Some(&videos), None).unwrap();
+/// The patches of a picture, or of a video's frames, as the fixture's processor makes them.
+fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<f32> {
+    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).ok();
+    let files = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"].map(text);
+    let files = ProcessorFiles::read(files[0].as_deref(), files[1].as_deref(), files[2].as_deref()).unwrap();
     let fields = if video { &files.video } else { &files.image };
-    (Patches::image(fields, None).unwrap(), Normalize::new(fields, Normalize::CLIP).unwrap())
+    let normalize = Normalize::new(fields, Normalize::CLIP).unwrap();
+    let (rule, shots) = match config(model).tower {
+        Tower::Intern(_) => {
+            let cut = Tiles::new(&files, 4).unwrap();
+            let rule = Patches { patch: 4, merge: 2, temporal: 1, min_pixels: 256, max_pixels: 256, window: None };
+            (rule, tiles(&shots[0], &cut).unwrap())
+        }
+        _ => (Patches::image(fields, None).unwrap(), shots),
+    };
+    let mut values = vec![0.0; patchify_len(&rule, shots.len(), shots[0].size)];
+    patchify(&shots, &rule, &normalize, &mut values);
+    values
 }
 
 fn cases(model: &str) -> Vec<Value> {
@@ -97,7 +105,9 @@ fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[u32; 3]], ne
     let all = [case.ids.as_slice(), tokens].concat();
     let mut part = Part::new(&all, 0, None, 0);
     part.places = places.to_vec();
-    part.places.extend((0..tokens.len() as u32).map(|i| [next + i; 3]));
+    if !places.is_empty() {
+        part.places.extend((0..tokens.len() as u32).map(|i| [next + i; 3]));
+    }
     let mut rows = rows.iter();
     for token in (0..case.ids.len()).filter(|token| case.is_media(config, *token)) {
         // Row by row: an item may come in any pieces.
@@ -133,6 +143,22 @@ fn check_tower(model: &str, rows: &[Vec<f32>], value: &Value) -> f64 {
     worst
 }
 
+/// The places of a prompt's tokens, and the first after it.
+fn check_places(rig: &Rig, model: &str, case: &Case, value: &Value) -> (Vec<[u32; 3]>, u32) {
+    let (config, mut places) = (config(model), vec![[0; 3]; case.ids.len()]);
+    let seconds = value["seconds"].as_f64().unwrap() as f32;
+    let items = case.grids.iter().zip(&case.videos);
+    let items: Vec<PlacedItem> =
+        items.map(|(grid, video)| PlacedItem { grid: *grid, seconds: video.then_some(seconds) }).collect();
+    let rule = rig.model.vision().unwrap().place_rule();
+    let next = rule.places(|token| case.is_media(&config, token), &items, &mut places);
+    for (token, (found, expected)) in places.iter().zip(value["places"].as_array().unwrap()).enumerate() {
+        assert_eq!(found[..], ids(expected)[..], "{model}, {}: token {token}", value["name"]);
+    }
+    assert_eq!(u64::from(next), value["next"].as_u64().unwrap());
+    (places, next)
+}
+
 fn check(model: &str) {
     let mut rig = Rig::new(model, false);
     let config = config(model);
@@ -140,17 +166,10 @@ fn check(model: &str) {
     for value in cases(model) {
         let case = Case::new(model, &value);
         check_patches(&case, &value);
-        let mut places = vec![[0; 3]; case.ids.len()];
-        let seconds = value["seconds"].as_f64().unwrap() as f32;
-        let items = case.grids.iter().zip(&case.videos);
-        let items: Vec<PlacedItem> =
-            items.map(|(grid, video)| PlacedItem { grid: *grid, seconds: video.then_some(seconds) }).collect();
-        let rule = rig.model.vision().unwrap().place_rule();
-        let next = rule.places(|token| case.is_media(&config, token), &items, &mut places);
-        for (token, (found, expected)) in places.iter().zip(value["places"].as_array().unwrap()).enumerate() {
-            assert_eq!(found[..], ids(expected)[..], "{model}, {}: token {token}", value["name"]);
-        }
-        assert_eq!(u64::from(next), value["next"].as_u64().unwrap());
+        let (places, next) = match value["places"].is_null() {
+            true => (Vec::new(), 0),
+            false => check_places(&rig, model, &case, &value),
+        };
 
         let rows = case.encode(&mut rig);
         tower = tower.max(check_tower(model, &rows, &value));
@@ -182,7 +201,7 @@ fn in_chunks(rig: &mut Rig, model: &str, whole: &Part, logits: &[Vec<f32>]) {
             break;
         }
         let mut chunk = Part::new(&whole.tokens[start..end], start, (start > 0).then_some(0), 0);
-        chunk.places = whole.places[start..end].to_vec();
+        chunk.places = whole.places.get(start..end).unwrap_or_default().to_vec();
         let inside = whole.media.iter().filter(|(row, _)| (start..end).contains(row));
         chunk.media = inside.map(|(row, values)| (row - start, values.clone())).collect();
         let other = Part { sequence: 1, ..Part::new(&[7, 8, 9], 0, None, 1) };
@@ -231,14 +250,18 @@ fn check_company(model: &str) {
     let items: Vec<(Grid, &Vec<f32>)> =
         all.iter().flat_map(|case| case.grids.iter().copied().zip(&case.patches)).collect();
     let alone: Vec<Vec<Vec<f32>>> = items.iter().map(|(grid, patches)| rig.encode(&[*grid], patches)).collect();
-    for order in [[0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4]] {
+    let forward: Vec<usize> = (0..items.len()).collect();
+    let mut turned = forward.clone();
+    turned.reverse();
+    turned.rotate_left(1);
+    for order in [forward, turned] {
         let grids: Vec<Grid> = order.iter().map(|i| items[*i].0).collect();
         let patches: Vec<f32> = order.iter().flat_map(|i| items[*i].1.iter().copied()).collect();
         let expected: Vec<Vec<f32>> = order.iter().flat_map(|i| alone[*i].clone()).collect();
         assert_eq!(rig.encode(&grids, &patches), expected, "{model}: in the order {order:?}");
     }
     let tokens = alone.iter().map(Vec::len).sum::<usize>();
-    assert!(tokens > 40 && alone.iter().flatten().flatten().all(|x| x.is_finite()));
+    assert!(tokens >= 20 && alone.iter().flatten().flatten().all(|x| x.is_finite()));
 }
 
 /// The workspace of an encoder's step, as the planner has it.
@@ -260,11 +283,11 @@ fn check_plan(model: &str) {
     let built = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
     let table = declare.finish();
     let (vision, kv) = (built.vision().unwrap(), built.shape(KvDtype::F32).kv);
-    let grids = [
-        Grid { frames: 1, height: 10, width: 6 },
-        Grid { frames: 3, height: 4, width: 4 },
-        Grid { frames: 1, height: 2, width: 2 },
-    ];
+    let one = Grid { frames: 1, height: 4, width: 4 };
+    let grids = match config(model).tower {
+        Tower::Intern(_) => [one, Grid { frames: 5, ..one }, Grid { frames: 2, ..one }],
+        _ => [Grid { height: 10, width: 6, ..one }, Grid { frames: 3, ..one }, Grid { height: 2, width: 2, ..one }],
+    };
     let mut sum = 0;
     for grid in grids {
         let mut rig = Rig::new(model, false);
@@ -288,6 +311,8 @@ models! { check:
     qwen3_moe "vl-qwen3-moe",
     qwen2_5 "vl-qwen2.5",
     qwen2 "vl-qwen2",
+    intern "vl-intern",
+    intern_rms "vl-intern-rms",
 }
 
 models! { check_head:
@@ -298,6 +323,7 @@ models! { check_company:
     company_of_qwen3_5 "vl-qwen3.5",
     company_of_qwen3 "vl-qwen3",
     company_of_qwen2_5 "vl-qwen2.5",
+    company_of_intern "vl-intern",
 }
 
 models! { check_plan:
@@ -305,4 +331,5 @@ models! { check_plan:
     plan_of_qwen3 "vl-qwen3",
     plan_of_qwen2_5 "vl-qwen2.5",
     plan_of_qwen2 "vl-qwen2",
+    plan_of_intern "vl-intern-rms",
 }

@@ -10,6 +10,8 @@ const NAMES = {
   kv_pages: 'Keys and values',
   state_slots: 'Recurrent state',
   step_workspace: 'Workspace',
+  encoder_outputs: 'Encoded pictures',
+  media_staging: 'Pictures on their way',
   request_table: 'Requests',
   prefix_index: 'Prefix index',
   tokenizer: 'Tokenizer',
@@ -19,7 +21,7 @@ const NAMES = {
 };
 
 /** The pool behind a component, in `/v1/memory`. */
-const POOLS = { kv_pages: 'kv_pages', state_slots: 'state_slots' };
+const POOLS = { kv_pages: 'kv_pages', state_slots: 'state_slots', encoder_outputs: 'encoder_outputs' };
 
 // The hold, in units of the drawing.
 const HOLD = { left: 138, right: 350, top: 72, bottom: 576 };

@@ -349,10 +349,10 @@ pub struct EncoderArgs {
     /// Pictures and videos that go through the encoder together, at most.
     #[arg(long, alias = "visual_infer_batch_size", default_value_t = 1)]
     pub visual_infer_batch_size: usize,
-    /// Pixels that a picture is resized to, at most [default: what the model's processor says].
+    /// Pixels that a picture is resized to, at most [default: what the model's processor says, but no more than 4096 tokens].
     #[arg(long, alias = "max_image_pixels")]
     pub max_image_pixels: Option<u64>,
-    /// Frames of one video, at most [default: what the model's processor says].
+    /// Frames of one video, at most [default: what the model's processor says, but no more than 4096 tokens].
     #[arg(long, alias = "max_video_frames")]
     pub max_video_frames: Option<u64>,
     /// Pictures and videos in one request, at most.

@@ -324,6 +324,15 @@ impl Device for CpuDevice {
         });
     }
 
+    fn multiply(&mut self, x: Buf, weight: VectorId) {
+        let (isa, arena) = (self.isa, self.arena());
+        let weight = self.weights.vector(weight);
+        for_rows(&mut self.pool, x.rows, |_, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task.
+            kernels::mul(isa, unsafe { arena.row(x, row) }, weight);
+        });
+    }
+
     fn add(&mut self, x: Buf, y: Buf) {
         assert_eq!((x.rows, x.cols), (y.rows, y.cols), "both have one shape");
         let isa = self.isa;

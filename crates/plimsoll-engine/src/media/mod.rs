@@ -15,7 +15,7 @@ use plimsoll_media::image::{Normalize, Rgb};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Staged, Staging};
 use plimsoll_models::{Grid, PlaceRule};
 
-pub use plan::MediaPlan;
+pub use plan::{MediaPlan, MediaRules};
 pub use seq::SeqMedia;
 
 use crate::request::Refusal;
@@ -70,7 +70,7 @@ pub struct MediaSpec {
 }
 
 /// How pictures are prepared.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ImageSpec {
     /// Resize rule and patch grid.
     pub rule: Patches,
@@ -83,7 +83,7 @@ pub struct ImageSpec {
 }
 
 /// How lists of frames are prepared.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct VideoSpec {
     /// Resize rule, patch grid and sampling.
     pub rule: PatchVideo,
@@ -154,13 +154,13 @@ impl MediaSpec {
     /// I6: nothing larger than the worst case that was proven.
     fn check_item(&self, item: &MediaItem) -> Result<(), String> {
         let (shape, grid) = (&item.shape, item.grid);
-        let what = shape.modality.name();
+        let what = shape.modality.noun();
         let Some(((_, most), (rule, _))) = self.kind(shape.modality).zip(self.patches(shape.modality)) else {
-            return Err(format!("this model takes no {what}"));
+            return Err(format!("this model does not take {what}"));
         };
         if shape.tokens > most || shape.tokens == 0 {
             let (n, flag) = (shape.tokens, shape.modality.flag());
-            return Err(format!("{what} of {n} tokens; 1 to {most} are allowed ({flag})"));
+            return Err(format!("{what} has {n} tokens; 1 to {most} are allowed ({flag})"));
         }
         let merge = rule.merge as usize;
         let rows = grid.frames * grid.height * grid.width;
@@ -182,7 +182,7 @@ impl MediaSpec {
         };
         if !frontier.iter().any(|(short, long)| *short >= a.min(b) && *long >= a.max(b)) {
             let flag = shape.modality.flag();
-            return Err(format!("{what} of {a} x {b} tokens: nothing becomes that large here ({flag})"));
+            return Err(format!("{what} has {a} x {b} tokens: nothing becomes that large here ({flag})"));
         }
         Ok(())
     }

@@ -4,11 +4,12 @@
 //! claims, so large requests are not starved by small ones. A batch is the largest that was proven at most, and starts with what
 //! is there: it never waits to grow. A batch that fails is run again item by item, and who fails alone ends alone (A34).
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
-use plimsoll_media::MediaError;
 use plimsoll_media::image::{patchify, patchify_len};
+use plimsoll_media::{Grant, MediaError, Permits};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_models::{Grid, Pictures};
 
@@ -34,8 +35,12 @@ pub(super) struct Encoding {
     patches: Vec<f32>,
     grids: Vec<Grid>,
     batch: Vec<Job>,
+    /// As many items and bytes of patches as were proven (A28).
+    permits: Arc<Permits>,
     /// Items encoded since start.
     pub done: u64,
+    /// Pages of outputs that were missing when nothing ran.
+    lost: usize,
 }
 
 impl Encoding {
@@ -47,9 +52,23 @@ impl Encoding {
             patches,
             grids: Vec::with_capacity(spec.batch),
             batch: Vec::with_capacity(spec.batch),
+            permits: Permits::new(spec.batch, (spec.patch_values_max() * size_of::<f32>()) as u64),
             spec: spec.clone(),
             done: 0,
+            lost: 0,
         }
+    }
+
+    /// I4, when no sequence is left: every page of outputs is free or kept for others, no host bytes are held. A page that is
+    /// missing has an owner that lives on: it can only be said, and counted once.
+    pub fn check_at_rest(&mut self, metrics: &Metrics) {
+        let stats = self.spec.outputs.stats();
+        let lost = stats.pages - stats.pages_free - stats.pages_idle;
+        if lost > self.lost {
+            tracing::error!(lost, pages = stats.pages, "encoder outputs: nothing runs and somebody still holds them");
+            metrics.lost_outputs.inc_by((lost - self.lost) as u64);
+        }
+        self.lost = lost;
     }
 
     /// Says what is held.
@@ -66,19 +85,27 @@ impl<R: Runner> Worker<R> {
     /// Encodes one batch of what running sequences need, if they need anything.
     pub(super) fn encode(&mut self) {
         let Some(mut encoding) = self.encoding.take() else { return };
-        self.gather(&mut encoding);
-        if !encoding.batch.is_empty() {
+        let ran = catch_unwind(AssertUnwindSafe(|| self.encode_with(&mut encoding)));
+        self.encoding = Some(encoding);
+        // Outside any request: the engine starts over.
+        ran.unwrap_or_else(|panic| resume_unwind(panic));
+    }
+
+    fn encode_with(&mut self, encoding: &mut Encoding) {
+        // Held until the outputs are stored; they go back whatever happens.
+        let granted = self.gather(encoding);
+        if granted.is_some() {
             let began = Instant::now();
-            self.run_batch(&mut encoding);
+            self.run_batch(encoding);
             self.shared.metrics.encoder_batches.inc();
             self.shared.metrics.encode_seconds.observe(began.elapsed().as_secs_f64());
         }
-        self.encoding = Some(encoding);
     }
 
-    /// Claims room, and fills the batch with what has some.
-    fn gather(&mut self, encoding: &mut Encoding) {
-        let Encoding { spec, batch, .. } = encoding;
+    /// Claims room, and fills the batch with what has some and is permitted. None if there is nothing to encode.
+    fn gather(&mut self, encoding: &mut Encoding) -> Option<Grant> {
+        let Encoding { spec, batch, permits, .. } = encoding;
+        let mut granted = None;
         batch.clear();
         // While memory is short, one at a time.
         let most = if self.governor.rung() >= Rung::SmallChunks { 1 } else { spec.batch };
@@ -96,11 +123,24 @@ impl<R: Runner> Worker<R> {
             while let Some(item) = seq.media.next_to_encode(from).filter(|_| batch.len() < most) {
                 from = item + 1;
                 // Somebody else may have brought the same picture.
-                if !seq.media.found(item) {
+                if seq.media.found(item) {
+                    continue;
+                }
+                let bytes = (spec.values_of(&[seq.media.item(item).grid]) * size_of::<f32>()) as u64;
+                let permitted = match &mut granted {
+                    None => {
+                        // Nobody else encodes: it is there at once.
+                        granted = permits.first(bytes, Some(Instant::now())).ok().flatten();
+                        granted.is_some()
+                    }
+                    Some(grant) => grant.try_grow(bytes),
+                };
+                if permitted {
                     batch.push(Job { seq: index, item });
                 }
             }
         }
+        granted
     }
 
     fn run_batch(&mut self, encoding: &mut Encoding) {
@@ -134,7 +174,7 @@ impl<R: Runner> Worker<R> {
     }
 
     fn pass(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
-        let Encoding { spec, patches, grids, batch, done } = encoding;
+        let Encoding { spec, patches, grids, batch, done, .. } = encoding;
         faults::site(Site::Encoder);
         patches.clear();
         grids.clear();

@@ -5,6 +5,7 @@
 
 use super::encoder;
 use super::hybrid;
+use super::intern;
 use super::json::{Lookup, read_object, whole};
 use super::mlx::Quantization;
 use super::rope;
@@ -84,8 +85,10 @@ impl Family {
                 }
             },
         };
-        let mistral = matches!(name, "MistralForCausalLM" | "MistralModel" | "mistral");
-        let architecture = match name {
+        // A tower before any language model, which says itself what it is.
+        let model = if intern::is(name) { text.str("model_type")?.unwrap_or(name) } else { name };
+        let mistral = matches!(model, "MistralForCausalLM" | "MistralModel" | "mistral");
+        let architecture = match model {
             _ if mistral => Architecture::Llama,
             "LlamaForCausalLM" | "LlamaModel" | "llama" => Architecture::Llama,
             "Qwen2ForCausalLM"

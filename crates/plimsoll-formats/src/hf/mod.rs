@@ -1,11 +1,12 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `mlx` joins the three tensors of a
-//! quantized one, `config`, `encoder`, `hybrid`, `rope` and `vision` resolve the configuration, `json` holds bounded JSON access.
+//! quantized one, `config`, `encoder`, `hybrid`, `rope`, `vision` and `intern` resolve the configuration, `json` holds bounded JSON access.
 
 mod config;
 mod encoder;
 mod hybrid;
+mod intern;
 mod json;
 mod mlx;
 mod names;

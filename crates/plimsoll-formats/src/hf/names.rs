@@ -23,6 +23,18 @@ pub(super) fn canonical(name: &str) -> String {
     }
 }
 
+/// How the names of a tower's tensors begin: those of the Qwens, then InternVL's.
+const TOWER_PARTS: [&str; 8] = [
+    "patch_embed.",
+    "pos_embed.",
+    "blocks.",
+    "merger.",
+    "deepstack_merger_list.",
+    "embeddings.",
+    "encoder.layer.",
+    "layernorm.",
+];
+
 fn without_prefix(name: &str) -> String {
     // The draft head, which some converters move into the language model.
     for prefix in ["language_model.mtp.", "model.language_model.mtp.", "language_model.model.mtp.", "model.mtp."] {
@@ -48,15 +60,16 @@ fn without_prefix(name: &str) -> String {
             return rest.to_owned();
         }
     }
-    // A tower of the Qwens, by any of its names.
-    for prefix in ["model.visual.", "vision_tower."] {
+    // A tower, by any of its names.
+    for prefix in ["model.visual.", "model.vision_tower.", "vision_tower."] {
         let rest = name.strip_prefix(prefix).unwrap_or_default();
-        if ["patch_embed.", "pos_embed.", "blocks.", "merger.", "deepstack_merger_list."]
-            .iter()
-            .any(|part| rest.starts_with(part))
-        {
+        if TOWER_PARTS.iter().any(|part| rest.starts_with(part)) {
             return format!("visual.{rest}");
         }
+    }
+    let projector = name.strip_prefix("model.").unwrap_or(name).strip_prefix("multi_modal_projector.");
+    if let Some(rest) = projector.filter(|rest| ["layer_norm.", "linear_"].iter().any(|part| rest.starts_with(part))) {
+        return format!("visual.projector.{rest}");
     }
     // A bare text model, saved without its head.
     if ["layers.", "embed_tokens.", "norm."].iter().any(|prefix| name.starts_with(prefix)) {
@@ -86,6 +99,10 @@ mod tests {
             ("model.visual.blocks.0.attn.qkv.bias", "visual.blocks.0.attn.qkv.bias"),
             ("visual.merger.ln_q.weight", "visual.merger.ln_q.weight"),
             ("vision_tower.patch_embed.proj.weight", "visual.patch_embed.proj.weight"),
+            ("model.vision_tower.encoder.layer.3.lambda_1", "visual.encoder.layer.3.lambda_1"),
+            ("vision_tower.embeddings.cls_token", "visual.embeddings.cls_token"),
+            ("multi_modal_projector.linear_1.bias", "visual.projector.linear_1.bias"),
+            ("multi_modal_projector.mm_soft_emb_norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
             ("mtp.fc.weight", "mtp.fc.weight"),
             ("language_model.mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"),
             ("model.language_model.layers.1.mlp.experts.down_proj", "model.layers.1.mlp.experts.down_proj.weight"),

@@ -1,6 +1,7 @@
 //! `vision_config` of a multimodal checkpoint → its tower, with the defaults of transformers.
 
 use super::config::activation;
+use super::intern;
 use super::json::{Lookup, whole};
 use crate::config::{Activation, ModelConfig};
 use crate::error::FormatError;
@@ -64,6 +65,10 @@ fn family(name: &str) -> Option<Defaults> {
 
 /// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &str) -> Result<(), FormatError> {
+    if let Some(vision) = top.object("vision_config")?.filter(|_| intern::is(name)) {
+        config.vision = Some(intern::read(&vision, top)?);
+        return Ok(());
+    }
     // Without a class, `name` is the text model's.
     let defaults = match family(name) {
         Some(defaults) => Some(defaults),
@@ -74,7 +79,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
     let out = match defaults.tower {
         // Its configuration calls the width of the output so.
         Tower::Qwen2 => vision.size("hidden_size")?,
-        Tower::Qwen2_5 | Tower::Qwen3 => vision.size("out_hidden_size")?,
+        _ => vision.size("out_hidden_size")?,
     };
     if out.is_some_and(|out| out != config.hidden_size) {
         let (out, hidden) = (out.unwrap_or_default(), config.hidden_size);
@@ -95,18 +100,13 @@ fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, Fo
     };
     let positions = match defaults.tower {
         Tower::Qwen3 => or("num_position_embeddings", 2304)?,
-        Tower::Qwen2 | Tower::Qwen2_5 => 0,
+        _ => 0,
     };
     let table_side = positions.isqrt();
     if table_side * table_side != positions {
         return Err(FormatError::Config(format!("num_position_embeddings: {positions} positions are no square")));
     }
     let windows = defaults.tower == Tower::Qwen2_5;
-    let token = |key: &str, default: u32| match top.size(key)?.map(u32::try_from) {
-        None => Ok(default),
-        Some(Ok(id)) => Ok(id),
-        Some(Err(_)) => Err(FormatError::Config(format!("{key} is not a token id"))),
-    };
     Ok(Vision {
         tower: defaults.tower,
         depth: or("depth", defaults.depth)?,
@@ -127,10 +127,10 @@ fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, Fo
         full_layers: if windows { layers(vision, "fullatt_block_indexes", &[7, 15, 23, 31])? } else { Vec::new() },
         steps_per_second: if windows { Some(or("tokens_per_second", 4)?.min(1 << 20) as u32) } else { None },
         tokens: MediaTokens {
-            image: token("image_token_id", defaults.tokens.image)?,
-            video: token("video_token_id", defaults.tokens.video)?,
-            start: token("vision_start_token_id", defaults.tokens.start)?,
-            end: token("vision_end_token_id", defaults.tokens.end)?,
+            image: token(top, "image_token_id", defaults.tokens.image)?,
+            video: token(top, "video_token_id", defaults.tokens.video)?,
+            start: token(top, "vision_start_token_id", defaults.tokens.start)?,
+            end: token(top, "vision_end_token_id", defaults.tokens.end)?,
         },
     })
 }
@@ -142,8 +142,17 @@ fn act(vision: &Lookup, default: &str) -> Result<Activation, FormatError> {
     }
 }
 
+/// A token id.
+pub(super) fn token(top: &Lookup, key: &str, default: u32) -> Result<u32, FormatError> {
+    match top.size(key)?.map(u32::try_from) {
+        None => Ok(default),
+        Some(Ok(id)) => Ok(id),
+        Some(Err(_)) => Err(FormatError::Config(format!("{key} is not a token id"))),
+    }
+}
+
 /// A side that may be given for each axis; they must be equal.
-fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, FormatError> {
+pub(super) fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, FormatError> {
     let Some(sides) = vision.get(key).and_then(|value| value.as_array()) else {
         return Ok(vision.size(key)?.unwrap_or(default));
     };

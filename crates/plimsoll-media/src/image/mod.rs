@@ -8,11 +8,13 @@ mod decode;
 mod header;
 mod patchify;
 mod resize;
+mod tile;
 
 pub use decode::{Rgb, decode, frames};
 pub use header::Format;
 pub use patchify::{Normalize, patchify, patchify_len};
 pub use resize::resize;
+pub use tile::tiles;
 
 use crate::error::contained;
 use crate::{MediaError, Size};

@@ -1,9 +1,32 @@
 //! Vision towers: pictures cut into patches become embeddings that stand among a text's.
 
+mod intern;
 mod order;
 mod parts;
 mod places;
 mod tower;
 
+use plimsoll_device::{Declare, DeclareError};
+use plimsoll_formats::{ModelConfig, Tower};
+
+use crate::Vision;
+use intern::InternTower;
+use tower::VisionTower;
+
 pub use places::{PlaceRule, PlacedItem};
-pub use tower::VisionTower;
+
+/// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
+pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Vision>>, DeclareError> {
+    let Some(vision) = config.vision.clone() else { return Ok(None) };
+    let first = match vision.tower {
+        Tower::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
+        Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 => "visual.patch_embed.proj.weight",
+    };
+    if !declare.is_plan() && !declare.has(first) {
+        return Ok(None);
+    }
+    Ok(Some(match vision.tower {
+        Tower::Intern(intern) => Box::new(InternTower::declare(vision, intern, config.hidden_size, declare)?),
+        _ => Box::new(VisionTower::declare(vision, config.hidden_size, declare)?),
+    }))
+}

@@ -3,33 +3,41 @@
 use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, VectorId,
 };
-use plimsoll_formats::{Tower, Vision};
+use plimsoll_formats::{Intern, Tower, Vision};
 
 use crate::block::activation;
 
-/// Epsilon of every norm of a tower, which no configuration mentions.
+/// Epsilon of every norm of a tower but InternVL's projector.
 const EPS: f32 = 1e-6;
+/// Epsilon of that.
+const PROJECTOR_EPS: f32 = 1e-5;
 
 /// A norm, with a bias where the family subtracts the mean.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm {
     weight: VectorId,
     bias: Option<VectorId>,
+    eps: f32,
 }
 
 impl Norm {
-    fn declare(vision: &Vision, prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+    pub fn declare(
+        vision: &Vision,
+        prefix: &str,
+        width: usize,
+        declare: &mut Declare<'_>,
+    ) -> Result<Self, DeclareError> {
         let bias = match vision.tower {
-            Tower::Qwen2_5 => None,
-            Tower::Qwen2 | Tower::Qwen3 => Some(declare.vector(&format!("{prefix}.bias"), width, 0.0)?),
+            Tower::Qwen2_5 | Tower::Intern(Intern { rms_norm: true, .. }) => None,
+            _ => Some(declare.vector(&format!("{prefix}.bias"), width, 0.0)?),
         };
-        Ok(Self { weight: declare.vector(&format!("{prefix}.weight"), width, 0.0)?, bias })
+        Ok(Self { weight: declare.vector(&format!("{prefix}.weight"), width, 0.0)?, bias, eps: EPS })
     }
 
-    fn apply(self, device: &mut dyn Device, out: Buf, x: Buf) {
+    pub fn apply(self, device: &mut dyn Device, out: Buf, x: Buf) {
         match self.bias {
-            Some(bias) => device.layer_norm(out, x, self.weight, bias, EPS),
-            None => device.rms_norm(out, x, self.weight, EPS),
+            Some(bias) => device.layer_norm(out, x, self.weight, bias, self.eps),
+            None => device.rms_norm(out, x, self.weight, self.eps),
         }
     }
 }
@@ -50,7 +58,7 @@ impl Mlp {
         let mut matrix =
             |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.mlp.{name}"), out, k);
         let (gate, up, down) = match vision.tower {
-            Tower::Qwen2 => (None, "fc1", "fc2"),
+            Tower::Qwen2 | Tower::Intern(_) => (None, "fc1", "fc2"),
             Tower::Qwen2_5 => (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj"),
             Tower::Qwen3 => (None, "linear_fc1", "linear_fc2"),
         };
@@ -58,8 +66,14 @@ impl Mlp {
         Ok(Self { gate, up, down, width, act: activation(vision.act) })
     }
 
-    /// `x += mlp(normed)`.
-    fn forward(&self, device: &mut dyn Device, normed: Buf, x: Buf) -> Result<(), DeviceError> {
+    /// `x += mlp(normed)`, scaled if asked; `normed` is overwritten.
+    fn forward(
+        &self,
+        device: &mut dyn Device,
+        normed: Buf,
+        x: Buf,
+        scale: Option<VectorId>,
+    ) -> Result<(), DeviceError> {
         let scope = device.mark();
         let up = device.temp(x.rows, self.width)?;
         let inner = match self.gate {
@@ -75,10 +89,26 @@ impl Mlp {
                 up
             }
         };
-        device.linear(inner, &[(self.down, x)], Mode::Add)?;
+        join(device, x, self.down, inner, normed, scale)?;
         device.release(scope);
         Ok(())
     }
+}
+
+/// `x += scale · matrix(from)`, or without a scale; `part` has the shape of `x` and is overwritten.
+fn join(
+    device: &mut dyn Device,
+    x: Buf,
+    matrix: LinearId,
+    from: Buf,
+    part: Buf,
+    scale: Option<VectorId>,
+) -> Result<(), DeviceError> {
+    let Some(scale) = scale else { return device.linear(from, &[(matrix, x)], Mode::Add) };
+    device.linear(from, &[(matrix, part)], Mode::Store)?;
+    device.multiply(part, scale);
+    device.add(x, part);
+    Ok(())
 }
 
 /// One layer of a tower.
@@ -88,8 +118,12 @@ pub(super) struct Layer {
     k: LinearId,
     v: LinearId,
     o: LinearId,
+    /// Norms of all queries and keys of a row, where the family has them.
+    qk_norms: Option<[VectorId; 2]>,
     mlp_norm: Norm,
     mlp: Mlp,
+    /// What attention and feed-forward part are multiplied with before they join, where the family does so.
+    scales: Option<[VectorId; 2]>,
     head_dim: usize,
     spec: Attention,
 }
@@ -98,17 +132,47 @@ impl Layer {
     /// Declares `{prefix}.*`.
     pub fn declare(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, head_dim) = (vision.hidden_size, vision.head_dim());
-        let name = format!("{prefix}.attn.qkv");
-        let mut part = |i: usize| declare.part_with_bias(&name, 3 * hidden, (i * hidden, hidden), hidden);
-        let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+        let ([q, k, v], names) = match vision.tower {
+            Tower::Intern(intern) => {
+                let mut one = |name: &str| {
+                    let name = format!("{prefix}.attention.{name}_proj");
+                    match intern.attention_bias {
+                        true => declare.linear_with_bias(&name, hidden, hidden),
+                        false => declare.linear(&format!("{name}.weight"), hidden, hidden),
+                    }
+                };
+                let names = ["attention.projection_layer", "layernorm_before", "layernorm_after"];
+                ([one("q")?, one("k")?, one("v")?], names)
+            }
+            _ => {
+                let name = format!("{prefix}.attn.qkv");
+                let mut part = |i: usize| declare.part_with_bias(&name, 3 * hidden, (i * hidden, hidden), hidden);
+                ([part(0)?, part(1)?, part(2)?], ["attn.proj", "norm1", "norm2"])
+            }
+        };
+        let [o, attention_norm, mlp_norm] = names.map(|name| format!("{prefix}.{name}"));
+        let mut vectors = |names: [&str; 2]| -> Result<[VectorId; 2], DeclareError> {
+            let mut one = |name: &str| declare.vector(&format!("{prefix}.{name}"), hidden, 0.0);
+            Ok([one(names[0])?, one(names[1])?])
+        };
+        let (qk_norms, scales) = match vision.tower {
+            Tower::Intern(intern) => {
+                let norms = ["attention.q_norm.weight", "attention.k_norm.weight"];
+                let norms = intern.qk_norm.then(|| vectors(norms)).transpose()?;
+                (norms, Some(vectors(["lambda_1", "lambda_2"])?))
+            }
+            _ => (None, None),
+        };
         Ok(Self {
-            attention_norm: Norm::declare(vision, &format!("{prefix}.norm1"), hidden, declare)?,
+            attention_norm: Norm::declare(vision, &attention_norm, hidden, declare)?,
             q,
             k,
             v,
-            o: declare.linear_with_bias(&format!("{prefix}.attn.proj"), hidden, hidden)?,
-            mlp_norm: Norm::declare(vision, &format!("{prefix}.norm2"), hidden, declare)?,
+            o: declare.linear_with_bias(&o, hidden, hidden)?,
+            qk_norms,
+            mlp_norm: Norm::declare(vision, &mlp_norm, hidden, declare)?,
             mlp: Mlp::declare(vision, prefix, declare)?,
+            scales,
             head_dim,
             spec: Attention {
                 layer: 0,
@@ -120,14 +184,14 @@ impl Layer {
         })
     }
 
-    /// `x += attention(norm(x)); x += mlp(norm(x))`. `sequences` are first row and rows of what attends to itself; `normed` has the
+    /// `x += attention(norm(x)); x += mlp(norm(x))`. `angles` are the rotary ones, if there are any; `sequences` are first row and rows of what attends to itself; `normed` has the
     /// shape of `x` and is overwritten.
     pub fn forward(
         &self,
         device: &mut dyn Device,
         x: Buf,
         normed: Buf,
-        angles: Buf,
+        angles: Option<Buf>,
         sequences: impl Iterator<Item = (usize, usize)>,
     ) -> Result<(), DeviceError> {
         self.attention_norm.apply(device, normed, x);
@@ -136,17 +200,23 @@ impl Layer {
         let k = device.temp(x.rows, x.cols)?;
         let v = device.temp(x.rows, x.cols)?;
         device.linear(normed, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store)?;
-        device.rope(q, angles, self.head_dim, false);
-        device.rope(k, angles, self.head_dim, false);
+        for (i, heads) in [q, k].into_iter().enumerate() {
+            if let Some(norms) = self.qk_norms {
+                device.rms_norm(heads, heads, norms[i], EPS);
+            }
+            if let Some(angles) = angles {
+                device.rope(heads, angles, self.head_dim, false);
+            }
+        }
         // The projections have used up the normed rows: what attention gives takes their place.
         for (first, rows) in sequences {
             let [out, q, k, v] = [normed, q, k, v].map(|all| all.span(first, rows));
             device.attend_all(&self.spec, out, q, k, v)?;
         }
-        device.linear(normed, &[(self.o, x)], Mode::Add)?;
+        join(device, x, self.o, normed, q, self.scales.map(|[attention, _]| attention))?;
         device.release(scope);
         self.mlp_norm.apply(device, normed, x);
-        self.mlp.forward(device, normed, x)
+        self.mlp.forward(device, normed, x, self.scales.map(|[_, mlp]| mlp))
     }
 }
 
@@ -157,7 +227,9 @@ pub(super) struct Merger {
     norm_merged: bool,
     up: LinearId,
     down: LinearId,
+    /// Width of a token's patches together, and between the projections.
     width: usize,
+    inner: usize,
 }
 
 impl Merger {
@@ -173,14 +245,27 @@ impl Merger {
         let (norm, up, down) = match vision.tower {
             Tower::Qwen2 | Tower::Qwen2_5 => ("ln_q", "mlp.0", "mlp.2"),
             Tower::Qwen3 => ("norm", "linear_fc1", "linear_fc2"),
+            Tower::Intern(_) => ("layer_norm", "linear_1", "linear_2"),
         };
-        let norm_width = if norm_merged { width } else { vision.hidden_size };
+        let norm = format!("{prefix}.{norm}");
+        let (norm, inner) = match vision.tower {
+            Tower::Intern(_) => {
+                // Whatever the tower's norms are, the projector's subtracts the mean.
+                let mut part = |name: &str| declare.vector(&format!("{norm}.{name}"), width, 0.0);
+                (Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: PROJECTOR_EPS }, out)
+            }
+            _ => {
+                let norm_width = if norm_merged { width } else { vision.hidden_size };
+                (Norm::declare(vision, &norm, norm_width, declare)?, width)
+            }
+        };
         Ok(Self {
-            norm: Norm::declare(vision, &format!("{prefix}.{norm}"), norm_width, declare)?,
+            norm,
             norm_merged,
-            up: declare.linear_with_bias(&format!("{prefix}.{up}"), width, width)?,
-            down: declare.linear_with_bias(&format!("{prefix}.{down}"), out, width)?,
+            up: declare.linear_with_bias(&format!("{prefix}.{up}"), inner, width)?,
+            down: declare.linear_with_bias(&format!("{prefix}.{down}"), out, inner)?,
             width,
+            inner,
         })
     }
 
@@ -192,7 +277,7 @@ impl Merger {
             false => self.norm.apply(device, normed, x),
         }
         let scope = device.mark();
-        let inner = device.temp(merged.rows, self.width)?;
+        let inner = device.temp(merged.rows, self.inner)?;
         device.linear(merged, &[(self.up, inner)], Mode::Store)?;
         device.activate(inner, Activation::Gelu);
         device.linear(inner, &[(self.down, out)], Mode::Store)?;

@@ -5,7 +5,7 @@
 //! window is computed by itself, so that its keys and values are the only ones in the workspace.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId};
-use plimsoll_formats::{ModelConfig, RopeScaling, Vision as Config};
+use plimsoll_formats::{RopeScaling, Vision as Config};
 
 use super::order::Order;
 use super::parts::{Layer, Merger};
@@ -33,13 +33,9 @@ pub struct VisionTower {
 }
 
 impl VisionTower {
-    /// Declares `visual.*`; none where the configuration has no tower, or the checkpoint no weights for it: a conversion for text.
-    pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Self>, DeclareError> {
-        let Some(vision) = config.vision.clone() else { return Ok(None) };
-        if !declare.is_plan() && !declare.has("visual.patch_embed.proj.weight") {
-            return Ok(None);
-        }
-        let (hidden, out) = (vision.hidden_size, config.hidden_size);
+    /// Declares `visual.*`, giving rows for a model of width `out`.
+    pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let hidden = vision.hidden_size;
         let window = [vision.channels, vision.temporal, vision.patch, vision.patch];
         let learned = vision.table_side > 0;
         let patch = declare.convolution("visual.patch_embed.proj", hidden, &window, learned)?;
@@ -56,7 +52,7 @@ impl VisionTower {
         let deepstack = (0..vision.deepstack.len())
             .map(|i| Merger::declare(&vision, &format!("visual.deepstack_merger_list.{i}"), true, out, declare));
         let deepstack = deepstack.collect::<Result<_, _>>()?;
-        Ok(Some(Self {
+        Ok(Self {
             patch,
             table,
             inv_freq: declare.values([inv_freq.as_slice(), inv_freq.as_slice()].concat()),
@@ -70,14 +66,7 @@ impl VisionTower {
             },
             out,
             config: vision,
-        }))
-    }
-
-    /// What a device must know of it.
-    pub fn shape(&self) -> EncoderShape {
-        let merged = self.config.hidden_size * self.order.block();
-        let widest = if self.deepstack.is_empty() { self.config.hidden_size } else { merged };
-        EncoderShape { head_dim: self.config.head_dim(), widest }
+        })
     }
 
     /// The embeddings of all patches, in the tower's order.
@@ -142,6 +131,12 @@ impl Vision for VisionTower {
         }
     }
 
+    fn shape(&self) -> EncoderShape {
+        let merged = self.config.hidden_size * self.order.block();
+        let widest = if self.deepstack.is_empty() { self.config.hidden_size } else { merged };
+        EncoderShape { head_dim: self.config.head_dim(), widest }
+    }
+
     fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError> {
         let grids = pictures.grids;
         let rows: usize = grids.iter().map(Grid::patches).sum();
@@ -160,8 +155,8 @@ impl Vision for VisionTower {
         let merged = device.temp(tokens, self.out)?;
         for (i, layer) in self.layers.iter().enumerate() {
             match self.order.window.is_some() && !self.config.full_layers.contains(&i) {
-                true => layer.forward(device, x, normed, angles, self.order.windows(grids))?,
-                false => layer.forward(device, x, normed, angles, self.order.whole_frames(grids))?,
+                true => layer.forward(device, x, normed, Some(angles), self.order.windows(grids))?,
+                false => layer.forward(device, x, normed, Some(angles), self.order.whole_frames(grids))?,
             }
             if let Some(level) = self.config.deepstack.iter().position(|layer| *layer == i) {
                 self.deepstack[level].forward(device, x, normed, merged)?;

@@ -8,7 +8,7 @@ use plimsoll_device::{
     Buf, CpuDevice, CpuMemory, CpuWeights, Declare, DtypePolicy, Isa, KvDtype, MediaRows, ModelShape, NO_STATE,
     PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, ThreadPool,
 };
-use plimsoll_formats::Checkpoint;
+use plimsoll_formats::{Checkpoint, Tower};
 use plimsoll_memory::{Component, Ledger};
 use plimsoll_models::{Grid, Model, Output, Pictures};
 use serde_json::Value;
@@ -195,7 +195,11 @@ impl Rig {
             }
             if let Some(vision) = model.vision() {
                 let mut encode = PlanDevice::new(&table, shape.kv);
-                let grids = [Grid { frames: 1, height: 64, width: 64 }];
+                // Tiles have one size; other pictures any.
+                let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.tower, vision.table_side)) {
+                    Some((Tower::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }],
+                    _ => [Grid { frames: 1, height: 64, width: 64 }],
+                };
                 vision.encode(&mut encode, &Pictures { grids: &grids, patches: &[] }).unwrap();
                 plan = if encode.high_water() > plan.high_water() { encode } else { plan };
             }

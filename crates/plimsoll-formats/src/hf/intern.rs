@@ -1,0 +1,79 @@
+//! The tower of an InternVL checkpoint in the form of transformers, with its defaults.
+
+use super::config::activation;
+use super::json::Lookup;
+use super::vision::{side, token};
+use crate::error::{FormatError, quote};
+use crate::vision::{Intern, MediaTokens, Tower, Vision};
+
+/// The class, or `model_type`.
+pub(super) fn is(name: &str) -> bool {
+    matches!(name, "InternVLForConditionalGeneration" | "internvl")
+}
+
+/// Reads `vision_config` and what stands around it.
+pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
+    refuse(vision, top)?;
+    let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
+    let flag = |key: &str, default: bool| vision.bool(key).map(|flag| flag.unwrap_or(default));
+    let rms_norm = match vision.str("norm_type")?.unwrap_or("layer_norm") {
+        "layer_norm" => false,
+        "rms_norm" => true,
+        other => return Err(FormatError::Unsupported(format!("norm_type {}", quote(other)))),
+    };
+    let (image, patch) = (side(vision, "image_size", 448)?, side(vision, "patch_size", 14)?);
+    if patch == 0 || !image.is_multiple_of(patch) {
+        return Err(FormatError::Config(format!("patches of {patch} pixels do not divide tiles of {image}")));
+    }
+    let merge = 1.0 / top.f32("downsample_ratio")?.unwrap_or(0.5);
+    if !(1.0..=16.0).contains(&merge) || merge.fract() != 0.0 || !(image / patch).is_multiple_of(merge as usize) {
+        return Err(FormatError::Config(format!("downsample_ratio: blocks of {merge} patches do not fill a tile")));
+    }
+    let ids = MediaTokens { image: 151_667, video: 151_667, start: 151_665, end: 151_666 };
+    let image_token = token(top, "image_token_id", ids.image)?;
+    Ok(Vision {
+        tower: Tower::Intern(Intern {
+            rms_norm,
+            qk_norm: flag("use_qk_norm", false)?,
+            attention_bias: flag("attention_bias", false)?,
+            last_norm: !flag("use_mean_pooling", true)?,
+        }),
+        depth: or("num_hidden_layers", 24)?,
+        hidden_size: or("hidden_size", 1024)?,
+        heads: or("num_attention_heads", 16)?,
+        intermediate_size: or("intermediate_size", 4096)?,
+        act: activation(vision, "gelu")?,
+        channels: or("num_channels", 3)?,
+        patch,
+        temporal: 1,
+        merge: merge as usize,
+        table_side: image / patch,
+        deepstack: Vec::new(),
+        window: None,
+        full_layers: Vec::new(),
+        steps_per_second: None,
+        tokens: MediaTokens { image: image_token, video: image_token, ..ids },
+    })
+}
+
+/// What no code here does.
+fn refuse(vision: &Lookup, top: &Lookup) -> Result<(), FormatError> {
+    let unsupported = |what: String| Err(FormatError::Unsupported(what));
+    if vision.bool("use_absolute_position_embeddings")? == Some(false) {
+        return unsupported("use_absolute_position_embeddings: false".to_owned());
+    }
+    if let Some(eps) = vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
+        return unsupported(format!("layer_norm_eps {eps} in a vision tower"));
+    }
+    match top.str("projector_hidden_act")?.unwrap_or("gelu") {
+        "gelu" => {}
+        other => return unsupported(format!("projector_hidden_act {}", quote(other))),
+    }
+    if top.get("vision_feature_layer").is_some_and(|layer| layer.as_i64() != Some(-1)) {
+        return unsupported("vision_feature_layer other than -1".to_owned());
+    }
+    match top.str("vision_feature_select_strategy")?.unwrap_or("default") {
+        "default" => Ok(()),
+        other => unsupported(format!("vision_feature_select_strategy {}", quote(other))),
+    }
+}
