@@ -22,6 +22,9 @@ struct Status {
     model: String,
     /// Whether the model writes text.
     generates: bool,
+    images: app.served.engine.media().is_some_and(|spec| spec.image.is_some()),
+    /// Whether it takes images.
+    images: bool,
     /// Bytes of the largest request body that is taken.
     max_body_bytes: u64,
     uptime_seconds: f64,
@@ -142,6 +145,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
         object: "status",
         model: app.served.names[0].clone(),
         generates: !engine.limits().encoder,
+        images: app.served.engine.media().is_some_and(|spec| spec.image.is_some()),
         max_body_bytes: app.config.max_body_bytes,
         uptime_seconds: app.started.elapsed().as_secs_f64(),
         healthy: engine.healthy(),

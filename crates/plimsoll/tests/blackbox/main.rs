@@ -12,6 +12,7 @@ mod disconnects;
 mod encoders;
 mod http;
 mod ledger;
+mod media;
 mod memory;
 mod page;
 mod plans;
