@@ -5,9 +5,13 @@ its `pictures` (`seed`, `frames` (0: a picture, not a video), `height`, `width`)
 every token's `places` (time, height, width) and the place `next` after the prompt, some values of the processor's `patches` (every
 `PATCH_STEP`-th), the tower's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
 of the first token, and `greedy` with its `greedy_logprobs`. Transformers computes all of it in float32 from the files.
+
+The draft head of vl-qwen3.5 (as in hybrid.py) sees the embedding of the next token, which may be a picture's, at its own row's place:
+`mtp` holds its choice for every position (-1 where that is nearly a tie) and the `top5` at the last.
 """
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -16,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-from . import checkpoint, models, reference
+from . import checkpoint, hybrid, models, reference
 from . import tokenizer as tok
 
 DTYPE = "bfloat16"
@@ -73,6 +77,8 @@ HYBRID = {
     "linear_num_value_heads": 2,
     "linear_value_head_dim": 16,
     "mamba_ssm_dtype": "float32",
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
     "rope_parameters": {
         "mrope_interleaved": True, "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
         "rope_type": "default",
@@ -105,18 +111,21 @@ def flat(kind: str, architecture: str, text: dict, tower: dict) -> dict:
 
 
 MODELS: dict[str, dict] = {
-    # Heads of 20 and of 12 elements: no multiples of sixteen.
-    "vl-qwen3.5": outer("qwen3_5", "Qwen3_5ForConditionalGeneration", HYBRID, {**QWEN3_TOWER, "hidden_size": 40}),
+    # Heads of 24 and of 12 elements: no multiples of sixteen.
+    "vl-qwen3.5": outer(
+        "qwen3_5", "Qwen3_5ForConditionalGeneration", HYBRID, {**QWEN3_TOWER, "hidden_size": 24, "num_heads": 1},
+    ),
     "vl-qwen3.5-moe": outer(
         "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration",
-        {**{k: v for k, v in HYBRID.items() if k != "intermediate_size"}, **MOE, "shared_expert_intermediate_size": 16},
+        {**{k: v for k, v in HYBRID.items() if k != "intermediate_size"}, **MOE, "mtp_num_hidden_layers": 0,
+         "shared_expert_intermediate_size": 16},
         {**QWEN3_TOWER, "hidden_size": 24},
     ),
     "vl-qwen3": outer(
         "qwen3_vl", "Qwen3VLForConditionalGeneration",
         {**TEXT, "attention_bias": False, "head_dim": 32, "num_hidden_layers": 3, "rope_scaling": MROPE3,
          "rope_theta": 10000.0},
-        {**QWEN3_TOWER, "hidden_size": 24, "depth": 3, "deepstack_visual_indexes": [0, 1]},
+        {**QWEN3_TOWER, "hidden_size": 24, "deepstack_visual_indexes": [0, 1]},
     ),
     "vl-qwen3-moe": outer(
         "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
@@ -189,9 +198,44 @@ def fill(model, raw: dict, seed: int) -> None:
             parameter.copy_(value.to(getattr(torch, DTYPE)).float())
 
 
-def on_disk(raw: dict, model) -> dict[str, torch.Tensor]:
+def draft_head(raw: dict, model, seed: int):
+    """The draft head of a model that has one."""
+    text = raw.get("text_config", raw)
+    if not text.get("mtp_num_hidden_layers"):
+        return None
+    head = hybrid.MtpHead(text, SimpleNamespace(config=model.config.text_config)).eval()
+    models.randomise(head, {**text, "model_type": raw["model_type"]}, seed + 1, DTYPE)
+    return head
+
+
+def drafts(model, head, ids: list[int], following: int, media: dict, places: torch.Tensor) -> dict:
+    """What the head says at every position of a prompt with one picture."""
+    kinds = torch.tensor([[int(i == IMAGE) for i in ids]])
+    model.model.rope_deltas = None
+    hidden = model.model(input_ids=torch.tensor([ids]), mm_token_type_ids=kinds, use_cache=False, **media).last_hidden_state
+    shifted = torch.tensor([ids[1:] + [following]])
+    embedded = model.model.language_model.embed_tokens(shifted)
+    features = model.model.visual(media["pixel_values"], grid_thw=media["image_grid_thw"]).pooler_output
+    embedded = embedded.masked_scatter((shifted == IMAGE)[..., None], features)
+    joined = torch.cat([head.pre_fc_norm_embedding(embedded), head.pre_fc_norm_hidden(hidden)], dim=-1)
+    rotary = model.model.language_model.rotary_emb(joined, places)
+    mask = torch.full((len(ids), len(ids)), float("-inf")).triu(1)[None, None]
+    out = head.layers[0](
+        head.fc(joined), position_embeddings=rotary, attention_mask=mask, position_ids=places[0], past_key_values=None
+    )
+    logits = model.lm_head(head.norm(out[0] if isinstance(out, tuple) else out))[0]
+    best = logits.topk(2, dim=-1)
+    lead = best.values[:, 0] - best.values[:, 1]
+    top = torch.log_softmax(logits[-1], dim=-1).topk(5)
+    return {
+        "argmax": [int(i) if float(by) > 0.01 else -1 for i, by in zip(best.indices[:, 0], lead)],
+        "top5": [[int(i), reference.short(v)] for v, i in zip(top.values, top.indices)],
+    }
+
+
+def on_disk(raw: dict, model, head) -> dict[str, torch.Tensor]:
     """All tensors by their published names."""
-    out = {}
+    out = {} if head is None else {f"mtp.{k}": v.to(getattr(torch, DTYPE)) for k, v in head.state_dict().items()}
     for name, tensor in models.state(model).items():
         if not later(raw):
             name = name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
@@ -226,7 +270,7 @@ def run(model, raw: dict, ids: list[int], media: dict) -> torch.Tensor:
     return model(input_ids=torch.tensor([ids]), mm_token_type_ids=kinds, use_cache=False, **media).logits[0].float()
 
 
-def case(model, raw: dict, tokenizer, name: str, seed: int, tail: str) -> dict | None:
+def case(model, head, raw: dict, tokenizer, name: str, seed: int, tail: str) -> dict | None:
     """One case; none if a choice on its greedy path is nearly a tie."""
     items = CASES[name]
     (_, image), (_, video) = processors(raw)
@@ -278,11 +322,11 @@ def case(model, raw: dict, tokenizer, name: str, seed: int, tail: str) -> dict |
         row = (3 * count) // 4
         rows.append([first + row, [reference.short(v) for v in wide[row]]])
         first += count
-    del media
+    mtp = {"mtp": drafts(model, head, ids, greedy[0], media, places)} if head is not None and name == "one" else {}
     return {
         "name": name, "pictures": pictures, "grids": grids, "seconds": 1.5 if spaced else 1.0, "ids": ids,
         "places": places[:, 0].T.tolist(), "next": len(ids) + int(deltas[0, 0]), "patches": sampled, "rows": rows,
-        "top5": top, "greedy": greedy, "greedy_logprobs": lps,
+        "top5": top, "greedy": greedy, "greedy_logprobs": lps, **mtp,
     }
 
 
@@ -313,7 +357,8 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
         key = "image_processor_type" if kind is one else "video_processor_type"
         values = {**values, key: type(kind).__name__}
         (folder / f"{file}.json").write_text(json.dumps(dict(sorted(values.items())), indent=2) + "\n")
-    checkpoint.write_tensors(folder, on_disk(raw, model))
+    head = draft_head(raw, model, seed)
+    checkpoint.write_tensors(folder, on_disk(raw, model, head))
     loaded, info = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
@@ -324,7 +369,7 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     cases = []
     for case_name in CASES:
         for attempt in range(200):
-            found = case(loaded, raw, tokenizer=extended, name=case_name, seed=attempt * 11 + len(cases), tail=TAILS[attempt % 4])
+            found = case(loaded, head, raw, tokenizer=extended, name=case_name, seed=attempt * 11 + len(cases), tail=TAILS[attempt % 4])
             if found:
                 cases.append(found)
                 break

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use plimsoll_device::WeightTable;
-use plimsoll_memory::host::{OwnProcess, Root, stacks_touched};
+use plimsoll_memory::host::{OwnProcess, Root, Touched};
 use plimsoll_memory::{Component, Ledger, heap};
 
 use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
@@ -103,22 +103,27 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have.
-    pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
+    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have. Returns what the
+    /// system's allocator keeps of freed memory: it is the heap's, too.
+    pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) -> u64 {
         let requests = self.tables + reserved;
-        let owned = self.tokenizer + self.index + self.encoder + requests + staged;
+        let touched = Touched::read(&Root::system());
+        let kept = heap::kept(touched.heaps);
         ledger.observe(Component::EncoderOutputs, self.encoder);
         ledger.observe(Component::MediaStaging, staged);
         ledger.observe(Component::Tokenizer, self.tokenizer);
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
-        ledger.observe(Component::HostHeap, heap::in_use().saturating_sub(owned));
+        let owned = self.tokenizer + self.index + self.encoder + requests + staged;
+        let rest = heap::in_use().saturating_sub(owned);
+        ledger.observe(Component::HostHeap, rest + kept);
         // Where the process's own share was not measured, its stacks say nothing either.
         let baseline = match self.baseline.load(Relaxed) {
             0 => 0,
-            own => own + stacks_touched(&Root::system()),
+            own => own + touched.stacks,
         };
         ledger.observe(Component::ProcessBaseline, baseline);
+        kept
     }
 
     /// Measures the process's own share once, when everything planned has been touched: what is resident and belongs to neither a
@@ -137,7 +142,8 @@ impl Accounts {
             Component::Canary,
         ];
         let mapped: u64 = regions.iter().map(|component| ledger.row(*component).committed).sum();
-        let others = mapped + heap::in_use() + stacks_touched(&Root::system());
+        let touched = Touched::read(&Root::system());
+        let others = mapped + heap::in_use() + heap::kept(touched.heaps) + touched.stacks;
         self.baseline.store(resident.saturating_sub(others), Relaxed);
     }
 }
@@ -159,8 +165,8 @@ mod tests {
     fn every_heap_byte_has_one_owner() {
         let ledger = Ledger::new();
         let accounts = Accounts { tokenizer: 10, tables: 20, index: 30, encoder: 4, ..Accounts::default() };
-        accounts.observe(&ledger, 5, 7);
+        let kept = accounts.observe(&ledger, 5, 7);
         assert_eq!(ledger.row(Component::RequestTable).committed, 25);
-        assert_eq!(ledger.committed_total(), 76, "the heap is not counted in this process, so there is no rest");
+        assert_eq!(kept + ledger.committed_total(), 76, "the heap is not counted in this process, so there is no rest");
     }
 }

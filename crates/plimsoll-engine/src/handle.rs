@@ -172,12 +172,11 @@ impl Shared {
         (self.host_reserved.load(Ordering::Acquire), self.in_system.load(Ordering::Acquire))
     }
 
-    /// Enters in the ledger what is measured rather than counted.
-    pub fn observe_accounts(&self) {
-        if let Some(accounts) = self.accounts.get() {
-            let staged = self.media.get().map_or(0, |media| media.staging.used());
-            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire), staged);
-        }
+    /// Enters in the ledger what is measured rather than counted. Returns what the system's allocator keeps of freed memory.
+    pub fn observe_accounts(&self) -> u64 {
+        let held = self.host_held.load(Ordering::Acquire);
+        let staged = self.media.get().map_or(0, |media| media.staging.used());
+        self.accounts.get().map_or(0, |accounts| accounts.observe(&self.ledger, held, staged))
     }
 }
 
@@ -280,9 +279,12 @@ impl EngineHandle {
         self.shared.metrics.refused_full.inc();
         let message = match what {
             "host" => format!("all {} bytes for requests on the host are reserved; try again later", limits.host_bytes),
+            // Not all need be alive: those that hung up hold their places until the engine's next step.
             _ => format!(
-                "{} requests are running and {} wait, which is the limit; try again later",
-                limits.running_max_req_size, limits.max_waiting
+                "all {} places are taken ({} may run and {} wait); try again later",
+                u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting),
+                limits.running_max_req_size,
+                limits.max_waiting
             ),
         };
         Refusal::Full { message, retry_after_s: 1 }

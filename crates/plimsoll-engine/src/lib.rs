@@ -4,6 +4,7 @@
 //! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
 
 mod accounts;
+mod advice;
 pub mod backlog;
 mod berth;
 pub mod cache;
@@ -44,11 +45,12 @@ pub mod whatif;
 mod whole;
 mod worker;
 
+pub use advice::Advice;
 pub use cached::CacheReport;
 pub use handle::EngineHandle;
 pub use loading::{LoadedModel, LoadingError};
 pub use media::{ImageSpec, MediaItem, MediaSpec, Pixels, VideoSpec};
-pub use options::Options;
+pub use options::{HttpAlternative, Options};
 pub use outbox::{Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
 pub use planner::{Blueprint, EnginePlan, Line, PlanError};
 pub use plimsoll_models::{Grid, PlaceRule};

@@ -50,6 +50,8 @@ pub struct Metrics {
     pub lost_pages: Counter,
     /// State slots that were.
     pub lost_slots: Counter,
+    /// Pages of encoder outputs that were missing when nothing ran.
+    pub lost_outputs: Counter,
     /// Times the engine made no progress for too long.
     pub stalls: Counter,
     /// Times free memory was given back to the system.
@@ -122,6 +124,7 @@ impl Default for Metrics {
             recoveries: Counter::default(),
             lost_pages: Counter::default(),
             lost_slots: Counter::default(),
+            lost_outputs: Counter::default(),
             stalls: Counter::default(),
             trims: Counter::default(),
             evicted_pages: Counter::default(),
@@ -182,6 +185,11 @@ impl Metrics {
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
         counter("kv_pages_lost", "Pages that were missing when nothing ran; taken back", &self.lost_pages);
         counter("state_slots_lost", "State slots that were missing when nothing ran; taken back", &self.lost_slots);
+        counter(
+            "encoder_pages_lost",
+            "Pages of encoder outputs that were missing when nothing ran",
+            &self.lost_outputs,
+        );
         counter("engine_stalls", "Times the engine made no progress for too long", &self.stalls);
         counter("memory_trims", "Times free memory was given back to the system", &self.trims);
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);

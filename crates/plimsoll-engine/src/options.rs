@@ -4,6 +4,17 @@ use plimsoll_device::{DtypePolicy, KvDtype};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 
+/// What the HTTP side would take with another value of one of its flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpAlternative {
+    /// The flag.
+    pub flag: &'static str,
+    /// The value.
+    pub value: String,
+    /// [`Options::http_bytes`] with it.
+    pub http_bytes: u64,
+}
+
 /// Options of one engine.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -51,9 +62,9 @@ pub struct Options {
     pub state_checkpoints: usize,
     /// Media that go through the encoder together, at most; at least 1.
     pub visual_infer_batch_size: usize,
-    /// Pixels that a picture is resized to, at most; absent: what the model's processor says.
+    /// Pixels that a picture is resized to, at most; absent: what the model's processor says, and no more than 4096 tokens.
     pub max_image_pixels: Option<u64>,
-    /// Frames of one video, at most; absent: what the model's processor says.
+    /// Frames of one video, at most; absent: what the model's processor says, and no more than 4096 tokens.
     pub max_video_frames: Option<u64>,
     /// Media of one request, at most.
     pub max_media_per_request: usize,
@@ -65,6 +76,8 @@ pub struct Options {
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
     pub http_bytes: u64,
+    /// Flags of the HTTP side that would make that less, for advice.
+    pub http_alternatives: Vec<HttpAlternative>,
     /// A line in the log about every so many steps says where every byte is; 0: never.
     pub log_ledger_every: u64,
     /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
@@ -104,6 +117,7 @@ impl Default for Options {
             media_bytes: 256 << 20,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
+            http_alternatives: Vec::new(),
             log_ledger_every: 0,
             tokenizer_bytes: None,
         }

@@ -15,9 +15,10 @@ use plimsoll_models::Model;
 use thiserror::Error;
 
 use crate::accounts::{engine_bytes, index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
+use crate::advice::{Advice, advice};
 use crate::cache::PagePool;
 use crate::cpu::Passes;
-use crate::media::MediaPlan;
+use crate::media::{MediaPlan, MediaRules};
 use crate::options::Options;
 use crate::request::Limits;
 use crate::sampling::TOP_LOGPROBS_MAX;
@@ -27,9 +28,12 @@ use crate::stress::Pools;
 use crate::whole::{self, WholeStep};
 use crate::worker::Speculation;
 
-/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute, what the allocator
-/// keeps of freed memory. Measured: 0.5 MiB at ready, 1.5 to 2.9 MiB with 64 requests running.
-const PROCESS_BASELINE_BYTES: u64 = 3 << 20;
+/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
+/// ready, 1.1 MiB under the attacks of `plimsoll soak`.
+const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
+/// What the system's allocator keeps of freed memory: holes between blocks that live on. Measured: 0.6 MiB at ready, 2.8 MiB
+/// under the attacks of `plimsoll soak`.
+const HEAP_KEPT_BYTES: u64 = 4 << 20;
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
@@ -62,8 +66,8 @@ pub struct Blueprint {
     pub eos: Vec<u32>,
     /// What makes the model an encoder: then it makes embeddings or scores, and no text.
     pub encoder: Option<Encoder>,
-    /// What it takes besides text, if it has a tower.
-    pub media: Option<MediaPlan>,
+    /// How media are prepared for it, if it takes any.
+    pub media: Option<MediaRules>,
 }
 
 /// Why no plan can be made.
@@ -95,9 +99,9 @@ pub enum PlanError {
 #[derive(Debug, Error)]
 #[error(
     "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
-     largest component: {largest}. Try {media}--batch-max-tokens {}, --max-req-total-len {}, --kv-dtype q8, or {}",
+     largest component: {largest}. Try {}{}",
     Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
-    batch_max_tokens / 2, tokens / 2, remedy.words(*needed + *peers)
+    advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), remedy.words(*needed + *peers)
 )]
 pub struct Shortfall {
     /// Bytes needed.
@@ -112,12 +116,10 @@ pub struct Shortfall {
     pub remedy: Remedy,
     /// Tokens of the smallest useful pool.
     pub tokens: usize,
-    /// The row budget that was planned with.
-    pub batch_max_tokens: usize,
+    /// Flags that would make it less, the best first.
+    pub advice: Vec<Advice>,
     /// The component that takes most.
     pub largest: &'static str,
-    /// Flags that make media smaller, for a model that takes them.
-    pub media: String,
     /// The plan with that pool.
     pub plan: Plan,
 }
@@ -294,10 +296,8 @@ impl Blueprint {
         let mut declare = Declare::new(checkpoint, options.dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
         let weights = declare.finish();
-        check(options)?;
-        let kv = model.shape(options.kv_dtype).kv;
         let media = match model.vision() {
-            Some(tower) => MediaPlan::new(checkpoint, tower, &weights, kv, options)?,
+            Some(_) => MediaRules::read(checkpoint)?,
             None => None,
         };
         Ok(Self {
@@ -310,8 +310,31 @@ impl Blueprint {
         })
     }
 
-    /// Plans an engine under `line`.
+    /// Plans an engine under `line`; if it does not fit, with advice.
     pub fn plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
+        let mut planned = self.try_plan(options, threads, line);
+        if let Err(PlanError::DoesNotFit(shortfall)) = &mut planned {
+            // Under a line of nothing, what does not fit says what the least needs.
+            let nothing = Line { bytes: 0, ..line.clone() };
+            let media = self.media_plan(options)?;
+            shortfall.advice = advice(options, media.as_ref(), shortfall.needed, |options| {
+                match self.try_plan(options, threads, &nothing) {
+                    Err(PlanError::DoesNotFit(shortfall)) => Some(shortfall.needed),
+                    _ => None,
+                }
+            });
+        }
+        planned
+    }
+
+    /// What media take; none for a model of text alone.
+    pub fn media_plan(&self, options: &Options) -> Result<Option<MediaPlan>, PlanError> {
+        let (Some(rules), Some(tower)) = (&self.media, self.model.vision()) else { return Ok(None) };
+        rules.plan(tower, &self.weights, self.model.shape(options.kv_dtype).kv, options).map(Some)
+    }
+
+    /// As [`Self::plan`], without advice.
+    pub(crate) fn try_plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
         check(options)?;
         self.check_encoder(options)?;
         let shape = self.model.shape(options.kv_dtype);
@@ -344,7 +367,7 @@ impl Blueprint {
         let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, drafts, each: step.slots > 1, ..alone };
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
-        let media = self.media.as_ref().map(|media| media.sized(options)).transpose()?;
+        let media = self.media_plan(options)?;
         let encode = media.as_ref().map_or(0, |media| media.workspace);
         let workspace = largest.workspace.max(encode) + scratch;
         let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref() };
@@ -544,9 +567,8 @@ impl Blueprint {
             peers: line.peers,
             remedy: line.remedy,
             tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
-            batch_max_tokens: options.batch_max_tokens,
+            advice: Vec::new(),
             largest,
-            media: draft.media.map_or_else(String::new, MediaPlan::remedies),
             plan,
         }))
     }
@@ -601,8 +623,11 @@ impl Blueprint {
             ),
             entry(
                 Component::HostHeap,
-                options.http_bytes,
-                "an allowance, a bound and no forecast: connections, bodies, parsing, grammars".into(),
+                options.http_bytes + HEAP_KEPT_BYTES,
+                format!(
+                    "an allowance, a bound and no forecast: connections, bodies, parsing, grammars; {} that the allocator keeps",
+                    Bytes(HEAP_KEPT_BYTES)
+                ),
             ),
             entry(
                 Component::ProcessBaseline,

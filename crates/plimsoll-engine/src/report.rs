@@ -65,6 +65,8 @@ pub struct ComponentRow {
 pub struct Heap {
     /// Bytes in use.
     pub in_use_bytes: u64,
+    /// Bytes that were freed and that the system's allocator has not given back, with the rests of pages.
+    pub kept_bytes: u64,
     /// The most that were ever in use.
     pub peak_bytes: u64,
     /// Calls that took memory.
@@ -181,7 +183,7 @@ pub struct Requests {
 impl LedgerReport {
     /// Reads everything now.
     pub(crate) fn of(shared: &Shared) -> Self {
-        shared.observe_accounts();
+        let kept_bytes = shared.observe_accounts();
         let (plan, ledger, process) = (&shared.plan, &shared.ledger, OwnProcess::read(&Root::system()));
         let committed_bytes = ledger.committed_total();
         let (before_ready, after_ready) = ledger.allocations();
@@ -204,7 +206,7 @@ impl LedgerReport {
             unaccounted_bytes: difference(process.leak_gauge(), committed_bytes),
             components: ledger.rows().into_iter().map(row).collect(),
             process,
-            heap: Heap { in_use_bytes: heap::in_use(), peak_bytes: heap::peak(), calls: heap::calls() },
+            heap: Heap { in_use_bytes: heap::in_use(), kept_bytes, peak_bytes: heap::peak(), calls: heap::calls() },
             device_allocations: DeviceAllocations { before_ready, after_ready },
             pools: Pools::of(shared),
             ladder: Ladder::of(shared),

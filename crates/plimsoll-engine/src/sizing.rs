@@ -331,7 +331,7 @@ mod tests {
             ..Options::default()
         };
         let options = Options { graph_max_batch_size: 64, ..options };
-        let line = Line::of_budget(222 << 20, "a test");
+        let line = Line::of_budget(225 << 20, "a test");
         let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
         let plan = blueprint.plan(&options, 1, &line).unwrap();
         let ledger = Arc::new(Ledger::new());
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn one_refusal_costs_five_per_cent_and_a_second_attempt() {
-        let total = 222 << 20;
+        let total = 225 << 20;
         let questions = std::cell::Cell::new(0);
         let (_, first) = size(true, |n| {
             questions.set(n);
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_hold_is_measured_anew() {
         let (plan, calm) = size(false, |_| u64::MAX);
-        let total = 222 << 20;
+        let total = 225 << 20;
         // A neighbour takes 4 MiB after the plan was made: seen when the planned pool is to be built.
         let (_, outcome) = size(false, |_| total - (4 << 20));
         let (tokens, _, probe) = outcome.unwrap();

@@ -39,8 +39,8 @@ struct Watcher {
 
 /// Starts the thread.
 ///
-/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the ledger cannot account for is freed
-/// memory that the heap keeps; it is handed back when it becomes much.
+/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the heap keeps of freed memory is handed
+/// back when it becomes much.
 pub(crate) fn watch(
     shared: &Arc<Shared>,
     epoch: Instant,
@@ -76,7 +76,7 @@ pub(crate) fn watch(
 impl Watcher {
     fn look(&mut self, shared: &Shared, epoch: Instant) {
         shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
-        shared.observe_accounts();
+        let kept = shared.observe_accounts();
         // The first time they have just been read.
         if std::mem::replace(&mut self.used, true) {
             self.limits = self.limits.again(&self.root);
@@ -84,7 +84,6 @@ impl Watcher {
         let now = HostNow::read(&self.root, &self.limits);
         shared.gauge.set(reading(shared, &self.limits, &now));
         self.since_trim += 1;
-        let kept = now.own.leak_gauge().saturating_sub(shared.ledger.committed_total());
         let much = kept > KEPT_BYTES && self.since_trim >= TRIM_READINGS;
         if shared.trim.swap(false, Relaxed) || much {
             heap::trim();

@@ -2,10 +2,11 @@
 //!
 //! Every user is given the whole context in pages of their own: what fits here needs no preemption and no luck with prefixes.
 
-use plimsoll_device::{KvDtype, PAGE_TOKENS};
+use plimsoll_device::PAGE_TOKENS;
 use plimsoll_formats::Checkpoint;
 use serde::Serialize;
 
+use crate::advice::{Alternative, alternatives};
 use crate::media::MediaPlan;
 use crate::options::Options;
 use crate::planner::{Blueprint, Line, PlanError};
@@ -90,15 +91,15 @@ pub fn what_if(
     if !(1..=longest).contains(&load.context) {
         return Err(out_of_range("--context", load.context, longest));
     }
-    check_images(&blueprint, load)?;
+    check_images(blueprint.media_plan(options)?.as_ref(), load)?;
     let needed_bytes = asked.needed(&blueprint, load)?;
     let users_max = asked.users_max(&blueprint, load)?;
     let context_max = largest(longest, |context| asked.fits(&blueprint, Load { context, ..load }))?;
     let mut knobs = Vec::new();
-    for (flag, value, options) in alternatives(options, blueprint.media.as_ref()) {
+    let media = blueprint.media_plan(options)?;
+    for Alternative { flag, value, options } in alternatives(options, media.as_ref()) {
         let other = Asked { options, threads, line };
-        // A picture smaller than the processor's smallest cannot be had.
-        let Ok(blueprint) = Blueprint::new(checkpoint, &other.options) else { continue };
+        let blueprint = Blueprint::new(checkpoint, &other.options)?;
         let knob = Knob {
             flag,
             value,
@@ -122,9 +123,9 @@ pub fn what_if(
 }
 
 /// Pictures need a model that takes them, and a context that holds them.
-fn check_images(blueprint: &Blueprint, load: Load) -> Result<(), PlanError> {
+fn check_images(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
     let problem = |problem| Err(PlanError::Option { flag: "--images", problem });
-    match &blueprint.media {
+    match media {
         _ if load.images == 0 => Ok(()),
         None => problem(format!("is {}, but this model takes text only", load.images)),
         Some(media) if load.images.saturating_mul(media.image_tokens()) >= load.context => {
@@ -137,37 +138,16 @@ fn check_images(blueprint: &Blueprint, load: Load) -> Result<(), PlanError> {
     }
 }
 
-/// The flags that trade something for memory.
-fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<(&'static str, String, Options)> {
-    let mut out = Vec::new();
-    if options.kv_dtype != KvDtype::Q8 {
-        out.push(("--kv-dtype", "q8".into(), Options { kv_dtype: KvDtype::Q8, ..options.clone() }));
-    }
-    if options.batch_max_tokens > 64 {
-        let rows = (options.batch_max_tokens / 2).max(64);
-        out.push(("--batch-max-tokens", rows.to_string(), Options { batch_max_tokens: rows, ..options.clone() }));
-    }
-    if let Some(media) = media {
-        let pixels = media.image_pixels() / 4;
-        let smaller = Options { max_image_pixels: Some(pixels), ..options.clone() };
-        out.push(("--max-image-pixels", pixels.to_string(), smaller));
-    }
-    if options.request_bytes > 16 << 20 {
-        let bytes = options.request_bytes / 2;
-        out.push(("--request-bytes", bytes.to_string(), Options { request_bytes: bytes, ..options.clone() }));
-    }
-    out
-}
-
 impl Asked<'_> {
     /// The options of a server for exactly this load.
-    fn options(&self, blueprint: &Blueprint, load: Load) -> Options {
+    fn options(&self, blueprint: &Blueprint, load: Load) -> Result<Options, PlanError> {
         let users = load.users as usize;
-        let pictures = |count| blueprint.media.as_ref().map_or((0, 0), |media| media.bytes_of_pictures(count));
+        let media = if load.images > 0 { blueprint.media_plan(&self.options)? } else { None };
+        let pictures = |count| media.as_ref().map_or((0, 0), |media| media.bytes_of_pictures(count));
         // One request's outputs at a time; everybody's pixels.
         let (outputs, _) = pictures(load.images.max(2));
         let (_, pixels) = pictures(load.images * load.users);
-        Options {
+        Ok(Options {
             encoder_output_bytes: self.options.encoder_output_bytes.or((load.images > 0).then_some(outputs)),
             media_bytes: self.options.media_bytes.max(pixels),
             running_max_req_size: users,
@@ -176,12 +156,12 @@ impl Asked<'_> {
             max_req_total_len: Some(load.context as usize),
             max_total_token_num: Some(load.users * load.context.next_multiple_of(PAGE_TOKENS as u64)),
             ..self.options.clone()
-        }
+        })
     }
 
     /// Bytes that a server for this load plans.
     fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {
-        match blueprint.plan(&self.options(blueprint, load), self.threads, self.line) {
+        match blueprint.try_plan(&self.options(blueprint, load)?, self.threads, self.line) {
             Ok(planned) => {
                 // Where state is short the planner plans for fewer at once; the rest is what they lack.
                 let missing = load.users.saturating_sub(planned.step.running as u64);

@@ -285,6 +285,9 @@ impl<R: Runner> Worker<R> {
     /// I4: what is missing when nothing runs will never be given back by anybody. It is said and counted, and all tables are made
     /// anew, which costs cached prefixes and nothing else.
     fn check_at_rest(&mut self) {
+        if let Some(encoding) = &mut self.encoding {
+            encoding.check_at_rest(&self.shared.metrics);
+        }
         let Some(missing) = self.cache.borrow().missing_at_rest() else { return };
         let (pages_total, slots_total) = {
             let cache = self.cache.borrow();

@@ -201,7 +201,7 @@ fn what_fits_is_what_starts() {
     let _alone = alone();
     let options = Options { max_total_token_num: None, ..exact() };
     let mut host = Host::read(&options).unwrap();
-    (host.line.bytes, host.lease_dir) = (222 << 20, Some(berths("what-if")));
+    (host.line.bytes, host.lease_dir) = (225 << 20, Some(berths("what-if")));
     let checkpoint = checkpoint("llama");
     let ask_for = |users, context| {
         what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context, images: 0 }).unwrap()

@@ -12,6 +12,7 @@ use common::{Answer, collect, drive, quiet};
 use plimsoll_engine::governor::Reading;
 use plimsoll_engine::testing::{by_hand, take_reading};
 use plimsoll_engine::{EngineHandle, Phase, Refusal, Request};
+use plimsoll_media::{ContentKey, Modality};
 
 /// A model with a tower.
 fn seeing() -> Shape {
@@ -303,4 +304,21 @@ fn i4_two_hundred_requests_with_pictures_and_aborts_leave_every_pool_full() {
         assert!(engine.metrics().aborted.get() > 0 && seen.pictures.load(Relaxed) > 20);
         all_back(&engine);
     }
+}
+
+#[test]
+fn i4_outputs_that_somebody_keeps_are_missed_at_rest() {
+    let (engine, _) = recall_engine(seeing());
+    let pool = engine.media().unwrap().outputs.clone();
+    let kept = pool.claim(&[(ContentKey::of(Modality::Image, "", &[1]), 6)]).unwrap();
+    let lost = || engine.metrics().lost_outputs.get();
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    // Only an engine that has worked looks whether everything came back.
+    assert_eq!(common::ask(&engine, common::greedy(&prompt(1, 5), 3)).error, None);
+    while lost() == 0 && std::time::Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(lost(), 2, "two pages of four rows, counted once");
+    drop(kept);
+    all_back(&engine);
 }

@@ -37,8 +37,8 @@ pub enum Architecture {
 
 impl Architecture {
     /// Every family that runs, as refusals list them.
-    pub const SUPPORTED: &str =
-        "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Gemma 3, BERT and RoBERTa";
+    pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, \
+        Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Gemma 3, BERT and RoBERTa";
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {

@@ -175,12 +175,32 @@ fn insist(bytes: usize, refused: bool, mut ask: impl FnMut() -> *mut u8) -> *mut
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        unsafe extern "C" {
-            fn malloc_trim(pad: usize) -> i32;
-        }
         // SAFETY: glibc's `malloc_trim` takes its own locks and touches free memory only.
-        unsafe { malloc_trim(0) };
+        unsafe { libc::malloc_trim(0) };
     }
+}
+
+/// What the system's allocator holds of its heaps beyond what is in use: memory that was freed and not given back, the rests of
+/// pages. `heaps` is what is resident of them ([`crate::host::Touched`]); 0 where that is not known or [`CountingHeap`] is not installed.
+pub fn kept(heaps: u64) -> u64 {
+    match in_use() {
+        // Not counted: the two cannot be told apart.
+        0 => 0,
+        in_use => (heaps + mapped_alone()).saturating_sub(in_use),
+    }
+}
+
+/// Bytes of the buffers that are mappings of their own, in no heap.
+fn mapped_alone() -> u64 {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: `mallinfo` takes its own locks and reads the allocator's books.
+        let books = unsafe { libc::mallinfo() };
+        // It counts in 32 bits, and buffers of more than 4 GiB together would wrap: such are regions, not the heap's.
+        u64::from(books.hblkhd.cast_unsigned())
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    0
 }
 
 fn shrank(bytes: usize) {

@@ -191,6 +191,39 @@ fn in_chunks(rig: &mut Rig, model: &str, whole: &Part, logits: &[Vec<f32>]) {
     }
 }
 
+/// The draft head beside pictures: each row takes the embedding of the token after it, at its own place.
+fn check_head(model: &str) {
+    let mut rig = Rig::new(model, true);
+    let config = config(model);
+    let value = cases(model).into_iter().find(|case| !case["mtp"].is_null()).expect("a case with drafts");
+    let case = Case::new(model, &value);
+    let mut places = vec![[0; 3]; case.ids.len()];
+    let items: Vec<PlacedItem> = case.grids.iter().map(|grid| PlacedItem::picture(*grid)).collect();
+    let rule = rig.model.vision().unwrap().place_rule();
+    let next = rule.places(|token| case.is_media(&config, token), &items, &mut places);
+    let rows = case.encode(&mut rig);
+    let prompt = part(&case, &config, &rows, &places, next, &[]);
+    let following = [&case.ids[1..], &ids(&value["greedy"])[..1]].concat();
+    let media = prompt.media.iter().map(|(row, values)| (row - 1, values.clone())).collect();
+    let ahead = Part { tokens: following, media, ..prompt.clone() };
+    let all: Vec<u32> = (0..case.ids.len() as u32).collect();
+    let output = rig.forward(&[prompt]);
+    let output = rig.draft(output.hidden, &all, &[ahead]);
+    let logits = rig.rows(output.logits);
+    let mut clear = 0;
+    for (row, best) in logits.iter().zip(value["mtp"]["argmax"].as_array().unwrap()) {
+        if let Some(best) = best.as_u64() {
+            assert_eq!(u64::from(argmax(row)), best, "{model}");
+            clear += 1;
+        }
+    }
+    assert!(clear * 10 > 9 * logits.len(), "{clear} of {} choices are clear", logits.len());
+    for pair in value["mtp"]["top5"].as_array().unwrap() {
+        let own = logprob(logits.last().unwrap(), pair[0].as_u64().unwrap() as u32);
+        assert!((own - pair[1].as_f64().unwrap()).abs() <= LOGPROB_TOLERANCE, "{model}: {own} for {pair}");
+    }
+}
+
 /// Every item alone, all of them, and all of them in another order: the same bits.
 fn check_company(model: &str) {
     let mut rig = Rig::new(model, false);
@@ -255,6 +288,10 @@ models! { check:
     qwen3_moe "vl-qwen3-moe",
     qwen2_5 "vl-qwen2.5",
     qwen2 "vl-qwen2",
+}
+
+models! { check_head:
+    head_of_qwen3_5 "vl-qwen3.5",
 }
 
 models! { check_company:

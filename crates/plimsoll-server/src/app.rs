@@ -220,7 +220,7 @@ impl App {
 
 impl ServerConfig {
     /// Refuses limits that contradict each other.
-    fn check(&self) -> Result<(), ServeError> {
+    pub(crate) fn check(&self) -> Result<(), ServeError> {
         // Room for a body grows by an eighth.
         let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
         if self.max_bytes_in_flight < least {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, Pooling};
+use plimsoll_engine::{EngineHandle, HttpAlternative, Pooling};
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
@@ -230,5 +230,24 @@ impl ServerConfig {
             + self.response_store_bytes
             + running
             + self.rates.heap_bytes_max(self.api_keys.len())
+    }
+
+    /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.
+    pub fn alternatives(&self) -> Vec<HttpAlternative> {
+        let with = |flag, value: u64, change: &dyn Fn(&mut Self)| {
+            let mut config = self.clone();
+            change(&mut config);
+            let http_bytes = config.heap_bytes_max();
+            config.check().is_ok().then(|| HttpAlternative { flag, value: value.to_string(), http_bytes })
+        };
+        let (connections, body) = (self.max_connections / 2, self.max_body_bytes / 2);
+        let (in_flight, grammars) = (self.max_bytes_in_flight / 2, self.grammar_bytes / 2);
+        let all = [
+            with("--max-connections", connections.into(), &|config| config.max_connections = connections),
+            with("--max-body-bytes", body, &|config| config.max_body_bytes = body),
+            with("--max-bytes-in-flight", in_flight, &|config| config.max_bytes_in_flight = in_flight),
+            with("--grammar-bytes", grammars, &|config| config.grammar_bytes = grammars),
+        ];
+        all.into_iter().flatten().collect()
     }
 }

@@ -165,7 +165,7 @@ impl Collector for Gauges {
 }
 
 impl Gauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 38] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 39] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (process, pools) = (&page.process, &page.pools);
@@ -211,6 +211,11 @@ impl Gauges {
                 signed(page.device_allocations.after_ready),
             ),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
+            (
+                "plimsoll_heap_kept_bytes",
+                "Heap bytes freed and not given back by the allocator",
+                signed(page.heap.kept_bytes),
+            ),
             ("plimsoll_heap_peak_bytes", "The most heap bytes ever in use", signed(page.heap.peak_bytes)),
             ("plimsoll_process_anonymous_bytes", "Resident anonymous memory", signed(process.rss_anon)),
             ("plimsoll_process_file_bytes", "Resident file pages", signed(process.rss_file)),

@@ -216,7 +216,7 @@ fn a_full_engine_says_when_to_come_back() {
     let answer = server.post("/v1/completions", &json!({"prompt": "x"}));
     assert_eq!(answer.header("retry-after"), Some("1"));
     let error = answer.error(429);
-    assert!(error["message"].as_str().unwrap().contains("8 requests are running and 8 wait"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("all 16 places are taken (8 may run and 8 wait)"), "{error}");
     // A group that fits only in part is refused as a whole, and what was begun of it is taken back.
     drop(waiting);
     common::eventually("the places are free", || server.engine.reserved() == (0, 0));

@@ -291,10 +291,10 @@ pub struct EncoderArgs {
     /// Pictures and videos that go through the encoder together, at most.
     #[arg(long, alias = "visual_infer_batch_size", default_value_t = 1)]
     pub visual_infer_batch_size: usize,
-    /// Pixels that a picture is resized to, at most [default: what the model's processor says].
+    /// Pixels that a picture is resized to, at most [default: what the model's processor says, but no more than 4096 tokens].
     #[arg(long, alias = "max_image_pixels")]
     pub max_image_pixels: Option<u64>,
-    /// Frames of one video, at most [default: what the model's processor says].
+    /// Frames of one video, at most [default: what the model's processor says, but no more than 4096 tokens].
     #[arg(long, alias = "max_video_frames")]
     pub max_video_frames: Option<u64>,
     /// Pictures and videos in one request, at most.
@@ -309,6 +309,11 @@ pub struct EncoderArgs {
 }
 
 impl EngineArgs {
+    /// The engine's options beside an HTTP side like this.
+    pub fn options_beside(&self, http: &ServerConfig) -> Options {
+        Options { http_alternatives: http.alternatives(), ..self.options(http.heap_bytes_max()) }
+    }
+
     /// The engine's options; `http_bytes` is what the HTTP side may take.
     pub fn options(&self, http_bytes: u64) -> Options {
         Options {
@@ -341,6 +346,7 @@ impl EngineArgs {
             media_bytes: self.media.media_bytes,
             request_bytes: self.request_bytes,
             http_bytes,
+            http_alternatives: Vec::new(),
             log_ledger_every: 0,
             tokenizer_bytes: None,
         }

@@ -15,7 +15,7 @@ use plimsoll_media::image::{Normalize, Rgb};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Staged, Staging};
 use plimsoll_models::{Grid, PlaceRule};
 
-pub use plan::MediaPlan;
+pub use plan::{MediaPlan, MediaRules};
 pub use seq::SeqMedia;
 
 use crate::request::Refusal;
@@ -70,7 +70,7 @@ pub struct MediaSpec {
 }
 
 /// How pictures are prepared.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ImageSpec {
     /// Resize rule and patch grid.
     pub rule: Patches,
@@ -83,7 +83,7 @@ pub struct ImageSpec {
 }
 
 /// How lists of frames are prepared.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct VideoSpec {
     /// Resize rule, patch grid and sampling.
     pub rule: PatchVideo,

@@ -4,6 +4,8 @@
 //! stresses and what requests are held to. Items are encoded in the workspace of steps: the two never coincide, so the
 //! larger of them is planned, not both.
 
+use std::sync::{Mutex, PoisonError};
+
 use plimsoll_device::{DeviceError, KvShape, PlanDevice, WeightTable, Work};
 use plimsoll_formats::{Checkpoint, Tower, Vision as VisionConfig};
 use plimsoll_media::geometry::video::Budget;
@@ -19,6 +21,9 @@ use crate::planner::PlanError;
 
 /// Rows of a page of encoder outputs: small beside a picture, so that little of the last page is wasted.
 const OUTPUT_PAGE_ROWS: usize = 32;
+/// Without a flag of the operator's no item has more tokens than this, whatever the model's processor would make of it: a picture of
+/// 16384 tokens, which some processors allow, takes a CPU minutes, and everybody waits for it. llama.cpp draws the line here, too.
+const ITEM_TOKENS_MAX: u64 = 4096;
 /// Largest file of a processor's configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
@@ -105,11 +110,12 @@ impl Planner<'_> {
 
 /// What is left when everything goes that another has at least as much of in every way.
 fn undominated(all: Vec<Candidate>) -> Vec<Candidate> {
-    let sizes = |shape: &Shape| [shape.rows, shape.sequences, shape.longest];
+    // Frames and windows are computed one after another, each by itself: how many there are takes no workspace.
+    let sizes = |shape: &Shape| [shape.rows, shape.longest];
     let mut best: Vec<Candidate> = Vec::new();
     for candidate in all {
         let own = sizes(&candidate.shape);
-        let under = |a: [u64; 3], b: [u64; 3]| a.iter().zip(b).all(|(a, b)| *a <= b);
+        let under = |a: [u64; 2], b: [u64; 2]| a.iter().zip(b).all(|(a, b)| *a <= b);
         if best.iter().any(|other| under(own, sizes(&other.shape))) {
             continue;
         }
@@ -145,16 +151,30 @@ fn file(checkpoint: &Checkpoint, name: &'static str) -> Result<Option<String>, P
     Ok(Some(text))
 }
 
-impl MediaPlan {
-    /// Of a checkpoint whose model has a tower. None where the files that say how pictures are prepared are not there: then the
-    /// model serves text.
-    pub(crate) fn new(
-        checkpoint: &Checkpoint,
-        tower: &dyn Vision,
-        weights: &WeightTable,
-        kv: KvShape,
-        options: &Options,
-    ) -> Result<Option<Self>, PlanError> {
+/// How a checkpoint's media are prepared: what its processors' files and its tower's configuration say.
+#[derive(Debug)]
+pub struct MediaRules {
+    files: ProcessorFiles,
+    config: VisionConfig,
+    max_context: usize,
+    /// Plans that have been made: the planner is asked again and again.
+    made: Mutex<Vec<(Bounds, MediaPlan)>>,
+}
+
+/// What of the options decides how large items are.
+#[derive(Clone, Debug, PartialEq)]
+struct Bounds {
+    image: ImageSpec,
+    video: VideoSpec,
+    batch: usize,
+}
+
+/// Plans that are remembered.
+const MADE_MAX: usize = 8;
+
+impl MediaRules {
+    /// None where the files that say how pictures are prepared are not there: then the model serves text.
+    pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Option<Self>, PlanError> {
         let Some(config) = &checkpoint.config.vision else { return Ok(None) };
         let [own, video, outer] = [
             file(checkpoint, "preprocessor_config.json")?,
@@ -170,62 +190,89 @@ impl MediaPlan {
             (None, None) => Some(defaults(config)),
             (own, _) => own,
         };
-        let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
-        let context = options.max_req_total_len.unwrap_or(usize::MAX).min(checkpoint.config.max_context) as u64;
-        let (image, video) = (image(&files, config, options, context)?, video_rule(&files, config, options)?);
+        if config.channels != 3 {
+            return Err(MediaError::BadConfig { key: "in_channels", why: "pictures here have three".into() }.into());
+        }
+        Ok(Some(Self {
+            files: ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?,
+            config: config.clone(),
+            max_context: checkpoint.config.max_context,
+            made: Mutex::default(),
+        }))
+    }
+
+    /// What media take with these options.
+    pub(crate) fn plan(
+        &self,
+        tower: &dyn Vision,
+        weights: &WeightTable,
+        kv: KvShape,
+        options: &Options,
+    ) -> Result<MediaPlan, PlanError> {
+        let context = options.max_req_total_len.unwrap_or(usize::MAX).min(self.max_context) as u64;
+        // Beyond the context no request can carry it.
+        let video_tokens_max = if options.max_video_frames.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
+        let image = image(&self.files, &self.config, options, context)?;
+        let video = VideoSpec { tokens_max: video_tokens_max, ..video(&self.files, &self.config, options)? };
+        let bounds = Bounds { image, video, batch: replica_batch(options.visual_infer_batch_size, 1) };
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, plan)) = made.iter().find(|(known, _)| *known == bounds) {
+            return plan.sized(options);
+        }
+        let plan = MediaPlan::new(&bounds, &Planner { tower, weights, kv })?;
+        if made.len() == MADE_MAX {
+            made.remove(0);
+        }
+        made.push((bounds, plan.clone()));
+        plan.sized(options)
+    }
+}
+
+impl MediaPlan {
+    /// Of items within bounds; without pools yet.
+    fn new(bounds: &Bounds, planner: &Planner<'_>) -> Result<Self, PlanError> {
+        let Bounds { image, video, batch } = bounds;
         let mut candidates = along(&image.rule, Modality::Image, 1, &image.rule.frontier(), image.tokens_max);
         let mut video_tokens = 0;
         for frames in 1..=video.rule.sampling.max_frames {
             let (rule, groups) = (&video.rule.patches, frames.div_ceil(video.rule.patches.temporal));
-            // Beyond the context no request can carry it.
-            let legal = along(rule, Modality::Video, groups, &video.rule.frontier(frames), context);
+            let legal = along(rule, Modality::Video, groups, &video.rule.frontier(frames), video.tokens_max);
             video_tokens = legal.iter().map(|candidate| candidate.shape.tokens).max().unwrap_or(0).max(video_tokens);
             candidates = undominated([candidates, legal].concat());
         }
-        let video = VideoSpec { tokens_max: video_tokens, ..video };
-        let batch = replica_batch(options.visual_infer_batch_size, 1);
-        let planner = Planner { tower, weights, kv };
-        let (worst, workspace) = planner.worst(batch, &candidates)?;
         let largest = candidates.iter().max_by_key(|candidate| candidate.shape.tokens);
         let Some(largest) = largest else {
-            let why = format!("no picture fits into a context of {context} tokens");
+            let why = "the context is too short for any picture".into();
             return Err(MediaError::BadConfig { key: "min_pixels", why }.into());
         };
-        let rows = candidates.iter().map(|candidate| candidate.shape.rows).max().unwrap_or(0);
-        let mut plan = Self {
+        let (worst, workspace) = planner.worst(*batch, &candidates)?;
+        let video = VideoSpec { tokens_max: video_tokens, ..video.clone() };
+        Ok(Self {
             parameters: format!("{image:?} {video:?}"),
-            image: Some(image),
+            patch_bytes: *batch as u64 * largest.shape.rows * (planner.tower.patch_width() * size_of::<f32>()) as u64,
+            image: Some(image.clone()),
             video: Some(video),
-            places: tower.place_rule(),
-            items_max: options.max_media_per_request,
-            batch,
-            width: tower.output_width(),
+            places: planner.tower.place_rule(),
+            items_max: 0,
+            batch: *batch,
+            width: planner.tower.output_width(),
             pages: 0,
             media_bytes: 0,
-            patch_bytes: rows * batch as u64 * (tower.patch_width() * size_of::<f32>()) as u64,
             worst,
             workspace,
             largest: (largest.shape.tokens, planner.run(&[largest.grid])?.1),
-        };
-        if config.channels != 3 {
-            return Err(MediaError::BadConfig { key: "in_channels", why: "pictures here have three".into() }.into());
-        }
-        plan.patch_bytes = plan.patch_bytes.max(plan.spec().patch_values_max() as u64 * size_of::<f32>() as u64);
-        plan.sized(options).map(Some)
+        })
     }
 
     /// The same with the pools that `options` ask for.
-    pub(crate) fn sized(&self, options: &Options) -> Result<Self, PlanError> {
+    fn sized(&self, options: &Options) -> Result<Self, PlanError> {
         let pages = pages(options, self.width, self.largest.0 as usize, self.batch)?;
-        Ok(Self { pages, media_bytes: options.media_bytes, ..self.clone() })
+        let items_max = options.max_media_per_request;
+        Ok(Self { pages, items_max, media_bytes: options.media_bytes, ..self.clone() })
     }
 
-    /// What requests are checked against; without memory for outputs yet.
-    fn spec(&self) -> MediaSpec {
-        self.build(0)
-    }
-
-    fn build(&self, pages: usize) -> MediaSpec {
+    /// What requests are checked against, with the pool of outputs.
+    pub(crate) fn start(&self) -> MediaSpec {
         MediaSpec {
             image: self.image.clone(),
             video: self.video.clone(),
@@ -234,13 +281,8 @@ impl MediaPlan {
             items_max: self.items_max,
             batch: self.batch,
             staging: Staging::new(self.media_bytes),
-            outputs: OutputPool::new(self.width, OUTPUT_PAGE_ROWS, pages),
+            outputs: OutputPool::new(self.width, OUTPUT_PAGE_ROWS, self.pages),
         }
-    }
-
-    /// The same with the pool of outputs built.
-    pub(crate) fn start(&self) -> MediaSpec {
-        self.build(self.pages)
     }
 
     /// Bytes of the pool of outputs, and of a batch's patches.
@@ -267,17 +309,12 @@ impl MediaPlan {
         format!("; or, between steps, {batch} media of up to {tokens} tokens: {}", Bytes(self.workspace as u64))
     }
 
-    /// The flags that make it smaller, with values.
-    pub(crate) fn remedies(&self) -> String {
-        let pixels = self.image.as_ref().map_or(0, |image| image.rule.max_pixels);
-        let frames = self.video.as_ref().map_or(0, |video| video.rule.sampling.max_frames);
-        format!(
-            "--max-image-pixels {}, --max-video-frames {}, --encoder-output-bytes {}, --media-bytes {}, ",
-            pixels / 2,
-            (frames / 2).max(2),
-            self.encoder_bytes() / 2,
-            self.media_bytes / 2
-        )
+    /// The next smaller bounds worth trying: pixels of a picture, frames of a video.
+    pub(crate) fn smaller(&self) -> (Option<u64>, Option<u64>) {
+        let image = self.image.as_ref().map(|image| (image.rule.max_pixels / 2, image.rule.min_pixels));
+        let video = self.video.as_ref().map(|video| (video.rule.sampling.max_frames / 2, video.rule.patches.temporal));
+        let allowed = |bound: Option<(u64, u64)>| bound.filter(|(value, least)| value >= least).map(|(value, _)| value);
+        (allowed(image), allowed(video))
     }
 
     /// Bytes of outputs and of pixels that `pictures` of the largest size take.
@@ -291,11 +328,6 @@ impl MediaPlan {
     /// Tokens of the largest item, and its work.
     pub fn largest(&self) -> (u64, Work) {
         self.largest
-    }
-
-    /// Pixels that a picture is resized to at most.
-    pub fn image_pixels(&self) -> u64 {
-        self.image.as_ref().map_or(0, |image| image.rule.max_pixels)
     }
 
     /// Tokens of the largest picture.
@@ -349,8 +381,9 @@ fn image(
 ) -> Result<ImageSpec, PlanError> {
     let mut rule = Patches::image(&files.image, config.window.map(|pixels| pixels as u64))?;
     agree(&rule, config)?;
-    let asked = options.max_image_pixels.unwrap_or(u64::MAX);
-    let carried = context.saturating_mul(rule.factor() * rule.factor());
+    let token = rule.factor() * rule.factor();
+    let asked = options.max_image_pixels.unwrap_or(ITEM_TOKENS_MAX * token);
+    let carried = context.saturating_mul(token);
     rule.max_pixels = rule.max_pixels.min(asked).min(carried);
     if rule.max_pixels < rule.min_pixels {
         return Err(PlanError::Option {
@@ -368,13 +401,18 @@ fn image(
 }
 
 /// How lists of frames are prepared; how many tokens they come to is found later.
-fn video_rule(files: &ProcessorFiles, config: &VisionConfig, options: &Options) -> Result<VideoSpec, PlanError> {
+fn video(files: &ProcessorFiles, config: &VisionConfig, options: &Options) -> Result<VideoSpec, PlanError> {
     let (budget, means) = match config.tower {
         Tower::Qwen2 | Tower::Qwen2_5 => (Budget::Frame, Normalize::CLIP),
         Tower::Qwen3 => (Budget::Video, Normalize::HALVES),
     };
     let mut rule = PatchVideo::new(&files.video, budget, config.window.map(|pixels| pixels as u64))?;
     agree(&rule.patches, config)?;
+    if budget == Budget::Video && options.max_video_frames.is_none() {
+        // Frames become smaller, so that all of them fit.
+        let most = ITEM_TOKENS_MAX * rule.patches.factor().pow(2) * rule.patches.temporal;
+        rule.patches.max_pixels = rule.patches.max_pixels.min(most).max(rule.patches.min_pixels);
+    }
     if let Some(most) = options.max_video_frames {
         if most < rule.patches.temporal {
             let problem = format!("is {most}; a patch has {} frames", rule.patches.temporal);

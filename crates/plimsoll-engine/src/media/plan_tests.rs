@@ -7,8 +7,12 @@ use plimsoll_media::Size;
 use super::*;
 use crate::planner::{Blueprint, EnginePlan, Line};
 
+fn fixture_of(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)
+}
+
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/vl-qwen3.5")
+    fixture_of("vl-qwen3.5")
 }
 
 fn options() -> Options {
@@ -18,7 +22,11 @@ fn options() -> Options {
 }
 
 fn planned(options: &Options) -> Result<(Blueprint, EnginePlan), PlanError> {
-    let checkpoint = Checkpoint::open(&fixture()).unwrap();
+    planned_of("vl-qwen3.5", options)
+}
+
+fn planned_of(model: &str, options: &Options) -> Result<(Blueprint, EnginePlan), PlanError> {
+    let checkpoint = Checkpoint::open(&fixture_of(model)).unwrap();
     let blueprint = Blueprint::new(&checkpoint, options)?;
     let plan = blueprint.plan(options, 1, &Line::of_budget(400 << 20, "a test"))?;
     Ok((blueprint, plan))
@@ -49,14 +57,21 @@ fn legal(media: &MediaPlan) -> Vec<Grid> {
 
 #[test]
 fn a30_no_legal_item_takes_more_than_the_worst_case() {
-    let (blueprint, plan) = planned(&options()).unwrap();
+    // Frames apart, windows, deepstack, and none of these.
+    for model in ["vl-qwen3.5", "vl-qwen2.5", "vl-qwen3", "vl-qwen2"] {
+        no_legal_item_takes_more(model);
+    }
+}
+
+fn no_legal_item_takes_more(model: &str) {
+    let (blueprint, plan) = planned_of(model, &options()).unwrap();
     let media = plan.media.as_ref().unwrap();
     let tower = blueprint.model.vision().unwrap();
     let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
     let all = legal(media);
     assert!(all.len() > 200, "{} grids", all.len());
     let dearest = all.iter().map(|grid| planner.run(&[*grid]).unwrap().0).max().unwrap();
-    assert_eq!(dearest, media.workspace, "the worst case is one that occurs");
+    assert_eq!(dearest, media.workspace, "{model}: the worst case is one that occurs");
     let most = all.iter().map(|grid| grid.patches() as u64 / 4).max().unwrap();
     assert_eq!(most, media.video.as_ref().unwrap().tokens_max);
     assert_eq!(media.image_tokens(), media.image.as_ref().unwrap().rule.worst(|shape| shape.tokens).tokens);
@@ -64,9 +79,9 @@ fn a30_no_legal_item_takes_more_than_the_worst_case() {
 
 #[test]
 fn a28_no_company_of_legal_items_takes_more_than_the_proven_batch() {
-    for batch in [2, 3] {
+    for (batch, model) in [(2, "vl-qwen3.5"), (3, "vl-qwen2.5"), (3, "vl-qwen3")] {
         let options = Options { visual_infer_batch_size: batch, ..options() };
-        let (blueprint, plan) = planned(&options).unwrap();
+        let (blueprint, plan) = planned_of(model, &options).unwrap();
         let media = plan.media.as_ref().unwrap();
         let tower = blueprint.model.vision().unwrap();
         let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
@@ -117,7 +132,7 @@ fn what_does_not_fit_says_which_flags_make_media_smaller() {
     let huge = Options { max_image_pixels: None, media_bytes: 1 << 30, ..options() };
     let blueprint = Blueprint::new(&checkpoint, &huge).unwrap();
     let error = blueprint.plan(&huge, 1, &Line::of_budget(400 << 20, "a test")).err().unwrap().to_string();
-    for flag in ["--max-image-pixels", "--max-video-frames", "--encoder-output-bytes", "--media-bytes"] {
+    for flag in ["--max-image-pixels", "--max-video-frames", "--media-bytes"] {
         assert!(error.contains(flag), "{error}");
     }
     let tight = Options { encoder_output_bytes: Some(1000), ..options() };
@@ -136,16 +151,17 @@ fn a_lone_configuration_is_planned_with_the_processors_defaults() {
     let checkpoint = Checkpoint::open(&dir).unwrap();
     let options = || Options { max_image_pixels: Some(1 << 16), ..options() };
     let blueprint = Blueprint::new(&checkpoint, &options()).unwrap();
-    assert_eq!(blueprint.media.as_ref().unwrap().image.as_ref().unwrap().rule.patch, 4);
+    let media = blueprint.media_plan(&options()).unwrap().unwrap();
+    assert_eq!(media.image.as_ref().unwrap().rule.patch, 4);
     // With weights the files must be there: without them pictures would be prepared in a way that nobody has named.
     for name in ["model.safetensors", "tokenizer.json"] {
         std::fs::copy(fixture().join(name), dir.join(name)).unwrap();
     }
     let checkpoint = Checkpoint::open(&dir).unwrap();
-    assert!(Blueprint::new(&checkpoint, &options()).unwrap().media.is_none());
+    assert!(Blueprint::new(&checkpoint, &options()).unwrap().media_plan(&options()).unwrap().is_none());
     // And they must agree with the tower.
     std::fs::write(dir.join("preprocessor_config.json"), r#"{"patch_size": 14, "merge_size": 2}"#).unwrap();
-    let error = Blueprint::new(&checkpoint, &options()).err().unwrap().to_string();
+    let error = Blueprint::new(&checkpoint, &options()).unwrap().media_plan(&options()).err().unwrap().to_string();
     assert!(error.contains("patch_size"), "{error}");
     std::fs::remove_dir_all(&dir).unwrap();
 }

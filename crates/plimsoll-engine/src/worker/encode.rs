@@ -4,7 +4,7 @@
 //! claims, so large requests are not starved by small ones. A batch is the largest that was proven at most, and starts with what
 //! is there: it never waits to grow. A batch that fails is run again item by item, and who fails alone ends alone (A34).
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use plimsoll_media::MediaError;
@@ -36,6 +36,8 @@ pub(super) struct Encoding {
     batch: Vec<Job>,
     /// Items encoded since start.
     pub done: u64,
+    /// Pages of outputs that were missing when nothing ran.
+    lost: usize,
 }
 
 impl Encoding {
@@ -49,7 +51,20 @@ impl Encoding {
             batch: Vec::with_capacity(spec.batch),
             spec: spec.clone(),
             done: 0,
+            lost: 0,
         }
+    }
+
+    /// I4, when no sequence is left: every page of outputs is free or kept for others, no host bytes are held. A page that is
+    /// missing has an owner that lives on: it can only be said, and counted once.
+    pub fn check_at_rest(&mut self, metrics: &Metrics) {
+        let stats = self.spec.outputs.stats();
+        let lost = stats.pages - stats.pages_free - stats.pages_idle;
+        if lost > self.lost {
+            tracing::error!(lost, pages = stats.pages, "encoder outputs: nothing runs and somebody still holds them");
+            metrics.lost_outputs.inc_by((lost - self.lost) as u64);
+        }
+        self.lost = lost;
     }
 
     /// Says what is held.
@@ -66,14 +81,20 @@ impl<R: Runner> Worker<R> {
     /// Encodes one batch of what running sequences need, if they need anything.
     pub(super) fn encode(&mut self) {
         let Some(mut encoding) = self.encoding.take() else { return };
-        self.gather(&mut encoding);
+        let ran = catch_unwind(AssertUnwindSafe(|| self.encode_with(&mut encoding)));
+        self.encoding = Some(encoding);
+        // Outside any request: the engine starts over.
+        ran.unwrap_or_else(|panic| resume_unwind(panic));
+    }
+
+    fn encode_with(&mut self, encoding: &mut Encoding) {
+        self.gather(encoding);
         if !encoding.batch.is_empty() {
             let began = Instant::now();
-            self.run_batch(&mut encoding);
+            self.run_batch(encoding);
             self.shared.metrics.encoder_batches.inc();
             self.shared.metrics.encode_seconds.observe(began.elapsed().as_secs_f64());
         }
-        self.encoding = Some(encoding);
     }
 
     /// Claims room, and fills the batch with what has some.
@@ -134,7 +155,7 @@ impl<R: Runner> Worker<R> {
     }
 
     fn pass(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
-        let Encoding { spec, patches, grids, batch, done } = encoding;
+        let Encoding { spec, patches, grids, batch, done, .. } = encoding;
         faults::site(Site::Encoder);
         patches.clear();
         grids.clear();

@@ -10,6 +10,7 @@ mod life;
 mod lost;
 mod memory;
 mod panics;
+mod pictures;
 mod residence;
 mod starts;
 

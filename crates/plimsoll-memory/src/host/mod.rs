@@ -21,7 +21,7 @@ mod process;
 mod rlimit;
 #[cfg(unix)]
 mod share;
-mod stacks;
+mod touched;
 
 pub(crate) use budget::ExactBytes;
 pub use budget::{BudgetError, MemoryBudget};
@@ -33,7 +33,7 @@ pub use now::{HostNow, Room};
 pub use pressure::{Psi, PsiScope};
 pub use process::OwnProcess;
 pub use rlimit::{Rlimits, Space};
-pub use stacks::stacks_touched;
+pub use touched::Touched;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -171,10 +171,19 @@ impl Rig {
 
     /// Loads a fixture with its weights as `dtype` says.
     pub fn with(model: &str, with_drafter: bool, dtype: DtypePolicy) -> Self {
-        let checkpoint = checkpoint(model);
+        Self::of(checkpoint(model), with_drafter, dtype)
+    }
+
+    /// Loads a checkpoint from anywhere.
+    pub fn at(path: &Path, with_drafter: bool, dtype: DtypePolicy) -> Self {
+        let checkpoint = Checkpoint::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Self::of(checkpoint, with_drafter, dtype)
+    }
+
+    fn of(checkpoint: Checkpoint, with_drafter: bool, dtype: DtypePolicy) -> Self {
         let mut declare = Declare::new(&checkpoint, dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter)
-            .unwrap_or_else(|e| panic!("{model}: {e}"));
+            .unwrap_or_else(|e| panic!("{}: {e}", checkpoint.dir().display()));
         let table = declare.finish();
         let shape = model.shape(KvDtype::F32);
         let workspace = {

@@ -13,7 +13,7 @@ use crate::args::PlanArgs;
 
 /// Prints the plan.
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let options = args.engine.options(args.http.config()?.heap_bytes_max());
+    let options = args.engine.options_beside(&args.http.config()?);
     let local = Path::new(&args.model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
     let checkpoint = Checkpoint::open(&path)?;

@@ -19,7 +19,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         drain_deadline: Duration::from_secs(args.drain_seconds),
         ..args.http.config()?
     };
-    let options = args.engine.options(config.heap_bytes_max());
+    let options = args.engine.options_beside(&config);
     let options = Options { log_ledger_every: args.log_ledger_every, ..options };
     let (model, engine) = super::start_engine(&args.model, &options)?;
     let names = match args.served_model_name.is_empty() {

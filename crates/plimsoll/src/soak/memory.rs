@@ -20,18 +20,15 @@ pub struct Ledger {
     pub committed: i64,
     /// What the process holds beyond that; negative when components hold less than they say.
     pub unaccounted: i64,
-    /// The line that all of it must stay under.
-    pub line: i64,
     /// Whether the governor has ever given way: memory that it gave back is still in its component's row.
     pub gave_way: bool,
 }
 
 impl Ledger {
-    /// By which share of the line the sum of all components is wrong: what the allocator keeps of freed memory is some megabytes,
-    /// however little a process holds.
+    /// By which share of the process the sum of all components is wrong.
     pub fn error(&self) -> f64 {
         let wrong = if self.gave_way { self.unaccounted.max(0) } else { self.unaccounted };
-        wrong.unsigned_abs() as f64 / self.line.max(1) as f64
+        wrong.unsigned_abs() as f64 / (self.committed + self.unaccounted).max(1) as f64
     }
 }
 
@@ -97,8 +94,7 @@ impl Page {
     /// The server's account.
     pub fn ledger(&self) -> Option<Ledger> {
         let (committed, unaccounted) = self.number("/committed_bytes").zip(self.unaccounted())?;
-        let line = self.number("/line_bytes")?;
-        Some(Ledger { committed, unaccounted, line, gave_way: self.climbs().is_some_and(|climbs| climbs > 0) })
+        Some(Ledger { committed, unaccounted, gave_way: self.climbs().is_some_and(|climbs| climbs > 0) })
     }
 
     /// Bytes that all components may take.
@@ -183,10 +179,10 @@ mod tests {
     }
 
     #[test]
-    fn the_ledgers_error_is_a_share_of_the_line() {
-        let ledger = |committed, unaccounted| Ledger { committed, unaccounted, line: 200, gave_way: false };
-        assert!((ledger(99, 2).error() - 0.01).abs() < 1e-9);
-        assert!((ledger(101, -2).error() - 0.01).abs() < 1e-9);
+    fn the_ledgers_error_is_a_share_of_the_process() {
+        let ledger = |committed, unaccounted| Ledger { committed, unaccounted, gave_way: false };
+        assert!((ledger(198, 2).error() - 0.01).abs() < 1e-9);
+        assert!((ledger(202, -2).error() - 0.01).abs() < 1e-9);
         assert!(ledger(0, 0).error().abs() < 1e-9);
         let gave_way = |unaccounted| Ledger { gave_way: true, ..ledger(99, unaccounted) };
         assert!(gave_way(-50).error().abs() < 1e-9 && gave_way(1).error() > 0.0);

@@ -153,7 +153,7 @@ fn ledger(evidence: &Evidence<'_>) -> Check {
     let worst = looks.chain(after).max_by(|a, b| a.error().total_cmp(&b.error()));
     let seen = worst.zip(after).map(|(worst, after)| {
         format!(
-            "{:+.1} MiB ({:.2} % of the line) at worst, {:+.1} MiB ({:.2} %) at the end",
+            "{:+.1} MiB ({:.2} % of the process) at worst, {:+.1} MiB ({:.2} %) at the end",
             worst.unaccounted as f64 / 1_048_576.0,
             worst.error() * 100.0,
             after.unaccounted as f64 / 1_048_576.0,

@@ -173,13 +173,36 @@ fn a_configuration_of_123_billion_weights_is_answered_within_a_second() {
     assert!(answer["users_max"].as_u64().unwrap() > 0 && !answer["knobs"].as_array().unwrap().is_empty());
 }
 
+/// The budget that a refusal suggests.
+fn suggested(words: &str) -> u64 {
+    let suggested = words.split("--memory-budget ").last().and_then(|rest| rest.split_whitespace().next());
+    suggested.and_then(|bytes| bytes.parse().ok()).unwrap_or_else(|| panic!("{words}"))
+}
+
+#[test]
+fn every_flag_that_a_refusal_advises_saves_what_it_says() {
+    default_model();
+    let refuse = |flags: &[&str]| run(&[&["plan", "smollm2", "--memory-budget", "200MiB"], flags].concat()).refused();
+    let words = refuse(&[]);
+    let tries: Vec<_> =
+        words.split_once("Try ").unwrap().1.split(", ").filter(|advice| advice.ends_with(" less)")).collect();
+    let named = |flag| tries.iter().any(|advice| advice.starts_with(flag));
+    assert!(named("--max-connections") && named("--batch-max-tokens") && named("--kv-dtype"), "{words}");
+    for advice in tries {
+        let mut parts = advice.split([' ', '(']).filter(|part| !part.is_empty());
+        let [flag, value, less] = [(); 3].map(|()| parts.next().unwrap());
+        let saved = suggested(&words) - suggested(&refuse(&[flag, value]));
+        let saved = saved as f64 / f64::from(1 << 20);
+        assert!((saved - less.parse::<f64>().unwrap()).abs() < 0.1, "{advice}: {saved:.2} MiB");
+    }
+}
+
 #[test]
 fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
     default_model();
     let refuse = |budget: &str| run(&["plan", "smollm2", "--memory-budget", budget]).refused();
     let words = refuse("200MiB");
-    let suggested = words.split("--memory-budget ").last().and_then(|rest| rest.split_whitespace().next());
-    let suggested: u64 = suggested.and_then(|bytes| bytes.parse().ok()).unwrap_or_else(|| panic!("{words}"));
+    let suggested = suggested(&words);
     assert!(words.contains(&format!("({} bytes) short", suggested - (200 << 20))), "{words}");
     assert!(sum(&plan("smollm2", &["--memory-budget", &suggested.to_string()])) <= suggested);
     let words = refuse(&(suggested - 1).to_string());

@@ -1,0 +1,185 @@
+//! How much has been touched of the memory that the process has through its libraries: stacks, which grow after the start and are
+//! never given back, and the heaps of the system's allocator, which keeps some of what is freed.
+
+use std::fs::File;
+use std::ops::Range;
+
+use super::Root;
+
+/// The stack of a thread that asked for no other size (Rust's own default). What lies above it may be somebody else's mapping
+/// that the kernel shows as one with it.
+const STACK_BYTES: u64 = 2 << 20;
+/// A mapping without any rights that is larger is no guard page.
+const GUARD_BYTES_MAX: u64 = 64 << 10;
+/// A heap of glibc's beside the main one lies in a block of this size and alignment: first what is in use, then, without rights,
+/// what it may grow into.
+const HEAP_BYTES: u64 = 64 << 20;
+/// Smallest pages; with larger ones `pagemap` has fewer entries, and what is read is less than there is.
+const PAGE_BYTES: u64 = 4096;
+/// An entry of `pagemap`: a page that is present, or in swap.
+const TOUCHED: u64 = 3 << 62;
+
+/// Bytes that are resident or in swap; zero where the system does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Of the threads' stacks.
+    pub stacks: u64,
+    /// Of the allocator's heaps; what it maps for one large buffer alone is not part of them.
+    pub heaps: u64,
+}
+
+impl Touched {
+    /// This process's.
+    #[must_use]
+    pub fn read(root: &Root) -> Self {
+        let maps = root.text("/proc/self/maps").unwrap_or_default();
+        let Ok(pagemap) = File::open(root.join("/proc/self/pagemap")) else { return Self::default() };
+        let mut all = Self::default();
+        for (what, range) in ranges(&maps) {
+            match what {
+                What::Stack => all.stacks += touched(&pagemap, range),
+                What::Heap => all.heaps += touched(&pagemap, range),
+            }
+        }
+        all
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Stack,
+    Heap,
+}
+
+/// One line of `maps`.
+struct Mapping<'a> {
+    range: Range<u64>,
+    rights: &'a str,
+    name: Option<&'a str>,
+}
+
+impl<'a> Mapping<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+        Some(Self { range, rights: words.next()?, name: words.nth(3) })
+    }
+
+    fn is(&self, rights: &str) -> bool {
+        self.name.is_none() && self.rights == rights
+    }
+}
+
+/// Where stacks and heaps are. The main thread's and the first heap have names; other stacks lie above a guard page, other heaps
+/// below what they may grow into.
+fn ranges(maps: &str) -> Vec<(What, Range<u64>)> {
+    let mut found = Vec::new();
+    let mut below: Option<Mapping<'_>> = None;
+    for mapping in maps.lines().filter_map(Mapping::parse) {
+        let Range { start, end } = mapping.range;
+        let adjacent = below.as_ref().filter(|below| below.range.end == start);
+        match mapping.name {
+            Some("[stack]") => found.push((What::Stack, start..end)),
+            Some("[heap]") => found.push((What::Heap, start..end)),
+            None if mapping.rights == "rw-p" => {
+                let guard = adjacent.filter(|below| below.is("---p"));
+                if guard.is_some_and(|guard| guard.range.end - guard.range.start <= GUARD_BYTES_MAX) {
+                    found.push((What::Stack, start..end.min(start + STACK_BYTES)));
+                }
+            }
+            None if mapping.rights == "---p" && end % HEAP_BYTES == 0 => {
+                let block = end - HEAP_BYTES;
+                let heap = adjacent.filter(|below| below.is("rw-p") && below.range.contains(&block));
+                found.extend(heap.map(|_| (What::Heap, block..start)));
+            }
+            _ => {}
+        }
+        below = Some(mapping);
+    }
+    found
+}
+
+#[cfg(unix)]
+fn touched(pagemap: &File, range: Range<u64>) -> u64 {
+    use std::os::unix::fs::FileExt;
+
+    let mut entries = [0; 8 * 64];
+    let (mut page, end) = (range.start / PAGE_BYTES, range.end / PAGE_BYTES);
+    let mut pages = 0;
+    while page < end {
+        let wanted = (8 * (end - page)).min(entries.len() as u64) as usize;
+        let Ok(read @ 8..) = pagemap.read_at(&mut entries[..wanted], 8 * page) else { break };
+        let (whole, _) = entries[..read].as_chunks();
+        pages += whole.iter().filter(|entry| u64::from_ne_bytes(**entry) & TOUCHED != 0).count() as u64;
+        page += whole.len() as u64;
+    }
+    pages * PAGE_BYTES
+}
+
+#[cfg(not(unix))]
+fn touched(_pagemap: &File, _range: Range<u64>) -> u64 {
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_and_heaps_are_told_from_other_mappings() {
+        let maps = "\
+00400000-00500000 r-xp 00000000 fe:00 77 /bin/server
+01000000-01100000 rw-p 00000000 00:00 0 [heap]
+7f0000000000-7f0000100000 rw-p 00000000 00:00 0
+7f0000100000-7f0004000000 ---p 00000000 00:00 0
+7f0004000000-7f0004200000 rw-p 00000000 00:00 0
+7f1000000000-7f1000001000 ---p 00000000 00:00 0
+7f1000001000-7f1000201000 rw-p 00000000 00:00 0
+7f2000000000-7f2000001000 ---p 00000000 00:00 0
+7f2000001000-7f2090000000 rw-p 00000000 00:00 0
+7f3000000000-7f3000300000 ---p 00000000 00:00 0
+7f3000300000-7f3000400000 rw-p 00000000 00:00 0
+7f3000400000-7f3004000000 ---p 00000000 00:00 0
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
+garbage
+";
+        assert_eq!(
+            ranges(maps),
+            [
+                (What::Heap, 0x0100_0000..0x0110_0000),
+                // Above the first mapping of its block, and at its beginning: a heap. In the middle: somebody's region.
+                (What::Heap, 0x7f00_0000_0000..0x7f00_0010_0000),
+                (What::Stack, 0x7f10_0000_1000..0x7f10_0020_1000),
+                (What::Stack, 0x7f20_0000_1000..0x7f20_0020_1000),
+                (What::Stack, 0x7ffc_0000_0000..0x7ffc_0002_1000),
+            ]
+        );
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_thread_that_goes_deep_is_seen_while_it_lives() {
+        /// Touches a megabyte of its thread's stack, then does the rest.
+        #[inline(never)]
+        fn deep(then: impl FnOnce()) {
+            std::hint::black_box([1u8; 1 << 20]);
+            then();
+        }
+        let root = Root::system();
+        let (deep_now, is_deep) = std::sync::mpsc::channel();
+        let (leave, left) = std::sync::mpsc::channel::<()>();
+        let before = Touched::read(&root).stacks;
+        let thread = std::thread::spawn(move || {
+            deep(|| deep_now.send(()).unwrap());
+            left.recv().unwrap_err();
+        });
+        is_deep.recv().unwrap();
+        let during = Touched::read(&root).stacks;
+        drop(leave);
+        thread.join().unwrap();
+        // Tests beside this one have threads, too; none of them goes as deep.
+        let more = during.saturating_sub(before);
+        assert!((3 << 18..5 << 18).contains(&more), "{before} {during}");
+    }
+}

@@ -1,0 +1,43 @@
+//! What the system's allocator keeps of freed memory is seen, to the page: otherwise a hole-ridden heap looks like a leak.
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+
+use plimsoll_memory::heap::{self, CountingHeap};
+use plimsoll_memory::host::{OwnProcess, Root, Touched};
+
+#[global_allocator]
+static HEAP: CountingHeap = CountingHeap;
+
+const MIB: u64 = 1 << 20;
+
+/// In use, kept, and what the process has of its own.
+fn look() -> [u64; 3] {
+    let root = Root::system();
+    heap::trim();
+    let kept = heap::kept(Touched::read(&root).heaps);
+    [heap::in_use(), kept, OwnProcess::read(&root).leak_gauge()]
+}
+
+#[test]
+fn holes_between_living_blocks_are_kept_and_counted() {
+    // On a thread of its own, so that a heap beside the main one is among them.
+    std::thread::spawn(|| {
+        let mut blocks: Vec<Option<Box<[u8; 1000]>>> = (0..65_536).map(|_| Some(Box::new([1; 1000]))).collect();
+        // Large ones are mappings of their own, in use and never kept.
+        let large = vec![1u8; 32 << 20];
+        let [in_use, kept, process] = look();
+        assert!(in_use > 94 * MIB && kept < 2 * MIB, "{in_use} in use, {kept} kept");
+        // One of four survives: no page is free as a whole.
+        blocks.iter_mut().enumerate().filter(|(i, _)| i % 4 != 0).for_each(|(_, block)| *block = None);
+        drop(large);
+        let [in_use_now, kept_now, process_now] = look();
+        let (freed, holes) = (in_use - in_use_now, kept_now - kept);
+        assert!(holes > 40 * MIB, "{freed} freed, {holes} kept");
+        let left = process - process_now;
+        assert!(
+            (freed - holes).abs_diff(left) < MIB / 2,
+            "{freed} freed, {holes} kept, but {left} less in the process"
+        );
+    })
+    .join()
+    .unwrap();
+}
