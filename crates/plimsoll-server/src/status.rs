@@ -22,7 +22,6 @@ struct Status {
     model: String,
     /// Whether the model writes text.
     generates: bool,
-    images: app.served.engine.media().is_some_and(|spec| spec.image.is_some()),
     /// Whether it takes images.
     images: bool,
     /// Bytes of the largest request body that is taken.

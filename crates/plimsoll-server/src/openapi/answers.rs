@@ -229,6 +229,7 @@ const OBJECTS: &[Object] = &[
         &[
             ("kv_pages", "Pages"),
             ("state_slots", "Pages"),
+            ("encoder_outputs", "Pages"),
             ("requests", "Places"),
             ("host_bytes", "Share"),
             ("http_bytes", "~Share"),
