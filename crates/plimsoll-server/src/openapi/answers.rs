@@ -230,6 +230,7 @@ const OBJECTS: &[Object] = &[
             ("kv_pages", "Pages"),
             ("state_slots", "Pages"),
             ("encoder_outputs", "Pages"),
+            ("media_bytes", "Share"),
             ("requests", "Places"),
             ("host_bytes", "Share"),
             ("http_bytes", "~Share"),

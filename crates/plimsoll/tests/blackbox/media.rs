@@ -1,4 +1,4 @@
-//! Pictures and videos as users send them: through the official clients, equal to transformers; hostile ones; clients that go.
+//! Pictures and videos as users send them: through the official clients, with the prompts of transformers; hostile ones; clients that go.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn a_model_without_eyes_refuses_pictures() {
     let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
     let body = json!({"messages": [{"role": "user", "content": [part]}]});
     let refused = server.post("/v1/chat/completions", &body);
-    let error: Value = refused.json()["error"].clone();
     assert_eq!(refused.status, 400);
+    let error: Value = refused.json()["error"].clone();
     assert!(error["message"].as_str().unwrap().contains("the served model `qwen3` takes no images"), "{error}");
 }
