@@ -1,12 +1,13 @@
 // The load-line page in a real Chromium. Run by `cargo test -p plimsoll --test blackbox page`, which starts the servers and names
-// them: PLAIN serves the default model, KEYED a hybrid model behind KEY and under a hostile name, ENCODER an embedding model.
+// them: PLAIN serves the default model, KEYED a hybrid model behind KEY and under a hostile name, ENCODER an embedding model, SEEING
+// one that takes images.
 // With SHOTS set to a directory, it leaves pictures there.
 
 import assert from 'node:assert/strict';
 
 import { eventually, fits, launch, live, neighbour, visit } from './browser.mjs';
 
-const { PLAIN, KEYED, KEY, ENCODER, SHOTS } = process.env;
+const { PLAIN, KEYED, KEY, ENCODER, SEEING, SHOTS } = process.env;
 const HOSTILE = '<img src=x onerror=alert(1)>';
 
 /** A reddish square of 8 x 8. */
@@ -115,7 +116,7 @@ const checks = {
         seen.add(name);
         assert.notEqual(outline, 'none', `${name} has no visible focus`);
       }
-      for (const name of ['theme', 'chat-input', 'chat-pick', 'chat-new', 'chat-send']) assert.ok(seen.has(name), `${name} is reached: ${[...seen]}`);
+      for (const name of ['theme', 'chat-input', 'chat-new', 'chat-send']) assert.ok(seen.has(name), `${name} is reached: ${[...seen]}`);
     };
     await visit(browser, PLAIN, check);
   },
@@ -123,6 +124,7 @@ const checks = {
   async 'an image goes along, and what the server says to it is shown'(browser) {
     const check = async (page) => {
       await live(page);
+      assert.equal(await page.locator('#chat-pick').isVisible(), false, 'a model of text alone is offered no image');
       await page.setInputFiles('#chat-image', { name: '<b>red</b>.png', mimeType: 'image/png', buffer: PNG });
       await page.locator('#chat-picked').waitFor();
       assert.match(await page.textContent('#chat-picked-name'), /^<b>red<\/b>\.png/);
@@ -148,6 +150,34 @@ const checks = {
       await eventually('broken is said', async () => (await page.textContent('#chat-error')).includes('no image that this browser'));
     };
     await visit(browser, PLAIN, check, { expected: /status of 400/ });
+  },
+
+  async 'a model that sees is shown an image and answers'(browser) {
+    const check = async (page) => {
+      await live(page);
+      await page.locator('#chat-pick').waitFor();
+      await page.setInputFiles('#chat-image', { name: 'red.png', mimeType: 'image/png', buffer: PNG });
+      await page.locator('#chat-picked').waitFor();
+      await page.fill('#chat-input', 'What is this?');
+      await page.click('#chat-send');
+      const said = () => page.locator('.bubble.assistant > .body').last().textContent();
+      await eventually('it answers', async () => (await said()).length > 0);
+      await page.keyboard.press('Escape');
+      await page.locator('#chat-send').waitFor();
+      assert.equal(await page.locator('.bubble.user canvas').count(), 1);
+      assert.equal(await page.locator('#chat-error').isVisible(), false);
+      // The conversation goes on with it.
+      const sent = page.waitForRequest('**/v1/chat/completions');
+      await page.fill('#chat-input', 'And now?');
+      await page.keyboard.press('Enter');
+      const { messages } = JSON.parse((await sent).postData());
+      assert.deepEqual(messages[0].content.map((part) => part.type), ['text', 'image_url']);
+      await eventually('it answers again', async () => (await page.locator('.bubble.assistant').count()) === 2 && (await said()).length > 0);
+      await page.keyboard.press('Escape');
+      await page.locator('#chat-send').waitFor();
+      if (SHOTS) await page.screenshot({ path: `${SHOTS}/seeing.png`, fullPage: true });
+    };
+    await visit(browser, SEEING, check);
   },
 
   async 'answers are text, thoughts apart, errors in a stream are said'(browser) {

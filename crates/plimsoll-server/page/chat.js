@@ -15,6 +15,7 @@ export class Chat {
   #image = null;
   #answering = null;
   #bodyMax = 4 << 20;
+  #images = false;
   /** The ids of this page's own requests begin with it. */
   #name = `page-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
   #asked = 0;
@@ -36,7 +37,7 @@ export class Chat {
     });
     this.input.addEventListener('paste', (event) => {
       const image = [...event.clipboardData.files].find((file) => file.type.startsWith('image/'));
-      if (image) {
+      if (image && this.#images) {
         event.preventDefault();
         this.#pick(image);
       }
@@ -65,6 +66,8 @@ export class Chat {
     byId('chat-box').hidden = !status.generates;
     byId('chat-note').hidden = status.generates;
     byId('skip-chat').hidden = !status.generates;
+    byId('chat-pick').hidden = !status.images;
+    this.#images = status.images;
     this.model = status.model;
   }
 

@@ -23,6 +23,8 @@ pub(crate) struct Status {
     model: String,
     /// Whether the model, or any of several, writes text.
     generates: bool,
+    /// Whether it takes images.
+    images: bool,
     /// Bytes of the largest request body that is taken.
     max_body_bytes: u64,
     uptime_seconds: f64,
@@ -162,6 +164,7 @@ impl Status {
         Self {
             object: "status",
             model,
+            images: engines.iter().any(|engine| engine.media().is_some_and(|spec| spec.image.is_some())),
             generates: engines.is_empty() || engines.iter().any(|engine| !engine.limits().encoder),
             max_body_bytes: front.config.max_body_bytes,
             uptime_seconds: front.started.elapsed().as_secs_f64(),

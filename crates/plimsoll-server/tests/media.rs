@@ -261,7 +261,7 @@ fn videos_are_frames_with_their_times() {
         assert_eq!(request.prompt[item.first as usize], VIDEO);
     }
     // A still is a video of one frame, which is too short; so is an empty list; nine are too many; sizes must be equal.
-    let other = data(&fixture("rgb.png"));
+    let other = data(&fixture("large.jpg"));
     let mp4 = "data:video/mp4;base64,AAAA";
     for (part, what) in [
         (json!({"type": "video", "video": []}), "1 to 8 frames (--max-video-frames)"),
@@ -561,6 +561,7 @@ fn pictures_are_fetched_under_limits() {
         assert!(error["message"].as_str().unwrap().contains(what), "{path}: {error}");
         assert_eq!(error["param"], "messages[0].content[1].image_url");
     }
+    drop((fetched.media, inline.media));
     let page = server.get("/metrics").ok_text().to_owned();
     assert!(page.contains("plimsoll_media_fetched_total 3"), "{page}");
     idle(&server, &spec);

@@ -185,6 +185,7 @@ const OBJECTS: &[Object] = &[
             ("object", "string"),
             ("model", "string"),
             ("generates", "boolean"),
+            ("images", "boolean"),
             ("max_body_bytes", "integer"),
             ("uptime_seconds", "number"),
             ("healthy", "boolean"),

@@ -77,7 +77,12 @@ fn item(app: &App, mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<I
         Some("reasoning") => {
             fields.only("summary", &["[]"])?;
             fields.never(&["encrypted_content"], "thoughts come as text here")?;
-            ("rs", What::Thoughts { said: parts(&mut fields, "content", shown)?.unwrap_or_default() })
+            let at = fields.param("content");
+            let said = parts(&mut fields, "content", shown)?.unwrap_or_default();
+            if said.iter().any(|part| matches!(part, Said::Image { .. })) {
+                return Err(ApiError::unsupported(&at, format!("{at}: thoughts are text")));
+            }
+            ("rs", What::Thoughts { said })
         }
         Some("function_call") => {
             let (call_id, name) = (fields.required("call_id")?, fields.required("name")?);

@@ -62,9 +62,11 @@ impl Conversation {
         value_bytes(&self.messages) + tools.chain(media).chain(extra).sum::<u64>()
     }
 
-    /// Gets what it names elsewhere; `held` grows with it.
+    /// Gets what it names elsewhere; `held` grows with it, and with what reading the headers takes.
     pub async fn fetch(&mut self, app: &Arc<App>, held: &mut Held) -> ApiResult<()> {
-        media::fetch(app, &mut self.media, held).await
+        media::fetch(app, &mut self.media, held).await?;
+        // Of one file at a time a copy is made.
+        held.grow(self.media.iter().map(Medium::bytes).max().unwrap_or(0))
     }
 
     /// Sets whether the model shall think, where its template can be told.

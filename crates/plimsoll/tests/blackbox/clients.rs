@@ -5,7 +5,7 @@ use crate::python;
 
 /// The releases the scripts were written against.
 pub const OPENAI: &str = "openai==3.52.0";
-const ANTHROPIC: &str = "anthropic==2.12.0";
+pub const ANTHROPIC: &str = "anthropic==2.12.0";
 
 /// Runs a script against a server of its own.
 fn satisfies(client: &str, script: &str) {

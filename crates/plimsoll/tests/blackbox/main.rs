@@ -16,6 +16,7 @@ mod ledger;
 #[path = "../common/limit.rs"]
 mod limit;
 mod lm_eval;
+mod media;
 mod memory;
 mod page;
 mod plans;

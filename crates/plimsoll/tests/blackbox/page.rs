@@ -1,4 +1,4 @@
-//! The load-line page in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of three kinds. Whoever has
+//! The load-line page in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of four kinds. Whoever has
 //! no root's right to install Debian's `chromium`, `nodejs` and `npm` has them there already, or sets `CHROMIUM` to a browser of that
 //! family; without any of these the test fails and says so.
 
@@ -67,12 +67,15 @@ fn the_page_does_what_it_shows_in_a_real_browser() {
     let keyed = ["--max-total-token-num", "8192", "--api-key", key, "--served-model-name", hostile];
     let keyed = Server::start_model(&fixture("qwen3.5"), &keyed);
     let encoder = Server::start_model(&fixture("bert"), &[]);
+    let seeing =
+        Server::start_model(&fixture("vl-qwen3.5"), &["--max-total-token-num", "8192", "--media-bytes", "67108864"]);
     let url = |server: &Server| format!("http://{}", server.address);
     let output = Command::new(program(&["node"], &["nodejs"]))
         .arg(repository().join("tests/page/page.mjs"))
         .env("CHROMIUM", browser)
         .env("PLAYWRIGHT", playwright)
         .envs([("PLAIN", url(&plain)), ("KEYED", url(&keyed)), ("ENCODER", url(&encoder)), ("KEY", key.into())])
+        .env("SEEING", url(&seeing))
         // Nothing on this machine may come between the browser and the loopback address.
         .envs([("NO_PROXY", "*"), ("no_proxy", "*")])
         .output()
