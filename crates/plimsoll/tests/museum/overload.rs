@@ -7,7 +7,8 @@ use serde_json::json;
 use crate::limit::Cage;
 use crate::product::{Server, eventually};
 use crate::visitor::{
-    PATIENCE, completion, count, crowd, greedy, keeps_its_plan, number, plan, prompt, refused, rests, says, serve, served, tiny, with,
+    PATIENCE, completion, count, crowd, greedy, keeps_its_plan, number, plan, prompt, refused, rests, says, serve,
+    served, tiny, with,
 };
 
 // vllm-mlx scheduler.py:1982: no bound on the queue; every client waited, and memory grew until it was out.
