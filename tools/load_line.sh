@@ -17,7 +17,7 @@ while [[ ${1:-} == --* ]]; do
     esac
 done
 budgets=("$@")
-[[ $# -gt 0 ]] || budgets=(200MiB 360MiB 375MiB 390MiB 420MiB 480MiB 560MiB 700MiB 900MiB 1200MiB 1800MiB)
+[[ $# -gt 0 ]] || budgets=(200MiB 430MiB 449MiB 451MiB 455MiB 465MiB 480MiB 560MiB 700MiB 900MiB 1200MiB 2000MiB)
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -34,6 +34,12 @@ impl Buf {
         Buf { rows, ..self }
     }
 
+    /// `rows` of its rows, from `first` on.
+    pub fn span(self, first: usize, rows: usize) -> Buf {
+        assert!(first + rows <= self.rows, "{rows} rows from {first} of {}", self.rows);
+        Buf { offset: self.offset + first * self.cols * size_of::<f32>(), rows, ..self }
+    }
+
     /// Bytes of the matrix.
     pub(crate) fn bytes(self) -> usize {
         self.rows * self.cols * size_of::<f32>()
@@ -56,6 +62,9 @@ pub enum DeviceError {
     /// A draft was asked for from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]
     NoDraft,
+    /// Pictures were given to a model without a tower.
+    #[error("there is no tower to encode pictures with")]
+    NoEncoder,
     /// A test asked for this failure.
     #[error("injected fault: {0}")]
     Injected(&'static str),
@@ -79,6 +88,8 @@ pub enum Activation {
     GeluTanh,
     /// GELU by the error function.
     Gelu,
+    /// x·sigmoid(1.702·x).
+    GeluQuick,
     /// tanh(x), without x.
     Tanh,
     /// sigmoid(x), without x: the gate of an attention's output.
@@ -225,6 +236,12 @@ pub struct StepInput<'a> {
     pub media: &'a [MediaRows<'a>],
 }
 
+/// For each row, where it stands in time, height and width. A function, so that nobody must write them all down.
+pub type Places<'a> = &'a (dyn Fn(usize) -> [u32; 3] + Sync);
+
+/// For each row, four rows of a table and how much of each: a point between four others. What is 0 is not looked at.
+pub type Blend<'a> = &'a (dyn Fn(usize) -> [(u32, f32); 4] + Sync);
+
 /// What a model may ask of a device. Shapes are given by the buffers; a mismatch is a bug and panics.
 pub trait Device {
     /// A matrix of unspecified contents, valid until its scope is released.
@@ -238,6 +255,9 @@ pub trait Device {
 
     /// `out[r] = table[tokens[r]] * scale`.
     fn embed(&mut self, out: Buf, table: LinearId, tokens: &[u32], scale: f32);
+
+    /// `x[r] += Σ table[row] * share` over the four that `blend` gives for row r, summed first.
+    fn add_blended(&mut self, x: Buf, table: LinearId, blend: Blend<'_>);
 
     /// `x[first_row + r] (+)= values[r][from..from + x.cols]` for every row of `values`, which are `width` wide: what comes from
     /// outside (patches, embeddings of pictures) enters a step. The planner has no values: empty, and nothing happens.
@@ -254,6 +274,10 @@ pub trait Device {
 
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32);
+
+    /// [`Self::rope_angles`] of rows that stand in three axes: frequency i takes its position from axis `axes[i]` of the row's place.
+    /// For a place that is the same in all three the bits are those of `rope_angles`.
+    fn rope_angles_by_axis(&mut self, out: Buf, inv_freq: VectorId, axes: &[u8], places: Places<'_>, scale: f32);
 
     /// Rotates the first `angles.cols` elements of every head of `x` (heads of `head_dim`) by its row's angles; the rest stays.
     /// `interleaved`: pairs are (2i, 2i+1); otherwise (i, i + half), half of the rotated part.
@@ -285,6 +309,10 @@ pub trait Device {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError>;
 
+    /// Every row of `q` attends to every row of `k`: one sequence of an encoder, by itself. Queries, keys and values have as many heads,
+    /// of any width; keys and values lie in the workspace for the length of this operation.
+    fn attend_all(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf) -> Result<(), DeviceError>;
+
     /// A recurrent layer: `qkv` [rows, [`GatedDelta::channels`]] goes through the causal convolution and SiLU, queries and keys are
     /// normalised per head, then each row updates and asks its value heads' states, starting from the sequence's slot and
     /// leaving copies in the slots that the step names. `a` and `b` [rows, value heads] give decay and write strength;
@@ -310,8 +338,8 @@ pub trait Device {
     /// `x[r] += sigmoid(gate[r]) * y[r]`, one gate a row: a shared expert joins.
     fn add_gated(&mut self, x: Buf, y: Buf, gate: Buf);
 
-    /// `out[r] = [a[r], b[r]]`.
-    fn concat(&mut self, out: Buf, a: Buf, b: Buf);
+    /// `out[r][column..column + x.cols] = x[r]`.
+    fn put(&mut self, out: Buf, x: Buf, column: usize);
 
     /// `out[i] = x[rows[i]]`.
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]);

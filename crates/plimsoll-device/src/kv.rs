@@ -103,4 +103,20 @@ pub struct ModelShape {
     pub heads: usize,
     /// Width of the widest row that is normalised.
     pub hidden: usize,
+    /// What of an encoder beside the model decides how much scratch a thread needs, for models that have one.
+    pub encoder: Option<EncoderShape>,
+}
+
+/// What a device must know of an encoder that runs in the same workspace as the model ([`crate::Device::attend_all`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderShape {
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Width of the widest row that is normalised or blended.
+    pub widest: usize,
+}
+
+/// How the keys and values of one sequence of an encoder lie in the workspace: exact, since nothing is to be saved.
+pub(crate) fn encoder_layout(heads: usize, width: usize) -> KvLayout {
+    KvLayout::padded(heads, width, KvDtype::F32).expect("checked at declaration")
 }

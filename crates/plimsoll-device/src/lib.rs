@@ -14,11 +14,11 @@ pub mod weights;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
-    Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, MediaRows, Mode, NO_STATE, SeqSpan,
-    StepInput,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, MediaRows, Mode, NO_STATE,
+    Places, SeqSpan, StepInput,
 };
-pub use kv::{KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
+pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
-pub use weights::{Change, Declare, DeclareError, DtypePolicy, LinearId, RowPiece, VectorId, WeightTable};
+pub use weights::{Change, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, VectorId, WeightTable};

@@ -7,10 +7,11 @@ use plimsoll_kernels::ActLayout;
 use plimsoll_memory::step::StepStack;
 
 use crate::device::{
-    Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, StepInput,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, Places,
+    StepInput,
 };
 use crate::experts::Space;
-use crate::kv::{KvShape, PAGE_TOKENS};
+use crate::kv::{KvShape, PAGE_TOKENS, encoder_layout};
 use crate::weights::{LinearId, VectorId, WeightTable};
 
 /// Work of one step.
@@ -62,6 +63,13 @@ pub(crate) fn within_bytes(kv: &KvShape, step: &StepInput<'_>) -> usize {
     step.pages.len() * kv.layer_bytes()
 }
 
+/// Bytes of workspace for the keys and values of one sequence of an encoder, and for its page table.
+pub(crate) fn sequence_bytes(spec: &Attention, k: Buf) -> [usize; 2] {
+    let pages = k.rows.div_ceil(PAGE_TOKENS);
+    let layout = encoder_layout(spec.heads, k.cols / spec.heads);
+    [pages * layout.bytes_per_page().next_multiple_of(64), pages * size_of::<u32>()]
+}
+
 impl Device for PlanDevice<'_> {
     fn temp(&mut self, rows: usize, cols: usize) -> Result<Buf, DeviceError> {
         let buf = Buf { offset: 0, rows, cols };
@@ -103,6 +111,14 @@ impl Device for PlanDevice<'_> {
 
     fn rope_angles(&mut self, out: Buf, _inv_freq: VectorId, _positions: &[u32], _scale: f32) {
         self.work.flops += (out.rows * out.cols) as u64;
+    }
+
+    fn rope_angles_by_axis(&mut self, out: Buf, _inv_freq: VectorId, _axes: &[u8], _places: Places<'_>, _scale: f32) {
+        self.work.flops += (out.rows * out.cols) as u64;
+    }
+
+    fn add_blended(&mut self, x: Buf, _table: LinearId, _blend: Blend<'_>) {
+        self.work.flops += 8 * (x.rows * x.cols) as u64;
     }
 
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, _interleaved: bool) {
@@ -152,6 +168,16 @@ impl Device for PlanDevice<'_> {
         Ok(())
     }
 
+    fn attend_all(&mut self, spec: &Attention, _out: Buf, q: Buf, k: Buf, _v: Buf) -> Result<(), DeviceError> {
+        let scope = self.mark();
+        for bytes in sequence_bytes(spec, k) {
+            self.stack.take(bytes)?;
+        }
+        self.release(scope);
+        self.work.flops += 4 * (q.rows * k.rows * q.cols) as u64;
+        Ok(())
+    }
+
     fn gated_delta(
         &mut self,
         spec: &GatedDelta,
@@ -198,7 +224,7 @@ impl Device for PlanDevice<'_> {
         self.work.flops += 2 * (x.rows * x.cols) as u64;
     }
 
-    fn concat(&mut self, _out: Buf, _a: Buf, _b: Buf) {}
+    fn put(&mut self, _out: Buf, _x: Buf, _column: usize) {}
 
     fn place(&mut self, _: Buf, _: usize, _: &[f32], _: usize, _: usize, _: Mode) {}
 

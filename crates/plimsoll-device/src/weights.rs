@@ -100,13 +100,34 @@ impl RowPiece {
     }
 }
 
+/// How the elements of a packed matrix lie in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As rows, of which it takes those of the pieces, in order; all of them where there are no pieces.
+    Rows(Box<[RowPiece]>),
+    /// A packed row is several neighbouring stored ones, side by side: the weights of a convolution whose windows do not overlap.
+    Folded {
+        /// Stored rows of a packed one.
+        parts: usize,
+        /// Stored rows are single points of a window with all its channels (MLX): packed, channels come before points.
+        channels_last: bool,
+    },
+    /// A packed row is a stored column: element i of row r stands in stored row `row + i`, column `column + r`.
+    Turned {
+        /// The stored row of the first element.
+        row: usize,
+        /// The column of the first packed row.
+        column: usize,
+    },
+}
+
 /// One packed matrix.
 #[derive(Clone, Debug)]
 pub struct LinearDecl {
     /// The tensor it comes from. Shared: the experts of a layer may all come from one.
     pub name: Arc<str>,
-    /// The rows of the tensor that it takes, in order; empty for all of them.
-    pub rows: Box<[RowPiece]>,
+    /// Which elements of the tensor it takes.
+    pub form: Form,
     /// Shape and packed format.
     pub packing: Packing,
     /// How the checkpoint stores it.
@@ -118,10 +139,11 @@ pub struct LinearDecl {
 }
 
 impl LinearDecl {
-    /// The stored row that becomes row `row` of the packed matrix.
+    /// The stored row that becomes row `row` of the packed matrix, where it is made of rows.
     pub fn stored_row(&self, row: usize) -> usize {
+        let Form::Rows(pieces) = &self.form else { return row };
         let mut first = 0;
-        for piece in &self.rows {
+        for piece in pieces {
             if row < first + piece.rows {
                 return piece.stored(row - first);
             }
@@ -157,6 +179,8 @@ pub enum VectorSource {
     Tensor {
         /// The tensor's name.
         name: String,
+        /// The first element taken.
+        first: usize,
         /// What is done to each element.
         change: Change,
     },
@@ -200,7 +224,11 @@ impl WeightTable {
     /// Bytes that the table itself takes in the host's heap, estimated from above: a model of many experts has tens of
     /// thousands of entries.
     pub fn host_bytes(&self) -> usize {
-        let linear = |linear: &LinearDecl| size_of::<LinearDecl>() + size_of_val(&*linear.rows) + linear.name.len();
+        let pieces = |form: &Form| match form {
+            Form::Rows(pieces) => size_of_val(&**pieces),
+            Form::Folded { .. } | Form::Turned { .. } => 0,
+        };
+        let linear = |linear: &LinearDecl| size_of::<LinearDecl>() + pieces(&linear.form) + linear.name.len();
         let values = |vector: &VectorDecl| match &vector.source {
             VectorSource::Values(values) => size_of_val(values.as_slice()),
             VectorSource::Tensor { name, .. } => name.len(),
@@ -238,6 +266,11 @@ impl<'a> Declare<'a> {
     /// Whether the checkpoint has this tensor.
     pub fn has(&self, name: &str) -> bool {
         self.checkpoint.tensor(name).is_some()
+    }
+
+    /// The shape of a tensor in the file; none when it is not there.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.checkpoint.tensor(name).map(|info| info.shape.as_slice())
     }
 
     /// Whether the checkpoint is a configuration only, every tensor that it implies being assumed.
@@ -278,24 +311,98 @@ impl<'a> Declare<'a> {
         pieces: &[RowPiece],
         k: usize,
     ) -> Result<LinearId, DeclareError> {
+        self.rows_of(name, stored, pieces, k, None)
+    }
+
+    /// `rows` outputs from `first` on of a matrix `prefix.weight` of `stored` outputs, with their part of `prefix.bias`: one of
+    /// several projections that are stored as one.
+    pub fn part_with_bias(
+        &mut self,
+        prefix: &str,
+        stored: usize,
+        (first, rows): (usize, usize),
+        k: usize,
+    ) -> Result<LinearId, DeclareError> {
+        let name = format!("{prefix}.bias");
+        self.encoding(&name, &[stored])?;
+        let bias = self.push_vector(VectorSource::Tensor { name, first, change: Change::Plus(0.0) }, rows);
+        self.rows_of(&format!("{prefix}.weight"), &[stored, k], &[RowPiece::span(first, rows)], k, Some(bias))
+    }
+
+    /// The matrix `prefix.weight` of a convolution whose windows do not overlap: `window` is its channels, then its extents. With
+    /// `bias`, `prefix.bias` is one value an output.
+    pub fn convolution(
+        &mut self,
+        prefix: &str,
+        out: usize,
+        window: &[usize],
+        bias: bool,
+    ) -> Result<LinearId, DeclareError> {
+        let name = format!("{prefix}.weight");
+        let (channels, extents) = (window[0], &window[1..]);
+        let first: Vec<usize> = [&[out, channels], extents].concat();
+        let last: Vec<usize> = [&[out], extents, &[channels]].concat();
+        let channels_last = self.checkpoint.tensor(&name).is_some_and(|info| info.shape == last) && first != last;
+        let stored = if channels_last { last } else { first };
+        let encoding = self.encoding(&name, &stored)?;
+        if matches!(encoding, Encoding::Quant(_)) {
+            return Err(DeclareError::Packing { name, reason: "a quantized convolution is not supported".into() });
+        }
+        let bias = bias.then(|| self.vector(&format!("{prefix}.bias"), out, 0.0)).transpose()?;
+        let k = window.iter().product();
+        let form = Form::Folded { parts: k / stored[stored.len() - 1], channels_last };
+        self.push_linear(&name, encoding, form, (out, k), bias)
+    }
+
+    /// A matrix of out × k that is stored with its inputs first: columns `column..column + out` of rows `row..row + k` of a tensor whose
+    /// shape is `stored`, its leading dimensions taken together as rows.
+    ///
+    /// # Panics
+    /// When it reaches beyond the tensor: the model's mistake, never the file's.
+    pub fn turned(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        (row, column): (usize, usize),
+        (out, k): (usize, usize),
+    ) -> Result<LinearId, DeclareError> {
+        let encoding = self.encoding(name, stored)?;
+        let (width, above) = stored.split_last().expect("a matrix has dimensions");
+        let rows: usize = above.iter().product();
+        assert!(row + k <= rows && column + out <= *width, "'{name}' has {rows} rows of {width}");
+        if matches!(encoding, Encoding::Quant(_)) {
+            let reason = "it is quantized along its outputs, which is not supported".into();
+            return Err(DeclareError::Packing { name: name.into(), reason });
+        }
+        self.push_linear(name, encoding, Form::Turned { row, column }, (out, k), None)
+    }
+
+    fn rows_of(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        pieces: &[RowPiece],
+        k: usize,
+        bias: Option<VectorId>,
+    ) -> Result<LinearId, DeclareError> {
         let encoding = self.encoding(name, stored)?;
         let rows: usize = stored.iter().rev().skip(1).product();
         let last = |piece: &RowPiece| piece.rows == 0 || piece.stored(piece.rows - 1) < rows;
         assert!(pieces.iter().all(last), "'{name}' has {rows} rows; {pieces:?} ask for more");
         let out = pieces.iter().map(|piece| piece.rows).sum();
-        self.push_linear(name, encoding, pieces, (out, k), None)
+        self.push_linear(name, encoding, Form::Rows(pieces.into()), (out, k), bias)
     }
 
     fn matrix(&mut self, name: &str, out: usize, k: usize, bias: Option<VectorId>) -> Result<LinearId, DeclareError> {
         let encoding = self.encoding(name, &[out, k])?;
-        self.push_linear(name, encoding, &[], (out, k), bias)
+        self.push_linear(name, encoding, Form::Rows(Box::default()), (out, k), bias)
     }
 
     fn push_linear(
         &mut self,
         name: &str,
         encoding: Encoding,
-        pieces: &[RowPiece],
+        form: Form,
         (out, k): (usize, usize),
         bias: Option<VectorId>,
     ) -> Result<LinearId, DeclareError> {
@@ -305,7 +412,7 @@ impl<'a> Declare<'a> {
         let offset = self.table.place(packing.bytes());
         let same = self.table.linears.last().map(|last| &last.name).filter(|last| ***last == *name);
         let name = same.map_or_else(|| name.into(), Arc::clone);
-        self.table.linears.push(LinearDecl { name, rows: pieces.into(), packing, encoding, bias, offset });
+        self.table.linears.push(LinearDecl { name, form, packing, encoding, bias, offset });
         Ok(LinearId(self.table.linears.len() - 1))
     }
 
@@ -317,7 +424,7 @@ impl<'a> Declare<'a> {
     /// A vector of the checkpoint, each element changed.
     pub fn changed_vector(&mut self, name: &str, len: usize, change: Change) -> Result<VectorId, DeclareError> {
         self.encoding(name, &[len])?;
-        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), change }, len))
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change }, len))
     }
 
     /// All elements of a tensor that the file may store in any of these shapes, outermost dimension first.
@@ -326,7 +433,7 @@ impl<'a> Declare<'a> {
         let shape = shapes.iter().find(|shape| Some(**shape) == found).unwrap_or(&shapes[0]);
         self.encoding(name, shape)?;
         let len = shape.iter().product();
-        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), change: Change::Plus(0.0) }, len))
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change: Change::Plus(0.0) }, len))
     }
 
     /// A vector of values computed from the configuration.
@@ -391,7 +498,7 @@ mod tests {
         let gates = RowPiece { first: 2, rows: 4, run: 2, stride: 4 };
         let decl = LinearDecl {
             name: "w".into(),
-            rows: [gates, RowPiece::span(0, 4)].into(),
+            form: Form::Rows([gates, RowPiece::span(0, 4)].into()),
             packing: Packing::new(PackKind::F32, 8, 4).expect("a small matrix"),
             encoding: Encoding::F32,
             bias: None,
@@ -399,7 +506,7 @@ mod tests {
         };
         let rows: Vec<usize> = (0..8).map(|row| decl.stored_row(row)).collect();
         assert_eq!(rows, [2, 3, 6, 7, 0, 1, 2, 3]);
-        assert_eq!(LinearDecl { rows: Box::default(), ..decl }.stored_row(5), 5);
+        assert_eq!(LinearDecl { form: Form::Rows(Box::default()), ..decl }.stored_row(5), 5);
     }
 
     #[test]

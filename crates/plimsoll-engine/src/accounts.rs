@@ -94,37 +94,45 @@ pub(crate) struct Accounts {
     pub tables: u64,
     /// Page table and prefix index.
     pub index: u64,
+    /// Encoder outputs, and patches on their way to the encoder.
+    pub encoder: u64,
     /// What the process took before it held anything of the plan, but for stacks, which grow; 0 where it was not measured.
     pub baseline: AtomicU64,
+    /// The rest of the heap and the process are somebody else's account: the house's.
+    pub guest: bool,
     /// What the largest steps took of the workspace.
     pub workspace_peak: u64,
 }
 
 impl Accounts {
-    /// Enters what is held now; `reserved` is what requests have reserved. Returns what the system's allocator keeps of freed memory:
-    /// it is the heap's, too.
-    pub fn observe(&self, ledger: &Ledger, reserved: u64) -> u64 {
+    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have. What the
+    /// system's allocator keeps of freed memory is the heap's, too.
+    pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
         let requests = self.tables + reserved;
-        let touched = Touched::read(&Root::system());
-        let kept = heap::kept(touched.heaps);
+        let owned = self.tokenizer + self.index + self.encoder + requests + staged;
+        ledger.observe(Component::EncoderOutputs, self.encoder);
+        ledger.observe(Component::MediaStaging, staged);
         ledger.observe(Component::Tokenizer, self.tokenizer);
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
-        let rest = heap::in_use().saturating_sub(self.tokenizer + self.index + requests);
-        ledger.observe(Component::HostHeap, rest + kept);
+        if self.guest {
+            return;
+        }
+        let touched = Touched::read(&Root::system());
+        let rest = heap::in_use().saturating_sub(owned);
+        ledger.observe(Component::HostHeap, rest + heap::kept(touched.heaps));
         // Where the process's own share was not measured, its stacks say nothing either.
         let baseline = match self.baseline.load(Relaxed) {
             0 => 0,
             own => own + touched.stacks,
         };
         ledger.observe(Component::ProcessBaseline, baseline);
-        kept
     }
 
     /// Measures the process's own share once, when everything planned has been touched: what is resident and belongs to neither a
     /// region nor the heap. Nothing where the heap is not counted, since then the two cannot be told apart.
     pub fn measure_baseline(&self, ledger: &Ledger) {
-        if heap::calls() == 0 {
+        if heap::calls() == 0 || self.guest {
             return;
         }
         heap::trim();
@@ -159,9 +167,9 @@ mod tests {
     #[test]
     fn every_heap_byte_has_one_owner() {
         let ledger = Ledger::new();
-        let accounts = Accounts { tokenizer: 10, tables: 20, index: 30, ..Accounts::default() };
-        let kept = accounts.observe(&ledger, 5);
+        let accounts = Accounts { tokenizer: 10, tables: 20, index: 30, encoder: 4, ..Accounts::default() };
+        accounts.observe(&ledger, 5, 7);
         assert_eq!(ledger.row(Component::RequestTable).committed, 25);
-        assert_eq!(kept + ledger.committed_total(), 65, "the heap is not counted in this process, so there is no rest");
+        assert_eq!(ledger.committed_total(), 76, "the heap is not counted in this process, so there is no rest");
     }
 }

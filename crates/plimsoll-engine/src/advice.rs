@@ -5,6 +5,7 @@ use std::fmt;
 use plimsoll_device::KvDtype;
 use plimsoll_memory::Bytes;
 
+use crate::media::MediaPlan;
 use crate::options::Options;
 
 /// What one flag would save.
@@ -31,8 +32,8 @@ pub(crate) struct Alternative {
     pub options: Options,
 }
 
-/// Flags of the engine and of the HTTP side, each with the next smaller value worth trying.
-pub(crate) fn alternatives(options: &Options) -> Vec<Alternative> {
+/// Flags of the engine, of a model that takes `media`, and of the HTTP side, each with the next smaller value worth trying.
+pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<Alternative> {
     let mut all = Vec::new();
     let mut add = |flag, value: String, change: &dyn Fn(&mut Options)| {
         let mut options = options.clone();
@@ -45,6 +46,10 @@ pub(crate) fn alternatives(options: &Options) -> Vec<Alternative> {
     if options.batch_max_tokens > 64 {
         let rows = (options.batch_max_tokens / 2).max(64);
         add("--batch-max-tokens", rows.to_string(), &|options| options.batch_max_tokens = rows);
+    }
+    if let Some(media) = media {
+        let pixels = media.image_pixels() / 4;
+        add("--max-image-pixels", pixels.to_string(), &|options| options.max_image_pixels = Some(pixels));
     }
     if options.request_bytes > 16 << 20 {
         let bytes = options.request_bytes / 2;
@@ -65,7 +70,7 @@ pub(crate) fn advice(options: &Options, needed: u64, plan: impl Fn(&Options) -> 
         let saves = needed.saturating_sub(plan(&alternative.options)?);
         (saves > 0).then_some(Advice { flag: alternative.flag, value: alternative.value, saves })
     };
-    let mut all: Vec<_> = alternatives(options).into_iter().filter_map(saves).collect();
+    let mut all: Vec<_> = alternatives(options, None).into_iter().filter_map(saves).collect();
     all.sort_by_key(|advice| std::cmp::Reverse(advice.saves));
     all
 }

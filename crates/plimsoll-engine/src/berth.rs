@@ -18,15 +18,27 @@ pub(crate) struct Berth {
 }
 
 impl Berth {
-    /// Leases `planned` bytes, in `dir` or where all of this user's processes agree to meet.
+    /// Leases `planned` bytes, in `dir` or where all of this user's processes agree to meet. `beside`: what this process holds already
+    /// under other leases of its own.
     ///
     /// A directory that cannot be used costs the agreement, not the start: what others use is measured all the same.
-    pub fn take(planned: u64, dir: Option<PathBuf>, root: &Root, limits: &HostLimits) -> Result<Self, StartError> {
+    pub fn take(
+        planned: u64,
+        beside: u64,
+        dir: Option<PathBuf>,
+        root: &Root,
+        limits: &HostLimits,
+    ) -> Result<Self, StartError> {
         if broken("T-11") {
             return Ok(Self { lease: None });
         }
         let open = dir.map_or_else(LeaseDir::of_user, |dir| LeaseDir::at(&dir));
-        let answer = open.and_then(|dir| dir.acquire(planned, planned, || HostNow::read(root, limits).rooms));
+        let rooms = || {
+            let mut rooms = HostNow::read(root, limits).rooms;
+            rooms.iter_mut().for_each(|room| room.used_by_others = room.used_by_others.saturating_add(beside));
+            rooms
+        };
+        let answer = open.and_then(|dir| dir.acquire(planned, planned, rooms));
         match answer {
             Ok(Answer::Granted(lease)) => Ok(Self { lease: Some(lease) }),
             Ok(Answer::Refused(refusal)) => Err(StartError::Refused(Box::new(refusal))),

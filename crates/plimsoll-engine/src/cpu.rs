@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_device::{Buf, CpuDevice, Device, DeviceError, Mark, StepInput};
-use plimsoll_models::{Model, Output};
+use plimsoll_models::{Model, Output, Pictures};
 
 use crate::runner::Runner;
 
@@ -67,12 +67,14 @@ pub struct CpuRunner {
     model: Arc<dyn Model>,
     device: CpuDevice,
     passes: Passes,
+    /// What the tower has made.
+    encoded: Option<Buf>,
 }
 
 impl CpuRunner {
     /// A runner over a built device.
     pub fn new(model: Arc<dyn Model>, device: CpuDevice) -> Self {
-        Self { model, device, passes: Passes::default() }
+        Self { model, device, passes: Passes::default(), encoded: None }
     }
 
     /// The device, to look at or to take apart.
@@ -94,6 +96,21 @@ impl Runner for CpuRunner {
 
     fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
         self.passes.draft(&*self.model, &mut self.device, from, step)
+    }
+
+    fn encode(&mut self, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+        self.encoded = None;
+        // What the last step left is overwritten.
+        self.passes = Passes::default();
+        self.device.begin_step();
+        let Some(tower) = self.model.vision() else { return Err(DeviceError::NoEncoder) };
+        self.encoded = Some(tower.encode(&mut self.device, pictures)?);
+        Ok(())
+    }
+
+    fn embedding(&mut self, row: usize) -> &[f32] {
+        let encoded = self.encoded.expect("pictures were encoded");
+        self.device.row_mut(encoded, row)
     }
 
     fn decommit(&mut self, pages: &[u32]) {

@@ -10,6 +10,8 @@ use plimsoll_memory::{Ledger, Plan, broken, heap};
 use crate::accounts::Accounts;
 use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
+use crate::house::House;
+use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
 use crate::report::LedgerReport;
@@ -93,12 +95,16 @@ pub(crate) struct Shared {
     pub stopped: AtomicBool,
     /// What is held on the heap, once start-up has measured it; a scripted engine has none.
     pub accounts: OnceLock<Accounts>,
+    /// Where the engine lives with others; none where it is alone.
+    pub house: OnceLock<Arc<House>>,
     /// The last look at the machine, and the rung the engine stands on.
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
     pub watchdog: Watchdog,
     /// The tokens that end output, the model's and its tokenizer's.
     pub eos: OnceLock<Vec<u32>>,
+    /// What the model takes besides text.
+    pub media: OnceLock<MediaSpec>,
     /// Somebody brings the canary back when refused allocations have cost it.
     pub canary_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
@@ -151,9 +157,11 @@ impl Shared {
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             accounts: OnceLock::new(),
+            house: OnceLock::new(),
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
+            media: OnceLock::new(),
             canary_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
@@ -169,10 +177,27 @@ impl Shared {
         (self.host_reserved.load(Ordering::Acquire), self.in_system.load(Ordering::Acquire))
     }
 
-    /// Enters in the ledger what is measured rather than counted. Returns what the system's allocator keeps of freed memory.
-    pub fn observe_accounts(&self) -> u64 {
-        let held = self.host_held.load(Ordering::Acquire);
-        self.accounts.get().map_or(0, |accounts| accounts.observe(&self.ledger, held))
+    /// Planned bytes of the whole process.
+    pub fn process_planned(&self) -> u64 {
+        self.house.get().map_or_else(|| self.plan.total(), |house| house.planned_total())
+    }
+
+    /// Committed bytes of the whole process.
+    pub fn process_committed(&self) -> u64 {
+        self.house.get().map_or_else(|| self.ledger.committed_total(), |house| house.committed_total())
+    }
+
+    /// The most the whole process may use.
+    pub fn process_line(&self) -> u64 {
+        self.house.get().map_or(self.plan.limit, |house| house.plan().limit)
+    }
+
+    /// Enters in the ledger what is measured rather than counted.
+    pub fn observe_accounts(&self) {
+        if let Some(accounts) = self.accounts.get() {
+            let staged = self.media.get().map_or(0, |media| media.staging.used());
+            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire), staged);
+        }
     }
 }
 
@@ -200,6 +225,9 @@ impl EngineHandle {
         request.check(limits).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
+        self.check_media(&request).inspect_err(|_| {
+            self.shared.metrics.refused_invalid.inc();
+        })?;
         if self.rung() >= Rung::StopAdmitting {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
@@ -216,7 +244,7 @@ impl EngineHandle {
         let (place, bytes) = self.reserve(&request)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| unavailable(&message))?;
-        let room = Room::reserve(&mut request).map(|room| Room { constraint, ..room });
+        let room = Room::reserve(&mut request, self.media()).map(|room| Room { constraint, ..room });
         let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
@@ -226,6 +254,16 @@ impl EngineHandle {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
             Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
+        }
+    }
+
+    fn check_media(&self, request: &Request) -> Result<(), Refusal> {
+        let invalid = |message: &str| Err(Refusal::Invalid { param: "messages", message: message.into() });
+        match self.media() {
+            _ if request.media.is_empty() => Ok(()),
+            Some(_) if request.embed.is_some() => invalid("media are not embedded here: only text is"),
+            Some(spec) => spec.check(&request.prompt, &request.media),
+            None => invalid("this model takes text only: no images, video or sound"),
         }
     }
 
@@ -281,6 +319,11 @@ impl EngineHandle {
     /// The tokens that end output; none for an engine without a model.
     pub fn eos(&self) -> &[u32] {
         self.shared.eos.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// What the model takes besides text, and within which limits; none for a model of text alone.
+    pub fn media(&self) -> Option<&MediaSpec> {
+        self.shared.media.get()
     }
 
     /// The plan this engine was built from.

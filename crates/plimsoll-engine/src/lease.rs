@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use plimsoll_device::NO_STATE;
 use plimsoll_memory::faults::{self, Site};
 
-use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, Purpose, SlotId};
+use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, PageKey, Purpose, SlotId};
 use crate::options::Options;
 
 /// Checkpoints that one sequence may ask for: the end of its input, where it leaves known ground, where a follower does.
@@ -53,10 +53,10 @@ impl PageLease {
         self.ids.extend(self.pages.iter().map(|page| page.0));
     }
 
-    /// Takes the cached pages of `tokens`' longest usable prefix, and the state after it.
-    pub fn take_prefix(&mut self, salt: u64, tokens: &[u32], state: &mut StateLease) -> Match {
+    /// Takes the cached pages of `key`'s longest usable prefix, and the state after it.
+    pub fn take_prefix(&mut self, key: PageKey<'_>, state: &mut StateLease) -> Match {
         debug_assert!(self.pages.is_empty(), "a prefix comes first");
-        let (found, slot) = self.cache.borrow_mut().lookup(salt, tokens, &mut self.pages);
+        let (found, slot) = self.cache.borrow_mut().lookup(key, &mut self.pages);
         self.name();
         state.source = slot.map_or(Source::Zeros, Source::Shared);
         found
@@ -86,27 +86,21 @@ impl PageLease {
         pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
     }
 
-    /// Lets others find the whole pages of `tokens`, which these pages hold.
-    pub fn publish(&self, salt: u64, tokens: &[u32]) {
+    /// Lets others find the whole pages of `key`, which these pages hold.
+    pub fn publish(&self, key: PageKey<'_>) {
         let cache = &mut *self.cache.borrow_mut();
         if let Some(index) = &mut cache.index {
-            index.insert(salt, tokens, &self.pages, &mut cache.pool);
+            index.insert(key, &self.pages, &mut cache.pool);
         }
     }
 
     /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
-    pub fn publish_checkpoints(
-        &mut self,
-        salt: u64,
-        tokens: &[u32],
-        state: &mut StateLease,
-        end_of_input: usize,
-    ) -> bool {
+    pub fn publish_checkpoints(&mut self, key: PageKey<'_>, state: &mut StateLease, end_of_input: usize) -> bool {
         let any = !state.written.is_empty();
         for (position, slot) in state.written.drain(..) {
             let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };
             let cache = &mut *self.cache.borrow_mut();
-            cache.publish_state(salt, &tokens[..position], &mut self.pages, slot, purpose);
+            cache.publish_state(key.first(position), &mut self.pages, slot, purpose);
             cache.states.as_mut().expect("it gave the slot").release(slot);
         }
         if any {
@@ -115,11 +109,11 @@ impl PageLease {
         any
     }
 
-    /// Ends the lease and leaves what `tokens` computed to the index.
-    pub fn donate(&mut self, salt: u64, tokens: &[u32]) {
+    /// Ends the lease and leaves what was computed to the index.
+    pub fn donate(&mut self, key: PageKey<'_>) {
         let cache = &mut *self.cache.borrow_mut();
         if let Some(index) = &mut cache.index {
-            index.donate(salt, tokens, &self.pages, &mut cache.pool);
+            index.donate(key, &self.pages, &mut cache.pool);
             self.pages.clear();
             self.ids.clear();
         }

@@ -70,6 +70,22 @@ pub struct Metrics {
     pub checkpoints_superseded: Counter,
     /// State checkpoints not made because every slot was held.
     pub checkpoints_missed: Counter,
+    /// Media encoded.
+    pub encoded_media: Counter,
+    /// Batches that went through the encoder.
+    pub encoder_batches: Counter,
+    /// Media that needed no encoding: their outputs were there.
+    pub encoder_hits: Counter,
+    /// Media on which the encoder failed, each of which ended its request.
+    pub encoder_failures: Counter,
+    /// Pages of encoder outputs that requests hold.
+    pub encoder_pages_used: Gauge,
+    /// Pages of encoder outputs kept for whoever brings the same medium again.
+    pub encoder_pages_cached: Gauge,
+    /// Host bytes reserved for media.
+    pub media_bytes: Gauge,
+    /// Seconds of one batch in the encoder.
+    pub encode_seconds: Histogram,
     /// Seconds from arrival to the first scheduled step.
     pub queue_seconds: Histogram,
     /// Seconds from arrival to the first token.
@@ -116,6 +132,14 @@ impl Default for Metrics {
             checkpoints_evicted: Counter::default(),
             checkpoints_superseded: Counter::default(),
             checkpoints_missed: Counter::default(),
+            encoded_media: Counter::default(),
+            encoder_batches: Counter::default(),
+            encoder_hits: Counter::default(),
+            encoder_failures: Counter::default(),
+            encoder_pages_used: Gauge::default(),
+            encoder_pages_cached: Gauge::default(),
+            media_bytes: Gauge::default(),
+            encode_seconds: seconds(),
             queue_seconds: seconds(),
             ttft_seconds: seconds(),
             inter_token_seconds: seconds(),
@@ -179,6 +203,17 @@ impl Metrics {
             "State checkpoints not made because every slot was held",
             &self.checkpoints_missed,
         );
+        counter("encoder_media", "Media encoded", &self.encoded_media);
+        counter("encoder_batches", "Batches that went through the encoder", &self.encoder_batches);
+        counter("encoder_hits", "Media whose outputs were there already", &self.encoder_hits);
+        counter("encoder_failures", "Media on which the encoder failed", &self.encoder_failures);
+        for (name, help, gauge) in [
+            ("encoder_pages_used", "Pages of encoder outputs that requests hold", &self.encoder_pages_used),
+            ("encoder_pages_cached", "Pages of encoder outputs that nobody holds", &self.encoder_pages_cached),
+            ("media_host_bytes", "Host bytes reserved for media", &self.media_bytes),
+        ] {
+            registry.register(format!("plimsoll_{name}"), help, gauge.clone());
+        }
         let ratio = self.acceptance_ratio.clone();
         registry.register("plimsoll_speculation_acceptance_ratio", "Accepted over drafted tokens since start", ratio);
         let mut histogram = |name: &str, help: &str, histogram: &Histogram| {
@@ -187,6 +222,7 @@ impl Metrics {
         histogram("queue", "From arrival to the first scheduled step", &self.queue_seconds);
         histogram("ttft", "From arrival to the first token", &self.ttft_seconds);
         histogram("inter_token", "Between tokens of one request", &self.inter_token_seconds);
+        histogram("encode", "One batch in the encoder", &self.encode_seconds);
         histogram("step", "One engine step", &self.step_seconds);
     }
 }

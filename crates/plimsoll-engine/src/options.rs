@@ -60,6 +60,18 @@ pub struct Options {
     pub state_ratio: Option<Fraction>,
     /// Slots for checkpoints of recurrent state, for each running request.
     pub state_checkpoints: usize,
+    /// Media that go through the encoder together, at most; at least 1.
+    pub visual_infer_batch_size: usize,
+    /// Pixels that a picture is resized to, at most; absent: what the model's processor says.
+    pub max_image_pixels: Option<u64>,
+    /// Frames of one video, at most; absent: what the model's processor says.
+    pub max_video_frames: Option<u64>,
+    /// Media of one request, at most.
+    pub max_media_per_request: usize,
+    /// Bytes for what the encoder has made; absent: for a batch of the largest items, and one more.
+    pub encoder_output_bytes: Option<u64>,
+    /// Host bytes for media: decoding, and pixels until their requests end.
+    pub media_bytes: u64,
     /// Host bytes that requests may hold together.
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
@@ -68,6 +80,8 @@ pub struct Options {
     pub http_alternatives: Vec<HttpAlternative>,
     /// A line in the log about every so many steps says where every byte is; 0: never.
     pub log_ledger_every: u64,
+    /// The engine lives in a [`crate::House`], which holds what all engines of the process share: it plans only what goes with it.
+    pub guest: bool,
     /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
     /// planned by a formula over the vocabulary.
     pub tokenizer_bytes: Option<u64>,
@@ -97,10 +111,17 @@ impl Default for Options {
             mtp_adaptive: true,
             state_ratio: None,
             state_checkpoints: 1,
+            visual_infer_batch_size: 1,
+            max_image_pixels: None,
+            max_video_frames: None,
+            max_media_per_request: 16,
+            encoder_output_bytes: None,
+            media_bytes: 256 << 20,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
+            guest: false,
             tokenizer_bytes: None,
         }
     }

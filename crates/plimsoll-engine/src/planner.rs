@@ -3,10 +3,11 @@
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
 use plimsoll_device::{
-    Declare, DeclareError, DeviceError, KvShape, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput,
-    WeightTable, Work,
+    Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan,
+    StepInput, WeightTable, Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
+use plimsoll_media::MediaError;
 use plimsoll_memory::host::Remedy;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
@@ -17,6 +18,7 @@ use crate::accounts::{engine_bytes, index_bytes, sampler_bytes, table_bytes, tok
 use crate::advice::{Advice, advice};
 use crate::cache::PagePool;
 use crate::cpu::Passes;
+use crate::media::MediaPlan;
 use crate::options::Options;
 use crate::request::Limits;
 use crate::sampling::TOP_LOGPROBS_MAX;
@@ -28,14 +30,14 @@ use crate::worker::Speculation;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
 /// ready, 1.1 MiB under the attacks of `plimsoll soak`.
-const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
+pub(crate) const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
 /// What the system's allocator keeps of freed memory: holes between blocks that live on. Measured: 0.6 MiB at ready, 2.8 MiB
 /// under the attacks of `plimsoll soak`.
-const HEAP_KEPT_BYTES: u64 = 4 << 20;
+pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
-const CANARY_BYTES: u64 = 16 << 20;
+pub(crate) const CANARY_BYTES: u64 = 16 << 20;
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
 const CASUAL_TOKENS: usize = 1024;
 /// See [`CASUAL_TOKENS`].
@@ -45,6 +47,9 @@ const TYPICAL_TOKENS: usize = 4096;
 /// Operations that take as long as moving one byte, roughly: what a machine that computes 16 times as fast as it reads makes of a
 /// plan. Only the first guess at what drafts cost goes by it; then they are timed.
 const FLOPS_PER_BYTE: u64 = 16;
+
+/// For the planner, and the proof: rows of media, without contents.
+pub(crate) const ROWS_OF_MEDIA: [MediaRows<'static>; 1] = [MediaRows { first_row: 0, values: &[] }];
 
 /// Tokens of the input whose work the plan of an encoder states.
 pub const INPUT_TOKENS: usize = 128;
@@ -61,6 +66,8 @@ pub struct Blueprint {
     pub eos: Vec<u32>,
     /// What makes the model an encoder: then it makes embeddings or scores, and no text.
     pub encoder: Option<Encoder>,
+    /// What it takes besides text, if it has a tower.
+    pub media: Option<MediaPlan>,
 }
 
 /// Why no plan can be made.
@@ -72,6 +79,9 @@ pub enum PlanError {
     /// The planner's own run failed: a bug, reported as itself.
     #[error("planning a step: {0}")]
     Step(#[from] DeviceError),
+    /// How the checkpoint's media are prepared cannot be used.
+    #[error(transparent)]
+    Media(#[from] MediaError),
     /// An option is out of range.
     #[error("{flag} {problem}")]
     Option {
@@ -89,7 +99,7 @@ pub enum PlanError {
 #[derive(Debug, Error)]
 #[error(
     "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
-     largest component: {largest}. Try {}{}",
+     largest component: {largest}. Try {}{media}{}",
     Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
     advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), remedy.words(*needed + *peers)
 )]
@@ -110,6 +120,8 @@ pub struct Shortfall {
     pub advice: Vec<Advice>,
     /// The component that takes most.
     pub largest: &'static str,
+    /// Flags that make media smaller, for a model that takes them.
+    pub media: String,
     /// The plan with that pool.
     pub plan: Plan,
 }
@@ -159,6 +171,8 @@ pub struct EnginePlan {
     pub draft_work: Option<[Work; 2]>,
     /// How drafts are dealt with.
     pub speculation: Speculation,
+    /// What it takes besides text.
+    pub media: Option<MediaPlan>,
     /// What sizing goes by.
     pub(crate) sizing: Sizes,
     /// The line, or less where more could not be used.
@@ -169,7 +183,7 @@ pub struct EnginePlan {
     pub(crate) measure: bool,
     /// Whether requests are shortened to the pool rather than refused: the operator named no length.
     pub(crate) clamp_context: bool,
-    prefix_cache: bool,
+    pub(crate) prefix_cache: bool,
     /// The longest request the operator or the model allows, whatever the pool.
     context: usize,
 }
@@ -241,6 +255,7 @@ struct Draft<'a> {
     step: StepLimits,
     workspace: usize,
     context: usize,
+    media: Option<&'a MediaPlan>,
 }
 
 impl Draft<'_> {
@@ -282,9 +297,17 @@ impl Blueprint {
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
         let mut declare = Declare::new(checkpoint, options.dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
+        let weights = declare.finish();
+        check(options)?;
+        let kv = model.shape(options.kv_dtype).kv;
+        let media = match model.vision() {
+            Some(tower) => MediaPlan::new(checkpoint, tower, &weights, kv, options)?,
+            None => None,
+        };
         Ok(Self {
             model,
-            weights: declare.finish(),
+            weights,
+            media,
             max_context: checkpoint.config.max_context,
             eos: checkpoint.config.eos_token_ids.clone(),
             encoder: checkpoint.config.encoder,
@@ -321,6 +344,7 @@ impl Blueprint {
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
             whole: self.encoder.is_some(),
+            media: self.media.is_some(),
         };
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };
@@ -339,8 +363,10 @@ impl Blueprint {
         let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, drafts, each: step.slots > 1, ..alone };
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
-        let workspace = largest.workspace + scratch;
-        let mut draft = Draft { options, line, threads, shape, step, workspace, context };
+        let media = self.media.as_ref().map(|media| media.sized(options)).transpose()?;
+        let encode = media.as_ref().map_or(0, |media| media.workspace);
+        let workspace = largest.workspace.max(encode) + scratch;
+        let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref() };
         let (sizing, sizing_total) = self.sizes(&draft);
         let pools = self.pools(&draft, &sizing, sizing_total)?;
         if let Some(state) = sizing.state {
@@ -366,6 +392,7 @@ impl Blueprint {
                 adaptive: options.mtp_adaptive && !options.mtp_optimistic,
                 cost: draft_cost.map_or(1.0, |checked| checked / cost(&decode.forward).max(1) as f64),
             },
+            media: draft.media.cloned(),
             sizing,
             sizing_total,
             fraction: options.mem_fraction,
@@ -401,6 +428,7 @@ impl Blueprint {
         let positions: Vec<u32> = (start as u32..(start + rows) as u32).collect();
         let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
         let wanted: Vec<u32> = (0..logit_rows as u32).collect();
+        let places = vec![[0; 3]; if self.media.is_some() { rows } else { 0 }];
         let state = shape.state.filter(|_| start > 0).map(|_| 0);
         let mut seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len(), seen_from: 0, state }];
         let kept = |row: usize| if each || row + 1 == rows { row as u32 + 1 } else { NO_STATE };
@@ -412,6 +440,8 @@ impl Blueprint {
             pages: &pages,
             logit_rows: &wanted,
             state_out: &state_out,
+            places: &places,
+            media: if self.media.is_some() { &ROWS_OF_MEDIA } else { &[] },
             ..StepInput::default()
         };
         let mut device = PlanDevice::new(&self.weights, shape.kv);
@@ -426,6 +456,7 @@ impl Blueprint {
             let input = StepInput {
                 tokens: &tokens[..rows],
                 positions: &positions[..rows],
+                places: &places[..if places.is_empty() { 0 } else { rows }],
                 seqs: &seqs,
                 pages: &pages,
                 logit_rows: &from[..lanes],
@@ -458,12 +489,13 @@ impl Blueprint {
         let running = options.running_max_req_size;
         let requests_max = if casual { running.min(CASUAL_USERS) } else { running };
         let (page_bytes, fraction) = (shape.kv.page_bytes() as u64, options.mem_fraction);
-        let sizes = Sizes { fixed: 0, canary: CANARY_BYTES, page_bytes, state, requests_max };
+        let canary = if options.guest { 0 } else { CANARY_BYTES };
+        let sizes = Sizes { fixed: 0, canary, page_bytes, state, requests_max };
         // The table of slots does not grow with the page pool: it counts in full.
         let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);
         let tables = index_bytes(1, state.map(|_| slots), false) - index_bytes(1, state.map(|_| 0), false);
         let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
-        let sizes = Sizes { fixed: empty.total() - CANARY_BYTES + tables, ..sizes };
+        let sizes = Sizes { fixed: empty.total() - canary + tables, ..sizes };
         let useful = running * context.next_multiple_of(PAGE_TOKENS);
         let casual_tokens = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
         let most = if line.chosen { useful } else { useful.min(casual_tokens) } as u64;
@@ -536,13 +568,14 @@ impl Blueprint {
             tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
             advice: Vec::new(),
             largest,
+            media: draft.media.map_or_else(String::new, MediaPlan::remedies),
             plan,
         }))
     }
 
     /// The tree of components with these pools.
     fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
-        let Draft { options, line, threads, shape, step, workspace, context } = *draft;
+        let Draft { options, line, threads, shape, step, workspace, context, .. } = *draft;
         let Pools { pages, slots } = pools;
         let stateful = shape.state.map(|_| slots);
         // Without a pool this is the fixed part for pools of any size.
@@ -553,6 +586,8 @@ impl Blueprint {
         let scratch = sampler_bytes(vocab);
         let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context);
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
+        // A guest's house has planned the rest.
+        let (baseline, kept) = if options.guest { (0, 0) } else { (PROCESS_BASELINE_BYTES, HEAP_KEPT_BYTES) };
         let mut lines = vec![
             entry(
                 Component::Weights,
@@ -563,7 +598,8 @@ impl Blueprint {
             entry(
                 Component::StepWorkspace,
                 workspace as u64,
-                format!("one step of {} rows, {} with logits", step.rows, step.logit_rows),
+                format!("one step of {} rows, {} with logits", step.rows, step.logit_rows)
+                    + &draft.media.map_or_else(String::new, MediaPlan::words),
             ),
             entry(
                 Component::RequestTable,
@@ -589,27 +625,28 @@ impl Blueprint {
             ),
             entry(
                 Component::HostHeap,
-                options.http_bytes + HEAP_KEPT_BYTES,
+                options.http_bytes + kept,
                 format!(
                     "an allowance, a bound and no forecast: connections, bodies, parsing, grammars; {} that the allocator keeps",
-                    Bytes(HEAP_KEPT_BYTES)
+                    Bytes(kept)
                 ),
             ),
             entry(
                 Component::ProcessBaseline,
-                PROCESS_BASELINE_BYTES + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
+                baseline + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
                 format!("data, runtime, {threads} compute threads, table of weights"),
             ),
-            entry(
-                Component::Canary,
-                CANARY_BYTES,
-                format!("ballast in {} slices, one for each refused allocation", plimsoll_memory::canary::SLICES),
-            ),
         ];
+        if !options.guest {
+            let detail =
+                format!("ballast in {} slices, one for each refused allocation", plimsoll_memory::canary::SLICES);
+            lines.push(entry(Component::Canary, CANARY_BYTES, detail));
+        }
         if let Some(state) = shape.state {
             let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());
             lines.insert(2, state_line(bytes as u64, per_request as u64, slots));
         }
+        lines.extend(draft.media.iter().flat_map(|media| media.lines()));
         Plan { limit: line.bytes, limit_source: line.source.clone(), lines }
     }
 
@@ -670,6 +707,14 @@ fn check(options: &Options) -> Result<(), PlanError> {
     }
     if options.max_waiting > 1 << 20 {
         return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));
+    }
+    for (flag, value) in [
+        ("--visual-infer-batch-size", options.visual_infer_batch_size),
+        ("--max-media-per-request", options.max_media_per_request),
+    ] {
+        if value == 0 || value > 1024 {
+            return problem(flag, format!("is {value}; 1 to 1024 are allowed"));
+        }
     }
     if options.max_req_total_len == Some(0) {
         return problem("--max-req-total-len", "is 0; at least 1 is needed".into());

@@ -13,6 +13,8 @@ use crate::outbox::Shared;
 pub enum Phase {
     /// It waits for a place, its first or, after a preemption, another.
     Waiting,
+    /// Its prompt is at a medium that is not encoded yet.
+    Encode,
     /// Its prompt is being computed, or what it had before a preemption.
     Prefill,
     /// It generates.
@@ -27,6 +29,7 @@ impl Phase {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
+            Self::Encode => "encode",
             Self::Prefill => "prefill",
             Self::Decode => "decode",
             Self::Ended => "ended",
@@ -92,7 +95,7 @@ impl Progress {
 
     fn phase(&self) -> Phase {
         let phase = self.phase.load(Relaxed);
-        let all = [Phase::Waiting, Phase::Prefill, Phase::Decode];
+        let all = [Phase::Waiting, Phase::Encode, Phase::Prefill, Phase::Decode];
         all.into_iter().find(|known| *known as u8 == phase).unwrap_or(Phase::Ended)
     }
 }

@@ -6,9 +6,9 @@
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use plimsoll_memory::host::{OwnProcess, Root};
+use plimsoll_memory::host::{OwnProcess, Root, Touched};
 use plimsoll_memory::ledger::Row;
-use plimsoll_memory::{Bytes, heap};
+use plimsoll_memory::{Bytes, Ledger, Plan, heap};
 use serde::Serialize;
 
 use crate::governor::{Reading, Rung};
@@ -60,6 +60,29 @@ pub struct ComponentRow {
     pub detail: String,
 }
 
+impl ComponentRow {
+    fn of(row: Row, plan: &Plan) -> Self {
+        let line = plan.lines.iter().find(|line| line.component == row.component);
+        Self {
+            component: row.component.name(),
+            planned_bytes: row.planned,
+            committed_bytes: row.committed,
+            peak_bytes: row.peak,
+            detail: line.map_or_else(String::new, |line| line.detail.clone()),
+        }
+    }
+}
+
+/// Engines that share a process, and what they share.
+pub(crate) struct Whole<'a> {
+    /// Of what they share, under the line of all.
+    pub plan: &'a Plan,
+    /// Its ledger.
+    pub ledger: &'a Ledger,
+    /// The engines.
+    pub engines: &'a [&'a Shared],
+}
+
 /// The heap.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Heap {
@@ -83,12 +106,16 @@ pub struct DeviceAllocations {
 }
 
 /// Everything that is lent out and comes back.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Pools {
     /// Pages of the key/value cache.
     pub kv_pages: Pages,
     /// Slots of recurrent state; none where the model has no such state.
     pub state_slots: Pages,
+    /// Pages of encoder outputs; none where the model takes text only.
+    pub encoder_outputs: Pages,
+    /// Host bytes reserved for media.
+    pub media_bytes: Share,
     /// Places of requests.
     pub requests: Places,
     /// Host bytes reserved by requests.
@@ -99,7 +126,7 @@ pub struct Pools {
 }
 
 /// A pool of pages or slots.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Pages {
     /// In use, by requests or kept for prefixes.
     pub used: u64,
@@ -110,7 +137,7 @@ pub struct Pages {
 }
 
 /// Requests in the system.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Places {
     /// Requests that hold a slot.
     pub running: u64,
@@ -125,7 +152,7 @@ pub struct Places {
 }
 
 /// A part of a budget.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Share {
     /// Taken.
     pub used: u64,
@@ -158,7 +185,7 @@ pub struct Climbed {
 }
 
 /// Requests since start.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Requests {
     /// Ended well.
     pub finished: u64,
@@ -179,30 +206,24 @@ pub struct Requests {
 impl LedgerReport {
     /// Reads everything now.
     pub(crate) fn of(shared: &Shared) -> Self {
-        let kept_bytes = shared.observe_accounts();
+        shared.observe_accounts();
+        Self::rows_of(shared)
+    }
+
+    /// The same of rows that are fresh.
+    fn rows_of(shared: &Shared) -> Self {
         let (plan, ledger, process) = (&shared.plan, &shared.ledger, OwnProcess::read(&Root::system()));
         let committed_bytes = ledger.committed_total();
         let (before_ready, after_ready) = ledger.allocations();
-        let row = |row: Row| ComponentRow {
-            component: row.component.name(),
-            planned_bytes: row.planned,
-            committed_bytes: row.committed,
-            peak_bytes: row.peak,
-            detail: plan
-                .lines
-                .iter()
-                .find(|l| l.component == row.component)
-                .map_or_else(String::new, |l| l.detail.clone()),
-        };
         Self {
             line_bytes: plan.limit,
             line_source: plan.limit_source.clone(),
             planned_bytes: plan.total(),
             committed_bytes,
-            unaccounted_bytes: difference(process.leak_gauge(), committed_bytes),
-            components: ledger.rows().into_iter().map(row).collect(),
+            unaccounted_bytes: difference(process.leak_gauge(), shared.process_committed()),
+            components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
-            heap: Heap { in_use_bytes: heap::in_use(), kept_bytes, peak_bytes: heap::peak(), calls: heap::calls() },
+            heap: Heap::now(),
             device_allocations: DeviceAllocations { before_ready, after_ready },
             pools: Pools::of(shared),
             ladder: Ladder::of(shared),
@@ -211,13 +232,91 @@ impl LedgerReport {
         }
     }
 
+    /// Several engines and what they share, as one.
+    pub(crate) fn whole(whole: &Whole<'_>) -> Self {
+        let Whole { plan, ledger, engines } = whole;
+        let process = OwnProcess::read(&Root::system());
+        let mut report = Self {
+            line_bytes: plan.limit,
+            line_source: plan.limit_source.clone(),
+            planned_bytes: plan.total(),
+            committed_bytes: ledger.committed_total(),
+            unaccounted_bytes: 0,
+            components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
+            process,
+            heap: Heap::now(),
+            device_allocations: DeviceAllocations { before_ready: 0, after_ready: 0 },
+            pools: Pools::default(),
+            ladder: Ladder::default(),
+            requests: Requests::default(),
+            steps: 0,
+        };
+        engines.iter().for_each(|shared| report.add(&Self::rows_of(shared)));
+        report.unaccounted_bytes = difference(report.process.leak_gauge(), report.committed_bytes);
+        report
+    }
+
+    /// Adds another engine of the same process.
+    fn add(&mut self, other: &Self) {
+        self.planned_bytes += other.planned_bytes;
+        self.committed_bytes += other.committed_bytes;
+        for (row, more) in self.components.iter_mut().zip(&other.components) {
+            row.planned_bytes += more.planned_bytes;
+            row.committed_bytes += more.committed_bytes;
+            row.peak_bytes += more.peak_bytes;
+            // Of one alone it can be said how it comes about.
+            row.detail = match (row.detail.is_empty(), more.detail.is_empty()) {
+                (true, _) => more.detail.clone(),
+                (false, true) => std::mem::take(&mut row.detail),
+                (false, false) => "of all models".into(),
+            };
+        }
+        self.device_allocations.before_ready += other.device_allocations.before_ready;
+        self.device_allocations.after_ready += other.device_allocations.after_ready;
+        self.pools.add(&other.pools);
+        self.ladder.add(&other.ladder);
+        self.requests.add(&other.requests);
+        self.steps += other.steps;
+    }
+
     /// One line for the log: the sums, what each component holds of what it may, and who is being served.
     pub fn line(&self) -> impl fmt::Display + '_ {
         Line(self)
     }
 }
 
+impl Heap {
+    fn now() -> Self {
+        Self {
+            in_use_bytes: heap::in_use(),
+            kept_bytes: heap::kept(Touched::read(&Root::system()).heaps),
+            peak_bytes: heap::peak(),
+            calls: heap::calls(),
+        }
+    }
+}
+
+impl Pages {
+    fn add(&mut self, other: Self) {
+        self.used += other.used;
+        self.total += other.total;
+        self.cached += other.cached;
+    }
+}
+
 impl Pools {
+    fn add(&mut self, other: &Self) {
+        self.kv_pages.add(other.kv_pages);
+        self.state_slots.add(other.state_slots);
+        self.requests.running += other.requests.running;
+        self.requests.waiting += other.requests.waiting;
+        self.requests.in_system += other.requests.in_system;
+        self.requests.running_max += other.requests.running_max;
+        self.requests.waiting_max += other.requests.waiting_max;
+        self.host_bytes.used += other.host_bytes.used;
+        self.host_bytes.total += other.host_bytes.total;
+    }
+
     fn of(shared: &Shared) -> Self {
         let (status, limits) = (&shared.status, &shared.limits);
         let (reserved, in_system) = shared.reserved();
@@ -232,6 +331,15 @@ impl Pools {
                 total: status.slots_total.load(Relaxed),
                 cached: status.slots_kept.load(Relaxed),
             },
+            encoder_outputs: shared.media.get().map_or(Pages { used: 0, total: 0, cached: 0 }, |media| {
+                let stats = media.outputs.stats();
+                let (total, cached) = (stats.pages as u64, stats.pages_idle as u64);
+                Pages { used: total - stats.pages_free as u64, total, cached }
+            }),
+            media_bytes: shared.media.get().map_or(Share { used: 0, total: 0 }, |media| Share {
+                used: media.staging.used(),
+                total: media.staging.limit(),
+            }),
             requests: Places {
                 running: status.running.load(Relaxed),
                 waiting: status.waiting.load(Relaxed),
@@ -245,7 +353,29 @@ impl Pools {
     }
 }
 
+impl Default for Ladder {
+    fn default() -> Self {
+        Self {
+            rung: Rung::default().name(),
+            climbed: Rung::LADDER.iter().map(|rung| Climbed { rung: rung.name(), times: 0 }).collect(),
+            reading: Reading::default(),
+            canaries_released: 0,
+            canary_slices_missing: heap::canary_missing() as u64,
+        }
+    }
+}
+
 impl Ladder {
+    /// The higher rung counts; climbs are added.
+    fn add(&mut self, other: &Self) {
+        let height = |name: &str| Rung::LADDER.iter().position(|rung| rung.name() == name);
+        if height(other.rung) >= height(self.rung) {
+            (self.rung, self.reading) = (other.rung, other.reading);
+        }
+        self.climbed.iter_mut().zip(&other.climbed).for_each(|(mine, other)| mine.times += other.times);
+        self.canaries_released += other.canaries_released;
+    }
+
     fn of(shared: &Shared) -> Self {
         let climbed = Rung::LADDER.iter().zip(&shared.metrics.rungs);
         Self {
@@ -259,6 +389,16 @@ impl Ladder {
 }
 
 impl Requests {
+    fn add(&mut self, other: &Self) {
+        self.finished += other.finished;
+        self.aborted += other.aborted;
+        self.failed += other.failed;
+        self.refused_invalid += other.refused_invalid;
+        self.refused_full += other.refused_full;
+        self.refused_memory += other.refused_memory;
+        self.preemptions += other.preemptions;
+    }
+
     fn of(shared: &Shared) -> Self {
         let metrics = &shared.metrics;
         Self {

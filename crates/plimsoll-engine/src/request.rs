@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::cache::PAGE_TOKENS;
 use crate::constraint::Grammar;
+use crate::media::{MediaItem, SeqMedia};
 use crate::outbox::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::pooling::{Embed, Pooling};
 use crate::sampling::{SamplingParams, TokenCounts};
@@ -50,6 +51,8 @@ pub struct Request {
     pub cache_salt: u64,
     /// Instead of text, something is made of the prompt's hidden states; then `max_tokens` is 0.
     pub embed: Option<Embed>,
+    /// The media that its prompt's placeholders stand for, in order of position.
+    pub media: Vec<MediaItem>,
 }
 
 /// The bounds every request is checked against. One value, made from the plan; the same numbers `plimsoll plan` prints.
@@ -259,7 +262,8 @@ impl Request {
             distinct => chunk(TokenCounts::bytes_for(distinct)) + COUNTS_FIXED_BYTES,
         };
         let pooled = self.embed.map_or(0, |embed| chunk(embed.size as usize * size_of::<f32>()));
-        REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts + pooled
+        let media = SeqMedia::bytes_for(&self.media, self.prompt.len());
+        REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts + pooled + media
     }
 
     /// The most text that may come out at once beside a token's own: what a stop string held back, a broken character.

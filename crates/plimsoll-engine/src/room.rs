@@ -10,6 +10,7 @@ use plimsoll_text::StopMatcher;
 
 use crate::cache::{PAGE_TOKENS, PageId};
 use crate::constraint::Constraint;
+use crate::media::{MediaSpec, SeqMedia};
 use crate::pooling::Pool;
 use crate::request::Request;
 use crate::sampling::TokenCounts;
@@ -56,6 +57,8 @@ pub(crate) struct Room {
     pub piece: String,
     /// What is collected of hidden states, if that is asked for.
     pub pool: Option<Pool>,
+    /// The media in its prompt.
+    pub media: SeqMedia,
 }
 
 /// Bytes of one token's text for which room is made beforehand.
@@ -63,7 +66,7 @@ const PIECE_BYTES: usize = 64;
 
 impl Room {
     /// Reserves everything, the places of the output's ids behind the prompt's included; none without memory for it.
-    pub fn reserve(request: &mut Request) -> Option<Self> {
+    pub fn reserve(request: &mut Request, spec: Option<&MediaSpec>) -> Option<Self> {
         // A block of exactly what was priced, whatever the prompt came in.
         let mut tokens = Vec::new();
         tokens.try_reserve_exact(request.prompt.len() + request.max_tokens as usize).ok()?;
@@ -88,6 +91,10 @@ impl Room {
             Some(embed) => Some(Pool::reserve(embed.size)?),
             None => None,
         };
-        Some(Self { counts, stops, pages, page_ids, constraint: None, piece, pool })
+        let media = match spec {
+            Some(spec) => SeqMedia::reserve(spec, &request.prompt, &request.media, request.cache_salt).ok()?,
+            None => SeqMedia::default(),
+        };
+        Some(Self { counts, stops, pages, page_ids, constraint: None, piece, pool, media })
     }
 }

@@ -4,6 +4,7 @@
 //! runners of their own.
 
 use plimsoll_device::{DeviceError, StepInput};
+use plimsoll_models::Pictures;
 
 /// Carries out steps.
 pub trait Runner {
@@ -18,6 +19,18 @@ pub trait Runner {
     fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
         let _ = (from, step);
         Err(DeviceError::NoDraft)
+    }
+
+    /// Runs the tower over pictures, in the workspace of steps and between two of them; [`Self::embedding`] reads what comes out.
+    fn encode(&mut self, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+        let _ = pictures;
+        Err(DeviceError::NoEncoder)
+    }
+
+    /// The `row`-th row that the last [`Self::encode`] has made, those of all its pictures one after another.
+    fn embedding(&mut self, row: usize) -> &[f32] {
+        let _ = row;
+        &[]
     }
 
     /// The hidden state, after the final norm, of the `row`-th row of the last [`Self::forward`]; empty for a runner without a model.

@@ -35,6 +35,8 @@ pub struct StepLimits {
     pub drafts: usize,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub whole: bool,
+    /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
+    pub media: bool,
 }
 
 /// One sequence's share of a step.
@@ -172,7 +174,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Fills the next step. The result is empty only when nothing waits or runs.
+    /// Fills the next step. The result is empty only when nothing waits or runs, or all that runs waits for media to be encoded.
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
         let mut events = Events::default();
@@ -304,7 +306,7 @@ impl<T> Scheduler<T> {
         if *rows == 0 || *logit_rows == 0 {
             return;
         }
-        let mut chunk = seq.remaining().min(*rows);
+        let mut chunk = seq.ready().min(*rows);
         if self.limits.whole && chunk < seq.remaining() {
             return;
         }
@@ -358,6 +360,7 @@ impl<T> Scheduler<T> {
     pub fn commit(&mut self, share: Share, rows: usize) {
         let seq = &mut self.running[share.seq];
         seq.computed = share.start + rows;
+        seq.media.passed(seq.computed);
         seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));
         if seq.suspect_until.is_some_and(|position| seq.computed >= position) {
             seq.suspect_until = None;

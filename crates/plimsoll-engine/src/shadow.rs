@@ -61,7 +61,7 @@ pub fn dry_run(
     config.mode = Mode::Auto;
     let (cell, probe_tokens) = (config.cell_bytes, config.probe_tokens());
     let fixed = planned.sizing.fixed;
-    let _berth = Berth::take(fixed + probe_tokens * cell, host.lease_dir.clone(), &host.root, &host.limits)?;
+    let _berth = Berth::take(fixed + probe_tokens * cell, 0, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     // The probe of a small pool may be larger than the pool.

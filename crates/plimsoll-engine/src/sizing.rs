@@ -16,11 +16,12 @@ use plimsoll_models::Model;
 use crate::accounts::index_bytes_per_token;
 use crate::cache::{self, KvCache, PagePool, PrefixIndex};
 use crate::cpu::CpuRunner;
+use crate::media::MediaSpec;
 use crate::planner::EnginePlan;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
 use crate::startup::StartError;
-use crate::stress::{Pools, stress};
+use crate::stress::{Pools, stress, stress_tower};
 
 /// What the planner found, whatever the pools: everything but the canary.
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +145,8 @@ pub(crate) struct CpuGenerations<'a> {
     pub room: Box<dyn FnMut() -> u64 + 'a>,
     /// What the largest steps have taken of the workspace.
     pub workspace_peak: u64,
+    /// Where outputs of the largest batches of media go, for a model with a tower.
+    pub media: Option<MediaSpec>,
 }
 
 /// What depends on the size of a generation.
@@ -222,6 +225,10 @@ impl Generations for CpuGenerations<'_> {
     }
 
     fn place_canary(&mut self, generation: &mut Generation, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+        if bytes == 0 {
+            // A guest's house has one.
+            return Ok(());
+        }
         self.check_room(Component::Canary, bytes)?;
         let canary = Canary::map(&self.ledger, bytes).map_err(|error| Self::refused(&error))?;
         generation.canary = Some(canary);
@@ -234,6 +241,10 @@ impl Generations for CpuGenerations<'_> {
         let context = plan.limits.max_req_total_len as usize;
         let ran = stress(&mut generation.runner, &mut self.sampler, &plan.step, context, pools);
         ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
+        if let (Some(media), Some(spec)) = (&plan.media, &self.media) {
+            let ran = stress_tower(&mut generation.runner, media, spec);
+            ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
+        }
         let measured = generation.runner.device().memory().workspace_peak() as u64;
         let planned = plan.workspace as u64;
         if measured > planned {
@@ -350,6 +361,7 @@ mod tests {
                 room(asked)
             }),
             workspace_peak: 0,
+            media: None,
         };
         let mut config = profile_config(&plan);
         let tokens = (plan.pages * PAGE_TOKENS) as u64;

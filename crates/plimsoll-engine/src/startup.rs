@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
+use plimsoll_media::MediaError;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
@@ -18,6 +19,8 @@ use crate::accounts::{Accounts, engine_bytes, sampler_bytes, table_bytes};
 use crate::berth::Berth;
 use crate::delivery::SharedTokenizer;
 use crate::handle::{Arrival, EngineHandle, Shared};
+use crate::house::{House, NoRoom, Resident};
+use crate::media::{MediaPlan, MediaSpec};
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, Line, PlanError};
 use crate::sampling::{Sampler, SamplerError};
@@ -37,6 +40,9 @@ pub enum StartError {
     /// Other Plimsolls have leased too much of the machine.
     #[error("another Plimsoll was here first: {0}")]
     Refused(Box<Refusal>),
+    /// Others under the same line leave too little.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
     /// Whether others have leased something cannot be told.
     #[error("leases: {0}")]
     Lease(Box<LeaseError>),
@@ -55,6 +61,9 @@ pub enum StartError {
     /// The system refused a thread.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
+    /// The worst case of media did not run.
+    #[error("the proof failed: {0}")]
+    Media(MediaError),
     /// The worst case did not run.
     #[error("the proof failed: {0}")]
     Proof(DeviceError),
@@ -84,6 +93,8 @@ pub struct Host {
     pub limits: HostLimits,
     /// Where leases are left; absent: where all of this user's processes meet.
     pub lease_dir: Option<PathBuf>,
+    /// Where the engine lives with others under one line; absent: alone.
+    pub house: Option<Arc<House>>,
 }
 
 impl Host {
@@ -113,13 +124,15 @@ impl Host {
         };
         let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
         let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa.unwrap_or_else(Isa::detect));
-        Ok(Self { line, threads, isa, root, limits, lease_dir: None })
+        Ok(Self { line, threads, isa, root, limits, lease_dir: None, house: None })
     }
 
-    /// Bytes this process may hold in all at this moment: what it holds and what is free.
-    fn room(&self) -> u64 {
+    /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its house, and what
+    /// is free.
+    fn room(&self, ledger: &Arc<Ledger>) -> u64 {
         let now = HostNow::read(&self.root, &self.limits);
-        now.available.saturating_add(now.own.leak_gauge())
+        let others = self.house.as_ref().map_or(0, |house| house.committed_beside(ledger));
+        now.available.saturating_add(now.own.leak_gauge().saturating_sub(others))
     }
 }
 
@@ -154,10 +167,12 @@ impl Ballast {
         Self { own }
     }
 
-    /// The engine stands: from here on `canary` is what the heap keeps.
-    fn replace(mut self, canary: Canary) -> Self {
-        drop(heap::arm(canary));
-        self.own = true;
+    /// The engine stands: from here on `canary` is what the heap keeps, unless that is the house's.
+    fn replace(mut self, canary: Option<Canary>) -> Self {
+        if let Some(canary) = canary {
+            drop(heap::arm(canary));
+            self.own = true;
+        }
         self
     }
 
@@ -200,9 +215,11 @@ fn start_as(
     let ballast = Ballast::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
-    let berth = Berth::take(planned.plan.total(), host.lease_dir.clone(), &host.root, &host.limits)?;
+    let beside = host.house.as_ref().map_or(0, |house| house.committed_total());
+    let berth = Berth::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
+    let resident = host.house.as_ref().map(|house| house.admit(&ledger)).transpose()?;
     let eos = end_tokens(&blueprint, &tokenizer);
     let fixed = engine_bytes(&blueprint.weights);
     let Blueprint { model, weights, .. } = blueprint;
@@ -211,19 +228,35 @@ fn start_as(
     let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
     let config = adjust(profile_config(&planned));
     let builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
-    let (generation, sampler, workspace_peak) = prove(&config, builder)?;
+    let Proven { generation, sampler, workspace_peak, media } = prove(&config, builder)?;
     let slots = generation.cache.states.as_ref().map_or(0, |states| states.total());
     planned.resize(generation.cache.pool.total(), slots);
     planned.plan.enter(&ledger);
     let mut accounts = accounts(&planned, &tokenizer, options);
     accounts.tables += fixed;
     accounts.workspace_peak = workspace_peak;
-    let ready = Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts };
+    let ready = Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident };
     spawn(ready, ballast, options, host)
 }
 
-/// Builds and proves the pool. Returns it with the sampler and the bytes of workspace that the proof took.
-fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<(Generation, Sampler, u64), StartError> {
+/// What stands after the proof.
+struct Proven {
+    generation: Generation,
+    sampler: Sampler,
+    /// Bytes of workspace that it took.
+    workspace_peak: u64,
+    media: Option<MediaSpec>,
+}
+
+impl Proven {
+    fn new(generation: Generation, builder: CpuGenerations<'_>) -> Self {
+        let CpuGenerations { sampler, workspace_peak, media, .. } = builder;
+        Self { generation, sampler, workspace_peak, media }
+    }
+}
+
+/// Builds and proves the pool.
+fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Proven, StartError> {
     if builder.plan.step.whole {
         // No pool to be sized: built once and proven.
         let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
@@ -233,10 +266,10 @@ fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<(Gen
         };
         let mut generation = builder.build(shape).map_err(failed)?;
         builder.stress(&mut generation).map_err(failed)?;
-        return Ok((generation, builder.sampler, builder.workspace_peak));
+        return Ok(Proven::new(generation, builder));
     }
     let outcome = auto_profile(config, &mut builder).map_err(own_error)?;
-    Ok((outcome.generation, builder.sampler, builder.workspace_peak))
+    Ok(Proven::new(outcome.generation, builder))
 }
 
 fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
@@ -255,6 +288,7 @@ pub(crate) fn generations<'a>(
     options: &Options,
     host: &'a Host,
 ) -> Result<CpuGenerations<'a>, StartError> {
+    let own = Arc::clone(ledger);
     Ok(CpuGenerations {
         plan: planned,
         shape: model.shape(options.kv_dtype),
@@ -268,8 +302,9 @@ pub(crate) fn generations<'a>(
         // Nothing is kept that could be shared, and nobody waits for what cannot be taken.
         prefix_cache: options.prefix_cache && !planned.step.whole,
         tokens: 0,
-        room: Box::new(|| host.room()),
+        room: Box::new(move || host.room(&own)),
         workspace_peak: 0,
+        media: planned.media.as_ref().map(MediaPlan::start),
     })
 }
 
@@ -294,6 +329,8 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
             planned.limits.max_req_total_len as usize,
         ),
         index: planned.index_bytes(planned.pages, planned.slots),
+        encoder: planned.media.as_ref().map_or(0, MediaPlan::encoder_bytes),
+        guest: options.guest,
         ..Accounts::default()
     }
 }
@@ -312,18 +349,20 @@ fn end_tokens(blueprint: &Blueprint, tokenizer: &SharedTokenizer) -> Vec<u32> {
 struct Ready {
     generation: Generation,
     sampler: Sampler,
+    media: Option<MediaSpec>,
     planned: EnginePlan,
     ledger: Arc<Ledger>,
     tokenizer: SharedTokenizer,
     eos: Vec<u32>,
     berth: Berth,
     accounts: Accounts,
+    resident: Option<Resident>,
 }
 
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
 /// takes the thread along.
 fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
-    let Ready { generation, sampler, planned, ledger, tokenizer, eos, berth, accounts } = ready;
+    let Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
@@ -331,13 +370,15 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
     // Set once, here.
     let _ = shared.eos.set(eos.clone());
+    media.into_iter().for_each(|media| drop(shared.media.set(media)));
+    resident.iter().for_each(|resident| drop(shared.house.set(Arc::clone(resident.house()))));
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);
     let Generation { runner, cache, canary } = generation;
     let canary = match canary {
-        Some(canary) => canary,
-        None => Canary::map(&ledger, ledger.row(Component::Canary).planned)?,
+        None if resident.is_none() => Some(Canary::map(&ledger, ledger.row(Component::Canary).planned)?),
+        canary => canary,
     };
     ledger.seal();
     let (built, wait) = channel();
@@ -362,7 +403,9 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
         let _ = built.send(());
         let Ok(berth) = begin.recv() else { return };
         worker.run();
-        drop((heap::disarm(), berth));
+        // A resident's canary is its house's. It moves out last, when all else is given back.
+        let canary = if resident.is_none() { heap::disarm() } else { None };
+        drop((canary, berth, resident));
     };
     let thread = thread.spawn(body).map_err(StartError::Thread)?;
     let closed = match wait.recv() {
@@ -396,7 +439,7 @@ fn close_books(
 ) -> Result<(Berth, Ballast), StartError> {
     let ledger = &handle.shared.ledger;
     accounts.measure_baseline(ledger);
-    accounts.observe(ledger, 0);
+    accounts.observe(ledger, 0, 0);
     berth.built(handle.plan().total(), ledger.committed_total())?;
     report_baseline(ledger);
     // Set once, here.

@@ -1,6 +1,6 @@
 //! A step's batch, laid out for the device in buffers that are reserved once; and the passes of the draft head after it.
 
-use plimsoll_device::{PAGE_TOKENS, SeqSpan, StepInput};
+use plimsoll_device::{MediaRows, PAGE_TOKENS, SeqSpan, StepInput};
 
 use crate::scheduler::{Seq, Share, StepLimits};
 
@@ -14,6 +14,7 @@ pub struct StepBuffers {
     logit_rows: Vec<u32>,
     state_out: Vec<u32>,
     types: Vec<u32>,
+    places: Vec<[u32; 3]>,
     /// Rows of the pass before that a draft pass goes on from.
     from: Vec<u32>,
     limits: StepLimits,
@@ -45,6 +46,7 @@ impl StepBuffers {
             logit_rows: Vec::with_capacity(limits.logit_rows),
             state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
             types: Vec::with_capacity(if limits.whole { limits.rows } else { 0 }),
+            places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
             from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
             limits: *limits,
         }
@@ -54,7 +56,8 @@ impl StepBuffers {
     pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
         let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.drafts > 0) + usize::from(limits.whole);
         let words = by_row * limits.rows + limits.logit_rows + pages;
-        words * size_of::<u32>() + limits.running * size_of::<SeqSpan>()
+        let media = if limits.media { limits.rows * (size_of::<[u32; 3]>() + size_of::<MediaRows<'_>>()) } else { 0 };
+        words * size_of::<u32>() + media + limits.running * size_of::<SeqSpan>()
     }
 
     fn clear(&mut self) {
@@ -65,6 +68,7 @@ impl StepBuffers {
         self.logit_rows.clear();
         self.state_out.clear();
         self.types.clear();
+        self.places.clear();
         self.from.clear();
     }
 
@@ -79,6 +83,9 @@ impl StepBuffers {
             state,
         });
         self.positions.extend(start as u32..(start + rows) as u32);
+        if self.limits.media {
+            self.places.extend((start..start + rows).map(|position| seq.media.place(position)));
+        }
         if self.limits.whole {
             // Pages of the step's own, which last as long as it.
             let first = self.pages.len() as u32;
@@ -88,11 +95,26 @@ impl StepBuffers {
         }
     }
 
-    /// Lays out `shares` of `running`, one after another.
-    pub fn fill<T>(&mut self, shares: &[Share], running: &[Seq<T>]) -> StepInput<'_> {
+    /// Room for the pieces of encoder outputs that a step may name; [`Self::fill`] fills it, [`reuse`] empties it.
+    pub fn room_for_media(&self) -> Vec<MediaRows<'static>> {
+        Vec::with_capacity(if self.limits.media { self.limits.rows } else { 0 })
+    }
+
+    /// Lays out `shares` of `running`, one after another; `media` receives the pieces of encoder outputs
+    /// among their rows.
+    pub fn fill<'a, T>(
+        &mut self,
+        shares: &[Share],
+        running: &'a [Seq<T>],
+        media: &mut Vec<MediaRows<'a>>,
+    ) -> StepInput<'_> {
         self.clear();
         for share in shares {
             let seq = &running[share.seq];
+            let first_row = self.tokens.len();
+            seq.media.each_piece(share.start, share.rows, |offset, values| {
+                media.push(MediaRows { first_row: first_row + offset, values });
+            });
             self.span(seq, share.start, share.rows, 0, seq.states.source());
             let known = share.rows - share.drafts;
             self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
@@ -144,7 +166,15 @@ impl StepBuffers {
             types: &self.types,
             logit_rows: &self.logit_rows,
             state_out: &self.state_out,
-            ..StepInput::default()
+            places: &self.places,
+            media: &[],
         }
     }
+}
+
+/// An emptied list for the pieces of another step, over the same memory.
+pub fn reuse(mut media: Vec<MediaRows<'_>>) -> Vec<MediaRows<'static>> {
+    media.clear();
+    // Collecting in place keeps the allocation; there is nothing to convert.
+    media.into_iter().map(|_| MediaRows { first_row: 0, values: &[] }).collect()
 }

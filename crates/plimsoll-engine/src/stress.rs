@@ -4,7 +4,11 @@
 //! what was planned, and every kernel path that serving uses has run once.
 
 use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
+use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
+use plimsoll_models::{Grid, Pictures};
 
+use crate::media::{MediaPlan, MediaSpec};
+use crate::planner::ROWS_OF_MEDIA;
 use crate::runner::Runner;
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::scheduler::StepLimits;
@@ -70,6 +74,34 @@ pub fn stress(
     Ok(())
 }
 
+/// The largest batches of media, out of the tower into the pool of outputs.
+pub(crate) fn stress_tower(runner: &mut dyn Runner, plan: &MediaPlan, spec: &MediaSpec) -> Result<(), MediaError> {
+    for grids in &plan.worst {
+        let batch = grids.len();
+        let failed =
+            |error: DeviceError| MediaError::WorstCaseFailed { batch, modality: "medium", why: error.to_string() };
+        let patches = vec![0.0; spec.values_of(grids)];
+        runner.encode(&Pictures { grids, patches: &patches }).map_err(failed)?;
+        let tokens = |grid: &Grid| grid.patches() / (spec.places.merge * spec.places.merge);
+        let key = |i: usize| ContentKey::of(Modality::Image, "the stress", &i.to_le_bytes());
+        let mut first = 0;
+        for (i, grid) in grids.iter().enumerate() {
+            // Nobody finds them: dropped unfilled, their room is free again.
+            let mut claims = spec.outputs.claim(&[(key(i), tokens(grid))])?;
+            let Some(Claim::Vacant(room)) = claims.first_mut() else { continue };
+            for row in 0..room.rows() {
+                let embedding = runner.embedding(first + row);
+                if !embedding.iter().all(|x| x.is_finite()) {
+                    return Err(failed(DeviceError::NotFinite));
+                }
+                room.row_mut(row).copy_from_slice(embedding);
+            }
+            first += tokens(grid);
+        }
+    }
+    Ok(())
+}
+
 struct Stress<'a> {
     runner: &'a mut dyn Runner,
     limits: &'a StepLimits,
@@ -122,6 +154,10 @@ impl Stress<'_> {
                 state_out.extend((1..=rows).map(|row| if kept(row) { slot(row) } else { NO_STATE }));
             }
         }
+        let places: Vec<[u32; 3]> = match self.limits.media {
+            true => positions.iter().map(|position| [*position; 3]).collect(),
+            false => Vec::new(),
+        };
         let first = tokens.len() - logit_rows;
         let wanted: Vec<u32> = (first as u32..tokens.len() as u32).collect();
         let step = StepInput {
@@ -131,6 +167,8 @@ impl Stress<'_> {
             pages: &pages,
             logit_rows: &wanted,
             state_out: &state_out,
+            places: &places,
+            media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
             ..StepInput::default()
         };
         self.runner.forward(&step)?;
@@ -142,15 +180,19 @@ impl Stress<'_> {
         let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
         let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
         let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
-        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], ..*step };
+        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], ..*step };
         self.runner.draft(&rows, &first)?;
         let seqs: Vec<u32> = (0..spans.len() as u32).collect();
         let tokens = vec![1; spans.len()];
+        let mut places = Vec::with_capacity(spans.len());
         let mut positions = Vec::with_capacity(spans.len());
         for (i, span) in spans.iter_mut().enumerate() {
             let end = span.start + span.rows - 1;
             (span.first_row, span.rows, span.start) = (i, 1, end);
             positions.push(end as u32);
+            if self.limits.media {
+                places.push([end as u32; 3]);
+            }
         }
         for _ in 1..self.limits.drafts {
             self.runner.draft(
@@ -161,6 +203,7 @@ impl Stress<'_> {
                     seqs: &spans,
                     pages: step.pages,
                     logit_rows: &seqs,
+                    places: &places,
                     ..StepInput::default()
                 },
             )?;

@@ -16,6 +16,7 @@ use plimsoll_text::Tokenizer;
 
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
+use crate::media::MediaSpec;
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
 use crate::progress::Phase;
 use crate::request::{Limits, Request};
@@ -99,10 +100,20 @@ pub fn limits() -> Limits {
 
 /// Starts a scripted engine. `script` is asked once for every request; the thread ends with the last handle.
 pub fn scripted(limits: Limits, script: impl FnMut(&Request) -> Script + Send + 'static) -> Scripted {
+    scripted_with_media(limits, None, script)
+}
+
+/// The same for a model that takes media.
+pub fn scripted_with_media(
+    limits: Limits,
+    media: Option<MediaSpec>,
+    script: impl FnMut(&Request) -> Script + Send + 'static,
+) -> Scripted {
     let places = limits.running_max_req_size + limits.max_waiting;
     let (arrivals, inbox) = sync_channel(places as usize);
     let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
     let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
+    media.into_iter().for_each(|media| drop(shared.media.set(media)));
     let observed = Arc::new(Observed::default());
     let epoch = Instant::now();
     let engine = Engine {
@@ -136,16 +147,20 @@ pub struct Bench<R> {
     pub eos: Vec<u32>,
     /// Free pages go back to the system.
     pub elastic: bool,
+    /// What the runner's tower takes, if it has one.
+    pub media: Option<MediaSpec>,
 }
 
 impl<R: Runner> Bench<R> {
     /// The engine's two ends: the front door, and what builds the worker on the thread that will own it.
     fn split(self) -> (EngineHandle, impl FnOnce() -> Worker<R>) {
-        let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic } = self;
+        let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media } =
+            self;
         let places = limits.running_max_req_size + limits.max_waiting;
         let (arrivals, inbox) = sync_channel(places as usize);
         let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
         let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
+        media.into_iter().for_each(|media| drop(shared.media.set(media)));
         let epoch = Instant::now();
         let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
         let build = move || {

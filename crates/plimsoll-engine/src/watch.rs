@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use plimsoll_memory::heap;
-use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root};
+use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root, Touched};
 
 use crate::canary::{Keeper, RETRY};
 use crate::governor::Reading;
@@ -76,7 +76,7 @@ pub(crate) fn watch(
 impl Watcher {
     fn look(&mut self, shared: &Shared, epoch: Instant) {
         shared.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
-        let kept = shared.observe_accounts();
+        shared.observe_accounts();
         // The first time they have just been read.
         if std::mem::replace(&mut self.used, true) {
             self.limits = self.limits.again(&self.root);
@@ -84,6 +84,7 @@ impl Watcher {
         let now = HostNow::read(&self.root, &self.limits);
         shared.gauge.set(reading(shared, &self.limits, &now));
         self.since_trim += 1;
+        let kept = heap::kept(Touched::read(&Root::system()).heaps);
         let much = kept > KEPT_BYTES && self.since_trim >= TRIM_READINGS;
         if shared.trim.swap(false, Relaxed) || much {
             heap::trim();
@@ -112,17 +113,17 @@ fn guarded(shared: &Shared, look: impl FnOnce()) {
 
 /// What the governor is told.
 fn reading(shared: &Shared, limits: &HostLimits, now: &HostNow) -> Reading {
-    let planned = shared.plan.total();
+    let planned = shared.process_planned();
     let psi = now.psi.as_ref();
     // A limit of address space counts what is mapped before it is touched: that is not to come any more.
     let mapped = match limits.binding().remedy {
-        Remedy::AddressSpace | Remedy::Data => shared.ledger.committed_total(),
+        Remedy::AddressSpace | Remedy::Data => shared.process_committed(),
         _ => 0,
     };
     Reading {
         available: now.available,
         untouched: planned.saturating_sub(now.own.leak_gauge().max(mapped)),
-        above_plan: limits.effective.min(shared.plan.limit).saturating_sub(planned),
+        above_plan: limits.effective.min(shared.process_line()).saturating_sub(planned),
         // The machine's stalls are about the machine's room, whatever a cgroup allows of it.
         stall_room: match psi.map(|psi| psi.scope) {
             Some(PsiScope::Host) => now.machine_available.unwrap_or(now.available),

@@ -20,6 +20,8 @@ pub struct Load {
     pub users: u64,
     /// Tokens of prompt and output of each.
     pub context: u64,
+    /// Pictures of the largest size in each prompt.
+    pub images: u64,
 }
 
 /// What changing one flag would buy.
@@ -88,18 +90,20 @@ pub fn what_if(
     if !(1..=longest).contains(&load.context) {
         return Err(out_of_range("--context", load.context, longest));
     }
+    check_images(&blueprint, load)?;
     let needed_bytes = asked.needed(&blueprint, load)?;
-    let users_max = asked.users_max(&blueprint, load.context)?;
+    let users_max = asked.users_max(&blueprint, load)?;
     let context_max = largest(longest, |context| asked.fits(&blueprint, Load { context, ..load }))?;
     let mut knobs = Vec::new();
-    for Alternative { flag, value, options } in alternatives(options) {
+    for Alternative { flag, value, options } in alternatives(options, blueprint.media.as_ref()) {
         let other = Asked { options, threads, line };
-        let blueprint = Blueprint::new(checkpoint, &other.options)?;
+        // A picture smaller than the processor's smallest cannot be had.
+        let Ok(blueprint) = Blueprint::new(checkpoint, &other.options) else { continue };
         let knob = Knob {
             flag,
             value,
             needed_bytes: other.needed(&blueprint, load)?,
-            users_max: other.users_max(&blueprint, load.context)?,
+            users_max: other.users_max(&blueprint, load)?,
         };
         if knob.needed_bytes < needed_bytes {
             knobs.push(knob);
@@ -117,11 +121,33 @@ pub fn what_if(
     })
 }
 
+/// Pictures need a model that takes them, and a context that holds them.
+fn check_images(blueprint: &Blueprint, load: Load) -> Result<(), PlanError> {
+    let problem = |problem| Err(PlanError::Option { flag: "--images", problem });
+    match &blueprint.media {
+        _ if load.images == 0 => Ok(()),
+        None => problem(format!("is {}, but this model takes text only", load.images)),
+        Some(media) if load.images.saturating_mul(media.image_tokens()) >= load.context => {
+            let (images, tokens, context) = (load.images, media.image_tokens(), load.context);
+            problem(format!(
+                "is {images}: of {tokens} tokens each they leave no room in --context {context}; --max-image-pixels makes them smaller"
+            ))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
 impl Asked<'_> {
     /// The options of a server for exactly this load.
-    fn options(&self, load: Load) -> Options {
+    fn options(&self, blueprint: &Blueprint, load: Load) -> Options {
         let users = load.users as usize;
+        let pictures = |count| blueprint.media.as_ref().map_or((0, 0), |media| media.bytes_of_pictures(count));
+        // One request's outputs at a time; everybody's pixels.
+        let (outputs, _) = pictures(load.images.max(2));
+        let (_, pixels) = pictures(load.images * load.users);
         Options {
+            encoder_output_bytes: self.options.encoder_output_bytes.or((load.images > 0).then_some(outputs)),
+            media_bytes: self.options.media_bytes.max(pixels),
             running_max_req_size: users,
             graph_max_batch_size: users,
             batch_max_tokens: self.options.batch_max_tokens.max(users),
@@ -133,7 +159,7 @@ impl Asked<'_> {
 
     /// Bytes that a server for this load plans.
     fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {
-        match blueprint.try_plan(&self.options(load), self.threads, self.line) {
+        match blueprint.try_plan(&self.options(blueprint, load), self.threads, self.line) {
             Ok(planned) => {
                 // Where state is short the planner plans for fewer at once; the rest is what they lack.
                 let missing = load.users.saturating_sub(planned.step.running as u64);
@@ -148,8 +174,8 @@ impl Asked<'_> {
         Ok(self.needed(blueprint, load)? <= self.line.bytes)
     }
 
-    fn users_max(&self, blueprint: &Blueprint, context: u64) -> Result<u64, PlanError> {
-        largest(USERS_MAX, |users| self.fits(blueprint, Load { users, context }))
+    fn users_max(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {
+        largest(USERS_MAX, |users| self.fits(blueprint, Load { users, ..load }))
     }
 }
 

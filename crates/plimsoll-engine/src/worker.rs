@@ -5,6 +5,7 @@
 //! would have got.
 
 mod deliver;
+mod encode;
 mod pool;
 mod speculate;
 
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use plimsoll_device::DeviceError;
+use plimsoll_device::{DeviceError, MediaRows, StepInput};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_memory::{broken, heap};
 
@@ -30,8 +31,9 @@ use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::{Newcomer, Pooled, Scheduler, Seq, Share, StepLimits};
 use crate::speculation::{Done, Next, Pace};
-use crate::step::{DraftRows, StepBuffers};
+use crate::step::{DraftRows, StepBuffers, reuse};
 use crate::trim::{Due, Trim};
+use encode::Encoding;
 use speculate::{Lane, Tally};
 
 /// How long an idle engine waits for an arrival before it looks around.
@@ -47,6 +49,10 @@ pub(crate) struct Worker<R> {
     scheduler: Scheduler<Delivery>,
     limits: StepLimits,
     buffers: StepBuffers,
+    /// Pieces of encoder outputs in a step; empty between steps.
+    media_rows: Vec<MediaRows<'static>>,
+    /// For a model that takes media.
+    encoding: Option<Encoding>,
     shares: Vec<Share>,
     /// How many rows of each share count, drafts that missed left out.
     counted: Vec<usize>,
@@ -140,9 +146,12 @@ impl<R: Runner> Worker<R> {
             None if limits.whole => page_ids.min(limits.running + limits.rows / PAGE_TOKENS),
             None => page_ids.min(pages),
         };
+        let buffers = StepBuffers::new(&limits, named_max);
         let mut worker = Self {
             scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
-            buffers: StepBuffers::new(&limits, named_max),
+            media_rows: buffers.room_for_media(),
+            buffers,
+            encoding: shared.media.get().map(Encoding::new),
             shares: Vec::with_capacity(limits.running),
             counted: Vec::with_capacity(limits.running),
             optimistic: speculation.optimistic,
@@ -242,7 +251,7 @@ impl<R: Runner> Worker<R> {
 
     /// I10: false when there is work and nothing has been delivered or ended for longer than the limit.
     fn gets_anywhere(&mut self) -> bool {
-        let now = self.delivered + self.ended();
+        let now = self.delivered + self.ended() + self.encoding.as_ref().map_or(0, |encoding| encoding.done);
         if now != self.progress.0 || self.scheduler.is_empty() {
             self.progress = (now, Instant::now());
         }
@@ -365,6 +374,7 @@ impl<R: Runner> Worker<R> {
                 second_at: embed.second_at.map_or(usize::MAX, |at| at as usize),
             }),
             slots: self.limits.slots,
+            media: std::mem::take(&mut room.media),
             pages: std::mem::take(&mut room.pages),
             page_ids: std::mem::take(&mut room.page_ids),
             tokens,
@@ -386,9 +396,14 @@ impl<R: Runner> Worker<R> {
         if self.scheduler.is_empty() || faults::asked(Site::NoStep) {
             return;
         }
+        self.encode();
         let began = Instant::now();
         faults::site(Site::Scheduler);
         let next = self.schedule();
+        if self.shares.is_empty() {
+            // Everybody waits for the encoder.
+            return self.retire();
+        }
         for share in &self.shares {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             seq.work.scheduled(began, share.start, &self.shared.metrics);
@@ -419,8 +434,12 @@ impl<R: Runner> Worker<R> {
 
     /// Runs the shares as one step. A panic in a kernel is an error like any other.
     fn forward(&mut self) -> Result<(), String> {
-        let step = self.buffers.fill(&self.shares, self.scheduler.running());
-        match catch_unwind(AssertUnwindSafe(|| self.runner.forward(&step))) {
+        let mut media = std::mem::take(&mut self.media_rows);
+        let step = self.buffers.fill(&self.shares, self.scheduler.running(), &mut media);
+        let step = StepInput { media: &media, ..step };
+        let ran = catch_unwind(AssertUnwindSafe(|| self.runner.forward(&step)));
+        self.media_rows = reuse(media);
+        match ran {
             Ok(result) => result.map_err(|error: DeviceError| error.to_string()),
             Err(panic) => {
                 self.shared.metrics.panics.inc();
@@ -503,7 +522,11 @@ impl<R: Runner> Worker<R> {
 
     fn refresh_status(&self) {
         for seq in self.scheduler.running() {
-            let phase = if seq.decoding() { Phase::Decode } else { Phase::Prefill };
+            let phase = match seq.decoding() {
+                true => Phase::Decode,
+                false if seq.at_wall() => Phase::Encode,
+                false => Phase::Prefill,
+            };
             seq.work.progress().stands(phase, seq.computed, seq.pages.ids().len(), seq.states.held());
         }
         for seq in self.scheduler.waiting() {
@@ -519,6 +542,9 @@ impl<R: Runner> Worker<R> {
         if let Some(index) = &cache.index {
             status.prefix_cache.store(true, Release);
             self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
+        }
+        if let Some(encoding) = &self.encoding {
+            encoding.refresh(&self.shared.metrics);
         }
         if let Some(states) = &cache.states {
             let (stats, metrics) = (states.stats(), &self.shared.metrics);

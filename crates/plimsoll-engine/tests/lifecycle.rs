@@ -321,10 +321,20 @@ impl Runner for Gate {
 fn i10_an_engine_that_stands_still_says_so_and_goes_on_when_it_can() {
     let (bench, _) = recall_bench(Shape::default());
     let closed = Arc::new(AtomicBool::new(false));
-    let Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic } = bench;
+    let Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media } = bench;
     let runner = Gate { inner: runner, closed: Arc::clone(&closed) };
-    let engine =
-        over_runner(Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic });
+    let engine = over_runner(Bench {
+        runner,
+        limits,
+        step,
+        prefix_cache,
+        state_slots,
+        speculation,
+        tokenizer,
+        eos,
+        elastic,
+        media,
+    });
     engine.set_stall_limit(Duration::from_secs(1));
     watch_progress(&engine);
     // Longer than the limit without work is no stall.

@@ -6,7 +6,7 @@ use crate::config::ModelConfig;
 use crate::decode::{affine, float};
 use crate::directory::{Directory, Entry, Span, Storage};
 use crate::encoding::{Encoding, TensorInfo};
-use crate::error::FormatError;
+use crate::error::{FormatError, quote};
 use crate::gguf::{self, GgufMeta};
 use crate::hf;
 use crate::mapping::Mapping;
@@ -73,6 +73,31 @@ impl Checkpoint {
     /// compared with the configuration.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.directory.get(name).map(|entry| &entry.info)
+    }
+
+    /// Decodes the part of a float tensor that lies in these rows and columns, row after row, into `out`.
+    pub fn decode_block(
+        &self,
+        name: &str,
+        rows: std::ops::Range<usize>,
+        columns: std::ops::Range<usize>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), FormatError> {
+        let entry = self.entry(name)?;
+        let (all, width) = (entry.info.rows(), entry.info.cols());
+        let Storage::Float(span) = &entry.storage else {
+            return Err(FormatError::Unsupported(format!("columns of the quantized tensor {}", quote(name))));
+        };
+        if rows.end > all || columns.end > width || columns.start > columns.end {
+            return Err(FormatError::NoSuchRow { name: name.to_owned(), rows: all, row: rows.end });
+        }
+        out.clear();
+        for row in rows {
+            let bytes = self.row_of(span, all, row);
+            let size = bytes.len() / width.max(1);
+            float::widen(entry.info.encoding, &bytes[columns.start * size..columns.end * size], out);
+        }
+        Ok(())
     }
 
     /// Decodes one row of a tensor (of a vector: row 0) into `out`, whose buffers are reused.

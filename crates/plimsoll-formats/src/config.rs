@@ -6,6 +6,7 @@
 use crate::encoding::Encoding;
 use crate::error::FormatError;
 use crate::hf::Quantization;
+use crate::vision::{RopeSections, Vision};
 
 /// The family of a model, which decides the code that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +117,8 @@ pub enum Activation {
     GeluTanh,
     /// GELU through the error function.
     Gelu,
+    /// `x * sigmoid(1.702 * x)`.
+    GeluQuick,
 }
 
 /// A float type that a checkpoint declares for its weights.
@@ -196,6 +199,8 @@ pub struct ModelConfig {
     pub delta_net: Option<DeltaNet>,
     /// What makes the model an encoder.
     pub encoder: Option<Encoder>,
+    /// The vision tower that the configuration describes. Checkpoints converted for text alone may lack its weights.
+    pub vision: Option<Vision>,
     /// Layers of the multi-token-prediction head that the configuration announces.
     pub draft_layers: usize,
     /// Whether attention's output is gated: the query projection makes, for each head, the query and then the gate.
@@ -211,6 +216,8 @@ pub struct ModelConfig {
     pub rope_local_theta: f32,
     /// Stretching of the rotary frequencies of global layers.
     pub rope_scaling: RopeScaling,
+    /// How frequencies are shared out among time, height and width, in models that see pictures.
+    pub rope_sections: Option<RopeSections>,
     /// Whether a head rotates neighbouring pairs (2i, 2i+1) rather than halves (i, i + head_dim/2). True for GGUF files
     /// of architecture `llama`, whose converter permutes the rows of the query and key projections.
     pub rope_interleaved: bool,
@@ -256,13 +263,13 @@ pub struct ModelConfig {
 /// Most layers of a model.
 const LAYERS_MAX: usize = 1000;
 /// Most heads of a layer.
-const HEADS_MAX: usize = 1024;
+pub(crate) const HEADS_MAX: usize = 1024;
 /// Widest head.
-const HEAD_DIM_MAX: usize = 1024;
+pub(crate) const HEAD_DIM_MAX: usize = 1024;
 /// Widest residual stream, and widest product of heads and head width.
-const HIDDEN_MAX: usize = 1 << 17;
+pub(crate) const HIDDEN_MAX: usize = 1 << 17;
 /// Widest feed-forward part.
-const INTERMEDIATE_MAX: usize = 1 << 20;
+pub(crate) const INTERMEDIATE_MAX: usize = 1 << 20;
 /// Largest vocabulary.
 const VOCAB_MAX: usize = 1 << 22;
 /// Longest context in tokens.
@@ -317,13 +324,16 @@ impl ModelConfig {
         positive("query scale", self.query_scale, 1e6)?;
         positive("attention soft cap", self.attn_logit_softcap.unwrap_or(1.0), 1e6)?;
         positive("final soft cap", self.final_logit_softcap.unwrap_or(1.0), 1e6)?;
+        self.vision.as_ref().map_or(Ok(()), Vision::check)?;
+        self.rope_sections.map_or(Ok(()), |sections| sections.check(self.rotary_dim))?;
         self.rope_scaling.check()
     }
 
     /// The encoding that a tensor will have, judged from the configuration alone, for planning before any weight is
     /// there: `name` is canonical and ends in `.weight` or `.bias`, `dims` is the number of its dimensions.
     pub fn planned_encoding(&self, name: &str, dims: usize) -> Encoding {
-        let matrix = dims == 2 || dims == 3 && name.contains(".experts.");
+        // Converters leave towers in floats.
+        let matrix = dims == 2 && !name.starts_with("visual.") || dims == 3 && name.contains(".experts.");
         if matrix
             && let Some(quantization) = &self.quantization
             && let Some(group) = quantization.of(name.strip_suffix(".weight").unwrap_or(name))
@@ -417,7 +427,7 @@ impl Dtype {
 }
 
 /// Refuses a size of 0 or above `most`.
-fn within(what: &str, value: usize, most: usize) -> Result<(), FormatError> {
+pub(crate) fn within(what: &str, value: usize, most: usize) -> Result<(), FormatError> {
     if (1..=most).contains(&value) {
         return Ok(());
     }

@@ -41,6 +41,7 @@ mod gguf;
 mod hf;
 mod mapping;
 mod row;
+mod vision;
 
 pub use checkpoint::Checkpoint;
 pub use config::{Activation, Architecture, DeltaNet, Dtype, Encoder, Experts, ModelConfig, RopeScaling, YarnScaling};
@@ -49,3 +50,4 @@ pub use error::FormatError;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue};
 pub use hf::{GroupQuant, Quantization};
 pub use row::{Row, RowBuf, RowScales};
+pub use vision::{MediaTokens, RopeSections, Tower, Vision};

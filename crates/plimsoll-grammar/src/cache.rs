@@ -207,11 +207,25 @@ fn automaton_bytes(parser: &TokenParser) -> u64 {
     parser.parser.lexer_stats().num_bytes as u64
 }
 
-/// The library's words, without the grammar they repeat.
-fn reason(message: &str) -> String {
-    let first = message.split("\n").next().unwrap_or(message);
-    first.chars().take(400).collect()
+/// The library's words, without the grammar they repeat, and without its names for what went wrong.
+pub(crate) fn reason(message: &str) -> String {
+    let first = message.lines().next().unwrap_or(message);
+    let plain = NAMES.iter().find(|(name, _)| first.contains(name)).map(|(_, words)| *words);
+    plain.map_or_else(|| first.chars().take(400).collect(), str::to_owned)
 }
+
+/// What llguidance calls an end, and what that means.
+const NAMES: [(&str, &str); 6] = [
+    (
+        "NoExtension",
+        "nothing can be written that fits it: it contradicts itself, or wants what this model's tokens cannot spell",
+    ),
+    ("LexerTooComplex", "it is too complex: its patterns have too many states"),
+    ("ParserTooComplex", "it is too complex: the same text can be read in too many ways"),
+    ("Too many items", "it is too complex: the same text can be read in too many ways"),
+    ("InternalError", "it could not be compiled"),
+    ("fuel", "it is too complex to be compiled within this server's limits"),
+];
 
 impl Base {
     fn new(settings: &Settings, budget: &Arc<Budget>) -> Result<Self, GrammarError> {

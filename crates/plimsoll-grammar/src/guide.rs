@@ -10,7 +10,7 @@ use llguidance::api::StopReason;
 use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::{Constraint, Grammar};
 
-use crate::cache::{Compiled, GrammarError, Grammars};
+use crate::cache::{Compiled, GrammarError, Grammars, reason};
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
 
@@ -120,8 +120,7 @@ impl Job {
 }
 
 fn words(message: &str) -> String {
-    let first = message.lines().next().unwrap_or(message);
-    format!("the grammar could not be followed: {first}")
+    format!("the grammar could not be followed: {}", reason(message))
 }
 
 impl Walk {

@@ -23,6 +23,8 @@ pub enum Source {
     Lark(String),
     /// Tool calls.
     Calls(Calls),
+    /// Text that may have tool calls in it: a call that has begun is one of these to its end.
+    TextWithCalls(Calls),
     /// Tool calls, or output of another form.
     CallsOr(Calls, Box<Source>),
 }
@@ -50,6 +52,8 @@ pub struct Call {
 /// How calls are written: what stands before the name, between name and arguments, after the arguments, and around it all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallStyle {
+    /// What `open`, or else `before`, begins with: where text has it, a call has begun. Empty where nothing tells so.
+    pub marker: &'static str,
     /// Before all calls.
     pub open: &'static str,
     /// Before a name.
@@ -75,6 +79,7 @@ impl Source {
         let lark = match self {
             Self::Lark(text) if prefix.is_empty() => text.clone(),
             Self::Calls(calls) => format!("start: calls\n{}", calls.lark()?),
+            Self::TextWithCalls(calls) => calls.within_text()?,
             Self::CallsOr(calls, other) => {
                 format!("start: calls | other\nother: {}{}", literal(prefix), other.lark()? + &calls.lark()?)
             }
@@ -101,7 +106,7 @@ impl Source {
                 let texts: Vec<String> = all.iter().map(|text| quote(text)).collect();
                 format!("body\nbody: {}\n", texts.join(" | "))
             }
-            Self::Lark(_) | Self::Calls(_) | Self::CallsOr(..) => {
+            Self::Lark(_) | Self::Calls(_) | Self::TextWithCalls(_) | Self::CallsOr(..) => {
                 return Err("a grammar of one's own cannot be joined with this model's reply format".into());
             }
         })
@@ -114,6 +119,29 @@ fn literal(text: &str) -> String {
 }
 
 impl Calls {
+    /// Free text with these calls in it. The head of a call is read lazily: it is over as soon as the marker is there, and with it the
+    /// text that might have gone on.
+    fn within_text(&self) -> Result<String, String> {
+        let style = &self.style;
+        if style.marker.is_empty() {
+            return Err("calls without a mark cannot be told from text".into());
+        }
+        let strip = |text: &'static str| text.strip_prefix(style.marker).unwrap_or(text);
+        let rest = match style.open {
+            "" => CallStyle { before: strip(style.before), next: "", ..*style },
+            open => CallStyle { open: strip(open), ..*style },
+        };
+        // Calls without anything around them all have a head each.
+        let several = self.several && !style.open.is_empty();
+        let start = if self.several { "(head calls)* free" } else { "head calls | free" };
+        let calls = Self { several, style: rest, ..self.clone() };
+        Ok(format!(
+            "start: {start}\nfree: TEXT\nhead[lazy]: TEXT {}\nTEXT: /(\\n|.)*/\n{}",
+            quote(style.marker),
+            calls.lark()?
+        ))
+    }
+
     /// The rule `calls`, and the rules it needs.
     fn lark(&self) -> Result<String, String> {
         let style = &self.style;

@@ -114,6 +114,7 @@ fn choices_patterns_and_grammars_are_kept() {
 fn calls_have_their_format_and_their_arguments() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
     let style = CallStyle {
+        marker: "<tool_call>",
         open: "",
         before: "<tool_call>\n{\"name\": \"",
         between: "\", \"arguments\": ",
@@ -143,6 +144,7 @@ fn calls_or_a_form() {
     let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": false});
     let style = CallStyle {
+        marker: "<tool_call>",
         open: "",
         before: "<tool_call>\n{\"name\": \"",
         between: "\", \"arguments\": ",
@@ -177,6 +179,81 @@ fn calls_or_a_form() {
     Guide::new(&grammars, Some(&source), "final:", None).unwrap();
     let own = Source::CallsOr(calls, Box::new(Source::Lark("start: \"x\"".into())));
     assert!(Guide::new(&grammars, Some(&own), "", None).is_err());
+}
+
+/// The only token that a mask allows, if it is one.
+fn follow(guide: &Guide, tokenizer: &Tokenizer, text: &str) -> Result<bool, String> {
+    let mut walk = guide.begin().unwrap();
+    for id in tokenizer.encode(text, false, false).unwrap() {
+        let mask = walk.allowed().map_err(|error| format!("before {id}: {error}"))?.map(<[u32]>::to_vec);
+        let allowed = mask.is_none_or(|mask| mask[id as usize / 32] >> (id % 32) & 1 == 1);
+        if !allowed {
+            return Err(format!("{:?} is not allowed", tokenizer.decode(&[id], false)));
+        }
+        walk.accept(id)?;
+    }
+    // Whether it may end here.
+    let end = tokenizer.eos()[0];
+    Ok(walk.allowed()?.is_none_or(|mask| mask[end as usize / 32] >> (end % 32) & 1 == 1))
+}
+
+#[test]
+fn a_call_that_has_begun_in_a_text_is_held_to_its_schema() {
+    let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
+    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+    let plain = CallStyle { marker: "", open: "", before: "", between: "", after: "", next: "", close: "" };
+    let hermes = CallStyle {
+        marker: "<tool_call>",
+        before: "<tool_call>\n{\"name\": \"",
+        between: "\", \"arguments\": ",
+        after: "}\n</tool_call>",
+        next: "\n",
+        ..plain
+    };
+    let listed = CallStyle {
+        marker: "[CALLS]",
+        open: "[CALLS][",
+        before: "{\"name\": \"",
+        between: "\", \"arguments\": ",
+        after: "}",
+        next: ", ",
+        close: "]",
+    };
+    let guide = |style: CallStyle, several: bool| {
+        let tools = vec![Call { name: "f".into(), parameters: parameters.clone() }];
+        let source = Source::TextWithCalls(Calls { tools, several, style });
+        Guide::new(&grammars, Some(&source), "", None).unwrap()
+    };
+    let call = |n: &str| format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {{\"n\": {n}}}}}\n</tool_call>");
+    let many = guide(hermes, true);
+    for good in [
+        "Just talk. {\"name\": 1}\n",
+        &call("7"),
+        &format!("Let me see. {}", call("7")),
+        &format!("{}\n{}!", call("1"), call("2")),
+    ] {
+        assert_eq!(follow(&many, &tokenizer, good), Ok(true), "{good}");
+    }
+    assert_eq!(
+        follow(&many, &tokenizer, "x <tool_call>\n{\"name\": \"f\""),
+        Ok(false),
+        "a call is not left in the middle"
+    );
+    for bad in [
+        call("\"seven\"").as_str(),
+        &format!("Hm. {}", call("true")),
+        "<tool_call>\n{\"name\": \"g\"",
+        &format!("{} {}", call("1"), call("x")),
+    ] {
+        assert!(follow(&many, &tokenizer, bad).is_err(), "{bad}");
+    }
+    let one = guide(hermes, false);
+    assert_eq!(follow(&one, &tokenizer, &format!("Hm. {}", call("7"))), Ok(true));
+    assert!(follow(&one, &tokenizer, &format!("{}\n{}", call("1"), call("2"))).is_err(), "one call was asked for");
+    let list = guide(listed, true);
+    let element = |n: &str| format!("{{\"name\": \"f\", \"arguments\": {{\"n\": {n}}}}}");
+    assert_eq!(follow(&list, &tokenizer, &format!("So: [CALLS][{}, {}]", element("1"), element("2"))), Ok(true));
+    assert!(follow(&list, &tokenizer, &format!("[CALLS][{}", element("null"))).is_err());
 }
 
 #[test]
@@ -225,6 +302,15 @@ fn what_is_no_grammar_says_why() {
         assert!(matches!(&error, GrammarError::Invalid(words) if words.len() > 10), "{error:?}");
     }
     assert_eq!(grammars.usage().grammars, 0);
+    // In words of ours, not in the library's names.
+    let contradiction = json!({"type": "string", "minLength": 5, "maxLength": 2});
+    for source in [Source::JsonSchema(contradiction), Source::Lark("start: A\nA: /a/ & /b/".into())] {
+        let Err(GrammarError::Invalid(words)) = Guide::new(&grammars, Some(&source), "", None) else {
+            panic!("{source:?}")
+        };
+        assert!(words.contains(' ') && !words.contains("NoExtension"), "{words}");
+        println!("{words}");
+    }
 }
 
 #[test]

@@ -339,7 +339,7 @@ fn successful(url: &str, response: Response<Body>) -> Result<Response<Body>, Hub
 }
 
 /// The built-in roots, or those of the user's file.
-fn tls(root_certificates: Option<&Path>) -> Result<TlsConfig, HubError> {
+pub(crate) fn tls(root_certificates: Option<&Path>) -> Result<TlsConfig, HubError> {
     let Some(path) = root_certificates else {
         return Ok(TlsConfig::default());
     };

@@ -4,7 +4,7 @@
 //! on this machine and pulls the files first if they are not there yet.
 //!
 //! The rooms: `model_ref` reads what the user typed; `catalogue` is the table of known models; `pull` decides what to
-//! fetch from where; `hub`, `http` and `wheels` fetch; `model_dir`, `marker` and `disk` keep the cache honest;
+//! fetch from where; `hub`, `http` and `wheels` fetch; `fetch` gets what strangers name; `model_dir`, `marker` and `disk` keep the cache honest;
 //! `cache` lists and removes; `progress` tells the user.
 //!
 //! *Invariant*: this crate knows nothing of what is in a model file. It compares sizes and SHA-256 sums, no more.
@@ -16,6 +16,7 @@ mod cache;
 mod catalogue;
 mod disk;
 mod error;
+mod fetch;
 mod http;
 mod hub;
 mod marker;
@@ -32,6 +33,7 @@ use std::path::PathBuf;
 pub use cache::{Cache, CachedModel};
 pub use catalogue::{Beside, CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
 pub use error::HubError;
+pub use fetch::{FETCH_BYTES, FetchError, FetchRules, Fetcher};
 pub use model_ref::ModelRef;
 pub use progress::{Progress, Quiet, TerminalProgress};
 pub use pull::pull;

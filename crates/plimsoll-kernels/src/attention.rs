@@ -46,7 +46,7 @@ pub struct KvPages<'a> {
     pub kv_head: usize,
 }
 
-/// The query rows: row r, head h of the group at `r · ld + h · head_dim`.
+/// The query rows: row r, head h of the group at `r · ld + h · width`.
 #[derive(Clone, Copy)]
 pub struct Queries<'a> {
     /// The rows, from the group's first head.
@@ -70,7 +70,7 @@ pub struct AttendParams<'a> {
     pub sinks: &'a [f32],
 }
 
-/// Where results go: row r, head h at `ptr + r · ld + h · head_dim`.
+/// Where results go: row r, head h at `ptr + r · ld + h · width`.
 #[derive(Clone, Copy)]
 pub struct AttendOutput {
     /// Row 0, the group's first head.
@@ -115,9 +115,9 @@ impl Queries<'_> {
     }
 
     /// The queries of flat index `query` = row · heads + head.
-    fn get(&self, query: usize, head_dim: usize) -> &[f32] {
+    fn get(&self, query: usize, width: usize) -> &[f32] {
         let (row, head) = (query / self.heads, query % self.heads);
-        &self.data[row * self.ld + head * head_dim..][..head_dim]
+        &self.data[row * self.ld + head * width..][..width]
     }
 
     /// The positions a query sees, as a range.
@@ -170,7 +170,7 @@ pub unsafe fn attend(
     }
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
-        unsafe { finish(isa, queries.heads, params, query, state, out) };
+        unsafe { finish(isa, (queries.heads, kv.layout.width()), params, query, state, out) };
     }
 }
 
@@ -243,7 +243,7 @@ pub unsafe fn attend_combine(
     attend_merge(isa, layout, states, rest);
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
-        unsafe { finish(isa, heads, params, query, state, out) };
+        unsafe { finish(isa, (heads, layout.width()), params, query, state, out) };
     }
 }
 
@@ -257,16 +257,15 @@ fn clear(state: &mut [f32]) {
 /// The output of the query is valid for writing.
 unsafe fn finish(
     isa: Isa,
-    heads: usize,
+    (heads, width): (usize, usize),
     params: &AttendParams<'_>,
     query: usize,
     state: &mut [f32],
     out: AttendOutput,
 ) {
     let (row, head) = (query / heads, query % heads);
-    let dim = state.len() - HEADER;
     // SAFETY: the caller's word on the output.
-    let out = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.ld + head * dim), dim) };
+    let out = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.ld + head * width), width) };
     isa.run(Finish { state, sink: params.sinks.get(head).copied(), out });
 }
 
@@ -331,7 +330,7 @@ impl Kernel for Finish<'_> {
         }
         let factor = s.div(a, l);
         let acc = self.state[HEADER..].as_chunks::<LANES>().0;
-        for (out, acc) in self.out.as_chunks_mut::<LANES>().0.iter_mut().zip(acc) {
+        for (out, acc) in self.out.chunks_mut(LANES).zip(acc) {
             s.store_part(out, s.mul(s.load_part(acc, 0.0), factor));
         }
     }

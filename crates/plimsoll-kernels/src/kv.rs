@@ -5,7 +5,8 @@
 //! - K: `[head_dim][16 positions]`; under Q8 followed by f32 scales `[ceil(head_dim / 32)][16 positions]`.
 //! - V: `[16 positions][head_dim]`; under Q8 followed by f32 scales `[16 positions][ceil(head_dim / 32)]`.
 //!
-//! Slots that were never stored may hold anything.
+//! Heads of another width than a multiple of 16 are stored with zeros behind them ([`KvLayout::padded`]). Slots that were never
+//! stored may hold anything.
 
 use std::fmt;
 
@@ -64,6 +65,8 @@ impl std::error::Error for KvLayoutError {}
 pub struct KvLayout {
     kv_heads: usize,
     head_dim: usize,
+    /// Elements of a head as rows have it; the others up to `head_dim` are zeros.
+    width: usize,
     dtype: KvDtype,
 }
 
@@ -76,7 +79,12 @@ impl KvLayout {
         if kv_heads == 0 || kv_heads > 1 << 16 {
             return Err(KvLayoutError::KvHeads(kv_heads));
         }
-        Ok(KvLayout { kv_heads, head_dim, dtype })
+        Ok(KvLayout { kv_heads, head_dim, width: head_dim, dtype })
+    }
+
+    /// A cache of heads of any width up to 1024, stored as wide as the next multiple of 16.
+    pub fn padded(kv_heads: usize, width: usize, dtype: KvDtype) -> Result<KvLayout, KvLayoutError> {
+        Ok(KvLayout { width, ..KvLayout::new(kv_heads, width.next_multiple_of(LANES), dtype)? })
     }
 
     /// Key/value heads.
@@ -84,9 +92,14 @@ impl KvLayout {
         self.kv_heads
     }
 
-    /// Dimensions of a head.
+    /// Dimensions of a head as they are stored.
     pub fn head_dim(&self) -> usize {
         self.head_dim
+    }
+
+    /// Dimensions of a head as queries, keys, values and results have them.
+    pub fn width(&self) -> usize {
+        self.width
     }
 
     /// How values are stored.
@@ -121,22 +134,22 @@ impl KvLayout {
     }
 }
 
-/// Stores the keys and values of one position (`kv_heads · head_dim` floats each, head after head) in slot `slot` of `page`,
+/// Stores the keys and values of one position (`kv_heads · width` floats each, head after head) in slot `slot` of `page`,
 /// one layer's part (`bytes_per_page` bytes).
 ///
 /// Panics if a length or the slot does not fit.
 pub fn kv_store(isa: Isa, layout: &KvLayout, page: &mut [u8], slot: usize, k_row: &[f32], v_row: &[f32]) {
-    let width = layout.kv_heads * layout.head_dim;
+    let width = layout.kv_heads * layout.width;
     assert!(k_row.len() == width && v_row.len() == width, "{} and {} values, {width} each", k_row.len(), v_row.len());
     assert_eq!(page.len(), layout.bytes_per_page(), "bytes of a page");
     assert!(slot < PAGE, "slot {slot} of {PAGE}");
-    let heads = k_row.chunks_exact(layout.head_dim).zip(v_row.chunks_exact(layout.head_dim));
+    let heads = k_row.chunks_exact(layout.width).zip(v_row.chunks_exact(layout.width));
     for ((k, v), part) in heads.zip(page.chunks_exact_mut(layout.head_bytes())) {
         let (k_part, v_part) = part.split_at_mut(layout.half_bytes());
         match layout.dtype {
-            KvDtype::F32 => store_floats(slot, k, v, k_part, v_part, f32::to_le_bytes),
-            KvDtype::F16 => store_floats(slot, k, v, k_part, v_part, |x| f32_to_f16(x).to_le_bytes()),
-            KvDtype::Bf16 => store_floats(slot, k, v, k_part, v_part, |x| f32_to_bf16(x).to_le_bytes()),
+            KvDtype::F32 => store_floats(layout, slot, (k, v), (k_part, v_part), f32::to_le_bytes),
+            KvDtype::F16 => store_floats(layout, slot, (k, v), (k_part, v_part), |x| f32_to_f16(x).to_le_bytes()),
+            KvDtype::Bf16 => store_floats(layout, slot, (k, v), (k_part, v_part), |x| f32_to_bf16(x).to_le_bytes()),
             KvDtype::Q8 => isa.run(StoreQ8 { layout, slot, k, v, k_part, v_part }),
         }
     }
@@ -144,18 +157,19 @@ pub fn kv_store(isa: Isa, layout: &KvLayout, page: &mut [u8], slot: usize, k_row
 
 /// One head of a float cache: K as a column of slots, V as a row.
 fn store_floats<const N: usize>(
+    layout: &KvLayout,
     slot: usize,
-    k: &[f32],
-    v: &[f32],
-    k_part: &mut [u8],
-    v_part: &mut [u8],
+    (k, v): (&[f32], &[f32]),
+    (k_part, v_part): (&mut [u8], &mut [u8]),
     bytes: impl Fn(f32) -> [u8; N],
 ) {
-    for (x, slots) in k.iter().zip(k_part.as_chunks_mut::<N>().0.chunks_exact_mut(PAGE)) {
-        slots[slot] = bytes(*x);
+    let filled = |x: &[f32], i: usize| x.get(i).copied().unwrap_or(0.0);
+    for (i, slots) in k_part.as_chunks_mut::<N>().0.chunks_exact_mut(PAGE).take(layout.head_dim).enumerate() {
+        slots[slot] = bytes(filled(k, i));
     }
-    for (x, value) in v.iter().zip(&mut v_part.as_chunks_mut::<N>().0[slot * v.len()..]) {
-        *value = bytes(*x);
+    let row = &mut v_part.as_chunks_mut::<N>().0[slot * layout.head_dim..][..layout.head_dim];
+    for (i, value) in row.iter_mut().enumerate() {
+        *value = bytes(filled(v, i));
     }
 }
 
@@ -175,6 +189,7 @@ impl Kernel for StoreQ8<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let dim = self.layout.head_dim;
+        // Codes behind a narrower head stay what they are: the queries have zeros there, and nobody reads such results.
         let (k_codes, k_scales) = self.k_part.split_at_mut(PAGE * dim);
         let (v_codes, v_scales) = self.v_part.split_at_mut(PAGE * dim);
         for (index, x) in self.k.chunks(KV_BLOCK).enumerate() {

@@ -55,6 +55,16 @@ pub enum MediaError {
         /// Pages there are.
         total: u64,
     },
+    /// There are no host bytes to prepare a medium with now. Worth another try later.
+    #[error("all but {} of {total} bytes for media on the host are in use and {asked} are needed; try again later", total - used)]
+    StagingBusy {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes in use.
+        used: u64,
+        /// Bytes there are (`--media-bytes`).
+        total: u64,
+    },
     /// The encoder failed on this item, run alone.
     #[error("the encoder failed on this item: {0}")]
     Encoder(String),

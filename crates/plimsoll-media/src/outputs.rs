@@ -54,6 +54,8 @@ pub struct OutputStats {
     pub pages: usize,
     /// Pages that hold nothing.
     pub pages_free: usize,
+    /// Pages of entries that nobody holds, free as soon as they are needed.
+    pub pages_idle: usize,
     /// Entries that can be found.
     pub entries: usize,
     /// Claims that were answered from the pool.
@@ -72,10 +74,11 @@ pub enum Claim {
 }
 
 impl OutputPool {
-    /// A pool of `pages` pages, each `page_rows` rows of `width` values. All memory is taken and touched here.
+    /// A pool of `pages` pages, each `page_rows` rows of `width` values. All memory is taken and touched here; what is not
+    /// written is no number.
     pub fn new(width: usize, page_rows: usize, pages: usize) -> Self {
         assert!(width > 0 && page_rows > 0, "a page holds at least one value");
-        let free = (0..pages).map(|_| vec![0.0; width * page_rows].into_boxed_slice()).collect();
+        let free = (0..pages).map(|_| vec![f32::NAN; width * page_rows].into_boxed_slice()).collect();
         let state = Mutex::new(State { free, ..State::default() });
         Self(Arc::new(Inner { width, page_rows, pages_total: pages, state }))
     }
@@ -150,6 +153,7 @@ impl OutputPool {
             bytes: (self.0.pages_total * self.0.page_rows * self.0.width * size_of::<f32>()) as u64,
             pages: self.0.pages_total,
             pages_free: state.free.len(),
+            pages_idle: state.idle(),
             entries: state.cached.len(),
             hits: state.hits,
             evictions: state.evictions,
@@ -173,16 +177,25 @@ impl OutputPool {
     }
 }
 
+impl Cached {
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.entry) == 1
+    }
+}
+
 impl State {
+    fn idle(&self) -> usize {
+        self.cached.values().filter(|cached| cached.is_idle()).map(|cached| cached.entry.pages.len()).sum()
+    }
+
     /// Drops unused entries, oldest first, until `pages` are free. `Err` holds what could be had, and nothing is dropped.
     fn make_room(&mut self, pages: usize) -> Result<(), usize> {
-        let unused = |cached: &Cached| Arc::strong_count(&cached.entry) == 1;
-        let idle: usize = self.cached.values().filter(|c| unused(c)).map(|c| c.entry.pages.len()).sum();
+        let idle = self.idle();
         if self.free.len() + idle < pages {
             return Err(self.free.len() + idle);
         }
         while self.free.len() < pages {
-            let idle = self.cached.iter().filter(|(_, cached)| unused(cached));
+            let idle = self.cached.iter().filter(|(_, cached)| cached.is_idle());
             let Some(key) = idle.min_by_key(|(_, cached)| cached.last_used).map(|(key, _)| *key) else {
                 return Err(self.free.len());
             };
@@ -273,6 +286,20 @@ impl Pinned {
         let entry = self.entry.as_ref().expect("a pin has its entry until it is dropped");
         assert!(row < entry.rows, "row {row} of {}", entry.rows);
         &entry.pages[row / page_rows][row % page_rows * width..][..width]
+    }
+
+    /// Values of a row.
+    pub fn width(&self) -> usize {
+        self.pool.0.width
+    }
+
+    /// Up to `most` rows from `first` on: as many as lie together.
+    pub fn rows_from(&self, first: usize, most: usize) -> &[f32] {
+        let (width, page_rows) = (self.pool.0.width, self.pool.0.page_rows);
+        let entry = self.entry.as_ref().expect("a pin has its entry until it is dropped");
+        assert!(first < entry.rows && most > 0, "row {first} of {}", entry.rows);
+        let rows = most.min(entry.rows - first).min(page_rows - first % page_rows);
+        &entry.pages[first / page_rows][first % page_rows * width..][..rows * width]
     }
 }
 

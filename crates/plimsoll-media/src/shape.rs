@@ -34,7 +34,7 @@ impl Modality {
     }
 
     /// The flag that bounds one item of this kind.
-    pub(crate) fn flag(self) -> &'static str {
+    pub fn flag(self) -> &'static str {
         match self {
             Modality::Image => "--max-image-pixels",
             Modality::Video => "--max-video-frames",

@@ -98,7 +98,7 @@ fn refused(what: &str, bytes: &[u8], words: &str) {
 }
 
 fn pixel_bombs() {
-    refused("30,000²", &png(30_000, 30_000, &[]), "900000000 pixels; the limit is 16777216 (--max-image-pixels)");
+    refused("30,000²", &png(30_000, 30_000, &[]), "900000000 pixels; the limit is 16777216 (--max-decode-pixels)");
     refused("a PNG too short for its size", &png(4000, 4000, &[]), "cannot hold 16000000 pixels");
     refused("a JPEG of 65,535²", &jpeg(65_535, 65_535), "4294836225 pixels");
     refused("a JPEG too short for its size", &jpeg(4000, 4000), "cannot hold 16000000 pixels");

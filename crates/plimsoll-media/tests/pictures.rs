@@ -87,7 +87,7 @@ fn frames_of_an_animation_are_taken_by_position() {
         assert!(frames(&bytes, &[4], &ImageLimits::default(), |_| {}).is_err());
         let one = ImageLimits { frames: 3, ..ImageLimits::default() };
         let words = probe(&bytes, &one).unwrap_err().to_string();
-        assert_eq!(words, "an image has 4 frames; the limit is 3 (--max-video-frames)");
+        assert_eq!(words, "an image has 4 frames; the limit is 3 (--max-animation-frames)");
     }
     let mut still = 0;
     frames(&fixture("rgb.png"), &[0, 0], &ImageLimits::default(), |_| still += 1).unwrap();

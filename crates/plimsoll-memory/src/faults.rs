@@ -31,6 +31,8 @@ pub enum Site {
     LosePage,
     /// A state slot that is not given back.
     LoseSlot,
+    /// Pictures on their way through the tower.
+    Encoder,
 }
 
 #[cfg(not(any(test, feature = "fault-injection")))]

@@ -19,6 +19,10 @@ pub enum Component {
     StateSlots,
     /// Temporaries of one forward step, logits included.
     StepWorkspace,
+    /// Rows that a vision tower has made, and the patches of a batch on their way to it.
+    EncoderOutputs,
+    /// Media while they are decoded, and their pixels.
+    MediaStaging,
     /// Running and waiting requests: token ids, page tables, outputs not yet read.
     RequestTable,
     /// Nodes of the prefix index.
@@ -35,11 +39,13 @@ pub enum Component {
 
 impl Component {
     /// All components, in the order in which the plan prints them.
-    pub const ALL: [Component; 10] = [
+    pub const ALL: [Component; 12] = [
         Component::Weights,
         Component::KvPages,
         Component::StateSlots,
         Component::StepWorkspace,
+        Component::EncoderOutputs,
+        Component::MediaStaging,
         Component::RequestTable,
         Component::PrefixIndex,
         Component::Tokenizer,
@@ -55,6 +61,8 @@ impl Component {
             Component::KvPages => "kv_pages",
             Component::StateSlots => "state_slots",
             Component::StepWorkspace => "step_workspace",
+            Component::EncoderOutputs => "encoder_outputs",
+            Component::MediaStaging => "media_staging",
             Component::RequestTable => "request_table",
             Component::PrefixIndex => "prefix_index",
             Component::Tokenizer => "tokenizer",

@@ -213,6 +213,7 @@ pub(crate) fn activation(act: ConfigActivation) -> Activation {
     match act {
         ConfigActivation::Silu => Activation::Silu,
         ConfigActivation::Gelu => Activation::Gelu,
+        ConfigActivation::GeluQuick => Activation::GeluQuick,
         ConfigActivation::GeluTanh => Activation::GeluTanh,
     }
 }
@@ -227,6 +228,8 @@ pub struct Ends {
     pub vocab: usize,
     /// Width of the hidden state.
     pub hidden: usize,
+    /// Width of a row that comes from an encoder: the hidden state, and what the first layers are given besides.
+    media_width: usize,
     eps: f32,
     embedding_scale: f32,
     softcap: Option<f32>,
@@ -248,6 +251,7 @@ impl Ends {
             head,
             vocab,
             hidden,
+            media_width: hidden * (1 + config.vision.as_ref().map_or(0, |vision| vision.deepstack.len())),
             eps: config.norm_eps,
             embedding_scale: config.embedding_scale,
             softcap: config.final_logit_softcap,
@@ -258,7 +262,18 @@ impl Ends {
     pub fn embed(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let x = device.temp(step.tokens.len(), self.hidden)?;
         device.embed(x, self.embedding, step.tokens, self.embedding_scale);
+        for media in step.media {
+            device.place(x, media.first_row, media.values, self.media_width, 0, Mode::Store);
+        }
         Ok(x)
+    }
+
+    /// After the first layers: adds what an encoder has for layer `layer` to the rows that come from it.
+    pub fn deepen(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) {
+        let column = (layer + 1) * self.hidden;
+        for media in step.media.iter().filter(|_| column < self.media_width) {
+            device.place(x, media.first_row, media.values, self.media_width, column, Mode::Add);
+        }
     }
 
     /// The logits of the wanted rows of `x`, every row's hidden state, which is normalised in place.

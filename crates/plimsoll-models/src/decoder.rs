@@ -4,6 +4,8 @@
 //! A family's file says what its configuration means; this one declares the layers that follow from it and runs them, with or
 //! without a draft head.
 
+use std::sync::Arc;
+
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StateShape, StepInput,
     VectorId,
@@ -15,7 +17,8 @@ use crate::delta::{DeltaBlock, state_shape};
 use crate::moe::MoeBlock;
 use crate::mtp::MtpHead;
 use crate::rope::rope;
-use crate::{Drafter, Model, Output};
+use crate::vision::VisionTower;
+use crate::{Drafter, Model, Output, Vision};
 
 /// What mixes positions in a layer, with its place among its kind.
 #[derive(Clone, Copy, Debug)]
@@ -91,11 +94,13 @@ impl Layer {
 }
 
 /// The rotary embedding that all layers of attention share.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Rotary {
     inv_freq: VectorId,
     dim: usize,
     scale: f32,
+    /// The axis of every frequency, in models that see pictures.
+    axes: Option<Arc<[u8]>>,
 }
 
 impl Rotary {
@@ -105,13 +110,19 @@ impl Rotary {
             // GGUF stores Llama 3's rule as one divisor per pair.
             rope.inv_freq.iter_mut().zip(&factors).for_each(|(freq, factor)| *freq /= factor);
         }
-        Ok(Self { inv_freq: declare.values(rope.inv_freq), dim: config.rotary_dim, scale: rope.scale })
+        let axes = config.rope_sections.map(|sections| sections.axes(rope.inv_freq.len()).into());
+        Ok(Self { inv_freq: declare.values(rope.inv_freq), dim: config.rotary_dim, scale: rope.scale, axes })
     }
 
     /// Every row's angles.
     pub fn angles(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let angles = device.temp(step.positions.len(), self.dim)?;
-        device.rope_angles(angles, self.inv_freq, step.positions, self.scale);
+        match self.axes.as_deref().filter(|_| !step.places.is_empty()) {
+            Some(axes) => {
+                device.rope_angles_by_axis(angles, self.inv_freq, axes, &|row| step.places[row], self.scale);
+            }
+            None => device.rope_angles(angles, self.inv_freq, step.positions, self.scale),
+        }
         Ok(angles)
     }
 }
@@ -122,6 +133,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     rotary: Rotary,
     head: Option<MtpHead>,
+    vision: Option<VisionTower>,
     attention_layers: usize,
     state: Option<StateShape>,
     heads: usize,
@@ -152,7 +164,7 @@ impl Decoder {
         }
         let rotary = Rotary::declare(config, declare)?;
         let head = match with_drafter {
-            true => Some(MtpHead::declare(config, ends, rotary, attention_layers, declare)?),
+            true => Some(MtpHead::declare(config, ends, rotary.clone(), attention_layers, declare)?),
             false => None,
         };
         Ok(Self {
@@ -160,6 +172,7 @@ impl Decoder {
             layers,
             rotary,
             head,
+            vision: VisionTower::declare(config, declare)?,
             attention_layers,
             state: config.delta_net.as_ref().map(|delta| state_shape(delta, recurrent_layers)),
             heads: config.heads,
@@ -175,8 +188,9 @@ impl Model for Decoder {
         let scope = device.mark();
         let angles = self.rotary.angles(device, step)?;
         let normed = device.temp(x.rows, x.cols)?;
-        for layer in &self.layers {
+        for (i, layer) in self.layers.iter().enumerate() {
             layer.forward(device, x, normed, angles, step)?;
+            self.ends.deepen(device, x, i, step);
         }
         device.release(scope);
         self.ends.output(device, x, step)
@@ -186,10 +200,15 @@ impl Model for Decoder {
         self.head.as_ref().map(|head| head as &dyn Drafter)
     }
 
+    fn vision(&self) -> Option<&dyn Vision> {
+        self.vision.as_ref().map(|tower| tower as &dyn Vision)
+    }
+
     fn shape(&self, dtype: KvDtype) -> ModelShape {
         let layers = self.attention_layers + usize::from(self.head.is_some());
         let kv = KvShape { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden }
+        let encoder = self.vision.as_ref().map(VisionTower::shape);
+        ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden, encoder }
     }
 
     fn vocab_size(&self) -> usize {

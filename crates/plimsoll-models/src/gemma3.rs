@@ -99,7 +99,7 @@ impl Model for Gemma3 {
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {
         let kv = KvShape { layers: self.layers.len(), kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        ModelShape { kv, state: None, heads: self.heads, hidden: self.ends.hidden }
+        ModelShape { kv, state: None, heads: self.heads, hidden: self.ends.hidden, encoder: None }
     }
 
     fn vocab_size(&self) -> usize {

@@ -17,9 +17,12 @@ pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod rope;
+pub mod vision;
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, KvDtype, ModelShape, StepInput};
 use plimsoll_formats::{Architecture, ModelConfig};
+
+pub use vision::{PlaceRule, PlacedItem};
 
 /// What a step leaves in the workspace until the next one begins.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +79,9 @@ pub trait Vision: Send + Sync {
 
     /// Numbers of an output row: the model's width, and as many again for every layer that is given more of the picture.
     fn output_width(&self) -> usize;
+
+    /// How the family places pictures among the positions of a text.
+    fn place_rule(&self) -> PlaceRule;
 
     /// Encodes pictures as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's picture.
     fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError>;

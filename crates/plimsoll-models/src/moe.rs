@@ -99,6 +99,12 @@ enum Part {
     Down,
 }
 
+/// Whether stacked experts have their inputs before their outputs.
+fn inputs_first(config: &ModelConfig, gate_up: &[usize]) -> bool {
+    let hidden = Some(&config.hidden_size);
+    gate_up.get(1) == hidden && (gate_up.get(2) != hidden || config.vision.is_some())
+}
+
 /// How a checkpoint stores the experts of a layer.
 #[derive(Clone, Copy)]
 enum Stored {
@@ -108,14 +114,21 @@ enum Stored {
     Stacked,
     /// Gate and up projection in one tensor, gate first: [experts, 2 · width, hidden]; and one for down.
     Fused,
+    /// The same with inputs before outputs: [experts, hidden, 2 · width].
+    FusedInputsFirst,
 }
 
 impl Stored {
     /// As the checkpoint has it; for a configuration alone, as it is published.
     fn of(config: &ModelConfig, prefix: &str, declare: &Declare<'_>) -> Self {
         let has = |name: &str| declare.has(&format!("{prefix}.experts.{name}.weight"));
+        let gate_up = declare.shape(&format!("{prefix}.experts.gate_up_proj.weight"));
         match config.architecture {
-            _ if has("gate_up_proj") => Self::Fused,
+            // Qwen3-VL-MoE as it is published. Where the shape fits both, a model that sees is one.
+            Architecture::Qwen3Moe if gate_up.is_some_and(|shape| inputs_first(config, shape)) => {
+                Self::FusedInputsFirst
+            }
+            _ if gate_up.is_some() => Self::Fused,
             _ if has("gate_proj") => Self::Stacked,
             _ if has("0.gate_proj") => Self::Single,
             _ if config.quantization.is_some() => Self::Stacked,
@@ -138,11 +151,20 @@ impl Stored {
             Part::Up => ("up_proj", width, hidden),
             Part::Down => ("down_proj", hidden, width),
         };
+        if let Self::FusedInputsFirst = self {
+            let (name, width, column) = match part {
+                Part::Gate => ("gate_up_proj", 2 * out, 0),
+                Part::Up => ("gate_up_proj", 2 * out, out),
+                Part::Down => ("down_proj", out, 0),
+            };
+            let (name, stored) = (format!("{prefix}.{name}.weight"), [experts.count, k, width]);
+            return declare.turned(&name, &stored, (expert * k, column), (out, k));
+        }
         let (name, stored_rows, first) = match (self, part) {
             (Self::Single, _) => return declare.linear(&format!("{prefix}.{expert}.{name}.weight"), out, k),
             (Self::Fused, Part::Gate) => ("gate_up_proj", 2 * out, 0),
             (Self::Fused, Part::Up) => ("gate_up_proj", 2 * out, out),
-            (Self::Fused | Self::Stacked, _) => (name, out, 0),
+            _ => (name, out, 0),
         };
         let rows = RowPiece::span(expert * stored_rows + first, out);
         declare.linear_rows(&format!("{prefix}.{name}.weight"), &[experts.count, stored_rows, k], &[rows], k)

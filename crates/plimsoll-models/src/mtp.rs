@@ -77,7 +77,8 @@ impl Drafter for MtpHead {
         let before = device.temp(rows.len(), self.ends.hidden)?;
         device.gather(before, hidden, rows);
         device.rms_norm(before, before, self.hidden_norm, self.eps);
-        device.concat(both, embedded, before);
+        device.put(both, embedded, 0);
+        device.put(both, before, embedded.cols);
         device.linear(both, &[(self.join, x)], Mode::Store)?;
         let angles = self.rotary.angles(device, step)?;
         // The joined rows are used up: one of their halves holds the layer's normed input.

@@ -6,7 +6,8 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::error::{ApiError, ApiResult};
+use crate::config::ServerConfig;
+use crate::error::{ApiError, ApiResult, quote};
 use crate::page;
 
 /// The keys that open this server; none opens it to everybody. Their text is shown to nobody.
@@ -179,6 +180,58 @@ impl Origins {
     }
 }
 
+/// The names under which a server may be asked.
+///
+/// A page that a browser has loaded from elsewhere may have its own name point at the loopback address later (DNS rebinding): to the
+/// browser it then asks its own server, so no origin gives it away, only the name it uses. Keys keep such pages out, and whoever can
+/// reach another address of a machine needs no trick; so names are looked at where there are no keys and the address is the loopback's.
+#[derive(Clone, Debug)]
+pub(crate) struct Hosts {
+    allowed: Vec<String>,
+    watched: bool,
+}
+
+impl Hosts {
+    /// As the configuration has it.
+    pub fn of(config: &ServerConfig) -> Self {
+        let all = config.allowed_hosts.iter().any(|host| host == "*");
+        let watched = !all && config.api_keys.is_empty() && is_loopback(&config.host);
+        let allowed = config.allowed_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
+        Self { allowed, watched }
+    }
+
+    /// Refuses a request to a name that is not this server's. One without a name comes from no browser.
+    pub fn admit(&self, headers: &HeaderMap) -> ApiResult<()> {
+        let Some(host) = headers.get(header::HOST).filter(|_| self.watched) else { return Ok(()) };
+        let named = host.to_str().map(name_of).unwrap_or_default();
+        let own = is_loopback(&named) || self.allowed.contains(&named);
+        if own {
+            return Ok(());
+        }
+        let message = format!(
+            "this server is not asked by the name `{}`: without API keys, on a loopback address, it answers to localhost and loopback addresses; --allowed-hosts names others",
+            quote(&named)
+        );
+        let error = ApiError::new(StatusCode::MISDIRECTED_REQUEST, message);
+        Err(ApiError { close: true, code: Some("unknown_host"), ..error })
+    }
+}
+
+/// The name in `name:port`, in lower case, an address of IPv6 without its brackets.
+fn name_of(host: &str) -> String {
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        None => host.split_once(':').map_or(host, |(name, _)| name),
+    };
+    name.trim_end_matches('.').to_ascii_lowercase()
+}
+
+/// Names that browsers resolve to this machine themselves, and its own addresses.
+fn is_loopback(host: &str) -> bool {
+    let address = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    address || host == "localhost" || host.ends_with(".localhost")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,5 +259,38 @@ mod tests {
         for bad in ["", "a.example", "https://", "https://a.example/", "https://*.example"] {
             assert!(Origins::new([bad.to_owned()]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn only_own_names_reach_an_open_server_on_the_loopback() {
+        let with = |config: ServerConfig, host: &str| {
+            let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_str(host).unwrap())]);
+            Hosts::of(&config).admit(&headers)
+        };
+        let open = ServerConfig::default;
+        for own in [
+            "localhost",
+            "LOCALHOST:8000",
+            "127.0.0.1:8000",
+            "127.1.2.3",
+            "[::1]:8000",
+            "app.localhost:1",
+            "localhost.",
+        ] {
+            assert_eq!(with(open(), own), Ok(()), "{own}");
+        }
+        for other in
+            ["evil.example:8000", "localhost.evil.example", "192.168.0.1", "127.0.0.1.evil.example", "", "[::2]"]
+        {
+            let error = with(open(), other).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.code), (421, Some("unknown_host")), "{other}");
+            assert!(error.message.contains("--allowed-hosts"));
+        }
+        let named = |host: &str| ServerConfig { allowed_hosts: vec![host.into()], ..open() };
+        assert!(with(named("Box.lan"), "box.LAN:8000").is_ok() && with(named("*"), "evil.example").is_ok());
+        let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
+        assert!(with(keyed, "evil.example").is_ok(), "keys keep others out");
+        assert!(with(ServerConfig { host: "0.0.0.0".into(), ..open() }, "box.lan").is_ok());
+        assert!(Hosts::of(&open()).admit(&HeaderMap::new()).is_ok());
     }
 }

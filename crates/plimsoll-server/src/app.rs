@@ -1,102 +1,91 @@
-//! The state all handlers share, and the routes.
+//! A served model as its handlers see it, and the routes.
 
+use std::ops::Deref;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
+use plimsoll_engine::Watch;
 use plimsoll_grammar::Grammars;
 use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
-use tokio::sync::{Semaphore, watch};
 
-use crate::config::{ARRIVING_BYTES, PARSED_FACTOR, Served, ServerConfig};
+use crate::config::{PARSED_FACTOR, Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
-use crate::ids::Ids;
-use crate::limits::{ByteBudget, ReadBody, WorkBudget, read_json};
-use crate::metrics::Metrics;
-use crate::prompt::MAX_PROMPTS;
-use crate::rates::Rates;
-use crate::responses::{self, store::ResponseStore};
-use crate::running::{self, Running};
+use crate::front::Front;
+pub(crate) use crate::front::{Phase, reached};
+use crate::limits::{EarlyBody, ReadBody, read_json};
+use crate::media::Studio;
+use crate::running::{self, Priced, Ticket};
 use crate::{
-    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, page, pooled, status,
-    tokenize,
+    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, page, pooled, responses,
+    status, tokenize,
 };
 
-/// How far the server's life has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
-    /// Accepting and answering.
-    Serving,
-    /// Accepting nothing new; what runs may finish.
-    Draining,
-    /// The deadline has passed: what still runs ends with an error now.
-    Cut,
-}
-
-/// Waits until the server's life has come to `phase`, or beyond.
-pub(crate) async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
-    // An error would mean that the server is gone, and with it everybody who could wait here.
-    let _ = phases.wait_for(|now| *now >= phase).await;
-}
-
-/// The state behind all routes.
+/// A served model and the server around it: what a handler of a request to that model sees.
 pub(crate) struct App {
+    pub front: Arc<Front>,
     pub served: Served,
-    pub config: ServerConfig,
-    pub ids: Ids,
-    pub bytes: Arc<ByteBudget>,
-    pub metrics: Metrics,
-    pub phase: watch::Sender<Phase>,
-    pub running: Arc<Running>,
-    pub rates: Rates,
-    pub started: Instant,
+    pub grammars: Arc<Grammars>,
+    /// The model's name in pages that list several; none where it is the only one.
+    pub label: Option<Arc<str>>,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
-    pub grammars: Arc<Grammars>,
-    pub responses: Arc<ResponseStore>,
-    text_workers: Arc<Semaphore>,
-    /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
-    /// round.
-    parsing: WorkBudget,
-    tokenizing: WorkBudget,
+    pub studio: Studio,
+}
+
+/// A model's handlers use the server's limits as their own.
+impl Deref for App {
+    type Target = Front;
+
+    fn deref(&self) -> &Front {
+        &self.front
+    }
 }
 
 impl App {
+    /// The only model of a server.
     pub fn new(served: Served, config: ServerConfig) -> Result<Arc<Self>, ServeError> {
-        config.check()?;
+        let front = Front::new(config, Some(&served.engine))?;
+        let grammar_bytes = front.config.grammar_bytes;
+        Self::of(&front, served, grammar_bytes, None)
+    }
+
+    /// A model of this server, with this much for grammars.
+    pub fn of(
+        front: &Arc<Front>,
+        served: Served,
+        grammar_bytes: u64,
+        label: Option<Arc<str>>,
+    ) -> Result<Arc<Self>, ServeError> {
         if served.names.is_empty() {
             return Err(ServeError::Config("the served model needs at least one name".into()));
         }
         let tokenizer = &served.tokenizer;
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
-        let bytes = ByteBudget::new(config.max_bytes_in_flight);
-        let unless = |id, bytes| if broken(id) { u64::MAX } else { bytes };
-        let responses = ResponseStore::new(unless("V-N", config.response_store_bytes));
-        let grammars = form::grammars(&served, unless("V-70", config.grammar_bytes));
+        let grammars = form::grammars(&served, if broken("V-70") { u64::MAX } else { grammar_bytes });
+        let studio = Studio::new(&front.config.media, served.engine.media())?;
         Ok(Arc::new(Self {
-            metrics: Metrics::new(&served.engine, &bytes, &grammars, &responses),
+            front: Arc::clone(front),
+            studio,
             grammars,
-            responses,
-            text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
-            parsing: WorkBudget::new(config.parsing_bytes_max()),
-            tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
-            ids: Ids::default(),
-            phase: watch::Sender::new(Phase::Serving),
-            running: Running::new(config.max_connections),
-            rates: Rates::new(config.rates),
-            started: Instant::now(),
+            label,
             longest_token: longest_token.max(1) as u64,
-            bytes,
             served,
-            config,
         }))
+    }
+
+    /// Enters a request of the current caller among those that are being answered.
+    pub fn enter(&self, id: &str, stream: bool, watches: Vec<Watch>) -> ApiResult<Ticket> {
+        let engine = &self.served.engine;
+        let model =
+            Priced { name: self.label.clone(), page_bytes: engine.page_bytes(), slot_bytes: engine.slot_bytes() };
+        self.running.enter(id, stream, watches, model)
     }
 
     /// 404 unless the model goes by `name` here.
@@ -125,36 +114,35 @@ impl App {
     }
 
     /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
-    fn check_text(&self, param: &str, text: &str) -> ApiResult<()> {
+    fn check_text(&self, param: &str, bytes: usize) -> ApiResult<()> {
         let context = u64::from(self.served.engine.limits().max_req_total_len);
         // Unicode normalization may shrink text to a third before it is tokenized.
         let most = context.saturating_mul(self.longest_token).saturating_mul(3);
-        if text.len() as u64 > most {
+        if bytes as u64 > most {
             let message = format!(
-                "the prompt has {} bytes and cannot fit into this server's maximum context length of {context} tokens",
-                text.len()
+                "the prompt has {bytes} bytes and cannot fit into this server's maximum context length of {context} tokens"
             );
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         Ok(())
     }
 
-    /// Tokenizes text of bounded length. Only on a text worker.
-    pub fn encode(&self, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
-        self.check_text(param, text)?;
+    /// Tokenizes text of bounded length, which comes in pieces that no token spans. Only on a text worker.
+    pub fn encode(&self, param: &str, pieces: &[&str], add_special: bool) -> ApiResult<Vec<u32>> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        self.check_text(param, bytes)?;
         faults::site(Site::Tokenizer);
         let tokenizer = &self.served.tokenizer;
-        let needed = tokenizer.encode_bytes_max(text.len()) as u64;
+        let needed = tokenizer.encode_bytes_max(bytes) as u64;
         if needed > self.tokenizing.limit() {
             let message = format!(
-                "tokenizing a text of {} bytes may take {needed} bytes, more than this server's limit of {}",
-                text.len(),
+                "tokenizing a text of {bytes} bytes may take {needed} bytes, more than this server's limit of {}",
                 self.tokenizing.limit()
             );
             return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
         }
         let ids = self.tokenizing.with(needed, || {
-            let mut ids = tokenizer.encode(text, add_special, true);
+            let mut ids = tokenizer.encode_pieces(pieces, add_special, true);
             // They grew by doubling, and are kept for as long as the request.
             ids.iter_mut().for_each(Vec::shrink_to_fit);
             ids
@@ -181,98 +169,67 @@ impl App {
         request: Request,
         work: impl FnOnce(ReadBody, &Self) -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
-        let (head, body) = request.into_parts();
-        let body = read_json(&head.headers, body, &self.bytes, &self.config).await?;
+        let (mut head, body) = request.into_parts();
+        let body = match head.extensions.remove::<EarlyBody>().and_then(|early| early.take()) {
+            Some(read) => read,
+            None => read_json(&head.headers, body, &self.bytes, &self.config).await?,
+        };
         let app = Arc::clone(self);
         let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
         self.on_text_worker(move || app.parsing.with(parsed, || work(body, &app))).await
     }
-
-    /// Runs work on text (parsing, templates, tokenizing) on a blocking thread, a bounded number at once. A panic in it
-    /// is this request's error.
-    pub async fn on_text_worker<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> ApiResult<T> + Send + 'static,
-    ) -> ApiResult<T> {
-        let permit = Arc::clone(&self.text_workers).acquire_owned().await;
-        let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
-        let done = tokio::task::spawn_blocking(move || {
-            // Held until the work is over, also when the client has gone meanwhile.
-            let _permit = permit;
-            work()
-        });
-        match done.await {
-            Ok(result) => result,
-            Err(_) => {
-                self.served.engine.metrics().panics.inc();
-                Err(ApiError::internal("the request could not be prepared: its tokenizer or template panicked"))
-            }
-        }
-    }
-
-    /// Counts a panic on the way back to a client, and what that client is told.
-    pub fn panicked(&self) -> ApiError {
-        self.served.engine.metrics().panics.inc();
-        ApiError::internal("the answer could not be written: the server panicked on it")
-    }
 }
 
-impl ServerConfig {
-    /// Refuses limits that contradict each other.
-    pub(crate) fn check(&self) -> Result<(), ServeError> {
-        // Room for a body grows by an eighth.
-        let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
-        if self.max_bytes_in_flight < least {
-            return Err(ServeError::Config(format!(
-                "max_bytes_in_flight is {}, but one body of max_body_bytes needs {least}",
-                self.max_bytes_in_flight
-            )));
-        }
-        if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {
-            let n = self.max_inputs;
-            return Err(ServeError::Config(format!("--max-inputs is {n}; 1 to {MAX_PROMPTS} are allowed")));
-        }
-        if self.silence_timeout < Duration::from_secs(1) {
-            return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
-        }
-        Ok(())
-    }
-}
-
-/// Every route.
+/// Every route of a server with one model.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/", get(page::index))
-        .route(page::FILES, get(page::file))
+    let pages = Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/metrics", get(metrics::handle))
+        .route("/v1/memory", get(memory::handle))
+        .route("/v1/status", get(status::handle))
+        .route("/tokenizer_info", get(tokenize::info))
+        .route("/v1/cache", get(cache::stats).delete(cache::clear))
+        .route("/v1/cache/clear", post(cache::clear))
+        .with_state(Arc::clone(&app));
+    let front = Arc::clone(&app.front);
+    behind_the_door(front, pages.merge(model_routes(app)))
+}
+
+/// What is asked of one model.
+pub(crate) fn model_routes(app: Arc<App>) -> Router {
+    Router::new()
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/responses", post(responses::create))
-        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
-        .route("/v1/responses/{id}/cancel", post(responses::cancel))
-        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/embeddings", post(pooled::embeddings::handle))
         .route("/v1/rerank", post(pooled::rerank::handle))
         .route("/v1/score", post(pooled::score::handle))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
-        .route("/health", get(health::health))
-        .route("/ready", get(health::ready))
-        .route("/version", get(health::version))
-        .route("/metrics", get(metrics::handle))
-        .route("/v1/memory", get(memory::handle))
-        .route("/openapi.json", get(openapi::handle))
-        .route("/v1/status", get(status::handle))
+        .with_state(app)
+}
+
+/// These routes, those that concern no model, and the door before all of them.
+pub(crate) fn behind_the_door(front: Arc<Front>, routes: Router) -> Router {
+    let own = Router::new()
+        .route("/", get(page::index))
+        .route(page::FILES, get(page::file))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/requests/{id}", delete(running::cancel))
-        .route("/v1/cache", get(cache::stats).delete(cache::clear))
-        .route("/v1/cache/clear", post(cache::clear))
+        .route("/version", get(health::version))
+        .route("/openapi.json", get(openapi::handle))
+        .with_state(Arc::clone(&front));
+    own.merge(routes)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&app), door::around))
-        .with_state(app)
+        .layer(from_fn_with_state(front, door::around))
 }
 
 async fn not_found(request: Request) -> ApiError {

@@ -14,7 +14,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::models::json;
 
 /// A step may be running; longer ones than this do not leave a client waiting.
-const CLEAR_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const CLEAR_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Serialize)]
 struct Cleared {

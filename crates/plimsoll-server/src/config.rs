@@ -8,8 +8,10 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::access::{ApiKeys, Origins};
+use crate::media::MediaConfig;
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
+use crate::record::RecordConfig;
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
@@ -109,6 +111,8 @@ pub struct ServerConfig {
     pub rates: RateLimits,
     /// Origins whose scripts may read answers in a browser.
     pub origins: Origins,
+    /// Names besides `localhost` and loopback addresses under which a server without keys may be asked on such an address; `*` for any.
+    pub allowed_hosts: Vec<String>,
     /// Bytes of one request body.
     pub max_body_bytes: u64,
     /// Bytes that all bodies, the prompts in them and all unsent answers may hold together.
@@ -128,6 +132,10 @@ pub struct ServerConfig {
     pub grammar_bytes: u64,
     /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
     pub response_store_bytes: u64,
+    /// Where every request is written down, without its content.
+    pub record: Option<RecordConfig>,
+    /// Pictures and videos, where the served model takes any. What they take is in the engine's plan.
+    pub media: MediaConfig,
     /// A request head must arrive within this time; an idle connection is closed after it.
     pub header_timeout: Duration,
     /// A request body must keep arriving: no gap longer than this.
@@ -154,6 +162,7 @@ impl Default for ServerConfig {
             api_keys: ApiKeys::default(),
             rates: RateLimits::default(),
             origins: Origins::default(),
+            allowed_hosts: Vec::new(),
             max_body_bytes: 4 << 20,
             max_bytes_in_flight: 24 << 20,
             max_connections: 256,
@@ -163,6 +172,8 @@ impl Default for ServerConfig {
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,
             response_store_bytes: 8 << 20,
+            record: None,
+            media: MediaConfig::default(),
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),

@@ -13,9 +13,9 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
 use crate::anthropic;
-use crate::app::App;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
+use crate::front::Front;
 use crate::rates::{Client, Who};
 
 /// The address at the other end of the connection.
@@ -28,7 +28,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_BYTES: usize = 128;
 
 /// Lets a request in or turns it away, and counts the answer.
-pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next: Next) -> Response {
     let origins = &app.config.origins;
     let reader = origins.reader(request.headers());
     let anthropics = anthropic::owns(request.uri().path());
@@ -60,7 +60,7 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
 }
 
 /// The client's id or one of ours; an error beside one of ours where the client's cannot be echoed.
-fn request_id(app: &App, request: &Request) -> (HeaderValue, ApiResult<()>) {
+fn request_id(app: &Front, request: &Request) -> (HeaderValue, ApiResult<()>) {
     let ours = || HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req"));
     match request.headers().get(&REQUEST_ID) {
         Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
@@ -77,12 +77,13 @@ const FREE: [&str; 2] = ["/v1/responses/{id}/cancel", "/v1/cache/clear"];
 
 /// Checks the key, and takes a request out of its bucket where it may cost work: only POST does.
 fn admit(
-    app: &App,
+    app: &Front,
     request: &Request,
     path: &Arc<str>,
     id: &HeaderValue,
     client: &mut Option<Arc<Client>>,
 ) -> ApiResult<Caller> {
+    app.hosts.admit(request.headers())?;
     let key = app.config.api_keys.admit(request.headers(), path)?;
     // A browser sends these for any page without asking first: they have no body.
     if FREE.contains(&&**path) && app.config.origins.foreign(request.headers()) {

@@ -2,6 +2,7 @@
 //!
 //! Values stay borrowed text until a field is taken; only then is memory spent, on that field's own type.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
@@ -159,6 +160,38 @@ pub(crate) fn wrong(param: &str, error: &serde_json::Error) -> ApiError {
     let reason = text.split(" at line ").next().unwrap_or(&text);
     let error = ApiError::invalid(param, format!("{param}: {}", quote(reason)));
     ApiError { code: Some("invalid_type"), ..error }
+}
+
+/// A text that stays where it is in the body, unless it has escapes.
+#[derive(Debug)]
+pub(crate) struct Text<'a>(pub Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = Text<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Text<'de>, E> {
+        Ok(Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Text<'de>, E> {
+        Ok(Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Text<'de>, E> {
+        Ok(Text(Cow::Owned(text)))
+    }
 }
 
 struct Object<'a>(Vec<(String, &'a RawValue)>);

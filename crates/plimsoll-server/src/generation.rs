@@ -78,7 +78,9 @@ impl Generation {
                 n,
             },
             client: caller.client.clone(),
-            log: RequestLog::new(app, id, api, readers.len(), prompt_tokens, caller).streaming(draft.common.stream),
+            log: RequestLog::new(app, id, api, readers.len(), prompt_tokens, caller)
+                .streaming(draft.common.stream)
+                .recorded(app.recorder.as_ref().and_then(|recorder| recorder.begin(app, api, draft))),
             ticket: started.ticket.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }

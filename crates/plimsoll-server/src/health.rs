@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use plimsoll_engine::EngineHandle;
 use serde::Serialize;
 
 use crate::app::{App, Phase};
@@ -42,7 +43,12 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response> {
 }
 
 fn healthy(app: &App, status: &'static str) -> Response {
-    let steps = app.served.engine.status().steps.load(std::sync::atomic::Ordering::Relaxed);
+    healthy_page(std::iter::once(&app.served.engine), status)
+}
+
+/// The page of a server whose engines are well.
+pub(crate) fn healthy_page<'a>(engines: impl Iterator<Item = &'a EngineHandle>, status: &'static str) -> Response {
+    let steps = engines.map(|engine| engine.status().steps.load(std::sync::atomic::Ordering::Relaxed)).sum();
     json(&Healthy { status, steps }, None)
 }
 

@@ -4,6 +4,9 @@
 //! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `generation` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
+//! A server of several models (`registry`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
+//! request to its handlers, which are the same.
+//!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
@@ -20,11 +23,13 @@ mod door;
 mod error;
 mod fields;
 mod form;
+mod front;
 mod generation;
 mod health;
 mod ids;
 mod limits;
 mod logprobs;
+mod media;
 mod memory;
 mod metrics;
 mod models;
@@ -34,6 +39,8 @@ mod params;
 mod pooled;
 mod prompt;
 mod rates;
+mod record;
+mod registry;
 mod request_log;
 mod responses;
 mod running;
@@ -48,5 +55,8 @@ mod turn;
 pub use access::{ApiKeys, Origins};
 pub use config::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
+pub use media::{MediaConfig, MediaFetch};
 pub use rates::RateLimits;
+pub use record::RecordConfig;
+pub use registry::{Listed, LoadError, Loader, serve_models};
 pub use serve::{bind, serve};

@@ -76,6 +76,20 @@ impl Held {
 }
 
 impl Held {
+    /// Gives a part of what is held to a holder of its own.
+    pub fn split(&mut self, bytes: u64) -> Held {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Held { budget: Arc::clone(&self.budget), bytes }
+    }
+
+    /// Holds exactly `bytes`.
+    pub fn become_bytes(&mut self, bytes: u64) -> ApiResult<()> {
+        self.grow(bytes.saturating_sub(self.bytes))?;
+        self.shrink_to(bytes);
+        Ok(())
+    }
+
     /// Gives back all but `bytes`.
     fn shrink_to(&mut self, bytes: u64) {
         let back = self.bytes.saturating_sub(bytes);
@@ -160,9 +174,23 @@ impl ReadBody {
     pub fn keep(self, bytes: u64) -> ApiResult<Held> {
         let Self { bytes: body, mut held } = self;
         drop(body);
-        held.grow(bytes.saturating_sub(held.bytes))?;
-        held.shrink_to(bytes);
+        held.become_bytes(bytes)?;
         Ok(held)
+    }
+}
+
+/// A body that was read to find the model it asks for, on its way to that model's handler in the request's extensions.
+#[derive(Clone)]
+pub(crate) struct EarlyBody(Arc<Mutex<Option<ReadBody>>>);
+
+impl EarlyBody {
+    pub fn new(body: ReadBody) -> Self {
+        Self(Arc::new(Mutex::new(Some(body))))
+    }
+
+    /// The body, once.
+    pub fn take(&self) -> Option<ReadBody> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -230,7 +258,7 @@ fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
 }
 
 fn too_large(limit: u64) -> ApiError {
-    let message = format!("the request body is larger than this server's limit of {limit} bytes");
+    let message = format!("the request body is larger than this server's limit of {limit} bytes (--max-body-bytes)");
     let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message);
     ApiError { close: true, code: Some("request_too_large"), ..error }
 }
@@ -280,6 +308,11 @@ mod tests {
         assert_eq!(budget.used(), 100, "it never grows by shrinking");
         held.shrink_to(30);
         assert_eq!(budget.used(), 30);
+        let part = held.split(10);
+        held.become_bytes(15).unwrap();
+        assert_eq!(budget.used(), 25);
+        drop(part);
+        assert_eq!(budget.used(), 15);
         drop(held);
         assert_eq!(budget.used(), 0);
     }

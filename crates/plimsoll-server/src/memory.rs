@@ -13,7 +13,11 @@ use crate::models::json;
 
 /// Reads everything now.
 pub(crate) fn report(engine: &EngineHandle, http: &ByteBudget) -> LedgerReport {
-    let mut report = engine.report();
+    with_http(engine.report(), http)
+}
+
+/// A report with the HTTP side's budget in it.
+pub(crate) fn with_http(mut report: LedgerReport, http: &ByteBudget) -> LedgerReport {
     report.pools.http_bytes = Some(Share { used: http.used(), total: http.limit() });
     report
 }

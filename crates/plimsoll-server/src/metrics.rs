@@ -1,5 +1,6 @@
 //! `GET /metrics`: the engine's counters, the ledger, the process and the HTTP side as Prometheus reads them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::EngineHandle;
 use plimsoll_engine::report::{ComponentRow, LedgerReport};
-use plimsoll_grammar::Grammars;
+use plimsoll_grammar::Usage;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -20,9 +21,9 @@ use prometheus_client::registry::Registry;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
-use crate::limits::ByteBudget;
+use crate::front::Front;
+use crate::media::Counts;
 use crate::memory::report;
-use crate::responses::store::ResponseStore;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Answer {
@@ -51,9 +52,8 @@ struct Turned {
     reason: &'static str,
 }
 
-/// Everything `/metrics` shows.
+/// What the server itself counts.
 pub(crate) struct Metrics {
-    registry: Registry,
     answers: Family<Answer, Counter>,
     turned_away: Family<Turned, Counter>,
     /// How generations have ended: finished, aborted (the client went), cancelled, timeout, shutdown, failed.
@@ -62,35 +62,23 @@ pub(crate) struct Metrics {
     pub connections: Arc<AtomicU64>,
     /// Connections that were told 503 because too many were open.
     pub refused_connections: Counter,
+    /// Panics, where no single engine counts them.
+    panics: Option<Counter>,
+    /// Models loaded, unloaded, and failed to load since start, where there are several.
+    pub loads: [Counter; 3],
 }
 
 impl Metrics {
-    pub fn new(
-        engine: &EngineHandle,
-        bytes: &Arc<ByteBudget>,
-        grammars: &Arc<Grammars>,
-        responses: &Arc<ResponseStore>,
-    ) -> Self {
-        let mut registry = Registry::default();
-        engine.metrics().register(&mut registry);
-        let (answers, refused_connections) = (Family::default(), Counter::default());
-        registry.register("plimsoll_http_answers", "HTTP answers by route and status", answers.clone());
-        let help = "Connections refused because too many were open";
-        registry.register("plimsoll_http_connections_refused", help, refused_connections.clone());
-        let (ended, turned_away) = (Ended::default(), Family::default());
-        registry.register("plimsoll_generations_ended", "Generations by API and the way they ended", ended.0.clone());
-        let help = "Requests turned away before their body was read, by reason";
-        registry.register("plimsoll_http_turned_away", help, turned_away.clone());
-        let connections = Arc::new(AtomicU64::new(0));
-        let gauges = Gauges {
-            engine: engine.clone(),
-            bytes: Arc::clone(bytes),
-            grammars: Arc::clone(grammars),
-            responses: Arc::clone(responses),
-            connections: Arc::clone(&connections),
-        };
-        registry.register_collector(Box::new(gauges));
-        Self { registry, answers, turned_away, ended, connections, refused_connections }
+    pub fn new(panics: Option<Counter>) -> Self {
+        Self {
+            answers: Family::default(),
+            turned_away: Family::default(),
+            ended: Ended::default(),
+            connections: Arc::default(),
+            refused_connections: Counter::default(),
+            panics,
+            loads: Default::default(),
+        }
     }
 
     /// Counts a request that did not get past the door.
@@ -102,65 +90,157 @@ impl Metrics {
     pub fn answered(&self, path: &str, code: u16) {
         self.answers.get_or_create(&Answer { path: path.into(), code: code.into() }).inc();
     }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("plimsoll_http_answers", "HTTP answers by route and status", self.answers.clone());
+        let help = "Connections refused because too many were open";
+        registry.register("plimsoll_http_connections_refused", help, self.refused_connections.clone());
+        let help = "Generations by API and the way they ended";
+        registry.register("plimsoll_generations_ended", help, self.ended.0.clone());
+        let help = "Requests turned away before their body was read, by reason";
+        registry.register("plimsoll_http_turned_away", help, self.turned_away.clone());
+        if let Some(panics) = &self.panics {
+            registry.register("plimsoll_panics", "Panics that were caught", panics.clone());
+            let [loaded, unloaded, failed] = &self.loads;
+            registry.register("plimsoll_models_loaded", "Models loaded", loaded.clone());
+            registry.register("plimsoll_models_unloaded", "Models unloaded", unloaded.clone());
+            registry.register("plimsoll_models_failed", "Models that failed to load", failed.clone());
+        }
+    }
 }
 
-/// The page.
+/// The page of a server with one model.
 pub(crate) async fn handle(State(app): State<Arc<App>>) -> ApiResult<Response> {
-    let mut text = String::new();
-    encode(&mut text, &app.metrics.registry).map_err(|_| ApiError::internal("the metrics could not be encoded"))?;
+    let whole = report(&app.served.engine, &app.bytes);
+    page(&app.front, whole, Vec::new(), &[&app])
+}
+
+/// The page: the server, the process as `whole` has it, what the models share, and every engine, by its model's label if it has one.
+pub(crate) fn page(
+    front: &Front,
+    whole: LedgerReport,
+    shared: Vec<ComponentRow>,
+    apps: &[&App],
+) -> ApiResult<Response> {
+    let mut server = Registry::default();
+    front.metrics.register(&mut server);
+    server.register_collector(Box::new(ServerGauges::of(front, &whole, shared)));
+    let mut texts = vec![text_of(&server)?];
+    for app in apps {
+        let labels = app.label.iter().map(|label| (Cow::Borrowed("model"), Cow::Owned(label.to_string())));
+        let mut registry = Registry::with_labels(labels);
+        let engine = &app.served.engine;
+        engine.metrics().register(&mut registry);
+        register_media(&app.studio.counts, &mut registry);
+        registry.register_collector(Box::new(EngineGauges { engine: engine.clone(), grammars: app.grammars.usage() }));
+        texts.push(text_of(&registry)?);
+    }
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+    Ok(([(header::CONTENT_TYPE, kind)], joined(&texts)).into_response())
+}
+
+fn register_media(media: &Counts, registry: &mut Registry) {
+    for (name, help, counter) in [
+        ("plimsoll_media_prepared", "Images and videos whose pixels went to the engine", &media.prepared),
+        ("plimsoll_media_refused", "Images and videos that were refused for what they are", &media.refused),
+        ("plimsoll_media_fetched", "Files that were fetched from other servers", &media.fetched),
+        ("plimsoll_media_fetched_bytes", "Bytes of them", &media.fetched_bytes),
+    ] {
+        registry.register(name, help, counter.clone());
+    }
+}
+
+fn text_of(registry: &Registry) -> ApiResult<String> {
+    let mut text = String::new();
+    encode(&mut text, registry).map_err(|_| ApiError::internal("the metrics could not be encoded"))?;
+    Ok(text)
+}
+
+/// Several pages as one: a family is described once, with the samples of all of them.
+fn joined(texts: &[String]) -> String {
+    let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
+    for text in texts {
+        let mut at = 0;
+        for line in text.lines().filter(|line| *line != "# EOF") {
+            // "# HELP name ...", "# TYPE name ...": samples follow their family's words.
+            let Some(words) = line.strip_prefix("# ") else {
+                families[at].2.push(line);
+                continue;
+            };
+            let name = words.split(' ').nth(1).unwrap_or_default();
+            let known = families.iter().position(|family| family.0 == name);
+            at = known.unwrap_or_else(|| {
+                families.push((name, Vec::new(), Vec::new()));
+                families.len() - 1
+            });
+            if families[at].2.is_empty() {
+                families[at].1.push(line);
+            }
+        }
+    }
+    let lines = families.iter().flat_map(|(_, words, samples)| words.iter().chain(samples));
+    let mut page: String = lines.flat_map(|line| [line, "\n"]).collect();
+    page.push_str("# EOF\n");
+    page
 }
 
 /// One number of a component's row.
 type Column = fn(&ComponentRow) -> u64;
 
-/// Values that are read when they are asked for.
-struct Gauges {
+/// Every component's row of a report, as three families.
+fn encode_rows(encoder: &mut DescriptorEncoder<'_>, rows: &[ComponentRow]) -> Result<(), fmt::Error> {
+    let columns: [(&str, &str, Column); 3] = [
+        ("plimsoll_memory_planned_bytes", "What the plan allows a component", |row| row.planned_bytes),
+        ("plimsoll_memory_committed_bytes", "What a component holds", |row| row.committed_bytes),
+        ("plimsoll_memory_peak_bytes", "The most a component ever held", |row| row.peak_bytes),
+    ];
+    for (name, help, column) in columns {
+        let mut family = encoder.encode_descriptor(name, help, None, ConstGauge::new(0i64).metric_type())?;
+        for row in rows {
+            let labels = [("component", row.component)];
+            ConstGauge::new(signed(column(row))).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_singles(
+    encoder: &mut DescriptorEncoder<'_>,
+    singles: &[(&'static str, &'static str, i64)],
+) -> Result<(), fmt::Error> {
+    for (name, help, value) in singles {
+        let gauge = ConstGauge::new(*value);
+        let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+        gauge.encode(metric)?;
+    }
+    Ok(())
+}
+
+/// Values of one engine, read when they are asked for.
+struct EngineGauges {
     engine: EngineHandle,
-    bytes: Arc<ByteBudget>,
-    grammars: Arc<Grammars>,
-    responses: Arc<ResponseStore>,
-    connections: Arc<AtomicU64>,
+    grammars: Usage,
 }
 
-impl fmt::Debug for Gauges {
+impl fmt::Debug for EngineGauges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Gauges")
+        f.write_str("EngineGauges")
     }
 }
 
-impl Collector for Gauges {
+impl Collector for EngineGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let page = report(&self.engine, &self.bytes);
-        for (name, help, value) in self.singles(&page) {
-            let gauge = ConstGauge::new(value);
-            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(metric)?;
-        }
-        let columns: [(&str, &str, Column); 3] = [
-            ("plimsoll_memory_planned_bytes", "What the plan allows a component", |row| row.planned_bytes),
-            ("plimsoll_memory_committed_bytes", "What a component holds", |row| row.committed_bytes),
-            ("plimsoll_memory_peak_bytes", "The most a component ever held", |row| row.peak_bytes),
-        ];
-        for (name, help, column) in columns {
-            let mut family = encoder.encode_descriptor(name, help, None, ConstGauge::new(0i64).metric_type())?;
-            for row in &page.components {
-                let labels = [("component", row.component)];
-                ConstGauge::new(signed(column(row))).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
+        let page = self.engine.report();
+        encode_singles(&mut encoder, &self.singles(&page))?;
+        encode_rows(&mut encoder, &page.components)
     }
 }
 
-impl Gauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 39] {
+impl EngineGauges {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 21] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
-        let (process, pools) = (&page.process, &page.pools);
-        let grammars = self.grammars.usage();
-        let responses = self.responses.usage();
+        let (pools, grammars, allocations) = (&page.pools, &self.grammars, &page.device_allocations);
         [
             ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
             ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
@@ -175,31 +255,61 @@ impl Gauges {
             ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
             ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),
             ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
-            ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(self.bytes.used())),
-            ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(self.bytes.limit())),
             ("plimsoll_grammar_bytes", "What constrained output holds", signed(grammars.used)),
             ("plimsoll_grammar_limit_bytes", "Limit of the above", signed(grammars.limit)),
             ("plimsoll_grammars", "Compiled grammars", signed(grammars.grammars)),
             ("plimsoll_grammars_compiled", "Grammars compiled since start", signed(grammars.compiled)),
             ("plimsoll_grammar_hits", "Requests that found their grammar compiled", signed(grammars.hits)),
             ("plimsoll_grammars_evicted", "Grammars dropped to make room", signed(grammars.evicted)),
+            ("plimsoll_device_allocations", "Device allocations before ready", signed(allocations.before_ready)),
+            (
+                "plimsoll_device_allocations_after_ready",
+                "Device allocations after ready",
+                signed(allocations.after_ready),
+            ),
+        ]
+    }
+}
+
+/// Values of server and process.
+struct ServerGauges {
+    singles: [(&'static str, &'static str, i64); 21],
+    /// What the models share, where there are several.
+    rows: Vec<ComponentRow>,
+}
+
+impl fmt::Debug for ServerGauges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServerGauges")
+    }
+}
+
+impl Collector for ServerGauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        encode_singles(&mut encoder, &self.singles)?;
+        if self.rows.is_empty() { Ok(()) } else { encode_rows(&mut encoder, &self.rows) }
+    }
+}
+
+impl ServerGauges {
+    fn of(front: &Front, page: &LedgerReport, rows: Vec<ComponentRow>) -> Self {
+        let (process, responses) = (&page.process, front.responses.usage());
+        let connections = front.metrics.connections.load(Ordering::Relaxed);
+        let recorded = front.recorder.as_ref().map(|recorder| Arc::clone(&recorder.recorded)).unwrap_or_default();
+        let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
+        let singles = [
+            ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(front.bytes.used())),
+            ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(front.bytes.limit())),
             ("plimsoll_responses_stored", "Responses that can be gone on from", signed(responses.responses)),
             ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
             ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
             ("plimsoll_responses_evicted", "Responses dropped to make room", signed(responses.evicted)),
-            ("plimsoll_http_connections", "Open connections", read(&self.connections)),
+            ("plimsoll_trace_lines", "Requests recorded (--record)", read(&recorded.lines)),
+            ("plimsoll_trace_bytes", "Bytes of the trace", read(&recorded.bytes)),
+            ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&recorded.lost)),
+            ("plimsoll_http_connections", "Open connections", signed(connections)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
-            (
-                "plimsoll_device_allocations",
-                "Device allocations before ready",
-                signed(page.device_allocations.before_ready),
-            ),
-            (
-                "plimsoll_device_allocations_after_ready",
-                "Device allocations after ready",
-                signed(page.device_allocations.after_ready),
-            ),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
             (
                 "plimsoll_heap_kept_bytes",
@@ -213,10 +323,29 @@ impl Gauges {
             ("plimsoll_process_peak_resident_bytes", "The most that was ever resident", signed(process.vm_hwm)),
             ("plimsoll_process_threads", "Threads", signed(process.threads)),
             ("plimsoll_process_open_fds", "Open file descriptors", signed(process.fds)),
-        ]
+        ];
+        Self { singles, rows }
     }
 }
 
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::joined;
+
+    #[test]
+    fn a_family_is_described_once() {
+        let of = |model: &str| {
+            format!(
+                "# HELP a The first.\n# TYPE a counter\na_total{{model=\"{model}\"}} 1\n# HELP b_{model} Its own.\n# TYPE b_{model} gauge\nb_{model} 2\n# EOF\n"
+            )
+        };
+        let page = joined(&[of("x"), of("y")]);
+        let expected = "# HELP a The first.\n# TYPE a counter\na_total{model=\"x\"} 1\na_total{model=\"y\"} 1\n\
+                        # HELP b_x Its own.\n# TYPE b_x gauge\nb_x 2\n# HELP b_y Its own.\n# TYPE b_y gauge\nb_y 2\n# EOF\n";
+        assert_eq!(page, expected);
+    }
 }

@@ -28,11 +28,21 @@ impl PromptInput {
 
 impl<'de> Deserialize<'de> for PromptInput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PromptVisitor)
+        deserializer.deserialize_any(PromptVisitor("prompts"))
     }
 }
 
-struct PromptVisitor;
+/// The same where they are called inputs.
+pub(crate) struct Inputs(pub PromptInput);
+
+impl<'de> Deserialize<'de> for Inputs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptVisitor("inputs")).map(Self)
+    }
+}
+
+/// With the word for what it takes.
+struct PromptVisitor(&'static str);
 
 impl<'de> Visitor<'de> for PromptVisitor {
     type Value = PromptInput;
@@ -46,10 +56,11 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptInput, A::Error> {
+        let word = self.0;
         let full =
-            |n: usize| (n >= MAX_PROMPTS).then(|| A::Error::custom(format_args!("more than {MAX_PROMPTS} prompts")));
+            |n: usize| (n >= MAX_PROMPTS).then(|| A::Error::custom(format_args!("more than {MAX_PROMPTS} {word}")));
         match seq.next_element::<Element>()? {
-            None => Err(A::Error::custom("the list of prompts is empty")),
+            None => Err(A::Error::custom(format_args!("the list of {word} is empty"))),
             Some(Element::Text(first)) => {
                 let mut texts = vec![first];
                 while let Some(text) = seq.next_element()? {

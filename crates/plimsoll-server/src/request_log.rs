@@ -5,6 +5,7 @@ use std::time::Instant;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::metrics::Ended;
+use crate::record::Entry;
 
 /// What is known of a request so far; the line is written when this is dropped.
 pub(crate) struct RequestLog {
@@ -19,6 +20,7 @@ pub(crate) struct RequestLog {
     started: Instant,
     first_token: Option<Instant>,
     reason: &'static str,
+    entry: Option<Entry>,
 }
 
 impl RequestLog {
@@ -37,7 +39,14 @@ impl RequestLog {
             first_token: None,
             // Nobody says goodbye when a client goes: this stands unless another end is reported.
             reason: "aborted",
+            entry: None,
         }
+    }
+
+    /// With a place in the trace, where one is recorded.
+    pub fn recorded(mut self, entry: Option<Entry>) -> Self {
+        self.entry = entry;
+        self
     }
 
     /// For one that streams, or not.
@@ -62,6 +71,10 @@ impl Drop for RequestLog {
     fn drop(&mut self) {
         self.ended.count(self.api, self.reason);
         let ms = |at: Instant| at.duration_since(self.started).as_secs_f64() * 1000.0;
+        let (first, all) = (self.first_token.map(ms), ms(Instant::now()));
+        if let Some(entry) = self.entry.take() {
+            entry.end(self.reason, self.output_tokens, first, all);
+        }
         tracing::info!(
             id = %self.id,
             request_id = %self.caller.request_id,
@@ -71,8 +84,8 @@ impl Drop for RequestLog {
             choices = self.choices,
             prompt_tokens = self.prompt_tokens,
             output_tokens = self.output_tokens,
-            ttft_ms = self.first_token.map(ms),
-            duration_ms = ms(Instant::now()),
+            ttft_ms = first,
+            duration_ms = all,
             reason = self.reason,
             "request"
         );

@@ -15,9 +15,9 @@ use plimsoll_memory::broken;
 use serde::Serialize;
 use tokio::sync::Notify;
 
-use crate::app::App;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult, quote};
+use crate::front::Front;
 use crate::models::json;
 
 /// Heap bytes of one entry: itself, its ids, a place in the list. What it watches belongs to the engine's requests.
@@ -32,8 +32,17 @@ pub(crate) struct Entry {
     /// One for each of its choices.
     pub watches: Vec<Watch>,
     pub started: Instant,
+    pub model: Priced,
     cancelled: AtomicBool,
     wake: Notify,
+}
+
+/// The model that answers, and what its pages and slots take.
+pub(crate) struct Priced {
+    /// Its name, where there are several.
+    pub name: Option<Arc<str>>,
+    pub page_bytes: u64,
+    pub slot_bytes: u64,
 }
 
 /// All of them.
@@ -60,13 +69,14 @@ impl Running {
     }
 
     /// Enters a request of the current caller.
-    pub fn enter(self: &Arc<Self>, id: &str, stream: bool, watches: Vec<Watch>) -> ApiResult<Ticket> {
+    pub fn enter(self: &Arc<Self>, id: &str, stream: bool, watches: Vec<Watch>, model: Priced) -> ApiResult<Ticket> {
         let entry = Arc::new(Entry {
             id: id.into(),
             caller: Caller::current(),
             stream,
             watches,
             started: Instant::now(),
+            model,
             cancelled: AtomicBool::new(false),
             wake: Notify::new(),
         });
@@ -137,7 +147,7 @@ struct Cancelled<'a> {
 }
 
 /// The handler.
-pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(crate) async fn cancel(State(app): State<Arc<Front>>, Path(id): Path<String>) -> ApiResult<Response> {
     match app.running.cancel(&id, Caller::current().key) {
         0 => {
             let message = format!("no request `{}` is running here; it may have ended", quote(&id));

@@ -25,6 +25,7 @@ use crate::app::{App, Phase, reached, router};
 use crate::config::{CONNECTION_BUFFER_BYTES, HEAD_BYTES, SOCKET_BUFFER_BYTES, Served, ServerConfig};
 use crate::door::Peer;
 use crate::error::{ApiError, ServeError};
+use crate::front::Front;
 use crate::socket::{ClientSocket, hung_up, prepare};
 
 /// Connections the system may queue before they are accepted.
@@ -76,7 +77,19 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let app = App::new(served, config)?;
-    let router = router(Arc::clone(&app));
+    let (front, engine) = (Arc::clone(&app.front), app.served.engine.clone());
+    run(listener, &front, router(app), || engine.drain(), shutdown).await;
+    Ok(())
+}
+
+/// Accepts until `shutdown` completes, then says so with `drain` and waits for what runs.
+pub(crate) async fn run(
+    listener: TcpListener,
+    app: &Arc<Front>,
+    router: Router,
+    begin_drain: impl FnOnce(),
+    shutdown: impl Future<Output = ()>,
+) {
     let permits = Arc::new(Semaphore::new(app.config.max_connections as usize));
     let mut connections = JoinSet::new();
     tokio::pin!(shutdown);
@@ -85,7 +98,7 @@ pub async fn serve(
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => admit(&app, &router, &permits, &mut connections, (stream, peer)),
+                Ok((stream, peer)) => admit(app, &router, &permits, &mut connections, (stream, peer)),
                 Err(error) => {
                     // Out of descriptors, usually: a moment lets others close.
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -95,12 +108,14 @@ pub async fn serve(
         }
     }
     drop(listener);
-    drain(&app, connections).await;
-    Ok(())
+    drain(app, begin_drain, connections).await;
+    if let Some(recorder) = &app.recorder {
+        recorder.flush();
+    }
 }
 
 fn admit(
-    app: &Arc<App>,
+    app: &Arc<Front>,
     router: &Router,
     permits: &Arc<Semaphore>,
     connections: &mut JoinSet<()>,
@@ -130,7 +145,7 @@ fn refuse(stream: &TcpStream, limit: u32) {
 }
 
 async fn connection(
-    app: Arc<App>,
+    app: Arc<Front>,
     router: Router,
     (stream, peer): (TcpStream, SocketAddr),
     permit: OwnedSemaphorePermit,
@@ -177,12 +192,12 @@ async fn connection(
 
 /// A connection's place, given back on drop.
 struct Open {
-    app: Arc<App>,
+    app: Arc<Front>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Open {
-    fn new(app: &Arc<App>, permit: OwnedSemaphorePermit) -> Self {
+    fn new(app: &Arc<Front>, permit: OwnedSemaphorePermit) -> Self {
         app.metrics.connections.fetch_add(1, Ordering::Relaxed);
         Self { app: Arc::clone(app), _permit: permit }
     }
@@ -194,13 +209,13 @@ impl Drop for Open {
     }
 }
 
-async fn drain(app: &App, mut connections: JoinSet<()>) {
+async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>) {
     let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
         phases.send_replace(phase);
         tracing::info!(?phase, open = app.metrics.connections.load(Ordering::Relaxed), "shutting down");
     };
     enter(Phase::Draining, &app.phase);
-    app.served.engine.drain();
+    begin();
     if timeout(app.config.drain_deadline, all(&mut connections)).await.is_ok() {
         return;
     }

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use axum::body::Body;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -20,6 +20,14 @@ use tokio::time::timeout;
 
 use crate::error::ApiError;
 use crate::generation::{Event, Generation, Usage};
+
+/// What every stream is sent with.
+pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
+    (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+    (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    // A buffering proxy would defeat streaming.
+    (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+];
 
 /// How one API spells a stream.
 pub(crate) trait Shape: Send + 'static {
@@ -63,6 +71,11 @@ impl Drop for Unfinished<'_> {
 }
 
 impl Events {
+    /// Whole events, to be sent.
+    pub fn into_bytes(self) -> Bytes {
+        self.0.into()
+    }
+
     /// Adds one event.
     pub fn push(&mut self, data: &impl Serialize) {
         self.write(None, data);
@@ -90,7 +103,7 @@ impl Events {
         }
     }
 
-    fn comment(&mut self) {
+    pub fn comment(&mut self) {
         self.0.extend_from_slice(b": waiting\n\n");
     }
 
@@ -100,13 +113,13 @@ impl Events {
         parts.iter().for_each(|part| self.0.extend_from_slice(part));
     }
 
-    fn error(&mut self, error: &ApiError) {
+    pub fn error(&mut self, error: &ApiError) {
         self.0.extend_from_slice(b"data: ");
         self.0.extend_from_slice(&error.body());
         self.0.extend_from_slice(b"\n\n");
     }
 
-    fn done(&mut self) {
+    pub fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
 }
@@ -147,7 +160,7 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
             }
         };
         if !ended {
-            return Some((Ok::<_, Infallible>(Bytes::from(out.0)), Some(running)));
+            return Some((Ok::<_, Infallible>(out.into_bytes()), Some(running)));
         }
         // The generation goes before the last bytes are handed over; what the answer holds, when they are sent.
         let Running { generation, shape, .. } = running;
@@ -158,13 +171,7 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
         }
         Some((Ok(Bytes::from_owner(Last { bytes: out.0, _shape: shape })), None))
     });
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        // A buffering proxy would defeat streaming.
-        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ];
-    (headers, Body::from_stream(stream)).into_response()
+    (HEADERS, Body::from_stream(stream)).into_response()
 }
 
 impl<S: Shape> Running<S> {

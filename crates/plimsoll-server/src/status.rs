@@ -8,19 +8,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::extract::State;
 use axum::response::Response;
 use plimsoll_engine::report::{Ladder, Pools};
-use plimsoll_engine::{EngineHandle, Phase, Snapshot, Watch};
+use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot, Watch};
 use serde::Serialize;
 
 use crate::app::App;
+use crate::front::Front;
 use crate::memory::report;
 use crate::models::json;
 use crate::running::Entry;
 
 #[derive(Serialize)]
-struct Status {
+pub(crate) struct Status {
     object: &'static str,
     model: String,
-    /// Whether the model writes text.
+    /// Whether the model, or any of several, writes text.
     generates: bool,
     /// Bytes of the largest request body that is taken.
     max_body_bytes: u64,
@@ -34,7 +35,7 @@ struct Status {
     requests: Vec<Row>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Totals {
     running: u64,
     waiting: u64,
@@ -58,6 +59,9 @@ struct Row {
     id: String,
     request_id: String,
     endpoint: String,
+    /// The model that answers, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
     stream: bool,
     /// Of the choice that is furthest behind.
     phase: &'static str,
@@ -79,7 +83,8 @@ struct Row {
 }
 
 impl Row {
-    fn of(entry: &Entry, page_bytes: u64, slot_bytes: u64) -> Self {
+    fn of(entry: &Entry) -> Self {
+        let (page_bytes, slot_bytes) = (entry.model.page_bytes, entry.model.slot_bytes);
         let looks: Vec<Snapshot> = entry.watches.iter().map(Watch::snapshot).collect();
         let sum = |of: fn(&Snapshot) -> u64| looks.iter().map(of).sum::<u64>();
         let (kv_pages, state_slots) = (sum(|look| look.kv_pages.into()), sum(|look| look.state_slots.into()));
@@ -90,6 +95,7 @@ impl Row {
             id: entry.id.clone(),
             request_id: entry.caller.request_id.to_string(),
             endpoint: entry.caller.endpoint.to_string(),
+            model: entry.model.name.as_ref().map(ToString::to_string),
             stream: entry.stream,
             // Embeddings bring their inputs one by one and have no choices to look at: they are computed.
             phase: looks.iter().map(|look| look.phase).min().unwrap_or(Phase::Prefill).name(),
@@ -111,45 +117,60 @@ impl Row {
 }
 
 impl Totals {
-    fn of(engine: &EngineHandle, rows: &[Row]) -> Self {
-        let (status, metrics) = (engine.status(), engine.metrics());
-        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+    fn of<'a>(engines: impl Iterator<Item = &'a EngineHandle>, rows: &[Row]) -> Self {
+        let mut totals = Self::of_rows(rows);
+        engines.for_each(|engine| totals.add(engine));
+        totals
+    }
+
+    fn of_rows(rows: &[Row]) -> Self {
         Self {
-            running: read(&status.running),
-            waiting: read(&status.waiting),
             answering: rows.len(),
             memory_bytes: rows.iter().map(|row| row.memory_bytes).sum(),
             tokens_per_second: rows.iter().filter_map(|row| row.tokens_per_second).fold(0.0, |sum, speed| sum + speed),
-            prompt_tokens: metrics.prompt_tokens.get(),
-            cached_tokens: metrics.cached_tokens.get(),
-            generated_tokens: metrics.generated_tokens.get(),
-            finished: metrics.finished.get(),
-            aborted: metrics.aborted.get(),
-            failed: metrics.failed.get(),
-            steps: read(&status.steps),
+            ..Self::default()
         }
+    }
+
+    fn add(&mut self, engine: &EngineHandle) {
+        let (status, metrics) = (engine.status(), engine.metrics());
+        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        self.running += read(&status.running);
+        self.waiting += read(&status.waiting);
+        self.prompt_tokens += metrics.prompt_tokens.get();
+        self.cached_tokens += metrics.cached_tokens.get();
+        self.generated_tokens += metrics.generated_tokens.get();
+        self.finished += metrics.finished.get();
+        self.aborted += metrics.aborted.get();
+        self.failed += metrics.failed.get();
+        self.steps += read(&status.steps);
     }
 }
 
-/// The page.
+/// The page of a server with one model.
 pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
     let engine = &app.served.engine;
-    let (page_bytes, slot_bytes) = (engine.page_bytes(), engine.slot_bytes());
-    let row = |entry: &Arc<Entry>| Row::of(entry, page_bytes, slot_bytes);
-    let requests: Vec<Row> = app.running.all().iter().map(row).collect();
     let page = report(engine, &app.bytes);
-    let status = Status {
-        object: "status",
-        model: app.served.names[0].clone(),
-        generates: !engine.limits().encoder,
-        max_body_bytes: app.config.max_body_bytes,
-        uptime_seconds: app.started.elapsed().as_secs_f64(),
-        healthy: engine.healthy(),
-        draining: engine.draining(),
-        totals: Totals::of(engine, &requests),
-        pools: page.pools,
-        ladder: page.ladder,
-        requests,
-    };
+    let status = Status::of(&app.front, app.served.names[0].clone(), &[engine], page);
     json(&status, None)
+}
+
+impl Status {
+    /// `page`: what there is to say about memory, all engines together.
+    pub fn of(front: &Front, model: String, engines: &[&EngineHandle], page: LedgerReport) -> Self {
+        let requests: Vec<Row> = front.running.all().iter().map(|entry| Row::of(entry)).collect();
+        Self {
+            object: "status",
+            model,
+            generates: engines.is_empty() || engines.iter().any(|engine| !engine.limits().encoder),
+            max_body_bytes: front.config.max_body_bytes,
+            uptime_seconds: front.started.elapsed().as_secs_f64(),
+            healthy: engines.iter().all(|engine| engine.healthy()),
+            draining: front.draining() || engines.iter().any(|engine| engine.draining()),
+            totals: Totals::of(engines.iter().copied(), &requests),
+            pools: page.pools,
+            ladder: page.ladder,
+            requests,
+        }
+    }
 }

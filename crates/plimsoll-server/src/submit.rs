@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_engine::{Reader, Request};
+use plimsoll_engine::{MediaItem, Reader, Request};
 use plimsoll_memory::broken;
 
 use crate::app::App;
@@ -42,6 +42,8 @@ pub(crate) struct Draft {
     pub reading_bytes: u64,
     /// The share of the byte budget that the prompts hold until the answer is complete.
     pub kept: Option<Held>,
+    /// What the placeholders of the one prompt stand for.
+    pub media: Vec<MediaItem>,
     /// Where the client asks for more tokens than the context has left, that rest is generated.
     pub fills_context: bool,
     /// The stream repeats at its end what it has said, so that its output is held like a whole answer's.
@@ -86,7 +88,7 @@ impl Draft {
             }
         }
         let watches = readers.iter().map(Reader::watch).collect();
-        let ticket = Some(app.running.enter(id, self.common.stream, watches)?);
+        let ticket = Some(app.enter(id, self.common.stream, watches)?);
         Ok(Started { readers, held, ticket })
     }
 
@@ -112,6 +114,7 @@ impl Draft {
             speculate: common.mtp,
             cache_salt: common.cache_salt,
             embed: None,
+            media: self.media.clone(),
         }
     }
 

@@ -10,8 +10,10 @@ use crate::app::App;
 use crate::chat::messages::conversation;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
+use crate::limits::Held;
 use crate::logprobs::Spelling;
 use crate::models::json;
+use crate::turn::conversation::Conversation;
 
 #[derive(Serialize)]
 struct Tokenized {
@@ -26,6 +28,34 @@ struct Detokenized {
     prompt: String,
 }
 
+/// What a client needs to know of a tokenizer that it uses from afar. A name that the model does not have is null.
+#[derive(Serialize)]
+struct Info<'a> {
+    tokenizer_class: &'static str,
+    bos_token: Option<&'a str>,
+    eos_token: Option<&'a str>,
+    pad_token: Option<&'a str>,
+    vocab_size: usize,
+    model_max_length: u32,
+    chat_template: Option<&'a str>,
+}
+
+/// `GET /tokenizer_info`, as vLLM has it: with it, `lm-eval` tokenizes here and sends ids.
+pub(crate) async fn info(State(app): State<Arc<App>>) -> Response {
+    let tokenizer = &app.served.tokenizer;
+    let name = |id: Option<u32>| id.map(|id| tokenizer.token_name(id));
+    let info = Info {
+        tokenizer_class: "PreTrainedTokenizerFast",
+        bos_token: name(tokenizer.bos()),
+        eos_token: name(tokenizer.eos().first().copied()),
+        pad_token: None,
+        vocab_size: tokenizer.vocab_size(),
+        model_max_length: app.served.engine.limits().max_req_total_len,
+        chat_template: app.served.template.as_ref().map(|template| template.source()),
+    };
+    json(&info, None)
+}
+
 /// An id, held and as JSON.
 const ANSWER_BYTES_PER_ID: u64 = 16;
 
@@ -34,30 +64,68 @@ const ANSWER_BYTES_PER_TEXT: u64 = 64;
 
 /// Text or a conversation to ids.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    app.on_body(request, |body, app| {
-        let mut fields = Fields::of_body(&body.bytes)?;
-        check_model(&mut fields, app)?;
-        let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
-        let add_special = fields.take::<bool>("add_special_tokens")?;
-        let tokens = match fields.take::<String>("prompt")? {
-            Some(text) => {
-                fields.finish()?;
-                app.encode("prompt", &text, add_special.unwrap_or(true))?
-            }
-            None => {
-                let conversation = conversation(&mut fields)?;
-                fields.finish()?;
-                conversation.tokens(app, add_special.unwrap_or(false))?
-            }
-        };
-        let per_token = if with_texts { ANSWER_BYTES_PER_ID + ANSWER_BYTES_PER_TEXT } else { ANSWER_BYTES_PER_ID };
-        let held = app.bytes.hold(tokens.len() as u64 * per_token)?;
-        let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
-        let token_strs = with_texts.then(|| tokens.iter().map(|id| spelling.text(*id)).collect());
-        let max_model_len = app.served.engine.limits().max_req_total_len;
-        Ok(json(&Tokenized { count: tokens.len(), max_model_len, tokens, token_strs }, Some(held)))
-    })
-    .await
+    let (asked, held) = app
+        .on_body(request, |body, app| {
+            let mut fields = Fields::of_body(&body.bytes)?;
+            check_model(&mut fields, app)?;
+            let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
+            let add_special = fields.take::<bool>("add_special_tokens")?;
+            let what = match fields.take::<String>("prompt")? {
+                Some(text) => What::Text(text),
+                None => What::Conversation(Box::new(conversation(&mut fields, app)?)),
+            };
+            fields.finish()?;
+            let held = body.keep(what.bytes())?;
+            Ok((Asked { what, with_texts, add_special }, held))
+        })
+        .await?;
+    asked.answer(&app, held).await
+}
+
+/// What is to be tokenized.
+enum What {
+    Text(String),
+    Conversation(Box<Conversation>),
+}
+
+struct Asked {
+    what: What,
+    with_texts: bool,
+    add_special: Option<bool>,
+}
+
+impl What {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Text(text) => text.capacity() as u64,
+            Self::Conversation(conversation) => conversation.bytes(),
+        }
+    }
+}
+
+impl Asked {
+    async fn answer(self, app: &Arc<App>, mut held: Held) -> ApiResult<Response> {
+        let Self { mut what, with_texts, add_special } = self;
+        if let What::Conversation(conversation) = &mut what {
+            conversation.fetch(app, &mut held).await?;
+        }
+        let own = Arc::clone(app);
+        app.on_text_worker(move || {
+            let app = &*own;
+            let tokens = match &mut what {
+                What::Text(text) => app.encode("prompt", &[text], add_special.unwrap_or(true))?,
+                What::Conversation(conversation) => conversation.prompt(app, add_special.unwrap_or(false))?.ids,
+            };
+            drop(what);
+            let per_token = if with_texts { ANSWER_BYTES_PER_ID + ANSWER_BYTES_PER_TEXT } else { ANSWER_BYTES_PER_ID };
+            held.become_bytes(tokens.len() as u64 * per_token)?;
+            let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
+            let token_strs = with_texts.then(|| tokens.iter().map(|id| spelling.text(*id)).collect());
+            let max_model_len = app.served.engine.limits().max_req_total_len;
+            Ok(json(&Tokenized { count: tokens.len(), max_model_len, tokens, token_strs }, Some(held)))
+        })
+        .await
+    }
 }
 
 /// Ids to text.

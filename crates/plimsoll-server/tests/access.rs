@@ -20,7 +20,7 @@ fn ask(server: &Server, method: &str, path: &str, head: &[&str], body: &Value) -
     let head: String = head.iter().map(|line| format!("{line}\r\n")).collect();
     let length = body.len();
     let text = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\n{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\n{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
     );
     server.send(text).answer()
 }
@@ -77,7 +77,7 @@ fn a_key_ends_only_its_own_requests() {
     let [mine, other] = ["x-api-key: first-secret", "x-api-key: second-secret"];
     let body = json!({"prompt": "x"}).to_string();
     let text = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\n{mine}\r\nx-request-id: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{mine}\r\nx-request-id: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut client = server.send(text);
@@ -181,10 +181,35 @@ fn browsers_are_told_whose_scripts_may_read() {
 fn pages_of_others_clear_nothing() {
     let server = Server::start(letters);
     let clear = |head: &str| {
-        let text = format!("POST /v1/cache/clear HTTP/1.1\r\nhost: a.example\r\n{head}content-length: 0\r\n\r\n");
+        let text = format!("POST /v1/cache/clear HTTP/1.1\r\nhost: app.localhost\r\n{head}content-length: 0\r\n\r\n");
         server.send(text).answer().status
     };
     assert_eq!(clear("origin: http://evil.example\r\n"), 403);
-    assert_eq!(clear("origin: http://a.example\r\n"), 200);
+    assert_eq!(clear("origin: http://app.localhost\r\n"), 200);
     assert_eq!(clear(""), 200);
+}
+
+/// A name that points at the loopback address since the page was loaded: to the browser that is its own server.
+#[test]
+fn pages_of_rebound_names_get_nothing() {
+    let get = |server: &Server, path: &str, host: &str| {
+        server.send(format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n")).answer()
+    };
+    let open = Server::start(letters);
+    for path in ["/", "/v1/status", "/v1/memory", "/health", "/v1/models", "/page/page.js"] {
+        let error = get(&open, path, "rebound.example:8000").error(421);
+        assert_eq!(error["code"], "unknown_host", "{error}");
+        assert!(error["message"].as_str().unwrap().contains("--allowed-hosts"), "{error}");
+        assert_eq!(get(&open, path, "localhost").status, 200, "{path}");
+    }
+    let chat = "POST /v1/completions HTTP/1.1\r\nhost: rebound.example\r\ncontent-type: application/json\r\ncontent-length: 14\r\n\r\n{\"prompt\": \"\"}";
+    assert_eq!(open.send(chat).answer().status, 421);
+    assert_eq!(open.observed.requests.lock().unwrap().len(), 0, "nothing was computed");
+    let named = ServerConfig { allowed_hosts: vec!["models.lan".into()], ..config() };
+    let named = Server::with(named, limits(), letters);
+    assert_eq!(get(&named, "/v1/models", "models.lan:8000").status, 200);
+    assert_eq!(get(&named, "/v1/models", "other.lan").status, 421);
+    // Keys do the same.
+    let keyed = Server::with(keyed(RateLimits::default()), limits(), letters);
+    assert_eq!(get(&keyed, "/v1/models", "other.lan").status, 401);
 }

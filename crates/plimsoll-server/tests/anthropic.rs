@@ -307,8 +307,8 @@ fn what_cannot_be_served_is_refused_by_name() {
         json!({"tools": [tool]})
     };
     for (change, says) in [
-        (message(image.clone()), "messages[0].content[0].type is `image`: the served model takes no images"),
-        (message(json!([{"type": "document"}])), "takes text only"),
+        (message(image.clone()), "messages[0].content[0].type is `image`: the served model `tiny` takes no images"),
+        (message(json!([{"type": "document"}])), "reads no documents"),
         (message(json!([{"type": "tool_use", "id": "a", "name": "f", "input": {}}])), "tool_use"),
         (message(json!([{"type": "tool_result", "tool_use_id": "a"}])), "no tool_use before it"),
         (message(json!([])), "messages[0].content is empty"),
@@ -363,7 +363,9 @@ fn errors_have_anthropics_shape_whoever_gives_them() {
     let server = Server::start(letters);
     let with = |head: &str| {
         let body = ask(&json!({})).to_string();
-        server.send(post("/v1/messages", &body).replace("host: x", &format!("host: x\r\n{head}"))).answer()
+        server
+            .send(post("/v1/messages", &body).replace("host: localhost", &format!("host: localhost\r\n{head}")))
+            .answer()
     };
     with("anthropic-version: 2023-06-01\r\nx-api-key: k\r\nanthropic-beta: a,b").ok();
     assert!(error(&with("anthropic-version: 2031-01-01"), 400)["message"].as_str().unwrap().contains("2023-06-01"));
@@ -373,7 +375,7 @@ fn errors_have_anthropics_shape_whoever_gives_them() {
     assert_eq!(error(&server.get("/v1/messages/batches"), 404)["type"], "not_found_error");
     error(&server.post_text("/v1/messages", "{"), 400);
     let large = server.send(
-        "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9000000\r\n\r\n",
+        "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9000000\r\n\r\n",
     );
     assert_eq!(error(&{ large }.answer(), 413)["type"], "request_too_large");
     error(&with(&format!("x-request-id: {}", "x".repeat(200))), 400);

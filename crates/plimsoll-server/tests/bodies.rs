@@ -53,7 +53,7 @@ fn giants_take_what_is_planned_for_them_and_several_at_once_are_answered() {
     server.get("/metrics").ok_text();
     let head = |body: &str| {
         format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         )
     };

@@ -214,12 +214,12 @@ fn a_client_that_leaves_takes_its_inputs_along() {
 fn a_request_is_shown_while_it_runs_and_ends_when_it_is_cancelled() {
     let server = Server::with(config(), encoder(), |_| Box::new(std::iter::empty()));
     let body = json!({"input": ["a", "b"]}).to_string();
-    let request = post("/v1/embeddings", &body).replacen("host: x", "host: x\r\nx-request-id: job", 1);
+    let request = post("/v1/embeddings", &body).replacen("host: localhost", "host: localhost\r\nx-request-id: job", 1);
     let mut client = server.send(request);
     eventually("its inputs have arrived", || server.observed.active.load(Acquire) == 2);
     let page = server.get("/v1/status").ok();
     assert_eq!((&page["requests"][0]["request_id"], &page["requests"][0]["phase"]), (&json!("job"), &json!("prefill")));
-    let cancel = server.send("DELETE /v1/requests/job HTTP/1.1\r\nhost: x\r\n\r\n").answer();
+    let cancel = server.send("DELETE /v1/requests/job HTTP/1.1\r\nhost: localhost\r\n\r\n").answer();
     assert_eq!(cancel.ok()["cancelled"], json!(1));
     assert_eq!(client.answer().error(499)["code"], json!("request_cancelled"));
     eventually("they were aborted", || server.aborted() == 2);

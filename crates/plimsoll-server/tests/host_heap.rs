@@ -85,10 +85,10 @@ fn the_http_side_takes_no_more_than_its_line() {
         " ".repeat(400_000)
     );
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    let wall = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(8000);
+    let wall = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(8000);
     let mut clients: Vec<TcpStream> = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut stream = TcpStream::connect(server.address).unwrap();
@@ -116,7 +116,7 @@ fn the_http_side_takes_no_more_than_its_line() {
     let idle = settled();
     let body = format!("{{\"model\": \"tiny\", \"max_tokens\": 1, \"prompt\": \"{}\"}}", "word ".repeat(200_000));
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     // Room for a body grows by an eighth, and 64 KiB are on their way.

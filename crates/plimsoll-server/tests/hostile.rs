@@ -14,7 +14,7 @@ use serde_json::json;
 fn an_announced_hundred_megabytes_are_refused_unread_in_milliseconds() {
     let server = Server::start(letters);
     let start = Instant::now();
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
     let mut client = server.send(head);
     let answer = client.answer();
     let error = answer.error(413);
@@ -36,7 +36,7 @@ fn an_announced_hundred_megabytes_are_refused_unread_in_milliseconds() {
 #[test]
 fn an_unannounced_flood_is_refused_while_it_is_read() {
     let server = Server::start(letters);
-    let mut client = server.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n");
+    let mut client = server.send("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n");
     let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
     for _ in 0..64 {
         if client.stream.write_all(chunk.as_bytes()).is_err() {
@@ -86,7 +86,7 @@ fn slow_heads_and_slow_bodies_are_closed() {
     assert!(start.elapsed() < Duration::from_secs(4));
     // A connection that says nothing at all, and one that says nothing more.
     assert!(server.connect().is_closed());
-    let mut client = server.send("GET /version HTTP/1.1\r\nhost: x\r\n\r\n");
+    let mut client = server.send("GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n");
     client.answer().ok();
     assert!(client.is_closed());
     // A body that stops, and one that drips.
@@ -156,7 +156,7 @@ fn malformed_input_is_answered_and_leaves_nothing() {
         assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&rest));
     }
     // A head that is larger than its buffer, and one with too many lines.
-    let long = format!("GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(40_000));
+    let long = format!("GET /health HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(40_000));
     let mut client = server.connect();
     let _ = client.stream.write_all(long.as_bytes());
     assert_eq!(client.answer().status, 431);
@@ -178,7 +178,7 @@ fn one_connection_too_many_is_told_so() {
     drop(held);
     eventually("there is room again", || {
         let mut client = server.connect();
-        let _ = client.stream.write_all(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n");
+        let _ = client.stream.write_all(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n");
         client.answer().status == 200
     });
 }

@@ -27,7 +27,7 @@ fn route(name: &str) -> String {
 }
 
 fn with_head(server: &Server, method: &str, path: &str, head: &str) -> Answer {
-    server.send(format!("{method} {path} HTTP/1.1\r\nhost: x\r\n{head}connection: close\r\n\r\n")).answer()
+    server.send(format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n{head}connection: close\r\n\r\n")).answer()
 }
 
 #[test]

@@ -21,11 +21,11 @@ fn silent(_: &Request) -> Steps {
 }
 
 fn with_id(path: &str, id: &str, body: &Value) -> String {
-    post(path, &body.to_string()).replacen("host: x", &format!("host: x\r\nx-request-id: {id}"), 1)
+    post(path, &body.to_string()).replacen("host: localhost", &format!("host: localhost\r\nx-request-id: {id}"), 1)
 }
 
 fn delete(server: &Server, path: &str) -> common::Answer {
-    server.send(format!("DELETE {path} HTTP/1.1\r\nhost: x\r\n\r\n")).answer()
+    server.send(format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).answer()
 }
 
 fn rows(server: &Server) -> Vec<Value> {

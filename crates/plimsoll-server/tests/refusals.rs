@@ -180,7 +180,7 @@ fn wrong_places_have_openais_shape_too() {
     server.post("/v1/completions", &json!({"model": "default", "prompt": "x"})).ok();
     server.get("/v1/nothing").error(404);
     server.get("/v1/completions").error(405);
-    server.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}").answer().error(415);
+    server.send("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").answer().error(415);
     let zipped = post("/v1/completions", "{}").replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
     server.send(zipped).answer().error(415);
     for bad in [
@@ -199,8 +199,9 @@ fn wrong_places_have_openais_shape_too() {
 #[test]
 fn a_request_id_is_echoed_or_made() {
     let server = Server::start(letters);
-    let with =
-        |id: &str| server.send(format!("GET /version HTTP/1.1\r\nhost: x\r\nx-request-id: {id}\r\n\r\n")).answer();
+    let with = |id: &str| {
+        server.send(format!("GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\n\r\n")).answer()
+    };
     assert_eq!(with("my-id").header("x-request-id"), Some("my-id"));
     assert!(server.get("/version").header("x-request-id").unwrap().starts_with("req-"));
     with(&"x".repeat(200)).error(400);

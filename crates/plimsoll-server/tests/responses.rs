@@ -295,7 +295,7 @@ fn items_reach_the_template_and_a_response_is_gone_on_from() {
     server.get(&path(&second, "?stream=true")).error(400);
     // What is deleted is gone, what came of it stays.
     assert_eq!(
-        server.send(format!("DELETE {} HTTP/1.1\r\nhost: x\r\n\r\n", path(&first, ""))).answer().ok()["deleted"],
+        server.send(format!("DELETE {} HTTP/1.1\r\nhost: localhost\r\n\r\n", path(&first, ""))).answer().ok()["deleted"],
         true
     );
     server.get(&path(&first, "")).error(404);
@@ -337,7 +337,9 @@ fn a_running_response_is_cancelled() {
         Box::new((0..).flat_map(token))
     });
     let cancel = |id: &str| {
-        server.send(format!("POST /v1/responses/{id}/cancel HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")).answer()
+        server
+            .send(format!("POST /v1/responses/{id}/cancel HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"))
+            .answer()
     };
     for store in [true, false] {
         let body = ask(&json!({"stream": true, "store": store}));
@@ -345,6 +347,18 @@ fn a_running_response_is_cancelled() {
         let begun = client.until("response.output_text.delta");
         let at = begun.find("\"id\":\"resp_").unwrap() + 6;
         let id = &begun[at..at + begun[at..].find('"').unwrap()];
+        let meanwhile = server.get(&format!("/v1/responses/{id}"));
+        match store {
+            true => {
+                let object = meanwhile.ok();
+                assert_eq!(
+                    (&object["id"], &object["status"], &object["output"]),
+                    (&json!(id), &json!("in_progress"), &json!([]))
+                );
+                assert!(object["usage"].is_null() && object["completed_at"].is_null(), "{object}");
+            }
+            false => assert_eq!(meanwhile.status, 404, "what is not to be kept is not shown"),
+        }
         // The stream is read on while it is being cancelled, as a client does.
         let reads = std::thread::spawn(move || client.until("\r\n0\r\n\r\n"));
         let cancelled = cancel(id).ok();
@@ -359,9 +373,10 @@ fn a_running_response_is_cancelled() {
     cancel("resp_none").error(404);
     // One that is not streamed is found by the request's id.
     let body = ask(&json!({})).to_string();
-    let mut client = server.send(post("/v1/responses", &body).replace("host: x", "host: x\r\nx-request-id: mine"));
+    let mut client =
+        server.send(post("/v1/responses", &body).replace("host: localhost", "host: localhost\r\nx-request-id: mine"));
     eventually("it runs", || server.engine.reserved().1 == 1);
-    server.send("DELETE /v1/requests/mine HTTP/1.1\r\nhost: x\r\n\r\n").answer().ok();
+    server.send("DELETE /v1/requests/mine HTTP/1.1\r\nhost: localhost\r\n\r\n").answer().ok();
     assert_eq!(client.answer().ok()["status"], "cancelled");
     server.assert_idle();
 }

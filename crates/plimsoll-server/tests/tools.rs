@@ -197,3 +197,42 @@ fn log_probabilities_go_with_calls_too() {
     let reported = events.iter().filter_map(|e| e["choices"][0]["logprobs"]["content"].as_array()).flatten().count();
     assert_eq!(reported, CALLS.chars().count(), "every token once");
 }
+
+#[test]
+fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
+    use std::sync::atomic::Ordering;
+    let server = says(HERMES, "Hello.", 3, FinishReason::Stop);
+    let formed = || server.observed.constrained.load(Ordering::Acquire);
+    let strict = |on: bool| {
+        let mut tools = tools();
+        tools[0]["function"]["strict"] = on.into();
+        json!({"tools": tools})
+    };
+    whole(&server, &strict(false));
+    assert_eq!(formed(), 0, "free");
+    let (message, reason) = whole(&server, &strict(true));
+    assert_eq!((formed(), &message["content"], &reason), (1, &json!("Hello."), &json!("stop")));
+    // A form holds the text and the calls, as without strict.
+    let mut both = strict(true);
+    both["response_format"] = json!({"type": "json_object"});
+    whole(&server, &both);
+    assert_eq!(formed(), 2);
+    let mut none = strict(true);
+    none["tool_choice"] = json!("none");
+    whole(&server, &none);
+    assert_eq!(formed(), 2, "nothing is called");
+    // Calls whose arguments are no JSON cannot be held to a schema while the model is free to write them as it was taught.
+    let xml = says(
+        "{% if tools %}<function=name><parameter=x>{% endif %}{{ messages[0].content }}",
+        "Hi",
+        2,
+        FinishReason::Stop,
+    );
+    let error = xml.post("/v1/chat/completions", &ask(&strict(true))).error(400);
+    assert_eq!((&error["param"], &error["code"]), (&json!("tools"), &json!("unsupported")));
+    assert!(error["message"].as_str().unwrap().contains("tool_choice required"), "{error}");
+    whole(&xml, &strict(false));
+    let mut required = strict(true);
+    required["tool_choice"] = json!("required");
+    whole(&xml, &required);
+}

@@ -80,19 +80,36 @@ impl Tokenizer {
     ///
     /// [`TextError::TextTooLong`] beyond [`Self::text_bytes_max`]; [`TextError::Encode`] if the tokenizer fails or panics.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>, TextError> {
-        if text.len() > self.text_bytes_max {
-            return Err(TextError::TextTooLong { bytes: text.len(), limit: self.text_bytes_max });
+        self.encode_pieces(&[text], add_special, parse_special)
+    }
+
+    /// The ids of a text that is given in pieces. No token spans two of them: where a control token is cut in two, it is text.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::encode`], for all pieces together.
+    pub fn encode_pieces(
+        &self,
+        pieces: &[&str],
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, TextError> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        if bytes > self.text_bytes_max {
+            return Err(TextError::TextTooLong { bytes, limit: self.text_bytes_max });
         }
         shielded(TextError::Encode, || {
             let mut out = Vec::new();
             if add_special {
                 out.extend_from_slice(&self.parts.prefix);
             }
-            match &self.parts.engine {
-                Engine::Own(pipeline) => {
-                    pipeline.encode(text, parse_special, &self.parts.table, &mut out)?;
+            for (i, piece) in pieces.iter().enumerate() {
+                match &self.parts.engine {
+                    Engine::Own(pipeline) => {
+                        pipeline.encode(piece, i == 0, parse_special, &self.parts.table, &mut out)?;
+                    }
+                    Engine::Foreign(foreign) => foreign.encode(piece, parse_special, &mut out)?,
                 }
-                Engine::Foreign(foreign) => foreign.encode(text, parse_special, &mut out)?,
             }
             if add_special {
                 out.extend_from_slice(&self.parts.suffix);
@@ -192,9 +209,16 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Pipeline {
-    fn encode(&self, text: &str, parse_special: bool, table: &TokenTable, out: &mut Vec<u32>) -> Result<(), TextError> {
+    /// `first`: the text begins here.
+    fn encode(
+        &self,
+        text: &str,
+        mut first: bool,
+        parse_special: bool,
+        table: &TokenTable,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
         let mut scratch = Scratch::default();
-        let mut first = true;
         self.specials.split(text, parse_special, |fragment| {
             match fragment {
                 Fragment::Token(id) => out.push(id),

@@ -27,6 +27,10 @@ pub struct AccessArgs {
     /// Origin whose scripts may use the server from a browser, such as `https://chat.example`, or `*` (repeatable).
     #[arg(long, alias = "allowed_origins", value_delimiter = ',')]
     pub allowed_origins: Vec<String>,
+    /// Name under which a server without keys may be asked on a loopback address, besides localhost and such addresses, or `*`
+    /// (repeatable): a proxy on the same machine may send another's.
+    #[arg(long, alias = "allowed_hosts", value_delimiter = ',')]
+    pub allowed_hosts: Vec<String>,
     /// Seconds after which a request is ended, whatever it does [default: never].
     #[arg(long, alias = "request_timeout", value_parser = clap::value_parser!(u64).range(1..))]
     pub request_timeout: Option<u64>,
@@ -50,6 +54,7 @@ impl AccessArgs {
             rates: RateLimits { requests: self.rate_limit_requests, tokens: self.rate_limit_tokens },
             origins: Origins::new(self.allowed_origins.clone())
                 .map_err(|error| anyhow!(error).context("--allowed-origins"))?,
+            allowed_hosts: self.allowed_hosts.clone(),
             request_timeout: self.request_timeout.map(Duration::from_secs),
             silence_timeout: Duration::from_secs(self.inactivity_timeout),
             keep_alive: Duration::from_secs(self.heartbeat),

@@ -1,5 +1,6 @@
 //! Flags. Their names are those users know from lightllm and vllm-mlx; underscores are accepted for dashes.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_server::ServerConfig;
 
 use crate::access_args::AccessArgs;
+use crate::media_args::MediaArgs;
 
 /// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
 #[derive(Debug, Parser)]
@@ -63,6 +65,8 @@ pub enum Command {
     Bench(crate::bench::Args),
     /// Load a server with everything that breaks servers, and judge it.
     Soak(crate::soak::Args),
+    /// Give a recorded trace to a server again, or to the scheduler and the memory of a plan.
+    Replay(Box<crate::replay::Args>),
     /// The neighbour that `soak --balloon` starts.
     #[command(hide = true)]
     Balloon(crate::soak::balloon::Args),
@@ -92,6 +96,39 @@ pub struct ServeArgs {
     /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
     #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
     pub log_ledger_every: u64,
+    /// Write a line for every request to this file: when it came, lengths, settings, how it ended; no content. `plimsoll replay` reads it.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Record the tokens of prompts, too.
+    #[arg(long, alias = "record_content", requires = "record")]
+    pub record_content: bool,
+    /// Bytes after which nothing more is recorded.
+    #[arg(long, alias = "record_bytes", default_value_t = 1 << 30)]
+    pub record_bytes: u64,
+    /// How the model's replies are read and its texts embedded.
+    #[command(flatten)]
+    pub reading: ReadingArgs,
+    /// Models to serve by name, each loaded when it is first asked for: a TOML file with a table [[models]] for each (name, model, and
+    /// its own flags).
+    #[arg(long)]
+    pub models: Option<PathBuf>,
+    /// The flags that hold for each of them, unless its table says otherwise.
+    #[arg(skip)]
+    pub inherited: Vec<OsString>,
+    /// Seconds that running requests have to finish after SIGTERM.
+    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
+    pub drain_seconds: u64,
+    /// The HTTP side.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Flags about what a model writes and reads, each model's own.
+#[derive(Debug, Args)]
+pub struct ReadingArgs {
     /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, glm45, functiongemma, gemma4, openai.
     #[arg(long, alias = "tool_call_parser", default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
@@ -102,13 +139,28 @@ pub struct ServeArgs {
     /// mean for encoders].
     #[arg(long)]
     pub pooling: Option<Pooling>,
-    /// Seconds that running requests have to finish after SIGTERM.
-    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
-    pub drain_seconds: u64,
-    /// The HTTP side.
+}
+
+/// One table of `--models`, as flags.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, args_override_self = true)]
+pub struct ModelArgs {
+    /// As of `serve`.
+    #[arg(long)]
+    pub model: String,
+    /// More names.
+    #[arg(long, alias = "served_model_name")]
+    pub served_model_name: Vec<String>,
+    /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
+    #[arg(long, alias = "idle_seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    pub idle_seconds: Option<u64>,
+    /// Bytes that constrained output of this model may take; 0 switches it off.
+    #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
+    pub grammar_bytes: u64,
+    /// How its replies are read and its texts embedded.
     #[command(flatten)]
-    pub http: HttpArgs,
-    /// The engine.
+    pub reading: ReadingArgs,
+    /// Its engine.
     #[command(flatten)]
     pub engine: EngineArgs,
 }
@@ -148,9 +200,12 @@ pub struct PlanArgs {
     /// Tokens of each user's prompt and output together [default with --users: 4096, or the model's context if that is less].
     #[arg(long)]
     pub context: Option<u64>,
+    /// Pictures of the largest size in each user's prompt, for the same question.
+    #[arg(long)]
+    pub images: Option<u64>,
     /// Load the weights, run the largest steps in a small pool, measure, and say what a start would choose beside what runs
     /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
-    #[arg(long, conflicts_with_all = ["users", "context"])]
+    #[arg(long, conflicts_with_all = ["users", "context", "images"])]
     pub probe: bool,
     /// Print JSON.
     #[arg(long)]
@@ -187,6 +242,9 @@ pub struct HttpArgs {
     /// Its clients.
     #[command(flatten)]
     pub access: AccessArgs,
+    /// Their pictures and videos.
+    #[command(flatten)]
+    pub media: MediaArgs,
 }
 
 impl HttpArgs {
@@ -199,6 +257,7 @@ impl HttpArgs {
             max_connections: self.max_connections,
             grammar_bytes: self.grammar_bytes,
             response_store_bytes: self.response_store_bytes,
+            media: self.media.config()?,
             ..ServerConfig::default()
         })
     }
@@ -273,6 +332,32 @@ pub struct EngineArgs {
     /// Host bytes that requests may hold together (ids, unread output).
     #[arg(long, alias = "request_bytes", default_value_t = 64 << 20)]
     pub request_bytes: u64,
+    /// Pictures and videos, for models that take them.
+    #[command(flatten)]
+    pub media: EncoderArgs,
+}
+
+/// What of pictures and videos has a price in the plan.
+#[derive(Debug, Args)]
+pub struct EncoderArgs {
+    /// Pictures and videos that go through the encoder together, at most.
+    #[arg(long, alias = "visual_infer_batch_size", default_value_t = 1)]
+    pub visual_infer_batch_size: usize,
+    /// Pixels that a picture is resized to, at most [default: what the model's processor says].
+    #[arg(long, alias = "max_image_pixels")]
+    pub max_image_pixels: Option<u64>,
+    /// Frames of one video, at most [default: what the model's processor says].
+    #[arg(long, alias = "max_video_frames")]
+    pub max_video_frames: Option<u64>,
+    /// Pictures and videos in one request, at most.
+    #[arg(long, alias = "max_media_per_request", default_value_t = 16)]
+    pub max_media_per_request: usize,
+    /// Bytes for what the encoder has made [default: room for a batch of the largest items, and one more].
+    #[arg(long, alias = "encoder_output_bytes")]
+    pub encoder_output_bytes: Option<u64>,
+    /// Host bytes for pictures and videos: decoding, and their pixels until their requests end.
+    #[arg(long, alias = "media_bytes", default_value_t = 256 << 20)]
+    pub media_bytes: u64,
 }
 
 impl EngineArgs {
@@ -305,10 +390,17 @@ impl EngineArgs {
             mtp_adaptive: !self.disable_mtp_adaptive,
             state_ratio: self.state_ratio,
             state_checkpoints: self.state_checkpoints,
+            visual_infer_batch_size: self.media.visual_infer_batch_size,
+            max_image_pixels: self.media.max_image_pixels,
+            max_video_frames: self.media.max_video_frames,
+            max_media_per_request: self.media.max_media_per_request,
+            encoder_output_bytes: self.media.encoder_output_bytes,
+            media_bytes: self.media.media_bytes,
             request_bytes: self.request_bytes,
             http_bytes,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
+            guest: false,
             tokenizer_bytes: None,
         }
     }

@@ -4,7 +4,10 @@ mod access_args;
 mod args;
 mod bench;
 mod commands;
+mod media_args;
+mod output;
 mod progress;
+mod replay;
 mod settings;
 mod soak;
 
@@ -38,7 +41,7 @@ fn main() -> ExitCode {
 fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
     match command {
         args::Command::Serve(serve) if serve.print_config => {
-            print!("{settings}");
+            output::say_part!("{settings}");
             Ok(())
         }
         args::Command::Serve(serve) => commands::serve::run(serve),
@@ -52,6 +55,7 @@ fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
             true => Ok(()),
             false => anyhow::bail!("the soak failed"),
         },
+        args::Command::Replay(replay) => replay::run(&replay),
         args::Command::Balloon(balloon) => soak::balloon::run(&balloon),
     }
 }

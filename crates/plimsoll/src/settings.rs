@@ -8,10 +8,10 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
 use toml::{Table, Value};
 
-use crate::args::Cli;
+use crate::args::{Cli, Command, ModelArgs};
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,9 @@ impl Origin {
 
 /// Commands that take settings from elsewhere than flags: the server, and what says beforehand what it will do.
 const COMMANDS: [&str; 2] = ["serve", "plan"];
+
+/// Settings that have the same name and mean the server: its line is everybody's, its model none.
+const OF_THE_SERVER: [&str; 3] = ["model", "served_model_name", "memory_budget"];
 
 const PREFIX: &str = "PLIMSOLL_";
 
@@ -63,7 +66,78 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
         Some((name, sub)) => page(&command, name, sub, &given),
         None => String::new(),
     };
-    Ok((Cli::from_arg_matches(&matches)?, page))
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let (Command::Serve(serve), Some((name, sub))) = (&mut cli.command, matches.subcommand()) {
+        serve.inherited = inherited(&command, name, sub)?;
+    }
+    Ok((cli, page))
+}
+
+/// What was set for the server and holds for each of its models, as flags.
+fn inherited(command: &clap::Command, name: &str, matches: &ArgMatches) -> anyhow::Result<Vec<OsString>> {
+    let of_models = ModelArgs::command();
+    let mut all = Vec::new();
+    for arg in settings(command, name) {
+        let id = arg.get_id().as_str();
+        let own = of_models.get_arguments().any(|other| other.get_id() == id) && !OF_THE_SERVER.contains(&id);
+        if !own || matches.value_source(id) == Some(ValueSource::DefaultValue) {
+            continue;
+        }
+        let values = match arg.get_action() {
+            ArgAction::SetTrue => vec![matches.get_flag(id).to_string()],
+            _ => matches.get_raw(id).into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect(),
+        };
+        if !values.is_empty() {
+            all.extend(tokens(arg, &values).map_err(|error| anyhow!("--{}: {error}", id.replace('_', "-")))?);
+        }
+    }
+    Ok(all)
+}
+
+/// A file of models: each table's name, and its flags after those that hold for all.
+pub fn read_models(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, ModelArgs)>> {
+    let file = path.display();
+    let mut table = read_file(path)?;
+    let listed = table.remove("models");
+    if let Some(key) = table.keys().next() {
+        bail!("{file}: `{key}` is not known: there is one table [[models]] for each model, and nothing else");
+    }
+    let Some(Value::Array(listed)) = listed else { bail!("{file}: there is no table [[models]]") };
+    listed
+        .iter()
+        .enumerate()
+        .map(|(index, value)| {
+            let at = || format!("{file}: the {}. of [[models]]", index + 1);
+            let Value::Table(table) = value else { bail!("{}: a table is wanted", at()) };
+            read_model(table, inherited).with_context(at)
+        })
+        .collect()
+}
+
+fn read_model(table: &Table, inherited: &[OsString]) -> anyhow::Result<(String, ModelArgs)> {
+    let command = ModelArgs::command();
+    let mut name = None;
+    let mut all = inherited.to_vec();
+    for (key, value) in table {
+        let id = key.replace('-', "_");
+        if id == "name" {
+            name = Some(value.as_str().context("`name` is no text")?.to_owned());
+            continue;
+        }
+        let Some(arg) = command.get_arguments().find(|arg| arg.get_id() == id.as_str()) else {
+            bail!("there is no setting `{key}` of a model");
+        };
+        let off = arg.get_long().map(|long| OsString::from(format!("--{long}")));
+        let values = texts(value).with_context(|| format!("`{key}`"))?;
+        let given = tokens(arg, &values).map_err(|error| anyhow!("`{key}`: {error}"))?;
+        // A switch that is off here may be on for all.
+        if matches!(arg.get_action(), ArgAction::SetTrue) && given.is_empty() {
+            all.retain(|token| Some(token) != off.as_ref());
+        }
+        all.extend(given);
+    }
+    let args = ModelArgs::try_parse_from(all).map_err(|error| anyhow!(error.to_string().trim_end().to_owned()))?;
+    Ok((name.context("a `name` is missing")?, args))
 }
 
 /// One setting that is no flag on the command line, and the flags that it amounts to.
@@ -76,7 +150,7 @@ struct Given {
 }
 
 fn gather(
-    command: &Command,
+    command: &clap::Command,
     name: &str,
     matches: &ArgMatches,
     environment: &BTreeMap<String, String>,
@@ -136,9 +210,9 @@ fn gather(
 }
 
 /// The arguments of a command that are settings.
-fn settings<'a>(command: &'a Command, name: &str) -> impl Iterator<Item = &'a Arg> {
+fn settings<'a>(command: &'a clap::Command, name: &str) -> impl Iterator<Item = &'a Arg> {
     let sub = command.find_subcommand(name);
-    let all = sub.into_iter().flat_map(Command::get_arguments);
+    let all = sub.into_iter().flat_map(clap::Command::get_arguments);
     all.filter(|arg| !NO_SETTINGS.contains(&arg.get_id().as_str()))
 }
 
@@ -149,7 +223,7 @@ fn of_kubernetes(rest: &str, value: &str) -> bool {
     address || rest.ends_with("SERVICE_HOST") || ["SERVICE_PORT", "PORT_"].iter().any(|part| rest.contains(part))
 }
 
-fn suggestion(command: &Command, id: &str) -> String {
+fn suggestion(command: &clap::Command, id: &str) -> String {
     let names = COMMANDS.iter().flat_map(|name| settings(command, name)).map(|arg| arg.get_id().as_str());
     let near = names.map(|name| (distance(name, id), name)).min();
     match near {
@@ -237,7 +311,7 @@ fn in_its_place(error: &clap::Error, given: &[Given]) -> anyhow::Error {
 }
 
 /// The settings as a configuration file, each with its origin. Keys are not shown.
-fn page(command: &Command, name: &str, matches: &ArgMatches, given: &[Given]) -> String {
+fn page(command: &clap::Command, name: &str, matches: &ArgMatches, given: &[Given]) -> String {
     let mut page = format!("# Settings of `plimsoll {name}`: flag > environment > file > default.\n");
     for arg in settings(command, name) {
         let id = arg.get_id().as_str();
@@ -387,6 +461,42 @@ mod tests {
                 assert_eq!((plan.http.max_body_bytes, plan.model.as_str()), (1000, "tiny"));
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_model_has_its_own_flags_after_those_for_all() {
+        let (cli, _) = given(
+            &["serve", "--kv-dtype", "q8", "--elastic", "--memory-budget", "1GiB", "--models", "x.toml", "--port", "1"],
+            &[("PLIMSOLL_MAX_WAITING", "7")],
+        )
+        .unwrap();
+        let inherited = serve(cli).inherited;
+        let (path, _gone) = file(
+            "[[models]]\nname = 'b'\nmodel = 'one'\nkv-dtype = 'f32'\nelastic = false\nserved_model_name = ['x', 'y']\n\
+             [[models]]\nname = 'a'\nmodel = 'two'\nidle-seconds = 9\nmemory-budget = '10MiB'\n",
+        );
+        let models = read_models(&path, &inherited).unwrap();
+        let [(first, one), (second, two)] = &models[..] else { panic!("{models:?}") };
+        assert_eq!((first.as_str(), second.as_str()), ("b", "a"), "in the order of the file");
+        assert_eq!((one.model.as_str(), one.engine.elastic, one.engine.max_waiting), ("one", false, 7));
+        assert_eq!(
+            (one.served_model_name.len(), one.idle_seconds, one.engine.memory_budget.is_none()),
+            (2, None, true)
+        );
+        assert_eq!(format!("{:?} {:?}", one.engine.kv_dtype, two.engine.kv_dtype), "F32 Q8");
+        assert_eq!((two.engine.elastic, two.idle_seconds, two.engine.memory_budget.is_some()), (true, Some(9), true));
+        for (text, words) in [
+            ("", "there is no table [[models]]"),
+            ("port = 1\n[[models]]", "`port` is not known"),
+            ("[[models]]\nmodel = 'x'", "a `name` is missing"),
+            ("[[models]]\nname = 'x'", "--model"),
+            ("[[models]]\nname = 'x'\nmodel = 'x'\nport = 1", "no setting `port` of a model"),
+            ("[[models]]\nname = 'x'\nmodel = 'x'\nmax-waiting = 'y'", "max-waiting"),
+        ] {
+            let (path, _gone) = file(text);
+            let error = format!("{:#}", read_models(&path, &[]).unwrap_err());
+            assert!(error.contains(words), "{error}");
         }
     }
 }

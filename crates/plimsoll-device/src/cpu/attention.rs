@@ -10,7 +10,7 @@ use super::CpuDevice;
 use super::arena::Arena;
 use super::linear::TASKS_PER_THREAD;
 use crate::device::{Attention, Buf, SeqSpan, StepInput};
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{PAGE_TOKENS, encoder_layout};
 
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
@@ -29,22 +29,48 @@ impl CpuDevice {
         let (cache, first) = (self.memory.kv.bytes_mut(), layer * shape.layer_bytes());
         // In bounds: a layer is part of page 0, if there is a page at all.
         let base = cache.as_mut_ptr().wrapping_add(first);
-        Place { base, len: cache.len().saturating_sub(first), stride: shape.page_bytes(), causal: true }
+        let (len, stride) = (cache.len().saturating_sub(first), shape.page_bytes());
+        Place { base, len, stride, layout: self.memory.layout, causal: true }
     }
 
     /// The pages of `step` at byte `offset` of the workspace.
     pub(super) fn within(&mut self, offset: usize, step: &StepInput<'_>) -> Place {
-        let stride = self.memory.shape.layer_bytes();
-        let len = step.pages.len() * stride;
+        self.in_workspace(offset, step.pages.len(), self.memory.layout)
+    }
+
+    /// So many pages of heads of `layout` at byte `offset` of the workspace.
+    fn in_workspace(&mut self, offset: usize, pages: usize, layout: KvLayout) -> Place {
+        let stride = layout.bytes_per_page().next_multiple_of(64);
+        let len = pages * stride;
         let workspace = self.memory.workspace.bytes_mut();
-        Place { base: workspace[offset..][..len].as_mut_ptr(), len, stride, causal: false }
+        Place { base: workspace[offset..][..len].as_mut_ptr(), len, stride, layout, causal: false }
+    }
+
+    /// One sequence of an encoder, its keys and values at byte `keys` of the workspace and the list of their pages at `list`.
+    pub(super) fn attend_sequence(
+        &mut self,
+        spec: &Attention,
+        (out, q, k, v): (Buf, Buf, Buf, Buf),
+        keys: usize,
+        list: usize,
+    ) {
+        assert_eq!((q.cols, k.cols, v.cols), (out.cols, q.cols, k.cols), "as many heads of keys as of queries");
+        let pages = k.rows.div_ceil(PAGE_TOKENS);
+        // SAFETY: the workspace outlives this operation, and nobody else looks at these words.
+        let list = unsafe { self.arena().words(list, pages) };
+        (0..).zip(&mut *list).for_each(|(id, page)| *page = id);
+        let seqs = [SeqSpan { first_row: 0, rows: k.rows, start: 0, pages_at: 0, pages, seen_from: 0, state: None }];
+        let step = StepInput { seqs: &seqs, pages: list, ..StepInput::default() };
+        let place = self.in_workspace(keys, pages, encoder_layout(spec.heads, k.cols / spec.heads));
+        self.store_kv(&place, k, v, &step);
+        self.attend(&place, spec, out, q, &step);
     }
 
     /// Writes every row's keys and values to its place. Tasks divide the pages among themselves by number, so that no two
     /// write one page, even if sequences should share it.
     pub(super) fn store_kv(&mut self, place: &Place, k: Buf, v: Buf, step: &StepInput<'_>) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let layout = self.memory.layout;
+        let layout = place.layout;
         let tasks = if k.rows < PAGE_TOKENS { 1 } else { threads * TASKS_PER_THREAD };
         self.pool.run(tasks, &|_, task| {
             for seq in step.seqs {
@@ -72,7 +98,6 @@ impl CpuDevice {
     /// Attends over what is stored.
     pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let memory = &self.memory;
         let job = Job {
             isa,
             arena,
@@ -80,13 +105,13 @@ impl CpuDevice {
             step,
             q,
             out,
-            layout: memory.layout,
+            layout: place.layout,
             base: place.base,
             stride: place.stride,
             causal: place.causal,
-            tasks: Tasks::new(step.seqs, memory.shape.kv_heads),
+            tasks: Tasks::new(step.seqs, place.layout.kv_heads()),
         };
-        let scratch = threads * memory.scratch;
+        let scratch = threads * self.memory.scratch;
         match Waves::new(&job, threads, scratch) {
             Some(waves) => waves.run(&job, &mut self.pool),
             None => self.pool.run(job.tasks.count, &|thread, task| job.whole(thread, task)),
@@ -102,6 +127,7 @@ pub(super) struct Place {
     len: usize,
     /// Bytes from a page to the next.
     stride: usize,
+    layout: KvLayout,
     /// A row sees nothing after itself; otherwise all of its sequence.
     causal: bool,
 }
@@ -172,7 +198,7 @@ impl Job<'_> {
 
     /// Where a share begins in a matrix of rows of all query heads.
     fn place(&self, share: &Share<'_>, x: Buf) -> usize {
-        (share.seq.first_row + share.first) * x.cols + share.head * self.group() * self.layout.head_dim()
+        (share.seq.first_row + share.first) * x.cols + share.head * self.group() * self.layout.width()
     }
 
     /// Where a share's results go.

@@ -16,9 +16,11 @@ use plimsoll_kernels::{self as kernels, Isa, KvLayout, RopeStyle};
 use plimsoll_memory::step::StepStack;
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
-use crate::device::{Activation, Attention, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, StepInput};
-use crate::kv::{KvShape, ModelShape, StateShape};
-use crate::plan_device::within_bytes;
+use crate::device::{
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, Places, StepInput,
+};
+use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
+use crate::plan_device::{sequence_bytes, within_bytes};
 use crate::pool::ThreadPool;
 use crate::weights::{LinearId, VectorId};
 use arena::Arena;
@@ -36,7 +38,10 @@ pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
 fn thread_scratch_floats(shape: &ModelShape) -> usize {
     let attention = attention::scratch_floats(&shape.kv.layout(), shape.heads / shape.kv.kv_heads);
     let state = shape.state.as_ref().map_or(0, delta::scratch_floats);
-    attention.max(shape.hidden).max(state).next_multiple_of(16)
+    let encoder = shape.encoder.map_or(0, |encoder| {
+        attention::scratch_floats(&encoder_layout(1, encoder.head_dim), 1).max(2 * encoder.widest)
+    });
+    attention.max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
 }
 
 /// Keys, values, recurrent states and step workspace of one generation.
@@ -147,6 +152,25 @@ impl CpuDevice {
         unsafe { arena.row(x, row) }
     }
 
+    /// The cosines and sines of every row: `position` of a row and a frequency's index, times the frequency.
+    fn angles(&mut self, out: Buf, inv_freq: VectorId, scale: f32, position: impl Fn(usize, usize) -> u32 + Sync) {
+        let arena = self.arena();
+        let inv_freq = self.weights.vector(inv_freq);
+        let half = inv_freq.len();
+        assert_eq!(out.cols, 2 * half, "cosines and sines");
+        for_rows(&mut self.pool, out.rows, |_, row| {
+            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
+            let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
+            for (i, freq) in inv_freq.iter().enumerate() {
+                // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after
+                // rounding.
+                let angle = f64::from(position(row, i) as f32 * freq);
+                cos[i] = angle.cos() as f32 * scale;
+                sin[i] = angle.sin() as f32 * scale;
+            }
+        });
+    }
+
     fn arena(&mut self) -> Arena {
         Arena::new(&mut self.memory.workspace, self.memory.scratch_at, self.memory.scratch)
     }
@@ -171,6 +195,7 @@ fn kernel_activation(act: Activation) -> kernels::Activation {
         Activation::Silu => kernels::Activation::Silu,
         Activation::GeluTanh => kernels::Activation::GeluTanh,
         Activation::Gelu => kernels::Activation::GeluErf,
+        Activation::GeluQuick => kernels::Activation::GeluQuick,
         Activation::Tanh => kernels::Activation::Tanh,
         Activation::Sigmoid => kernels::Activation::Sigmoid,
     }
@@ -202,6 +227,23 @@ impl Device for CpuDevice {
             if scale != 1.0 {
                 kernels::scale(isa, out, scale);
             }
+        });
+    }
+
+    fn add_blended(&mut self, x: Buf, table: LinearId, blend: Blend<'_>) {
+        let arena = self.arena();
+        let (linear, data) = self.weights.linear(table);
+        assert_eq!(x.cols, linear.packing.k(), "the table's width");
+        for_rows(&mut self.pool, x.rows, |thread, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread.
+            let (x, scratch) = unsafe { (arena.row(x, row), arena.scratch(thread)) };
+            let (sum, one) = scratch[..2 * x.len()].split_at_mut(x.len());
+            sum.fill(0.0);
+            for (from, share) in blend(row).into_iter().filter(|(_, share)| *share != 0.0) {
+                kernels::unpack_row(&linear.packing, data, from as usize, one);
+                sum.iter_mut().zip(&*one).for_each(|(sum, value)| *sum += value * share);
+            }
+            x.iter_mut().zip(&*sum).for_each(|(x, sum)| *x += sum);
         });
     }
 
@@ -242,21 +284,12 @@ impl Device for CpuDevice {
 
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {
         assert_eq!(out.rows, positions.len(), "one position a row");
-        let arena = self.arena();
-        let inv_freq = self.weights.vector(inv_freq);
-        let half = inv_freq.len();
-        assert_eq!(out.cols, 2 * half, "cosines and sines");
-        for_rows(&mut self.pool, positions.len(), |_, row| {
-            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
-            let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
-            for (i, freq) in inv_freq.iter().enumerate() {
-                // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after
-                // rounding.
-                let angle = f64::from(positions[row] as f32 * freq);
-                cos[i] = angle.cos() as f32 * scale;
-                sin[i] = angle.sin() as f32 * scale;
-            }
-        });
+        self.angles(out, inv_freq, scale, |row, _| positions[row]);
+    }
+
+    fn rope_angles_by_axis(&mut self, out: Buf, inv_freq: VectorId, axes: &[u8], places: Places<'_>, scale: f32) {
+        assert_eq!(out.cols, 2 * axes.len(), "an axis for every frequency");
+        self.angles(out, inv_freq, scale, |row, i| places(row)[usize::from(axes[i])]);
     }
 
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool) {
@@ -325,6 +358,15 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn attend_all(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf) -> Result<(), DeviceError> {
+        let scope = self.mark();
+        let [keys, pages] = sequence_bytes(spec, k);
+        let (keys, pages) = (self.memory.stack.take(keys)?, self.memory.stack.take(pages)?);
+        self.attend_sequence(spec, (out, q, k, v), keys, pages);
+        self.release(scope);
+        Ok(())
+    }
+
     fn gated_delta(
         &mut self,
         spec: &GatedDelta,
@@ -352,14 +394,12 @@ impl Device for CpuDevice {
         });
     }
 
-    fn concat(&mut self, out: Buf, a: Buf, b: Buf) {
-        assert_eq!((a.rows, b.rows, a.cols + b.cols), (out.rows, out.rows, out.cols), "two widths side by side");
+    fn put(&mut self, out: Buf, x: Buf, column: usize) {
+        assert!(out.rows == x.rows && column + x.cols <= out.cols, "columns {column}.. of {}", out.cols);
         self.rows(out.rows, |arena, _, row| {
             // SAFETY: as in `glu`.
-            let (out, a, b) = unsafe { (arena.row(out, row), arena.row(a, row), arena.row(b, row)) };
-            let (left, right) = out.split_at_mut(a.len());
-            left.copy_from_slice(a);
-            right.copy_from_slice(b);
+            let (out, x) = unsafe { (arena.row(out, row), arena.row(x, row)) };
+            out[column..column + x.len()].copy_from_slice(x);
         });
     }
 

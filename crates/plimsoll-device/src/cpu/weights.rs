@@ -13,7 +13,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use thiserror::Error;
 
 use crate::pool::ThreadPool;
-use crate::weights::{LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
+use crate::weights::{Form, LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
 
 /// Panels per task: enough work to be worth claiming, few enough to balance.
 const PANELS_PER_TASK: usize = 8;
@@ -106,12 +106,18 @@ fn pack_linear(
     pool.run(chunks.len(), &|_, task| {
         let mut chunk = chunks[task].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut scratch = Scratch::new(packing.k());
+        let fail = |error| {
+            failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+        };
+        let all = task * PANELS_PER_TASK * PANEL;
+        if let Err(error) = scratch.read_turned(linear, checkpoint, all..(all + PANELS_PER_TASK * PANEL)) {
+            return fail(error);
+        }
         for (i, panel) in chunk.chunks_exact_mut(packing.panel_bytes()).enumerate() {
             let first = (task * PANELS_PER_TASK + i) * PANEL;
             let rows = first..(first + PANEL).min(packing.out());
             if let Err(error) = scratch.pack_panel(linear, checkpoint, rows, panel) {
-                failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
-                return;
+                return fail(error);
             }
         }
     });
@@ -124,10 +130,11 @@ fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8])
     };
     match &vector.source {
         VectorSource::Values(values) => write(&mut values.iter().copied()),
-        VectorSource::Tensor { name, change } => {
+        VectorSource::Tensor { name, first, change } => {
             let mut row = RowBuf::new();
-            let mut values = Vec::with_capacity(vector.len);
-            while values.len() < vector.len {
+            let needed = first + vector.len;
+            let mut values = Vec::with_capacity(needed);
+            while values.len() < needed {
                 // A tensor of several dimensions has several rows; the declaration knows its size.
                 let index = values.len() / row.len().max(1);
                 decode(checkpoint, name, index, &mut row)?;
@@ -135,7 +142,7 @@ fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8])
                 values.resize(from + row.len(), 0.0);
                 row.dequantize(&mut values[from..]);
             }
-            write(&mut values.iter().map(|value| change.of(*value)));
+            write(&mut values[*first..].iter().map(|value| change.of(*value)));
         }
     }
     Ok(())
@@ -150,6 +157,8 @@ struct Scratch {
     rows: Vec<RowBuf>,
     floats: Vec<Vec<f32>>,
     groups: Vec<Groups>,
+    /// Of a matrix that is stored with its inputs first, the columns that become a task's rows.
+    turned: Vec<f32>,
 }
 
 /// Scales of one row in the form the packer takes: groups wider than its own repeated.
@@ -168,6 +177,7 @@ impl Scratch {
             rows: vec![RowBuf::new(); PANEL],
             floats: vec![vec![0.0; k]; PANEL],
             groups: (0..PANEL).map(|_| Groups::default()).collect(),
+            turned: Vec::new(),
         }
     }
 
@@ -179,20 +189,76 @@ impl Scratch {
         panel: &mut [u8],
     ) -> Result<(), LoadError> {
         let count = rows.len();
+        let broken = |source| LoadError::Pack { tensor: linear.name.to_string(), source };
+        match linear.form {
+            Form::Rows(_) => {}
+            Form::Folded { parts, channels_last } => {
+                for (i, row) in rows.enumerate() {
+                    self.unfold(linear, (parts, channels_last), checkpoint, (i, row))?;
+                }
+                return self.pack_floats(&linear.packing, count, panel).map_err(broken);
+            }
+            Form::Turned { .. } => {
+                let outputs = PANELS_PER_TASK * PANEL;
+                let width = outputs.min(linear.packing.out() - rows.start / outputs * outputs);
+                for (floats, row) in self.floats.iter_mut().zip(rows) {
+                    let column = self.turned.iter().skip(row % outputs).step_by(width);
+                    floats.iter_mut().zip(column).for_each(|(to, from)| *to = *from);
+                }
+                return self.pack_floats(&linear.packing, count, panel).map_err(broken);
+            }
+        }
         for (buf, row) in self.rows.iter_mut().zip(rows) {
             decode(checkpoint, &linear.name, linear.stored_row(row), buf)?;
         }
         let packed = match linear.packing.kind() {
             PackKind::Quant(_) => self.pack_quant(&linear.packing, count, panel),
-            PackKind::F32 | PackKind::F16 | PackKind::Bf16 => self.pack_floats(&linear.packing, count, panel),
+            PackKind::F32 | PackKind::F16 | PackKind::Bf16 => {
+                for (buf, floats) in self.rows.iter().zip(&mut self.floats).take(count) {
+                    buf.dequantize(floats);
+                }
+                self.pack_floats(&linear.packing, count, panel)
+            }
         };
-        packed.map_err(|source| LoadError::Pack { tensor: linear.name.to_string(), source })
+        packed.map_err(broken)
+    }
+
+    /// Reads the columns that become these rows, of a matrix stored so.
+    fn read_turned(
+        &mut self,
+        linear: &LinearDecl,
+        checkpoint: &Checkpoint,
+        rows: std::ops::Range<usize>,
+    ) -> Result<(), LoadError> {
+        let Form::Turned { row, column } = linear.form else { return Ok(()) };
+        let columns = column + rows.start..column + rows.end.min(linear.packing.out());
+        let read = checkpoint.decode_block(&linear.name, row..row + linear.packing.k(), columns, &mut self.turned);
+        read.map_err(|source| LoadError::Format { tensor: linear.name.to_string(), source })
+    }
+
+    /// Reads the stored rows behind packed row `row` into the `i`-th row of floats.
+    fn unfold(
+        &mut self,
+        linear: &LinearDecl,
+        (parts, channels_last): (usize, bool),
+        checkpoint: &Checkpoint,
+        (i, row): (usize, usize),
+    ) -> Result<(), LoadError> {
+        let (buf, floats) = (&mut self.rows[0], &mut self.floats[i]);
+        let width = floats.len() / parts;
+        let mut values = vec![0.0; width];
+        for part in 0..parts {
+            decode(checkpoint, &linear.name, row * parts + part, buf)?;
+            buf.dequantize(&mut values);
+            for (channel, value) in values.iter().enumerate() {
+                let at = if channels_last { channel * parts + part } else { part * width + channel };
+                floats[at] = *value;
+            }
+        }
+        Ok(())
     }
 
     fn pack_floats(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {
-        for (buf, floats) in self.rows.iter().zip(&mut self.floats).take(count) {
-            buf.dequantize(floats);
-        }
         let rows: [&[f32]; PANEL] = std::array::from_fn(|i| self.floats[i].as_slice());
         pack_panel_f32(packing, &rows[..count], panel)
     }

@@ -3,6 +3,7 @@
 //! For models with recurrent state a page of the tree is worth nothing without a state at or below it, so every leaf of the tree
 //! has a checkpoint: a checkpoint that goes takes the pages with it that no other one needs, and a page takes its checkpoint.
 
+use super::key::PageKey;
 use super::pages::{PageId, PagePool};
 use super::radix::{Match, PAGE_TOKENS, PrefixIndex};
 use super::states::{Purpose, SlotId, StatePool};
@@ -119,40 +120,33 @@ impl KvCache {
         }
     }
 
-    /// Makes the caller a holder of the pages of the longest prefix of `tokens` that can be started from, and of the state at its
+    /// Makes the caller a holder of the pages of the longest prefix of `key` that can be started from, and of the state at its
     /// end where the model has one. Says how many tokens that is, and how many the tree knows beyond what has a state.
-    pub(crate) fn lookup(&mut self, salt: u64, tokens: &[u32], pages: &mut Vec<PageId>) -> (Match, Option<SlotId>) {
+    pub(crate) fn lookup(&mut self, key: PageKey<'_>, pages: &mut Vec<PageId>) -> (Match, Option<SlotId>) {
         let Some(index) = &mut self.index else { return (Match::default(), None) };
-        let Some(states) = &mut self.states else { return (index.lookup(salt, tokens, &mut self.pool, pages), None) };
+        let Some(states) = &mut self.states else { return (index.lookup(key, &mut self.pool, pages), None) };
         let usable = |page| states.of(page).is_some();
-        let found = index.lookup_usable(salt, tokens, &mut self.pool, pages, usable);
+        let found = index.lookup_usable(key, &mut self.pool, pages, usable);
         let slot = pages.last().and_then(|page| states.of(*page));
         slot.into_iter().for_each(|slot| states.retain(slot));
         (found, slot)
     }
 
     /// How many tokens [`Self::lookup`] would find.
-    pub(crate) fn peek(&self, salt: u64, tokens: &[u32]) -> usize {
+    pub(crate) fn peek(&self, key: PageKey<'_>) -> usize {
         match (&self.index, &self.states) {
-            (Some(index), None) => index.peek(salt, tokens),
-            (Some(index), Some(states)) => index.peek_usable(salt, tokens, |page| states.of(page).is_some()),
+            (Some(index), None) => index.peek(key),
+            (Some(index), Some(states)) => index.peek_usable(key, |page| states.of(page).is_some()),
             (None, _) => 0,
         }
     }
 
-    /// Publishes the pages of `tokens` (whole pages) with the state after them. Pages that the tree knows under other numbers are
+    /// Publishes the pages of `key` (whole pages) with the state after them. Pages that the tree knows under other numbers are
     /// exchanged for those: they hold the same. The caller stays a holder of pages and slot.
-    pub(crate) fn publish_state(
-        &mut self,
-        salt: u64,
-        tokens: &[u32],
-        pages: &mut [PageId],
-        slot: SlotId,
-        purpose: Purpose,
-    ) {
+    pub(crate) fn publish_state(&mut self, key: PageKey<'_>, pages: &mut [PageId], slot: SlotId, purpose: Purpose) {
         let (Some(index), Some(states)) = (&mut self.index, &mut self.states) else { return };
-        let depth = tokens.len() / PAGE_TOKENS;
-        let adopted = index.adopt(salt, tokens, pages, &mut self.pool);
+        let depth = key.tokens.len() / PAGE_TOKENS;
+        let adopted = index.adopt(key, pages, &mut self.pool);
         let last = pages[..adopted].last().copied();
         if adopted < depth {
             // Misuse, counted by the pool: what entered the tree without a state leaves it again.

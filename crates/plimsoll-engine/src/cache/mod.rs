@@ -10,6 +10,7 @@
 //!
 //! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three true to one another.
 
+mod key;
 mod kv;
 mod pages;
 mod radix;
@@ -17,6 +18,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 
+pub use key::{MediaMark, PageKey};
 pub use kv::KvCache;
 pub use pages::{PageId, PagePool, PoolError};
 pub use radix::{IndexError, IndexStats, Match, PAGE_TOKENS, PrefixIndex};

@@ -1,9 +1,9 @@
 //! The prefix index: a tree over whole pages of tokens that finds KV which was computed before.
 //!
-//! A node is one page: its [`PAGE_TOKENS`] token ids, its parent, and the salt of its tree. A node's number *is* its
+//! A node is one page: its [`PAGE_TOKENS`] token ids, its parent, the content of the media up to it, and the salt of its tree. A node's number *is* its
 //! page's number, so the node table has one row a page, is allocated once, and tables kept elsewhere (state
 //! checkpoints, say) can be indexed by [`PageId`] too. Children are found through one open-addressing table keyed by
-//! a secret hash of (parent, salt, tokens); a hit is always confirmed by comparing all of them.
+//! a secret hash of (parent, salt, media, tokens); a hit is always confirmed by comparing all of them.
 //!
 //! Least recently used order lives in the pool: a page goes to the warm end of the idle queue when its last running
 //! holder lets go. Whoever holds a cached page also holds the pages before it, and lets go deepest first; hence
@@ -17,6 +17,7 @@ use std::hash::{BuildHasher, RandomState};
 use plimsoll_memory::broken;
 use thiserror::Error;
 
+use super::key::{Content, PageKey};
 use super::pages::{PageId, PagePool};
 
 /// Tokens in one page of KV.
@@ -31,10 +32,20 @@ const DEAD: u32 = u32::MAX - 1;
 #[derive(Debug, Clone, Copy)]
 struct Node {
     tokens: [u32; PAGE_TOKENS],
+    media: Content,
     salt: u64,
     parent: u32,
     children: u32,
     hash: u32,
+}
+
+/// Where a node belongs: what it is found by.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    parent: u32,
+    salt: u64,
+    media: Content,
+    tokens: &'a [u32; PAGE_TOKENS],
 }
 
 /// What a page is known by: all its tokens, all bits of them.
@@ -142,7 +153,10 @@ impl PrefixIndex {
         let (mut nodes, mut table) = (Vec::new(), Vec::new());
         nodes.try_reserve_exact(pages).map_err(full)?;
         table.try_reserve_exact(Self::table_len(pages)).map_err(full)?;
-        nodes.resize(pages, Node { tokens: [0; PAGE_TOKENS], salt: 0, parent: DEAD, children: 0, hash: 0 });
+        nodes.resize(
+            pages,
+            Node { tokens: [0; PAGE_TOKENS], media: [0; 32], salt: 0, parent: DEAD, children: 0, hash: 0 },
+        );
         table.resize(Self::table_len(pages), ROOT);
         Ok(Self {
             nodes: nodes.into_boxed_slice(),
@@ -169,48 +183,46 @@ impl PrefixIndex {
         self.stats
     }
 
-    /// Finds the longest known prefix of `tokens` and makes the caller a holder of its pages, in order, in `pages`
-    /// (cleared first; reserve `tokens.len() / PAGE_TOKENS` to keep this free of allocation).
+    /// Finds the longest known prefix of `key` and makes the caller a holder of its pages, in order, in `pages`
+    /// (cleared first; reserve `key.tokens.len() / PAGE_TOKENS` to keep this free of allocation).
     ///
-    /// At least one token is always left to compute, since something must produce the first logits. `salt` names the
-    /// media and adapters of the prompt: equal tokens under different salts never match. The caller owes
-    /// one release for every page, by [`Self::donate`] or [`PagePool::release_all`].
-    pub fn lookup(&mut self, salt: u64, tokens: &[u32], pool: &mut PagePool, pages: &mut Vec<PageId>) -> Match {
-        self.lookup_usable(salt, tokens, pool, pages, |_| true)
+    /// At least one token is always left to compute, since something must produce the first logits. Equal tokens with
+    /// other media or under another salt never match. The caller owes one release for every page, by [`Self::donate`] or [`PagePool::release_all`].
+    pub fn lookup(&mut self, key: PageKey<'_>, pool: &mut PagePool, pages: &mut Vec<PageId>) -> Match {
+        self.lookup_usable(key, pool, pages, |_| true)
     }
 
     /// As [`Self::lookup`], of prefixes whose last page is `usable`.
     pub fn lookup_usable(
         &mut self,
-        salt: u64,
-        tokens: &[u32],
+        key: PageKey<'_>,
         pool: &mut PagePool,
         pages: &mut Vec<PageId>,
         usable: impl Fn(PageId) -> bool,
     ) -> Match {
         pages.clear();
-        let known = self.matched_pages(salt, tokens, |page| pages.push(PageId(page))) * PAGE_TOKENS;
+        let known = self.matched_pages(key, |page| pages.push(PageId(page))) * PAGE_TOKENS;
         pages.truncate(pages.iter().rposition(|page| usable(*page)).map_or(0, |last| last + 1));
         for &page in pages.iter() {
             pool.retain(page);
         }
         let found = Match { pages: pages.len(), tokens: pages.len() * PAGE_TOKENS, known };
         self.stats.hit_tokens += found.tokens as u64;
-        self.stats.miss_tokens += (tokens.len() - found.tokens) as u64;
+        self.stats.miss_tokens += (key.tokens.len() - found.tokens) as u64;
         found
     }
 
     /// How many tokens [`Self::lookup`] would find, without holding, warming or counting anything; for pricing.
     #[must_use]
-    pub fn peek(&self, salt: u64, tokens: &[u32]) -> usize {
-        self.peek_usable(salt, tokens, |_| true)
+    pub fn peek(&self, key: PageKey<'_>) -> usize {
+        self.peek_usable(key, |_| true)
     }
 
     /// The same for [`Self::lookup_usable`].
     #[must_use]
-    pub fn peek_usable(&self, salt: u64, tokens: &[u32], usable: impl Fn(PageId) -> bool) -> usize {
+    pub fn peek_usable(&self, key: PageKey<'_>, usable: impl Fn(PageId) -> bool) -> usize {
         let (mut depth, mut last) = (0, 0);
-        self.matched_pages(salt, tokens, |page| {
+        self.matched_pages(key, |page| {
             depth += 1;
             if usable(PageId(page)) {
                 last = depth;
@@ -221,18 +233,19 @@ impl PrefixIndex {
 
     /// As [`Self::insert`], but where a prefix is known under another page, the caller's page is exchanged for that one, claim for
     /// claim: the two hold the same. Returns how many of the pages are in the tree now, from the first on.
-    pub fn adopt(&mut self, salt: u64, tokens: &[u32], pages: &mut [PageId], pool: &mut PagePool) -> usize {
+    pub fn adopt(&mut self, key: PageKey<'_>, pages: &mut [PageId], pool: &mut PagePool) -> usize {
         let (mut parent, mut depth) = (ROOT, 0);
-        for (chunk, page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
-            let hash = self.hash(parent, salt, chunk);
-            match self.find(hash, parent, salt, chunk) {
+        for (chunk, page) in key.pages().zip(pages) {
+            let at = Place { parent, salt: key.salt, media: chunk.1, tokens: chunk.0 };
+            let hash = self.hash(&at);
+            match self.find(hash, &at) {
                 Some(known) if known == page.0 => {}
                 Some(known) => {
                     pool.retain(PageId(known));
                     pool.release(*page);
                     *page = PageId(known);
                 }
-                None if self.attach(hash, parent, salt, chunk, *page, pool) => {}
+                None if self.attach(hash, &at, *page, pool) => {}
                 None => break,
             }
             (parent, depth) = (page.0, depth + 1);
@@ -273,18 +286,19 @@ impl PrefixIndex {
 
     /// Lets others share the pages of a sequence that goes on running; returns how many pages were added.
     ///
-    /// `pages[i]` holds `tokens[i * PAGE_TOKENS..][..PAGE_TOKENS]`; the caller holds every one of them and keeps its
+    /// `pages[i]` holds `key.tokens[i * PAGE_TOKENS..][..PAGE_TOKENS]`; the caller holds every one of them and keeps its
     /// claims, the index adds its own. Only whole pages count. A prefix that is known already keeps its page; where
     /// that is not the caller's own page the rest is left to [`Self::donate`], because a running sequence that held a
     /// page without its predecessor would make idle pages impossible to evict.
-    pub fn insert(&mut self, salt: u64, tokens: &[u32], pages: &[PageId], pool: &mut PagePool) -> usize {
+    pub fn insert(&mut self, key: PageKey<'_>, pages: &[PageId], pool: &mut PagePool) -> usize {
         let (mut parent, mut added) = (ROOT, 0);
-        for (chunk, &page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
-            let hash = self.hash(parent, salt, chunk);
-            match self.find(hash, parent, salt, chunk) {
+        for (chunk, &page) in key.pages().zip(pages) {
+            let at = Place { parent, salt: key.salt, media: chunk.1, tokens: chunk.0 };
+            let hash = self.hash(&at);
+            match self.find(hash, &at) {
                 Some(known) if known == page.0 => {}
                 Some(_) => break,
-                None if self.attach(hash, parent, salt, chunk, page, pool) => added += 1,
+                None if self.attach(hash, &at, page, pool) => added += 1,
                 None => break,
             }
             parent = page.0;
@@ -297,11 +311,12 @@ impl PrefixIndex {
     /// As [`Self::insert`], but the caller's claim on every one of `pages` is gone afterwards, the partly filled last page's
     /// included. Where a prefix is known under another page, that page stays and the sequence's own is
     /// released. Returns how many pages were added.
-    pub fn donate(&mut self, salt: u64, tokens: &[u32], pages: &[PageId], pool: &mut PagePool) -> usize {
+    pub fn donate(&mut self, key: PageKey<'_>, pages: &[PageId], pool: &mut PagePool) -> usize {
         let (mut parent, mut depth, mut added, mut foreign) = (ROOT, 0, 0, false);
-        for (chunk, &page) in tokens.as_chunks::<PAGE_TOKENS>().0.iter().zip(pages) {
-            let hash = self.hash(parent, salt, chunk);
-            parent = match self.find(hash, parent, salt, chunk) {
+        for (chunk, &page) in key.pages().zip(pages) {
+            let at = Place { parent, salt: key.salt, media: chunk.1, tokens: chunk.0 };
+            let hash = self.hash(&at);
+            parent = match self.find(hash, &at) {
                 Some(known) => {
                     if known != page.0 {
                         // Held until the way back below, which leaves it warmer than what is added under it.
@@ -312,7 +327,7 @@ impl PrefixIndex {
                 }
                 // Another holder (a fork) of this page may not hold the known pages before it.
                 None if foreign && pool.holders(page) > 1 => break,
-                None if self.attach(hash, parent, salt, chunk, page, pool) => {
+                None if self.attach(hash, &at, page, pool) => {
                     added += 1;
                     page.0
                 }
@@ -398,7 +413,8 @@ impl PrefixIndex {
             if !live {
                 continue;
             }
-            if self.find(node.hash, node.parent, node.salt, &node.tokens) != Some(page) {
+            let at = Place { parent: node.parent, salt: node.salt, media: node.media, tokens: &node.tokens };
+            if self.find(node.hash, &at) != Some(page) {
                 return broken("the table does not lead to it");
             }
             if node.parent != ROOT {
@@ -418,24 +434,26 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Walks down the tree along `tokens`, telling `visit` each node, and returns how many pages matched.
-    fn matched_pages(&self, salt: u64, tokens: &[u32], mut visit: impl FnMut(u32)) -> usize {
-        let pages_max = tokens.len().saturating_sub(1) / PAGE_TOKENS;
+    /// Walks down the tree along `key`, telling `visit` each node, and returns how many pages matched.
+    fn matched_pages(&self, key: PageKey<'_>, mut visit: impl FnMut(u32)) -> usize {
+        let pages_max = key.tokens.len().saturating_sub(1) / PAGE_TOKENS;
         let (mut parent, mut matched) = (ROOT, 0);
-        for chunk in tokens.as_chunks::<PAGE_TOKENS>().0.iter().take(pages_max) {
-            let Some(node) = self.find(self.hash(parent, salt, chunk), parent, salt, chunk) else {
-                break;
-            };
+        for (tokens, media) in key.pages().take(pages_max) {
+            let at = Place { parent, salt: key.salt, media, tokens };
+            let Some(node) = self.find(self.hash(&at), &at) else { break };
             visit(node);
             (parent, matched) = (node, matched + 1);
         }
         matched
     }
 
-    fn hash(&self, parent: u32, salt: u64, tokens: &[u32; PAGE_TOKENS]) -> u32 {
+    fn hash(&self, at: &Place<'_>) -> u32 {
         let [first, second] = self.keys;
-        let mut hash = fold(salt ^ first, u64::from(parent) ^ second);
-        for four in name(tokens).as_chunks::<4>().0 {
+        let mut hash = fold(at.salt ^ first, u64::from(at.parent) ^ second);
+        // Part of a digest spreads places as well as all of it; it is compared in full.
+        let [media, ..] = at.media.as_chunks::<8>().0 else { return 0 };
+        hash = fold(hash ^ second, u64::from_le_bytes(*media) ^ first);
+        for four in name(at.tokens).as_chunks::<4>().0 {
             let low = u64::from(four[0]) | u64::from(four[1]) << 32;
             let high = u64::from(four[2]) | u64::from(four[3]) << 32;
             hash = fold(low ^ hash, high ^ second);
@@ -443,33 +461,27 @@ impl PrefixIndex {
         (hash >> 32) as u32 ^ hash as u32
     }
 
-    fn find(&self, hash: u32, parent: u32, salt: u64, tokens: &[u32; PAGE_TOKENS]) -> Option<u32> {
+    fn find(&self, hash: u32, at: &Place<'_>) -> Option<u32> {
         let mask = self.table.len() - 1;
         let mut place = hash as usize & mask;
         loop {
             // An empty place holds ROOT, which is no row of the node table.
             let node = self.nodes.get(self.table[place] as usize)?;
-            if node.hash == hash && node.parent == parent && node.salt == salt && node.tokens == name(tokens) {
+            let of_tree = node.hash == hash && node.parent == at.parent && node.salt == at.salt;
+            if of_tree && node.tokens == name(at.tokens) && node.media == at.media {
                 return Some(self.table[place]);
             }
             place = (place + 1) & mask;
         }
     }
 
-    /// Makes `page` the node for `tokens` under `parent`; false if the page may not enter (misuse, counted by the pool).
-    fn attach(
-        &mut self,
-        hash: u32,
-        parent: u32,
-        salt: u64,
-        tokens: &[u32; PAGE_TOKENS],
-        page: PageId,
-        pool: &mut PagePool,
-    ) -> bool {
+    /// Makes `page` the node at its place; false if the page may not enter (misuse, counted by the pool).
+    fn attach(&mut self, hash: u32, at: &Place<'_>, page: PageId, pool: &mut PagePool) -> bool {
         if page.index() >= self.nodes.len() || !pool.cache(page) {
             return false;
         }
-        self.nodes[page.index()] = Node { tokens: name(tokens), salt, parent, children: 0, hash };
+        let Place { parent, salt, media, tokens } = *at;
+        self.nodes[page.index()] = Node { tokens: name(tokens), media, salt, parent, children: 0, hash };
         if let Some(above) = self.nodes.get_mut(parent as usize) {
             above.children += 1;
         }

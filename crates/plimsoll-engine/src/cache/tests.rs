@@ -84,7 +84,7 @@ fn the_index_claim_cannot_be_released_from_outside() {
     let (mut pool, mut index) = built(2);
     let tokens = prompt(1, 1);
     let pages = take(&mut pool, 1);
-    index.donate(0, &tokens, &pages, &mut pool);
+    index.donate(PageKey::text(0, &tokens), &pages, &mut pool);
     assert!(!pool.release(pages[0]));
     assert_eq!((pool.idle(), pool.faults()), (1, 1));
     assert_eq!(index.check(&pool), Ok(()));
@@ -95,13 +95,13 @@ fn a_prompt_is_never_matched_whole() {
     let (mut pool, mut index) = built(8);
     let (tokens, mut found) = (prompt(1, 3), Vec::new());
     let pages = take(&mut pool, 3);
-    assert_eq!(index.donate(7, &tokens, &pages, &mut pool), 3);
-    assert_eq!(index.peek(7, &tokens), 2 * PAGE_TOKENS);
-    assert_eq!(index.peek(7, &tokens[..2 * PAGE_TOKENS]), PAGE_TOKENS);
-    assert_eq!(index.peek(7, &tokens[..PAGE_TOKENS]), 0);
-    assert_eq!(index.peek(7, &[]), 0);
+    assert_eq!(index.donate(PageKey::text(7, &tokens), &pages, &mut pool), 3);
+    assert_eq!(index.peek(PageKey::text(7, &tokens)), 2 * PAGE_TOKENS);
+    assert_eq!(index.peek(PageKey::text(7, &tokens[..2 * PAGE_TOKENS])), PAGE_TOKENS);
+    assert_eq!(index.peek(PageKey::text(7, &tokens[..PAGE_TOKENS])), 0);
+    assert_eq!(index.peek(PageKey::text(7, &[])), 0);
     let longer = [tokens.clone(), vec![1]].concat();
-    let hit = index.lookup(7, &longer, &mut pool, &mut found);
+    let hit = index.lookup(PageKey::text(7, &longer), &mut pool, &mut found);
     assert_eq!((hit, found.as_slice()), (Match { pages: 3, tokens: 48, known: 48 }, pages.as_slice()));
     assert_eq!(pool.idle(), 0, "a match is held");
     pool.release_all(&found);
@@ -114,12 +114,12 @@ fn salts_and_large_ids_keep_prompts_apart() {
     let (mut pool, mut index) = built(8);
     let mut tokens = vec![5_u32; PAGE_TOKENS + 1];
     let pages = take(&mut pool, 1);
-    index.donate(1, &tokens, &pages, &mut pool);
-    assert_eq!(index.peek(1, &tokens), PAGE_TOKENS);
-    assert_eq!(index.peek(2, &tokens), 0, "other media");
+    index.donate(PageKey::text(1, &tokens), &pages, &mut pool);
+    assert_eq!(index.peek(PageKey::text(1, &tokens)), PAGE_TOKENS);
+    assert_eq!(index.peek(PageKey::text(2, &tokens)), 0, "another salt");
     for bit in [8, 16, 24, 31] {
         tokens[3] = 5 | 1 << bit;
-        assert_eq!(index.peek(1, &tokens), 0, "differs in bit {bit}");
+        assert_eq!(index.peek(PageKey::text(1, &tokens)), 0, "differs in bit {bit}");
     }
 }
 
@@ -133,7 +133,7 @@ fn equal_hashes_do_not_make_equal_prompts() {
         for i in 0..PROMPTS {
             let (salt, token) = if by_salt { (u64::from(i), 0) } else { (0, i) };
             let page = take(&mut pool, 1);
-            let added = index.donate(salt, &[token; PAGE_TOKENS], &page, &mut pool);
+            let added = index.donate(PageKey::text(salt, &[token; PAGE_TOKENS]), &page, &mut pool);
             assert_eq!(added, 1, "prompt {i} was taken for another one");
         }
         assert_eq!(index.check(&pool), Ok(()));
@@ -146,9 +146,9 @@ fn the_same_page_of_tokens_after_another_prefix_is_another_node() {
     let page = [9_u32; PAGE_TOKENS];
     let twice = [page, page].concat();
     let pages = take(&mut pool, 2);
-    assert_eq!(index.donate(0, &twice, &pages, &mut pool), 2);
+    assert_eq!(index.donate(PageKey::text(0, &twice), &pages, &mut pool), 2);
     let mut found = Vec::new();
-    index.lookup(0, &[page, page, page].concat(), &mut pool, &mut found);
+    index.lookup(PageKey::text(0, &[page, page, page].concat()), &mut pool, &mut found);
     assert_eq!(found, pages);
     pool.release_all(&found);
 }
@@ -158,11 +158,11 @@ fn a_known_prefix_keeps_its_page() {
     let (mut pool, mut index) = built(8);
     let tokens = prompt(1, 3);
     let (first, second) = (take(&mut pool, 2), take(&mut pool, 3));
-    assert_eq!(index.insert(0, &tokens[..2 * PAGE_TOKENS], &first, &mut pool), 2);
-    assert_eq!(index.insert(0, &tokens, &second, &mut pool), 0, "not while it runs on its own pages");
-    assert_eq!(index.donate(0, &tokens, &second, &mut pool), 1);
+    assert_eq!(index.insert(PageKey::text(0, &tokens[..2 * PAGE_TOKENS]), &first, &mut pool), 2);
+    assert_eq!(index.insert(PageKey::text(0, &tokens), &second, &mut pool), 0, "not while it runs on its own pages");
+    assert_eq!(index.donate(PageKey::text(0, &tokens), &second, &mut pool), 1);
     let mut found = Vec::new();
-    index.lookup(0, &[tokens, vec![0]].concat(), &mut pool, &mut found);
+    index.lookup(PageKey::text(0, &[tokens, vec![0]].concat()), &mut pool, &mut found);
     assert_eq!(found, [first[0], first[1], second[2]]);
     pool.release_all(&found);
     pool.release_all(&first);
@@ -176,14 +176,18 @@ fn a_fork_cannot_pin_what_it_does_not_hold() {
     let (mut pool, mut index) = built(8);
     let tokens = prompt(1, 3);
     let known = take(&mut pool, 1);
-    index.donate(0, &tokens[..PAGE_TOKENS], &known, &mut pool);
+    index.donate(PageKey::text(0, &tokens[..PAGE_TOKENS]), &known, &mut pool);
     let own = take(&mut pool, 3);
     for &page in &own {
         pool.retain(page);
     }
-    assert_eq!(index.donate(0, &tokens, &own, &mut pool), 0, "the fork goes on without page 0 of the tree");
+    assert_eq!(
+        index.donate(PageKey::text(0, &tokens), &own, &mut pool),
+        0,
+        "the fork goes on without page 0 of the tree"
+    );
     assert_eq!(pool.idle(), 1);
-    assert_eq!(index.donate(0, &tokens, &own, &mut pool), 2);
+    assert_eq!(index.donate(PageKey::text(0, &tokens), &own, &mut pool), 2);
     assert_eq!((pool.idle(), pool.used()), (3, 3));
     assert_eq!(index.evict(3, &mut pool), 3);
 }
@@ -193,16 +197,16 @@ fn eviction_takes_the_coldest_leaf_and_spares_the_held() {
     let (mut pool, mut index) = built(8);
     let (a, b) = (prompt(1, 3), prompt(2, 2));
     let (pages_a, pages_b) = (take(&mut pool, 3), take(&mut pool, 2));
-    index.donate(0, &a, &pages_a, &mut pool);
-    index.donate(0, &b, &pages_b, &mut pool);
+    index.donate(PageKey::text(0, &a), &pages_a, &mut pool);
+    index.donate(PageKey::text(0, &b), &pages_b, &mut pool);
     let mut found = Vec::new();
     // Holds the first page of a, warms nothing else.
-    index.lookup(0, &a[..PAGE_TOKENS + 1], &mut pool, &mut found);
+    index.lookup(PageKey::text(0, &a[..PAGE_TOKENS + 1]), &mut pool, &mut found);
     let mut gone = Vec::new();
     assert_eq!(index.evict_with(3, &mut pool, |page| gone.push(page)), 3);
     assert_eq!(gone, [pages_a[2], pages_a[1], pages_b[1]]);
     assert_eq!(index.evict(9, &mut pool), 1, "the held page stays");
-    assert_eq!(index.peek(0, &a), PAGE_TOKENS);
+    assert_eq!(index.peek(PageKey::text(0, &a)), PAGE_TOKENS);
     pool.release_all(&found);
     assert_eq!(index.evict(9, &mut pool), 1);
     assert_eq!((pool.free(), index.stats().nodes, index.stats().evicted_pages), (8, 0, 5));
@@ -213,7 +217,7 @@ fn letting_go_in_the_wrong_order_costs_time_but_no_page() {
     let (mut pool, mut index) = built(4);
     let tokens = prompt(1, 4);
     let pages = take(&mut pool, 4);
-    index.insert(0, &tokens, &pages, &mut pool);
+    index.insert(PageKey::text(0, &tokens), &pages, &mut pool);
     for &page in &pages {
         pool.release(page);
     }
@@ -226,11 +230,11 @@ fn clear_leaves_running_sequences_their_pages() {
     let (mut pool, mut index) = built(6);
     let tokens = prompt(1, 3);
     let pages = take(&mut pool, 3);
-    index.insert(0, &tokens, &pages, &mut pool);
+    index.insert(PageKey::text(0, &tokens), &pages, &mut pool);
     index.clear(&mut pool);
-    assert_eq!((index.stats().nodes, pool.used(), index.peek(0, &tokens)), (0, 3, 0));
+    assert_eq!((index.stats().nodes, pool.used(), index.peek(PageKey::text(0, &tokens))), (0, 3, 0));
     assert_eq!((index.check(&pool), pool.check()), (Ok(()), Ok(())));
-    assert_eq!(index.donate(0, &tokens, &pages, &mut pool), 3, "and they can be cached again");
+    assert_eq!(index.donate(PageKey::text(0, &tokens), &pages, &mut pool), 3, "and they can be cached again");
     index.clear(&mut pool);
     assert_eq!(pool.free(), 6);
 }
@@ -364,7 +368,7 @@ impl Pair {
         let mut tokens: Vec<u32> = pages.iter().flat_map(|&kind| [u32::from(kind) << 20; PAGE_TOKENS]).collect();
         tokens.extend(std::iter::repeat_n(3, tail));
         let mut held = Vec::new();
-        let found = self.index.lookup(salt, &tokens, &mut self.pool, &mut held);
+        let found = self.index.lookup(PageKey::text(salt, &tokens), &mut self.pool, &mut held);
         assert_eq!(held, self.model.lookup(salt, &tokens));
         assert_eq!((found.pages, found.tokens), (held.len(), held.len() * PAGE_TOKENS));
         let need = tokens.len().div_ceil(PAGE_TOKENS) - held.len();
@@ -387,13 +391,13 @@ impl Pair {
             Op::Start { salt, pages, tail } => self.start(*salt, pages, *tail),
             Op::Insert(i) => {
                 if let Some(one) = pick(*i, &self.running).map(|i| &self.running[i]) {
-                    self.index.insert(one.salt, &one.tokens, &one.pages, &mut self.pool);
+                    self.index.insert(PageKey::text(one.salt, &one.tokens), &one.pages, &mut self.pool);
                     self.model.insert(one.salt, &one.tokens, &one.pages);
                 }
             }
             Op::Donate(i) => {
                 if let Some(one) = pick(*i, &self.running).map(|i| self.running.remove(i)) {
-                    self.index.donate(one.salt, &one.tokens, &one.pages, &mut self.pool);
+                    self.index.donate(PageKey::text(one.salt, &one.tokens), &one.pages, &mut self.pool);
                     self.model.donate(one.salt, &one.tokens, &one.pages);
                 }
             }
@@ -456,7 +460,7 @@ fn a_million_operations_leave_nothing_behind() {
                 let page = |dice: &mut Dice| [dice.below(kinds) as u32; PAGE_TOKENS];
                 let tokens: Vec<u32> = (0..turns).flat_map(|_| page(&mut dice)).chain([9]).collect();
                 let (salt, mut pages) = (dice.below(3) as u64, Vec::new());
-                index.lookup(salt, &tokens, &mut pool, &mut pages);
+                index.lookup(PageKey::text(salt, &tokens), &mut pool, &mut pages);
                 let need = tokens.len().div_ceil(PAGE_TOKENS) - pages.len();
                 if need > pool.available() || running.len() >= 64 {
                     starved += 1;
@@ -470,12 +474,12 @@ fn a_million_operations_leave_nothing_behind() {
             kind if !running.is_empty() => {
                 let i = dice.below(running.len());
                 if kind == 4 {
-                    index.insert(running[i].salt, &running[i].tokens, &running[i].pages, &mut pool);
+                    index.insert(PageKey::text(running[i].salt, &running[i].tokens), &running[i].pages, &mut pool);
                     continue;
                 }
                 let one = running.swap_remove(i);
                 match kind {
-                    5 | 6 => drop(index.donate(one.salt, &one.tokens, &one.pages, &mut pool)),
+                    5 | 6 => drop(index.donate(PageKey::text(one.salt, &one.tokens), &one.pages, &mut pool)),
                     _ => drop(pool.release_all(&one.pages)),
                 }
             }

@@ -53,7 +53,7 @@ impl<T> Scheduler<T> {
             return Company::Alone { shared: 0 };
         }
         let same = |other: &Seq<T>| {
-            let same = other.tokens.iter().zip(&seq.tokens).take_while(|(a, b)| a == b).count();
+            let same = other.key().common(&seq.key());
             same.min(seq.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS
         };
         let (mut leader, mut best, mut shared) = (None, 0, 0);
@@ -69,7 +69,7 @@ impl<T> Scheduler<T> {
                 (leader, best) = (Some(i), same);
             }
         }
-        let found = cache.peek(seq.salt, &seq.tokens);
+        let found = cache.peek(seq.key());
         let stateful = seq.states.needed();
         drop(cache);
         let follows = |leader: usize| best > found && (!stateful || running[leader].wish(best));

@@ -2,8 +2,9 @@
 
 use arrayvec::ArrayVec;
 
-use crate::cache::{PAGE_TOKENS, PageId};
+use crate::cache::{PAGE_TOKENS, PageId, PageKey};
 use crate::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
+use crate::media::SeqMedia;
 use crate::options::Options;
 
 /// What is special about a sequence that no text is made of.
@@ -44,6 +45,8 @@ pub struct Seq<T> {
     pub logits_from: usize,
     /// Set if no text is made of it.
     pub pooled: Option<Pooled>,
+    /// The media in its prompt.
+    pub media: SeqMedia,
     /// Positions that others can find.
     pub(super) published: usize,
     /// Positions at which its state is to be kept for others.
@@ -75,6 +78,8 @@ pub struct Newcomer<T> {
     pub pages: Vec<PageId>,
     /// The same for their ids.
     pub page_ids: Vec<u32>,
+    /// The media in its prompt.
+    pub media: SeqMedia,
     /// What the owner attaches.
     pub work: T,
 }
@@ -82,7 +87,7 @@ pub struct Newcomer<T> {
 impl<T> Seq<T> {
     /// A sequence that holds nothing yet.
     pub fn new(cache: &SharedCache, new: Newcomer<T>) -> Self {
-        let Newcomer { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, work } = new;
+        let Newcomer { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, media, work } = new;
         Self {
             order,
             salt,
@@ -96,6 +101,7 @@ impl<T> Seq<T> {
             drafted: 0..0,
             logits_from,
             pooled,
+            media,
             published: 0,
             wishes: ArrayVec::new(),
             suspect_until: None,
@@ -116,6 +122,22 @@ impl<T> Seq<T> {
     /// The last position of the prompt at which a page ends and something is left to compute.
     pub fn end_of_input(&self) -> usize {
         self.prompt_len.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS
+    }
+
+    /// Whether its next position waits for a medium to be encoded.
+    pub fn at_wall(&self) -> bool {
+        self.media.wall(self.computed) == Some(self.computed)
+    }
+
+    /// What its pages are found by.
+    pub(super) fn key(&self) -> PageKey<'_> {
+        PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() }
+    }
+
+    /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
+    pub(super) fn ready(&self) -> usize {
+        let wall = self.media.wall(self.computed).unwrap_or(usize::MAX);
+        wall.min(self.tokens.len()) - self.computed
     }
 
     /// Rows whose logits are wanted among the next `rows`.
@@ -172,7 +194,10 @@ impl<T> Seq<T> {
     /// `shared`: up to where the prompt is known to be somebody else's, too.
     pub(super) fn enter(&mut self, alone: bool, shared: usize) -> bool {
         let found = match self.reuses() {
-            true => self.pages.take_prefix(self.salt, &self.tokens, &mut self.states),
+            true => {
+                let key = PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() };
+                self.pages.take_prefix(key, &mut self.states)
+            }
             false => Default::default(),
         };
         self.start_at(found.tokens);
@@ -190,6 +215,7 @@ impl<T> Seq<T> {
     }
 
     fn start_at(&mut self, computed: usize) {
+        self.media.start_over();
         let drafted = self.pages.drafted_from(computed)..computed;
         (self.computed, self.published, self.drafted) = (computed, computed, drafted);
     }
@@ -229,15 +255,16 @@ impl<T> Seq<T> {
 
     /// Lets others find what was computed up to the end of the prompt.
     pub(super) fn publish(&mut self) {
+        let key = PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() };
         if self.states.needed() {
             let end = self.end_of_input();
-            if self.pages.publish_checkpoints(self.salt, &self.tokens, &mut self.states, end) {
+            if self.pages.publish_checkpoints(key, &mut self.states, end) {
                 // Others' pages with the same tokens may have taken the place of its own.
                 let whole = self.drafted.end / PAGE_TOKENS * PAGE_TOKENS;
                 self.drafted.start = self.drafted.start.max(self.pages.drafted_from(whole));
             }
         } else if self.computed <= self.prompt_len && self.computed / PAGE_TOKENS > self.published / PAGE_TOKENS {
-            self.pages.publish(self.salt, &self.tokens[..self.computed]);
+            self.pages.publish(key.first(self.computed));
             self.published = self.computed;
         }
     }
@@ -247,7 +274,8 @@ impl<T> Seq<T> {
         if self.states.needed() {
             self.pages.clear();
         } else {
-            self.pages.donate(self.salt, &self.tokens[..self.computed]);
+            let key = PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() };
+            self.pages.donate(key.first(self.computed));
         }
     }
 }

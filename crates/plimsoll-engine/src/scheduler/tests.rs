@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
+use crate::media::SeqMedia;
 
 /// One thing that happens between steps.
 #[derive(Clone, Debug)]
@@ -66,8 +67,16 @@ fn sizes() -> impl Strategy<Value = Sizes> {
                 1 + drafts
             };
             let prefill_rows_beside_decode = beside.min(rows);
-            let limits =
-                StepLimits { rows, logit_rows, running, prefill_rows_beside_decode, slots, drafts, whole: false };
+            let limits = StepLimits {
+                rows,
+                logit_rows,
+                running,
+                prefill_rows_beside_decode,
+                slots,
+                drafts,
+                whole: false,
+                media: false,
+            };
             // Down to the slots of a single sequence.
             Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache }
         },
@@ -157,8 +166,19 @@ impl World {
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
         let logits_from = if reports { 0 } else { prompt_len - 1 };
         let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
-        let new =
-            Newcomer { order, salt, tokens, total_max, logits_from, pooled: None, slots, pages, page_ids, work: () };
+        let new = Newcomer {
+            order,
+            salt,
+            tokens,
+            total_max,
+            logits_from,
+            pooled: None,
+            slots,
+            pages,
+            page_ids,
+            media: SeqMedia::default(),
+            work: (),
+        };
         self.scheduler.push(Seq::new(&self.cache, new));
         self.arrived += 1;
         self.work += total_max;
@@ -430,6 +450,7 @@ fn stateful(drafts: usize) -> StepLimits {
         slots: 1 + drafts,
         drafts,
         whole: false,
+        media: false,
     }
 }
 
@@ -455,6 +476,7 @@ fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u
         slots: limits.slots,
         pages: Vec::new(),
         page_ids: Vec::new(),
+        media: SeqMedia::default(),
         work: (),
     };
     world.scheduler.push(Seq::new(&world.cache, new));
@@ -507,6 +529,7 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
             slots: 1,
             pages: Vec::new(),
             page_ids: Vec::new(),
+            media: SeqMedia::default(),
             work: (),
         };
         world.scheduler.push(Seq::new(&world.cache, new));
@@ -560,6 +583,7 @@ fn drafts_leave_prompts_their_rows() {
         slots: 0,
         drafts: 3,
         whole: false,
+        media: false,
     };
     let mut world = World::new(Sizes::plain(limits, 16, false));
     world.arrive(40, 1, 0, 0, true);

@@ -20,6 +20,7 @@ fn newcomer(order: u64, len: usize, logits: bool) -> Newcomer<()> {
         slots: 0,
         pages: Vec::new(),
         page_ids: Vec::new(),
+        media: crate::media::SeqMedia::default(),
         work: (),
     }
 }

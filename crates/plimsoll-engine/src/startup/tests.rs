@@ -55,6 +55,7 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         grammar: None,
         cache_salt: 0,
         embed: None,
+        media: Vec::new(),
     };
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
     let read = |mut reader: crate::outbox::Reader| {

@@ -124,6 +124,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             slots: limits.slots,
             pages: Vec::new(),
             page_ids: Vec::new(),
+            media: crate::media::SeqMedia::default(),
             work: (),
         };
         scheduler.push(Seq::new(&cache, newcomer));
@@ -133,7 +134,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     while !scheduler.is_empty() {
         let (shares, _) = scheduler.schedule();
         let shares = shares.to_vec();
-        runner.forward(&buffers.fill(&shares, scheduler.running())).unwrap();
+        runner.forward(&buffers.fill(&shares, scheduler.running(), &mut Vec::new())).unwrap();
         let (mut passes, mut from) = (Vec::new(), 0);
         for share in &shares {
             let seq = &mut scheduler.running_mut()[share.seq];
@@ -187,7 +188,7 @@ proptest! {
         let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows, slots: 0, drafts: 0, whole: false,
+            rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows, slots: 0, drafts: 0, whole: false, media: false,
         };
         let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod recall;
+pub mod tower;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -95,6 +96,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         speculate: true,
         cache_salt: 0,
         embed: None,
+        media: Vec::new(),
     }
 }
 

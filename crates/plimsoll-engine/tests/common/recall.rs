@@ -16,7 +16,10 @@ use plimsoll_engine::runner::Runner;
 use plimsoll_engine::scheduler::StepLimits;
 use plimsoll_engine::testing::{Bench, Speculation, over_runner};
 use plimsoll_engine::{EngineHandle, Limits};
+use plimsoll_models::Pictures;
 use plimsoll_text::Tokenizer;
+
+use super::tower::{self, Tower};
 
 /// Ids of the fixture tokenizer.
 pub const VOCAB: u32 = 384;
@@ -53,6 +56,8 @@ pub struct Shape {
     /// Of 256 positions the head is right about so many.
     pub right: u64,
     pub speculation: Speculation,
+    /// It takes pictures.
+    pub tower: Option<Tower>,
 }
 
 impl Default for Shape {
@@ -72,6 +77,7 @@ impl Default for Shape {
             drafts: 0,
             right: 256,
             speculation: Speculation { adaptive: false, ..Speculation::default() },
+            tower: None,
         }
     }
 }
@@ -111,13 +117,26 @@ pub struct Seen {
     pub draft_passes: AtomicU64,
     /// State slots written.
     pub states_written: AtomicU64,
+    /// Batches that went through the tower, and the most pictures of one.
+    pub batches: AtomicU64,
+    pub batch_max: AtomicU64,
+    /// Pictures that did.
+    pub pictures: AtomicU64,
+    /// Rows of encoder outputs in steps.
+    pub media_rows: AtomicU64,
 }
 
 /// The runner.
 pub struct Recall {
     shape: Shape,
-    /// Token at every position of every page.
+    /// What stands at every position of every page.
     cache: Vec<u32>,
+    /// The tokens there.
+    ids: Vec<u32>,
+    /// What stands in each row of the step.
+    codes: Vec<u32>,
+    /// What the tower has made.
+    encoded: Vec<[f32; tower::WIDTH]>,
     /// The step that last wrote a position, so that two sequences writing the same place in one step are noticed.
     written: Vec<u64>,
     step: u64,
@@ -141,6 +160,9 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
     let runner = Recall {
         shape,
         cache: vec![u32::MAX; shape.pages * PAGE_TOKENS],
+        ids: vec![u32::MAX; shape.pages * PAGE_TOKENS],
+        codes: Vec::with_capacity(shape.rows),
+        encoded: Vec::new(),
         written: vec![0; shape.pages * PAGE_TOKENS],
         step: 0,
         states: vec![u64::MAX; shape.state_slots],
@@ -175,12 +197,14 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         slots: shape.ring(),
         drafts: shape.drafts,
         whole: false,
+        media: shape.tower.is_some(),
     };
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());
     let Shape { prefix_cache, state_slots, speculation, .. } = shape;
     let (eos, elastic) = (vec![VOCAB - 1], false);
-    let bench = Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic };
+    let media = shape.tower.map(|tower| tower.spec());
+    let bench = Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media };
     (bench, seen)
 }
 
@@ -200,15 +224,20 @@ pub fn says(prompt: &[u32], tokens: usize) -> Vec<u32> {
 }
 
 /// The greedy token after a history.
-fn best(history: u64) -> u32 {
+pub fn best(history: u64) -> u32 {
     let mut row = vec![0.0; VOCAB as usize];
     logits(history, &mut row);
     (0..VOCAB).max_by(|a, b| row[*a as usize].total_cmp(&row[*b as usize])).unwrap()
 }
 
 /// A history after one more token.
-fn after(history: u64, id: u32) -> u64 {
+pub fn after(history: u64, id: u32) -> u64 {
     mix(history ^ u64::from(id))
+}
+
+/// What stands in a row for a model whose rows have places.
+pub fn code(own: u32, [time, height, width]: [u32; 3]) -> u32 {
+    [time, height, width].iter().fold(u64::from(own), |hash, axis| mix(hash ^ u64::from(*axis))) as u32
 }
 
 fn hash(history: impl Iterator<Item = u32>) -> u64 {
@@ -296,9 +325,35 @@ impl Recall {
         for seq in step.seqs {
             let pages = &step.pages[seq.pages_at..][..seq.pages];
             for i in 0..seq.rows {
-                self.cache[place(pages, seq.start + i)] = step.tokens[seq.first_row + i];
+                let at = place(pages, seq.start + i);
+                self.cache[at] = self.codes[seq.first_row + i];
+                self.ids[at] = step.tokens[seq.first_row + i];
             }
         }
+    }
+
+    /// What stands in each row: its token, or what the tower has made for it, at its place.
+    fn read_rows(&mut self, step: &StepInput<'_>) {
+        self.codes.clear();
+        self.codes.extend_from_slice(step.tokens);
+        if self.shape.tower.is_none() {
+            assert!(step.places.is_empty() && step.media.is_empty());
+            return;
+        }
+        let mut next = 0;
+        for piece in step.media {
+            assert!(piece.first_row >= next && !piece.values.is_empty(), "pieces in order");
+            for (row, values) in (piece.first_row..).zip(piece.values.chunks_exact(tower::WIDTH)) {
+                assert!([tower::IMAGE, tower::VIDEO].contains(&step.tokens[row]), "row {row} is no placeholder");
+                self.codes[row] = tower::code_of_row(values);
+                next = row + 1;
+                self.seen.media_rows.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let bare = |(own, token): (&u32, &u32)| own == token && [tower::IMAGE, tower::VIDEO].contains(token);
+        assert!(!self.codes.iter().zip(step.tokens).any(bare), "a placeholder without outputs");
+        assert_eq!(step.places.len(), step.tokens.len());
+        self.codes.iter_mut().zip(step.places).for_each(|(own, place)| *own = code(*own, *place));
     }
 
     /// Moves every sequence's state on, into the slots that the step names. Returns the history after each row as the state has it.
@@ -310,7 +365,7 @@ impl Recall {
             assert_eq!(seq.state.is_some(), seq.start > 0, "who has computed something has a state");
             let mut state = seq.state.map_or(1, |slot| self.states[slot as usize]);
             for row in seq.first_row..seq.first_row + seq.rows {
-                state = after(state, step.tokens[row]);
+                state = after(state, self.codes[row]);
                 after_row.push(state);
                 let slot = step.state_out[row];
                 if slot == NO_STATE {
@@ -376,12 +431,16 @@ impl Recall {
             // What follows a position is what the main layers have at the next, as far as they have come; the entry before a
             // page that others share may be of another continuation.
             let shared = (seen + 1).is_multiple_of(PAGE_TOKENS);
-            let next = self.cache[place(pages, seen + 1)];
+            let next = self.ids[place(pages, seen + 1)];
             let drafted = further && seen + self.passes >= seq.start;
             broken |= !shared && !drafted && self.following[place(pages, seen)] != next;
         }
         assert!(!broken, "the draft head sees an entry it has not made for this history");
-        self.hidden.push((after(from.0, step.tokens[row]), position));
+        let next = match step.places.get(row) {
+            Some(place) => code(step.tokens[row], place.map(|axis| axis + 1)),
+            None => step.tokens[row],
+        };
+        self.hidden.push((after(from.0, next), position));
     }
 }
 
@@ -395,6 +454,7 @@ impl Runner for Recall {
         self.seen.steps.fetch_add(1, Ordering::Relaxed);
         self.seen.logit_rows.fetch_add(step.logit_rows.len() as u64, Ordering::Relaxed);
         self.seen.seqs_max.fetch_max(step.seqs.len() as u64, Ordering::Relaxed);
+        self.read_rows(step);
         self.store(step);
         self.passes = 0;
         if step.tokens.contains(&FAILS) {
@@ -440,6 +500,38 @@ impl Runner for Recall {
         self.hidden = carried;
         self.passes += 1;
         Ok(())
+    }
+
+    fn encode(&mut self, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+        // As on a device, it takes the place of what the last step left.
+        self.row_len.clear();
+        self.encoded.clear();
+        let count = pictures.grids.len() as u64;
+        self.seen.batches.fetch_add(1, Ordering::Relaxed);
+        self.seen.batch_max.fetch_max(count, Ordering::Relaxed);
+        self.seen.pictures.fetch_add(count, Ordering::Relaxed);
+        assert!(count as usize <= self.shape.tower.unwrap().batch, "A28: {count} at once");
+        let mut patches = pictures.patches;
+        for grid in pictures.grids {
+            let rows = grid.frames * grid.height * grid.width;
+            let (own, rest) = patches.split_at(rows * 3 * 2 * 2 * 2);
+            patches = rest;
+            let all = |colour: u8| own.iter().all(|value| (value - f32::from(colour) / 255.0).abs() < 1e-6);
+            assert!(!all(tower::PANICS), "a picture that panics");
+            if all(tower::FAILS) {
+                return Err(DeviceError::Injected("the picture that fails"));
+            }
+            self.encoded.extend(tower::outputs(own, rows / 4));
+        }
+        assert!(patches.is_empty());
+        if !self.shape.step_time.is_zero() {
+            std::thread::sleep(self.shape.step_time);
+        }
+        Ok(())
+    }
+
+    fn embedding(&mut self, row: usize) -> &[f32] {
+        &self.encoded[row]
     }
 
     fn logits(&mut self, row: usize) -> &mut [f32] {

@@ -93,6 +93,7 @@ fn engine(model: &str) -> EngineHandle {
         tokenizer,
         eos: Vec::new(),
         elastic: false,
+        media: None,
     })
 }
 

@@ -8,6 +8,7 @@ use super::hybrid;
 use super::json::{Lookup, read_object, whole};
 use super::mlx::Quantization;
 use super::rope;
+use super::vision;
 use crate::config::{Activation, Architecture, Dtype, ModelConfig};
 use crate::error::{FormatError, quote};
 use serde_json::Value;
@@ -37,7 +38,11 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
         let config = encoder::build(&lookup, family.architecture)?;
         return config.check().map(|()| config);
     }
-    let built = build(&lookup, &generation, family).and_then(|config| config.check().map(|()| config));
+    let name = family.name.clone();
+    let built = build(&lookup, &generation, family).and_then(|mut config| {
+        vision::add(&mut config, &outer, &lookup, &name)?;
+        config.check().map(|()| config)
+    });
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
         (Err(_), Some(name)) => Err(FormatError::unknown_architecture("architecture", &name)),
@@ -47,6 +52,8 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
 
 /// What the defaults of a class depend on.
 struct Family {
+    /// The class, or `model_type` where none is named.
+    name: String,
     architecture: Architecture,
     mistral: bool,
 }
@@ -81,8 +88,22 @@ impl Family {
         let architecture = match name {
             _ if mistral => Architecture::Llama,
             "LlamaForCausalLM" | "LlamaModel" | "llama" => Architecture::Llama,
-            "Qwen2ForCausalLM" | "Qwen2Model" | "qwen2" => Architecture::Qwen2,
-            "Qwen3ForCausalLM" | "Qwen3Model" | "qwen3" => Architecture::Qwen3,
+            "Qwen2ForCausalLM"
+            | "Qwen2Model"
+            | "qwen2"
+            | "Qwen2VLForConditionalGeneration"
+            | "qwen2_vl"
+            | "qwen2_vl_text"
+            | "Qwen2_5_VLForConditionalGeneration"
+            | "qwen2_5_vl"
+            | "qwen2_5_vl_text" => Architecture::Qwen2,
+            "Qwen3ForCausalLM"
+            | "Qwen3Model"
+            | "qwen3"
+            | "Qwen3VLForConditionalGeneration"
+            | "qwen3_vl"
+            | "qwen3_vl_text" => Architecture::Qwen3,
+            "Qwen3VLMoeForConditionalGeneration" | "qwen3_vl_moe" | "qwen3_vl_moe_text" => Architecture::Qwen3Moe,
             "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "Gemma3TextModel" | "gemma3" | "gemma3_text" => {
                 Architecture::Gemma3
             }
@@ -100,7 +121,7 @@ impl Family {
             | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
             other => encoder::architecture(other).unwrap_or_else(|| Architecture::Other(other.to_owned())),
         };
-        Ok(Family { architecture, mistral })
+        Ok(Family { name: name.to_owned(), architecture, mistral })
     }
 
     fn defaults(&self) -> Defaults {
@@ -187,6 +208,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         experts,
         delta_net: hybrid::delta_net(config, &family.architecture, layers)?,
         encoder: None,
+        vision: None,
         draft_layers: hybrid::draft_layers(config, &family.architecture)?,
         attention_gate: hybrid,
         vocab_size: or_need(config, "vocab_size", defaults.vocab_size)?,
@@ -194,6 +216,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         rope_theta: rope.theta,
         rope_local_theta: rope.local_theta,
         rope_scaling: rope.scaling,
+        rope_sections: None,
         rope_interleaved: false,
         max_context,
         sliding_window,

@@ -1,7 +1,7 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `mlx` joins the three tensors of a
-//! quantized one, `config`, `encoder`, `hybrid` and `rope` resolve the configuration, `json` holds bounded JSON access.
+//! quantized one, `config`, `encoder`, `hybrid`, `rope` and `vision` resolve the configuration, `json` holds bounded JSON access.
 
 mod config;
 mod encoder;
@@ -12,6 +12,7 @@ mod names;
 mod rope;
 mod safetensors;
 mod shards;
+mod vision;
 
 pub use mlx::{GroupQuant, Quantization};
 

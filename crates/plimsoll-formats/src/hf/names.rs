@@ -48,6 +48,16 @@ fn without_prefix(name: &str) -> String {
             return rest.to_owned();
         }
     }
+    // A tower of the Qwens, by any of its names.
+    for prefix in ["model.visual.", "vision_tower."] {
+        let rest = name.strip_prefix(prefix).unwrap_or_default();
+        if ["patch_embed.", "pos_embed.", "blocks.", "merger.", "deepstack_merger_list."]
+            .iter()
+            .any(|part| rest.starts_with(part))
+        {
+            return format!("visual.{rest}");
+        }
+    }
     // A bare text model, saved without its head.
     if ["layers.", "embed_tokens.", "norm."].iter().any(|prefix| name.starts_with(prefix)) {
         return format!("model.{name}");
@@ -73,6 +83,9 @@ mod tests {
             ("lm_head.weight", "lm_head.weight"),
             ("model.vision_tower.norm.weight", "model.vision_tower.norm.weight"),
             ("vision_tower.vision_model.head.weight", "vision_tower.vision_model.head.weight"),
+            ("model.visual.blocks.0.attn.qkv.bias", "visual.blocks.0.attn.qkv.bias"),
+            ("visual.merger.ln_q.weight", "visual.merger.ln_q.weight"),
+            ("vision_tower.patch_embed.proj.weight", "visual.patch_embed.proj.weight"),
             ("mtp.fc.weight", "mtp.fc.weight"),
             ("language_model.mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"),
             ("model.language_model.layers.1.mlp.experts.down_proj", "model.layers.1.mlp.experts.down_proj.weight"),

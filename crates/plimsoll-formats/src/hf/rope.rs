@@ -64,7 +64,8 @@ fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<R
         Ok(config.size(key)?.or(parameters.size(key)?).unwrap_or(max_context))
     };
     match kind {
-        "default" => Ok(RopeScaling::None),
+        // Sections of a rotary embedding stretch nothing.
+        "default" | "mrope" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: need("factor")? }),
         "llama3" => Ok(RopeScaling::Llama3 {
             factor: need("factor")?,

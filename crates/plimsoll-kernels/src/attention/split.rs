@@ -86,10 +86,11 @@ impl Split<'_> {
     /// Writes q · scale, dimension by dimension, the tile's queries side by side.
     fn scale_queries<const Q: usize>(&self, first: usize, scaled: &mut [f32]) {
         for q in 0..Q {
-            let row = self.queries.get(first + q, self.kv.layout.head_dim());
+            let row = self.queries.get(first + q, self.kv.layout.width());
             for (d, x) in row.iter().enumerate() {
                 scaled[d * Q + q] = x * self.params.scale;
             }
+            (row.len()..self.kv.layout.head_dim()).for_each(|d| scaled[d * Q + q] = 0.0);
         }
     }
 

@@ -25,7 +25,7 @@ impl Cache {
         for i in (1..count).rev() {
             pages.swap(i, random.below(i + 1));
         }
-        let width = layout.kv_heads() * layout.head_dim();
+        let width = layout.kv_heads() * layout.width();
         for position in 0..positions {
             let (k, v) = (random.floats(width), random.floats(width));
             let page = &mut memory.bytes_mut()[pages[position / PAGE] as usize * stride..][..layout.bytes_per_page()];
@@ -49,7 +49,7 @@ const PLAIN: AttendParams<'static> = AttendParams { scale: 0.3, softcap: None, s
 
 /// Attention of all rows at once; the output is rows × heads × head_dim.
 fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) -> Vec<f32> {
-    let dim = kv.layout.head_dim();
+    let dim = kv.layout.width();
     let (rows, width) = (queries.spans.len(), queries.heads * dim);
     let mut out = vec![-77.0; rows * (width + 2)];
     let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, rows, queries.heads)];
@@ -62,7 +62,7 @@ fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<
 
 /// The same through splits computed apart.
 fn run_splits(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>, splits: usize) -> Vec<f32> {
-    let (dim, rows) = (kv.layout.head_dim(), queries.spans.len());
+    let (dim, rows) = (kv.layout.width(), queries.spans.len());
     let len = rows * queries.heads * attend_partial_len(&kv.layout);
     let mut partials = vec![f32::NAN; splits * len];
     let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, rows, queries.heads)];
@@ -107,8 +107,17 @@ fn causal(rows: usize, end: usize, window: usize) -> Vec<Span> {
 fn results_match_double_precision() {
     let mut random = Random::new(30);
     for dtype in DTYPES {
-        for (head_dim, positions, rows, heads) in [(64, 1100, 3, 5), (48, 40, 4, 1), (128, 530, 1, 1), (80, 17, 9, 2)] {
-            let cache = Cache::new(KvLayout::new(2, head_dim, dtype).unwrap(), positions, 31);
+        for (head_dim, positions, rows, heads) in [
+            (64, 1100, 3, 5),
+            (48, 40, 4, 1),
+            (128, 530, 1, 1),
+            (80, 17, 9, 2),
+            // No multiples of sixteen.
+            (72, 600, 9, 1),
+            (20, 33, 3, 2),
+            (4, 40, 8, 1),
+        ] {
+            let cache = Cache::new(KvLayout::padded(2, head_dim, dtype).unwrap(), positions, 31);
             let sinks = random.floats(heads);
             for params in [PLAIN, AttendParams { softcap: Some(1.5), ..PLAIN }, AttendParams { sinks: &sinks, ..PLAIN }]
             {

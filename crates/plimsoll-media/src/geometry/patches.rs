@@ -80,10 +80,15 @@ impl Patches {
 
     /// The legal picture that costs most, for a cost that never falls when a field of the shape grows.
     pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
+        self.costliest(Modality::Image, 1, &self.frontier(), cost)
+    }
+
+    /// For every short side that a legal picture may get, the longest long side, in tokens. No legal picture is larger than
+    /// all of them; a cost that never falls with either side has its maximum among them.
+    pub fn frontier(&self) -> Vec<(u64, u64)> {
         let (min, max) = (self.min_pixels, self.max_pixels);
         let rule = Rule { factor: self.factor(), min, max, frames_compared: 1, frames: 1 };
-        let frontier = rule.frontier(|h, w| resize_within((h, w), self.factor(), (min, max)).ok());
-        self.costliest(Modality::Image, 1, &frontier, cost)
+        rule.frontier(|h, w| resize_within((h, w), self.factor(), (min, max)).ok())
     }
 
     pub(crate) fn costliest(
@@ -99,7 +104,7 @@ impl Patches {
     }
 
     /// `frames` groups of frames, each of `a` × `b` tokens.
-    pub(crate) fn shape_of(&self, modality: Modality, frames: u64, a: u64, b: u64) -> Shape {
+    pub fn shape_of(&self, modality: Modality, frames: u64, a: u64, b: u64) -> Shape {
         let windows = self.window.map_or(1, |side| a.div_ceil(side) * b.div_ceil(side));
         let tokens = frames * a * b;
         let per_token = self.merge * self.merge;

@@ -62,17 +62,25 @@ impl PatchVideo {
     /// The legal video that costs most, for a cost that never falls when a field of the shape grows.
     pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
         let shapes = (1..=self.sampling.max_frames).filter(|&frames| self.check_frames(frames).is_ok()).map(|frames| {
-            let (min, max) = (self.patches.min_pixels, self.max_pixels(frames));
-            let (frames_compared, shared) = match self.budget {
-                Budget::Frame => (1, 1),
-                Budget::Video => (round_half_even(frames, self.patches.temporal) * self.patches.temporal, frames),
-            };
-            let rule = Rule { factor: self.patches.factor(), min, max, frames_compared, frames: shared };
-            let frontier = rule.frontier(|h, w| self.resize_sides(frames, (h, w)).ok());
-            self.patches.costliest(Modality::Video, frames.div_ceil(self.patches.temporal), &frontier, &cost)
+            let groups = frames.div_ceil(self.patches.temporal);
+            self.patches.costliest(Modality::Video, groups, &self.frontier(frames), &cost)
         });
         let least = self.patches.shape_of(Modality::Video, 1, 1, 1);
         shapes.max_by_key(|shape| cost(shape)).unwrap_or(least)
+    }
+
+    /// [`Patches::frontier`] of videos of `frames` sampled frames.
+    pub fn frontier(&self, frames: u64) -> Vec<(u64, u64)> {
+        if self.check_frames(frames).is_err() {
+            return Vec::new();
+        }
+        let (min, max) = (self.patches.min_pixels, self.max_pixels(frames));
+        let (frames_compared, shared) = match self.budget {
+            Budget::Frame => (1, 1),
+            Budget::Video => (round_half_even(frames, self.patches.temporal) * self.patches.temporal, frames),
+        };
+        let rule = Rule { factor: self.patches.factor(), min, max, frames_compared, frames: shared };
+        rule.frontier(|h, w| self.resize_sides(frames, (h, w)).ok())
     }
 
     /// Refuses more frames than were stressed, before any is decoded (A31).

@@ -47,7 +47,7 @@ pub fn frames(
     limits: &ImageLimits,
     mut take: impl FnMut(&Rgb),
 ) -> Result<(), MediaError> {
-    over("sampled frames", indices.len() as u64, limits.frames, "--max-video-frames")?;
+    over("sampled frames", indices.len() as u64, limits.frames, "--max-animation-frames")?;
     let header = probe(bytes, limits)?;
     let ascending = indices.is_sorted() && indices.last().is_none_or(|&last| last < header.frames);
     if !ascending {

@@ -24,6 +24,8 @@ pub(super) struct Scan {
     pub(super) frames: u64,
     /// Pixels of the largest surface that a decoder would make, which liars put inside a small canvas.
     pub(super) largest_pixels: u64,
+    /// How long all frames are shown, as the file says.
+    pub(super) duration_ms: u64,
     /// The fewest file bytes that can stand for the picture, where the format has such a bound.
     fewest_bytes: u64,
     file_bytes: u64,
@@ -44,13 +46,26 @@ pub(super) fn scan(bytes: &[u8]) -> Result<Scan, MediaError> {
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => webp(bytes),
         _ => return Err(MediaError::Unsupported { what: WHAT, supported: "PNG, JPEG, GIF and WebP" }),
     };
-    let (format, size, frames, largest, fewest_bytes) = found.ok_or_else(|| malformed("its header is cut off"))?;
+    let (format, size, Frames { count, duration_ms }, largest, fewest_bytes) =
+        found.ok_or_else(|| malformed("its header is cut off"))?;
     let largest_pixels = largest.max(size.pixels());
-    Ok(Scan { format, size, frames, largest_pixels, fewest_bytes, file_bytes: bytes.len() as u64 })
+    Ok(Scan { format, size, frames: count, largest_pixels, duration_ms, fewest_bytes, file_bytes: bytes.len() as u64 })
 }
 
 /// Format, size, frames, pixels of the largest surface, fewest bytes. `None`: cut off.
-type Found = Option<(Format, Size, u64, u64, u64)>;
+type Found = Option<(Format, Size, Frames, u64, u64)>;
+
+/// How many frames there are, and how long all of them are shown.
+struct Frames {
+    count: u64,
+    duration_ms: u64,
+}
+
+impl From<u64> for Frames {
+    fn from(count: u64) -> Self {
+        Self { count, duration_ms: 0 }
+    }
+}
 
 fn be16(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
@@ -90,7 +105,7 @@ fn png(bytes: &[u8]) -> Found {
         }
         at = at.checked_add(length as usize)?.checked_add(12)?;
     }
-    Some((Format::Png, size, frames, 0, fewest))
+    Some((Format::Png, size, frames.into(), 0, fewest))
 }
 
 /// A PNG without what its pixels and its orientation do not need. Profiles and texts may unpack to a thousand times their
@@ -130,7 +145,7 @@ fn jpeg(bytes: &[u8]) -> Found {
                 bytes[at..].windows(2).rposition(|two| two == [0xFF, 0xD9])?;
                 let size = size?;
                 // At least one bit for the first coefficient of a block of 64 pixels.
-                return Some((Format::Jpeg, size, 1, 0, size.pixels() / 64 / 8));
+                return Some((Format::Jpeg, size, 1.into(), 0, size.pixels() / 64 / 8));
             }
             0xD9 => return None,
             // Markers without a body.
@@ -145,7 +160,7 @@ fn gif(bytes: &[u8]) -> Found {
     let (width, height) = (le16(bytes, 6)?, le16(bytes, 8)?);
     let table = |packed: u8| if packed & 0x80 == 0 { 0 } else { 3_usize << ((packed & 7) + 1) };
     let mut at = 13 + table(*bytes.get(10)?);
-    let (mut frames, mut largest) = (0, 0);
+    let (mut frames, mut largest, mut duration_ms) = (0, 0, 0);
     loop {
         match bytes.get(at) {
             Some(0x2C) => {
@@ -155,7 +170,13 @@ fn gif(bytes: &[u8]) -> Found {
                 // The descriptor, its colours, the code size; then the data.
                 at = skip_blocks(bytes, at + 11 + table(*bytes.get(at + 9)?));
             }
-            Some(0x21) => at = skip_blocks(bytes, at + 2),
+            Some(0x21) => {
+                // A graphic control says how long the next picture is shown, in hundredths of a second.
+                if bytes.get(at + 1) == Some(&0xF9) {
+                    duration_ms += u64::from(le16(bytes, at + 4).unwrap_or(0)) * 10;
+                }
+                at = skip_blocks(bytes, at + 2);
+            }
             // The end, or where it should be: what is cut off fails when it is decoded.
             _ => break,
         }
@@ -164,6 +185,7 @@ fn gif(bytes: &[u8]) -> Found {
         return None;
     }
     // A code of at most twelve bits stands for at most 4095 pixels of one frame.
+    let frames = Frames { count: frames, duration_ms };
     Some((Format::Gif, Size { height, width }, frames, largest, largest / 4095))
 }
 
@@ -180,7 +202,7 @@ fn skip_blocks(bytes: &[u8], mut at: usize) -> usize {
 
 fn webp(bytes: &[u8]) -> Found {
     let mut canvas = None;
-    let (mut first, mut frames, mut largest) = (None, 0, 0);
+    let (mut first, mut frames, mut largest, mut duration_ms) = (None, 0, 0, 0);
     let mut at = 12_usize;
     while let (Some(kind), Some(length)) = (bytes.get(at..at + 4), le32(bytes, at + 4)) {
         let body = at + 8;
@@ -193,6 +215,7 @@ fn webp(bytes: &[u8]) -> Found {
             }
             b"ANMF" => {
                 frames += 1;
+                duration_ms += u64::from(le24(bytes, body + 12)?);
                 let inner = webp_bitstream(bytes, body + 16);
                 check_inner_chunks(bytes.get(body + 16..end)?)?;
                 let own = Size { width: le24(bytes, body + 6)? + 1, height: le24(bytes, body + 9)? + 1 };
@@ -209,7 +232,7 @@ fn webp(bytes: &[u8]) -> Found {
         // Chunks are padded to even lengths.
         at = end + length as usize % 2;
     }
-    Some((Format::WebP, canvas.or(first)?, frames.max(1), largest, 0))
+    Some((Format::WebP, canvas.or(first)?, Frames { count: frames.max(1), duration_ms }, largest, 0))
 }
 
 /// Chunks inside a frame must end inside it.

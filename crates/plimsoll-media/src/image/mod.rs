@@ -48,6 +48,8 @@ pub struct Header {
     pub size: Size,
     /// Frames; 1 for what does not move.
     pub frames: u64,
+    /// How long all frames are shown, as the file says; 0 where it does not.
+    pub duration_ms: u64,
     file_bytes: u64,
 }
 
@@ -71,17 +73,18 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
     if scan.size.pixels() == 0 {
         return Err(malformed(format!("{} × {} has no pixels", scan.size.width, scan.size.height)));
     }
-    over("pixels", scan.largest_pixels, limits.pixels, "--max-image-pixels")?;
-    over("frames", scan.frames, limits.frames, "--max-video-frames")?;
+    over("pixels", scan.largest_pixels, limits.pixels, "--max-decode-pixels")?;
+    over("frames", scan.frames, limits.frames, "--max-animation-frames")?;
     if scan.frames > 1 {
         let all = scan.frames.saturating_mul(scan.largest_pixels);
-        over("pixels in all frames", all, limits.animation_pixels, "--max-video-pixels")?;
+        over("pixels in all frames", all, limits.animation_pixels, "--max-animation-pixels")?;
     }
     if scan.pixels_impossible() {
         return Err(malformed(format!("{} bytes cannot hold {} pixels", bytes.len(), scan.size.pixels())));
     }
     let size = decode::upright(bytes, &scan)?;
-    Ok(Header { format: scan.format, size, frames: scan.frames, file_bytes: bytes.len() as u64 })
+    let (frames, duration_ms) = (scan.frames, scan.duration_ms);
+    Ok(Header { format: scan.format, size, frames, duration_ms, file_bytes: bytes.len() as u64 })
 }
 
 fn over(unit: &'static str, asked: u64, limit: u64, flag: &'static str) -> Result<(), MediaError> {

@@ -93,7 +93,7 @@ impl LeaseDir {
     /// Asks for up to `want` bytes and at least `min`, for all memory of this process, in every domain it lives in.
     ///
     /// `measure` returns the rooms (see [`super::HostNow::rooms`]) and is called with the directory locked, so that
-    /// nobody is granted anything between the measurement and the decision. One process takes one lease.
+    /// nobody is granted anything between the measurement and the decision. A process that takes several counts what it holds under the others as used.
     ///
     /// # Errors
     /// [`LeaseError`] if the directory cannot be used; a refusal is an [`Answer`].

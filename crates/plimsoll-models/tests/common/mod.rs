@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_device::{
-    Buf, CpuDevice, CpuMemory, CpuWeights, Declare, DtypePolicy, Isa, KvDtype, ModelShape, NO_STATE, PAGE_TOKENS,
-    PlanDevice, SeqSpan, StepInput, ThreadPool,
+    Buf, CpuDevice, CpuMemory, CpuWeights, Declare, DtypePolicy, Isa, KvDtype, MediaRows, ModelShape, NO_STATE,
+    PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, ThreadPool,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::{Component, Ledger};
-use plimsoll_models::{Model, Output};
+use plimsoll_models::{Grid, Model, Output, Pictures};
 use serde_json::Value;
 
 /// Positions that the rig's sequence may have.
@@ -67,6 +67,10 @@ pub struct Part {
     pub to: Vec<u32>,
     /// Which of the rig's sequences, so which pages.
     pub sequence: usize,
+    /// Where the rows stand in time, height and width; empty: at their positions.
+    pub places: Vec<[u32; 3]>,
+    /// Rows from an encoder, by the first of them among the part's own.
+    pub media: Vec<(usize, Vec<f32>)>,
 }
 
 impl Part {
@@ -74,7 +78,7 @@ impl Part {
     pub fn new(tokens: &[u32], start: usize, from: Option<u32>, slot: u32) -> Self {
         let mut to = vec![NO_STATE; tokens.len()];
         *to.last_mut().unwrap() = slot;
-        Self { tokens: tokens.to_vec(), start, from, to, sequence: 0 }
+        Self { tokens: tokens.to_vec(), start, from, to, ..Self::default() }
     }
 }
 
@@ -86,10 +90,12 @@ struct Step {
     pages: Vec<u32>,
     logit_rows: Vec<u32>,
     state_out: Vec<u32>,
+    places: Vec<[u32; 3]>,
 }
 
 impl Step {
     fn new(parts: &[Part], states: bool) -> Self {
+        let mut places = Vec::new();
         let (mut tokens, mut positions, mut seqs) = (Vec::new(), Vec::new(), Vec::new());
         let (mut pages, mut state_out) = (Vec::new(), Vec::new());
         for part in parts {
@@ -109,15 +115,22 @@ impl Step {
             let first = part.sequence * (CONTEXT / PAGE_TOKENS);
             pages.extend(first as u32..(first + count) as u32);
             state_out.extend_from_slice(&part.to);
+            match part.places.is_empty() {
+                true => places.extend((part.start as u32..(part.start + rows) as u32).map(|position| [position; 3])),
+                false => places.extend_from_slice(&part.places),
+            }
+        }
+        if parts.iter().all(|part| part.places.is_empty()) {
+            places.clear();
         }
         let logit_rows = (0..tokens.len() as u32).collect();
         if !states {
             state_out.clear();
         }
-        Self { tokens, positions, seqs, pages, logit_rows, state_out }
+        Self { tokens, positions, seqs, pages, logit_rows, state_out, places }
     }
 
-    fn input(&self) -> StepInput<'_> {
+    fn input<'a>(&'a self, media: &'a [MediaRows<'a>]) -> StepInput<'a> {
         StepInput {
             tokens: &self.tokens,
             positions: &self.positions,
@@ -125,9 +138,22 @@ impl Step {
             pages: &self.pages,
             logit_rows: &self.logit_rows,
             state_out: &self.state_out,
+            places: &self.places,
+            media,
             ..StepInput::default()
         }
     }
+}
+
+/// The encoder's rows of all parts, by rows of the step.
+fn media(parts: &[Part]) -> Vec<MediaRows<'_>> {
+    let mut first = 0;
+    let mut rows = Vec::new();
+    for part in parts {
+        rows.extend(part.media.iter().map(|(row, values)| MediaRows { first_row: first + row, values }));
+        first += part.tokens.len();
+    }
+    rows
 }
 
 /// A model on a device of two threads, its cache in f32, with room for two sequences.
@@ -145,18 +171,33 @@ impl Rig {
 
     /// Loads a fixture with its weights as `dtype` says.
     pub fn with(model: &str, with_drafter: bool, dtype: DtypePolicy) -> Self {
-        let checkpoint = checkpoint(model);
+        Self::of(checkpoint(model), with_drafter, dtype)
+    }
+
+    /// Loads a checkpoint from anywhere.
+    pub fn at(path: &Path, with_drafter: bool, dtype: DtypePolicy) -> Self {
+        let checkpoint = Checkpoint::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Self::of(checkpoint, with_drafter, dtype)
+    }
+
+    fn of(checkpoint: Checkpoint, with_drafter: bool, dtype: DtypePolicy) -> Self {
         let mut declare = Declare::new(&checkpoint, dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter)
-            .unwrap_or_else(|e| panic!("{model}: {e}"));
+            .unwrap_or_else(|e| panic!("{}: {e}", checkpoint.dir().display()));
         let table = declare.finish();
         let shape = model.shape(KvDtype::F32);
         let workspace = {
             let mut plan = PlanDevice::new(&table, shape.kv);
             let largest = Step::new(&[Part::new(&[0; CONTEXT], 0, None, 0)], shape.state.is_some());
-            let output = model.forward(&mut plan, &largest.input()).unwrap();
+            let output = model.forward(&mut plan, &largest.input(&[])).unwrap();
             if let Some(drafter) = model.drafter() {
-                drafter.draft(&mut plan, output.hidden, &largest.logit_rows, &largest.input()).unwrap();
+                drafter.draft(&mut plan, output.hidden, &largest.logit_rows, &largest.input(&[])).unwrap();
+            }
+            if let Some(vision) = model.vision() {
+                let mut encode = PlanDevice::new(&table, shape.kv);
+                let grids = [Grid { frames: 1, height: 64, width: 64 }];
+                vision.encode(&mut encode, &Pictures { grids: &grids, patches: &[] }).unwrap();
+                plan = if encode.high_water() > plan.high_water() { encode } else { plan };
             }
             // Drafts that follow the first take one row each.
             plan.high_water() + (1 << 20) + plimsoll_device::cpu::scratch_bytes(&shape, 2)
@@ -183,14 +224,27 @@ impl Rig {
     pub fn forward(&mut self, parts: &[Part]) -> Output {
         let step = Step::new(parts, self.shape.state.is_some());
         self.device.begin_step();
-        self.model.forward(&mut self.device, &step.input()).unwrap()
+        self.model.forward(&mut self.device, &step.input(&media(parts))).unwrap()
+    }
+
+    /// What the vision tower makes of pictures.
+    pub fn encode(&mut self, grids: &[Grid], patches: &[f32]) -> Vec<Vec<f32>> {
+        self.device.begin_step();
+        let vision = self.model.vision().expect("a vision tower");
+        let output = vision.encode(&mut self.device, &Pictures { grids, patches }).unwrap();
+        self.rows(output)
+    }
+
+    /// The most bytes of workspace that were in use, scratch included.
+    pub fn workspace_peak(&mut self) -> usize {
+        self.device.memory().workspace_peak()
     }
 
     /// A pass of the draft head in the same step: `parts` name the following tokens, `rows` the rows of `hidden`.
     pub fn draft(&mut self, hidden: Buf, rows: &[u32], parts: &[Part]) -> Output {
         let step = Step::new(parts, false);
         let drafter = self.model.drafter().expect("a draft head");
-        drafter.draft(&mut self.device, hidden, rows, &step.input()).unwrap()
+        drafter.draft(&mut self.device, hidden, rows, &step.input(&media(parts))).unwrap()
     }
 
     /// A matrix of the workspace.

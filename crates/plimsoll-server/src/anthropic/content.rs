@@ -1,18 +1,22 @@
-//! Anthropic's `system` and `messages` as chat's: blocks become text, calls, results and thoughts of messages.
+//! Anthropic's `system` and `messages` as chat's: blocks become text, pictures, calls, results and thoughts of messages.
 //!
 //! Texts of one message are joined by line breaks, as chat's parts are; turns of one role that follow each other are one
 //! turn; each tool result is a message of its own, where it stands.
 
+use plimsoll_media::Modality;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::fields::cache_control;
+use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::fields::{Fields, MAX_NODES, Text, check_nodes, wrong};
+use crate::media::{Gallery, Medium};
+use crate::turn::content::{add_medium, add_text, wrap};
 
-/// Takes the fields: the messages, and whether a block is marked for the cache.
-pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
-    let mut told = Told::default();
+/// Takes the fields: the messages, what they show, and whether a block is marked for the cache.
+pub(crate) fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<(Vec<Value>, Vec<Medium>, bool)> {
+    let mut told = Told { messages: Vec::new(), gallery: Gallery::new(app), calls: Vec::new(), caches: false };
     if let Some(raw) = fields.raw("system") {
         let text = told.texts("system", raw)?;
         told.messages.push(json!({"role": "system", "content": text}));
@@ -30,19 +34,19 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
         let message = "messages ends with the assistant's turn: this server does not go on with a text it is given";
         return Err(ApiError::unsupported(format!("messages[{}]", list.len() - 1), message));
     }
-    Ok((told.messages, told.caches))
+    Ok((told.messages, told.gallery.media, told.caches))
 }
 
 /// What has been told so far.
-#[derive(Default)]
-struct Told {
+struct Told<'a> {
     messages: Vec<Value>,
+    gallery: Gallery<'a>,
     /// Ids of calls, which results refer to.
     calls: Vec<String>,
     caches: bool,
 }
 
-impl Told {
+impl Told<'_> {
     fn message(&mut self, mut fields: Fields<'_>) -> ApiResult<()> {
         let role = fields.required::<String>("role")?;
         let path = fields.param("content");
@@ -86,6 +90,12 @@ impl Told {
                 let text = self.text_block(&mut fields)?;
                 self.text(role, &text);
             }
+            ("image", "user") => {
+                let medium = self.image(&at, &mut fields)?;
+                if let Some(content) = self.turn(role).get_mut("content") {
+                    add_medium(content, medium);
+                }
+            }
             ("tool_result", "user") => self.result(&mut fields)?,
             ("tool_use", "assistant") => self.call(&mut fields)?,
             ("thinking", "assistant") => {
@@ -118,14 +128,59 @@ impl Told {
     }
 
     fn text(&mut self, role: &str, text: &str) {
-        match self.turn(role).get_mut("content") {
-            Some(Value::String(content)) => {
-                content.push('\n');
-                content.push_str(text);
-            }
-            Some(content) => *content = text.into(),
-            None => {}
+        if let Some(content) = self.turn(role).get_mut("content") {
+            add_text(content, text);
         }
+    }
+
+    /// A picture. `at` is where its type stands.
+    fn image(&mut self, at: &str, fields: &mut Fields<'_>) -> ApiResult<Value> {
+        self.gallery.takes(at, "image", Modality::Image)?;
+        let path = fields.param("source");
+        let raw = fields.raw("source");
+        let raw = raw.ok_or_else(|| ApiError::invalid(&path, format!("{path} is missing")))?;
+        let mut source = Fields::of(path.clone(), raw)?;
+        let kind: String = source.required("type")?;
+        let medium = match kind.as_str() {
+            "base64" => {
+                let media_type: String = source.required("media_type")?;
+                let (param, data) = (source.param("data"), source.required::<Text<'_>>("data")?);
+                self.gallery.base64(param, &media_type, &data.0)?
+            }
+            "url" => {
+                let (param, url) = (source.param("url"), source.required::<Text<'_>>("url")?);
+                self.gallery.image(param, &url.0, None)?
+            }
+            other => {
+                let at = source.param("type");
+                let message = format!("{at} is `{}`; this server has base64 and url", quote(other));
+                return Err(ApiError::unsupported(at, message));
+            }
+        };
+        source.finish()?;
+        self.caches |= cache_control(fields)?;
+        Ok(medium)
+    }
+
+    /// What a tool has said and shown.
+    fn shown(&mut self, path: &str, raw: &RawValue) -> ApiResult<Value> {
+        if !raw.get().starts_with('[') {
+            return serde_json::from_str::<String>(raw.get()).map(Value::String).map_err(|e| wrong(path, &e));
+        }
+        let blocks: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e))?;
+        let mut content = Value::Null;
+        for (i, raw) in blocks.iter().enumerate() {
+            let mut block = Fields::of(format!("{path}[{i}]"), raw)?;
+            let at = block.param("type");
+            let kind = block.required::<String>("type")?;
+            match kind.as_str() {
+                "text" => add_text(&mut content, &self.text_block(&mut block)?),
+                "image" => add_medium(&mut content, self.image(&at, &mut block)?),
+                other => return Err(unknown(at, other, "tool_result")),
+            }
+            block.finish()?;
+        }
+        Ok(if content.is_null() { "".into() } else { content })
     }
 
     /// A text, or the texts of blocks that can be nothing else.
@@ -183,16 +238,17 @@ impl Told {
             return Err(ApiError::invalid(at, message));
         }
         let path = fields.param("content");
-        let text = match fields.raw("content") {
-            None => String::new(),
-            Some(raw) => self.texts(&path, raw)?,
+        let mut content = match fields.raw("content") {
+            None => "".into(),
+            Some(raw) => self.shown(&path, raw)?,
         };
         // Templates have no other place for it.
-        let failed = fields.take("is_error")?.unwrap_or(false);
-        let text = if failed { format!("Error: {text}") } else { text };
+        if fields.take("is_error")?.unwrap_or(false) {
+            wrap(&mut content, "Error: ", "");
+        }
         self.caches |= cache_control(fields)?;
         fields.never(&["toolset_name"], "this server has no toolsets")?;
-        self.messages.push(json!({"role": "tool", "content": text, "tool_call_id": id}));
+        self.messages.push(json!({"role": "tool", "content": content, "tool_call_id": id}));
         Ok(())
     }
 }
@@ -208,8 +264,7 @@ fn only_direct(fields: &mut Fields<'_>) -> ApiResult<()> {
 
 fn unknown(at: String, kind: &str, role: &str) -> ApiError {
     let message = match kind {
-        "image" => format!("{at} is `image`: the served model takes no images"),
-        "document" => format!("{at} is `document`: the served model takes text only; send the document's text"),
+        "document" => format!("{at} is `document`: this server reads no documents; send its text"),
         _ => format!("{at} is `{}`, which this server does not know in a {role} message", quote(kind)),
     };
     ApiError::unsupported(at, message)

@@ -23,7 +23,7 @@ use crate::models::json;
 use crate::sse;
 use crate::turn::{Begun, begin};
 
-pub(crate) use error::{owns, reshape};
+pub(crate) use error::{body as error_body, owns, reshape};
 
 /// The versions of the API. They differ in what is refused: the newer one has no `temperature`, `top_p` and `top_k`. Models here
 /// have them, so they work in either.
@@ -33,14 +33,15 @@ const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
     let asked = app.on_body(request, |body, app| {
-        let mut asked = request::parse(&body.bytes, app)?;
-        asked.turn.draft.kept = Some(body.keep(asked.turn.draft.prompt_bytes())?);
-        Ok(asked)
+        let (ask, caches) = request::parse(&body.bytes, app)?;
+        let held = body.keep(ask.conversation.bytes())?;
+        Ok((ask, caches, held))
     });
-    let asked = asked.await?;
+    let (ask, caches, held) = asked.await?;
+    let (turn, ()) = ask.turn(&app, held, || (0, ())).await?;
     let id = app.ids.named("msg");
-    let Begun { context, mut generation, held, choices } = begin(&app, id, "messages", asked.turn)?;
-    let answer = blocks::Answer { context, caches: asked.caches };
+    let Begun { context, mut generation, held, choices } = begin(&app, id, "messages", turn).await?;
+    let answer = blocks::Answer { context, caches };
     if answer.context.draft.common.stream {
         let keep_alive = app.config.keep_alive;
         return Ok(sse::response(generation, shape::Stream::new(answer, held), keep_alive));
@@ -60,8 +61,16 @@ struct Count {
 /// `POST /v1/messages/count_tokens`: the tokens of the prompt that the same fields make at `/v1/messages`.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
-    let input_tokens = app.on_body(request, |body, app| request::count(&body.bytes, app));
-    Ok(json(&Count { input_tokens: input_tokens.await? }, None))
+    let asked = app.on_body(request, |body, app| {
+        let conversation = request::count(&body.bytes, app)?;
+        let held = body.keep(conversation.bytes())?;
+        Ok((conversation, held))
+    });
+    let (mut conversation, mut held) = asked.await?;
+    conversation.fetch(&app, &mut held).await?;
+    let own = Arc::clone(&app);
+    let prompt = app.on_text_worker(move || conversation.prompt(&own, false)).await?;
+    Ok(json(&Count { input_tokens: prompt.ids.len() }, None))
 }
 
 /// `anthropic-beta` needs no check: what a beta adds to a body is refused field by field.

@@ -10,17 +10,10 @@ use crate::fields::Fields;
 use crate::form::Form;
 use crate::params::{Common, STOPS_MAX, model_name};
 use crate::turn::conversation::Conversation;
-use crate::turn::{Ask, Budget, Turn};
+use crate::turn::{Ask, Budget};
 
-/// What was asked for.
-pub(crate) struct Asked {
-    pub turn: Turn,
-    /// The client marks what it wants cached.
-    pub caches: bool,
-}
-
-/// Parses, renders and tokenizes. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
+/// Takes a body apart: what was asked for, and whether the client marks what it wants cached. Runs on a text worker.
+pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(Ask, bool)> {
     let mut fields = Fields::of_body(body)?;
     let mut common = Common::take_few(&mut fields, app)?;
     let max_tokens = fields.required::<u32>("max_tokens")?;
@@ -29,7 +22,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
     }
     common.max_tokens = Some(max_tokens);
     common.stop = fields.take_few::<Vec<String>>("stop_sequences", STOPS_MAX)?.unwrap_or_default();
-    let said = Said::take(&mut fields)?;
+    let said = Said::take(&mut fields, app)?;
     if let Some(raw) = fields.raw("metadata") {
         let mut metadata = Fields::of("metadata".into(), raw)?;
         metadata.take::<String>("user_id")?;
@@ -53,19 +46,20 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         include_reasoning: said.thinking.shown,
         budget,
         call_prefix: "toolu",
+        length_param: "max_tokens",
+        fills_context: true,
+        gathers: false,
     };
-    let mut turn = ask.prepare(app)?;
-    turn.draft.fills_context = true;
-    Ok(Asked { turn, caches: said.caches })
+    Ok((ask, said.caches))
 }
 
-/// Counts the tokens of the prompt. Runs on a text worker.
-pub(crate) fn count(body: &[u8], app: &App) -> ApiResult<usize> {
+/// The conversation whose tokens are to be counted. Runs on a text worker.
+pub(crate) fn count(body: &[u8], app: &App) -> ApiResult<Conversation> {
     let mut fields = Fields::of_body(body)?;
     model_name(&mut fields, app)?;
-    let said = Said::take(&mut fields)?;
+    let said = Said::take(&mut fields, app)?;
     fields.finish()?;
-    said.conversation.tokens(app, false).map(|ids| ids.len())
+    Ok(said.conversation)
 }
 
 /// The fields that make the prompt, which both routes share.
@@ -77,14 +71,14 @@ struct Said {
 }
 
 impl Said {
-    fn take(fields: &mut Fields<'_>) -> ApiResult<Self> {
+    fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
         let mut caches = cache_control(fields)?;
         let (tools, marked) = tools::take(fields)?;
         caches |= marked;
-        let (messages, marked) = content::take(fields)?;
+        let (messages, media, marked) = content::take(fields, app)?;
         caches |= marked;
         let thinking = Thinking::take(fields)?;
-        let mut conversation = Conversation::new("messages", messages, tools);
+        let mut conversation = Conversation::new("messages", messages, media, tools);
         if let Some(on) = thinking.on {
             conversation.set_thinking(on);
         }

@@ -1,19 +1,23 @@
-//! Chat's messages and template options: checked, bounded, text only.
+//! Chat's messages and template options: checked and bounded.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::tools;
+use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::media::Gallery;
+use crate::turn::content::{add_medium, add_text};
 use crate::turn::conversation::Conversation;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 /// Takes the fields of a body that make up a conversation; shared with `/tokenize`.
-pub(crate) fn conversation(fields: &mut Fields<'_>) -> ApiResult<Conversation> {
+pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conversation> {
     let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
-    let messages = messages(raw)?;
+    let mut gallery = Gallery::new(app);
+    let messages = messages(raw, &mut gallery)?;
     let tools = tools::take(fields)?;
     let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
     fields.only("continue_final_message", &["false"])?;
@@ -48,23 +52,23 @@ pub(crate) fn conversation(fields: &mut Fields<'_>) -> ApiResult<Conversation> {
         extra.insert("documents".into(), documents);
     }
     fields.never(&["chat_template"], "the server's own template is used")?;
-    let mut conversation = Conversation::new("messages", messages, tools);
+    let mut conversation = Conversation::new("messages", messages, gallery.media, tools);
     conversation.add_generation_prompt = add_generation_prompt;
     conversation.extra = extra;
     Ok(conversation)
 }
 
-fn messages(raw: &RawValue) -> ApiResult<Vec<Value>> {
+fn messages(raw: &RawValue, gallery: &mut Gallery<'_>) -> ApiResult<Vec<Value>> {
     check_nodes("messages", raw, MAX_NODES)?;
     let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
     }
-    let message = |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?);
+    let message = |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?, gallery);
     list.iter().enumerate().map(message).collect()
 }
 
-fn message(mut fields: Fields<'_>) -> ApiResult<Value> {
+fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Value> {
     let mut message = Map::new();
     let param = fields.param("role");
     let role =
@@ -74,13 +78,13 @@ fn message(mut fields: Fields<'_>) -> ApiResult<Value> {
         return Err(ApiError::invalid(param, text));
     }
     let calls = tool_calls(&mut fields)?;
-    let content = content(&mut fields)?;
+    let content = content(&mut fields, gallery)?;
     if content.is_none() && (role != "assistant" || calls.is_none()) {
         let param = fields.param("content");
         return Err(ApiError::invalid(&param, format!("{param} is missing")));
     }
     message.insert("role".into(), role.into());
-    message.insert("content".into(), content.map_or(Value::Null, Value::String));
+    message.insert("content".into(), content.unwrap_or(Value::Null));
     if let Some(calls) = calls {
         message.insert("tool_calls".into(), calls);
     }
@@ -101,30 +105,32 @@ fn message(mut fields: Fields<'_>) -> ApiResult<Value> {
     Ok(Value::Object(message))
 }
 
-/// Content as one text; parts are joined by line breaks, as vLLM joins them.
-fn content(fields: &mut Fields<'_>) -> ApiResult<Option<String>> {
+/// Content: one text, whose parts are joined by line breaks as vLLM joins them, or parts where some are media.
+fn content(fields: &mut Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Option<Value>> {
     let path = fields.param("content");
     let Some(raw) = fields.raw("content") else {
         return Ok(None);
     };
     if !raw.get().starts_with('[') {
-        return serde_json::from_str(raw.get()).map(Some).map_err(|e| crate::fields::wrong(&path, &e));
+        let text: String = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong(&path, &e))?;
+        return Ok(Some(text.into()));
     }
     let parts: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong(&path, &e))?;
-    let mut text = String::new();
+    let mut content = Value::from("");
     for (i, raw) in parts.iter().enumerate() {
         let mut part = Fields::of(format!("{path}[{i}]"), raw)?;
-        part.only("type", &["\"text\""])?;
-        let param = part.param("text");
-        let piece = part.take::<String>("text")?;
-        let piece = piece.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
-        part.finish()?;
-        if i > 0 {
-            text.push('\n');
+        let kind = part.take::<String>("type")?.unwrap_or_else(|| "text".into());
+        if i == 0 {
+            content = Value::Null;
         }
-        text.push_str(&piece);
+        if kind == "text" {
+            add_text(&mut content, &part.required::<String>("text")?);
+        } else {
+            add_medium(&mut content, gallery.part(&kind, &mut part)?);
+        }
+        part.finish()?;
     }
-    Ok(Some(text))
+    Ok(Some(content))
 }
 
 /// Tool calls of an earlier answer, with their arguments as objects, which is what templates expect.

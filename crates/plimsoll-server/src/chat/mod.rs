@@ -19,14 +19,15 @@ use crate::turn::{Begun, begin};
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let turn = app.on_body(request, |body, app| {
-        let mut turn = request::parse(&body.bytes, app)?;
-        turn.draft.kept = Some(body.keep(turn.draft.prompt_bytes())?);
-        Ok(turn)
+    let asked = app.on_body(request, |body, app| {
+        let ask = request::parse(&body.bytes, app)?;
+        let held = body.keep(ask.conversation.bytes())?;
+        Ok((ask, held))
     });
-    let turn = turn.await?;
+    let (ask, held) = asked.await?;
+    let (turn, ()) = ask.turn(&app, held, || (0, ())).await?;
     let id = app.ids.request("chatcmpl");
-    let Begun { context, mut generation, held, choices } = begin(&app, id, "chat", turn)?;
+    let Begun { context, mut generation, held, choices } = begin(&app, id, "chat", turn).await?;
     if context.draft.common.stream {
         let keep_alive = app.config.keep_alive;
         return Ok(sse::response(generation, shape::Stream::new(context, choices, held), keep_alive));

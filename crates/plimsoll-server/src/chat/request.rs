@@ -5,15 +5,15 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::params::Common;
-use crate::turn::{Ask, Budget, Turn};
+use crate::turn::{Ask, Budget};
 
-/// Parses, renders and tokenizes. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Turn> {
+/// Takes a body apart. Runs on a text worker.
+pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Ask> {
     let mut fields = Fields::of_body(body)?;
     let common = Common::take(&mut fields, app)?;
     let logprobs = logprobs(&mut fields)?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(false);
-    let conversation = conversation(&mut fields)?;
+    let conversation = conversation(&mut fields, app)?;
     fields.only("echo", &["false"])?;
     fields.only("modalities", &["[\"text\"]"])?;
     fields.only("verbosity", &["\"medium\""])?;
@@ -23,8 +23,18 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Turn> {
     let budget = fields.take::<u32>("thinking_token_budget")?;
     fields.finish()?;
     let budget = budget.map(|tokens| Budget { param: "thinking_token_budget", tokens });
-    let ask = Ask { conversation, common, logprobs, add_special, include_reasoning, budget, call_prefix: "call" };
-    ask.prepare(app)
+    Ok(Ask {
+        conversation,
+        common,
+        logprobs,
+        add_special,
+        include_reasoning,
+        budget,
+        call_prefix: "call",
+        length_param: "max_tokens",
+        fills_context: false,
+        gathers: false,
+    })
 }
 
 fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {

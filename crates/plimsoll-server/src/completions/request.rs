@@ -45,6 +45,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
         grammar,
         reading_bytes: 0,
         kept: None,
+        media: Vec::new(),
         fills_context: false,
         gathers: false,
         common,
@@ -72,7 +73,7 @@ fn prompts(input: PromptInput, app: &App, add_special: bool, echo: bool) -> ApiR
     match input {
         PromptInput::Texts(texts) => {
             let prompt = |text: String| {
-                let ids = app.encode("prompt", &text, add_special)?;
+                let ids = app.encode("prompt", &[&text], add_special)?;
                 Ok(Prompt { ids, echo: echo.then_some(text) })
             };
             texts.into_iter().map(prompt).collect()

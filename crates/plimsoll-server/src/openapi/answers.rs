@@ -133,6 +133,18 @@ const OBJECTS: &[Object] = &[
         &[("count", "integer"), ("max_model_len", "integer"), ("tokens", "[integer]"), ("token_strs", "[string]?")],
     ),
     ("Text", &[("prompt", "string")]),
+    (
+        "TokenizerInfo",
+        &[
+            ("tokenizer_class", "string"),
+            ("bos_token", "string?"),
+            ("eos_token", "string?"),
+            ("pad_token", "string?"),
+            ("vocab_size", "integer"),
+            ("model_max_length", "integer"),
+            ("chat_template", "string?"),
+        ],
+    ),
     ("ModelList", &[("object", "string"), ("data", "[Model]")]),
     (
         "Model",

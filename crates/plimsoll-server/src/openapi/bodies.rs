@@ -144,17 +144,38 @@ fn response_format() -> Value {
     })
 }
 
+/// A part of chat's content. Those that are no text need a model that takes them.
+fn part() -> Value {
+    let part = |required: &[&str], properties: Value| json!({"type": "object", "required": required, "additionalProperties": false, "properties": properties});
+    let url = "data:TYPE;base64,DATA, https:// or http:// (--media-fetch), file:// (--media-root)";
+    let address = |detail: bool| {
+        let mut object = json!({"url": {"type": "string", "description": url}, "detail": {"type": ["string", "null"], "enum": [null]}});
+        if detail {
+            object["detail"]["enum"] = json!(["auto", "low", "high", null]);
+        }
+        json!({"anyOf": [{"type": "string", "description": url}, part(&["url"], object)]})
+    };
+    let kind = |name: &str| json!({"type": "string", "enum": [name]});
+    json!({"anyOf": [
+        part(&["text"], json!({"type": {"type": ["string", "null"], "enum": ["text", null]}, "text": {"type": "string"}})),
+        part(&["type", "image_url"], json!({"type": kind("image_url"), "image_url": address(true)})),
+        part(&["type", "video_url"], json!({"type": kind("video_url"), "video_url": address(false)})),
+        part(&["type", "video"], json!({
+            "type": kind("video"),
+            "video": {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1, "description": "Frames, each a URL"},
+                {"type": "string", "description": "An animation"}]},
+            "fps": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000, "description": "Frames of the list a second"}
+        }))
+    ]})
+}
+
 /// `chat::messages::Conversation`.
 fn conversation() -> Fields {
-    let part = json!({
-        "type": "object", "required": ["text"], "additionalProperties": false,
-        "properties": {"type": {"type": ["string", "null"], "enum": ["text", null]}, "text": {"type": "string"}}
-    });
     let message = json!({
         "type": "object", "required": ["role"], "additionalProperties": false,
         "properties": {
             "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part()}, {"type": "null"}]},
             "name": {"type": ["string", "null"]},
             "tool_call_id": {"type": ["string", "null"]},
             "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},

@@ -15,11 +15,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
+use crate::front::Front;
 use crate::models::json as answer;
 
 /// The page.
-pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn handle(State(app): State<Arc<Front>>) -> Response {
     answer(&document(!app.config.api_keys.is_empty()), None)
 }
 
@@ -72,6 +72,7 @@ fn paths() -> Value {
         "/v1/score": {"post": posting("How well texts fit each other", &pooled::score(), "Scores")},
         "/tokenize": {"post": posting("Text or a conversation to token ids", &bodies::tokenize(), "Tokens")},
         "/detokenize": {"post": posting("Token ids to text", &bodies::detokenize(), "Text")},
+        "/tokenizer_info": {"get": getting("The tokenizer's special tokens, its size and the chat template", "TokenizerInfo")},
         "/v1/models": {"get": getting("Every name the model goes by", "ModelList")},
         "/v1/models/{id}": {"get": with(getting("One name", "Model"), id("id"))},
         "/v1/status": {"get": getting("Every request that is being answered, and totals", "Status")},

@@ -31,7 +31,8 @@ fn said() -> Fields {
         "type": "object", "required": ["role", "content"], "additionalProperties": false,
         "properties": {
             "role": {"type": "string", "enum": ["user", "assistant", "system"]},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type"]}, "minItems": 1}]}
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type"]}, "minItems": 1,
+                "description": "Blocks: text, tool_use, tool_result, thinking; image (base64, url) where the model takes images"}]}
         }
     });
     let tool = json!({"type": "object", "required": ["name", "input_schema"]});
@@ -101,6 +102,7 @@ pub(super) fn responses() -> Value {
         (
             "input",
             json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
+                "description": "A text or items; input_image (image_url) among their parts where the model takes images",
                 "examples": ["x", [{"role": "user", "content": "x"}]]}),
         ),
         ("instructions", text("x")),

@@ -14,7 +14,7 @@ use crate::fields::Fields;
 use crate::limits::Held;
 use crate::models::json_sized;
 use crate::params::model_name;
-use crate::prompt::PromptInput;
+use crate::prompt::{Inputs, PromptInput};
 
 /// A number of an embedding as JSON, with its comma: `-1.17549435e-38,`.
 const FLOAT_BYTES: usize = 16;
@@ -96,7 +96,7 @@ fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, app)?;
     let embed = embedding(app)?;
-    let input = fields.required::<PromptInput>("input")?;
+    let Inputs(input) = fields.required("input")?;
     let as_base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -109,7 +109,7 @@ fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<
     fields.finish()?;
     check_count(app, "input", input.count())?;
     let ids: ApiResult<Vec<Vec<u32>>> = match input {
-        PromptInput::Texts(texts) => texts.iter().map(|text| app.encode("input", text, add_special)).collect(),
+        PromptInput::Texts(texts) => texts.iter().map(|text| app.encode("input", &[text], add_special)).collect(),
         PromptInput::Ids(lists) => {
             lists.iter().try_for_each(|ids| app.check_ids("input", ids))?;
             Ok(lists)

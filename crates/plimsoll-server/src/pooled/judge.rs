@@ -42,7 +42,7 @@ impl Judgement {
         let mut inputs = Vec::new();
         for (param, texts) in texts {
             for (i, text) in texts.iter().enumerate() {
-                let ids = app.encode(param, text, true)?;
+                let ids = app.encode(param, &[text], true)?;
                 check_length(app, param, i, texts.len(), ids.len())?;
                 inputs.push(Input { ids, embed });
             }
@@ -53,7 +53,7 @@ impl Judgement {
 
     fn by_classifier(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)]) -> ApiResult<Self> {
         let encode = |(param, texts): (&str, &[String])| {
-            texts.iter().map(|text| app.encode(param, text, false)).collect::<ApiResult<Vec<_>>>()
+            texts.iter().map(|text| app.encode(param, &[text], false)).collect::<ApiResult<Vec<_>>>()
         };
         let (first, second) = (encode(texts[0])?, encode(texts[1])?);
         // A pair repeats its texts: what pairs take is known, and held, before the first is written down.

@@ -33,8 +33,10 @@ pub(super) async fn run(
     if let Some(client) = &caller.client {
         client.charge(tokens);
     }
-    let ticket = app.running.enter(id, false, Vec::new())?;
-    let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller);
+    let ticket = app.enter(id, false, Vec::new())?;
+    let ids = inputs.iter().map(|input| input.ids.as_slice());
+    let entry = app.recorder.as_ref().and_then(|recorder| recorder.prompts(app, api, ids, &[]));
+    let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller).recorded(entry);
     let result = tokio::select! {
         biased;
         () = ticket.cancelled() => Err(cancelled()),
@@ -100,6 +102,7 @@ fn request(id: &str, index: usize, input: &Input) -> Request {
         speculate: false,
         cache_salt: 0,
         embed: Some(input.embed),
+        media: Vec::new(),
     }
 }
 

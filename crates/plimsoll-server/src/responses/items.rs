@@ -3,9 +3,13 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use plimsoll_media::Modality;
+
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::fields::{Fields, MAX_NODES, Text, check_nodes, wrong};
+use crate::media::Gallery;
+use crate::turn::content::{add_medium, add_text};
 
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 
@@ -18,43 +22,62 @@ pub(crate) struct Item {
 
 #[derive(Debug)]
 enum What {
-    Message { role: String, texts: Vec<String> },
-    Thoughts { texts: Vec<String> },
+    Message { role: String, said: Vec<Said> },
+    Thoughts { said: Vec<Said> },
     Call { call_id: String, name: String, arguments: String },
-    Result { call_id: String, texts: Vec<String> },
+    Result { call_id: String, said: Vec<Said> },
+}
+
+/// A part of what an item says.
+#[derive(Debug)]
+enum Said {
+    Text(String),
+    /// A picture: what stands for it in the template's message, and what was sent, if it is to be kept.
+    Image {
+        medium: Value,
+        url: String,
+        detail: Option<String>,
+    },
+}
+
+/// Finds the pictures in items.
+pub(crate) struct Shown<'a> {
+    pub gallery: Gallery<'a>,
+    /// The items are to be written down as they came.
+    pub kept: bool,
 }
 
 /// Takes `input`: a text or a list of items.
-pub(crate) fn input(app: &App, raw: &RawValue) -> ApiResult<Vec<Item>> {
+pub(crate) fn input(app: &App, raw: &RawValue, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
     if raw.get().starts_with('"') {
         let text: String = serde_json::from_str(raw.get()).map_err(|e| wrong("input", &e))?;
-        let what = What::Message { role: "user".into(), texts: vec![text] };
+        let what = What::Message { role: "user".into(), said: vec![Said::Text(text)] };
         return Ok(vec![Item { id: app.ids.named("msg"), what }]);
     }
     check_nodes("input", raw, MAX_NODES)?;
-    list(app, "input", raw.get())
+    list(app, "input", raw.get(), shown)
 }
 
 /// Takes a list of items, also one that was stored.
-pub(crate) fn list(app: &App, param: &str, text: &str) -> ApiResult<Vec<Item>> {
+pub(crate) fn list(app: &App, param: &str, text: &str, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
     let raw: Vec<&RawValue> = serde_json::from_str(text).map_err(|e| wrong(param, &e))?;
     if raw.is_empty() {
         return Err(ApiError::invalid(param, format!("{param} is empty: at least one item is needed")));
     }
-    let item = |(i, raw): (usize, &&RawValue)| item(app, Fields::of(format!("{param}[{i}]"), raw)?);
+    let item = |(i, raw): (usize, &&RawValue)| item(app, Fields::of(format!("{param}[{i}]"), raw)?, shown);
     raw.iter().enumerate().map(item).collect()
 }
 
-fn item(app: &App, mut fields: Fields<'_>) -> ApiResult<Item> {
+fn item(app: &App, mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Item> {
     let kind = fields.take::<String>("type")?;
     let id = fields.take::<String>("id")?;
     fields.only("status", &["\"completed\"", "\"incomplete\"", "\"in_progress\""])?;
     let (prefix, what) = match kind.as_deref() {
-        None | Some("message") => ("msg", message(&mut fields)?),
+        None | Some("message") => ("msg", message(&mut fields, shown)?),
         Some("reasoning") => {
             fields.only("summary", &["[]"])?;
             fields.never(&["encrypted_content"], "thoughts come as text here")?;
-            ("rs", What::Thoughts { texts: texts(&mut fields, "content")?.unwrap_or_default() })
+            ("rs", What::Thoughts { said: parts(&mut fields, "content", shown)?.unwrap_or_default() })
         }
         Some("function_call") => {
             let (call_id, name) = (fields.required("call_id")?, fields.required("name")?);
@@ -70,12 +93,12 @@ fn item(app: &App, mut fields: Fields<'_>) -> ApiResult<Item> {
         Some("function_call_output") => {
             let call_id = fields.required("call_id")?;
             let at = fields.param("output");
-            let texts = texts(&mut fields, "output")?;
-            let texts = texts.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
+            let said = parts(&mut fields, "output", shown)?;
+            let said = said.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
             // A result belongs to its call, which has the name.
             fields.take::<String>("name")?;
             direct(&mut fields)?;
-            ("fco", What::Result { call_id, texts })
+            ("fco", What::Result { call_id, said })
         }
         Some(other) => {
             let at = fields.param("type");
@@ -88,7 +111,7 @@ fn item(app: &App, mut fields: Fields<'_>) -> ApiResult<Item> {
     Ok(Item { id: id.unwrap_or_else(|| app.ids.named(prefix)), what })
 }
 
-fn message(fields: &mut Fields<'_>) -> ApiResult<What> {
+fn message(fields: &mut Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<What> {
     let at = fields.param("role");
     let role: String = fields.required("role")?;
     if !ROLES.contains(&role.as_str()) {
@@ -96,10 +119,10 @@ fn message(fields: &mut Fields<'_>) -> ApiResult<What> {
         return Err(ApiError::invalid(at, message));
     }
     let at = fields.param("content");
-    let texts = texts(fields, "content")?;
-    let texts = texts.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
+    let said = parts(fields, "content", shown)?;
+    let said = said.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
     fields.never(&["phase"], "models here know no phases")?;
-    Ok(What::Message { role, texts })
+    Ok(What::Message { role, said })
 }
 
 fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {
@@ -112,19 +135,19 @@ fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {
     caller.finish()
 }
 
-/// A text, or parts that are texts.
-fn texts(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Vec<String>>> {
+/// A text, or parts that are texts and pictures.
+fn parts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Option<Vec<Said>>> {
     let path = fields.param(name);
     let Some(raw) = fields.raw(name) else { return Ok(None) };
     if !raw.get().starts_with('[') {
-        return serde_json::from_str(raw.get()).map(|text| Some(vec![text])).map_err(|e| wrong(&path, &e));
+        return serde_json::from_str(raw.get()).map(|text| Some(vec![Said::Text(text)])).map_err(|e| wrong(&path, &e));
     }
     let parts: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong(&path, &e))?;
-    let part = |(i, raw): (usize, &&RawValue)| part(Fields::of(format!("{path}[{i}]"), raw)?);
+    let part = |(i, raw): (usize, &&RawValue)| part(Fields::of(format!("{path}[{i}]"), raw)?, shown);
     parts.iter().enumerate().map(part).collect::<ApiResult<_>>().map(Some)
 }
 
-fn part(mut fields: Fields<'_>) -> ApiResult<String> {
+fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
     let at = fields.param("type");
     let kind: String = fields.required("type")?;
     let text = match kind.as_str() {
@@ -137,15 +160,29 @@ fn part(mut fields: Fields<'_>) -> ApiResult<String> {
         }
         "refusal" => fields.required("refusal")?,
         "input_image" => {
-            return Err(ApiError::unsupported(&at, format!("{at} is `input_image`: the served model takes no images")));
+            shown.gallery.takes(&at, &kind, Modality::Image)?;
+            fields.never(&["file_id"], "this server keeps no files; send image_url")?;
+            let param = fields.param("image_url");
+            let (url, detail) = (fields.required::<Text<'_>>("image_url")?, fields.take::<String>("detail")?);
+            let medium = shown.gallery.image(param, &url.0, detail.as_deref())?;
+            let url = if shown.kept { url.0.into_owned() } else { String::new() };
+            fields.finish()?;
+            return Ok(Said::Image { medium, url, detail });
+        }
+        "input_audio" => {
+            shown.gallery.takes(&at, &kind, Modality::Audio)?;
+            return Err(ApiError::unsupported(
+                &at,
+                format!("{at} is `input_audio`, which this server does not read yet"),
+            ));
         }
         other => {
-            let message = format!("{at} is `{}`; the served model takes text only", quote(other));
+            let message = format!("{at} is `{}`; this server knows input_text and input_image", quote(other));
             return Err(ApiError::unsupported(at, message));
         }
     };
     fields.finish()?;
-    Ok(text)
+    Ok(Said::Text(text))
 }
 
 /// Items as chat's messages. What an answer was in items (thoughts, text, calls) is one message again.
@@ -156,13 +193,25 @@ pub(crate) fn messages(param: &str, instructions: Option<&str>, items: &[Item]) 
     }
     for item in items {
         match &item.what {
-            What::Message { role, texts } => told.message(role, &texts.join("\n")),
-            What::Thoughts { texts } => told.thoughts(&texts.join("\n")),
+            What::Message { role, said } => told.message(role, content(said)),
+            What::Thoughts { said } => told.thoughts(content(said)),
             What::Call { call_id, name, arguments } => told.call(param, call_id, name, arguments)?,
-            What::Result { call_id, texts } => told.result(param, call_id, &texts.join("\n"))?,
+            What::Result { call_id, said } => told.result(param, call_id, content(said))?,
         }
     }
     Ok(told.messages)
+}
+
+/// What was said, as templates know it.
+fn content(said: &[Said]) -> Value {
+    let mut content = Value::Null;
+    for part in said {
+        match part {
+            Said::Text(text) => add_text(&mut content, text),
+            Said::Image { medium, .. } => add_medium(&mut content, medium.clone()),
+        }
+    }
+    if content.is_null() { "".into() } else { content }
 }
 
 #[derive(Default)]
@@ -178,17 +227,17 @@ impl Told {
         (last["role"] == "assistant" && more(last)).then_some(last)
     }
 
-    fn message(&mut self, role: &str, text: &str) {
+    fn message(&mut self, role: &str, content: Value) {
         // Thoughts that stand alone are those of the text after them.
         let open = self.open(|last| last["content"].is_null() && !last.contains_key("tool_calls"));
         match open.filter(|_| role == "assistant") {
-            Some(message) => drop(message.insert("content".into(), text.into())),
-            None => self.messages.push(json!({"role": role, "content": text})),
+            Some(message) => drop(message.insert("content".into(), content)),
+            None => self.messages.push(json!({"role": role, "content": content})),
         }
     }
 
-    fn thoughts(&mut self, text: &str) {
-        self.messages.push(json!({"role": "assistant", "content": null, "reasoning_content": text}));
+    fn thoughts(&mut self, content: Value) {
+        self.messages.push(json!({"role": "assistant", "content": null, "reasoning_content": content}));
     }
 
     fn call(&mut self, param: &str, id: &str, name: &str, arguments: &str) -> ApiResult<()> {
@@ -207,41 +256,68 @@ impl Told {
         Ok(())
     }
 
-    fn result(&mut self, param: &str, id: &str, text: &str) -> ApiResult<()> {
+    fn result(&mut self, param: &str, id: &str, content: Value) -> ApiResult<()> {
         if !self.calls.iter().any(|known| known == id) {
             let message = format!("{param}: no function_call before its output has the call_id `{}`", quote(id));
             return Err(ApiError::invalid(param, message));
         }
-        self.messages.push(json!({"role": "tool", "content": text, "tool_call_id": id}));
+        self.messages.push(json!({"role": "tool", "content": content, "tool_call_id": id}));
         Ok(())
     }
 }
 
 impl Item {
+    /// Heap bytes of what it says.
+    pub fn bytes(&self) -> u64 {
+        let said = |said: &[Said]| -> u64 {
+            let own = |part: &Said| match part {
+                Said::Text(text) => text.capacity(),
+                Said::Image { url, .. } => url.capacity(),
+            };
+            said.iter().map(|part| (own(part) + size_of::<Said>()) as u64).sum()
+        };
+        size_of::<Self>() as u64
+            + match &self.what {
+                What::Message { said: parts, .. }
+                | What::Thoughts { said: parts }
+                | What::Result { said: parts, .. } => said(parts),
+                What::Call { call_id, name, arguments } => (call_id.len() + name.len() + arguments.capacity()) as u64,
+            }
+    }
+
     /// The item as the API shows it.
     pub fn shown(&self) -> Value {
         let (id, status) = (&self.id, "completed");
-        let parts = |kind: &str, texts: &[String]| -> Vec<Value> {
-            texts.iter().map(|text| json!({"type": kind, "text": text})).collect()
+        let parts = |kind: &str, said: &[Said]| -> Vec<Value> {
+            let part = |part: &Said| match part {
+                Said::Text(text) => json!({"type": kind, "text": text}),
+                Said::Image { url, detail, .. } => {
+                    json!({"type": "input_image", "image_url": url, "detail": detail.as_deref().unwrap_or("auto")})
+                }
+            };
+            said.iter().map(part).collect()
         };
         match &self.what {
-            What::Message { role, texts } => {
+            What::Message { role, said } => {
                 let own = role == "assistant";
-                let mut content = parts(if own { "output_text" } else { "input_text" }, texts);
+                let mut content = parts(if own { "output_text" } else { "input_text" }, said);
                 if own {
                     content.iter_mut().for_each(|part| part["annotations"] = json!([]));
                 }
                 json!({"id": id, "type": "message", "role": role, "status": status, "content": content})
             }
-            What::Thoughts { texts } => {
-                json!({"id": id, "type": "reasoning", "summary": [], "content": parts("reasoning_text", texts)})
+            What::Thoughts { said } => {
+                json!({"id": id, "type": "reasoning", "summary": [], "content": parts("reasoning_text", said)})
             }
             What::Call { call_id, name, arguments } => {
                 json!({"id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments,
                        "status": status})
             }
-            What::Result { call_id, texts } => {
-                let output = texts.join("\n");
+            What::Result { call_id, said } => {
+                let output = match content(said) {
+                    Value::Array(_) => Value::Array(parts("input_text", said)),
+                    text => text,
+                };
                 json!({"id": id, "type": "function_call_output", "call_id": call_id, "output": output, "status": status})
             }
         }

@@ -21,6 +21,7 @@ use tokio::time::timeout;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult, quote};
+use crate::front::Front;
 use crate::generation::Event;
 use crate::models::{json, json_text};
 use crate::running::CANCELLED;
@@ -42,8 +43,9 @@ const PAGE_MAX: usize = 100;
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
     let asked = app.on_body(request, move |body, app| request::parse(body, app, key)).await?;
+    let asked = asked.turn(&app).await?;
     let id = format!("{PREFIX}{:016x}{:016x}", app.ids.next(), app.ids.next());
-    let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn)?;
+    let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn).await?;
     if context.draft.common.stream {
         let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
         return Ok(sse::response(generation, responding, app.config.keep_alive));
@@ -70,7 +72,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Api
 
 /// `GET /v1/responses/{id}`.
 pub(crate) async fn get(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Front>>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
@@ -78,7 +80,7 @@ pub(crate) async fn get(
         let message = format!("the query's `{}` has no effect here", quote(name));
         return Err(ApiError::unsupported(quote(name), message));
     }
-    sent(&app, kept(&app, &id)?.response)
+    sent(&app, app.responses.look(&id, Caller::current().key).ok_or_else(|| unknown(&id))?)
 }
 
 #[derive(Serialize)]
@@ -89,7 +91,7 @@ struct Deleted<'a> {
 }
 
 /// `DELETE /v1/responses/{id}`.
-pub(crate) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(crate) async fn delete(State(app): State<Arc<Front>>, Path(id): Path<String>) -> ApiResult<Response> {
     if !app.responses.remove(&id, Caller::current().key) {
         return Err(unknown(&id));
     }
@@ -97,7 +99,7 @@ pub(crate) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) 
 }
 
 /// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it is.
-pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(crate) async fn cancel(State(app): State<Arc<Front>>, Path(id): Path<String>) -> ApiResult<Response> {
     if !id.starts_with(PREFIX) {
         return Err(unknown(&id));
     }
@@ -131,7 +133,7 @@ struct Page<'a> {
 
 /// `GET /v1/responses/{id}/input_items`: all that came before the output, the newest first unless `order` says otherwise.
 pub(crate) async fn input_items(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<Front>>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
@@ -194,12 +196,12 @@ fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     all.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-fn kept(app: &App, id: &str) -> ApiResult<Kept> {
+fn kept(app: &Front, id: &str) -> ApiResult<Kept> {
     app.responses.get(id, Caller::current().key).ok_or_else(|| unknown(id))
 }
 
 /// A stored text as an answer, held until it is sent.
-fn sent(app: &App, text: Bytes) -> ApiResult<Response> {
+fn sent(app: &Front, text: Bytes) -> ApiResult<Response> {
     let held = app.bytes.hold(text.len() as u64)?;
     Ok(json_text(text, Some(held)))
 }

@@ -7,7 +7,7 @@ use plimsoll_grammar::Source;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::items;
+use super::items::{self, Item, Shown};
 use super::object::Echo;
 use super::store::ResponseStore;
 use super::tools;
@@ -16,13 +16,23 @@ use crate::config::PARSED_FACTOR;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, check_nodes};
 use crate::form::{Form, text_format};
-use crate::limits::ReadBody;
+use crate::limits::{Held, ReadBody};
+use crate::media::Gallery;
 use crate::params::{Common, METADATA_NODES_MAX};
 use crate::turn::conversation::Conversation;
 use crate::turn::{Ask, Turn};
 
 /// What was asked for.
 pub(crate) struct Asked {
+    ask: Ask,
+    held: Held,
+    echo: Echo,
+    /// What the store is to keep, if it is to keep anything.
+    items: Option<Vec<Item>>,
+}
+
+/// The same with its prompt.
+pub(crate) struct Ready {
     pub turn: Turn,
     pub echo: Echo,
     /// What the store is to keep of the input, if it is to keep anything.
@@ -31,10 +41,27 @@ pub(crate) struct Asked {
     pub logprobs: bool,
 }
 
-/// What is repeated to the client is held, and a stream's first bytes say it twice, in a block that grew by doubling.
-const ECHO_COPIES: u64 = 5;
+impl Asked {
+    /// Renders and tokenizes.
+    pub async fn turn(self, app: &Arc<App>) -> ApiResult<Ready> {
+        let Self { ask, held, echo, items } = self;
+        let logprobs = ask.logprobs.is_some();
+        let kept = move || {
+            // Only what fits into the context is written down: that takes as much again.
+            let items: Option<Arc<str>> = items.map(|items| items::written(&items).into());
+            let bytes = ECHO_COPIES * echo.bytes() + items.as_ref().map_or(0, |text| text.len() as u64);
+            (bytes, (echo, items))
+        };
+        let (turn, (echo, items)) = ask.turn(app, held, kept).await?;
+        Ok(Ready { turn, echo, items, logprobs })
+    }
+}
 
-/// Parses, renders and tokenizes for a client with this API key. Runs on a text worker.
+/// What is repeated to the client is held, and so is what those who ask meanwhile are told; a stream's first bytes say it twice, in a block
+/// that grew by doubling.
+const ECHO_COPIES: u64 = 6;
+
+/// Takes the body of a client with this API key apart. Runs on a text worker.
 pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<Asked> {
     let bytes = std::mem::take(&mut body.bytes);
     let mut fields = Fields::of_body(&bytes)?;
@@ -55,17 +82,21 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     echo.store = store;
     let earlier = earlier(&mut fields, app, key, &mut body, &mut echo)?;
     let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
-    let said = items::input(app, raw)?;
+    let mut shown = Shown { gallery: Gallery::new(app), kept: store };
     let mut items = match &earlier {
-        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"))?,
+        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"), &mut shown)?,
         None => Vec::new(),
     };
-    items.extend(said);
+    items.extend(items::input(app, raw, &mut shown)?);
     let messages = items::messages("input", echo.instructions.as_deref(), &items)?;
-    let mut conversation = Conversation::new("input", messages, tools);
+    let mut conversation = Conversation::new("input", messages, shown.gallery.media, tools);
     reasoning(&mut fields, &mut conversation, &mut echo)?;
     the_rest(&mut fields, &mut echo)?;
     fields.finish()?;
+    drop(bytes);
+    let items = store.then_some(items);
+    let written = items.iter().flatten().map(Item::bytes).sum::<u64>();
+    let held = body.keep(conversation.bytes() + written + echo.bytes())?;
     let ask = Ask {
         conversation,
         common,
@@ -74,18 +105,11 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
         include_reasoning: true,
         budget: None,
         call_prefix: "call",
+        length_param: "max_output_tokens",
+        fills_context: false,
+        gathers: true,
     };
-    let mut turn = ask.prepare(app)?;
-    // Only what fits into the context is written down: that takes as much again.
-    let kept: Option<Arc<str>> = store.then(|| items::written(&items).into());
-    drop(items);
-    turn.draft.gathers = true;
-    turn.draft.length_param = "max_output_tokens";
-    drop(bytes);
-    let held =
-        turn.draft.prompt_bytes() + ECHO_COPIES * echo.bytes() + kept.as_ref().map_or(0, |text| text.len() as u64);
-    turn.draft.kept = Some(body.keep(held)?);
-    Ok(Asked { turn, echo, items: kept, logprobs: logprobs.is_some() })
+    Ok(Asked { ask, held, echo, items })
 }
 
 /// What was said before, as the text between a list's brackets.

@@ -8,7 +8,7 @@ use plimsoll_engine::{Delta, FinishReason};
 use serde::Serialize;
 
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
-use super::store::Kept;
+use super::store::{Begun, Kept};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generation::Usage;
@@ -33,6 +33,8 @@ pub(crate) struct Responding {
     /// The API key of who asks.
     key: Option<usize>,
     finish: Option<FinishReason>,
+    /// It can be asked for while it is made.
+    begun: Option<Begun>,
     /// What the answer may hold until it is sent.
     _held: Option<Held>,
 }
@@ -106,6 +108,13 @@ impl Responding {
     pub fn new(context: Context, echo: Echo, items: Option<Arc<str>>, logprobs: bool, held: Option<Held>) -> Self {
         let reading = Reading::new(&context.rules);
         let teller = Teller { streams: context.draft.common.stream, sequence: 0 };
+        let key = Caller::current().key;
+        let begun = items.is_some().then(|| {
+            let object = Object::begun(&context.id, context.created, &context.draft.common.model, &echo);
+            // As at its end.
+            let text = serde_json::to_vec(&object).unwrap_or_default().into_boxed_slice();
+            context.app.responses.begins(&context.id, key, text.into())
+        });
         Self {
             context,
             echo,
@@ -114,8 +123,9 @@ impl Responding {
             reading,
             output: Vec::new(),
             teller,
-            key: Caller::current().key,
+            key,
             finish: None,
+            begun,
             _held: held,
         }
     }
@@ -255,6 +265,7 @@ impl Responding {
         let responses = &self.context.app.responses;
         if let Some(items) = self.items.take() {
             responses.insert(&self.context.id, Kept { items, response: text.clone(), key: self.key });
+            self.begun = None;
         }
         responses.ended(&self.context.id, &text);
         text

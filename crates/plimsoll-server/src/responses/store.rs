@@ -36,6 +36,8 @@ struct State {
     entries: HashMap<String, Entry>,
     /// Ids by when they were used last.
     order: BTreeMap<u64, String>,
+    /// Responses that are being made and will be kept, as they began; no more than connections, and held by their requests.
+    begun: Vec<(String, Option<usize>, Bytes)>,
     /// Those who have cancelled a response and wait for what became of it; no more than connections.
     waiting: Vec<(String, Sender<Bytes>)>,
     clock: u64,
@@ -73,6 +75,22 @@ impl ResponseStore {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing between two changes of a state can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a response that is to be kept be asked for while it is made.
+    pub fn begins(self: &Arc<Self>, id: &str, key: Option<usize>, response: Bytes) -> Begun {
+        self.state().begun.push((id.to_owned(), key, response));
+        Begun { store: Arc::clone(self), id: id.to_owned() }
+    }
+
+    /// A response of this key as it is now: whole, or as it began.
+    pub fn look(&self, id: &str, key: Option<usize>) -> Option<Bytes> {
+        let kept = self.get(id, key).map(|kept| kept.response);
+        kept.or_else(|| {
+            let state = self.state();
+            let begun = state.begun.iter().find(|(known, owner, _)| known == id && *owner == key);
+            begun.map(|(.., response)| response.clone())
+        })
     }
 
     /// Keeps a response. Room is made before anything is added.
@@ -143,6 +161,19 @@ impl ResponseStore {
         let state = self.state();
         let responses = state.entries.len() as u64;
         StoreUsage { responses, bytes: state.used, limit: self.limit, evicted: state.evicted }
+    }
+}
+
+/// A response that is being made; dropped, it is not any more.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    store: Arc<ResponseStore>,
+    id: String,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.store.state().begun.retain(|(id, ..)| *id != self.id);
     }
 }
 

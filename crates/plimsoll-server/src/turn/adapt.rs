@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::content::wrap;
+
 /// The conversation without tools, calls and results, all of them as text.
 pub(crate) fn without_tools(messages: &Value, tools: Option<&Value>) -> Value {
     let mut adapted: Vec<Value> = messages.as_array().into_iter().flatten().map(message).collect();
@@ -29,9 +31,7 @@ fn message(message: &Value) -> Value {
     }
     if object.get("role").is_some_and(|role| role == "tool") {
         object.insert("role".into(), "user".into());
-        let text = object.get("content").and_then(Value::as_str).unwrap_or_default();
-        let text = format!("<tool_response>\n{text}\n</tool_response>");
-        object.insert("content".into(), text.into());
+        wrap(object.entry("content").or_insert(Value::Null), "<tool_response>\n", "\n</tool_response>");
         object.remove("tool_call_id");
     }
     Value::Object(object)
@@ -39,9 +39,9 @@ fn message(message: &Value) -> Value {
 
 /// Adds to a message's text; a line break at the start of an empty one is dropped.
 fn append(message: &mut Map<String, Value>, more: &str) {
-    let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
-    let text = if text.is_empty() { more.trim_start().to_owned() } else { format!("{text}{more}") };
-    message.insert("content".into(), text.into());
+    let content = message.entry("content").or_insert(Value::Null);
+    let empty = content.as_array().is_none() && content.as_str().is_none_or(str::is_empty);
+    wrap(content, "", if empty { more.trim_start() } else { more });
 }
 
 fn introduction(tools: &Value) -> String {

@@ -1,5 +1,7 @@
 //! A conversation as a chat template expects it, and the prompt it becomes.
 
+use std::sync::Arc;
+
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::TextError;
 use serde_json::{Map, Value};
@@ -8,6 +10,9 @@ use super::adapt;
 use super::tools::ToolUse;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
+use crate::limits::Held;
+use crate::media::prompt::Placeholders;
+use crate::media::{self, Measured, Medium};
 
 /// What templates call the switch for thoughts.
 const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
@@ -15,12 +20,26 @@ const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
 /// What templates call the measure of thoughts.
 const EFFORT: &str = "reasoning_effort";
 
+/// A prompt.
+pub(crate) struct Prompt {
+    pub text: String,
+    pub ids: Vec<u32>,
+    /// What its placeholders stand for.
+    pub media: Vec<Measured>,
+}
+
+/// Heap bytes of a JSON value besides its text.
+const VALUE_BYTES: u64 = 112;
+
 /// Messages, tools and options, checked and bounded.
 pub(crate) struct Conversation {
     /// The field that holds the messages, for errors.
     pub param: &'static str,
-    /// In the form that templates know: OpenAI's chat messages, with text as content and objects as arguments.
+    /// In the form that templates know: OpenAI's chat messages, with text (or text and what stands for media) as content and
+    /// objects as arguments.
     pub messages: Value,
+    /// What the messages show, in order.
+    pub media: Vec<Medium>,
     pub tools: Option<ToolUse>,
     pub add_generation_prompt: bool,
     /// Variables of the template.
@@ -30,9 +49,22 @@ pub(crate) struct Conversation {
 
 impl Conversation {
     /// A conversation without a template's own options. `param` is the field that holds it, for errors.
-    pub fn new(param: &'static str, messages: Vec<Value>, tools: Option<ToolUse>) -> Self {
+    pub fn new(param: &'static str, messages: Vec<Value>, media: Vec<Medium>, tools: Option<ToolUse>) -> Self {
         let (messages, effort_param) = (Value::Array(messages), "reasoning_effort");
-        Self { param, messages, tools, add_generation_prompt: true, extra: Map::new(), effort_param }
+        Self { param, messages, media, tools, add_generation_prompt: true, extra: Map::new(), effort_param }
+    }
+
+    /// Heap bytes of it, about.
+    pub fn bytes(&self) -> u64 {
+        let tools = self.tools.iter().map(|tools| value_bytes(&tools.list));
+        let media = self.media.iter().map(Medium::bytes);
+        let extra = self.extra.values().map(value_bytes);
+        value_bytes(&self.messages) + tools.chain(media).chain(extra).sum::<u64>()
+    }
+
+    /// Gets what it names elsewhere; `held` grows with it.
+    pub async fn fetch(&mut self, app: &Arc<App>, held: &mut Held) -> ApiResult<()> {
+        media::fetch(app, &mut self.media, held).await
     }
 
     /// Sets whether the model shall think, where its template can be told.
@@ -58,8 +90,8 @@ impl Conversation {
         self.add_generation_prompt
     }
 
-    /// The prompt. Runs on a text worker.
-    pub fn render(&self, app: &App) -> ApiResult<String> {
+    /// The prompt. What its media name elsewhere has been fetched. Runs on a text worker.
+    pub fn prompt(&mut self, app: &App, add_special: bool) -> ApiResult<Prompt> {
         let template = app.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported(self.param, "the served model has no chat template; use /v1/completions")
         })?;
@@ -68,8 +100,29 @@ impl Conversation {
             let message = format!("{param} has no effect: the served model's chat template does not know it");
             return Err(ApiError::unsupported(param, message));
         }
+        let Some(spec) = app.served.engine.media() else {
+            let tools = self.tools.as_ref().map(|tools| &tools.list);
+            let text = self.render(app, tools)?;
+            let ids = app.encode(self.param, &[&text], add_special)?;
+            return Ok(Prompt { text, ids, media: Vec::new() });
+        };
+        let mut media = media::measure_all(app, spec, std::mem::take(&mut self.media))?;
+        let placeholders = Placeholders::new(spec, &app.served.tokenizer);
+        // The tools themselves stay as they are: replies are read by them.
+        let mut tools = self.tools.as_ref().map(|tools| tools.list.clone());
+        let values: Vec<&mut Value> = std::iter::once(&mut self.messages).chain(&mut tools).collect();
+        let guarded = placeholders.guard(self.param, values, &mut self.extra)?;
+        let text = placeholders.stamp(self.render(app, tools.as_ref())?, &media);
+        let ids = app.encode(self.param, &guarded.pieces(&text), add_special)?;
+        let context = app.served.engine.limits().max_req_total_len;
+        let ids = placeholders.expand(self.param, ids, &mut media, context)?;
+        Ok(Prompt { text: guarded.plain(text), ids, media })
+    }
+
+    /// The text that the template makes of it.
+    fn render(&self, app: &App, tools: Option<&Value>) -> ApiResult<String> {
+        let Some(template) = &app.served.template else { return Ok(String::new()) };
         faults::site(Site::Template);
-        let tools = self.tools.as_ref().map(|tools| &tools.list);
         let rendered = if template.knows_tools() {
             template.render(&self.messages, tools, self.add_generation_prompt, &self.extra)
         } else {
@@ -82,9 +135,14 @@ impl Conversation {
             _ => ApiError::invalid(self.param, error.to_string()),
         })
     }
+}
 
-    /// The prompt as ids. Runs on a text worker.
-    pub fn tokens(&self, app: &App, add_special: bool) -> ApiResult<Vec<u32>> {
-        app.encode(self.param, &self.render(app)?, add_special)
-    }
+fn value_bytes(value: &Value) -> u64 {
+    VALUE_BYTES
+        + match value {
+            Value::String(text) => text.capacity() as u64,
+            Value::Array(list) => list.iter().map(value_bytes).sum(),
+            Value::Object(map) => map.iter().map(|(key, value)| key.capacity() as u64 + value_bytes(value)).sum(),
+            _ => 0,
+        }
 }

@@ -27,10 +27,10 @@ pub(crate) fn grammar_of(
 ) -> ApiResult<Option<Arc<dyn Grammar>>> {
     let thinking = thinking(rules, budget)?;
     let harmony = rules.spec.reasoning == Some(ReasoningFormat::Harmony);
-    // Where the model is free to call and its text is not bound to a form, no grammar holds the calls.
+    // Where the model is free to call and its text is not bound to a form, a grammar holds the calls of strict tools alone.
     let bound =
         tools.filter(|tools| tools.choice != ToolChoice::Auto || (form.is_some() && rules.spec.tools.is_some()));
-    let calls = bound.map(|tools| calls(app, tools)).transpose()?;
+    let calls = bound.map(|tools| calls(app, tools, |_| true)).transpose()?;
     let free = tools.is_none_or(|tools| tools.choice == ToolChoice::Auto);
     let prefix = if harmony { HARMONY_FINAL } else { "" };
     let (param, source, prefix) = match (calls, form) {
@@ -41,6 +41,9 @@ pub(crate) fn grammar_of(
         (Some(calls), Some(form)) => (form.param, Some(Source::CallsOr(calls, Box::new(form.source.clone()))), prefix),
         (Some(calls), None) => ("tools", Some(Source::Calls(calls)), ""),
         (None, Some(form)) => (form.param, Some(form.source.clone()), prefix),
+        (None, None) if tools.is_some_and(|tools| tools.strict()) => {
+            ("tools", tools.map(|tools| within_text(app, tools)).transpose()?, "")
+        }
         (None, None) => match budget {
             None => return Ok(None),
             Some(budget) => (budget.param, None, ""),
@@ -66,8 +69,21 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
     }
 }
 
-/// The calls that can be made.
-fn calls(app: &App, tools: &ToolUse) -> ApiResult<Calls> {
+/// Text with calls in it, of which those of strict tools keep to their schemas, and the others to being JSON.
+fn within_text(app: &App, tools: &ToolUse) -> ApiResult<Source> {
+    let format = app.served.formats.tools;
+    // A model that is free writes calls in its own format.
+    // Nothing in the text tells where a call of Llama's begins, and harmony's stand outside of any text.
+    let told = |format: &ToolFormat| !matches!(format, ToolFormat::Harmony | ToolFormat::Llama3);
+    if format.filter(|format| forced_format(*format) == *format).filter(told).is_none() {
+        let message = "strict: the arguments of this model's calls cannot be held to a schema while it is free to call or not; with tool_choice required, or a named tool, they are";
+        return Err(ApiError::unsupported("tools", message));
+    }
+    calls(app, tools, |function| function["strict"] == true).map(Source::TextWithCalls)
+}
+
+/// The calls that can be made; `kept` says of which functions the schemas are kept.
+fn calls(app: &App, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult<Calls> {
     let named = match &tools.choice {
         ToolChoice::Auto | ToolChoice::Required => None,
         ToolChoice::Named(name) => Some(name.as_str()),
@@ -79,7 +95,8 @@ fn calls(app: &App, tools: &ToolUse) -> ApiResult<Calls> {
     let call = |tool: &Value| {
         let function = &tool["function"];
         let name = function["name"].as_str().filter(|name| named.is_none_or(|wanted| wanted == *name))?;
-        Some(Call { name: name.to_owned(), parameters: function["parameters"].clone() })
+        let parameters = if kept(function) { function["parameters"].clone() } else { Value::Null };
+        Some(Call { name: name.to_owned(), parameters })
     };
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;
@@ -98,13 +115,16 @@ pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
 }
 
 fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
-    let plain = CallStyle { open: "", before: "", between: "", after: "", next: "", close: "" };
+    let plain = CallStyle { marker: "", open: "", before: "", between: "", after: "", next: "", close: "" };
     match format {
         ToolFormat::Llama3 => {
             CallStyle { before: "{\"name\": \"", between: "\", \"parameters\": ", after: "}", next: "; ", ..plain }
         }
-        ToolFormat::Mistral if arguments_marker => CallStyle { before: "[TOOL_CALLS]", between: "[ARGS]", ..plain },
+        ToolFormat::Mistral if arguments_marker => {
+            CallStyle { marker: "[TOOL_CALLS]", before: "[TOOL_CALLS]", between: "[ARGS]", ..plain }
+        }
         ToolFormat::Mistral => CallStyle {
+            marker: "[TOOL_CALLS]",
             open: "[TOOL_CALLS][",
             before: "{\"name\": \"",
             between: "\", \"arguments\": ",
@@ -113,6 +133,7 @@ fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
             close: "]",
         },
         ToolFormat::DeepSeek => CallStyle {
+            marker: "<｜tool▁calls▁begin｜>",
             open: "<｜tool▁calls▁begin｜>",
             before: "<｜tool▁call▁begin｜>",
             between: "<｜tool▁sep｜>",
@@ -127,6 +148,7 @@ fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
             ..plain
         },
         _ => CallStyle {
+            marker: "<tool_call>",
             before: "<tool_call>\n{\"name\": \"",
             between: "\", \"arguments\": ",
             after: "}\n</tool_call>",

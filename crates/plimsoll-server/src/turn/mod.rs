@@ -3,6 +3,7 @@
 //! spelled; all between is here, so that a reply is the same whichever way it was asked for.
 
 mod adapt;
+pub(crate) mod content;
 pub(crate) mod conversation;
 mod forced;
 pub(crate) mod reading;
@@ -10,7 +11,7 @@ pub(crate) mod tools;
 
 use std::sync::Arc;
 
-use conversation::Conversation;
+use conversation::{Conversation, Prompt};
 use plimsoll_text::Tokenizer;
 use reading::Rules;
 
@@ -19,8 +20,9 @@ use crate::error::ApiResult;
 use crate::generation::Generation;
 use crate::limits::Held;
 use crate::logprobs::Spelling;
+use crate::media::{self, Measured};
 use crate::params::Common;
-use crate::submit::{Draft, Prompt};
+use crate::submit::{self, Draft};
 
 /// What a client asks of one turn.
 pub(crate) struct Ask {
@@ -34,6 +36,12 @@ pub(crate) struct Ask {
     pub budget: Option<Budget>,
     /// How ids of tool calls begin in this API.
     pub call_prefix: &'static str,
+    /// The field that holds the number of tokens to generate, for errors.
+    pub length_param: &'static str,
+    /// As in [`Draft`].
+    pub fills_context: bool,
+    /// As in [`Draft`].
+    pub gathers: bool,
 }
 
 /// Most tokens that may be thought.
@@ -44,38 +52,65 @@ pub(crate) struct Budget {
     pub tokens: u32,
 }
 
-/// A turn that is ready to be computed.
+/// A turn that is ready to be computed, when its media are decoded.
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub draft: Draft,
     pub rules: Rules,
+    pub media: Vec<Measured>,
+    /// Their files' share of the byte budget.
+    files: Option<Held>,
 }
 
 impl Ask {
+    /// Gets what the conversation names elsewhere, then renders and tokenizes. `held` is what the body has become so far. When the
+    /// prompt is known to fit, `after` makes what is to be kept beside it, and says how many bytes that takes.
+    pub async fn turn<T: Send + 'static>(
+        mut self,
+        app: &Arc<App>,
+        mut held: Held,
+        after: impl FnOnce() -> (u64, T) + Send + 'static,
+    ) -> ApiResult<(Turn, T)> {
+        self.conversation.fetch(app, &mut held).await?;
+        let own = Arc::clone(app);
+        let work = move || {
+            let mut turn = self.prepare(&own)?;
+            let (beside, more) = after();
+            let files = turn.media.iter().map(Measured::file_bytes).sum();
+            held.become_bytes(turn.draft.prompt_bytes() + beside + files)?;
+            turn.files = Some(held.split(files));
+            turn.draft.kept = Some(held);
+            Ok((turn, more))
+        };
+        app.on_text_worker(work).await
+    }
+
     /// Renders and tokenizes. Runs on a text worker.
-    pub fn prepare(self, app: &App) -> ApiResult<Turn> {
-        let Self { conversation, common, .. } = self;
-        let text = conversation.render(app)?;
-        let ids = app.encode(conversation.param, &text, self.add_special)?;
+    fn prepare(self, app: &App) -> ApiResult<Turn> {
+        let Self { mut conversation, common, .. } = self;
+        let Prompt { text, ids, media } = conversation.prompt(app, self.add_special)?;
         let formed = common.form.is_some();
         let rules = Rules::new(app, &conversation, &text, formed, self.include_reasoning, self.call_prefix);
         let grammar = forced::grammar_of(app, conversation.tools.as_ref(), &rules, common.form.as_ref(), self.budget)?;
         let draft = Draft {
-            prompts: vec![Prompt { ids, echo: None }],
+            prompts: vec![submit::Prompt { ids, echo: None }],
             logprobs: self.logprobs,
             prompt_logprobs: common.prompt_logprobs,
             default_max_tokens: app.served.default_max_tokens,
             prompt_param: conversation.param,
-            length_param: "max_tokens",
+            length_param: self.length_param,
             kept_special_ids: rules.kept_special_ids(app),
             grammar,
             reading_bytes: rules.reading_bytes(),
             kept: None,
-            fills_context: false,
-            gathers: false,
+            media: Vec::new(),
+            fills_context: self.fills_context,
+            gathers: self.gathers,
             common,
         };
-        Ok(Turn { draft, rules })
+        // Before anything is decoded.
+        draft.max_tokens(app, &draft.prompts[0])?;
+        Ok(Turn { draft, rules, media, files: None })
     }
 }
 
@@ -104,9 +139,11 @@ pub(crate) struct Begun {
     pub choices: usize,
 }
 
-/// Hands a turn to the engine. `id` is the one the client will see.
-pub(crate) fn begin(app: &Arc<App>, id: String, api: &'static str, turn: Turn) -> ApiResult<Begun> {
-    let Turn { draft, rules } = turn;
+/// Decodes a turn's media and hands it to the engine. `id` is the one the client will see.
+pub(crate) async fn begin(app: &Arc<App>, id: String, api: &'static str, turn: Turn) -> ApiResult<Begun> {
+    let Turn { mut draft, rules, media, files } = turn;
+    draft.media = media::prepare(app, media).await?;
+    drop(files);
     let mut started = draft.start(app, &id)?;
     let choices = started.readers.len();
     let generation = Generation::new(app, &id, api, &draft, &mut started);

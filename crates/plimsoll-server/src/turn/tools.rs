@@ -35,6 +35,13 @@ pub(crate) struct ToolUse {
     pub parallel: bool,
 }
 
+impl ToolUse {
+    /// Whether the arguments of any tool must keep to their schema.
+    pub fn strict(&self) -> bool {
+        self.list.as_array().is_some_and(|list| list.iter().any(|tool| tool["function"]["strict"] == true))
+    }
+}
+
 /// Tools that are being gathered.
 #[derive(Debug, Default)]
 pub(crate) struct ToolList {

@@ -3,25 +3,33 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::testing::{Observed, Script, Scripted, limits, scripted};
-use plimsoll_engine::{EngineHandle, Limits, Pooling, Request};
+pub use plimsoll_engine::testing::Script;
+use plimsoll_engine::testing::{Observed, Scripted, limits, scripted_with_media};
+use plimsoll_engine::{EngineHandle, Limits, MediaSpec, Pooling, Request};
 use plimsoll_reply::Choice;
-use plimsoll_server::{Formats, Pooled, SamplingDefaults, Served, ServerConfig, bind, serve};
+use plimsoll_server::{Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, bind, serve};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
 
 /// ChatML with tools, one extra variable and one thing it refuses.
-const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif -%}\
+pub const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif -%}\
 {%- for m in messages %}{% if m.content == 'RAISE' %}{{ raise_exception('template raised') }}{% endif %}\
 <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor -%}\
 {%- if mood %}{{ mood }}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 /// A tokenizer of 256 bytes and two special tokens, 256 and 257.
 pub fn tokenizer() -> Tokenizer {
+    tokenizer_with(&["<|im_start|>", "<|im_end|>"])
+}
+
+/// A tokenizer of 256 bytes and these special tokens, from 256 on.
+pub fn tokenizer_with(specials: &[&str]) -> Tokenizer {
     let mut vocab = Map::new();
     // The field's byte-level alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100.
     let mut next = 0x100;
@@ -35,10 +43,11 @@ pub fn tokenizer() -> Tokenizer {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                "normalized": false, "special": true})
     };
+    let specials: Vec<Value> = (256..).zip(specials).map(|(id, content)| special(id, content)).collect();
     let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let description = json!({
         "version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [special(256, "<|im_start|>"), special(257, "<|im_end|>")],
+        "added_tokens": specials,
         "normalizer": null, "pre_tokenizer": level, "post_processor": null, "decoder": level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
@@ -49,6 +58,10 @@ pub fn tokenizer() -> Tokenizer {
     std::fs::write(&path, description.to_string()).unwrap();
     Tokenizer::from_file(&path).unwrap()
 }
+
+/// The special tokens of a model that sees: ids 256 to 261.
+pub const SEEING_SPECIALS: [&str; 6] =
+    ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"];
 
 /// A running server.
 pub struct Server {
@@ -75,6 +88,45 @@ pub fn config() -> ServerConfig {
     }
 }
 
+/// A scripted model.
+pub fn served(
+    template: &str,
+    limits: Limits,
+    script: impl FnMut(&Request) -> Script + Send + 'static,
+    names: &[&str],
+) -> (Served, Arc<Observed>) {
+    served_with_media(template, limits, None, script, names)
+}
+
+fn served_with_media(
+    template: &str,
+    limits: Limits,
+    media: Option<MediaSpec>,
+    script: impl FnMut(&Request) -> Script + Send + 'static,
+    names: &[&str],
+) -> (Served, Arc<Observed>) {
+    let tokenizer = if media.is_some() { tokenizer_with(&SEEING_SPECIALS) } else { tokenizer() };
+    // Texts are embedded where the model is an encoder without a classifier.
+    let pooling = (limits.encoder && limits.labels == 0).then_some(Pooling::Mean);
+    let pooled = Pooled { pooling, normalize: true, sigmoid: true };
+    let Scripted { handle, observed } = scripted_with_media(limits, media, script);
+    handle.set_stall_limit(Duration::from_millis(400));
+    let template = Arc::new(ChatTemplate::new(template, "", "<|im_end|>").unwrap());
+    let formats = Formats::new(Some(&template), Choice::Auto, Choice::Auto);
+    let served = Served {
+        engine: handle,
+        tokenizer: Arc::new(tokenizer),
+        formats,
+        template: Some(template),
+        names: names.iter().map(|name| (*name).into()).collect(),
+        created_s: 1_700_000_000,
+        default_max_tokens: None,
+        pooled,
+        sampling: SamplingDefaults::default(),
+    };
+    (served, observed)
+}
+
 impl Server {
     pub fn start(script: impl FnMut(&Request) -> Script + Send + 'static) -> Self {
         Self::with(config(), limits(), script)
@@ -91,24 +143,29 @@ impl Server {
         limits: Limits,
         script: impl FnMut(&Request) -> Script + Send + 'static,
     ) -> Self {
-        // Texts are embedded where the model is an encoder without a classifier.
-        let pooling = (limits.encoder && limits.labels == 0).then_some(Pooling::Mean);
-        let pooled = Pooled { pooling, normalize: true, sigmoid: true };
-        let Scripted { handle, observed } = scripted(limits, script);
-        handle.set_stall_limit(Duration::from_millis(400));
-        let template = Arc::new(ChatTemplate::new(template, "", "<|im_end|>").unwrap());
-        let formats = Formats::new(Some(&template), Choice::Auto, Choice::Auto);
-        let served = Served {
-            engine: handle.clone(),
-            tokenizer: Arc::new(tokenizer()),
-            formats,
-            template: Some(template),
-            names: vec!["tiny".into(), "org/tiny-alias".into()],
-            created_s: 1_700_000_000,
-            default_max_tokens: None,
-            pooled,
-            sampling: SamplingDefaults::default(),
-        };
+        Self::seeing(template, config, limits, None, script)
+    }
+
+    /// A server whose model takes these media: its tokenizer has the special tokens of the Qwen family, from 258 on.
+    pub fn seeing(
+        template: &str,
+        config: ServerConfig,
+        limits: Limits,
+        media: Option<MediaSpec>,
+        script: impl FnMut(&Request) -> Script + Send + 'static,
+    ) -> Self {
+        let (served, observed) = served_with_media(template, limits, media, script, &["tiny", "org/tiny-alias"]);
+        let handle = served.engine.clone();
+        Self::around(handle, observed, config, |listener, config, until| serve(listener, served, config, until))
+    }
+
+    /// What `serving` makes of a listener, with an engine to look at.
+    pub fn around<F: Future<Output = Result<(), ServeError>> + Send>(
+        engine: EngineHandle,
+        observed: Arc<Observed>,
+        config: ServerConfig,
+        serving: impl FnOnce(TcpListener, ServerConfig, Pin<Box<dyn Future<Output = ()> + Send>>) -> F + Send + 'static,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(bind(&config)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -118,14 +175,14 @@ impl Server {
             let until = async {
                 let _ = signal.await;
             };
-            serve(listener, served, config, until).await.unwrap();
+            serving(listener, config, Box::pin(until)).await.unwrap();
             let _ = over.send(());
         });
-        Self { address, engine: handle, observed, shutdown: Some(shutdown), done: done.into(), _runtime: runtime }
+        Self { address, engine, observed, shutdown: Some(shutdown), done: done.into(), _runtime: runtime }
     }
 
     pub fn get(&self, path: &str) -> Answer {
-        self.send(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).answer()
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).answer()
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Answer {
@@ -183,7 +240,7 @@ impl Server {
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
     )
 }
 

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::output::say;
+
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
@@ -86,7 +88,7 @@ pub async fn run(args: &Args) -> Result<()> {
             series.rounds.push(done);
         }
     }
-    println!("{}", report::table(&all));
+    say!("{}", report::table(&all));
     if let Some(path) = &args.json {
         write_json(path, &Document { args, servers: &all })?;
     }

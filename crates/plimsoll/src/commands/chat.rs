@@ -1,6 +1,6 @@
 //! `chat`: the same engine in the terminal. Ctrl-C stops the answer, not the program; Ctrl-D ends it.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::args::ChatArgs;
+use crate::output::{say, say_part};
 
 /// Runs the conversation.
 pub fn run(args: ChatArgs) -> anyhow::Result<()> {
@@ -30,7 +31,7 @@ pub fn run(args: ChatArgs) -> anyhow::Result<()> {
             prompt();
             let line = tokio::select! {
                 line = lines.next_line() => line?,
-                _ = tokio::signal::ctrl_c() => { println!(); continue }
+                _ = tokio::signal::ctrl_c() => { say!(""); continue }
             };
             let Some(line) = line else { break };
             if line.trim().is_empty() {
@@ -47,9 +48,8 @@ pub fn run(args: ChatArgs) -> anyhow::Result<()> {
 
 fn prompt() {
     if std::io::stdin().is_terminal() {
-        print!("> ");
+        say_part!("> ");
         // A terminal that cannot be written to will be noticed at the next line.
-        let _ = std::io::stdout().flush();
     }
 }
 
@@ -77,6 +77,7 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         speculate: true,
         cache_salt: 0,
         embed: None,
+        media: Vec::new(),
     };
     let mut reader = engine.submit(request).context("the engine refused the request")?;
     let mut text = String::new();
@@ -86,14 +87,13 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
             _ = tokio::signal::ctrl_c() => break,
         };
         let Some(delta) = delta else { break };
-        print!("{}", delta.text);
-        std::io::stdout().flush()?;
+        say_part!("{}", delta.text);
         text.push_str(&delta.text);
         if let Some(error) = delta.error {
             bail!("the answer failed: {error}");
         }
     }
-    println!();
+    say!("");
     Ok(text)
 }
 

@@ -4,6 +4,7 @@ pub mod chat;
 pub mod models;
 pub mod plan;
 pub mod serve;
+pub mod several;
 
 use std::path::PathBuf;
 use std::sync::Arc;

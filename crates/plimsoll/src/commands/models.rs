@@ -3,10 +3,12 @@
 use plimsoll_hub::{CATALOGUE, Cache};
 use plimsoll_memory::Bytes;
 
+use crate::output::say;
+
 /// Fetches a model.
 pub fn pull(model: &str) -> anyhow::Result<()> {
     let path = super::resolve(model)?;
-    println!("{}", path.display());
+    say!("{}", path.display());
     Ok(())
 }
 
@@ -16,10 +18,10 @@ pub fn list() -> anyhow::Result<()> {
     let cached = cache.list();
     for model in &cached {
         let state = if model.verified { "verified" } else { "incomplete" };
-        println!("{:<24} {:>11}  {state:<10} {}", model.name, Bytes(model.bytes).to_string(), model.path.display());
+        say!("{:<24} {:>11}  {state:<10} {}", model.name, Bytes(model.bytes).to_string(), model.path.display());
     }
     for entry in CATALOGUE.iter().filter(|entry| cached.iter().all(|model| model.name != entry.name)) {
-        println!("{:<24} {:>11}  not cached ({})", entry.name, Bytes(entry.bytes).to_string(), entry.title);
+        say!("{:<24} {:>11}  not cached ({})", entry.name, Bytes(entry.bytes).to_string(), entry.title);
     }
     Ok(())
 }
@@ -27,6 +29,6 @@ pub fn list() -> anyhow::Result<()> {
 /// Removes a model.
 pub fn remove(model: &str) -> anyhow::Result<()> {
     let freed = Cache::default_location()?.remove(model)?;
-    println!("removed {model}: {} freed", Bytes(freed));
+    say!("removed {model}: {} freed", Bytes(freed));
     Ok(())
 }

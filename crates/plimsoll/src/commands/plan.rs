@@ -1,6 +1,6 @@
 //! `plan`: what serving would take, from headers and configuration alone. The same code as start-up (I8).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
@@ -9,21 +9,28 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::json;
 
-use crate::args::PlanArgs;
+use crate::args::{EngineArgs, HttpArgs, PlanArgs};
+use crate::output::say;
 
-/// Prints the plan.
-pub fn run(args: PlanArgs) -> anyhow::Result<()> {
-    let options = args.engine.options_beside(&args.http.config()?);
-    let local = Path::new(&args.model);
-    let path = if local.exists() { local.to_path_buf() } else { super::resolve(&args.model)? };
+/// A model's headers, and the options of an engine for it.
+pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(PathBuf, Checkpoint, Options)> {
+    let local = Path::new(model);
+    let path = if local.exists() { local.to_path_buf() } else { super::resolve(model)? };
     let checkpoint = Checkpoint::open(&path)?;
     // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
     let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
-    let options = Options { tokenizer_bytes, ..options };
+    let options = Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) };
+    Ok((path, checkpoint, options))
+}
+
+/// Prints the plan.
+pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+    let (path, checkpoint, options) = open(&args.model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
-    if args.users.is_some() || args.context.is_some() {
+    if args.users.is_some() || args.context.is_some() || args.images.is_some() {
         let longest = checkpoint.config.max_context as u64;
-        let load = Load { users: args.users.unwrap_or(1), context: args.context.unwrap_or(longest.min(4096)) };
+        let context = args.context.unwrap_or(longest.min(4096));
+        let load = Load { users: args.users.unwrap_or(1), context, images: args.images.unwrap_or(0) };
         // A budget that is named is the line, also when it is that of a larger machine than this one.
         let line = match options.memory_budget {
             Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
@@ -35,8 +42,8 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     if args.probe {
         let run = dry_run(&checkpoint, &options, &host, |_| {})?;
         match args.json {
-            true => println!("{}", serde_json::to_string_pretty(&run)?),
-            false => println!("{}: {} threads, {:?}\n{run}", path.display(), host.threads, host.isa),
+            true => say!("{}", serde_json::to_string_pretty(&run)?),
+            false => say!("{}: {} threads, {:?}\n{run}", path.display(), host.threads, host.isa),
         }
         return Ok(());
     }
@@ -58,18 +65,20 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
                 "drafting": planned.draft_work.map(|[_, drafting]| work(drafting)),
             },
         });
-        println!("{}", serde_json::to_string_pretty(&document)?);
+        say!("{}", serde_json::to_string_pretty(&document)?);
         return Ok(());
     }
-    println!("{}: {} threads, {:?}", path.display(), host.threads, host.isa);
-    println!("{}", planned.plan);
+    say!("{}: {} threads, {:?}", path.display(), host.threads, host.isa);
+    say!("{}", planned.plan);
     let limits = planned.limits;
     if limits.encoder {
-        println!(
+        say!(
             "  inputs of {} tokens at most, each computed whole, {} at once, {} waiting",
-            limits.max_req_total_len, limits.running_max_req_size, limits.max_waiting
+            limits.max_req_total_len,
+            limits.running_max_req_size,
+            limits.max_waiting
         );
-        println!(
+        say!(
             "  an input of {} tokens reads {} of weights and takes {:.2} GFLOP",
             INPUT_TOKENS.min(limits.max_req_total_len as usize),
             plimsoll_memory::Bytes(decode.weight_bytes),
@@ -77,17 +86,28 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         );
         return Ok(());
     }
-    println!(
+    say!(
         "  {} tokens in the pool, {} per request at most, {} requests at once, {} waiting",
-        limits.max_total_token_num, limits.max_req_total_len, limits.running_max_req_size, limits.max_waiting
+        limits.max_total_token_num,
+        limits.max_req_total_len,
+        limits.running_max_req_size,
+        limits.max_waiting
     );
-    println!(
+    if let Some(media) = &planned.media {
+        let (tokens, work) = media.largest();
+        say!(
+            "  media of {tokens} tokens at most, {:.2} GFLOP each; pictures of {}",
+            work.flops as f64 / 1e9,
+            media.image_tokens()
+        );
+    }
+    say!(
         "  a decoded token reads {} of weights and takes {:.2} GFLOP",
         plimsoll_memory::Bytes(decode.weight_bytes),
         decode.flops as f64 / 1e9
     );
     if let Some([checking, drafting]) = planned.draft_work {
-        println!(
+        say!(
             "  checking {} drafts reads {} and takes {:.2} GFLOP, drafting them {} and {:.2} GFLOP: {:.2} plain steps in all",
             planned.step.drafts,
             Bytes(checking.weight_bytes),
@@ -103,21 +123,22 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
 /// Does it fit, how much would, and what would help.
 fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
     if json {
-        println!("{}", serde_json::to_string_pretty(answer)?);
+        say!("{}", serde_json::to_string_pretty(answer)?);
         return Ok(());
     }
-    let Load { users, context } = answer.load;
+    let Load { users, context, images } = answer.load;
+    let context_words = if images > 0 {
+        format!("{context} tokens, {images} pictures among them,")
+    } else {
+        format!("{context} tokens")
+    };
     let verdict = if answer.fits { "fit" } else { "do not fit" };
-    println!(
-        "{users} users x {context} tokens {verdict}: {} of {}",
-        Bytes(answer.needed_bytes),
-        Bytes(answer.limit_bytes)
-    );
-    println!("  at {context} tokens each: {} users at most", answer.users_max);
-    println!("  with {users} users: {} tokens each at most", answer.context_max);
+    say!("{users} users x {context_words} {verdict}: {} of {}", Bytes(answer.needed_bytes), Bytes(answer.limit_bytes));
+    say!("  at {context} tokens each: {} users at most", answer.users_max);
+    say!("  with {users} users: {} tokens each at most", answer.context_max);
     for knob in &answer.knobs {
         let saved = Bytes(answer.needed_bytes - knob.needed_bytes);
-        println!("  {} {} saves {saved}: {} users of {context} tokens", knob.flag, knob.value, knob.users_max);
+        say!("  {} {} saves {saved}: {} users of {context} tokens", knob.flag, knob.value, knob.users_max);
     }
     Ok(())
 }

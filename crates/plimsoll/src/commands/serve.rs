@@ -1,14 +1,16 @@
 //! `serve`: plan, load, prove, say ready with one line, serve until a signal, drain.
 
+use std::io::Write;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use plimsoll_engine::{Options, Pooling, Sentence};
+use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{Formats, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig};
 
-use crate::args::{ServeArgs, default_name};
+use crate::args::{ReadingArgs, ServeArgs, default_name};
 
 /// Runs the server.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -17,8 +19,19 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         host: args.host.clone(),
         port: args.port,
         drain_deadline: Duration::from_secs(args.drain_seconds),
+        record: args.record.clone().map(|file| RecordConfig {
+            file,
+            content: args.record_content,
+            max_bytes: args.record_bytes,
+        }),
         ..args.http.config()?
     };
+    if let Some(record) = config.record.as_ref().filter(|record| record.file.exists()) {
+        anyhow::bail!("--record {}: the file exists and is not overwritten", record.file.display());
+    }
+    if let Some(file) = &args.models {
+        return super::several::run(file, &args, config, began);
+    }
     let options = args.engine.options_beside(&config);
     let options = Options { log_ledger_every: args.log_ledger_every, ..options };
     let (model, engine) = super::start_engine(&args.model, &options)?;
@@ -26,42 +39,56 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         true => vec![default_name(&args.model)],
         false => args.served_model_name.clone(),
     };
-    let served = Served {
-        engine: engine.clone(),
-        tokenizer: model.tokenizer,
-        formats: Formats::new(model.template.as_deref(), args.tool_call_parser, args.reasoning_parser),
-        template: model.template,
-        pooled: pooled(args.pooling, model.sentence, model.checkpoint.config.encoder)?,
-        names,
-        created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
-        default_max_tokens: None,
-        sampling: SamplingDefaults::default(),
-    };
-    drop(model.checkpoint);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("starting the HTTP runtime")?;
-    runtime.block_on(async {
+    let served = served(model, engine.clone(), &args.reading, names)?;
+    http_runtime()?.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.
         let shutdown = shutdown().context("listening for signals")?;
         let address = listener.local_addr().context("the listening address")?;
         let plan = engine.plan();
-        println!(
-            "ready in {:.2} s: {} at http://{address}/v1 ({} planned of {})",
-            began.elapsed().as_secs_f64(),
-            served.names[0],
-            Bytes(plan.total()),
-            Bytes(plan.limit)
-        );
+        say_ready(began, &served.names[0], address, plan.total(), plan.limit);
         plimsoll_server::serve(listener, served, config, shutdown).await.context("serving")
     })?;
     // Before the stop, which gives everything back: the report says what was held to the last.
     tracing::info!("drained; the ledger at the end:\n{}", engine.report());
     engine.stop();
     Ok(())
+}
+
+/// A model with its engine, as it is served.
+pub fn served(
+    model: LoadedModel,
+    engine: EngineHandle,
+    reading: &ReadingArgs,
+    names: Vec<String>,
+) -> anyhow::Result<Served> {
+    Ok(Served {
+        engine,
+        tokenizer: model.tokenizer,
+        formats: Formats::new(model.template.as_deref(), reading.tool_call_parser, reading.reasoning_parser),
+        template: model.template,
+        pooled: pooled(reading.pooling, model.sentence, model.checkpoint.config.encoder)?,
+        names,
+        created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
+        default_max_tokens: None,
+        sampling: SamplingDefaults::default(),
+    })
+}
+
+/// What HTTP runs on.
+pub fn http_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().context("starting the HTTP runtime")
+}
+
+/// The line on standard output that says so. Nobody may be reading it.
+pub fn say_ready(began: Instant, names: &str, address: SocketAddr, planned: u64, line: u64) {
+    let seconds = began.elapsed().as_secs_f64();
+    let (planned, line) = (Bytes(planned), Bytes(line));
+    let _ = writeln!(
+        std::io::stdout(),
+        "ready in {seconds:.2} s: {names} at http://{address}/v1 ({planned} planned of {line})"
+    );
 }
 
 /// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
@@ -82,7 +109,7 @@ fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<En
 
 /// Listens for Ctrl-C and SIGTERM from now on; what it returns completes at the first of them.
 #[cfg(unix)]
-fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
+pub fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     Ok(async move {
@@ -92,7 +119,7 @@ fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
 
 /// Completes on Ctrl-C.
 #[cfg(not(unix))]
-fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
+pub fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
     Ok(async {
         // Without the signal there is nothing to wait for but the end of the process.
         if tokio::signal::ctrl_c().await.is_err() {

@@ -10,6 +10,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::output::say;
+
 use anyhow::{Context, Result, bail};
 use plimsoll_memory::host::{HostLimits, HostNow, Root};
 use serde::Serialize;
@@ -89,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
         // Ones, not zeros: zeroed memory would not be touched.
         pieces.push(vec![1; PIECE_BYTES as usize]);
     }
-    println!("{}", pieces.len() as u64 * PIECE_BYTES);
+    say!("{}", pieces.len() as u64 * PIECE_BYTES);
     thread::sleep(Duration::from_secs(args.hold));
     while pieces.pop().is_some() {
         thread::sleep(BETWEEN_PIECES);

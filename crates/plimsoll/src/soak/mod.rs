@@ -16,6 +16,7 @@ mod tally;
 mod verdict;
 mod watch;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,9 +53,9 @@ pub struct Args {
     /// Clients at once.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub clients: u32,
-    /// Seconds to go on for.
-    #[arg(long, default_value_t = 600)]
-    pub duration: u64,
+    /// How long to go on: seconds, or a number with s, m or h.
+    #[arg(long, default_value = "600", value_parser = duration)]
+    pub duration: Duration,
     /// Which clients: all, polite, hostile, marathon (800 tokens each), or manners with weights, as stream=4,giant=1.
     #[arg(long, default_value = "all")]
     pub mix: Mix,
@@ -116,7 +117,7 @@ pub async fn run(args: &Args) -> Result<bool> {
     eprintln!(
         "{GOLDENS} prompts answered alone; {} clients for {} s, process {}",
         args.clients,
-        args.duration,
+        args.duration.as_secs(),
         pid.map_or_else(|| "unseen".into(), |pid| pid.to_string())
     );
     let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
@@ -150,7 +151,8 @@ pub async fn run(args: &Args) -> Result<bool> {
     let tally = setting.tally.take();
     let evidence = Evidence { args, busy_s, tally, watched, limits, balloon, before, after, again };
     let verdict = Verdict::of(&evidence);
-    println!("{verdict}");
+    // The exit code says it, too.
+    let _ = writeln!(std::io::stdout(), "{verdict}");
     if let Some(path) = &args.json {
         write_json(path, &Document { args, verdict: &verdict, evidence: &evidence })?;
     }
@@ -172,10 +174,30 @@ async fn context(target: &Target, model: &str) -> usize {
     said.and_then(|tokens| usize::try_from(tokens).ok()).unwrap_or(usize::MAX)
 }
 
+/// `300`, `300s`, `5m`, `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
+        Some(at) => text.split_at(at),
+        None => (text, "s"),
+    };
+    let each = match unit {
+        "s" => Some(1),
+        "m" | "min" => Some(60),
+        "h" => Some(3600),
+        _ => None,
+    };
+    let seconds = each.zip(number.parse::<u64>().ok()).and_then(|(each, number)| number.checked_mul(each));
+    // A year is more than anybody means.
+    match seconds.filter(|seconds| (1..=365 * 24 * 3600).contains(seconds)) {
+        Some(seconds) => Ok(Duration::from_secs(seconds)),
+        None => Err("a duration is a number of seconds, or a number with s, m or h: 300, 300s, 5m, 1h".into()),
+    }
+}
+
 /// All clients, until time is up. Whoever is not done a moment later leaves with all the others, but not before somebody has
 /// had an answer: a slow machine is no broken server.
 async fn crowd(args: &Args, setting: &Arc<Setting>) {
-    let until = Instant::now() + Duration::from_secs(args.duration);
+    let until = Instant::now() + args.duration;
     let mut clients = JoinSet::new();
     for client in 0..args.clients {
         let (setting, mix) = (Arc::clone(setting), args.mix.clone());
@@ -198,4 +220,19 @@ async fn crowd(args: &Args, setting: &Arc<Setting>) {
         last_call += LAST_CALL;
     }
     // Dropping the set ends those who are left.
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_are_written_as_people_write_them() {
+        for (text, seconds) in [("300", 300), ("300s", 300), ("5m", 300), ("5min", 300), ("1h", 3600)] {
+            assert_eq!(duration(text).unwrap().as_secs(), seconds, "{text}");
+        }
+        for wrong in ["", "m", "5 m", "-1", "1.5h", "0", "5d", "99999999999999999999", "18446744073709551615h"] {
+            assert!(duration(wrong).unwrap_err().contains("5m"), "{wrong}");
+        }
+    }
 }

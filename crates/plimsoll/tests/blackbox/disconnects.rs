@@ -1,14 +1,17 @@
-//! Clients that go in every phase: what their requests held is back, seen through `/v1/status` and the ledger's pools.
+//! Clients that go in every phase, in every way: what their requests held is back, seen through `/v1/status` and the ledger's pools.
 //!
-//! Slow readers and half-open connections, which take their time by design, are in `plimsoll-server/tests/streams.rs`.
+//! A client that closes is noticed at once and its slot is free after the step that is running. One that vanishes without a word
+//! (here: its kernel drops whatever comes) is found out by the server's own kernel, one that reads nothing when it takes nothing
+//! for as long; the engine waits for neither.
 
 use std::io::Read;
 use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::product::{Server, eventually};
+use crate::product::{Server, eventually, rests};
 
 /// How a client goes.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +20,22 @@ enum Going {
     Close,
     /// It resets the connection: what it had not read makes the system send an RST.
     Reset,
+}
+
+/// Looks on until everything is back; the engine's steps from the moment the server had let go of the request.
+fn steps_to_rest(server: &Server, what: &str, within: Duration) -> u64 {
+    let (since, mut gone) = (Instant::now(), None);
+    loop {
+        let page = server.status();
+        let steps = page["totals"]["steps"].as_u64().unwrap();
+        if page["requests"].as_array().unwrap().is_empty() {
+            let from = *gone.get_or_insert(steps);
+            if rests(&page) {
+                return steps - from;
+            }
+        }
+        assert!(since.elapsed() < within, "{what}: not all is back: {page}");
+    }
 }
 
 #[test]
@@ -71,24 +90,28 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
                 assert_eq!(server.status()["requests"].as_array().unwrap().len(), 1, "{what}: the other one stays");
                 leave(client, going);
                 // A hang-up that unread input hides is looked for every two seconds.
-                eventually(
-                    &format!("{what}, {going:?}, stream {stream}: all is back"),
-                    Duration::from_secs(10),
-                    || server.at_rest(),
-                );
+                let what = format!("{what}, {going:?}, stream {stream}");
+                let steps = steps_to_rest(&server, &what, Duration::from_secs(10));
+                // One is running when the server lets go; the next does without the request.
+                assert!(steps <= 1, "{what}: {steps} steps until all was back");
             }
         }
     }
-    // After its end.
-    let mut client = server.send("/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": true}));
-    let (mut said, mut piece) = (Vec::new(), [0; 4096]);
-    while !String::from_utf8_lossy(&said).contains("[DONE]") {
-        let n = client.read(&mut piece).unwrap();
-        assert!(n > 0, "the stream came to its end");
-        said.extend_from_slice(&piece[..n]);
+    // After its end, whether or not the client has read it.
+    for stream in [false, true] {
+        for reads in [false, true] {
+            for going in [Going::Close, Going::Reset] {
+                let body = json!({"prompt": "z", "max_tokens": 2, "stream": stream});
+                let mut client = server.send("/v1/completions", &body);
+                if reads {
+                    read_to(&mut client, if stream { "[DONE]" } else { "usage" });
+                }
+                eventually("it has ended", Duration::from_secs(20), || server.at_rest());
+                leave(client, going);
+                assert!(server.at_rest());
+            }
+        }
     }
-    eventually("it has ended", Duration::from_secs(20), || server.at_rest());
-    drop(client);
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2);
     assert_eq!(server.memory()["device_allocations"]["after_ready"], 0);
@@ -102,4 +125,100 @@ fn leave(client: TcpStream, going: Going) {
             drop(client);
         }
     }
+}
+
+fn read_to(client: &mut TcpStream, marker: &str) -> String {
+    let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&said).contains(marker) {
+        let n = client.read(&mut piece).unwrap();
+        assert!(n > 0, "ended before {marker}: {}", String::from_utf8_lossy(&said));
+        said.extend_from_slice(&piece[..n]);
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Open connections but for the one that asks.
+fn connections(server: &Server) -> u64 {
+    let page = server.get("/metrics").text();
+    let line = page.lines().find_map(|line| line.strip_prefix("plimsoll_http_connections "));
+    line.and_then(|number| number.parse::<u64>().ok()).unwrap_or_else(|| panic!("{page}")) - 1
+}
+
+/// From here on this client's kernel drops what comes for it, unread and without a word, and the client says nothing either: to the
+/// server it is gone like one whose cable was pulled.
+#[cfg(target_os = "linux")]
+fn vanish(client: &TcpStream) {
+    use socket2::{SockFilter, SockRef};
+    // "return 0": of every packet nothing is kept.
+    SockRef::from(client).attach_filter(&[SockFilter::new(0x06, 0, 0, 0)]).unwrap();
+}
+
+/// What the issue allows, and a moment for a machine with other things to do.
+#[cfg(target_os = "linux")]
+const VANISHED_WITHIN: Duration = Duration::from_secs(25 + 3);
+
+#[cfg(target_os = "linux")]
+#[test]
+fn clients_that_vanish_are_found_out_in_every_phase() {
+    let flags = ["--graph-max-batch-size", "6", "--batch-max-tokens", "16", "--max-total-token-num", "24576"];
+    let server = Server::start(&flags);
+    let endless = |stream: bool| json!({"prompt": "Once", "max_tokens": 8000, "ignore_eos": true, "stream": stream});
+    let call = |stream: bool| {
+        json!({
+            "messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "ignore_eos": true, "tool_choice": "required",
+            "stream": stream, "tools": [{"type": "function", "function": {"name": "f", "parameters": {
+                "type": "object", "properties": {"a": {"type": "string", "minLength": 50000}}, "required": ["a"]}}}],
+        })
+    };
+    let long = |stream: bool| json!({"prompt": vec![7; 8000], "max_tokens": 100, "ignore_eos": true, "stream": stream});
+    let patience = Duration::from_secs(30);
+    let mut clients = Vec::new();
+    // Its answer has been written, and nobody takes note of it.
+    for stream in [false, true] {
+        let client = server.send("/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": stream}));
+        vanish(&client);
+        clients.push(client);
+    }
+    eventually("who is answered holds nothing", patience, || server.at_rest());
+    for stream in [false, true] {
+        clients.push(server.send("/v1/completions", &endless(stream)));
+        clients.push(server.send("/v1/chat/completions", &call(stream)));
+        clients.push(server.send("/v1/completions", &long(stream)));
+    }
+    eventually("six run", patience, || server.rows("waiting").is_empty() && server.status()["totals"]["running"] == 6);
+    for stream in [false, true] {
+        clients.push(server.send("/v1/completions", &endless(stream)));
+    }
+    eventually("and two wait", patience, || server.rows("waiting").len() == 2);
+    let phases = |name| server.rows(name).len();
+    println!("{} in a prompt, {} decoding, {} waiting", phases("prefill"), phases("decode"), phases("waiting"));
+    assert!(phases("decode") >= 4);
+    clients.iter().skip(2).for_each(vanish);
+    let since = Instant::now();
+    while !server.at_rest() || connections(&server) > 0 {
+        assert!(since.elapsed() < VANISHED_WITHIN, "after {:?}: {}", since.elapsed(), server.status());
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("all ten were found out after {:.1} s", since.elapsed().as_secs_f32());
+    drop(clients);
+}
+
+#[test]
+fn the_engine_waits_for_no_reader() {
+    let server = Server::start(&["--graph-max-batch-size", "2", "--max-total-token-num", "16384"]);
+    // Enough for every buffer on the way: log-probabilities are long.
+    let body = |stream: bool| json!({"prompt": "Once", "max_tokens": 400, "ignore_eos": true, "stream": stream, "logprobs": 20, "seed": 1});
+    let slow: Vec<TcpStream> =
+        [false, true].iter().map(|stream| server.send("/v1/completions", &body(*stream))).collect();
+    eventually("both run", Duration::from_secs(20), || server.status()["totals"]["running"] == 2);
+    // Their places are free when the last token is made, read or not.
+    eventually("both are computed", Duration::from_secs(60), || {
+        let page = server.status();
+        page["totals"]["running"] == 0 && page["pools"]["kv_pages"]["used"] == page["pools"]["kv_pages"]["cached"]
+    });
+    let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
+    assert_eq!(answer["usage"]["completion_tokens"], 2, "others are served meanwhile");
+    // Who takes nothing for twenty seconds is given up, with what was kept for it.
+    eventually("all is back", Duration::from_secs(28), || server.at_rest() && connections(&server) == 0);
+    drop(slow);
 }

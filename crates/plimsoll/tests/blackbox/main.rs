@@ -15,12 +15,15 @@ mod http;
 mod ledger;
 #[path = "../common/limit.rs"]
 mod limit;
+mod lm_eval;
 mod memory;
 mod page;
 mod plans;
 #[path = "../common/product.rs"]
 mod product;
 mod python;
+mod replay;
 mod schema;
 mod serving;
+mod several;
 mod shutdown;

@@ -218,14 +218,7 @@ impl Server {
 
     /// Whether nothing is being answered and every pool is full again.
     pub fn at_rest(&self) -> bool {
-        let page = self.status();
-        let pools = &page["pools"];
-        page["requests"].as_array().is_some_and(Vec::is_empty)
-            && pools["kv_pages"]["used"] == pools["kv_pages"]["cached"]
-            && pools["state_slots"]["used"] == pools["state_slots"]["cached"]
-            && pools["requests"]["in_system"] == 0
-            && pools["host_bytes"]["used"] == 0
-            && pools["http_bytes"]["used"] == 0
+        rests(&self.status())
     }
 
     /// Sends a signal by name.
@@ -255,12 +248,23 @@ impl Drop for Server {
     }
 }
 
+/// Whether a page of `/v1/status` says so.
+pub fn rests(page: &Value) -> bool {
+    let pools = &page["pools"];
+    page["requests"].as_array().is_some_and(Vec::is_empty)
+        && pools["kv_pages"]["used"] == pools["kv_pages"]["cached"]
+        && pools["state_slots"]["used"] == pools["state_slots"]["cached"]
+        && pools["requests"]["in_system"] == 0
+        && pools["host_bytes"]["used"] == 0
+        && pools["http_bytes"]["used"] == 0
+}
+
 /// The bytes of a POST on a connection that stays.
 pub fn posted(path: &str, body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let length = body.len();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
     );
     (head + &body).into_bytes()
 }

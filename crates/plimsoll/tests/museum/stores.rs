@@ -67,7 +67,7 @@ fn v_f_addresses_that_were_seen_once_are_forgotten() {
                 let stream = socket.connect(server.address).await.expect("it listens").into_std().expect("a stream");
                 stream.set_nonblocking(false).expect("a stream");
                 let mut client = stream;
-                std::io::Write::write_all(&mut client, b"POST /tokenize HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ")
+                std::io::Write::write_all(&mut client, b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer ")
                     .expect("open");
                 let rest = format!(
                     "{i}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 14\r\n\r\n{{\"prompt\":\"x\"}}"

@@ -1,0 +1,107 @@
+//! What pages are found by: the tokens of a prompt, its salt, and the content of its media.
+//!
+//! Two pictures have the same placeholder tokens, so tokens are not enough, and a short hash in their place would let an adversary
+//! search for a second picture that another's pages answer to. Every node of the tree therefore carries 256 bits that stand for
+//! the content of all media up to it, compared in full: to collide is to break SHA-256. They begin where a medium does, so that
+//! prompts share what comes before their pictures.
+
+use plimsoll_media::ContentKey;
+
+use super::radix::PAGE_TOKENS;
+
+/// From this position on a prompt's pages depend on this content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaMark {
+    /// Position of a medium's first placeholder.
+    pub from: u32,
+    /// All media up to and including that one: each mark's is made of the one before it.
+    pub content: ContentKey,
+}
+
+/// What the pages of a prompt are found by.
+#[derive(Clone, Copy, Debug)]
+pub struct PageKey<'a> {
+    /// Prompts of different salts share nothing.
+    pub salt: u64,
+    /// Its tokens.
+    pub tokens: &'a [u32],
+    /// Its media, ascending.
+    pub media: &'a [MediaMark],
+}
+
+impl<'a> PageKey<'a> {
+    /// Of text alone.
+    pub fn text(salt: u64, tokens: &'a [u32]) -> Self {
+        Self { salt, tokens, media: &[] }
+    }
+
+    /// Of its first tokens.
+    pub(crate) fn first(self, tokens: usize) -> Self {
+        Self { tokens: &self.tokens[..tokens], ..self }
+    }
+
+    /// Its whole pages: tokens, and the content of the media that begin in or before each.
+    pub(super) fn pages(self) -> impl Iterator<Item = (&'a [u32; PAGE_TOKENS], Content)> {
+        let chunks = self.tokens.as_chunks::<PAGE_TOKENS>().0.iter();
+        (1..).zip(chunks).map(move |(page, chunk)| {
+            let end = page * PAGE_TOKENS;
+            let mark = self.media.iter().take_while(|mark| (mark.from as usize) < end).last();
+            (chunk, mark.map_or([0; 32], |mark| *mark.content.as_bytes()))
+        })
+    }
+
+    /// How many of its tokens mean the same as another's, from the first on.
+    pub fn common(&self, other: &PageKey<'_>) -> usize {
+        let same = self.tokens.iter().zip(other.tokens).take_while(|(a, b)| a == b).count();
+        let own = self.media.iter().map(Some).chain(std::iter::once(None));
+        let theirs = other.media.iter().map(Some).chain(std::iter::repeat(None));
+        let apart = own.zip(theirs).find(|(a, b)| a != b);
+        let from = |mark: Option<&MediaMark>| mark.map_or(usize::MAX, |mark| mark.from as usize);
+        apart.map_or(same, |(a, b)| same.min(from(a)).min(from(b)))
+    }
+}
+
+/// The content of the media up to a page; zeros: none.
+pub(super) type Content = [u8; 32];
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_media::Modality;
+
+    use super::*;
+
+    fn mark(from: u32, content: u8) -> MediaMark {
+        MediaMark { from, content: ContentKey::of(Modality::Image, "", &[content]) }
+    }
+
+    #[test]
+    fn common_ground_ends_where_a_medium_differs() {
+        let tokens: Vec<u32> = (0..60).collect();
+        let of = |media| PageKey { salt: 0, tokens: &tokens, media };
+        let (a, b) = ([mark(20, 1), mark(40, 2)], [mark(20, 1), mark(40, 3)]);
+        let (none, one, other, later): (_, _, _, [MediaMark; 1]) = ([], [mark(20, 1)], [mark(20, 9)], [mark(30, 1)]);
+        for (x, y, common) in [
+            (of(&a), of(&a), 60),
+            (of(&a), of(&b), 40),
+            (of(&a), of(&one), 40),
+            (of(&one), of(&other), 20),
+            (of(&one), of(&later), 20),
+            (of(&none), of(&later), 30),
+        ] {
+            assert_eq!((x.common(&y), y.common(&x)), (common, common), "{x:?} {y:?}");
+        }
+        assert_eq!(of(&a).first(10).common(&of(&b)), 10);
+    }
+
+    #[test]
+    fn a_page_depends_on_every_medium_that_begins_in_or_before_it() {
+        let tokens: Vec<u32> = (0..64).collect();
+        let marks = [mark(15, 1), mark(32, 2)];
+        let key = PageKey { salt: 0, tokens: &tokens, media: &marks };
+        let contents: Vec<_> = key.pages().map(|(_, content)| content).collect();
+        let (first, second) = (*marks[0].content.as_bytes(), *marks[1].content.as_bytes());
+        assert_eq!(contents, [first, first, second, second]);
+        let later = [mark(16, 1)];
+        assert_eq!(PageKey { media: &later, ..key }.pages().next().unwrap().1, [0; 32]);
+    }
+}

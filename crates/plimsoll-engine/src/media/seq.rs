@@ -1,0 +1,210 @@
+//! The media of one sequence: what its positions wait for, what it holds of the output pool, and what its pages depend on.
+//!
+//! Outputs are held from the claim until the prompt is past them, or the sequence gives up its place; pixels as long as the sequence
+//! lives, so that a preempted one can claim and encode anew. So nobody who waits holds outputs, and the oldest is served sooner or
+//! later (I5).
+
+use std::collections::TryReserveError;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use plimsoll_media::{Claim, ContentKey, MediaError, Modality, OutputPool, Pinned, Vacant};
+use plimsoll_memory::heap::chunk_bytes;
+use plimsoll_models::{Grid, PlacedItem};
+
+use super::placed::Run;
+use super::{MediaItem, MediaSpec, Pixels, placed};
+use crate::cache::MediaMark;
+
+/// One item as its sequence holds it.
+#[derive(Debug)]
+pub(crate) struct Medium {
+    /// What its outputs are found by; other salts have other keys.
+    key: ContentKey,
+    pub grid: Grid,
+    pub modality: Modality,
+    pub pixels: Arc<Pixels>,
+    pub tokens: usize,
+    /// The position after its last placeholder.
+    end: usize,
+    output: Output,
+}
+
+/// What is held of an item's outputs.
+#[derive(Debug)]
+enum Output {
+    Nothing,
+    Room(Vacant),
+    Rows(Pinned),
+}
+
+/// All media of one sequence, in order of position.
+#[derive(Debug, Default)]
+pub struct SeqMedia {
+    items: Vec<Medium>,
+    runs: Vec<Run>,
+    marks: Vec<MediaMark>,
+    /// Where the prompt's tokens stand, and where the first one after it does.
+    places: Vec<[u32; 3]>,
+    after: u32,
+}
+
+impl SeqMedia {
+    /// Of a request that was checked. All memory that it will ever take is taken here.
+    pub(crate) fn reserve(
+        spec: &MediaSpec,
+        prompt: &[u32],
+        media: &[MediaItem],
+        salt: u64,
+    ) -> Result<Self, TryReserveError> {
+        let runs = placed::runs(spec, prompt, media)?;
+        let (mut items, mut marks) = (Vec::new(), Vec::new());
+        items.try_reserve_exact(media.len())?;
+        marks.try_reserve_exact(media.len())?;
+        let mut before = [0; 32];
+        for (index, item) in (0..).zip(media) {
+            let last = runs.iter().rev().find(|run| run.item == index);
+            let content = derived("media of a prompt", item, &before);
+            before = *content.as_bytes();
+            marks.push(MediaMark { from: item.first, content });
+            items.push(Medium {
+                key: derived("encoder output", item, &salt.to_le_bytes()),
+                grid: item.grid,
+                modality: item.shape.modality,
+                pixels: Arc::clone(&item.pixels),
+                tokens: item.shape.tokens as usize,
+                end: last.map_or(0, |run| (run.start + run.len) as usize),
+                output: Output::Nothing,
+            });
+        }
+        let (mut places, mut after) = (Vec::new(), prompt.len() as u32);
+        if !media.is_empty() {
+            places.try_reserve_exact(prompt.len())?;
+            places.resize(prompt.len(), [0; 3]);
+            let placed = |item: &MediaItem| PlacedItem { grid: item.grid, seconds: item.seconds };
+            let placed: Vec<_> = media.iter().map(placed).collect();
+            after = spec.places.places(|at| spec.is_placeholder(prompt[at]), &placed, &mut places);
+        }
+        Ok(Self { items, runs, marks, places, after })
+    }
+
+    /// Heap bytes that [`Self::reserve`] takes at most.
+    pub(crate) fn bytes_for(media: &[MediaItem], prompt: usize) -> u64 {
+        if media.is_empty() {
+            return 0;
+        }
+        let chunk = |bytes| chunk_bytes(bytes) as u64;
+        let runs: usize = media.iter().map(|item| item.grid.frames).sum();
+        let each = size_of::<Medium>() + size_of::<MediaItem>();
+        let marks = chunk(media.len() * size_of::<MediaMark>());
+        chunk(runs * size_of::<Run>()) + chunk(media.len() * each) + marks + chunk(prompt * size_of::<[u32; 3]>())
+    }
+
+    /// Where a position stands in time, height and width.
+    pub(crate) fn place(&self, position: usize) -> [u32; 3] {
+        let after = || [(position - self.places.len()) as u32 + self.after; 3];
+        match self.items.is_empty() {
+            true => [position as u32; 3],
+            false => self.places.get(position).copied().unwrap_or_else(after),
+        }
+    }
+
+    /// What its pages depend on besides tokens.
+    pub(crate) fn marks(&self) -> &[MediaMark] {
+        &self.marks
+    }
+
+    /// One of the items.
+    pub(crate) fn item(&self, item: usize) -> &Medium {
+        &self.items[item]
+    }
+
+    /// The first position from `computed` on that cannot be computed yet.
+    pub(crate) fn wall(&self, computed: usize) -> Option<usize> {
+        let ahead = self.runs.iter().filter(|run| (run.start + run.len) as usize > computed);
+        let mut missing = ahead.filter(|run| !matches!(self.items[run.item as usize].output, Output::Rows(_)));
+        missing.next().map(|run| (run.start as usize).max(computed))
+    }
+
+    /// The next item from the `from`-th on that can be encoded: there is room for its outputs.
+    pub(crate) fn next_to_encode(&self, from: usize) -> Option<usize> {
+        let waits = |medium: &Medium| matches!(medium.output, Output::Room(_));
+        self.items.iter().skip(from).position(waits).map(|more| from + more)
+    }
+
+    /// Whether it needs outputs beyond `computed` for which nothing is claimed.
+    pub(crate) fn unclaimed(&self, computed: usize) -> bool {
+        self.items.iter().any(|medium| medium.end > computed && matches!(medium.output, Output::Nothing))
+    }
+
+    /// Claims the outputs of everything beyond `computed`, or nothing.
+    pub(crate) fn claim(&mut self, pool: &OutputPool, computed: usize) -> Result<(), MediaError> {
+        let needed = |medium: &&mut Medium| medium.end > computed && matches!(medium.output, Output::Nothing);
+        let keys: Vec<_> = self.items.iter_mut().filter(needed).map(|medium| (medium.key, medium.tokens)).collect();
+        let claims = pool.claim(&keys)?;
+        for (medium, claim) in self.items.iter_mut().filter(needed).zip(claims) {
+            medium.output = match claim {
+                Claim::Ready(rows) => Output::Rows(rows),
+                Claim::Vacant(room) => Output::Room(room),
+            };
+        }
+        Ok(())
+    }
+
+    /// Takes what somebody else has encoded meanwhile; says whether that was so.
+    pub(crate) fn found(&mut self, item: usize) -> bool {
+        let output = &mut self.items[item].output;
+        if let Output::Room(room) = std::mem::replace(output, Output::Nothing) {
+            *output = match room.filled_meanwhile() {
+                Ok(rows) => Output::Rows(rows),
+                Err(room) => Output::Room(room),
+            };
+        }
+        matches!(output, Output::Rows(_))
+    }
+
+    /// Stores an item's outputs: `write` is asked for each of its rows.
+    pub(crate) fn fill(&mut self, item: usize, mut write: impl FnMut(usize, &mut [f32])) {
+        let output = &mut self.items[item].output;
+        if let Output::Room(mut room) = std::mem::replace(output, Output::Nothing) {
+            (0..room.rows()).for_each(|row| write(row, room.row_mut(row)));
+            *output = Output::Rows(room.fill());
+        }
+    }
+
+    /// Everything before `computed` is computed: outputs that no position needs any more are let go.
+    pub(crate) fn passed(&mut self, computed: usize) {
+        self.items.iter_mut().filter(|item| item.end <= computed).for_each(|item| item.output = Output::Nothing);
+    }
+
+    /// It starts anew: all outputs are let go.
+    pub(crate) fn start_over(&mut self) {
+        self.items.iter_mut().for_each(|item| item.output = Output::Nothing);
+    }
+
+    /// Tells the outputs of the `rows` positions from `start` on in pieces without a gap: offset from `start`, and values.
+    pub(crate) fn each_piece<'a>(&'a self, start: usize, rows: usize, mut each: impl FnMut(usize, &'a [f32])) {
+        let end = start + rows;
+        for run in &self.runs {
+            let (first, last) = ((run.start as usize).max(start), ((run.start + run.len) as usize).min(end));
+            let Output::Rows(outputs) = &self.items[run.item as usize].output else { continue };
+            let mut at = first;
+            while at < last {
+                let row = run.row as usize + at - run.start as usize;
+                let values = outputs.rows_from(row, last - at);
+                each(at - start, values);
+                at += values.len() / outputs.width();
+            }
+        }
+    }
+}
+
+/// A name for an item together with something else: the media before it, on which its pages depend, or its request's salt, since
+/// how fast an answer comes would tell that somebody has sent this picture. What it was resized to is part of it.
+fn derived(purpose: &str, item: &MediaItem, with: &[u8]) -> ContentKey {
+    let Grid { frames, height, width } = item.grid;
+    let mut content = ArrayVec::<u8, 88>::new();
+    let sides = [frames, height, width].map(|side| (side as u64).to_le_bytes());
+    item.key.as_bytes().iter().chain(sides.as_flattened()).chain(with).for_each(|byte| content.push(*byte));
+    ContentKey::of(item.shape.modality, purpose, &content)
+}

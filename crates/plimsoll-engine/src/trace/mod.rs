@@ -1,0 +1,343 @@
+//! Traces: what a server was asked, without what was said. One JSON object a line: a [`Head`], then a [`Line`] for each request, in the
+//! order in which they ended.
+//!
+//! Prompts are lengths, and for every block of tokens a number that says which other prompts begin alike up to its end: all that
+//! memory and time depend on. The numbers come from a hash whose key is drawn anew for each trace and never written down.
+
+mod import;
+
+use std::borrow::Cow;
+use std::hash::{BuildHasher, RandomState};
+use std::io::BufRead;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::media::MediaItem;
+
+pub use import::{burst_gpt, mooncake};
+
+/// The version of the format.
+pub const VERSION: u32 = 1;
+
+/// Tokens of a block in traces of our own.
+pub const BLOCK_TOKENS: u32 = 64;
+
+/// The longest line that is read.
+const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// The most requests that are read from one file.
+pub const REQUESTS_MAX: usize = 5_000_000;
+
+/// The first line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// [`VERSION`].
+    pub plimsoll_trace: u32,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+}
+
+impl Default for Head {
+    fn default() -> Self {
+        Self { plimsoll_trace: VERSION, block_tokens: BLOCK_TOKENS }
+    }
+}
+
+/// One picture or video.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Medium {
+    /// `image` or `video`.
+    pub kind: Cow<'static, str>,
+    /// Its tokens.
+    pub tokens: u32,
+    /// Where in the prompt they begin.
+    pub first: u32,
+    /// Which others are the same: those of the same number.
+    pub key: u64,
+}
+
+/// One prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: u32,
+    /// For each block, the last one perhaps shorter, which prompts begin alike up to its end: those with the same number.
+    pub blocks: Vec<u64>,
+    /// The pictures and videos in it. A replay has made-up text of the same length in their place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub media: Vec<Medium>,
+    /// The tokens themselves, where content is recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<u32>>,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Milliseconds since the trace began.
+    pub at_ms: u64,
+    /// The API it came through.
+    pub api: Cow<'static, str>,
+    /// The model that was asked, where the server has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Whether it was streamed.
+    pub stream: bool,
+    /// Its prompts.
+    pub prompts: Vec<Prompt>,
+    /// Completions of each prompt.
+    pub n: u32,
+    /// Tokens that each might have at most; none for all that the context has left.
+    pub max_tokens: Option<u32>,
+    /// Sampling settings.
+    pub temperature: f32,
+    /// See `temperature`.
+    pub top_p: f32,
+    /// See `temperature`.
+    pub top_k: i64,
+    /// Alternatives reported for each token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<u32>,
+    /// The same for each token of the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<u32>,
+    /// Stop strings.
+    pub stop: u32,
+    /// Whether the output had to have a form.
+    pub form: bool,
+    /// Which other requests might share pages with it: those of the same number.
+    pub salt: u64,
+    /// Tokens that came out, over all completions.
+    pub output: u64,
+    /// How it ended: `finished`, `aborted`, `cancelled`, `timeout`, `shutdown`, `failed`.
+    pub end: Cow<'static, str>,
+    /// Milliseconds to the first token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_ms: Option<u64>,
+    /// Milliseconds to the end.
+    pub ms: u64,
+}
+
+impl Line {
+    /// A greedy request of one prompt that was served to its end, for traces that say no more than that.
+    pub fn plain(at_ms: u64, prompt: Prompt, output: u32) -> Self {
+        Self {
+            at_ms,
+            api: "completions".into(),
+            model: None,
+            stream: true,
+            prompts: vec![prompt],
+            n: 1,
+            max_tokens: Some(output),
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+            stop: 0,
+            form: false,
+            salt: 0,
+            output: output.into(),
+            end: "finished".into(),
+            first_ms: None,
+            ms: 0,
+        }
+    }
+
+    /// Whether its client left before the end.
+    pub fn left(&self) -> bool {
+        matches!(&*self.end, "aborted" | "cancelled")
+    }
+
+    /// Tokens of each completion, as far as the sum tells.
+    pub fn output_each(&self) -> u64 {
+        self.output.div_ceil(u64::from(self.n).max(1) * self.prompts.len().max(1) as u64)
+    }
+}
+
+/// A whole trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// The first line.
+    pub head: Head,
+    /// The requests, in the order in which they arrived.
+    pub lines: Vec<Line>,
+}
+
+/// Why a trace cannot be read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file could not be read.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// A line is not what it should be.
+    #[error("line {line}: {why}")]
+    Line {
+        /// Its number, from 1.
+        line: usize,
+        /// What is wrong.
+        why: String,
+    },
+    /// The file holds more than is read.
+    #[error("more than {REQUESTS_MAX} requests in one trace; split it")]
+    TooMany,
+}
+
+impl Trace {
+    /// Reads a trace of our own.
+    pub fn read(file: impl BufRead) -> Result<Self, TraceError> {
+        let mut head = None;
+        let mut lines = Vec::new();
+        each_line(file, |number, text| {
+            let bad = |error: serde_json::Error| TraceError::Line { line: number, why: error.to_string() };
+            if head.is_none() {
+                let first: Head = serde_json::from_str(text).map_err(bad)?;
+                let (version, blocks) = (first.plimsoll_trace, first.block_tokens);
+                if version != VERSION || blocks == 0 {
+                    let why = format!("version {version} with blocks of {blocks} tokens; version {VERSION} is read");
+                    return Err(TraceError::Line { line: number, why });
+                }
+                head = Some(first);
+                return Ok(());
+            }
+            let line: Line = serde_json::from_str(text).map_err(bad)?;
+            push(&mut lines, line)
+        })?;
+        let head = head.ok_or(TraceError::Line { line: 1, why: "the file is empty".into() })?;
+        Ok(Self::new(head, lines))
+    }
+
+    fn new(head: Head, mut lines: Vec<Line>) -> Self {
+        lines.sort_by_key(|line| line.at_ms);
+        Self { head, lines }
+    }
+
+    /// Token ids for a prompt: those recorded, or made-up ones below `vocab` that begin alike where the recorded ones did.
+    pub fn ids(&self, prompt: &Prompt, vocab: u32) -> Vec<u32> {
+        if let Some(ids) = &prompt.ids {
+            return ids.clone();
+        }
+        let id = |at: u32| {
+            let block = prompt.blocks.get((at / self.head.block_tokens) as usize).copied().unwrap_or_default();
+            let mixed = (block ^ u64::from(at) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            ((mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as u32 % vocab.max(1)
+        };
+        (0..prompt.tokens).map(id).collect()
+    }
+}
+
+fn push(lines: &mut Vec<Line>, line: Line) -> Result<(), TraceError> {
+    if lines.len() == REQUESTS_MAX {
+        return Err(TraceError::TooMany);
+    }
+    lines.push(line);
+    Ok(())
+}
+
+/// Calls `take` with the number and the text of every line that is not empty; a line has a bound.
+fn each_line(
+    mut file: impl BufRead,
+    mut take: impl FnMut(usize, &str) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    let mut text = Vec::new();
+    for number in 1.. {
+        text.clear();
+        let mut limited = std::io::Read::take(&mut file, LINE_BYTES_MAX as u64 + 1);
+        let read = limited.read_until(b'\n', &mut text)?;
+        if read == 0 {
+            break;
+        }
+        if read > LINE_BYTES_MAX {
+            return Err(TraceError::Line { line: number, why: format!("longer than {LINE_BYTES_MAX} bytes") });
+        }
+        let text = str::from_utf8(&text).map_err(|error| TraceError::Line { line: number, why: error.to_string() })?;
+        let text = text.trim();
+        if !text.is_empty() {
+            take(number, text)?;
+        }
+    }
+    Ok(())
+}
+
+/// Numbers for blocks and salts, under a key that nobody knows and that goes with it.
+#[derive(Default)]
+pub struct Blinds(RandomState);
+
+impl Blinds {
+    /// A prompt without its content, or (`content`) with its ids.
+    pub fn prompt(&self, ids: &[u32], media: &[MediaItem], content: bool) -> Prompt {
+        let media: Vec<Medium> = media.iter().map(|item| self.medium(item)).collect();
+        let mut before = 0;
+        let mut number = |(block, ids): (usize, &[u32])| {
+            // Placeholders look alike whatever they stand for.
+            let here = media.iter().filter(|medium| (medium.first / BLOCK_TOKENS) as usize == block);
+            before = here.fold(self.0.hash_one((before, ids)), |before, medium| self.0.hash_one((before, medium.key)));
+            before >> 16
+        };
+        let blocks = ids.chunks(BLOCK_TOKENS as usize).enumerate().map(&mut number).collect();
+        Prompt { tokens: ids.len() as u32, blocks, media, ids: content.then(|| ids.to_vec()) }
+    }
+
+    fn medium(&self, item: &MediaItem) -> Medium {
+        let tokens = u32::try_from(item.shape.tokens).unwrap_or(u32::MAX);
+        let (kind, key) = (item.shape.modality.name().into(), self.0.hash_one(item.key) >> 16);
+        Medium { kind, tokens, first: item.first, key }
+    }
+
+    /// The number for a salt; 0 for none.
+    pub fn salt(&self, salt: u64) -> u64 {
+        if salt == 0 { 0 } else { self.0.hash_one(salt) >> 16 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(lines: &[Line]) -> String {
+        let head = serde_json::to_string(&Head::default()).unwrap();
+        lines.iter().fold(head, |text, line| text + "\n" + &serde_json::to_string(line).unwrap())
+    }
+
+    #[test]
+    fn what_is_written_is_read_in_the_order_of_arrival() {
+        let line = |at| Line::plain(at, Prompt { tokens: 3, blocks: vec![7], ..Prompt::default() }, 5);
+        let trace = Trace::read(text(&[line(9), line(2)]).as_bytes()).unwrap();
+        assert_eq!((trace.head.block_tokens, &trace.lines), (BLOCK_TOKENS, &vec![line(2), line(9)]));
+    }
+
+    #[test]
+    fn prompts_begin_alike_where_they_did() {
+        let blinds = Blinds::default();
+        let first: Vec<u32> = (0..200).collect();
+        let mut second = first.clone();
+        second[150] = 999;
+        let prompts = [&first, &second].map(|ids| blinds.prompt(ids, &[], false));
+        assert_eq!(prompts[0].blocks[..2], prompts[1].blocks[..2]);
+        assert!(prompts[0].blocks[2] != prompts[1].blocks[2] && prompts[0].blocks[3] != prompts[1].blocks[3]);
+        let trace = Trace { head: Head::default(), lines: vec![] };
+        let made = [0, 1].map(|i| trace.ids(&prompts[i], 50));
+        assert_eq!(made[0].len(), 200);
+        assert!(made[0][..128] == made[1][..128] && made[0][128..] != made[1][128..]);
+        assert!(made[0].iter().all(|id| *id < 50));
+        // Another trace tells nothing about this one.
+        assert_ne!(Blinds::default().prompt(&first, &[], false).blocks, prompts[0].blocks);
+    }
+
+    #[test]
+    fn what_is_broken_is_named_by_its_line() {
+        let good = text(&[Line::plain(0, Prompt::default(), 1)]);
+        for (bad, words) in [
+            (String::new(), "line 1: the file is empty"),
+            (good.replace("\"plimsoll_trace\":1", "\"plimsoll_trace\":2"), "line 1: version 2"),
+            (good.replace("\"at_ms\":0", "\"at_ms\":-1"), "line 2: "),
+            (format!("{good}\nnonsense"), "line 3: "),
+        ] {
+            let error = Trace::read(bad.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with(words), "{error}");
+        }
+        let long = vec![b' '; LINE_BYTES_MAX + 2];
+        assert!(Trace::read(&long[..]).unwrap_err().to_string().contains("longer than"));
+    }
+}

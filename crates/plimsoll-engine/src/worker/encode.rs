@@ -1,0 +1,168 @@
+//! Between two steps: one batch of media goes through the tower, so that those who decode wait for a batch at most.
+//!
+//! Outputs are claimed for all of a sequence's media or not at all, oldest first; while an older one waits for room no newer one
+//! claims, so large requests are not starved by small ones. A batch is the largest that was proven at most, and starts with what
+//! is there: it never waits to grow. A batch that fails is run again item by item, and who fails alone ends alone (A34).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use plimsoll_media::MediaError;
+use plimsoll_media::image::{patchify, patchify_len};
+use plimsoll_memory::faults::{self, Site};
+use plimsoll_models::{Grid, Pictures};
+
+use super::{Worker, panic_message};
+use crate::governor::Rung;
+use crate::media::MediaSpec;
+use crate::metrics::Metrics;
+use crate::runner::Runner;
+
+/// One item of a batch.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    /// Index of its sequence among the running ones.
+    seq: usize,
+    /// Which of its media.
+    item: usize,
+}
+
+/// What encoding takes, reserved once.
+pub(super) struct Encoding {
+    pub spec: MediaSpec,
+    /// Patches of a batch.
+    patches: Vec<f32>,
+    grids: Vec<Grid>,
+    batch: Vec<Job>,
+    /// Items encoded since start.
+    pub done: u64,
+}
+
+impl Encoding {
+    pub fn new(spec: &MediaSpec) -> Self {
+        // Touched here, so that it is there when it is needed.
+        let mut patches = vec![f32::NAN; spec.patch_values_max()];
+        patches.clear();
+        Self {
+            patches,
+            grids: Vec::with_capacity(spec.batch),
+            batch: Vec::with_capacity(spec.batch),
+            spec: spec.clone(),
+            done: 0,
+        }
+    }
+
+    /// Says what is held.
+    pub fn refresh(&self, metrics: &Metrics) {
+        let stats = self.spec.outputs.stats();
+        metrics.encoder_hits.inc_by(stats.hits - metrics.encoder_hits.get());
+        metrics.encoder_pages_used.set((stats.pages - stats.pages_free - stats.pages_idle) as i64);
+        metrics.encoder_pages_cached.set(stats.pages_idle as i64);
+        metrics.media_bytes.set(self.spec.staging.used() as i64);
+    }
+}
+
+impl<R: Runner> Worker<R> {
+    /// Encodes one batch of what running sequences need, if they need anything.
+    pub(super) fn encode(&mut self) {
+        let Some(mut encoding) = self.encoding.take() else { return };
+        self.gather(&mut encoding);
+        if !encoding.batch.is_empty() {
+            let began = Instant::now();
+            self.run_batch(&mut encoding);
+            self.shared.metrics.encoder_batches.inc();
+            self.shared.metrics.encode_seconds.observe(began.elapsed().as_secs_f64());
+        }
+        self.encoding = Some(encoding);
+    }
+
+    /// Claims room, and fills the batch with what has some.
+    fn gather(&mut self, encoding: &mut Encoding) {
+        let Encoding { spec, batch, .. } = encoding;
+        batch.clear();
+        // While memory is short, one at a time.
+        let most = if self.governor.rung() >= Rung::SmallChunks { 1 } else { spec.batch };
+        let mut claims = true;
+        for (index, seq) in self.scheduler.running_mut().iter_mut().enumerate() {
+            if claims && seq.media.unclaimed(seq.computed) {
+                match seq.media.claim(&spec.outputs, seq.computed) {
+                    Ok(()) => {}
+                    Err(MediaError::OutputsBusy { .. }) => claims = false,
+                    // Checked at submission.
+                    Err(error) => seq.work.fail(error.to_string()),
+                }
+            }
+            let mut from = 0;
+            while let Some(item) = seq.media.next_to_encode(from).filter(|_| batch.len() < most) {
+                from = item + 1;
+                // Somebody else may have brought the same picture.
+                if !seq.media.found(item) {
+                    batch.push(Job { seq: index, item });
+                }
+            }
+        }
+    }
+
+    fn run_batch(&mut self, encoding: &mut Encoding) {
+        let all = 0..encoding.batch.len();
+        let Err(error) = self.run_jobs(encoding, all.clone()) else { return };
+        if all.len() == 1 {
+            return self.fail_job(encoding.batch[0], &error);
+        }
+        tracing::error!(error, items = all.len(), "the encoder failed; running its items one by one");
+        for at in all {
+            if let Err(error) = self.run_jobs(encoding, at..at + 1) {
+                self.fail_job(encoding.batch[at], &error);
+            }
+        }
+    }
+
+    fn fail_job(&mut self, job: Job, error: &str) {
+        self.shared.metrics.encoder_failures.inc();
+        let error = MediaError::Encoder(error.to_owned());
+        tracing::error!(%error, "a request ends: its medium cannot be encoded");
+        self.scheduler.running_mut()[job.seq].work.fail(error.to_string());
+    }
+
+    /// Encodes some of the batch together and stores what comes out. A panic is an error like any other.
+    fn run_jobs(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
+        let ran = catch_unwind(AssertUnwindSafe(|| self.pass(encoding, jobs)));
+        ran.unwrap_or_else(|panic| {
+            self.shared.metrics.panics.inc();
+            Err(panic_message(panic))
+        })
+    }
+
+    fn pass(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
+        let Encoding { spec, patches, grids, batch, done } = encoding;
+        faults::site(Site::Encoder);
+        patches.clear();
+        grids.clear();
+        for job in &batch[jobs.clone()] {
+            let medium = self.scheduler.running()[job.seq].media.item(job.item);
+            let Some((rule, normalize)) = spec.patches(medium.modality) else { return Err("no such tower".into()) };
+            let frames = &medium.pixels.frames;
+            let first = patches.len();
+            patches.resize(first + patchify_len(rule, frames.len(), frames[0].size), 0.0);
+            patchify(frames, rule, normalize, &mut patches[first..]);
+            grids.push(medium.grid);
+        }
+        let ran = self.runner.encode(&Pictures { grids, patches });
+        ran.map_err(|error| error.to_string())?;
+        let mut first = 0;
+        for job in &batch[jobs] {
+            let media = &mut self.scheduler.running_mut()[job.seq].media;
+            let rows = media.item(job.item).tokens;
+            for row in first..first + rows {
+                if !self.runner.embedding(row).iter().all(|value| value.is_finite()) {
+                    return Err("its outputs are not finite numbers".into());
+                }
+            }
+            media.fill(job.item, |row, out| out.copy_from_slice(self.runner.embedding(first + row)));
+            first += rows;
+            *done += 1;
+            self.shared.metrics.encoded_media.inc();
+        }
+        Ok(())
+    }
+}

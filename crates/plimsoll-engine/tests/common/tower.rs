@@ -1,0 +1,193 @@
+//! A toy tower for the remembering runner, and requests with pictures and videos for it. What it makes of a picture is a hash of
+//! all its patches, so a wrong row, a neighbour's picture or a wrong place in the prompt changes the next token.
+
+use std::sync::Arc;
+
+use plimsoll_engine::media::{ImageSpec, MediaItem, MediaSpec, Pixels, VideoSpec};
+use plimsoll_engine::{EngineHandle, Request};
+use plimsoll_media::geometry::video::Budget;
+use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
+use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Size, Staging};
+use plimsoll_models::{Grid, PlaceRule, PlacedItem};
+
+use super::recall::{best, code, mix};
+
+/// Placeholder of a picture.
+pub const IMAGE: u32 = 380;
+/// Placeholder of a group of frames.
+pub const VIDEO: u32 = 381;
+/// Values of an output row.
+pub const WIDTH: usize = 4;
+/// Rows of a page of outputs.
+pub const PAGE_ROWS: usize = 4;
+/// A picture of this colour makes the tower fail.
+pub const FAILS: u8 = 251;
+/// And of this one, panic.
+pub const PANICS: u8 = 252;
+
+const CONFIG: &str = r#"{"patch_size": 2, "merge_size": 2, "temporal_patch_size": 2, "max_frames": 6,
+    "size": {"shortest_edge": 16, "longest_edge": 640}, "image_mean": [0, 0, 0], "image_std": [1, 1, 1]}"#;
+
+/// Sizes of the toy.
+#[derive(Clone, Copy, Debug)]
+pub struct Tower {
+    pub batch: usize,
+    pub output_pages: usize,
+    pub items: usize,
+    pub media_bytes: u64,
+    /// Groups of frames stand apart, with text between them.
+    pub frames_apart: bool,
+}
+
+impl Default for Tower {
+    fn default() -> Self {
+        Self { batch: 2, output_pages: 64, items: 8, media_bytes: 1 << 20, frames_apart: true }
+    }
+}
+
+impl Tower {
+    /// What an engine over it takes.
+    pub fn spec(&self) -> MediaSpec {
+        let files = ProcessorFiles::read(Some(CONFIG), None, None).unwrap();
+        let image = Patches::image(&files.image, None).unwrap();
+        let video = PatchVideo::new(&files.video, Budget::Video, None).unwrap();
+        let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
+        MediaSpec {
+            image: Some(ImageSpec {
+                tokens_max: image.worst(|s| s.tokens).tokens,
+                rule: image,
+                normalize,
+                placeholder: IMAGE,
+            }),
+            video: Some(VideoSpec {
+                tokens_max: video.worst(|s| s.tokens).tokens,
+                rule: video,
+                normalize,
+                placeholder: VIDEO,
+            }),
+            parameters: CONFIG.into(),
+            places: self.rule(),
+            items_max: self.items,
+            batch: self.batch,
+            staging: Staging::new(self.media_bytes),
+            outputs: OutputPool::new(WIDTH, PAGE_ROWS, self.output_pages),
+        }
+    }
+
+    fn rule(&self) -> PlaceRule {
+        PlaceRule { merge: 2, frames_apart: self.frames_apart, steps_per_second: None }
+    }
+}
+
+/// The rows of one picture's outputs.
+pub fn outputs(patches: &[f32], tokens: usize) -> impl Iterator<Item = [f32; WIDTH]> {
+    let picture = patches.iter().fold(7, |hash, value| mix(hash ^ u64::from(value.to_bits())));
+    (0..tokens as u64).map(move |row| {
+        let hash = mix(picture ^ row);
+        [0, 16, 32, 48].map(|shift| ((hash >> shift) & 0xffff) as f32)
+    })
+}
+
+/// What stands for a row of outputs in a history.
+pub fn code_of_row(row: &[f32]) -> u32 {
+    row.iter().fold(11, |hash, value| mix(hash ^ u64::from(value.to_bits()))) as u32
+}
+
+/// A prompt with media, as the server would make it.
+#[derive(Clone)]
+pub struct Mixed {
+    spec: MediaSpec,
+    pub prompt: Vec<u32>,
+    pub media: Vec<MediaItem>,
+}
+
+impl Mixed {
+    pub fn new(engine: &EngineHandle) -> Self {
+        Self { spec: engine.media().unwrap().clone(), prompt: Vec::new(), media: Vec::new() }
+    }
+
+    pub fn text(mut self, ids: &[u32]) -> Self {
+        self.prompt.extend_from_slice(ids);
+        self
+    }
+
+    /// A picture of `a` × `b` tokens with a content of its own for each `seed`.
+    pub fn picture(self, seed: u64, a: u32, b: u32) -> Self {
+        let size = Size::new(a * 4, b * 4);
+        let bytes = (0..size.pixels() * 3).map(|i| (mix(seed * 7919 + i) % 250) as u8).collect();
+        self.frames(Modality::Image, vec![Rgb { size, data: bytes }])
+    }
+
+    /// A picture of one colour.
+    pub fn coloured(self, colour: u8, a: u32, b: u32) -> Self {
+        let size = Size::new(a * 4, b * 4);
+        self.frames(Modality::Image, vec![Rgb { size, data: vec![colour; size.pixels() as usize * 3] }])
+    }
+
+    /// A video of `frames` frames.
+    pub fn video(self, seed: u64, frames: u64, a: u32, b: u32) -> Self {
+        let size = Size::new(a * 4, b * 4);
+        let frame =
+            |n: u64| (0..size.pixels() * 3).map(move |i| (mix(seed * 104_729 + n * 31 + i) % 250) as u8).collect();
+        self.frames(Modality::Video, (0..frames).map(|n| Rgb { size, data: frame(n) }).collect())
+    }
+
+    fn frames(mut self, modality: Modality, frames: Vec<Rgb>) -> Self {
+        let size = frames[0].size;
+        let groups = if modality == Modality::Image { 1 } else { frames.len().div_ceil(2) };
+        let grid = Grid { frames: groups, height: size.height as usize / 2, width: size.width as usize / 2 };
+        let per_group = grid.height * grid.width / 4;
+        let tokens = (groups * per_group) as u64;
+        let shape =
+            Shape { modality, rows: tokens * 4, sequences: groups as u64, longest: per_group as u64 * 4, tokens };
+        let content: Vec<u8> = frames.iter().flat_map(|frame| frame.data.iter().copied()).collect();
+        let key = ContentKey::of(modality, &self.spec.parameters, &content);
+        let staged = self.spec.staging.reserve(content.len() as u64).unwrap();
+        let apart = self.spec.places.frames_apart && modality == Modality::Video;
+        let first = self.prompt.len() as u32 + u32::from(apart);
+        let placeholder = if modality == Modality::Image { IMAGE } else { VIDEO };
+        for group in 0..groups {
+            if apart {
+                // When it is shown.
+                self.prompt.push(40 + group as u32);
+            }
+            self.prompt.extend(std::iter::repeat_n(placeholder, per_group));
+        }
+        let pixels = Arc::new(Pixels { frames, staged });
+        self.media.push(MediaItem { key, shape, grid, first, seconds: None, pixels });
+        self
+    }
+
+    pub fn request(&self, max_tokens: u32) -> Request {
+        Request { media: self.media.clone(), ..super::greedy(&self.prompt, max_tokens) }
+    }
+
+    /// What the model says after it, greedily.
+    pub fn says(&self, tokens: usize) -> Vec<u32> {
+        let mut places = vec![[0; 3]; self.prompt.len()];
+        let placed: Vec<_> = self.media.iter().map(|item| PlacedItem { grid: item.grid, seconds: None }).collect();
+        let is_media = |token: u32| token == IMAGE || token == VIDEO;
+        let after = self.spec.places.places(|at| is_media(self.prompt[at]), &placed, &mut places);
+        let mut rows = self.media.iter().flat_map(|item| {
+            let rule = &self.spec.image.as_ref().unwrap().rule;
+            let frames = &item.pixels.frames;
+            let mut patches = vec![0.0; patchify_len(rule, frames.len(), frames[0].size)];
+            patchify(frames, rule, &self.spec.image.as_ref().unwrap().normalize, &mut patches);
+            outputs(&patches, item.shape.tokens as usize).collect::<Vec<_>>()
+        });
+        let own = |token: u32| if is_media(token) { code_of_row(&rows.next().unwrap()) } else { token };
+        let codes: Vec<u32> = self.prompt.iter().copied().map(own).collect();
+        let mut history = codes
+            .iter()
+            .zip(&places)
+            .fold(1, |history, (own, place)| super::recall::after(history, code(*own, *place)));
+        let mut said = Vec::new();
+        for n in 0..tokens as u32 {
+            let token = best(history);
+            said.push(token);
+            history = super::recall::after(history, code(token, [after + n; 3]));
+        }
+        said
+    }
+}

@@ -1,0 +1,179 @@
+//! `vision_config` of a multimodal checkpoint → its tower, with the defaults of transformers.
+
+use super::config::activation;
+use super::json::{Lookup, whole};
+use crate::config::{Activation, ModelConfig};
+use crate::error::FormatError;
+use crate::vision::{DEPTH_MAX, MediaTokens, RopeSections, Tower, Vision};
+
+/// Values that transformers assumes when a key of the tower is absent.
+struct Defaults {
+    tower: Tower,
+    depth: usize,
+    hidden: usize,
+    intermediate: usize,
+    patch: usize,
+    activation: &'static str,
+    deepstack: &'static [usize],
+    sections: RopeSections,
+    tokens: MediaTokens,
+}
+
+const QWEN2_TOKENS: MediaTokens = MediaTokens { image: 151_655, video: 151_656, start: 151_652, end: 151_653 };
+const FOLLOWING: RopeSections = RopeSections { sizes: [16, 24, 24], interleaved: false };
+
+/// Those of a class or `model_type`; none for a family whose pictures nobody here understands, which serves text.
+fn family(name: &str) -> Option<Defaults> {
+    let qwen2 = Defaults {
+        tower: Tower::Qwen2,
+        depth: 32,
+        hidden: 1280,
+        intermediate: 5120,
+        patch: 14,
+        activation: "quick_gelu",
+        deepstack: &[],
+        sections: FOLLOWING,
+        tokens: QWEN2_TOKENS,
+    };
+    let qwen3 = Defaults {
+        tower: Tower::Qwen3,
+        depth: 27,
+        hidden: 1152,
+        intermediate: 4304,
+        patch: 16,
+        activation: "gelu_pytorch_tanh",
+        deepstack: &[],
+        ..qwen2
+    };
+    match name {
+        "Qwen2VLForConditionalGeneration" | "qwen2_vl" => Some(qwen2),
+        "Qwen2_5_VLForConditionalGeneration" | "qwen2_5_vl" => {
+            Some(Defaults { tower: Tower::Qwen2_5, hidden: 3584, intermediate: 3420, activation: "silu", ..qwen2 })
+        }
+        "Qwen3VLForConditionalGeneration" | "qwen3_vl" | "Qwen3VLMoeForConditionalGeneration" | "qwen3_vl_moe" => {
+            let sections = RopeSections { sizes: [24, 20, 20], interleaved: true };
+            Some(Defaults { deepstack: &[8, 16, 24], sections, ..qwen3 })
+        }
+        "Qwen3_5ForConditionalGeneration" | "qwen3_5" | "Qwen3_5MoeForConditionalGeneration" | "qwen3_5_moe" => {
+            let tokens = MediaTokens { image: 248_056, video: 248_057, start: 248_053, end: 248_054 };
+            Some(Defaults { sections: RopeSections { sizes: [11, 11, 10], interleaved: true }, tokens, ..qwen3 })
+        }
+        _ => None,
+    }
+}
+
+/// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
+pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &str) -> Result<(), FormatError> {
+    // Without a class, `name` is the text model's.
+    let defaults = match family(name) {
+        Some(defaults) => Some(defaults),
+        None => top.str("model_type")?.and_then(family),
+    };
+    let (Some(vision), Some(defaults)) = (top.object("vision_config")?, defaults) else { return Ok(()) };
+    let tower = read(&vision, top, &defaults)?;
+    let out = match defaults.tower {
+        // Its configuration calls the width of the output so.
+        Tower::Qwen2 => vision.size("hidden_size")?,
+        Tower::Qwen2_5 | Tower::Qwen3 => vision.size("out_hidden_size")?,
+    };
+    if out.is_some_and(|out| out != config.hidden_size) {
+        let (out, hidden) = (out.unwrap_or_default(), config.hidden_size);
+        return Err(FormatError::Config(format!("a vision tower of width {out} for a model of width {hidden}")));
+    }
+    config.rope_sections = Some(sections(text, &defaults)?);
+    config.vision = Some(tower);
+    Ok(())
+}
+
+fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, FormatError> {
+    let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
+    let qwen2 = defaults.tower == Tower::Qwen2;
+    let hidden_size = or(if qwen2 { "embed_dim" } else { "hidden_size" }, defaults.hidden)?;
+    let intermediate_size = match (qwen2, vision.f32("mlp_ratio")?) {
+        (true, ratio) => (hidden_size as f32 * ratio.unwrap_or(4.0)) as usize,
+        (false, _) => or("intermediate_size", defaults.intermediate)?,
+    };
+    let positions = match defaults.tower {
+        Tower::Qwen3 => or("num_position_embeddings", 2304)?,
+        Tower::Qwen2 | Tower::Qwen2_5 => 0,
+    };
+    let table_side = positions.isqrt();
+    if table_side * table_side != positions {
+        return Err(FormatError::Config(format!("num_position_embeddings: {positions} positions are no square")));
+    }
+    let windows = defaults.tower == Tower::Qwen2_5;
+    let token = |key: &str, default: u32| match top.size(key)?.map(u32::try_from) {
+        None => Ok(default),
+        Some(Ok(id)) => Ok(id),
+        Some(Err(_)) => Err(FormatError::Config(format!("{key} is not a token id"))),
+    };
+    Ok(Vision {
+        tower: defaults.tower,
+        depth: or("depth", defaults.depth)?,
+        hidden_size,
+        heads: or("num_heads", 16)?,
+        intermediate_size,
+        act: act(vision, defaults.activation)?,
+        channels: match vision.size("in_channels")? {
+            Some(channels) => channels,
+            None => or("in_chans", 3)?,
+        },
+        patch: side(vision, "patch_size", defaults.patch)?,
+        temporal: side(vision, "temporal_patch_size", 2)?,
+        merge: or("spatial_merge_size", 2)?,
+        table_side,
+        deepstack: layers(vision, "deepstack_visual_indexes", defaults.deepstack)?,
+        window: if windows { Some(or("window_size", 112)?) } else { None },
+        full_layers: if windows { layers(vision, "fullatt_block_indexes", &[7, 15, 23, 31])? } else { Vec::new() },
+        steps_per_second: if windows { Some(or("tokens_per_second", 4)?.min(1 << 20) as u32) } else { None },
+        tokens: MediaTokens {
+            image: token("image_token_id", defaults.tokens.image)?,
+            video: token("video_token_id", defaults.tokens.video)?,
+            start: token("vision_start_token_id", defaults.tokens.start)?,
+            end: token("vision_end_token_id", defaults.tokens.end)?,
+        },
+    })
+}
+
+fn act(vision: &Lookup, default: &str) -> Result<Activation, FormatError> {
+    match vision.str("hidden_act")?.unwrap_or(default) {
+        "quick_gelu" => Ok(Activation::GeluQuick),
+        _ => activation(vision, default),
+    }
+}
+
+/// A side that may be given for each axis; they must be equal.
+fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, FormatError> {
+    let Some(sides) = vision.get(key).and_then(|value| value.as_array()) else {
+        return Ok(vision.size(key)?.unwrap_or(default));
+    };
+    let first = sides.first().and_then(whole).and_then(|side| usize::try_from(side).ok());
+    match first.filter(|_| sides.iter().all(|side| Some(side) == sides.first())) {
+        Some(side) => Ok(side),
+        None => Err(FormatError::Unsupported(format!("{key} with sides that differ"))),
+    }
+}
+
+/// A short list of layers.
+fn layers(vision: &Lookup, key: &str, default: &[usize]) -> Result<Vec<usize>, FormatError> {
+    let Some(list) = vision.get(key) else { return Ok(default.to_vec()) };
+    let layer = |value| whole(value).and_then(|layer| usize::try_from(layer).ok());
+    let list = list.as_array().filter(|list| list.len() <= DEPTH_MAX);
+    let layers = list.and_then(|list| list.iter().map(layer).collect::<Option<Vec<usize>>>());
+    layers.ok_or_else(|| FormatError::Config(format!("{key} is not a short list of layers")))
+}
+
+/// `mrope_section` of the text model, in either of the places where rotary parameters stand. Whether the sections take turns is the
+/// family's, as in transformers.
+fn sections(text: &Lookup, defaults: &Defaults) -> Result<RopeSections, FormatError> {
+    for place in ["rope_parameters", "rope_scaling"] {
+        let Some(given) = text.object(place)?.and_then(|rope| rope.get("mrope_section")) else { continue };
+        let size = |value| whole(value).and_then(|size| usize::try_from(size).ok());
+        let sizes = given.as_array().and_then(|sizes| sizes.iter().map(size).collect::<Option<Vec<usize>>>());
+        let sizes = sizes.and_then(|sizes| <[usize; 3]>::try_from(sizes).ok());
+        let sizes =
+            sizes.ok_or_else(|| FormatError::Config("mrope_section is not a list of three sizes".to_owned()))?;
+        return Ok(RopeSections { sizes, ..defaults.sections });
+    }
+    Ok(defaults.sections)
+}

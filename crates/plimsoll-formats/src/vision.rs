@@ -1,0 +1,165 @@
+//! What a configuration says of a vision tower: one struct for all families, and the bounds it must keep.
+
+use crate::config::{Activation, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
+use crate::error::FormatError;
+
+/// The design of a tower, which decides its tensors' names and the parts they make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tower {
+    /// Qwen2-VL: layer norms, plain feed-forward parts, rotary positions alone.
+    Qwen2,
+    /// Qwen2.5-VL: root-mean-square norms, gated feed-forward parts, attention in windows.
+    Qwen2_5,
+    /// Qwen3-VL, Qwen3.5: layer norms, a learned table of positions beside the rotary ones, and perhaps deepstack.
+    Qwen3,
+}
+
+/// A vision tower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vision {
+    /// Its design.
+    pub tower: Tower,
+    /// Layers.
+    pub depth: usize,
+    /// Width of its residual stream.
+    pub hidden_size: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width between the projections of a feed-forward part.
+    pub intermediate_size: usize,
+    /// The activation of the feed-forward parts.
+    pub act: Activation,
+    /// Colours of a pixel.
+    pub channels: usize,
+    /// Side of a patch in pixels.
+    pub patch: usize,
+    /// Frames of a patch.
+    pub temporal: usize,
+    /// Patches per side of a token.
+    pub merge: usize,
+    /// Positions per side of the learned table; 0 without one.
+    pub table_side: usize,
+    /// Layers after which the stream also goes to the model's first layers, one for one.
+    pub deepstack: Vec<usize>,
+    /// Side in pixels of the windows inside which most layers attend.
+    pub window: Option<usize>,
+    /// The layers that attend to whole frames all the same.
+    pub full_layers: Vec<usize>,
+    /// Steps of time to a second of video, where the family spaces frames by their times.
+    pub steps_per_second: Option<u32>,
+    /// Token ids that stand for media in a prompt.
+    pub tokens: MediaTokens,
+}
+
+/// Token ids that stand for media in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaTokens {
+    /// A token of a picture.
+    pub image: u32,
+    /// A token of a video.
+    pub video: u32,
+    /// What stands before the tokens of an item.
+    pub start: u32,
+    /// What stands after them.
+    pub end: u32,
+}
+
+/// How the frequencies of a rotary embedding are shared out among time, height and width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeSections {
+    /// Frequencies of each.
+    pub sizes: [usize; 3],
+    /// Whether they take turns, time having what is left; otherwise they follow one another.
+    pub interleaved: bool,
+}
+
+/// Most layers of a tower.
+pub(crate) const DEPTH_MAX: usize = 1000;
+/// Longest side of a patch in pixels.
+const PATCH_MAX: usize = 1024;
+/// Most frames of a patch, and most patches per side of a token.
+const GROUP_MAX: usize = 16;
+/// Most positions per side of a learned table.
+const TABLE_SIDE_MAX: usize = 4096;
+
+impl Vision {
+    /// Numbers of a patch.
+    pub fn patch_width(&self) -> usize {
+        self.channels * self.temporal * self.patch * self.patch
+    }
+
+    /// Elements of a head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden_size / self.heads
+    }
+
+    /// Checks every size against its bound, and that the parts fit together.
+    pub(crate) fn check(&self) -> Result<(), FormatError> {
+        within("vision layers", self.depth, DEPTH_MAX)?;
+        within("vision hidden size", self.hidden_size, HIDDEN_MAX)?;
+        within("vision heads", self.heads, HEADS_MAX)?;
+        within("vision intermediate size", self.intermediate_size, INTERMEDIATE_MAX)?;
+        within("in_channels", self.channels, 16)?;
+        within("patch_size", self.patch, PATCH_MAX)?;
+        within("temporal_patch_size", self.temporal, GROUP_MAX)?;
+        within("spatial_merge_size", self.merge, GROUP_MAX)?;
+        within("numbers of a patch", self.patch_width(), INTERMEDIATE_MAX)?;
+        within("width of a merged patch", self.hidden_size * self.merge * self.merge, INTERMEDIATE_MAX)?;
+        within("vision positions per side", self.table_side.max(1), TABLE_SIDE_MAX)?;
+        if !self.hidden_size.is_multiple_of(self.heads) || !self.head_dim().is_multiple_of(4) {
+            let (heads, hidden) = (self.heads, self.hidden_size);
+            return wrong(format!("{heads} vision heads of {hidden} elements together cannot be rotated in two axes"));
+        }
+        within("vision head width", self.head_dim(), HEAD_DIM_MAX)?;
+        if let Some(layer) = self.deepstack.iter().chain(&self.full_layers).find(|layer| **layer >= self.depth) {
+            return wrong(format!("layer {layer} of a vision tower of {}", self.depth));
+        }
+        if !self.deepstack.is_sorted_by(|a, b| a < b) {
+            return wrong("deepstack_visual_indexes do not ascend".to_owned());
+        }
+        let token = self.patch * self.merge;
+        match self.window {
+            Some(window) if window < token || window > token * TABLE_SIDE_MAX => {
+                wrong(format!("window_size: {window} pixels, allowed are {token} to {}", token * TABLE_SIDE_MAX))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl RopeSections {
+    /// Which axis each of `frequencies` takes its position from: 0 time, 1 height, 2 width.
+    pub fn axes(&self, frequencies: usize) -> Vec<u8> {
+        let [time, height, width] = self.sizes;
+        let axis = |i: usize| match self.interleaved {
+            true if i % 3 == 1 && i < 3 * height => 1,
+            true if i % 3 == 2 && i < 3 * width => 2,
+            true => 0,
+            false => u8::from(i >= time) + u8::from(i >= time + height),
+        };
+        (0..frequencies).map(axis).collect()
+    }
+
+    /// Checks them against the rotated part of a head.
+    pub(crate) fn check(&self, rotary_dim: usize) -> Result<(), FormatError> {
+        let sum = self.sizes.iter().fold(0usize, |sum, size| sum.saturating_add(*size));
+        match sum == rotary_dim / 2 {
+            true => Ok(()),
+            false => wrong(format!("mrope_section {:?} does not share out {} frequencies", self.sizes, rotary_dim / 2)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequencies_follow_one_another_or_take_turns() {
+        let sizes = [3, 2, 2];
+        assert_eq!(RopeSections { sizes, interleaved: false }.axes(7), [0, 0, 0, 1, 1, 2, 2]);
+        assert_eq!(RopeSections { sizes, interleaved: true }.axes(7), [0, 1, 2, 0, 1, 2, 0]);
+        assert!(RopeSections { sizes, interleaved: true }.check(14).is_ok());
+        assert!(RopeSections { sizes, interleaved: true }.check(16).is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! Configurations of models that see, as they are published, and what is refused.
+
+mod common;
+
+use common::open_config;
+use plimsoll_formats::{Activation, Architecture, MediaTokens, ModelConfig, RopeSections, Tower, Vision};
+
+fn opened(json: &str) -> Result<ModelConfig, String> {
+    open_config(json).map(|checkpoint| checkpoint.config).map_err(|error| error.to_string())
+}
+
+const TOKENS: &str = r#""image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653"#;
+const IDS: MediaTokens = MediaTokens { image: 151_655, video: 151_656, start: 151_652, end: 151_653 };
+
+/// Qwen2.5-VL-7B, with members of its tower replaced or added.
+fn qwen2_5(extra: &str) -> Result<ModelConfig, String> {
+    opened(&format!(
+        r#"{{"architectures": ["Qwen2_5_VLForConditionalGeneration"], {TOKENS}, "hidden_act": "silu",
+            "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 128000,
+            "max_window_layers": 28, "model_type": "qwen2_5_vl", "num_attention_heads": 28, "num_hidden_layers": 28,
+            "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false,
+            "vision_config": {{"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420,
+                "num_heads": 16, "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2,
+                "spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+                "tokens_per_second": 2, "temporal_patch_size": 2{extra}}},
+            "rope_scaling": {{"type": "mrope", "mrope_section": [16, 24, 24]}}, "vocab_size": 152064}}"#
+    ))
+}
+
+#[test]
+fn qwen2_5_vl_as_it_is_published() {
+    let config = qwen2_5("").expect("it opens");
+    assert_eq!(
+        (config.architecture.clone(), config.attention_bias, config.rope_theta),
+        (Architecture::Qwen2, true, 1e6)
+    );
+    assert_eq!(config.rope_sections, Some(RopeSections { sizes: [16, 24, 24], interleaved: false }));
+    let expected = Vision {
+        tower: Tower::Qwen2_5,
+        depth: 32,
+        hidden_size: 1280,
+        heads: 16,
+        intermediate_size: 3420,
+        act: Activation::Silu,
+        channels: 3,
+        patch: 14,
+        temporal: 2,
+        merge: 2,
+        table_side: 0,
+        deepstack: Vec::new(),
+        window: Some(112),
+        full_layers: vec![7, 15, 23, 31],
+        steps_per_second: Some(2),
+        tokens: IDS,
+    };
+    assert_eq!((expected.head_dim(), expected.patch_width()), (80, 1176));
+    assert_eq!(config.vision, Some(expected));
+}
+
+#[test]
+fn qwen2_vl_as_it_is_published() {
+    let config = opened(&format!(
+        r#"{{"architectures": ["Qwen2VLForConditionalGeneration"], {TOKENS}, "hidden_size": 1536,
+            "intermediate_size": 8960, "model_type": "qwen2_vl", "num_attention_heads": 12, "num_hidden_layers": 28,
+            "num_key_value_heads": 2, "rope_theta": 1000000.0, "tie_word_embeddings": true,
+            "vision_config": {{"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3,
+                "hidden_size": 1536, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+                "temporal_patch_size": 2}},
+            "rope_scaling": {{"type": "mrope", "mrope_section": [16, 24, 24]}}, "vocab_size": 151936}}"#
+    ));
+    let vision = config.expect("it opens").vision.expect("a tower");
+    assert_eq!((vision.tower, vision.act), (Tower::Qwen2, Activation::GeluQuick));
+    assert_eq!((vision.hidden_size, vision.intermediate_size, vision.window), (1280, 5120, None));
+}
+
+/// Qwen3-VL-4B, with members of its text model and of its tower.
+fn qwen3(text: &str, tower: &str) -> Result<ModelConfig, String> {
+    opened(&format!(
+        r#"{{"architectures": ["Qwen3VLForConditionalGeneration"], {TOKENS}, "model_type": "qwen3_vl",
+            "text_config": {{"head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728,
+                "max_position_embeddings": 262144, "model_type": "qwen3_vl_text", "num_attention_heads": 32,
+                "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_theta": 5000000, "vocab_size": 151936,
+                "rope_scaling": {{"mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default"}}
+                {text}}},
+            "tie_word_embeddings": true,
+            "vision_config": {{"deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh",
+                "hidden_size": 1024, "in_channels": 3, "intermediate_size": 4096, "model_type": "qwen3_vl",
+                "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 2560, "patch_size": 16,
+                "spatial_merge_size": 2, "temporal_patch_size": 2{tower}}}}}"#
+    ))
+}
+
+#[test]
+fn qwen3_vl_as_it_is_published() {
+    let config = qwen3("", "").expect("it opens");
+    assert_eq!((config.architecture.clone(), config.qk_norm, config.head_dim), (Architecture::Qwen3, true, 128));
+    assert_eq!((config.rope_theta, config.tie_word_embeddings), (5e6, true));
+    assert_eq!(config.rope_sections, Some(RopeSections { sizes: [24, 20, 20], interleaved: true }));
+    let vision = config.vision.expect("a tower");
+    assert_eq!((vision.tower, vision.table_side, vision.head_dim()), (Tower::Qwen3, 48, 64));
+    assert_eq!((vision.deepstack.clone(), vision.tokens, vision.patch_width()), (vec![5, 11, 17], IDS, 1536));
+}
+
+#[test]
+fn qwen3_5_sees_with_the_defaults_of_transformers() {
+    let config = opened(
+        r#"{"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+            "text_config": {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "vocab_size": 100, "intermediate_size": 128, "model_type": "qwen3_5_text"},
+            "vision_config": {"out_hidden_size": 64}}"#,
+    );
+    let config = config.expect("it opens");
+    assert_eq!(config.rope_sections, Some(RopeSections { sizes: [11, 11, 10], interleaved: true }));
+    let vision = config.vision.expect("a tower");
+    assert_eq!((vision.depth, vision.hidden_size, vision.heads, vision.head_dim()), (27, 1152, 16, 72));
+    assert_eq!((vision.intermediate_size, vision.act), (4304, Activation::GeluTanh));
+    assert_eq!((vision.deepstack.len(), vision.tokens.image, vision.tokens.end), (0, 248_056, 248_054));
+}
+
+#[test]
+fn a_text_model_has_no_tower() {
+    let config = opened(
+        r#"{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 100, "intermediate_size": 128}"#,
+    );
+    let config = config.expect("it opens");
+    assert_eq!((config.vision, config.rope_sections), (None, None));
+}
+
+#[test]
+fn towers_that_cannot_be_are_refused() {
+    for (extra, part) in [
+        (r#", "depth": 5000"#, "vision layers: 5000, allowed are 1 to 1000"),
+        (r#", "num_heads": 0"#, "vision heads: 0"),
+        (r#", "num_heads": 48"#, "48 vision heads of 1280 elements"),
+        (r#", "patch_size": 0"#, "patch_size: 0"),
+        (r#", "patch_size": [14, 16]"#, "patch_size with sides that differ"),
+        (r#", "window_size": 20"#, "window_size: 20 pixels, allowed are 28"),
+        (r#", "fullatt_block_indexes": [32]"#, "layer 32 of a vision tower of 32"),
+        (r#", "fullatt_block_indexes": "all""#, "fullatt_block_indexes is not a short list"),
+        (r#", "out_hidden_size": 4096"#, "a vision tower of width 4096 for a model of width 3584"),
+        (r#", "hidden_act": "mish""#, "activation"),
+        (r#", "spatial_merge_size": 17"#, "spatial_merge_size: 17"),
+    ] {
+        let refusal = qwen2_5(extra).expect_err(extra);
+        assert!(refusal.contains(part), "{extra}: {refusal}");
+    }
+    for (text, tower, part) in [
+        ("", r#", "num_position_embeddings": 2300"#, "2300 positions are no square"),
+        ("", r#", "deepstack_visual_indexes": [11, 5]"#, "do not ascend"),
+        (r#", "rope_parameters": {"mrope_section": [24, 20]}"#, "", "mrope_section is not a list of three"),
+        (r#", "rope_parameters": {"mrope_section": [24, 20, 21]}"#, "", "does not share out 64 frequencies"),
+    ] {
+        let refusal = qwen3(text, tower).expect_err(part);
+        assert!(refusal.contains(part), "{part}: {refusal}");
+    }
+}

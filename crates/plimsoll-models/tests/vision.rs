@@ -1,0 +1,308 @@
+//! Models that see, against transformers: the processor's patches, where tokens stand, what the tower makes of pictures, and the
+//! answers; and that nobody's picture depends on whose are computed beside it.
+
+mod common;
+
+use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, reference};
+use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
+use plimsoll_formats::Vision as Config;
+use plimsoll_media::Size;
+use plimsoll_media::geometry::{Patches, ProcessorFiles};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
+use plimsoll_models::{Grid, Pictures, PlacedItem, Vision};
+use serde_json::Value;
+
+/// Largest difference allowed between a log-probability and its reference.
+const LOGPROB_TOLERANCE: f64 = 2e-3;
+/// Largest difference allowed between a number of a tower's output and its reference, as a share of the row's largest.
+const TOWER_TOLERANCE: f64 = 1e-4;
+/// Every so many values of the patches stand in the reference.
+const PATCH_STEP: usize = 131;
+
+/// The picture or frame that `tools/fixturelib/vision.py` draws by the same formula.
+fn picture(seed: usize, frame: usize, size: Size) -> Rgb {
+    let mut data = Vec::new();
+    for y in 0..size.height as usize {
+        for x in 0..size.width as usize {
+            for c in 0..3 {
+                data.push((((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255) as u8);
+            }
+        }
+    }
+    Rgb { size, data }
+}
+
+/// A case of a reference: its items' grids, whether each is a video, and their patches.
+struct Case {
+    grids: Vec<Grid>,
+    videos: Vec<bool>,
+    patches: Vec<Vec<f32>>,
+    ids: Vec<u32>,
+}
+
+impl Case {
+    fn new(model: &str, case: &Value) -> Self {
+        let number = |value: &Value| value.as_u64().unwrap() as usize;
+        let grids = case["grids"].as_array().unwrap().iter().map(|grid| {
+            let [frames, height, width] = [0, 1, 2].map(|i| number(&grid[i]));
+            Grid { frames, height, width }
+        });
+        let (mut videos, mut patches) = (Vec::new(), Vec::new());
+        for item in case["pictures"].as_array().unwrap() {
+            let size = Size::new(number(&item["height"]) as u32, number(&item["width"]) as u32);
+            let (seed, frames) = (number(&item["seed"]), number(&item["frames"]));
+            let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| picture(seed, frame, size)).collect();
+            let (rule, normalize) = processor(model, frames > 0);
+            let mut values = vec![0.0; patchify_len(&rule, shots.len(), size)];
+            patchify(&shots, &rule, &normalize, &mut values);
+            videos.push(frames > 0);
+            patches.push(values);
+        }
+        Self { grids: grids.collect(), videos, patches, ids: ids(&case["ids"]) }
+    }
+
+    /// What the tower makes of each item, all of them together.
+    fn encode(&self, rig: &mut Rig) -> Vec<Vec<f32>> {
+        rig.encode(&self.grids, &self.patches.concat())
+    }
+
+    fn is_media(&self, config: &Config, token: usize) -> bool {
+        [config.tokens.image, config.tokens.video].contains(&self.ids[token])
+    }
+}
+
+/// The rule and the normalisation of a fixture's processor.
+fn processor(model: &str, video: bool) -> (Patches, Normalize) {
+    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).unwrap();
+    let (image, videos) = (text("preprocessor_config.json"), text("video_preprocessor_config.json"));
+    let files = ProcessorFiles::read(Some(&image), Some(&videos), None).unwrap();
+    let fields = if video { &files.video } else { &files.image };
+    (Patches::image(fields, None).unwrap(), Normalize::new(fields, Normalize::CLIP).unwrap())
+}
+
+fn cases(model: &str) -> Vec<Value> {
+    reference(model)["cases"].as_array().unwrap().clone()
+}
+
+fn config(model: &str) -> Config {
+    checkpoint(model).config.vision.clone().expect("a tower in the configuration")
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+/// The prompt's place and media rows; `tokens` follow it.
+fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[u32; 3]], next: u32, tokens: &[u32]) -> Part {
+    let all = [case.ids.as_slice(), tokens].concat();
+    let mut part = Part::new(&all, 0, None, 0);
+    part.places = places.to_vec();
+    part.places.extend((0..tokens.len() as u32).map(|i| [next + i; 3]));
+    let mut rows = rows.iter();
+    for token in (0..case.ids.len()).filter(|token| case.is_media(config, *token)) {
+        // Row by row: an item may come in any pieces.
+        part.media.push((token, rows.next().expect("a row for every placeholder").clone()));
+    }
+    assert!(rows.next().is_none(), "a placeholder for every row");
+    part
+}
+
+fn check_patches(case: &Case, value: &Value) {
+    let mut expected = numbers(&value["patches"]).into_iter();
+    for values in &case.patches {
+        for found in values.iter().step_by(PATCH_STEP) {
+            let expected = expected.next().expect("as many values");
+            assert!((f64::from(*found) - expected).abs() < 1e-6, "{found} instead of {expected}");
+        }
+    }
+    assert!(expected.next().is_none());
+}
+
+fn check_tower(model: &str, rows: &[Vec<f32>], value: &Value) -> f64 {
+    let mut worst: f64 = 0.0;
+    for pair in value["rows"].as_array().unwrap() {
+        let (row, expected) = (&rows[pair[0].as_u64().unwrap() as usize], numbers(&pair[1]));
+        assert_eq!(row.len(), expected.len(), "{model}: the width of the output");
+        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+        for (i, (found, expected)) in row.iter().zip(&expected).enumerate() {
+            let difference = (f64::from(*found) - expected).abs() / largest;
+            assert!(difference <= TOWER_TOLERANCE, "{model}: column {i} is {found} instead of {expected}");
+            worst = worst.max(difference);
+        }
+    }
+    worst
+}
+
+fn check(model: &str) {
+    let mut rig = Rig::new(model, false);
+    let config = config(model);
+    let (mut tower, mut answers) = (0.0f64, 0.0f64);
+    for value in cases(model) {
+        let case = Case::new(model, &value);
+        check_patches(&case, &value);
+        let mut places = vec![[0; 3]; case.ids.len()];
+        let seconds = value["seconds"].as_f64().unwrap() as f32;
+        let items = case.grids.iter().zip(&case.videos);
+        let items: Vec<PlacedItem> =
+            items.map(|(grid, video)| PlacedItem { grid: *grid, seconds: video.then_some(seconds) }).collect();
+        let rule = rig.model.vision().unwrap().place_rule();
+        let next = rule.places(|token| case.is_media(&config, token), &items, &mut places);
+        for (token, (found, expected)) in places.iter().zip(value["places"].as_array().unwrap()).enumerate() {
+            assert_eq!(found[..], ids(expected)[..], "{model}, {}: token {token}", value["name"]);
+        }
+        assert_eq!(u64::from(next), value["next"].as_u64().unwrap());
+
+        let rows = case.encode(&mut rig);
+        tower = tower.max(check_tower(model, &rows, &value));
+        let greedy = ids(&value["greedy"]);
+        let part = part(&case, &config, &rows, &places, next, &greedy);
+        let logits = rig.step(std::slice::from_ref(&part));
+        let first = case.ids.len() - 1;
+        let mut compare = |row: usize, id: u32, expected: &Value| {
+            let difference = (logprob(&logits[row], id) - expected.as_f64().unwrap()).abs();
+            assert!(difference <= LOGPROB_TOLERANCE, "{model}, {}: row {row} off by {difference}", value["name"]);
+            answers = answers.max(difference);
+        };
+        value["top5"].as_array().unwrap().iter().for_each(|p| compare(first, p[0].as_u64().unwrap() as u32, &p[1]));
+        for (i, (id, expected)) in greedy.iter().zip(value["greedy_logprobs"].as_array().unwrap()).enumerate() {
+            assert_eq!(argmax(&logits[first + i]), *id, "{model}, {}: greedy token {i}", value["name"]);
+            compare(first + i, *id, expected);
+        }
+        in_chunks(&mut rig, model, &part, &logits);
+    }
+    println!("{model}: tower off by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}");
+}
+
+/// The same prompt in chunks that cut through pictures, beside another sequence without any: the same bits.
+fn in_chunks(rig: &mut Rig, model: &str, whole: &Part, logits: &[Vec<f32>]) {
+    let mut start = 0;
+    for length in [5, 9, 1, 14, 7].into_iter().cycle() {
+        let end = (start + length).min(whole.tokens.len());
+        if start == end {
+            break;
+        }
+        let mut chunk = Part::new(&whole.tokens[start..end], start, (start > 0).then_some(0), 0);
+        chunk.places = whole.places[start..end].to_vec();
+        let inside = whole.media.iter().filter(|(row, _)| (start..end).contains(row));
+        chunk.media = inside.map(|(row, values)| (row - start, values.clone())).collect();
+        let other = Part { sequence: 1, ..Part::new(&[7, 8, 9], 0, None, 1) };
+        assert_eq!(rig.step(&[other, chunk])[3..], logits[start..end], "{model}: tokens {start}..{end}");
+        start = end;
+    }
+}
+
+/// The draft head beside pictures: each row takes the embedding of the token after it, at its own place.
+fn check_head(model: &str) {
+    let mut rig = Rig::new(model, true);
+    let config = config(model);
+    let value = cases(model).into_iter().find(|case| !case["mtp"].is_null()).expect("a case with drafts");
+    let case = Case::new(model, &value);
+    let mut places = vec![[0; 3]; case.ids.len()];
+    let items: Vec<PlacedItem> = case.grids.iter().map(|grid| PlacedItem::picture(*grid)).collect();
+    let rule = rig.model.vision().unwrap().place_rule();
+    let next = rule.places(|token| case.is_media(&config, token), &items, &mut places);
+    let rows = case.encode(&mut rig);
+    let prompt = part(&case, &config, &rows, &places, next, &[]);
+    let following = [&case.ids[1..], &ids(&value["greedy"])[..1]].concat();
+    let media = prompt.media.iter().map(|(row, values)| (row - 1, values.clone())).collect();
+    let ahead = Part { tokens: following, media, ..prompt.clone() };
+    let all: Vec<u32> = (0..case.ids.len() as u32).collect();
+    let output = rig.forward(&[prompt]);
+    let output = rig.draft(output.hidden, &all, &[ahead]);
+    let logits = rig.rows(output.logits);
+    let mut clear = 0;
+    for (row, best) in logits.iter().zip(value["mtp"]["argmax"].as_array().unwrap()) {
+        if let Some(best) = best.as_u64() {
+            assert_eq!(u64::from(argmax(row)), best, "{model}");
+            clear += 1;
+        }
+    }
+    assert!(clear * 10 > 9 * logits.len(), "{clear} of {} choices are clear", logits.len());
+    for pair in value["mtp"]["top5"].as_array().unwrap() {
+        let own = logprob(logits.last().unwrap(), pair[0].as_u64().unwrap() as u32);
+        assert!((own - pair[1].as_f64().unwrap()).abs() <= LOGPROB_TOLERANCE, "{model}: {own} for {pair}");
+    }
+}
+
+/// Every item alone, all of them, and all of them in another order: the same bits.
+fn check_company(model: &str) {
+    let mut rig = Rig::new(model, false);
+    let all: Vec<Case> = cases(model).iter().map(|value| Case::new(model, value)).collect();
+    let items: Vec<(Grid, &Vec<f32>)> =
+        all.iter().flat_map(|case| case.grids.iter().copied().zip(&case.patches)).collect();
+    let alone: Vec<Vec<Vec<f32>>> = items.iter().map(|(grid, patches)| rig.encode(&[*grid], patches)).collect();
+    for order in [[0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4]] {
+        let grids: Vec<Grid> = order.iter().map(|i| items[*i].0).collect();
+        let patches: Vec<f32> = order.iter().flat_map(|i| items[*i].1.iter().copied()).collect();
+        let expected: Vec<Vec<f32>> = order.iter().flat_map(|i| alone[*i].clone()).collect();
+        assert_eq!(rig.encode(&grids, &patches), expected, "{model}: in the order {order:?}");
+    }
+    let tokens = alone.iter().map(Vec::len).sum::<usize>();
+    assert!(tokens > 40 && alone.iter().flatten().flatten().all(|x| x.is_finite()));
+}
+
+/// The workspace of an encoder's step, as the planner has it.
+fn planned(
+    vision: &dyn Vision,
+    table: &plimsoll_device::WeightTable,
+    kv: plimsoll_device::KvShape,
+    grids: &[Grid],
+) -> usize {
+    let mut plan = PlanDevice::new(table, kv);
+    vision.encode(&mut plan, &Pictures { grids, patches: &[] }).unwrap();
+    plan.high_water()
+}
+
+/// The plan is what is taken, to the byte; and pictures together take no more than the sum of what each takes.
+fn check_plan(model: &str) {
+    let checkpoint = checkpoint(model);
+    let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
+    let built = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+    let table = declare.finish();
+    let (vision, kv) = (built.vision().unwrap(), built.shape(KvDtype::F32).kv);
+    let grids = [
+        Grid { frames: 1, height: 10, width: 6 },
+        Grid { frames: 3, height: 4, width: 4 },
+        Grid { frames: 1, height: 2, width: 2 },
+    ];
+    let mut sum = 0;
+    for grid in grids {
+        let mut rig = Rig::new(model, false);
+        rig.encode(&[grid], &vec![0.5; grid.patches() * vision.patch_width()]);
+        let planned = planned(vision, &table, kv, &[grid]);
+        let scratch = plimsoll_device::cpu::scratch_bytes(&rig.shape, 2);
+        assert!(rig.workspace_peak().abs_diff(planned + scratch.next_multiple_of(64)) < 64, "{model}: {grid:?}");
+        sum += planned;
+    }
+    assert!(planned(vision, &table, kv, &grids) <= sum, "{model}: not additive");
+}
+
+macro_rules! models {
+    ($check:ident: $($test:ident $model:literal),* $(,)?) => { $(#[test] fn $test() { $check($model) })* };
+}
+
+models! { check:
+    qwen3_5 "vl-qwen3.5",
+    qwen3_5_moe "vl-qwen3.5-moe",
+    qwen3 "vl-qwen3",
+    qwen3_moe "vl-qwen3-moe",
+    qwen2_5 "vl-qwen2.5",
+    qwen2 "vl-qwen2",
+}
+
+models! { check_head:
+    head_of_qwen3_5 "vl-qwen3.5",
+}
+
+models! { check_company:
+    company_of_qwen3_5 "vl-qwen3.5",
+    company_of_qwen3 "vl-qwen3",
+    company_of_qwen2_5 "vl-qwen2.5",
+}
+
+models! { check_plan:
+    plan_of_qwen3_5 "vl-qwen3.5",
+    plan_of_qwen3 "vl-qwen3",
+    plan_of_qwen2_5 "vl-qwen2.5",
+    plan_of_qwen2 "vl-qwen2",
+}

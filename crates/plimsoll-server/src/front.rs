@@ -1,0 +1,146 @@
+//! What the server is whatever models it has: its limits and what is left of them, its clients, its phase.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use plimsoll_engine::EngineHandle;
+use plimsoll_memory::broken;
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::{Semaphore, watch};
+
+use crate::access::Hosts;
+use crate::config::{ARRIVING_BYTES, ServerConfig};
+use crate::error::{ApiError, ApiResult, ServeError};
+use crate::ids::Ids;
+use crate::limits::{ByteBudget, WorkBudget};
+use crate::metrics::Metrics;
+use crate::prompt::MAX_PROMPTS;
+use crate::rates::Rates;
+use crate::record::Recorder;
+use crate::responses::store::ResponseStore;
+use crate::running::Running;
+
+/// How far the server's life has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Accepting and answering.
+    Serving,
+    /// Accepting nothing new; what runs may finish.
+    Draining,
+    /// The deadline has passed: what still runs ends with an error now.
+    Cut,
+}
+
+/// Waits until the server's life has come to `phase`, or beyond.
+pub(crate) async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
+    // An error would mean that the server is gone, and with it everybody who could wait here.
+    let _ = phases.wait_for(|now| *now >= phase).await;
+}
+
+/// What all models share.
+pub(crate) struct Front {
+    pub config: ServerConfig,
+    pub ids: Ids,
+    pub bytes: Arc<ByteBudget>,
+    pub metrics: Metrics,
+    pub phase: watch::Sender<Phase>,
+    pub running: Arc<Running>,
+    pub rates: Rates,
+    pub started: Instant,
+    pub responses: Arc<ResponseStore>,
+    /// Where what is asked is written down.
+    pub recorder: Option<Recorder>,
+    /// The names of this server that a request may go to.
+    pub hosts: Hosts,
+    text_workers: Arc<Semaphore>,
+    /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
+    /// round.
+    pub parsing: WorkBudget,
+    pub tokenizing: WorkBudget,
+    /// Panics that were caught on a request's way.
+    panics: Counter,
+}
+
+impl Front {
+    /// `engine`: the only one, which counts all panics; none where there are several.
+    pub fn new(config: ServerConfig, engine: Option<&EngineHandle>) -> Result<Arc<Self>, ServeError> {
+        config.check()?;
+        let bytes = ByteBudget::new(config.max_bytes_in_flight);
+        let kept = if broken("V-N") { u64::MAX } else { config.response_store_bytes };
+        let responses = ResponseStore::new(kept);
+        let recorder = config.record.as_ref().map(|record| Recorder::open(record, &bytes)).transpose()?;
+        let panics = engine.map_or_else(Counter::default, |engine| engine.metrics().panics.clone());
+        Ok(Arc::new(Self {
+            metrics: Metrics::new(engine.is_none().then(|| panics.clone())),
+            panics,
+            responses,
+            recorder,
+            text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
+            parsing: WorkBudget::new(config.parsing_bytes_max()),
+            tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
+            ids: Ids::default(),
+            phase: watch::Sender::new(Phase::Serving),
+            running: Running::new(config.max_connections),
+            rates: Rates::new(config.rates),
+            started: Instant::now(),
+            hosts: Hosts::of(&config),
+            bytes,
+            config,
+        }))
+    }
+
+    /// Whether nothing new is taken.
+    pub fn draining(&self) -> bool {
+        *self.phase.borrow() != Phase::Serving
+    }
+
+    /// Runs work on text (parsing, templates, tokenizing) on a blocking thread, a bounded number at once. A panic in it
+    /// is this request's error.
+    pub async fn on_text_worker<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let permit = Arc::clone(&self.text_workers).acquire_owned().await;
+        let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
+        let done = tokio::task::spawn_blocking(move || {
+            // Held until the work is over, also when the client has gone meanwhile.
+            let _permit = permit;
+            work()
+        });
+        match done.await {
+            Ok(result) => result,
+            Err(_) => {
+                self.panics.inc();
+                Err(ApiError::internal("the request could not be prepared: its tokenizer or template panicked"))
+            }
+        }
+    }
+
+    /// Counts a panic on the way back to a client, and what that client is told.
+    pub fn panicked(&self) -> ApiError {
+        self.panics.inc();
+        ApiError::internal("the answer could not be written: the server panicked on it")
+    }
+}
+
+impl ServerConfig {
+    /// Refuses limits that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), ServeError> {
+        // Room for a body grows by an eighth.
+        let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
+        if self.max_bytes_in_flight < least {
+            return Err(ServeError::Config(format!(
+                "max_bytes_in_flight is {}, but one body of max_body_bytes needs {least}",
+                self.max_bytes_in_flight
+            )));
+        }
+        if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {
+            let n = self.max_inputs;
+            return Err(ServeError::Config(format!("--max-inputs is {n}; 1 to {MAX_PROMPTS} are allowed")));
+        }
+        if self.silence_timeout < Duration::from_secs(1) {
+            return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
+        }
+        Ok(())
+    }
+}

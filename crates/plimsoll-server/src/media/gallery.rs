@@ -1,0 +1,261 @@
+//! What a body names: parts of its messages that are no text, in their order.
+
+use std::path::PathBuf;
+
+use plimsoll_engine::MediaSpec;
+use plimsoll_media::Modality;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::MediaFetch;
+use super::source::{decoded, local};
+use crate::app::App;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::fields::{Fields, Text, wrong};
+
+/// Pixels that `detail: low` leaves a picture.
+const LOW_PIXELS: u64 = 512 * 512;
+
+/// Frames of a list a second, unless the client says otherwise.
+const FRAMES_PER_SECOND: f64 = 2.0;
+
+/// What works as a video.
+const VIDEOS: &str =
+    "animated GIF and WebP, a list of frames (`video`), and data:video/jpeg;base64 with frames between commas";
+
+/// One medium as a request names it.
+#[derive(Debug)]
+pub(crate) struct Medium {
+    /// Where it stands in the body.
+    pub param: String,
+    pub kind: Modality,
+    /// One file, or the frames of a list.
+    pub sources: Vec<Source>,
+    /// The client wants no more pixels than this after the resize.
+    pub pixels_max: Option<u64>,
+    /// Frames of a list a second; none for one file.
+    pub listed: Option<f64>,
+}
+
+/// Where bytes come from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// They are here.
+    Bytes(Vec<u8>),
+    /// From another server.
+    Url(String),
+    /// From a file under one of the server's roots.
+    File(PathBuf),
+}
+
+impl Medium {
+    /// Bytes that are here.
+    pub fn bytes(&self) -> u64 {
+        let own = |source: &Source| match source {
+            Source::Bytes(bytes) => bytes.capacity(),
+            Source::Url(url) => url.capacity(),
+            Source::File(path) => path.as_os_str().len(),
+        };
+        self.sources.iter().map(|source| own(source) as u64).sum()
+    }
+}
+
+/// The media of one request, as they are found.
+pub(crate) struct Gallery<'a> {
+    app: &'a App,
+    pub media: Vec<Medium>,
+}
+
+impl<'a> Gallery<'a> {
+    pub fn new(app: &'a App) -> Self {
+        Self { app, media: Vec::new() }
+    }
+
+    /// Takes a part of chat's content that is no text: what stands for it in the template's message.
+    pub fn part(&mut self, kind: &str, fields: &mut Fields<'_>) -> ApiResult<Value> {
+        let at = fields.param("type");
+        match kind {
+            "image_url" => {
+                self.takes(&at, kind, Modality::Image)?;
+                let (param, raw) = needed(fields, "image_url")?;
+                let (url, detail) = address(&param, raw)?;
+                self.image(param, &url.0, detail.as_deref())
+            }
+            "video_url" => {
+                self.takes(&at, kind, Modality::Video)?;
+                let (param, raw) = needed(fields, "video_url")?;
+                let (url, detail) = address(&param, raw)?;
+                if detail.is_some() {
+                    return Err(ApiError::unsupported(format!("{param}.detail"), "detail has no effect on a video"));
+                }
+                self.video(param, &url.0)
+            }
+            "video" => {
+                self.takes(&at, kind, Modality::Video)?;
+                let fps = fields.take::<f64>("fps")?;
+                let (param, raw) = needed(fields, "video")?;
+                self.frames(param, raw, fps)
+            }
+            "input_audio" | "audio_url" => {
+                self.takes(&at, kind, Modality::Audio)?;
+                Err(ApiError::unsupported(&at, format!("{at} is `{kind}`, which this server does not read yet")))
+            }
+            "file" => {
+                let message = format!("{at} is `file`: this server reads no documents; send their text or pictures");
+                Err(ApiError::unsupported(at, message))
+            }
+            other => {
+                let known = "text, image_url, video_url and video";
+                let message = format!("{at} is `{}`; known are {known}", quote(other));
+                Err(ApiError::unsupported(at, message))
+            }
+        }
+    }
+
+    /// Refuses a kind that the model does not take. `word`: what the client calls it at `at`.
+    pub fn takes(&self, at: &str, word: &str, kind: Modality) -> ApiResult<()> {
+        let spec = self.app.served.engine.media();
+        let has = |spec: &MediaSpec| match kind {
+            Modality::Image => spec.image.is_some(),
+            Modality::Video => spec.video.is_some(),
+            Modality::Audio => false,
+        };
+        if spec.is_some_and(has) {
+            return Ok(());
+        }
+        let kinds = match kind {
+            Modality::Image => "images",
+            Modality::Video => "videos",
+            Modality::Audio => "audio",
+        };
+        let name = &self.app.served.names[0];
+        let message = format!("{at} is `{word}`: the served model `{name}` takes no {kinds}");
+        Err(ApiError::unsupported(at, message))
+    }
+
+    /// Adds a picture.
+    pub fn image(&mut self, param: String, url: &str, detail: Option<&str>) -> ApiResult<Value> {
+        let pixels_max = match detail {
+            None | Some("auto" | "high") => None,
+            Some("low") => Some(LOW_PIXELS),
+            Some(other) => {
+                let message = format!("detail is `{}`; known are auto, low and high", quote(other));
+                return Err(ApiError::unsupported(format!("{param}.detail"), message));
+            }
+        };
+        let source = self.source(&param, url, Modality::Image)?;
+        self.add(Medium { param, kind: Modality::Image, sources: vec![source], pixels_max, listed: None })
+    }
+
+    /// Adds a picture that is given as base64, with the media type that it is said to have.
+    pub fn base64(&mut self, param: String, media_type: &str, data: &str) -> ApiResult<Value> {
+        let limit = self.app.config.media.image.file_bytes;
+        let source = Source::Bytes(decoded(&param, media_type, data, Modality::Image, limit)?);
+        self.add(Medium { param, kind: Modality::Image, sources: vec![source], pixels_max: None, listed: None })
+    }
+
+    /// Adds a video: an animation, or frames between commas, as vLLM takes them.
+    fn video(&mut self, param: String, url: &str) -> ApiResult<Value> {
+        let frames = url.strip_prefix("data:video/jpeg;base64,");
+        let (sources, listed) = match frames {
+            Some(frames) => {
+                let limit = self.app.config.media.image.file_bytes;
+                let frame = |data| decoded(&param, "image/jpeg", data, Modality::Image, limit).map(Source::Bytes);
+                let sources = self.few(&param, frames.split(','))?.map(frame).collect::<ApiResult<_>>()?;
+                (sources, Some(FRAMES_PER_SECOND))
+            }
+            None => (vec![self.source(&param, url, Modality::Video)?], None),
+        };
+        self.add(Medium { param, kind: Modality::Video, sources, pixels_max: None, listed })
+    }
+
+    /// Adds a video from a list of pictures.
+    fn frames(&mut self, param: String, raw: &RawValue, fps: Option<f64>) -> ApiResult<Value> {
+        if raw.get().starts_with('"') {
+            let url: Text<'_> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
+            return self.video(param, &url.0);
+        }
+        let fps = fps.unwrap_or(FRAMES_PER_SECOND);
+        if !(fps > 0.0 && fps <= 1000.0) {
+            return Err(ApiError::invalid(&param, format!("{param}: {fps} frames a second are not possible")));
+        }
+        let frames: Vec<Text<'_>> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
+        let frames = self.few(&param, frames.iter().map(|frame| &*frame.0))?;
+        let sources = frames.map(|url| self.source(&param, url, Modality::Image)).collect::<ApiResult<_>>()?;
+        self.add(Medium { param, kind: Modality::Video, sources, pixels_max: None, listed: Some(fps) })
+    }
+
+    /// Refuses more frames than a video may have.
+    fn few<'t, I: Iterator<Item = &'t str> + Clone>(&self, param: &str, frames: I) -> ApiResult<I> {
+        let video = self.app.served.engine.media().and_then(|spec| spec.video.as_ref());
+        let limit = video.map_or(0, |video| video.rule.sampling.max_frames);
+        let count = frames.clone().take(limit as usize + 1).count() as u64;
+        if count == 0 || count > limit {
+            let message = format!("{param} needs 1 to {limit} frames (--max-video-frames)");
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(frames)
+    }
+
+    fn add(&mut self, medium: Medium) -> ApiResult<Value> {
+        let most = self.app.served.engine.media().map_or(0, |spec| spec.items_max);
+        if self.media.len() >= most {
+            let message = format!("the request has more than {most} media, the limit (--max-media-per-request)");
+            return Err(ApiError::invalid(medium.param, message));
+        }
+        let kind = medium.kind.name();
+        self.media.push(medium);
+        Ok(json!({"type": kind}))
+    }
+
+    fn source(&self, param: &str, url: &str, kind: Modality) -> ApiResult<Source> {
+        let config = &self.app.config.media;
+        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+        let is = |name: &str| scheme.eq_ignore_ascii_case(name);
+        if is("data") {
+            let malformed = || ApiError::invalid(param, format!("{param}: a data: URL is data:TYPE;base64,DATA"));
+            let (head, data) = url[5..].split_once(',').ok_or_else(malformed)?;
+            let head = head.strip_suffix(";base64").ok_or_else(malformed)?;
+            let media_type = head.split(';').next().unwrap_or_default();
+            return decoded(param, media_type, data, kind, config.image.file_bytes).map(Source::Bytes);
+        }
+        if is("file") {
+            return local(param, url, &config.roots).map(Source::File);
+        }
+        if !is("http") && !is("https") {
+            let message = format!("{param} must begin with data:, https://, http:// or file://");
+            return Err(ApiError::invalid(param, message));
+        }
+        if config.fetch == MediaFetch::Off {
+            let message = format!("{param}: this server fetches nothing (--media-fetch off); send a data: URL");
+            return Err(ApiError::unsupported(param, message));
+        }
+        Ok(Source::Url(url.to_owned()))
+    }
+}
+
+/// A field that must be there, with its full name.
+fn needed<'b>(fields: &mut Fields<'b>, name: &str) -> ApiResult<(String, &'b RawValue)> {
+    let param = fields.param(name);
+    let raw = fields.raw(name).ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+    Ok((param, raw))
+}
+
+/// A URL, or an object with one and perhaps a `detail`.
+fn address<'b>(param: &str, raw: &'b RawValue) -> ApiResult<(Text<'b>, Option<String>)> {
+    if raw.get().starts_with('"') {
+        return serde_json::from_str(raw.get()).map(|url| (url, None)).map_err(|e| wrong(param, &e));
+    }
+    let mut fields = Fields::of(param.into(), raw)?;
+    let (url, detail) = (fields.required("url")?, fields.take("detail")?);
+    fields.finish()?;
+    Ok((url, detail))
+}
+
+/// The formats of a kind, for messages.
+pub(super) fn formats(kind: Modality) -> &'static str {
+    match kind {
+        Modality::Video => VIDEOS,
+        _ => "PNG, JPEG, GIF and WebP",
+    }
+}

@@ -1,0 +1,217 @@
+//! Placeholders in prompts: what a template writes for a medium becomes as many tokens as the medium has, and what a client writes
+//! never becomes any.
+
+use plimsoll_engine::MediaSpec;
+use plimsoll_media::Modality;
+use plimsoll_text::Tokenizer;
+use serde_json::{Map, Value};
+
+use super::Measured;
+use crate::error::{ApiError, ApiResult};
+
+/// Marks the place where a client's spelling of a placeholder is cut in two: a character that no text has.
+const CUTS: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
+
+/// The placeholders of a model, as tokens and as text.
+pub(crate) struct Placeholders<'a> {
+    spec: &'a MediaSpec,
+    tokenizer: &'a Tokenizer,
+}
+
+/// A client's strings in which no placeholder stands any more.
+pub(crate) struct Guarded {
+    /// Parts a placeholder that was in them; none: there was none.
+    cut: Option<char>,
+}
+
+impl<'a> Placeholders<'a> {
+    pub fn new(spec: &'a MediaSpec, tokenizer: &'a Tokenizer) -> Self {
+        Self { spec, tokenizer }
+    }
+
+    fn id(&self, kind: Modality) -> Option<u32> {
+        match kind {
+            Modality::Image => self.spec.image.as_ref().map(|image| image.placeholder),
+            Modality::Video => self.spec.video.as_ref().map(|video| video.placeholder),
+            Modality::Audio => None,
+        }
+    }
+
+    fn texts(&self) -> Vec<&'a str> {
+        let ids = Modality::ALL.into_iter().filter_map(|kind| self.id(kind));
+        ids.map(|id| self.tokenizer.token_name(id)).filter(|text| !text.is_empty()).collect()
+    }
+
+    /// Takes the placeholders out of what a client has written: they are text then, like any other.
+    pub fn guard(&self, param: &str, values: Vec<&mut Value>, more: &mut Map<String, Value>) -> ApiResult<Guarded> {
+        let texts = self.texts();
+        let mut found = Found { texts: &texts, placeholder: false, cuts: 0 };
+        values.iter().for_each(|value| found.look(value));
+        more.iter().for_each(|(key, value)| found.look_at(key, value));
+        if !found.placeholder {
+            return Ok(Guarded { cut: None });
+        }
+        let free = CUTS.zip(0..).find(|(_, bit)| found.cuts & (1u32 << bit) == 0);
+        let Some((cut, _)) = free else {
+            let message = "the messages have every character that no text has, and a placeholder of the model besides";
+            return Err(ApiError::invalid(param, message));
+        };
+        values.into_iter().chain(more.values_mut()).for_each(|value| part(value, &texts, cut));
+        Ok(Guarded { cut: Some(cut) })
+    }
+
+    /// Writes when each group of frames is shown, for models that are told, as their processors do.
+    pub fn stamp(&self, prompt: String, media: &[Measured]) -> String {
+        let Some(pad) = self.id(Modality::Video).map(|id| self.tokenizer.token_name(id)) else { return prompt };
+        if media.iter().all(|medium| medium.times.is_empty()) {
+            return prompt;
+        }
+        let (start, end) = ("<|vision_start|>", "<|vision_end|>");
+        let whole = format!("{start}{pad}{end}");
+        let mut stamped = String::with_capacity(prompt.len());
+        let mut rest = prompt.as_str();
+        for medium in media.iter().filter(|medium| medium.shape.modality == Modality::Video) {
+            // A template that writes its placeholders otherwise is found out when they are counted.
+            let (at, length) = match (rest.find(&whole), rest.find(pad)) {
+                (Some(at), _) => (at, whole.len()),
+                (None, Some(at)) => (at, pad.len()),
+                (None, None) => break,
+            };
+            stamped.push_str(&rest[..at]);
+            rest = &rest[at + length..];
+            for time in &medium.times {
+                stamped.push_str(&format!("<{time:.1} seconds>{whole}"));
+            }
+        }
+        stamped.push_str(rest);
+        stamped
+    }
+
+    /// Repeats every placeholder as often as its medium has tokens, and notes where each medium begins.
+    pub fn expand(&self, param: &str, ids: Vec<u32>, media: &mut [Measured], context: u32) -> ApiResult<Vec<u32>> {
+        let more: u64 = media.iter().map(|medium| medium.shape.tokens.saturating_sub(runs(medium))).sum();
+        let total = ids.len() as u64 + more;
+        if total > u64::from(context) {
+            let message = format!(
+                "this server's maximum context length is {context} tokens; the request has {total} in the prompt"
+            );
+            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+        }
+        let mut all = Vec::with_capacity(total as usize);
+        let mut waiting = media.iter_mut();
+        // The medium whose placeholders are being written: which token, how many times more, how many at once.
+        let mut open: Option<(u32, u64, usize)> = None;
+        for id in ids {
+            if !self.spec.is_placeholder(id) {
+                all.push(id);
+                continue;
+            }
+            let (pad, left, each) = match open.take() {
+                Some(open) => open,
+                None => {
+                    let medium = waiting.next().ok_or_else(|| self.unmatched(param))?;
+                    medium.first = all.len() as u32;
+                    let runs = runs(medium);
+                    (self.id(medium.shape.modality).unwrap_or(u32::MAX), runs, (medium.shape.tokens / runs) as usize)
+                }
+            };
+            if pad != id {
+                return Err(self.unmatched(param));
+            }
+            all.extend(std::iter::repeat_n(id, each));
+            open = (left > 1).then_some((pad, left - 1, each));
+        }
+        if open.is_some() || waiting.next().is_some() {
+            return Err(self.unmatched(param));
+        }
+        Ok(all)
+    }
+
+    fn unmatched(&self, param: &str) -> ApiError {
+        let message =
+            "the served model's chat template does not write one placeholder for each image and video, in their order";
+        ApiError::invalid(param, format!("{param}: {message}"))
+    }
+}
+
+/// Placeholders that a template writes for a medium.
+fn runs(medium: &Measured) -> u64 {
+    (medium.times.len() as u64).max(1)
+}
+
+impl Guarded {
+    /// The pieces of a prompt of which no token spans two.
+    pub fn pieces<'t>(&self, prompt: &'t str) -> Vec<&'t str> {
+        match self.cut {
+            Some(cut) => prompt.split(cut).collect(),
+            None => vec![prompt],
+        }
+    }
+
+    /// The prompt as it would be read.
+    pub fn plain(&self, prompt: String) -> String {
+        match self.cut {
+            Some(cut) => prompt.replace(cut, ""),
+            None => prompt,
+        }
+    }
+}
+
+/// What strings have in them.
+struct Found<'a> {
+    texts: &'a [&'a str],
+    placeholder: bool,
+    /// A bit for each of [`CUTS`] that occurs.
+    cuts: u32,
+}
+
+impl Found<'_> {
+    fn look(&mut self, value: &Value) {
+        match value {
+            Value::String(text) => self.look_in(text),
+            Value::Array(list) => list.iter().for_each(|value| self.look(value)),
+            Value::Object(map) => map.iter().for_each(|(key, value)| self.look_at(key, value)),
+            _ => {}
+        }
+    }
+
+    fn look_at(&mut self, key: &str, value: &Value) {
+        self.look_in(key);
+        self.look(value);
+    }
+
+    fn look_in(&mut self, text: &str) {
+        self.placeholder |= self.texts.iter().any(|placeholder| text.contains(placeholder));
+        // They all begin with these two bytes.
+        if text.as_bytes().windows(2).any(|two| two == [0xEF, 0xB7]) {
+            for c in text.chars().filter(|c| CUTS.contains(c)) {
+                self.cuts |= 1 << (c as u32 - *CUTS.start() as u32);
+            }
+        }
+    }
+}
+
+/// Cuts every placeholder behind its first character.
+fn part(value: &mut Value, texts: &[&str], cut: char) {
+    let parted = |text: &str| {
+        texts.iter().fold(text.to_owned(), |text, placeholder| {
+            let head = placeholder.chars().next().map_or(0, char::len_utf8);
+            text.replace(placeholder, &format!("{}{cut}{}", &placeholder[..head], &placeholder[head..]))
+        })
+    };
+    match value {
+        Value::String(text) if texts.iter().any(|placeholder| text.contains(placeholder)) => *text = parted(text),
+        Value::Array(list) => list.iter_mut().for_each(|value| part(value, texts, cut)),
+        Value::Object(map) => {
+            if map.keys().any(|key| texts.iter().any(|placeholder| key.contains(placeholder))) {
+                *map = std::mem::take(map).into_iter().map(|(key, value)| (parted(&key), value)).collect();
+            }
+            map.values_mut().for_each(|value| part(value, texts, cut));
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+#[path = "prompt_tests.rs"]
+mod tests;

@@ -1,0 +1,149 @@
+use plimsoll_engine::{Grid, ImageSpec, PlaceRule, VideoSpec};
+use plimsoll_media::geometry::video::Budget;
+use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
+use plimsoll_media::image::Normalize;
+use plimsoll_media::{ContentKey, OutputPool, Shape, Size, Staging};
+use serde_json::json;
+
+use super::*;
+
+const IMAGE: u32 = 0;
+const VIDEO: u32 = 1;
+
+/// A tokenizer that knows two placeholders and every ASCII letter.
+fn tokenizer() -> Tokenizer {
+    let names = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"];
+    let special = |(id, content): (usize, &&str)| json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false});
+    let added: Vec<Value> = names.iter().enumerate().map(special).collect();
+    let vocab: Map<String, Value> =
+        (0x21..0x7f_u8).map(|byte| (char::from(byte).to_string(), (u32::from(byte)).into())).collect();
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let description = json!({"version": "1.0", "added_tokens": added, "normalizer": null, "pre_tokenizer": level, "post_processor": null,
+        "decoder": level, "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("tokenizer.json");
+    std::fs::write(&path, description.to_string()).unwrap();
+    Tokenizer::from_file(&path).unwrap()
+}
+
+fn spec() -> MediaSpec {
+    let files = ProcessorFiles::read(Some(r#"{"patch_size": 2, "merge_size": 2}"#), None, None).unwrap();
+    let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
+    MediaSpec {
+        image: Some(ImageSpec {
+            rule: Patches::image(&files.image, None).unwrap(),
+            normalize,
+            placeholder: IMAGE,
+            tokens_max: 1000,
+        }),
+        video: Some(VideoSpec {
+            rule: PatchVideo::new(&files.video, Budget::Video, None).unwrap(),
+            normalize,
+            placeholder: VIDEO,
+            tokens_max: 1000,
+        }),
+        parameters: String::new(),
+        places: PlaceRule { merge: 2, frames_apart: true, steps_per_second: None },
+        items_max: 8,
+        batch: 1,
+        staging: Staging::new(1 << 20),
+        outputs: OutputPool::new(4, 4, 4),
+    }
+}
+
+fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
+    Measured {
+        param: "messages".into(),
+        key: ContentKey::of(modality, "", b""),
+        shape: Shape { modality, rows: 4 * tokens, sequences: 1, longest: 4 * tokens, tokens },
+        grid: Grid { frames: 1, height: 2, width: 2 },
+        times: times.to_vec(),
+        seconds: None,
+        first: 0,
+        decode_bytes: 0,
+        pixel_bytes: 0,
+        files: Vec::new(),
+        frames: None,
+        size: Size::new(4, 4),
+    }
+}
+
+#[test]
+fn placeholders_become_as_many_as_their_media_have_tokens() {
+    let (spec, tokenizer) = (spec(), tokenizer());
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let mut media = [
+        measured(Modality::Image, 3, &[]),
+        measured(Modality::Video, 4, &[0.0, 1.0]),
+        measured(Modality::Image, 1, &[]),
+    ];
+    let ids = vec![70, IMAGE, 71, VIDEO, 72, VIDEO, IMAGE, 73];
+    let all = placeholders.expand("messages", ids.clone(), &mut media, 13).unwrap();
+    assert_eq!(all, [70, 0, 0, 0, 71, 1, 1, 72, 1, 1, 0, 73]);
+    assert_eq!(media.each_ref().map(|medium| medium.first), [1, 5, 10]);
+    let over = placeholders.expand("messages", ids, &mut media, 11).unwrap_err();
+    assert_eq!(over.code, Some("context_length_exceeded"));
+    // More, fewer, others, in another order.
+    for bad in [
+        vec![IMAGE],
+        vec![IMAGE, VIDEO, VIDEO],
+        vec![VIDEO, VIDEO, IMAGE, IMAGE],
+        vec![IMAGE, VIDEO, IMAGE, VIDEO, IMAGE],
+        vec![IMAGE, VIDEO, VIDEO, IMAGE, IMAGE],
+        vec![],
+    ] {
+        let error = placeholders.expand("messages", bad.clone(), &mut media, 100).unwrap_err();
+        assert!(error.message.contains("one placeholder for each"), "{bad:?}: {}", error.message);
+    }
+    assert_eq!(placeholders.expand("messages", vec![70], &mut [], 100).unwrap(), [70]);
+}
+
+#[test]
+fn frames_are_told_when_they_are_shown_as_their_processor_tells_it() {
+    let (spec, tokenizer) = (spec(), tokenizer());
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let whole = "<|vision_start|><|video_pad|><|vision_end|>";
+    let media = [
+        measured(Modality::Image, 3, &[]),
+        measured(Modality::Video, 4, &[0.25, 10.0]),
+        measured(Modality::Video, 1, &[1.96]),
+    ];
+    let prompt = format!("a<|vision_start|><|image_pad|><|vision_end|>{whole}b{whole}c");
+    let stamped = placeholders.stamp(prompt, &media);
+    let expected = format!(
+        "a<|vision_start|><|image_pad|><|vision_end|><0.2 seconds>{whole}<10.0 seconds>{whole}b<2.0 seconds>{whole}c"
+    );
+    assert_eq!(stamped, expected);
+}
+
+#[test]
+fn what_a_client_spells_is_text() {
+    let (spec, tokenizer) = (spec(), tokenizer());
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let said = "x<|image_pad|>y<|video_pad|><|image_pad|>";
+    let mut messages = json!([{"role": "user", "content": [{"type": "text", "text": said}, {"type": "image"}], "<|image_pad|>": [said]}]);
+    let mut extra = json!({"mood": said}).as_object().cloned().unwrap();
+    let guarded = placeholders.guard("messages", vec![&mut messages], &mut extra).unwrap();
+    for text in [&messages[0]["content"][0]["text"], &extra["mood"]] {
+        let pieces = guarded.pieces(text.as_str().unwrap());
+        let ids = tokenizer.encode_pieces(&pieces, false, true).unwrap();
+        assert!(!ids.contains(&IMAGE) && !ids.contains(&VIDEO), "{ids:?}");
+        assert_eq!(tokenizer.decode(&ids, false), said);
+        assert_eq!(guarded.plain(text.as_str().unwrap().to_owned()), said);
+    }
+    assert!(!messages.to_string().contains("<|image_pad|>"));
+    // Characters that no text has do not help to get one in.
+    let mut messages = json!(format!("{}\u{FDD0}{said}", "<\u{FDD0}|image_pad|>"));
+    let guarded = placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
+    assert_eq!(guarded.cut, Some('\u{FDD1}'));
+    let ids = tokenizer.encode_pieces(&guarded.pieces(messages.as_str().unwrap()), false, true).unwrap();
+    assert!(!ids.contains(&IMAGE) && !ids.contains(&VIDEO), "{ids:?}");
+    let all: String = CUTS.collect();
+    let mut messages = json!(format!("{all}<|image_pad|>"));
+    assert!(placeholders.guard("messages", vec![&mut messages], &mut Map::new()).is_err());
+    // Where nobody spells one, nothing is touched.
+    let mut messages = json!([all, "<|image_pad", "|image_pad|>"]);
+    let before = messages.clone();
+    assert_eq!(placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap().cut, None);
+    assert_eq!(messages, before);
+}

@@ -1,0 +1,210 @@
+//! The bytes of a medium: out of the body, from a file under a root, from another server.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use plimsoll_hub::{FETCH_BYTES, FetchError};
+use plimsoll_media::{MediaError, Modality};
+use tokio::sync::mpsc;
+
+use super::gallery::{Medium, Source, formats};
+use super::refused;
+use crate::app::App;
+use crate::error::{ApiError, ApiResult, quote};
+use crate::limits::Held;
+
+/// Standard base64, with or without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Pieces of a file that wait to be held: a fetch goes no faster than that.
+const PIECES: usize = 4;
+
+/// Decodes base64 in one piece, if the result may be that large and its type is one that can be read.
+pub(super) fn decoded(param: &str, media_type: &str, data: &str, kind: Modality, limit: u64) -> ApiResult<Vec<u8>> {
+    check_type(param, media_type, kind)?;
+    let most = base64::decoded_len_estimate(data.len());
+    let surely = data.len() as u64 / 4 * 3;
+    // The estimate is up to two bytes too large.
+    if surely.saturating_sub(2) > limit {
+        return Err(refused(param, &too_large(surely.saturating_sub(2), limit)));
+    }
+    let mut bytes = Vec::with_capacity(most);
+    match BASE64.decode_vec(data, &mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) => Err(ApiError::invalid(param, format!("{param}: this is not base64: {error}"))),
+    }
+}
+
+fn too_large(asked: u64, limit: u64) -> MediaError {
+    MediaError::OverLimit { what: "a file", asked, limit, unit: "bytes", flag: "--max-image-bytes" }
+}
+
+/// Refuses what is said to be something that is not read here. What it really is, its first bytes say.
+fn check_type(param: &str, media_type: &str, kind: Modality) -> ApiResult<()> {
+    let known = ["", "image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/octet-stream"];
+    if known.iter().any(|known| media_type.eq_ignore_ascii_case(known)) {
+        return Ok(());
+    }
+    let message = format!("{param}: `{}` is not read here; supported are {}", quote(media_type), formats(kind));
+    Err(ApiError::unsupported(param, message))
+}
+
+/// The file that a `file://` URL names, if it may lie under one of the roots. Whether it does is seen when it is opened.
+pub(super) fn local(param: &str, url: &str, roots: &[PathBuf]) -> ApiResult<PathBuf> {
+    if roots.is_empty() {
+        let message = format!("{param}: this server reads no files for its clients (--media-root)");
+        return Err(ApiError::unsupported(param, message));
+    }
+    let bad = |why: &str| ApiError::invalid(param, format!("{param}: {why}"));
+    let path = url.get(7..).filter(|_| url[4..].starts_with("://"));
+    let path = path.map(|rest| rest.strip_prefix("localhost").unwrap_or(rest));
+    let path = path.filter(|path| path.starts_with('/')).ok_or_else(|| bad("a file URL is file:///PATH"))?;
+    let path = unescaped(path).ok_or_else(|| bad("its escapes are not text"))?;
+    Ok(PathBuf::from(path))
+}
+
+/// A URL's path without its percent signs.
+fn unescaped(path: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&byte, more)) = rest.split_first() {
+        rest = more;
+        if byte == b'%' {
+            let (digits, more) = rest.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = more;
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok().filter(|path| !path.contains('\0'))
+}
+
+/// Opens a file under one of the roots. What lies elsewhere and what does not exist look the same to a client.
+fn open(path: &Path, roots: &[PathBuf]) -> Option<(File, u64)> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        // A pipe without a writer must not hold us up.
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    }
+    // Looked at before, so that nothing outside is even opened, and again after: what was opened must be what lies there.
+    let inside = |path: &Path| {
+        let real = fs::canonicalize(path).ok()?;
+        let within = |root: &PathBuf| fs::canonicalize(root).is_ok_and(|root| real.starts_with(root));
+        roots.iter().any(within).then_some(real)
+    };
+    let file = options.open(inside(path)?).ok()?;
+    let (opened, found) = (file.metadata().ok()?, fs::metadata(inside(path)?).ok()?);
+    let same = opened.is_file() && same_file(&opened, &found);
+    same.then_some((file, opened.len()))
+}
+
+#[cfg(unix)]
+fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+#[cfg(not(unix))]
+fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    one.len() == other.len() && one.modified().ok() == other.modified().ok()
+}
+
+/// Gets the bytes that are elsewhere; `held` grows with them. What is dropped in between lets go of everything.
+pub(crate) async fn fetch(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
+    for medium in media {
+        for source in &mut medium.sources {
+            let bytes = match source {
+                Source::Bytes(_) => continue,
+                Source::Url(url) => remote(app, &medium.param, url.clone(), held).await?,
+                Source::File(path) => read(app, &medium.param, path.clone(), held).await?,
+            };
+            *source = Source::Bytes(bytes);
+        }
+    }
+    Ok(())
+}
+
+async fn read(app: &Arc<App>, param: &str, path: PathBuf, held: &mut Held) -> ApiResult<Vec<u8>> {
+    let unreadable =
+        || ApiError::invalid(param, format!("{param}: there is no such file under this server's media roots"));
+    let limit = app.config.media.image.file_bytes;
+    let roots = app.config.media.roots.clone();
+    let opened = app.on_text_worker(move || Ok(open(&path, &roots))).await?;
+    let (file, bytes) = opened.ok_or_else(unreadable)?;
+    if bytes > limit {
+        return Err(refused(param, &too_large(bytes, limit)));
+    }
+    held.grow(bytes)?;
+    let whole = app.on_text_worker(move || {
+        let mut content = Vec::with_capacity(bytes as usize);
+        Ok(file.take(bytes).read_to_end(&mut content).map(|_| content))
+    });
+    whole.await?.map_err(|_| unreadable())
+}
+
+/// A file from another server, piece by piece: every piece is held before it is kept.
+async fn remote(app: &Arc<App>, param: &str, url: String, held: &mut Held) -> ApiResult<Vec<u8>> {
+    let (Some(fetcher), Some(spec)) = (app.studio.fetcher.clone(), app.served.engine.media()) else {
+        return Err(ApiError::internal("nothing can be fetched here"));
+    };
+    let _turn = app.studio.fetches.acquire().await;
+    let own = spec.staging.reserve(FETCH_BYTES).map_err(|error| refused(param, &error))?;
+    let limit = app.config.media.image.file_bytes;
+    let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
+    let fetching = tokio::task::spawn_blocking(move || {
+        // Held until the connection is closed, also when nobody waits for it any more.
+        let _own = own;
+        fetcher.fetch(&url, limit, |piece| sender.blocking_send(piece.to_vec()).is_ok())
+    });
+    let mut bytes: Vec<u8> = Vec::new();
+    while let Some(piece) = pieces.recv().await {
+        let room = bytes.capacity() - bytes.len();
+        if room < piece.len() {
+            let more = piece.len().max(bytes.len() / 8);
+            held.grow((more - room) as u64)?;
+            bytes.reserve_exact(more);
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    match fetching.await {
+        Ok(Ok(())) => {
+            app.studio.counts.fetched.inc();
+            app.studio.counts.fetched_bytes.inc_by(bytes.len() as u64);
+            Ok(bytes)
+        }
+        Ok(Err(error)) => Err(not_fetched(param, &error, limit)),
+        Err(_) => Err(app.panicked()),
+    }
+}
+
+fn not_fetched(param: &str, error: &FetchError, limit: u64) -> ApiError {
+    match error {
+        FetchError::TooLarge { bytes, .. } => refused(param, &too_large(*bytes, limit)),
+        FetchError::TooSlow(_) => {
+            let message = format!("{param}: {error} to fetch it (--media-fetch-timeout)");
+            ApiError {
+                param: Some(param.into()),
+                code: Some("fetch_timeout"),
+                ..ApiError::new(StatusCode::BAD_REQUEST, message)
+            }
+        }
+        error => ApiError { code: Some("fetch_failed"), ..ApiError::invalid(param, format!("{param}: {error}")) },
+    }
+}
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

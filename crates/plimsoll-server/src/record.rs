@@ -1,0 +1,215 @@
+//! The recorder (`serve --record FILE`): a line of the trace for every request, written when it ends, by a thread of its own that
+//! nobody waits for. What must not be in here: content, unless the operator asked for it.
+//!
+//! What cannot be written is lost and counted, never waited for: a full disk costs the trace, not the service.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use plimsoll_engine::MediaItem;
+use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Head, Line, Prompt};
+
+use crate::app::App;
+use crate::error::ServeError;
+use crate::limits::{ByteBudget, Held};
+use crate::submit::Draft;
+
+/// Lines that wait to be written.
+const QUEUE: usize = 256;
+/// A server that ends waits so long for the last of them.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What the operator asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordConfig {
+    /// The file; one that exists is not overwritten.
+    pub file: PathBuf,
+    /// Prompts' tokens, too.
+    pub content: bool,
+    /// Bytes after which nothing more is written.
+    pub max_bytes: u64,
+}
+
+/// Figures for the metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    pub lines: AtomicU64,
+    pub bytes: AtomicU64,
+    pub lost: AtomicU64,
+}
+
+/// The open trace.
+pub(crate) struct Recorder {
+    began: Instant,
+    blinds: Blinds,
+    content: bool,
+    sender: SyncSender<Message>,
+    bytes: Arc<ByteBudget>,
+    pub recorded: Arc<Recorded>,
+}
+
+/// What the writer is told.
+enum Message {
+    Line(Entry),
+    /// Everything before is to be in the file.
+    Flush(SyncSender<()>),
+}
+
+/// A request on its way into the trace; what is not [`Entry::end`]ed is not written.
+pub(crate) struct Entry {
+    line: Line,
+    sender: SyncSender<Message>,
+    recorded: Arc<Recorded>,
+    _held: Held,
+}
+
+impl Recorder {
+    /// Opens the file, writes its head and starts the writer.
+    pub fn open(config: &RecordConfig, bytes: &Arc<ByteBudget>) -> Result<Self, ServeError> {
+        let failed = |error: std::io::Error| {
+            let file = config.file.display();
+            ServeError::Config(format!("--record {file}: {error}"))
+        };
+        let file = File::options().write(true).create_new(true).open(&config.file).map_err(failed)?;
+        let mut writer = Writer { file: BufWriter::new(file), left: config.max_bytes, recorded: Arc::default() };
+        writer.put(&Head::default()).and_then(|()| writer.file.flush()).map_err(failed)?;
+        let (sender, messages) = sync_channel(QUEUE);
+        let recorded = Arc::clone(&writer.recorded);
+        let spawned = std::thread::Builder::new().name("plimsoll-record".into()).spawn(move || writer.run(&messages));
+        spawned.map_err(failed)?;
+        let (began, blinds) = (Instant::now(), Blinds::default());
+        Ok(Self { began, blinds, content: config.content, sender, bytes: Arc::clone(bytes), recorded })
+    }
+
+    /// Waits, for a moment at most, until everything that has ended is in the file.
+    pub fn flush(&self) {
+        let (done, wait) = sync_channel(1);
+        if self.sender.try_send(Message::Flush(done)).is_ok() {
+            // Whoever is late by then is lost: a server that ends does not wait for a disk.
+            let _ = wait.recv_timeout(LAST_WORDS);
+        }
+    }
+
+    /// A request that begins now. None where the byte budget has no room for its line: then it is lost.
+    pub fn begin(&self, app: &App, api: &'static str, draft: &Draft) -> Option<Entry> {
+        let common = &draft.common;
+        let ids = draft.prompts.iter().map(|prompt| prompt.ids.as_slice());
+        let mut entry = self.prompts(app, api, ids, &draft.media)?;
+        let line = &mut entry.line;
+        (line.stream, line.n, line.max_tokens) = (common.stream, common.n, common.max_tokens);
+        let sampling = &common.sampling;
+        (line.temperature, line.top_p, line.top_k) = (sampling.temperature, sampling.top_p, sampling.top_k);
+        (line.logprobs, line.prompt_logprobs) = (draft.logprobs, draft.prompt_logprobs);
+        (line.stop, line.form) = (common.stop.len() as u32, draft.grammar.is_some());
+        line.salt = self.blinds.salt(common.cache_salt);
+        Some(entry)
+    }
+
+    /// Prompts, or inputs that nothing is generated for.
+    pub fn prompts<'a>(
+        &self,
+        app: &App,
+        api: &'static str,
+        all: impl Iterator<Item = &'a [u32]> + Clone,
+        media: &[MediaItem],
+    ) -> Option<Entry> {
+        let tokens: usize = all.clone().map(<[u32]>::len).sum();
+        let each = if self.content { size_of::<u32>() } else { 0 };
+        let prompts = all.clone().count() * size_of::<Prompt>();
+        // Twice: as it is, and as JSON.
+        let bytes = 2
+            * (size_of::<Entry>()
+                + prompts
+                + tokens * each
+                + 16 * tokens.div_ceil(BLOCK_TOKENS as usize)
+                + size_of_val(media));
+        let Ok(held) = self.bytes.hold(bytes as u64) else {
+            self.recorded.lost.fetch_add(1, Relaxed);
+            return None;
+        };
+        let at_ms = self.began.elapsed().as_millis() as u64;
+        let prompts = all.map(|ids| self.blinds.prompt(ids, media, self.content)).collect();
+        let plain = Line::plain(at_ms, Prompt::default(), 0);
+        let model = app.label.as_deref().map(str::to_owned);
+        let line = Line { api: api.into(), model, stream: false, prompts, ..plain };
+        let (sender, recorded) = (self.sender.clone(), Arc::clone(&self.recorded));
+        Some(Entry { line, sender, recorded, _held: held })
+    }
+}
+
+impl Entry {
+    /// The request is over.
+    pub fn end(mut self, how: &'static str, output: u64, first_ms: Option<f64>, ms: f64) {
+        let line = &mut self.line;
+        (line.end, line.output) = (how.into(), output);
+        (line.first_ms, line.ms) = (first_ms.map(|ms| ms as u64), ms as u64);
+        let sender = self.sender.clone();
+        let recorded = Arc::clone(&self.recorded);
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = sender.try_send(Message::Line(self)) {
+            recorded.lost.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// The writing thread's.
+struct Writer {
+    file: BufWriter<File>,
+    left: u64,
+    recorded: Arc<Recorded>,
+}
+
+impl Writer {
+    /// Until nobody can record any more.
+    fn run(mut self, messages: &Receiver<Message>) {
+        let mut failed = false;
+        while let Ok(mut message) = messages.recv() {
+            loop {
+                match message {
+                    Message::Line(_) if failed => drop(self.recorded.lost.fetch_add(1, Relaxed)),
+                    Message::Line(entry) => failed = self.line(&entry.line).is_err(),
+                    Message::Flush(done) => {
+                        failed = failed || self.flush().is_err();
+                        // Who asked may have stopped waiting.
+                        let _ = done.try_send(());
+                    }
+                }
+                match messages.try_recv() {
+                    Ok(next) => message = next,
+                    Err(_) => break,
+                }
+            }
+            // Whoever looks at the file of a running server sees whole lines.
+            failed = failed || self.flush().is_err();
+        }
+    }
+
+    fn line(&mut self, line: &Line) -> std::io::Result<()> {
+        let written = self.put(line);
+        let count = if written.is_ok() { &self.recorded.lines } else { &self.recorded.lost };
+        count.fetch_add(1, Relaxed);
+        written.inspect_err(gives_up)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush().inspect_err(gives_up)
+    }
+
+    /// Writes a line, if it is not beyond the limit.
+    fn put(&mut self, line: &impl serde::Serialize) -> std::io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        let bytes = text.len() as u64;
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| std::io::Error::other("--record-bytes is reached"))?;
+        self.recorded.bytes.fetch_add(bytes, Relaxed);
+        self.file.write_all(&text)
+    }
+}
+
+fn gives_up(error: &std::io::Error) {
+    tracing::error!(%error, "--record: nothing more is recorded");
+}

@@ -1,0 +1,238 @@
+//! What there is to see of several models: one list, one ledger, one status, each with every model's name.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::response::Response;
+use plimsoll_engine::report::{LedgerReport, Pools};
+use plimsoll_engine::{CacheReport, EngineHandle};
+use serde::Serialize;
+use tokio::time::timeout;
+
+use super::{Registry, Slot, State as Standing};
+use crate::app::App;
+use crate::cache::CLEAR_TIMEOUT;
+use crate::error::{ApiError, ApiResult};
+use crate::health::healthy_page;
+use crate::memory::with_http;
+use crate::metrics::page;
+use crate::models::json;
+use crate::status::Status;
+
+/// One name of a model. What depends on its plan is known while it is loaded.
+#[derive(Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
+    state: &'static str,
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Model<'a>>,
+}
+
+fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
+    let inner = slot.inner();
+    let served = match &inner.state {
+        Standing::Loaded(loaded) => Some(&loaded.app.served),
+        _ => None,
+    };
+    Model {
+        id,
+        object: "model",
+        created: registry.created_s,
+        owned_by: "plimsoll",
+        root: slot.name(),
+        parent: None,
+        max_model_len: served.map(|served| served.engine.limits().max_req_total_len),
+        state: inner.state.name(),
+    }
+}
+
+/// Every name of every model.
+pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Response {
+    let names = registry.slots.iter().flat_map(|slot| slot.listed.names.iter().map(move |name| (slot, name)));
+    let data = names.map(|(slot, name)| model(&registry, slot, name)).collect();
+    json(&List { object: "list", data }, None)
+}
+
+/// One name; 404 when the server does not know it.
+pub(super) async fn one(State(registry): State<Arc<Registry>>, Path(id): Path<String>) -> ApiResult<Response> {
+    let slot = &registry.slots[registry.find(Some(&id))?];
+    Ok(json(&model(&registry, slot, &id), None))
+}
+
+/// 200 when every engine makes progress; 503 with the name of one that does not.
+pub(super) async fn health(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+    healthy(&registry, "healthy")
+}
+
+/// 200 when a new request would be taken.
+pub(super) async fn ready(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+    if registry.front.draining() {
+        return Err(ApiError::unavailable("the server is shutting down", 5));
+    }
+    healthy(&registry, "ready")
+}
+
+fn healthy(registry: &Registry, status: &'static str) -> ApiResult<Response> {
+    let apps = registry.loaded();
+    if let Some(ill) = apps.iter().find(|app| !app.served.engine.healthy()) {
+        let (name, limit) = (ill.label.as_deref().unwrap_or_default(), ill.served.engine.stall_limit().as_secs_f32());
+        let message = format!("the engine of `{name}` has stopped or made no progress for {limit} s");
+        return Err(ApiError::unavailable(message, 5));
+    }
+    Ok(healthy_page(apps.iter().map(|app| &app.served.engine), status))
+}
+
+fn engines(apps: &[Arc<App>]) -> Vec<&EngineHandle> {
+    apps.iter().map(|app| &app.served.engine).collect()
+}
+
+/// The ledger and the models it is made of.
+#[derive(Serialize)]
+struct Memory<'a> {
+    /// The sum, with what all models share.
+    #[serde(flatten)]
+    whole: LedgerReport,
+    models: Vec<Part<'a>>,
+}
+
+/// One model of the ledger.
+#[derive(Serialize)]
+struct Part<'a> {
+    model: &'a str,
+    state: &'static str,
+    /// What it plans when it is loaded; null before that was ever asked.
+    planned_bytes: Option<u64>,
+    /// How often it was loaded.
+    loads: u64,
+    /// Requests that are being answered by it.
+    in_use: usize,
+    idle_seconds: f64,
+    /// While it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ledger: Option<Own>,
+}
+
+/// What belongs to one engine alone.
+#[derive(Serialize)]
+struct Own {
+    committed_bytes: u64,
+    components: Vec<plimsoll_engine::report::ComponentRow>,
+    pools: Pools,
+    ladder: plimsoll_engine::report::Ladder,
+    requests: plimsoll_engine::report::Requests,
+    steps: u64,
+}
+
+impl From<LedgerReport> for Own {
+    fn from(report: LedgerReport) -> Self {
+        let LedgerReport { committed_bytes, components, pools, ladder, requests, steps, .. } = report;
+        // What the models share is nobody's own.
+        let components = components.into_iter().filter(|row| row.planned_bytes > 0).collect();
+        Self { committed_bytes, components, pools, ladder, requests, steps }
+    }
+}
+
+fn part(slot: &Slot) -> Part<'_> {
+    let inner = slot.inner();
+    let (engine, planned) = match &inner.state {
+        Standing::Loaded(loaded) => {
+            let engine = loaded.app.served.engine.clone();
+            let planned = engine.plan().total();
+            (Some(engine), Some(planned))
+        }
+        _ => (None, inner.needed),
+    };
+    let (state, loads, in_use) = (inner.state.name(), inner.loads, inner.users);
+    let idle_seconds = if in_use > 0 { 0.0 } else { inner.used.elapsed().as_secs_f64() };
+    drop(inner);
+    let ledger = engine.map(|engine| engine.report().into());
+    Part { model: slot.name(), state, planned_bytes: planned, loads, in_use, idle_seconds, ledger }
+}
+
+/// `GET /v1/memory`.
+pub(super) async fn memory(State(registry): State<Arc<Registry>>) -> Response {
+    let apps = registry.loaded();
+    let whole = with_http(registry.loader.report(&engines(&apps)), &registry.front.bytes);
+    json(&Memory { whole, models: registry.slots.iter().map(part).collect() }, None)
+}
+
+/// Status and the models it is about.
+#[derive(Serialize)]
+struct Statuses<'a> {
+    #[serde(flatten)]
+    whole: Status,
+    models: Vec<Part<'a>>,
+}
+
+/// `GET /v1/status`.
+pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
+    let apps = registry.loaded();
+    let engines = engines(&apps);
+    let report = with_http(registry.loader.report(&engines), &registry.front.bytes);
+    // Where nobody says otherwise, the first is asked.
+    let whole = Status::of(&registry.front, registry.slots[0].name().to_owned(), &engines, report);
+    json(&Statuses { whole, models: registry.slots.iter().map(part).collect() }, None)
+}
+
+/// `GET /metrics`.
+pub(super) async fn metrics(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+    let apps = registry.loaded();
+    let (whole, shared) = (registry.loader.report(&engines(&apps)), registry.loader.report(&[]));
+    let shared = shared.components.into_iter().filter(|row| row.planned_bytes > 0).collect();
+    page(&registry.front, whole, shared, &apps.iter().map(|app| &**app).collect::<Vec<_>>())
+}
+
+#[derive(Serialize)]
+struct Caches<'a> {
+    object: &'static str,
+    models: Vec<Cache<'a>>,
+}
+
+#[derive(Serialize)]
+struct Cache<'a> {
+    model: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<CacheReport>,
+    #[serde(rename = "cache")]
+    now: CacheReport,
+}
+
+/// `GET /v1/cache`: of each model that is loaded.
+pub(super) async fn cache(State(registry): State<Arc<Registry>>) -> Response {
+    let apps = registry.loaded();
+    let of = |app| Cache { model: label(app), before: None, now: app.served.engine.cache_report() };
+    json(&Caches { object: "cache", models: apps.iter().map(|app| of(&**app)).collect() }, None)
+}
+
+fn label(app: &App) -> &str {
+    app.label.as_deref().unwrap_or_default()
+}
+
+/// `DELETE /v1/cache`: all of them forget; answers when it is done.
+pub(super) async fn clear(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+    let apps = registry.loaded();
+    let mut models = Vec::new();
+    for app in &apps {
+        match timeout(CLEAR_TIMEOUT, app.served.engine.clear_cache()).await {
+            Ok(Some((before, now))) => models.push(Cache { model: label(app), before: Some(before), now }),
+            // It was unloaded meanwhile, and its cache with it.
+            Ok(None) => {}
+            Err(_) => {
+                let message = format!("`{}` is still busy with a step; its cache is cleared after it", label(app));
+                return Err(ApiError::unavailable(message, 5));
+            }
+        }
+    }
+    Ok(json(&Caches { object: "cache.cleared", models }, None))
+}

@@ -1,0 +1,65 @@
+//! Flags about the pictures and videos that clients send: where they may come from, and what a file may be. What they take of
+//! memory are the engine's flags.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use plimsoll_media::image::ImageLimits;
+use plimsoll_server::{MediaConfig, MediaFetch};
+
+/// Flags of the HTTP side that have to do with pictures and videos, for models that take them.
+#[derive(Debug, Args)]
+pub struct MediaArgs {
+    /// From where pictures named by a URL may be fetched: off, public (addresses of the open internet only), any (this machine and
+    /// private networks, too). No proxy is used.
+    #[arg(long, alias = "media_fetch", default_value_t)]
+    pub media_fetch: MediaFetch,
+    /// Host that pictures may be fetched from (repeatable) [default: every host].
+    #[arg(long, alias = "allowed_media_domains", value_delimiter = ',')]
+    pub allowed_media_domains: Vec<String>,
+    /// Seconds in which a picture must have been fetched.
+    #[arg(long, alias = "media_fetch_timeout", default_value_t = 10, value_parser = RangedU64ValueParser::<u64>::new().range(1..=600))]
+    pub media_fetch_timeout: u64,
+    /// Directory that file:// URLs of clients may read pictures from (repeatable) [default: none].
+    #[arg(long, alias = "media_root", value_delimiter = ',')]
+    pub media_root: Vec<PathBuf>,
+    /// Largest file of a picture or a video in bytes.
+    #[arg(long, alias = "max_image_bytes", default_value_t = ImageLimits::default().file_bytes)]
+    pub max_image_bytes: u64,
+    /// Most pixels of a picture before it is resized.
+    #[arg(long, alias = "max_decode_pixels", default_value_t = ImageLimits::default().pixels)]
+    pub max_decode_pixels: u64,
+    /// Most frames of an animation, of which a video's are taken.
+    #[arg(long, alias = "max_animation_frames", default_value_t = ImageLimits::default().frames)]
+    pub max_animation_frames: u64,
+    /// Most pixels of all frames of an animation together.
+    #[arg(long, alias = "max_animation_pixels", default_value_t = ImageLimits::default().animation_pixels)]
+    pub max_animation_pixels: u64,
+}
+
+impl MediaArgs {
+    /// The server's configuration of media.
+    pub fn config(&self) -> anyhow::Result<MediaConfig> {
+        for root in &self.media_root {
+            let found = root.metadata().with_context(|| format!("--media-root {}", root.display()))?;
+            anyhow::ensure!(found.is_dir(), "--media-root {} is not a directory", root.display());
+        }
+        Ok(MediaConfig {
+            fetch: self.media_fetch,
+            allowed_domains: self.allowed_media_domains.clone(),
+            fetch_timeout: Duration::from_secs(self.media_fetch_timeout),
+            roots: self.media_root.clone(),
+            image: ImageLimits {
+                file_bytes: self.max_image_bytes,
+                pixels: self.max_decode_pixels,
+                frames: self.max_animation_frames,
+                animation_pixels: self.max_animation_pixels,
+            },
+            root_certificates: plimsoll_hub::Settings::from_env().root_certificates,
+            ..MediaConfig::default()
+        })
+    }
+}

@@ -1,0 +1,213 @@
+//! `plimsoll replay`: a trace against a server, at its own pace or faster; or against the scheduler and the memory of a plan, without
+//! a model (`--simulate`).
+
+mod drive;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use plimsoll_engine::simulate::{Rates, Simulated, simulate};
+use plimsoll_engine::trace::{Trace, burst_gpt, mooncake};
+use plimsoll_engine::{Blueprint, Host};
+use serde::Serialize;
+
+use crate::args::{EngineArgs, HttpArgs};
+use crate::bench::client::Target;
+use crate::bench::{first_model, write_json};
+use crate::commands::plan;
+use drive::{Pace, Replayed};
+
+/// How a trace is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// As the first line shows.
+    Auto,
+    /// As `serve --record` writes it.
+    Plimsoll,
+    /// JSON lines with `timestamp`, `input_length`, `output_length`, `hash_ids`.
+    Mooncake,
+    /// CSV with `Timestamp`, `Request tokens`, `Response tokens`.
+    Burstgpt,
+}
+
+/// Flags of `replay`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The trace.
+    pub trace: PathBuf,
+    /// How it is written.
+    #[arg(long, value_enum, default_value_t = Format::Auto)]
+    pub format: Format,
+    /// The server that gets it, as http://host:port.
+    #[arg(long, required_unless_present = "simulate", conflicts_with = "simulate")]
+    pub url: Option<String>,
+    /// The model to ask for [default: the server's first], or with --simulate to plan for.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Only the first requests.
+    #[arg(long)]
+    pub limit: Option<usize>,
+    /// How much faster than it was recorded; 0: as fast as --max-in-flight allows.
+    #[arg(long, default_value_t = 1.0, value_parser = speed)]
+    pub speed: f64,
+    /// Requests at once; who comes when there are more waits here and is counted as late.
+    #[arg(long, alias = "max_in_flight", default_value_t = 256)]
+    pub max_in_flight: usize,
+    /// Prompts whose content was not recorded are made of token ids below this.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
+    pub vocab: u32,
+    /// Run the scheduler and the memory of a plan instead of a server. The same trace and flags give the same schedule on every machine.
+    #[arg(long)]
+    pub simulate: bool,
+    /// With --simulate: gigabytes that the imagined machine reads in a second.
+    #[arg(long, alias = "gigabytes_per_second", default_value_t = 20.0, value_parser = speed)]
+    pub gigabytes_per_second: f64,
+    /// With --simulate: thousand million multiplications and additions in a second.
+    #[arg(long, alias = "gigaflops", default_value_t = 400.0, value_parser = speed)]
+    pub gigaflops: f64,
+    /// Write everything there as JSON.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+    /// With --simulate: the HTTP side of the plan.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// With --simulate: the engine of the plan.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(format!("{number} is not 0 or more")) }
+}
+
+/// Replays, prints and writes.
+///
+/// # Errors
+/// When the trace cannot be read, the server not be reached, the model not be planned, or a request failed in a way that no server
+/// announces.
+pub fn run(args: &Args) -> Result<()> {
+    let mut trace = read(&args.trace, args.format).with_context(|| args.trace.display().to_string())?;
+    trace.lines.truncate(args.limit.unwrap_or(usize::MAX));
+    if trace.lines.is_empty() {
+        bail!("{}: no requests", args.trace.display());
+    }
+    match &args.url {
+        Some(url) => against_server(args, url, trace),
+        None => in_a_plan(args, &trace),
+    }
+}
+
+fn read(path: &Path, format: Format) -> Result<Trace> {
+    let mut file = BufReader::new(File::open(path)?);
+    let format = match format {
+        Format::Auto => match file.fill_buf()? {
+            text if text.starts_with(b"{\"plimsoll_trace\"") => Format::Plimsoll,
+            text if text.trim_ascii_start().starts_with(b"{") => Format::Mooncake,
+            _ => Format::Burstgpt,
+        },
+        named => named,
+    };
+    Ok(match format {
+        Format::Mooncake => mooncake(file)?,
+        Format::Burstgpt => burst_gpt(file)?,
+        Format::Auto | Format::Plimsoll => Trace::read(file)?,
+    })
+}
+
+#[derive(Serialize)]
+struct Document<'a, R> {
+    trace: String,
+    model: &'a str,
+    requests: usize,
+    result: &'a R,
+}
+
+fn report<R: Serialize>(args: &Args, model: &str, requests: usize, result: &R) -> Result<()> {
+    let trace = args.trace.display().to_string();
+    args.json.as_ref().map_or(Ok(()), |path| write_json(path, &Document { trace, model, requests, result }))
+}
+
+fn against_server(args: &Args, url: &str, trace: Trace) -> Result<()> {
+    let requests = trace.lines.len();
+    let (model, replayed) = crate::client_runtime()?.block_on(async {
+        let target = Target::parse(url)?;
+        let model = match &args.model {
+            Some(model) => model.clone(),
+            None => first_model(&target).await?,
+        };
+        let pace = Pace { speed: args.speed, max_in_flight: args.max_in_flight.max(1), vocab: args.vocab };
+        let replayed = drive::replay(&target, &model, Arc::new(trace), pace).await;
+        anyhow::Ok((model, replayed))
+    })?;
+    print_replayed(&replayed);
+    report(args, &model, requests, &replayed)?;
+    match &replayed.first_error {
+        Some(error) => bail!("{} requests failed; the first: {error}", replayed.failed),
+        None => Ok(()),
+    }
+}
+
+fn print_replayed(replayed: &Replayed) {
+    println!(
+        "{} answered, {} left as their clients did, {} refused for now (429, 503), {} refused (4xx), {} failed, {} could not be replayed",
+        replayed.answered, replayed.left, replayed.refused_for_now, replayed.refused, replayed.failed, replayed.skipped
+    );
+    println!(
+        "{:.1} s, {} prompt and {} output tokens ({:.1} output tok/s); {} sent late, by {:.2} s at most",
+        replayed.seconds,
+        replayed.prompt_tokens,
+        replayed.output_tokens,
+        replayed.output_tokens as f64 / replayed.seconds,
+        replayed.late,
+        replayed.late_by_max
+    );
+    let [first, recorded] = [&replayed.first_token, &replayed.recorded_first_token];
+    println!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
+    if recorded.max > 0.0 {
+        println!("when recorded: p50 {:.3} s, p99 {:.3} s, max {:.3} s", recorded.p50, recorded.p99, recorded.max);
+    }
+}
+
+fn in_a_plan(args: &Args, trace: &Trace) -> Result<()> {
+    let model = args.model.as_deref().unwrap_or(plimsoll_hub::DEFAULT_MODEL);
+    let (_, checkpoint, options) = plan::open(model, &args.engine, &args.http)?;
+    let host = Host::read(&options)?;
+    let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+    let rates = Rates { bytes: args.gigabytes_per_second * 1e9, flops: args.gigaflops * 1e9 };
+    let simulated = simulate(&planned, trace, rates)?;
+    print_simulated(&simulated);
+    report(args, model, trace.lines.len(), &simulated)?;
+    match simulated.lost {
+        0 => Ok(()),
+        lost => bail!("{lost} pages or state slots were not given back: a leak in the scheduler"),
+    }
+}
+
+fn print_simulated(out: &Simulated) {
+    println!(
+        "{} sequences: {} finished, {} left, {} refused as too large (400), {} refused for now (429); {} preemptions",
+        out.sequences, out.finished, out.left, out.refused_invalid, out.refused_full, out.preempted
+    );
+    println!(
+        "{:.1} s of the imagined machine in {} steps; {} prompt tokens, {} of them from the prefix cache; {} output tokens ({:.1} tok/s)",
+        out.seconds,
+        out.steps,
+        out.prompt_tokens,
+        out.cached_tokens,
+        out.output_tokens,
+        out.output_tokens as f64 / out.seconds
+    );
+    println!(
+        "pages: at most {} of {} held by sequences; at most {} ran and {} waited; requests reserved at most {} bytes",
+        out.pages_peak, out.pages, out.running_peak, out.waiting_peak, out.host_bytes_peak
+    );
+    let [first, between] = [&out.first_token, &out.between_tokens];
+    println!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
+    println!("between tokens: p50 {:.4} s, p99 {:.4} s, max {:.4} s", between.p50, between.p99, between.max);
+    println!("schedule {}", out.digest);
+}

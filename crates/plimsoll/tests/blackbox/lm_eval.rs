@@ -1,0 +1,13 @@
+//! EleutherAI's `lm-eval` drives the server, as those do who compare models.
+
+use crate::product::Server;
+use crate::python;
+
+/// The release the script was written against.
+const LM_EVAL: &str = "lm-eval[api]==0.4.13";
+
+#[test]
+fn lm_eval_runs_its_tasks() {
+    let server = Server::start(&["--max-total-token-num", "8192", "--max-req-total-len", "1024"]);
+    python::satisfies(LM_EVAL, "lm_eval_client.py", &server, &[]);
+}

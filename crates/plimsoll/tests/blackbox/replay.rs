@@ -1,0 +1,139 @@
+//! `serve --record` and `replay`: what is written says when and how much, never what; it can be replayed and simulated.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::product::{Server, eventually, fixture, run};
+
+/// A file that does not exist, removed with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("plimsoll-{name}-{}", std::process::id()));
+        // It may be left from a run that was killed.
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+
+    fn name(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(&self.0).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It may not have come to be.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn serve(flags: &[&str]) -> Server {
+    Server::start_model(&fixture("llama"), flags)
+}
+
+/// Streams, reads the first piece and goes.
+fn leaves(server: &Server) {
+    let body = json!({"prompt": "one two three", "max_tokens": 300, "ignore_eos": true, "stream": true});
+    let mut stream = server.send("/v1/completions", &body);
+    let mut piece = [0; 512];
+    assert!(stream.read(&mut piece).unwrap() > 0);
+}
+
+#[test]
+fn what_is_recorded_says_when_and_how_much_and_can_be_replayed_and_simulated() {
+    let trace = Scratch::new("record.jsonl");
+    let server = serve(&["--record", trace.name()]);
+    let shared = "alpha beta gamma delta epsilon ".repeat(12);
+    for i in 0..3 {
+        let prompt = format!("{shared} confidential {i}");
+        server.ask(
+            "/v1/completions",
+            &json!({"prompt": prompt, "max_tokens": 6, "ignore_eos": true, "temperature": 0.5}),
+        );
+    }
+    server.ask("/v1/completions", &json!({"prompt": "x", "max_tokens": 2, "n": 2, "logprobs": 1, "ignore_eos": true}));
+    leaves(&server);
+    eventually("five lines", Duration::from_secs(10), || trace.lines().len() == 6);
+    let lines = trace.lines();
+    assert_eq!(lines[0]["plimsoll_trace"], 1);
+    let text = std::fs::read_to_string(&trace.0).unwrap();
+    assert!(!text.contains("confidential") && !text.contains("\"ids\""), "no content: {text}");
+    let blocks = |i: usize| lines[i]["prompts"][0]["blocks"].as_array().unwrap().clone();
+    assert!(blocks(1).len() > 2 && blocks(1)[0] == blocks(2)[0] && blocks(1).last() != blocks(2).last(), "{text}");
+    assert_eq!(
+        (&lines[1]["output"], &lines[1]["end"], &lines[1]["temperature"]),
+        (&json!(6), &json!("finished"), &json!(0.5))
+    );
+    assert_eq!((&lines[4]["n"], &lines[4]["output"], &lines[4]["logprobs"]), (&json!(2), &json!(4), &json!(1)));
+    assert_eq!(lines[5]["end"], "aborted", "{text}");
+    assert!(server.get("/metrics").text().contains("plimsoll_trace_lines 5"));
+
+    let model = fixture("llama");
+    let simulate = || run(&["replay", trace.name(), "--simulate", "--model", model.to_str().unwrap()]).good();
+    let out = simulate();
+    assert!(out.contains("6 sequences: 5 finished, 1 left") && out.contains("schedule "), "{out}");
+    assert_eq!(simulate(), out, "the same schedule");
+    // Last: the server records this, too.
+    let url = format!("http://{}", server.address);
+    let out = run(&["replay", trace.name(), "--url", &url, "--speed", "0", "--vocab", "200"]).good();
+    assert!(out.contains("4 answered, 1 left") && out.contains("0 failed"), "{out}");
+}
+
+#[test]
+fn a_trace_has_a_limit_and_never_overwrites_a_file() {
+    let trace = Scratch::new("short.jsonl");
+    let mut server = serve(&["--record", trace.name(), "--record-content", "--record-bytes", "700"]);
+    for _ in 0..4 {
+        server.ask("/v1/completions", &json!({"prompt": "one two", "max_tokens": 2, "ignore_eos": true}));
+    }
+    eventually("the loss is counted", Duration::from_secs(5), || {
+        !server.get("/metrics").text().contains("plimsoll_trace_lines_lost 0")
+    });
+    assert!(std::fs::metadata(&trace.0).unwrap().len() <= 700 && server.log().contains("--record-bytes is reached"));
+    assert!(trace.lines()[1]["prompts"][0]["ids"].is_array(), "asked for content");
+    server.signal("TERM");
+    assert!(server.ended(Duration::from_secs(20)).success());
+    let model = fixture("llama");
+    let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", trace.name()]).refused();
+    assert!(words.contains("not overwritten"), "{words}");
+}
+
+#[test]
+fn public_traces_are_read_and_what_is_none_is_said() {
+    let write = |name: &str, text: &str| {
+        let file = Scratch::new(name);
+        std::fs::write(&file.0, text).unwrap();
+        file
+    };
+    let mooncake = write(
+        "mooncake.jsonl",
+        "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [1, 2]}\n\
+        {\"timestamp\": 900, \"input_length\": 520, \"output_length\": 5, \"hash_ids\": [1, 3]}\n",
+    );
+    let burst = write(
+        "burst.csv",
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,47,18,65,API log\n",
+    );
+    let model = fixture("llama");
+    let simulate = |file: &Scratch| {
+        run(&["replay", file.name(), "--simulate", "--model", model.to_str().unwrap(), "--max-total-token-num", "4096"])
+    };
+    let out = simulate(&mooncake).good();
+    assert!(
+        out.contains("2 sequences: ") && out.contains("1120 prompt tokens, 512 of them from the prefix cache"),
+        "{out}"
+    );
+    assert!(simulate(&burst).good().contains("1 sequences: 1 finished"));
+    let words = simulate(&write("empty", "")).refused();
+    assert!(words.contains("no requests"), "{words}");
+    assert!(simulate(&write("nonsense", "{\"plimsoll_trace\":1}\n")).refused().contains("line 1: "));
+}

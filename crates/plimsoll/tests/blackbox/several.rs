@@ -1,0 +1,199 @@
+//! `serve --models` with real models: answers are the ones a server of that model alone gives, memory comes and goes with the models,
+//! all of it under one line.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::product::{Server, default_model, eventually, fixture, plimsoll};
+
+/// Anonymous memory after all models are gone may be so much above what it was before the first: what the allocator and the threads of
+/// HTTP keep of their first use.
+const KEPT: u64 = 4 << 20;
+
+/// A directory for one test's files, gone with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("several-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// A server of the models that `toml` lists.
+    fn serve(&self, toml: &str, flags: &[&str]) -> Server {
+        let file = self.0.join("models.toml");
+        fs::write(&file, toml).unwrap();
+        let args = ["serve", "--port", "0", "--models", file.to_str().unwrap()];
+        Server::try_start(plimsoll([&args, flags].concat())).unwrap_or_else(|words| panic!("{words}"))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left is in the build's own directory.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn anonymous(server: &Server) -> u64 {
+    server.memory()["process"]["rss_anon"].as_u64().unwrap()
+}
+
+fn part(server: &Server, name: &str) -> Value {
+    let page = server.memory();
+    page["models"].as_array().unwrap().iter().find(|part| part["model"] == name).unwrap().clone()
+}
+
+fn all_unloaded(server: &Server) -> bool {
+    server.memory()["models"].as_array().unwrap().iter().all(|part| part["state"] == "unloaded")
+}
+
+fn story(model: &str) -> Value {
+    json!({"model": model, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": true})
+}
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["text"].as_str().unwrap()
+}
+
+fn toml(name: &str, model: &Path, more: &str) -> String {
+    format!("[[models]]\nname = '{name}'\nmodel = '{}'\n{more}\n", model.display())
+}
+
+#[test]
+fn models_come_and_go_and_so_does_their_memory() {
+    default_model();
+    let folder = Folder::new("come-and-go");
+    let tiny = fixture("llama");
+    let listed = [
+        "[[models]]\nname = 'smol'\nmodel = 'smollm2'\nmax-total-token-num = 8192\nidle-seconds = 2\n".to_owned(),
+        toml("tiny", &tiny, "served-model-name = ['little']\nidle-seconds = 2"),
+        toml("words", &fixture("bert"), "idle-seconds = 2"),
+        toml("broken", &folder.0.join("nothing.gguf"), ""),
+    ];
+    let server = folder.serve(&listed.concat(), &["--threads", "2"]);
+    let alone = Server::start_model(&tiny, &["--threads", "2"]);
+    let expected = text(&alone.ask("/v1/completions", &story("llama"))).to_owned();
+    drop(alone);
+    let (before, line) = (anonymous(&server), server.memory()["line_bytes"].as_u64().unwrap());
+    assert!(server.memory()["planned_bytes"].as_u64().unwrap() <= line);
+    for round in 0..3 {
+        assert_eq!(text(&server.ask("/v1/completions", &story("little"))), expected, "as alone");
+        server.ask("/v1/completions", &story("smol"));
+        let embedding = server.ask("/v1/embeddings", &json!({"model": "words", "input": "a ship"}));
+        assert!(embedding["data"][0]["embedding"].as_array().unwrap().len() > 8);
+        let refused = server.post("/v1/completions", &story("broken"));
+        assert_eq!(refused.status, 500);
+        assert_eq!(refused.json()["error"]["code"], "model_load_failed");
+        // Beside the others it is still as alone.
+        assert_eq!(text(&server.ask("/v1/completions", &story("tiny"))), expected);
+        let page = server.memory();
+        assert!(page["planned_bytes"].as_u64().unwrap() <= line, "I1: {page}");
+        for row in page["components"].as_array().unwrap() {
+            assert!(row["committed_bytes"].as_u64() <= row["planned_bytes"].as_u64(), "I2: {row}");
+        }
+        let (held, unaccounted) = (anonymous(&server), page["unaccounted_bytes"].as_i64().unwrap());
+        assert!(held > before + (100 << 20), "SmolLM2 alone has more than that: {held}");
+        eventually("all are unloaded", Duration::from_secs(30), || all_unloaded(&server));
+        let after = anonymous(&server);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        println!(
+            "round {round}: {:.1} MiB before the first load, {:.1} with three models ({:.1} unaccounted), {:.1} when they are gone",
+            mib(before),
+            mib(held),
+            unaccounted as f64 / f64::from(1 << 20),
+            mib(after)
+        );
+        assert!(after <= before + KEPT, "{after} bytes when all are gone, {before} before");
+        let page = server.memory();
+        assert_eq!(
+            page["planned_bytes"],
+            page["components"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|row| row["planned_bytes"].as_u64().unwrap())
+                .sum::<u64>()
+        );
+        assert_eq!(page["device_allocations"]["after_ready"], 0);
+    }
+    assert_eq!(part(&server, "tiny")["loads"], 3);
+}
+
+/// The lines of a stream, once its head was sent.
+fn stream(server: &Server, body: &Value) -> BufReader<TcpStream> {
+    let body = body.to_string();
+    let mut client = TcpStream::connect(server.address).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    client.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+    BufReader::new(client)
+}
+
+fn read_to(stream: &mut BufReader<TcpStream>, marker: &str) {
+    let mut line = String::new();
+    while !line.contains(marker) {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0, "ended before {marker}");
+    }
+}
+
+#[test]
+fn one_line_for_all_of_them() {
+    default_model();
+    let folder = Folder::new("one-line");
+    let listed = [
+        "[[models]]\nname = 'smol'\nmodel = 'smollm2'\nmax-total-token-num = 4096\n".to_owned(),
+        "[[models]]\nname = 'giant'\nmodel = 'smollm2'\nmax-total-token-num = 50000000\n".to_owned(),
+        toml("tiny", &fixture("llama"), "max-total-token-num = 4096"),
+        toml("small", &fixture("qwen3"), "max-total-token-num = 4096"),
+    ]
+    .concat();
+    let server = folder.serve(&listed, &[]);
+    let shared = server.memory()["planned_bytes"].as_u64().unwrap();
+    for name in ["smol", "tiny"] {
+        server.ask("/v1/completions", &story(name));
+    }
+    let of = |name: &str| part(&server, name)["planned_bytes"].as_u64().unwrap();
+    let (smol, tiny) = (of("smol"), of("tiny"));
+    assert_eq!(server.memory()["planned_bytes"].as_u64().unwrap(), shared + smol + tiny);
+    drop(server);
+    // A line for the large one, or the two small ones, and no more.
+    let budget = shared + smol + (1 << 20);
+    assert!(tiny > 1 << 20 && 2 * tiny < smol, "{tiny} {smol}");
+    let mut server = folder.serve(&listed, &["--memory-budget", &budget.to_string()]);
+    server.ask("/v1/completions", &story("tiny"));
+    server.ask("/v1/completions", &story("small"));
+    server.ask("/v1/completions", &story("smol"));
+    for gone in ["tiny", "small"] {
+        assert_eq!(part(&server, gone)["state"], "unloaded", "{gone} made room");
+    }
+    let page = server.memory();
+    assert!(page["process"]["rss_anon"].as_u64().unwrap() <= budget, "{page}");
+    let refused = server.post("/v1/completions", &story("giant"));
+    assert_eq!(refused.status, 400);
+    let error = refused.json()["error"].clone();
+    assert_eq!(error["code"], "model_does_not_fit");
+    assert!(error["message"].as_str().unwrap().contains(" GiB"), "{error}");
+    // Who is in use stays, and who would need its room is told so.
+    let body = json!({"model": "smol", "prompt": "Once", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    let mut busy = stream(&server, &body);
+    read_to(&mut busy, "data: ");
+    let refused = server.post("/v1/completions", &story("tiny"));
+    assert_eq!((refused.status, refused.header("retry-after").is_some()), (503, true));
+    let error = refused.json()["error"].clone();
+    assert!(error["message"].as_str().unwrap().contains("`smol` ("), "{error}");
+    drop(busy);
+    eventually("its room is another's", Duration::from_secs(20), || {
+        server.post("/v1/completions", &story("tiny")).status == 200
+    });
+    assert_eq!(part(&server, "smol")["state"], "unloaded");
+    server.signal("TERM");
+    assert!(server.ended(Duration::from_secs(20)).success(), "{}", server.log());
+    assert!(server.log().contains("the ledger at the end"), "{}", server.log());
+}
