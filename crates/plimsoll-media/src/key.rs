@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use plimsoll_memory::broken;
 use sha2::{Digest, Sha256};
 
 use crate::Modality;
@@ -21,7 +22,7 @@ impl ContentKey {
         hash.update((parameters.len() as u64).to_le_bytes());
         hash.update(parameters);
         hash.update((content.len() as u64).to_le_bytes());
-        hash.update(content);
+        hash.update(if broken("V-47") { &content[..content.len().min(64)] } else { content });
         Self(hash.finalize().into())
     }
 

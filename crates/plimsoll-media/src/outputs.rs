@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use plimsoll_memory::broken;
+
 use crate::{ContentKey, MediaError};
 
 type Page = Box<[f32]>;
@@ -305,7 +307,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Some(entry) = self.entry.take() {
+        if let Some(entry) = self.entry.take().filter(|_| !broken("T-33")) {
             self.pool.lock().release(entry);
         }
     }

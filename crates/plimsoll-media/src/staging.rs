@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 
+use plimsoll_memory::broken;
+
 use crate::MediaError;
 
 /// The budget.
@@ -86,7 +88,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.staging.0.used.fetch_sub(self.bytes, AcqRel);
+        self.staging.0.used.fetch_sub(if broken("T-29") { 0 } else { self.bytes }, AcqRel);
     }
 }
 

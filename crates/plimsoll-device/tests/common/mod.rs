@@ -32,11 +32,23 @@ pub fn device(
     threads: usize,
     isa: Isa,
 ) -> CpuDevice {
+    device_of(table, checkpoint, shape, [256, slots], threads, isa)
+}
+
+/// The same with as many pages and slots as it is told; what nobody touches takes no memory.
+pub fn device_of(
+    table: &WeightTable,
+    checkpoint: &Checkpoint,
+    shape: &ModelShape,
+    [pages, slots]: [usize; 2],
+    threads: usize,
+    isa: Isa,
+) -> CpuDevice {
     let ledger = Arc::new(Ledger::new());
-    Component::ALL.iter().for_each(|component| ledger.plan(*component, 1 << 30));
+    Component::ALL.iter().for_each(|component| ledger.plan(*component, 1 << 40));
     let mut pool = ThreadPool::new(threads).unwrap();
     let weights = CpuWeights::load(table.clone(), checkpoint, &ledger, &mut pool, |_| {}).unwrap();
-    let memory = CpuMemory::map(&ledger, shape, 256, slots, 32 << 20, threads, false).unwrap();
+    let memory = CpuMemory::map(&ledger, shape, pages, slots, 32 << 20, threads, false).unwrap();
     CpuDevice::new(weights, pool, isa, memory)
 }
 

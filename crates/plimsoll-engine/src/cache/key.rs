@@ -6,6 +6,7 @@
 //! prompts share what comes before their pictures.
 
 use plimsoll_media::ContentKey;
+use plimsoll_memory::broken;
 
 use super::radix::PAGE_TOKENS;
 
@@ -46,6 +47,7 @@ impl<'a> PageKey<'a> {
         (1..).zip(chunks).map(move |(page, chunk)| {
             let end = page * PAGE_TOKENS;
             let mark = self.media.iter().take_while(|mark| (mark.from as usize) < end).last();
+            let mark = mark.filter(|_| !broken("V-K"));
             (chunk, mark.map_or([0; 32], |mark| *mark.content.as_bytes()))
         })
     }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use plimsoll_media::geometry::{PatchVideo, Patches};
 use plimsoll_media::image::{Normalize, Rgb};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Staged, Staging};
+use plimsoll_memory::broken;
 use plimsoll_models::{Grid, PlaceRule};
 
 pub use plan::{MediaPlan, MediaRules};
@@ -139,7 +140,7 @@ impl MediaSpec {
     /// Checks a request's items against the limits and against its prompt.
     pub(crate) fn check(&self, prompt: &[u32], items: &[MediaItem]) -> Result<(), Refusal> {
         let invalid = |message: String| Refusal::Invalid { param: "messages", message };
-        if items.len() > self.items_max {
+        if items.len() > self.items_max && !broken("T-24") {
             let (n, most) = (items.len(), self.items_max);
             return Err(invalid(format!("the request has {n} media; the limit is {most} (--max-media-per-request)")));
         }

@@ -1,5 +1,5 @@
 //! The museum: ways in which other engines died, as tests that Plimsoll does not. One test a row of the catalogue of failures, named
-//! by the row's id; the list is in `README.md` beside this file.
+//! by the row's id; the list is `tests/museum/README.md` at the top of the repository.
 //!
 //! The counted heap, mappings and injected faults are the process's, so every visitor goes `alone`.
 

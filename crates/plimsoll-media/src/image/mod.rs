@@ -16,6 +16,8 @@ pub use patchify::{Normalize, patchify, patchify_len};
 pub use resize::resize;
 pub use tile::tiles;
 
+use plimsoll_memory::broken;
+
 use crate::error::contained;
 use crate::{MediaError, Size};
 
@@ -75,7 +77,7 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
     if scan.size.pixels() == 0 {
         return Err(malformed(format!("{} × {} has no pixels", scan.size.width, scan.size.height)));
     }
-    over("pixels", scan.largest_pixels, limits.pixels, "--max-decode-pixels")?;
+    over("pixels", scan.largest_pixels, if broken("T-31") { u64::MAX } else { limits.pixels }, "--max-decode-pixels")?;
     over("frames", scan.frames, limits.frames, "--max-animation-frames")?;
     if scan.frames > 1 {
         let all = scan.frames.saturating_mul(scan.largest_pixels);

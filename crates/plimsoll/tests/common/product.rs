@@ -254,6 +254,8 @@ pub fn rests(page: &Value) -> bool {
     page["requests"].as_array().is_some_and(Vec::is_empty)
         && pools["kv_pages"]["used"] == pools["kv_pages"]["cached"]
         && pools["state_slots"]["used"] == pools["state_slots"]["cached"]
+        && pools["encoder_outputs"]["used"] == pools["encoder_outputs"]["cached"]
+        && pools["media_bytes"]["used"] == 0
         && pools["requests"]["in_system"] == 0
         && pools["host_bytes"]["used"] == 0
         && pools["http_bytes"]["used"] == 0

@@ -15,7 +15,9 @@ mod isolation;
 mod leaving;
 #[path = "../common/limit.rs"]
 mod limit;
+mod media;
 mod overload;
+mod picture;
 #[path = "../common/product.rs"]
 mod product;
 mod profiling;

@@ -77,7 +77,7 @@ fn t_20_a_pool_that_is_planned_starts() {
 #[test]
 fn t_18_a_plan_that_does_not_fit_names_what_is_short_and_every_flag_that_helps() {
     let words = run(&served("llama", &["--memory-budget", "30MiB"])).refused();
-    for word in ["request_table", "host_heap", "--request-bytes", "--grammar-bytes", "--memory-budget"] {
+    for word in ["request_table", "host_heap", "--max-connections", "--grammar-bytes", "--memory-budget"] {
         assert!(words.contains(word), "{word}: {words}");
     }
 }

@@ -18,11 +18,12 @@ pub fn tiny(flags: &[&str]) -> Server {
 }
 
 /// What servers here get unless they are given another: small lines, so that several fit beside each other.
-const SMALL: [[&str; 2]; 4] = [
+const SMALL: [[&str; 2]; 5] = [
     ["--max-total-token-num", "8192"],
     ["--request-bytes", "16777216"],
     ["--grammar-bytes", "8388608"],
     ["--max-body-bytes", "2097152"],
+    ["--media-bytes", "33554432"],
 ];
 
 fn small<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
