@@ -76,6 +76,16 @@ impl Held {
 }
 
 impl Held {
+    /// What is held.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes over what another holds of the same budget.
+    pub fn join(&mut self, mut other: Held) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// Gives a part of what is held to a holder of its own.
     pub fn split(&mut self, bytes: u64) -> Held {
         let bytes = bytes.min(self.bytes);

@@ -64,11 +64,13 @@ impl SeqMedia {
         let mut before = [0; 32];
         for (index, item) in (0..).zip(media) {
             let last = runs.iter().rev().find(|run| run.item == index);
-            let content = derived("media of a prompt", item, &before);
+            // How far its frames are apart in time says where they stand.
+            let apart = item.seconds.map_or(0, f32::to_bits).to_le_bytes();
+            let content = derived("media of a prompt", item, &[&before, &apart[..]]);
             before = *content.as_bytes();
             marks.push(MediaMark { from: item.first, content });
             items.push(Medium {
-                key: derived("encoder output", item, &salt.to_le_bytes()),
+                key: derived("encoder output", item, &[&salt.to_le_bytes()]),
                 grid: item.grid,
                 modality: item.shape.modality,
                 pixels: Arc::clone(&item.pixels),
@@ -199,12 +201,13 @@ impl SeqMedia {
     }
 }
 
-/// A name for an item together with something else: the media before it, on which its pages depend, or its request's salt, since
-/// how fast an answer comes would tell that somebody has sent this picture. What it was resized to is part of it.
-fn derived(purpose: &str, item: &MediaItem, with: &[u8]) -> ContentKey {
+/// A name for an item together with something else: the media before it and its place in time, on which its pages depend, or its
+/// request's salt, since how fast an answer comes would tell that somebody has sent this picture. What it was resized to is part of it.
+fn derived(purpose: &str, item: &MediaItem, with: &[&[u8]]) -> ContentKey {
     let Grid { frames, height, width } = item.grid;
-    let mut content = ArrayVec::<u8, 88>::new();
+    let mut content = ArrayVec::<u8, 96>::new();
     let sides = [frames, height, width].map(|side| (side as u64).to_le_bytes());
+    let with = with.iter().copied().flatten();
     item.key.as_bytes().iter().chain(sides.as_flattened()).chain(with).for_each(|byte| content.push(*byte));
     ContentKey::of(item.shape.modality, purpose, &content)
 }

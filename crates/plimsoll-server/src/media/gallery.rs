@@ -20,6 +20,9 @@ const LOW_PIXELS: u64 = 512 * 512;
 /// Frames of a list a second, unless the client says otherwise.
 const FRAMES_PER_SECOND: f64 = 2.0;
 
+/// Frames a second that a list of frames may have: positions in time are counted in 32 bits.
+const FPS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
+
 /// What works as a video.
 const VIDEOS: &str =
     "animated GIF and WebP, a list of frames (`video`), and data:video/jpeg;base64 with frames between commas";
@@ -50,6 +53,11 @@ pub(crate) enum Source {
 }
 
 impl Medium {
+    /// Whether any of its files has to be got first.
+    pub fn is_elsewhere(&self) -> bool {
+        self.sources.iter().any(|source| !matches!(source, Source::Bytes(_)))
+    }
+
     /// Bytes that are here.
     pub fn bytes(&self) -> u64 {
         let own = |source: &Source| match source {
@@ -177,8 +185,10 @@ impl<'a> Gallery<'a> {
             return self.video(param, &url.0);
         }
         let fps = fps.unwrap_or(FRAMES_PER_SECOND);
-        if !(fps > 0.0 && fps <= 1000.0) {
-            return Err(ApiError::invalid(&param, format!("{param}: {fps} frames a second are not possible")));
+        if !FPS.contains(&fps) {
+            let (least, most) = (FPS.start(), FPS.end());
+            let message = format!("{param}: {fps} frames a second; {least} to {most} are possible");
+            return Err(ApiError::invalid(&param, message));
         }
         let frames: Vec<Text<'_>> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
         let frames = self.few(&param, frames.iter().map(|frame| &*frame.0))?;

@@ -12,6 +12,7 @@ pub(crate) mod prompt;
 mod source;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_engine::MediaSpec;
@@ -107,8 +108,8 @@ impl Default for MediaConfig {
 pub(crate) struct Studio {
     /// None where nothing may be fetched, or the model takes no media.
     fetcher: Option<std::sync::Arc<Fetcher>>,
-    fetches: Semaphore,
-    decoders: std::sync::Arc<Semaphore>,
+    fetches: Arc<Semaphore>,
+    decoders: Arc<Semaphore>,
     /// Who holds it is the next to get room.
     next: Mutex<()>,
     pub counts: Counts,
@@ -139,8 +140,8 @@ impl Studio {
         let fetcher = fetcher.map_err(|error| ServeError::Config(error.to_string()))?;
         Ok(Self {
             fetcher: fetcher.map(Into::into),
-            fetches: Semaphore::new(FETCHES),
-            decoders: std::sync::Arc::new(Semaphore::new(DECODERS)),
+            fetches: Arc::new(Semaphore::new(FETCHES)),
+            decoders: Arc::new(Semaphore::new(DECODERS)),
             next: Mutex::new(()),
             counts: Counts::default(),
         })

@@ -16,6 +16,7 @@ use super::refused;
 use crate::app::{App, Phase, reached};
 use crate::error::{ApiError, ApiResult};
 use crate::generation::cut;
+use crate::limits::Held;
 
 /// How often who is next looks for room.
 const LOOK: Duration = Duration::from_millis(5);
@@ -28,9 +29,13 @@ struct Room {
     work: Staged,
 }
 
-/// Decodes and resizes. What is dropped in between lets go of everything, but for the one item that is being decoded, which goes
+/// Decodes and resizes; `files` is what the files hold of the byte budget. What is dropped in between lets go of everything, but for the one item that is being decoded, which goes
 /// when it is.
-pub(crate) async fn prepare(app: &Arc<App>, media: Vec<Measured>) -> ApiResult<Vec<MediaItem>> {
+pub(crate) async fn prepare(
+    app: &Arc<App>,
+    media: Vec<Measured>,
+    mut files: Option<Held>,
+) -> ApiResult<Vec<MediaItem>> {
     let Some(first) = media.first() else { return Ok(Vec::new()) };
     let Some(spec) = app.served.engine.media() else {
         return Err(ApiError::internal("media were taken for a model without"));
@@ -47,9 +52,10 @@ pub(crate) async fn prepare(app: &Arc<App>, media: Vec<Measured>) -> ApiResult<V
         let decoder = Arc::clone(&app.studio.decoders).acquire_owned().await;
         let decoder = decoder.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
         let limits = app.config.media.image;
+        let file = files.as_mut().map(|files| files.split(medium.file_bytes()));
         let decoding = tokio::task::spawn_blocking(move || {
             // Held until it is over, also when the client has gone meanwhile.
-            let _decoder = decoder;
+            let _own = (decoder, file);
             (item(medium, staged, &limits), work)
         });
         let (item, back) = decoding.await.map_err(|_| app.panicked())?;

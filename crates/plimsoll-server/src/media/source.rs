@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use base64::Engine;
@@ -12,11 +13,13 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use plimsoll_hub::{FETCH_BYTES, FetchError};
 use plimsoll_media::{MediaError, Modality};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::gallery::{Medium, Source, formats};
 use super::refused;
-use crate::app::App;
+use crate::app::{App, Phase, reached};
 use crate::error::{ApiError, ApiResult, quote};
+use crate::generation::cut;
 use crate::limits::Held;
 
 /// Standard base64, with or without padding.
@@ -27,6 +30,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// Pieces of a file that wait to be held: a fetch goes no faster than that.
 const PIECES: usize = 4;
+
+/// All files of a request must be here within so many times the time for one, waiting for a turn included.
+const FETCHES_WITHIN: u32 = 3;
 
 /// Decodes base64 in one piece, if the result may be that large and its type is one that can be read.
 pub(super) fn decoded(param: &str, media_type: &str, data: &str, kind: Modality, limit: u64) -> ApiResult<Vec<u8>> {
@@ -122,8 +128,34 @@ fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
     one.len() == other.len() && one.modified().ok() == other.modified().ok()
 }
 
-/// Gets the bytes that are elsewhere; `held` grows with them. What is dropped in between lets go of everything.
+/// Gets the bytes that are elsewhere, all of a request's within a time of their own; `held` grows with them. What is dropped in between
+/// lets go of everything.
 pub(crate) async fn fetch(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
+    let Some(param) = media.iter().find(|medium| medium.is_elsewhere()).map(|medium| medium.param.clone()) else {
+        return Ok(());
+    };
+    let within = FETCHES_WITHIN * app.config.media.fetch_timeout;
+    let mut phase = app.phase.subscribe();
+    tokio::select! {
+        biased;
+        done = timeout(within, fetch_all(app, media, held)) => done.unwrap_or_else(|_| Err(too_slow(&param, within))),
+        () = reached(&mut phase, Phase::Cut) => Err(cut()),
+    }
+}
+
+fn too_slow(param: &str, within: Duration) -> ApiError {
+    let message = format!(
+        "{param}: the request's files were not all here within {} s ({FETCHES_WITHIN} times --media-fetch-timeout); send them in the body, or fewer",
+        within.as_secs_f32()
+    );
+    ApiError {
+        param: Some(param.into()),
+        code: Some("fetch_timeout"),
+        ..ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+}
+
+async fn fetch_all(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
     for medium in media {
         for source in &mut medium.sources {
             let bytes = match source {
@@ -147,12 +179,16 @@ async fn read(app: &Arc<App>, param: &str, path: PathBuf, held: &mut Held) -> Ap
     if bytes > limit {
         return Err(refused(param, &too_large(bytes, limit)));
     }
-    held.grow(bytes)?;
+    app.bytes.ever_holds(param, held.bytes() + bytes)?;
+    // The reader's own until it is done, also when nobody waits for it any more.
+    let share = app.bytes.hold(bytes)?;
     let whole = app.on_text_worker(move || {
         let mut content = Vec::with_capacity(bytes as usize);
-        Ok(file.take(bytes).read_to_end(&mut content).map(|_| content))
+        Ok(file.take(bytes).read_to_end(&mut content).map(|_| (content, share)))
     });
-    whole.await?.map_err(|_| unreadable())
+    let (content, share) = whole.await?.map_err(|_| unreadable())?;
+    held.join(share);
+    Ok(content)
 }
 
 /// A file from another server, piece by piece: every piece is held before it is kept.
@@ -160,13 +196,13 @@ async fn remote(app: &Arc<App>, param: &str, url: String, held: &mut Held) -> Ap
     let (Some(fetcher), Some(spec)) = (app.studio.fetcher.clone(), app.served.engine.media()) else {
         return Err(ApiError::internal("nothing can be fetched here"));
     };
-    let _turn = app.studio.fetches.acquire().await;
+    let turn = Arc::clone(&app.studio.fetches).acquire_owned().await;
     let own = spec.staging.reserve(FETCH_BYTES).map_err(|error| refused(param, &error))?;
     let limit = app.config.media.image.file_bytes;
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
     let fetching = tokio::task::spawn_blocking(move || {
         // Held until the connection is closed, also when nobody waits for it any more.
-        let _own = own;
+        let _own = (own, turn);
         fetcher.fetch(&url, limit, |piece| sender.blocking_send(piece.to_vec()).is_ok())
     });
     let mut bytes: Vec<u8> = Vec::new();
@@ -174,6 +210,7 @@ async fn remote(app: &Arc<App>, param: &str, url: String, held: &mut Held) -> Ap
         let room = bytes.capacity() - bytes.len();
         if room < piece.len() {
             let more = piece.len().max(bytes.len() / 8);
+            app.bytes.ever_holds(param, held.bytes() + (more - room) as u64)?;
             held.grow((more - room) as u64)?;
             bytes.reserve_exact(more);
         }

@@ -142,8 +142,7 @@ pub(crate) struct Begun {
 /// Decodes a turn's media and hands it to the engine. `id` is the one the client will see.
 pub(crate) async fn begin(app: &Arc<App>, id: String, api: &'static str, turn: Turn) -> ApiResult<Begun> {
     let Turn { mut draft, rules, media, files } = turn;
-    draft.media = media::prepare(app, media).await?;
-    drop(files);
+    draft.media = media::prepare(app, media, files).await?;
     let mut started = draft.start(app, &id)?;
     let choices = started.readers.len();
     let generation = Generation::new(app, &id, api, &draft, &mut started);
