@@ -2,6 +2,8 @@
 //!
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
+mod check;
+
 use plimsoll_device::{
     Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan,
     StepInput, WeightTable, Work,
@@ -27,6 +29,7 @@ use crate::sizing::Sizes;
 use crate::stress::Pools;
 use crate::whole::{self, WholeStep};
 use crate::worker::Speculation;
+use check::check;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
 /// ready, 1.1 MiB under the attacks of `plimsoll soak`.
@@ -673,57 +676,4 @@ impl Blueprint {
             token_types: self.encoder.map_or(0, |encoder| encoder.token_types) as u32,
         }
     }
-}
-
-fn check(options: &Options) -> Result<(), PlanError> {
-    let problem = |flag, problem: String| Err(PlanError::Option { flag, problem });
-    if options.batch_max_tokens == 0 || options.batch_max_tokens > 1 << 20 {
-        return problem("--batch-max-tokens", format!("is {}; 1 to 1048576 are allowed", options.batch_max_tokens));
-    }
-    for (flag, value) in [
-        ("--graph-max-batch-size", options.graph_max_batch_size),
-        ("--running-max-req-size", options.running_max_req_size),
-    ] {
-        if value == 0 || value > 1 << 16 {
-            return problem(flag, format!("is {value}; 1 to 65536 are allowed"));
-        }
-    }
-    if options.graph_max_batch_size > options.batch_max_tokens {
-        let (decode, rows) = (options.graph_max_batch_size, options.batch_max_tokens);
-        return problem("--graph-max-batch-size", format!("is {decode}, more than --batch-max-tokens ({rows})"));
-    }
-    if options.running_max_req_size > options.graph_max_batch_size {
-        let (running, decode) = (options.running_max_req_size, options.graph_max_batch_size);
-        return problem(
-            "--running-max-req-size",
-            format!(
-                "is {running}, more than --graph-max-batch-size ({decode}): every running request decodes in every step"
-            ),
-        );
-    }
-    if options.enable_mtp && !(1..=Options::DRAFTS_MAX).contains(&options.mtp_num_draft_tokens) {
-        let (drafts, most) = (options.mtp_num_draft_tokens, Options::DRAFTS_MAX);
-        return problem("--mtp-num-draft-tokens", format!("is {drafts}; 1 to {most} are allowed"));
-    }
-    if options.state_checkpoints > 64 {
-        return problem("--state-checkpoints", format!("is {}; at most 64 are allowed", options.state_checkpoints));
-    }
-    if options.max_waiting > 1 << 20 {
-        return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));
-    }
-    for (flag, value) in [
-        ("--visual-infer-batch-size", options.visual_infer_batch_size),
-        ("--max-media-per-request", options.max_media_per_request),
-    ] {
-        if value == 0 || value > 1024 {
-            return problem(flag, format!("is {value}; 1 to 1024 are allowed"));
-        }
-    }
-    if options.max_req_total_len == Some(0) {
-        return problem("--max-req-total-len", "is 0; at least 1 is needed".into());
-    }
-    if options.max_total_token_num == Some(0) {
-        return problem("--max-total-token-num", "is 0; at least one page of 16 tokens is needed".into());
-    }
-    Ok(())
 }
