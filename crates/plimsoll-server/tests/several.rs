@@ -372,8 +372,11 @@ fn pages_carry_the_models_names() {
     // The document says what there is to see.
     let document = server.get("/openapi.json").ok();
     assert!(document["paths"]["/tokenizer_info"].is_null());
-    for (path, schema) in [("/v1/models", "ModelList"), ("/v1/status", "Status"), ("/v1/memory", "Memory"), ("/v1/cache", "Caches")] {
-        let named = &document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"];
+    for (path, schema) in
+        [("/v1/models", "ModelList"), ("/v1/status", "Status"), ("/v1/memory", "Memory"), ("/v1/cache", "Caches")]
+    {
+        let named =
+            &document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"];
         assert_eq!(named, &json!(format!("#/components/schemas/{schema}")));
         fits(&document, schema, &server.get(path).ok());
     }
