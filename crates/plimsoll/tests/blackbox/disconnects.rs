@@ -167,7 +167,7 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
         json!({
             "messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "ignore_eos": true, "tool_choice": "required",
             "stream": stream, "tools": [{"type": "function", "function": {"name": "f", "parameters": {
-                "type": "object", "properties": {"a": {"type": "string", "minLength": 50000}}, "required": ["a"]}}}],
+                "type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]}}}],
         })
     };
     let long =

@@ -123,7 +123,8 @@ fn models_come_and_go_and_so_does_their_memory() {
         );
         assert_eq!(page["device_allocations"]["after_ready"], 0);
     }
-    assert_eq!(part(&server, "tiny")["loads"], 3);
+    // On a slow machine it may have gone between two requests of a round, too.
+    assert!(part(&server, "tiny")["loads"].as_u64() >= Some(3));
 }
 
 /// The lines of a stream, once its head was sent.
