@@ -7,10 +7,16 @@ traceback and an exit code of 1.
 import asyncio
 import json
 import math
+import pathlib
 import re
 import time
+import typing
 
 import openai
+import openai.types.chat.completion_create_params
+import openai.types.completion_create_params
+import openai.types.embedding_create_params
+import openai.types.responses.response_create_params
 
 from checks import BASE, gauge, refused, run
 
@@ -352,6 +358,22 @@ def check_errors():
     error = refused(openai.APIStatusError, ["8388608"], lambda: complete("x" * 9_000_000))
     assert error.status_code == 413
     assert client.models.list().data, "and the server goes on"
+
+
+def check_every_field_of_the_clients_types_is_walked():
+    """What becomes of each field is what a test of the server says; that it knows them all is what this says."""
+    here = pathlib.Path(__file__).parent
+    walks = (here / "../../crates/plimsoll-server/tests/openai_fields.rs").read_text(encoding="utf-8")
+    for test, types in (
+        ("chat_completions", openai.types.chat.completion_create_params.CompletionCreateParamsStreaming),
+        ("completions", openai.types.completion_create_params.CompletionCreateParamsStreaming),
+        ("responses", openai.types.responses.response_create_params.ResponseCreateParamsStreaming),
+        ("embeddings", openai.types.embedding_create_params.EmbeddingCreateParams),
+    ):
+        walk = re.search(rf"\nfn {test}\(\) {{\n(.*?)\n}}\n", walks, re.DOTALL).group(1)
+        walked = set(re.findall(r'\(\s*"([a-z_]+)",', walk)) | set(re.findall(r'"([a-z_]+)": ', walk.split(";")[0]))
+        missing = set(typing.get_type_hints(types)) - walked
+        assert not missing, (test, missing)
 
 
 # Many at once, and clients that leave.

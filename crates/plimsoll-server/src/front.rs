@@ -40,6 +40,8 @@ pub(crate) async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
 /// What all models share.
 pub(crate) struct Front {
     pub config: ServerConfig,
+    /// There is more than one model to serve.
+    pub several: bool,
     pub ids: Ids,
     pub bytes: Arc<ByteBudget>,
     pub metrics: Metrics,
@@ -71,6 +73,7 @@ impl Front {
         let recorder = config.record.as_ref().map(|record| Recorder::open(record, &bytes)).transpose()?;
         let panics = engine.map_or_else(Counter::default, |engine| engine.metrics().panics.clone());
         Ok(Arc::new(Self {
+            several: engine.is_none(),
             metrics: Metrics::new(engine.is_none().then(|| panics.clone())),
             panics,
             responses,

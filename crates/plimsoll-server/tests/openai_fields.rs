@@ -164,6 +164,7 @@ fn chat_completions() {
             ("prediction", json!({"type": "content", "content": "x"}), Refused),
             ("presence_penalty", json!(0.5), Works),
             ("prompt_cache_key", json!("k"), Nothing),
+            ("prompt_cache_options", json!({"mode": "explicit"}), Refused),
             ("prompt_cache_retention", json!("24h"), Refused),
             ("reasoning_effort", json!("low"), Refused),
             ("response_format", json!({"type": "json_object"}), Works),

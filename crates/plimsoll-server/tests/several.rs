@@ -323,6 +323,27 @@ fn clients_that_go_leave_no_use_behind() {
     assert!(fake.aborted() >= 2, "{}", fake.aborted());
 }
 
+/// Closed objects have the members of their schema and no others, however deep.
+fn fits(document: &Value, schema: &str, value: &Value) {
+    let schema = &document["components"]["schemas"][schema];
+    let (Some(known), Some(members)) = (schema["properties"].as_object(), value.as_object()) else { return };
+    if schema["additionalProperties"] == false {
+        let strange: Vec<_> = members.keys().filter(|name| !known.contains_key(*name)).collect();
+        assert!(strange.is_empty(), "{strange:?} in {value}");
+        let required = schema["required"].as_array().unwrap();
+        assert!(required.iter().all(|name| members.contains_key(name.as_str().unwrap())), "{required:?} {value}");
+    }
+    for (name, member) in members {
+        let kind = &known[name];
+        let named = |kind: &Value| kind["$ref"].as_str().and_then(|name| name.rsplit('/').next()).map(str::to_owned);
+        if let Some(inner) = named(kind) {
+            fits(document, &inner, member);
+        } else if let (Some(inner), Some(list)) = (named(&kind["items"]), member.as_array()) {
+            list.iter().for_each(|item| fits(document, &inner, item));
+        }
+    }
+}
+
 #[test]
 fn pages_carry_the_models_names() {
     let (server, _) = start(vec![model("a", 4), model("b", 5)], config());
@@ -348,6 +369,17 @@ fn pages_carry_the_models_names() {
     described.dedup();
     assert_eq!(described.len(), all, "every family is described once");
     assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
+    // The document says what there is to see.
+    let document = server.get("/openapi.json").ok();
+    assert!(document["paths"]["/tokenizer_info"].is_null());
+    for (path, schema) in
+        [("/v1/models", "ModelList"), ("/v1/status", "Status"), ("/v1/memory", "Memory"), ("/v1/cache", "Caches")]
+    {
+        let named =
+            &document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"];
+        assert_eq!(named, &json!(format!("#/components/schemas/{schema}")));
+        fits(&document, schema, &server.get(path).ok());
+    }
     let caches = server.send("DELETE /v1/cache HTTP/1.1\r\nhost: localhost\r\n\r\n").answer().ok();
     assert_eq!(caches["models"].as_array().unwrap().len(), 2, "{caches}");
     assert_eq!(server.get("/v1/cache").ok()["models"][1]["model"], "b");

@@ -155,7 +155,9 @@ const OBJECTS: &[Object] = &[
             ("owned_by", "string"),
             ("root", "string"),
             ("parent", "string?"),
-            ("max_model_len", "integer"),
+            // Where there are several, of those that are loaded.
+            ("max_model_len", "~integer"),
+            ("state", "~string"),
         ],
     ),
     ("Health", &[("status", "string"), ("steps", "integer")]),
@@ -194,6 +196,7 @@ const OBJECTS: &[Object] = &[
             ("pools", "Pools"),
             ("ladder", "Ladder"),
             ("requests", "[Running]"),
+            ("models", "~[ModelPart]"),
         ],
     ),
     (
@@ -219,6 +222,7 @@ const OBJECTS: &[Object] = &[
             ("id", "string"),
             ("request_id", "string"),
             ("endpoint", "string"),
+            ("model", "~string"),
             ("stream", "boolean"),
             ("phase", "string"),
             ("choices", "integer"),
@@ -287,8 +291,23 @@ const OBJECTS: &[Object] = &[
             ("ladder", "Ladder"),
             ("requests", "object"),
             ("steps", "integer"),
+            ("models", "~[ModelPart]"),
         ],
     ),
+    (
+        "ModelPart",
+        &[
+            ("model", "string"),
+            ("state", "string"),
+            ("planned_bytes", "integer?"),
+            ("loads", "integer"),
+            ("in_use", "integer"),
+            ("idle_seconds", "number"),
+            ("ledger", "~object"),
+        ],
+    ),
+    ("Caches", &[("object", "string"), ("models", "[ModelCache]")]),
+    ("ModelCache", &[("model", "string"), ("before", "~Cache"), ("cache", "Cache")]),
     (
         "Component",
         &[

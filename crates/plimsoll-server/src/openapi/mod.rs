@@ -20,11 +20,11 @@ use crate::models::json as answer;
 
 /// The page.
 pub(crate) async fn handle(State(app): State<Arc<Front>>) -> Response {
-    answer(&document(!app.config.api_keys.is_empty()), None)
+    answer(&document(!app.config.api_keys.is_empty(), app.several), None)
 }
 
-/// The document; `keyed`: the server wants API keys.
-fn document(keyed: bool) -> Value {
+/// The document; `keyed`: the server wants API keys; `several`: it has several models.
+fn document(keyed: bool, several: bool) -> Value {
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {
@@ -36,6 +36,15 @@ fn document(keyed: bool) -> Value {
         "paths": paths(),
         "components": {"schemas": answers::schemas()}
     });
+    if several {
+        if let Some(paths) = document["paths"].as_object_mut() {
+            paths.remove("/tokenizer_info");
+        }
+        for (path, method) in [("/v1/cache", "get"), ("/v1/cache", "delete"), ("/v1/cache/clear", "post")] {
+            let done = &mut document["paths"][path][method]["responses"]["200"];
+            done["content"]["application/json"]["schema"] = reference("Caches");
+        }
+    }
     if keyed {
         document["components"]["securitySchemes"] = json!({
             "bearer": {"type": "http", "scheme": "bearer"},

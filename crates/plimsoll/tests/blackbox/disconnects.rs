@@ -167,11 +167,12 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
         json!({
             "messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "ignore_eos": true, "tool_choice": "required",
             "stream": stream, "tools": [{"type": "function", "function": {"name": "f", "parameters": {
-                "type": "object", "properties": {"a": {"type": "string", "minLength": 50000}}, "required": ["a"]}}}],
+                "type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]}}}],
         })
     };
-    let long = |stream: bool| json!({"prompt": vec![7; 8000], "max_tokens": 100, "ignore_eos": true, "stream": stream});
-    let patience = Duration::from_secs(30);
+    let long =
+        |stream: bool| json!({"prompt": vec![7; 3000], "max_tokens": 5000, "ignore_eos": true, "stream": stream});
+    let patience = Duration::from_secs(60);
     let mut clients = Vec::new();
     // Its answer has been written, and nobody takes note of it.
     for stream in [false, true] {
@@ -205,14 +206,14 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
 
 #[test]
 fn the_engine_waits_for_no_reader() {
-    let server = Server::start(&["--graph-max-batch-size", "2", "--max-total-token-num", "16384"]);
+    let server = Server::start(&["--graph-max-batch-size", "8", "--max-total-token-num", "16384"]);
     // Enough for every buffer on the way: log-probabilities are long.
-    let body = |stream: bool| json!({"prompt": "Once", "max_tokens": 400, "ignore_eos": true, "stream": stream, "logprobs": 20, "seed": 1});
+    let body = |stream: bool| json!({"prompt": "Once", "max_tokens": 120, "n": 4, "ignore_eos": true, "stream": stream, "logprobs": 20, "seed": 1});
     let slow: Vec<TcpStream> =
         [false, true].iter().map(|stream| server.send("/v1/completions", &body(*stream))).collect();
-    eventually("both run", Duration::from_secs(20), || server.status()["totals"]["running"] == 2);
+    eventually("both run", Duration::from_secs(20), || server.status()["totals"]["running"] == 8);
     // Their places are free when the last token is made, read or not.
-    eventually("both are computed", Duration::from_secs(60), || {
+    eventually("both are computed", Duration::from_secs(180), || {
         let page = server.status();
         page["totals"]["running"] == 0 && page["pools"]["kv_pages"]["used"] == page["pools"]["kv_pages"]["cached"]
     });

@@ -123,7 +123,8 @@ fn models_come_and_go_and_so_does_their_memory() {
         );
         assert_eq!(page["device_allocations"]["after_ready"], 0);
     }
-    assert_eq!(part(&server, "tiny")["loads"], 3);
+    // On a slow machine it may have gone between two requests of a round, too.
+    assert!(part(&server, "tiny")["loads"].as_u64() >= Some(3));
 }
 
 /// The lines of a stream, once its head was sent.
@@ -168,7 +169,7 @@ fn one_line_for_all_of_them() {
     assert_eq!(plan["shared_total"], shared);
     let planned = |at: usize| (plan["models"][at]["name"].clone(), plan["models"][at]["total"].clone());
     assert_eq!((planned(0), planned(2)), ((json!("smol"), json!(smol)), (json!("tiny"), json!(tiny))));
-    assert!(plan["models"][1]["error"].as_str().unwrap().contains("GiB"), "{plan}");
+    assert!(plan["models"][1]["error"].as_str().unwrap().contains("it needs"), "{plan}");
     assert_eq!(server.memory()["planned_bytes"].as_u64().unwrap(), shared + smol + tiny);
     drop(server);
     // A line for the large one, or the two small ones, and no more.
@@ -187,7 +188,7 @@ fn one_line_for_all_of_them() {
     assert_eq!(refused.status, 400);
     let error = refused.json()["error"].clone();
     assert_eq!(error["code"], "model_does_not_fit");
-    assert!(error["message"].as_str().unwrap().contains(" GiB"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("it needs"), "{error}");
     // Who is in use stays, and who would need its room is told so.
     let body = json!({"model": "smol", "prompt": "Once", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     let mut busy = stream(&server, &body);
