@@ -24,7 +24,8 @@ fn v_11_v_z_a_model_that_was_unloaded_takes_its_grammars_along() {
     let mut after = Vec::new();
     for round in 0..6 {
         for i in 0..10 {
-            let schema = json!({"type": "object", "properties": {"a": {"type": "string", "minLength": i}}, "required": ["a"]});
+            let schema =
+                json!({"type": "object", "properties": {"a": {"type": "string", "minLength": i}}, "required": ["a"]});
             let form = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
             let body = with(greedy(&prompt(round, 200), 8), json!({"model": "tiny", "response_format": form}));
             server.ask("/v1/completions", &body);
