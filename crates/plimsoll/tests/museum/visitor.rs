@@ -31,7 +31,7 @@ fn small<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
     for [flag, value] in SMALL {
         // A budget sizes the pool, and an encoder has none.
         let no_pool = flags.contains(&"--memory-budget") || model == "bert";
-        if !flags.contains(&flag) && !(no_pool && flag == "--max-total-token-num") {
+        if !(flags.contains(&flag) || no_pool && flag == "--max-total-token-num") {
             all.extend([flag, value]);
         }
     }
