@@ -7,8 +7,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use plimsoll_memory::broken;
-
 use crate::{ContentKey, MediaError};
 
 type Page = Box<[f32]>;
@@ -307,7 +305,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Some(entry) = self.entry.take().filter(|_| !broken("T-33")) {
+        if let Some(entry) = self.entry.take() {
             self.pool.lock().release(entry);
         }
     }

@@ -12,7 +12,6 @@ pub const BROKEN: &[(&str, &str)] = &[
     ("T-24", "media::t_24_more_pictures_than_were_planned_are_refused"),
     ("T-29", "media::t_29_t_33_v_03_hundreds_of_pictures_leave_nothing"),
     ("T-31", "media::t_31_a_picture_that_is_larger_than_it_looks_costs_nothing"),
-    ("T-33", "media::t_29_t_33_v_03_hundreds_of_pictures_leave_nothing"),
     ("T-47", "accounting::t_47_a_thousand_short_requests_leave_no_entry_and_no_byte"),
     ("T-56", "overload::t_56_what_is_larger_than_the_pool_is_refused_at_the_door"),
     ("T-60", "overload::t_60_a_line_that_sinks_under_a_running_server_is_noticed"),

@@ -23,4 +23,5 @@ mod product;
 mod profiling;
 mod stores;
 mod streams;
+mod unloading;
 mod visitor;

@@ -39,15 +39,15 @@ fn t_24_more_pictures_than_were_planned_are_refused() {
     keeps_its_plan(&server);
 }
 
+/// Room for the outputs of three pictures of 128 × 128, 256 tokens of 96 numbers each.
+const ROOM_FOR_THREE: [&str; 4] = ["--encoder-output-bytes", "294912", "--max-video-frames", "2"];
+
 // vllm 31857, 31699, 31765; lightllm 901: waiting requests held what others needed to go on; everybody waited.
 #[test]
 fn t_25_t_35_two_pictures_each_in_room_for_three_all_finish() {
-    // Three pictures of 64 tokens, 96 numbers each.
-    let room = (3 * 64 * 96 * 4).to_string();
-    let server =
-        serve("vl-qwen3", &[&SMALL[..], &["--encoder-output-bytes", &room, "--batch-max-tokens", "64"]].concat());
-    assert_eq!(server.memory()["pools"]["encoder_outputs"]["total"], 6, "pages of 32 rows");
-    visitors(&server, 24, |i| vec![part(&png(64, 64, 2 * i)), part(&png(64, 64, 2 * i + 1))]);
+    let server = serve("vl-qwen3", &[&ROOM_FOR_THREE[..], &["--batch-max-tokens", "64"]].concat());
+    assert_eq!(server.memory()["pools"]["encoder_outputs"]["total"], 24, "pages of 32 rows");
+    visitors(&server, 24, |i| vec![part(&png(128, 128, 2 * i)), part(&png(128, 128, 2 * i + 1))]);
     assert_eq!((count(&server, "finished"), count(&server, "failed")), (24, 0));
     rests(&server);
     keeps_its_plan(&server);
@@ -56,9 +56,8 @@ fn t_25_t_35_two_pictures_each_in_room_for_three_all_finish() {
 // vllm 33110, 26223: an item larger than the encoder's cache waited for ever.
 #[test]
 fn t_26_pictures_that_the_pool_can_never_hold_are_refused_at_once() {
-    let room = (3 * 64 * 96 * 4).to_string();
-    let server = serve("vl-qwen3", &[&SMALL[..], &["--encoder-output-bytes", &room]].concat());
-    let pictures: Vec<Value> = (0..4).map(|i| part(&png(64, 64, i))).collect();
+    let server = serve("vl-qwen3", &ROOM_FOR_THREE);
+    let pictures: Vec<Value> = (0..4).map(|i| part(&png(128, 128, i))).collect();
     let words = refused(server.post(CHAT, &chat(&pictures, 2)), 400);
     assert!(words.contains("--encoder-output-bytes"), "{words}");
     server.ask(CHAT, &chat(&pictures[..3], 2));
@@ -83,7 +82,7 @@ fn t_28_pictures_across_chunks_of_a_hybrid_are_seen_as_in_one() {
 // vllm 9190, 12973, 14805, 35191; sglang 8902, 9365; mistral.rs 1446: pixels and features stayed, 1 TB after some days.
 #[test]
 fn t_29_t_33_v_03_hundreds_of_pictures_leave_nothing() {
-    let server = serve("vl-qwen3", &[&SMALL[..], &["--media-bytes", "400000"]].concat());
+    let server = serve("vl-qwen3", &[&SMALL[..], &["--media-bytes", "4000000"]].concat());
     let round = |seed: u64| {
         visitors(&server, 120, |i| vec![part(&png(64, 64, seed + i))]);
         rests(&server);
