@@ -56,7 +56,7 @@ fn probes_drain_and_settings_are_the_servers_and_keys_are_not_shown() {
     command.env("PLIMSOLL_API_KEY", "a-secret").env("PLIMSOLL_KV_DTYPE", "q8");
     let text = Finished::of(command.args(["--replicas", "3"]).output().unwrap()).good();
     assert!(!text.contains("a-secret"), "{text}");
-    let deployment = &ValueLoader::load_from_str(&text).unwrap()[0];
+    let [deployment, _] = &parse(&text);
     assert_eq!(deployment["spec"]["replicas"].as_u64(), Some(3));
     let pod = &deployment["spec"]["template"]["spec"];
     assert!(pod["terminationGracePeriodSeconds"].as_u64().unwrap() > 5 + 50, "preStop and drain fit into it");
@@ -66,7 +66,7 @@ fn probes_drain_and_settings_are_the_servers_and_keys_are_not_shown() {
     assert_eq!(args[..2], ["serve", "/models/llama"]);
     assert!(args.contains(&"--drain-seconds=50") && args.contains(&"--kv-dtype=q8"), "{args:?}");
     // The probes ask what the server has, and it answers them without a key.
-    let server = Server::start_model(&llama, &["--max-total-token-num", "1024", "--api-key", "key"]);
+    let server = Server::start_model(&llama, &["--max-total-token-num", "1024", "--api-key", "a-key-of-tests"]);
     for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
         let path = inside[probe]["httpGet"]["path"].as_str().unwrap();
         assert_eq!(server.get(path).status, 200, "{probe}");
