@@ -5,7 +5,7 @@
 //!
 //! The rooms: `model_ref` reads what the user typed; `catalogue` is the table of known models; `pull` decides what to
 //! fetch from where; `hub`, `http` and `wheels` fetch; `fetch` gets what strangers name; `model_dir`, `marker` and `disk` keep the cache honest;
-//! `cache` lists and removes; `progress` tells the user.
+//! `cache` lists and removes; `check` looks; `progress` tells the user.
 //!
 //! *Invariant*: this crate knows nothing of what is in a model file. It compares sizes and SHA-256 sums, no more.
 //!
@@ -14,6 +14,7 @@
 
 mod cache;
 mod catalogue;
+mod check;
 mod disk;
 mod error;
 mod fetch;
@@ -32,6 +33,7 @@ use std::path::PathBuf;
 
 pub use cache::{Cache, CachedModel};
 pub use catalogue::{Beside, CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
+pub use check::{FileCheck, FileState};
 pub use error::HubError;
 pub use fetch::{FETCH_BYTES, FetchError, FetchRules, Fetcher};
 pub use model_ref::ModelRef;

@@ -210,7 +210,7 @@ impl ModelDir {
 }
 
 /// Checks size and, where known, SHA-256; returns the sum found.
-fn verify(path: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<String, HubError> {
+pub(crate) fn verify(path: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<String, HubError> {
     let actual = fs::metadata(path).map_err(HubError::io("inspect", path))?.len();
     if actual != wanted.bytes {
         return Err(HubError::SizeMismatch { what: wanted.name.to_owned(), expected: wanted.bytes, actual });

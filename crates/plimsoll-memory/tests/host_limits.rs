@@ -1,7 +1,7 @@
 //! What the machine lets the process have, read from made-up `/proc` and `/sys` trees, and from the real ones.
 
 use plimsoll_memory::host::{
-    BudgetError, HostError, HostLimits, HostNow, MemoryBudget, OwnProcess, PsiScope, Root, Space,
+    BudgetError, HostError, HostLimits, HostNow, MemoryBudget, Overcommit, OwnProcess, PsiScope, Root, Space,
 };
 use proptest::prelude::*;
 use std::path::PathBuf;
@@ -463,4 +463,16 @@ fn version_two_tells_its_events_in_one_file() {
     fake.put("sys/fs/cgroup/a/memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n");
     let events = fake.limits().cgroup_events().unwrap();
     assert_eq!((events.oom_kills, events.limit_hits), (1, 7));
+}
+
+#[test]
+fn only_strict_accounting_bounds_what_may_be_reserved() {
+    let fake = Fake::new();
+    let room = || Overcommit::read(&Root::at(&fake.dir)).room();
+    assert_eq!(room(), None, "a system without the files");
+    fake.put("proc/meminfo", "MemTotal: 100 kB\nCommitLimit: 64 kB\nCommitted_AS: 24 kB\n");
+    for (mode, bytes) in [("0\n", None), ("1\n", None), ("2\n", Some(40 << 10))] {
+        fake.put("proc/sys/vm/overcommit_memory", mode);
+        assert_eq!(room(), bytes, "mode {mode}");
+    }
 }

@@ -14,6 +14,7 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_server::ServerConfig;
 
 use crate::access_args::AccessArgs;
+use crate::commands::k8s::K8sArgs;
 use crate::media_args::MediaArgs;
 
 /// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
@@ -49,6 +50,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Print what serving a model would take, byte by byte, without loading it.
     Plan(PlanArgs),
+    /// Check machine, limits, processor, model files, and say what to change.
+    Doctor(Box<crate::commands::doctor::Args>),
     /// Fetch a model into the cache.
     Pull {
         /// Catalogue name or hf:org/repo(:file).
@@ -71,6 +74,9 @@ pub enum Command {
     #[command(hide = true)]
     Balloon(crate::soak::balloon::Args),
 }
+
+/// Seconds that running requests have after SIGTERM, unless the operator says otherwise.
+pub const DRAIN_SECONDS: u64 = 30;
 
 /// Flags of `serve`.
 #[derive(Debug, Args)]
@@ -116,7 +122,7 @@ pub struct ServeArgs {
     #[arg(skip)]
     pub inherited: Vec<OsString>,
     /// Seconds that running requests have to finish after SIGTERM.
-    #[arg(long, alias = "drain_seconds", default_value_t = 30)]
+    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS)]
     pub drain_seconds: u64,
     /// The HTTP side.
     #[command(flatten)]
@@ -216,6 +222,9 @@ pub struct PlanArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// Where it is to run.
+    #[command(flatten)]
+    pub k8s: K8sArgs,
     /// The HTTP side.
     #[command(flatten)]
     pub http: HttpArgs,

@@ -47,6 +47,11 @@ fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
         args::Command::Serve(serve) => commands::serve::run(serve),
         args::Command::Chat(chat) => commands::chat::run(chat),
         args::Command::Plan(plan) => commands::plan::run(plan),
+        args::Command::Doctor(doctor) => match commands::doctor::run(&doctor)? {
+            0 => Ok(()),
+            1 => anyhow::bail!("the doctor found a problem"),
+            problems => anyhow::bail!("the doctor found {problems} problems"),
+        },
         args::Command::Pull { model } => commands::models::pull(&model),
         args::Command::Models => commands::models::list(),
         args::Command::Rm { model } => commands::models::remove(&model),

@@ -33,8 +33,8 @@ impl Origin {
     }
 }
 
-/// Commands that take settings from elsewhere than flags: the server, and what says beforehand what it will do.
-const COMMANDS: [&str; 2] = ["serve", "plan"];
+/// Commands that take settings from elsewhere than flags: the server, and those that say beforehand what it will do.
+const COMMANDS: [&str; 3] = ["serve", "plan", "doctor"];
 
 /// Settings that have the same name and mean the server: its line is everybody's, its model none.
 const OF_THE_SERVER: [&str; 3] = ["model", "served_model_name", "memory_budget"];
@@ -43,6 +43,9 @@ const PREFIX: &str = "PLIMSOLL_";
 
 /// Variables that are no flags.
 const OTHER_VARIABLES: [&str; 1] = ["PLIMSOLL_CACHE"];
+
+/// Settings of `plan` that its manifest states itself, leaves to the container's limit, or must not show.
+const NOT_FOR_PODS: [&str; 6] = ["model", "memory_budget", "max_total_token_num", "threads", "api_key", "api_key_file"];
 
 /// Arguments that are about settings and are none.
 const NO_SETTINGS: [&str; 4] = ["help", "version", "config", "print_config"];
@@ -68,24 +71,34 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
     };
     let mut cli = Cli::from_arg_matches(&matches)?;
     if let Some((name, sub)) = matches.subcommand() {
-        let inherited = inherited(&command, name, sub)?;
+        let has = |other: &clap::Command, id: &str| other.get_arguments().any(|arg| arg.get_id() == id);
+        let of_models = ModelArgs::command();
+        let a_models = |id: &str| has(&of_models, id) && !OF_THE_SERVER.contains(&id);
         match &mut cli.command {
-            Command::Serve(serve) => serve.inherited = inherited,
-            Command::Plan(plan) => plan.inherited = inherited,
+            Command::Serve(serve) => serve.inherited = as_flags(&command, name, sub, a_models)?,
+            Command::Plan(plan) => {
+                plan.inherited = as_flags(&command, name, sub, a_models)?;
+                let of_serve = command.find_subcommand("serve").expect("it is a command");
+                let a_pods = |id: &str| has(of_serve, id) && !NOT_FOR_PODS.contains(&id);
+                plan.k8s.serve_flags = as_flags(&command, name, sub, a_pods)?;
+            }
             _ => {}
         }
     }
     Ok((cli, page))
 }
 
-/// What was set for the server and holds for each of its models, as flags.
-fn inherited(command: &clap::Command, name: &str, matches: &ArgMatches) -> anyhow::Result<Vec<OsString>> {
-    let of_models = ModelArgs::command();
+/// What was set, wherever, of the settings that `wanted` names, as flags.
+fn as_flags(
+    command: &clap::Command,
+    name: &str,
+    matches: &ArgMatches,
+    wanted: impl Fn(&str) -> bool,
+) -> anyhow::Result<Vec<OsString>> {
     let mut all = Vec::new();
     for arg in settings(command, name) {
         let id = arg.get_id().as_str();
-        let own = of_models.get_arguments().any(|other| other.get_id() == id) && !OF_THE_SERVER.contains(&id);
-        if !own || matches.value_source(id) == Some(ValueSource::DefaultValue) {
+        if !wanted(id) || matches.value_source(id) == Some(ValueSource::DefaultValue) {
             continue;
         }
         let values = match arg.get_action() {

@@ -321,12 +321,13 @@ impl MediaPlan {
         (allowed(image), allowed(video))
     }
 
-    /// Bytes of outputs and of pixels that `pictures` of the largest size take.
+    /// Bytes of outputs and of pixels that `pictures` of the largest size take. The outputs have room for any one item: a video may come.
     pub fn bytes_of_pictures(&self, pictures: u64) -> (u64, u64) {
         let tokens = self.image.as_ref().map_or(0, |image| image.tokens_max);
         let pages = OutputPool::bytes_for(self.width, OUTPUT_PAGE_ROWS, tokens as usize, 1);
+        let any = OutputPool::bytes_for(self.width, OUTPUT_PAGE_ROWS, self.largest.0 as usize, 1);
         let side = self.image.as_ref().map_or(0, |image| image.rule.factor());
-        (pictures * pages, pictures * tokens * side * side * 3)
+        ((pictures * pages).max(any), pictures * tokens * side * side * 3)
     }
 
     /// Tokens of the largest item, and its work.

@@ -9,6 +9,7 @@ mod cgroup;
 mod cpu;
 #[cfg(unix)]
 mod dir;
+mod kernel;
 #[cfg(unix)]
 pub mod lease;
 mod limits;
@@ -27,6 +28,7 @@ pub(crate) use budget::ExactBytes;
 pub use budget::{BudgetError, MemoryBudget};
 pub use cgroup::{CgroupEvents, CgroupVersion};
 pub use cpu::Cpus;
+pub use kernel::Overcommit;
 pub use limits::{HostLimits, LimitSource, Remedy};
 pub use meminfo::MemInfo;
 pub use now::{HostNow, Room};

@@ -1,6 +1,8 @@
 //! One file a command.
 
 pub mod chat;
+pub mod doctor;
+pub mod k8s;
 pub mod models;
 pub mod plan;
 pub mod serve;

@@ -16,11 +16,17 @@ use crate::output::say;
 pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(PathBuf, Checkpoint, Options)> {
     let local = Path::new(model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(model)? };
-    let checkpoint = Checkpoint::open(&path)?;
-    // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
-    let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
-    let options = Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) };
+    let (checkpoint, options) = open_at(&path, engine, http)?;
     Ok((path, checkpoint, options))
+}
+
+/// The same for a model whose files are there.
+pub fn open_at(path: &Path, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(Checkpoint, Options)> {
+    let checkpoint = Checkpoint::open(path)?;
+    // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
+    let tokenizer_bytes = LoadedModel::open(path).ok().and_then(|model| model.text_bytes);
+    let options = Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) };
+    Ok((checkpoint, options))
 }
 
 /// Prints the plan.
@@ -51,6 +57,10 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+    if args.k8s.k8s {
+        say!("{}", super::k8s::Manifest { args: &args, path: &path, planned: &planned, threads: host.threads });
+        return Ok(());
+    }
     let [prefill, decode] = planned.work;
     if args.json {
         let work = |w: plimsoll_device::Work| json!({"flops": w.flops, "weight_bytes": w.weight_bytes, "kv_bytes": w.kv_bytes, "state_bytes": w.state_bytes});

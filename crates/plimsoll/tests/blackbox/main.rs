@@ -9,9 +9,12 @@ mod commands;
 mod curl;
 mod deploy;
 mod disconnects;
+mod docs;
+mod doctor;
 mod encoders;
 #[path = "../common/http.rs"]
 mod http;
+mod k8s;
 mod ledger;
 #[path = "../common/limit.rs"]
 mod limit;

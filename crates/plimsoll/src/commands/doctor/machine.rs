@@ -1,0 +1,185 @@
+//! What the machine and whoever set its limits give: processor, memory, files, port, clock, neighbours.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use plimsoll_device::Isa;
+use plimsoll_engine::Host;
+use plimsoll_memory::Bytes;
+use plimsoll_memory::host::{HostNow, Overcommit, Remedy, Rlimits, Root};
+use plimsoll_server::ServerConfig;
+
+use super::{Args, Report};
+
+/// Descriptors that a server opens besides its connections, with room to spare: model files, logs, pipes, sockets that listen,
+/// pictures that are fetched.
+const OTHER_FILES: u64 = 64;
+
+/// No release of this program is older: a clock that shows less is not set.
+const RELEASED: Duration = Duration::from_secs(1_767_225_600);
+
+/// Share of ten seconds, in percent, in which tasks may wait for memory on a machine that has enough.
+const PRESSURE_PERCENT: f32 = 10.0;
+
+/// The processes of one user that hold leases.
+#[cfg(unix)]
+pub type Holders = Vec<plimsoll_memory::host::lease::Holder>;
+
+/// Leases are made of file locks that Unix has.
+#[cfg(not(unix))]
+pub type Holders = ();
+
+/// Cores and instruction set.
+pub fn processor(args: &Args, host: &Host, report: &mut Report) {
+    let cpus = host.limits.cpus;
+    let quota = cpus.quota_millicores.map_or_else(String::new, |quota| {
+        format!(", a quota of {}.{:03} cores among them", quota / 1000, quota % 1000)
+    });
+    let found = format!("{} usable of {} allowed{quota}; {} compute threads", cpus.usable, cpus.allowed, host.threads);
+    match host.threads as u64 > cpus.usable {
+        true => {
+            report.note("cores", found, "--threads no greater than the usable cores: more of them wait for each other")
+        }
+        false => report.ok("cores", found),
+    }
+    let best = Isa::detect();
+    match (args.engine.isa, best) {
+        (Some(asked), _) if !asked.available() => {
+            report.problem("instructions", format!("--isa {asked}, and this processor has {best}"), "leave --isa away");
+        }
+        (Some(asked), _) if asked < best => {
+            report.note("instructions", format!("{asked}, as --isa says; this processor has {best}"), "leave --isa away");
+        }
+        (_, Isa::Avx512) => report.ok("instructions", "avx512 with VNNI: the fastest kernels there are here"),
+        (_, Isa::Avx2) => {
+            report.ok("instructions", "avx2: the same answers as with AVX-512; prompts take longer");
+        }
+        (_, Isa::Portable) => report.note(
+            "instructions",
+            "portable code: the same answers, several times slower",
+            "a processor with AVX2, FMA and F16C; in a virtual machine the host's own processor model (QEMU: -cpu host)",
+        ),
+    }
+}
+
+/// Memory, its limits, and what could take it away.
+pub fn memory(host: &Host, report: &mut Report) {
+    let (limits, now) = (&host.limits, HostNow::read(&host.root, &host.limits));
+    let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), |bytes| Bytes(bytes).to_string());
+    report.ok("memory", format!("{} in all, {} available", bytes(limits.mem_total), bytes(now.machine_available)));
+    let others = limits.sources.iter().filter(|source| !source.binding);
+    let others: String = others.map(|source| format!("; {} of {}", source.name, Bytes(source.bytes))).collect();
+    let line = format!("{} ({}){others}", Bytes(host.line.bytes), host.line.source);
+    match limits.binding().remedy {
+        Remedy::AddressSpace => report.note(
+            "line",
+            line,
+            "ulimit -v unlimited, and --memory-budget or a memory cgroup: address space also counts what is only mapped",
+        ),
+        _ => report.ok("line", line),
+    }
+    match limits.swap_limit.into_iter().chain(limits.swap_total).min() {
+        Some(swap @ 1..) => report.note(
+            "swap",
+            format!(
+                "{} within reach; it is no part of any plan, and a server that is swapped out stands still",
+                Bytes(swap)
+            ),
+            "MemorySwapMax=0 in the unit, --memory-swap equal to --memory for a container, or swapoff",
+        ),
+        _ => report.ok("swap", "none within reach"),
+    }
+    let overcommit = Overcommit::read(&host.root);
+    match overcommit.room() {
+        None => report.ok("overcommit", "memory may be reserved before it is used"),
+        Some(room) if room < host.line.bytes => report.note(
+            "overcommit",
+            format!("strict: {} may still be reserved, less than the line", Bytes(room)),
+            format!("--memory-budget {room}, or sysctl vm.overcommit_memory=0"),
+        ),
+        Some(room) => report.ok("overcommit", format!("strict, and {} may still be reserved", Bytes(room))),
+    }
+    match now.psi {
+        Some(psi) if psi.some_avg10 > PRESSURE_PERCENT => report.note(
+            "pressure",
+            format!("something waited for memory in {:.0} % of the last ten seconds", psi.some_avg10),
+            "find who takes it: the ladder of a server here would be climbed at once",
+        ),
+        Some(psi) => report.ok("pressure", format!("{:.0} % of the last ten seconds", psi.some_avg10)),
+        None => {}
+    }
+}
+
+/// Descriptors for the connections that are allowed.
+pub fn files(args: &Args, report: &mut Report) {
+    let connections = u64::from(args.http.max_connections);
+    let needed = connections + OTHER_FILES;
+    match Rlimits::read(&Root::system()).open_files {
+        Some(limit) if limit < needed => report.problem(
+            "files",
+            format!("{limit} may be open; {connections} connections and what else is open may take {needed}"),
+            match limit.checked_sub(OTHER_FILES).filter(|rest| *rest > 0) {
+                Some(rest) => format!("ulimit -n {needed} (LimitNOFILE= in a unit), or --max-connections {rest}"),
+                None => format!("ulimit -n {needed} (LimitNOFILE= in a unit)"),
+            },
+        ),
+        Some(limit) => report.ok("files", format!("{limit} may be open; {connections} connections are allowed")),
+        None => report.ok("files", format!("no limit; {connections} connections are allowed")),
+    }
+}
+
+/// Whether the server could listen, tried with its own socket.
+pub fn port(args: &Args, http: &ServerConfig, report: &mut Report) -> anyhow::Result<()> {
+    let config = ServerConfig { host: args.host.clone(), port: args.port, ..http.clone() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(plimsoll_server::bind(&config)) {
+        Ok(_) => report.ok("port", format!("{}:{} is free", args.host, args.port)),
+        Err(error) => {
+            report.problem("port", error.to_string(), "end what listens there, or give another --port or --host");
+        }
+    }
+    Ok(())
+}
+
+/// Certificates, dates of answers and time limits need a clock that is set.
+pub fn clock(report: &mut Report) {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(age) if age >= RELEASED => report.ok("clock", format!("{} seconds since 1970", age.as_secs())),
+        _ => report.problem(
+            "clock",
+            "it shows a time before this program was written: certificates will be refused, answers wrongly dated",
+            "set it (timedatectl set-ntp true)",
+        ),
+    }
+}
+
+/// Other servers of this user, and what they have planned.
+#[cfg(unix)]
+pub fn others(report: &mut Report) -> Holders {
+    use plimsoll_memory::host::lease::LeaseDir;
+    match LeaseDir::of_user().and_then(|dir| dir.list()) {
+        Ok(holders) if holders.is_empty() => {
+            report.ok("neighbours", "no other Plimsoll of this user");
+            holders
+        }
+        Ok(holders) => {
+            let each: Vec<_> = holders
+                .iter()
+                .map(|holder| format!("process {} plans {}", holder.pid, Bytes(holder.planned)))
+                .collect();
+            report.ok("neighbours", each.join(", "));
+            holders
+        }
+        Err(error) => {
+            report.note(
+                "neighbours",
+                error.to_string(),
+                "make that directory this user's own: until then two servers that start at once may count the same bytes",
+            );
+            Vec::new()
+        }
+    }
+}
+
+/// There are none to see.
+#[cfg(not(unix))]
+pub fn others(_report: &mut Report) -> Holders {}

@@ -1,0 +1,159 @@
+//! `doctor`: looks at machine, limits, processor and model files before a server does, and says what to change.
+//!
+//! It asks the parts that serve: limits as start-up reads them, the planner's plan, the server's own socket, the hub's sums. It
+//! fetches, changes and starts nothing. What must not be in here: a second way of finding anything out.
+
+mod machine;
+mod model;
+
+use plimsoll_engine::Host;
+use plimsoll_hub::DEFAULT_MODEL;
+use serde::Serialize;
+
+use crate::args::{EngineArgs, HttpArgs};
+use crate::output::say;
+
+/// Flags of `doctor`: those of the server that is to run.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory. Named, its files are read whole and compared with
+    /// their sums; without it the default model is planned, if it is cached.
+    pub model: Option<String>,
+    /// Settings in TOML, the file that `serve` takes.
+    #[arg(long)]
+    pub config: Option<String>,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Read every cached model whole and compare its sums: as slow as the disk.
+    #[arg(long)]
+    pub deep: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The HTTP side.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+impl Args {
+    /// The model that is planned.
+    fn model(&self) -> &str {
+        self.model.as_deref().unwrap_or(DEFAULT_MODEL)
+    }
+}
+
+/// How well something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    /// As it should be.
+    Ok,
+    /// It will work; whoever wants more can change something.
+    Note,
+    /// The server will not start, or not keep what it promises.
+    Problem,
+}
+
+impl Level {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    level: Level,
+    /// What was looked at.
+    check: &'static str,
+    /// What was found.
+    found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+/// Everything that was looked at, in order.
+#[derive(Debug, Default)]
+struct Report {
+    findings: Vec<Finding>,
+    json: bool,
+}
+
+impl Report {
+    fn ok(&mut self, check: &'static str, found: impl Into<String>) {
+        self.add(Level::Ok, check, found.into(), None);
+    }
+
+    fn note(&mut self, check: &'static str, found: impl Into<String>, next: impl Into<String>) {
+        self.add(Level::Note, check, found.into(), Some(next.into()));
+    }
+
+    fn problem(&mut self, check: &'static str, found: impl Into<String>, next: impl Into<String>) {
+        self.add(Level::Problem, check, found.into(), Some(next.into()));
+    }
+
+    /// Words come as they are found: some checks take a while.
+    fn add(&mut self, level: Level, check: &'static str, found: String, next: Option<String>) {
+        if !self.json {
+            say!("{:<8} {check:<13} {found}", level.name());
+            if let Some(next) = &next {
+                say!("{:<22} -> {next}", "");
+            }
+        }
+        self.findings.push(Finding { level, check, found, next });
+    }
+
+    fn problems(&self) -> usize {
+        self.findings.iter().filter(|finding| finding.level == Level::Problem).count()
+    }
+}
+
+/// Looks at everything; how many problems there are.
+pub fn run(args: &Args) -> anyhow::Result<usize> {
+    let mut report = Report { json: args.json, ..Report::default() };
+    examine(args, &mut report)?;
+    let problems = report.problems();
+    if args.json {
+        let document = serde_json::json!({ "checks": report.findings, "problems": problems });
+        say!("{}", serde_json::to_string_pretty(&document)?);
+    }
+    Ok(problems)
+}
+
+fn examine(args: &Args, report: &mut Report) -> anyhow::Result<()> {
+    let http = match args.http.config() {
+        Ok(config) => config,
+        Err(error) => {
+            report.problem("settings", format!("{error:#}"), "correct that flag, variable or line of the file");
+            return Ok(());
+        }
+    };
+    machine::clock(report);
+    machine::files(args, report);
+    machine::port(args, &http, report)?;
+    let files = model::files(args, report);
+    match Host::read(&args.engine.options_beside(&http)) {
+        Ok(host) => {
+            machine::processor(args, &host, report);
+            machine::memory(&host, report);
+            let others = machine::others(report);
+            if let Some(path) = files {
+                model::plan(args, &path, &host, &others, report);
+            }
+        }
+        Err(error) => report.problem("memory", error.to_string(), "--memory-budget with a number of bytes"),
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! The cache, a model's files in it, and whether its plan fits.
+
+use std::path::{Path, PathBuf};
+
+use plimsoll_engine::{Blueprint, EnginePlan, Host, PlanError};
+use plimsoll_hub::{Cache, FileCheck, FileState, ModelRef, Progress, Quiet, TerminalProgress};
+use plimsoll_memory::Bytes;
+
+use super::machine::Holders;
+use super::{Args, Report};
+use crate::commands::plan::open_at;
+
+/// The cache and the model that is asked for; where its files are, if they can be used.
+pub fn files(args: &Args, report: &mut Report) -> Option<PathBuf> {
+    let cache = match Cache::default_location() {
+        Ok(cache) => cache,
+        Err(error) => {
+            report.problem("cache", error.to_string(), "set PLIMSOLL_CACHE to a directory");
+            return None;
+        }
+    };
+    let cached = cache.list();
+    let (path, free) = (cache.root().display(), cache.free_bytes());
+    let room = free.map_or_else(String::new, |free| format!(", {} free", Bytes(free)));
+    report.ok("cache", format!("{path}: {} models{room}", cached.len()));
+    let model = match ModelRef::parse(args.model()) {
+        Ok(model) => model,
+        Err(error) => {
+            report.problem(
+                "model",
+                error.to_string(),
+                "`plimsoll models` lists the names; a path needs its .gguf or its directory",
+            );
+            return None;
+        }
+    };
+    let name = model.canonical_name();
+    for other in cached.iter().filter(|other| other.name != name) {
+        // Its name is what the cache calls it, so it can be read.
+        if let (true, Ok(model)) = (args.deep, ModelRef::parse(&other.name)) {
+            judge(&other.name, &cache.check(&model, true, progress(args).as_mut()), report);
+        } else if !other.verified {
+            let found = format!("{} is not as it was when it was verified", other.name);
+            report.note("model", found, format!("plimsoll pull {}", other.name));
+        }
+    }
+    if let ModelRef::GgufFile(path) | ModelRef::Directory(path) = model {
+        report.ok("model", format!("{name}: nothing is known that its files could be compared with"));
+        return Some(path);
+    }
+    // Reading takes time: only for who asks.
+    let read = args.deep || args.model.is_some();
+    let files = cache.check(&model, read, progress(args).as_mut());
+    if files.iter().all(|file| file.state == FileState::Missing) {
+        missing(&model, args, free, report);
+        return None;
+    }
+    if judge(&name, &files, report) { cache.ready(&model) } else { None }
+}
+
+fn progress(args: &Args) -> Box<dyn Progress> {
+    if args.json { Box::new(Quiet) } else { Box::new(TerminalProgress::new()) }
+}
+
+/// A model that would have to be fetched first.
+fn missing(model: &ModelRef, args: &Args, free: Option<u64>, report: &mut Report) {
+    let name = model.canonical_name();
+    let bytes = if let ModelRef::Catalogue(entry) = model { Some(entry.bytes) } else { None };
+    let found = format!("{name} is not in the cache");
+    match (bytes, free) {
+        (Some(bytes), Some(free)) if free < bytes => report.problem(
+            "model",
+            format!("{found}, and its {} do not fit there", Bytes(bytes)),
+            "make room, `plimsoll rm` a model, or set PLIMSOLL_CACHE to a larger disk",
+        ),
+        // Who named it wants to know before the server is started.
+        _ if args.model.is_some() => report.problem("model", found, format!("plimsoll pull {name}")),
+        _ => report.note("model", found, format!("plimsoll pull {name}; `serve` does it, too")),
+    }
+}
+
+/// Whether all files are there and none is known to be wrong.
+fn judge(name: &str, files: &[FileCheck], report: &mut Report) -> bool {
+    let mut good = true;
+    let mut read = 0;
+    for file in files {
+        let path = file.path.display();
+        match &file.state {
+            FileState::Intact => read += 1,
+            FileState::AsVerified => {}
+            FileState::Changed => {
+                let found = format!("{path} is not as it was when it was verified");
+                report.note(
+                    "model",
+                    found,
+                    format!("plimsoll pull {name}: it reads the file and fetches it if it is wrong"),
+                );
+                good = false;
+            }
+            FileState::Missing => {
+                report.problem("model", format!("{path} is missing"), format!("plimsoll pull {name}"));
+                good = false;
+            }
+            FileState::Damaged(why) => {
+                let again = format!("plimsoll rm {name}; plimsoll pull {name}");
+                report.problem("model", format!("{path}: {why}"), again);
+                good = false;
+            }
+        }
+    }
+    if good {
+        let bytes = Bytes(files.iter().map(|file| file.bytes).sum());
+        let how = if read == files.len() {
+            "read, and every sum is right"
+        } else {
+            "as they were when they were verified (--deep reads them)"
+        };
+        report.ok("model", format!("{name}: {} files, {bytes}: {how}", files.len()));
+    }
+    good
+}
+
+/// The plan that `serve` would make with these flags.
+pub fn plan(args: &Args, path: &Path, host: &Host, others: &Holders, report: &mut Report) {
+    let opened = open_at(path, &args.engine, &args.http);
+    let planned = opened.and_then(|(checkpoint, options)| {
+        Ok(Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?)
+    });
+    match planned {
+        Ok(planned) => fits(&planned, host, others, report),
+        Err(error) => match error.downcast_ref::<PlanError>() {
+            Some(PlanError::DoesNotFit(short)) => {
+                let found = format!(
+                    "it does not fit: {} are needed for one request of {} tokens, the line is at {} ({})",
+                    Bytes(short.needed),
+                    short.tokens,
+                    Bytes(short.limit),
+                    short.limit_source
+                );
+                let flags: String = short.advice.iter().map(|advice| format!("{advice}, ")).collect();
+                let more = short.remedy.words(short.needed + short.peers);
+                report.problem("plan", found, format!("{flags}{}{more}", short.media));
+            }
+            _ => report.problem("plan", format!("{}: {error:#}", path.display()), "another model, or other flags"),
+        },
+    }
+}
+
+/// A plan under the line may still meet neighbours that have planned and not touched yet.
+fn fits(planned: &EnginePlan, host: &Host, others: &Holders, report: &mut Report) {
+    let total = planned.plan.total();
+    #[cfg(unix)]
+    {
+        use plimsoll_memory::host::{HostNow, lease};
+        let rooms = HostNow::read(&host.root, &host.limits).rooms;
+        if let Err(refusal) = lease::decide(&rooms, others, total, total) {
+            let next = format!("end one of them, or --memory-budget {}", refusal.free);
+            return report.problem("plan", refusal.to_string(), next);
+        }
+    }
+    #[cfg(not(unix))]
+    let () = *others;
+    let limits = planned.limits;
+    let found = match limits.encoder {
+        true => format!("{} of {}: an encoder", Bytes(total), Bytes(host.line.bytes)),
+        false => format!(
+            "{} of {}: {} tokens in the pool, {} of one request at most",
+            Bytes(total),
+            Bytes(host.line.bytes),
+            limits.max_total_token_num,
+            limits.max_req_total_len
+        ),
+    };
+    report.ok("plan", found);
+}

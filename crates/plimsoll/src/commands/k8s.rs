@@ -1,0 +1,234 @@
+//! `plan --k8s`: a plan as a Kubernetes manifest. The container's memory limit is the planned line, so the server in it needs no
+//! budget: it reads its cgroup and plans the same again. What must not be in here: arithmetic of its own beyond that one limit.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+
+use clap::Args;
+use plimsoll_engine::EnginePlan;
+
+use crate::args::{DRAIN_SECONDS, PlanArgs, default_name};
+
+/// Seconds between a pod's end being decided and SIGTERM: proxies learn of it meanwhile and send nobody any more.
+const LEAVE_SECONDS: u64 = 5;
+
+/// Seconds beyond leaving and draining after which the kubelet kills.
+const SPARE_SECONDS: u64 = 10;
+
+/// Probes of ten seconds each in which a pod must have fetched, loaded and proven its model: half an hour.
+const STARTUP_PROBES: u64 = 180;
+
+/// Longest name of an object that labels may carry, too.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Flags of `plan` about a cluster.
+#[derive(Debug, Args)]
+pub struct K8sArgs {
+    /// Print a Kubernetes manifest (Deployment and Service) whose memory limit is what this plan takes.
+    #[arg(long, conflicts_with_all = ["json", "probe", "users", "context", "images"])]
+    pub k8s: bool,
+    /// The image in it, as deploy/Containerfile makes it.
+    #[arg(long, alias = "container_image", default_value = concat!("plimsoll:", env!("CARGO_PKG_VERSION")))]
+    pub container_image: String,
+    /// Pods in it.
+    #[arg(long, default_value_t = 1)]
+    pub replicas: u32,
+    /// Seconds that running requests have to finish when a pod is stopped.
+    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS)]
+    pub drain_seconds: u64,
+    /// What the server is given besides: all that was set here and is a flag of `serve`.
+    #[arg(skip)]
+    pub serve_flags: Vec<OsString>,
+}
+
+/// A plan, as Kubernetes takes it.
+pub struct Manifest<'a> {
+    /// What was asked for.
+    pub args: &'a PlanArgs,
+    /// The model's files here.
+    pub path: &'a Path,
+    /// The plan.
+    pub planned: &'a EnginePlan,
+    /// The threads that it is for.
+    pub threads: usize,
+}
+
+impl Manifest<'_> {
+    /// Whole MiB that hold the plan and 3 % for the kernel's own accounting of it, as `deploy/memory-max.sh` gives a unit.
+    fn limit_mib(&self) -> u64 {
+        let total = self.planned.plan.total();
+        (total + total * 3 / 100).div_ceil(1 << 20)
+    }
+
+    /// A model that is a path here is in a volume there.
+    fn is_local(&self) -> bool {
+        Path::new(&self.args.model).exists()
+    }
+
+    /// What the container is given: the plan's own size, so that the pod comes to the same plan whatever its node is like.
+    fn serve_args(&self) -> Vec<String> {
+        let model = match self.path.file_name().filter(|_| self.is_local()) {
+            Some(name) => format!("/models/{}", name.to_string_lossy()),
+            None => self.args.model.clone(),
+        };
+        let mut all = vec!["serve".to_owned(), model, format!("--threads={}", self.threads)];
+        if !self.planned.limits.encoder {
+            all.push(format!("--max-total-token-num={}", self.planned.limits.max_total_token_num));
+        }
+        all.extend(self.args.k8s.serve_flags.iter().map(|flag| flag.to_string_lossy().into_owned()));
+        all
+    }
+
+    /// `plimsoll-` and the model's name, as far as a label may have it.
+    fn name(&self) -> String {
+        let model = default_name(&self.args.model).to_ascii_lowercase();
+        let letters = model.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' });
+        let name: String = "plimsoll-".chars().chain(letters).take(NAME_BYTES_MAX).collect();
+        name.trim_end_matches('-').to_owned()
+    }
+}
+
+/// A string that YAML reads as it is: JSON's are YAML's.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+impl fmt::Display for Manifest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (total, memory) = (self.planned.plan.total(), self.limit_mib());
+        let (name, threads, K8sArgs { drain_seconds, replicas, .. }) = (self.name(), self.threads, &self.args.k8s);
+        let image = quoted(&self.args.k8s.container_image);
+        let args: String = self.serve_args().iter().map(|arg| format!("\n            - {}", quoted(arg))).collect();
+        let grace = LEAVE_SECONDS + drain_seconds + SPARE_SECONDS;
+        let (mount, volume) = match self.is_local() {
+            true => (
+                "\n            - name: models\n              mountPath: /models\n              readOnly: true",
+                "\n        # Holds what is a path where this was planned.\n        - name: models\n          \
+                 persistentVolumeClaim:\n            claimName: plimsoll-models\n            readOnly: true",
+            ),
+            false => ("", ""),
+        };
+        write!(
+            f,
+            r#"# The plan takes {total} bytes. Memory is that and 3 % for the kernel's own accounting, rounded up to whole MiB; request = limit,
+# so that nobody else is promised a byte of it. The server reads this limit and needs no --memory-budget. A change of model, flags or
+# threads changes the plan: print this anew.
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {name}
+  labels: &labels
+    app.kubernetes.io/name: plimsoll
+    app.kubernetes.io/instance: {name}
+spec:
+  replicas: {replicas}
+  selector:
+    matchLabels: *labels
+  template:
+    metadata:
+      labels: *labels
+    spec:
+      # preStop, then --drain-seconds, then {SPARE_SECONDS} to end.
+      terminationGracePeriodSeconds: {grace}
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 10001
+        runAsGroup: 10001
+        fsGroup: 10001
+        seccompProfile:
+          type: RuntimeDefault
+      containers:
+        - name: plimsoll
+          image: {image}
+          args:{args}
+          env:
+            - name: PLIMSOLL_HOST
+              value: "0.0.0.0"
+            - name: PLIMSOLL_PORT
+              value: "8000"
+            - name: PLIMSOLL_LOG_FORMAT
+              value: json
+            - name: PLIMSOLL_CACHE
+              value: /cache
+            # kubectl create secret generic plimsoll --from-literal=api-keys=KEY,KEY
+            - name: PLIMSOLL_API_KEY
+              valueFrom:
+                secretKeyRef:
+                  name: plimsoll
+                  key: api-keys
+                  optional: true
+          ports:
+            - name: http
+              containerPort: 8000
+          resources:
+            requests:
+              cpu: {threads}
+              memory: {memory}Mi
+            limits:
+              cpu: {threads}
+              memory: {memory}Mi
+          # Nothing listens before model and plan are proven; fetching a model is part of that.
+          startupProbe:
+            httpGet:
+              path: /ready
+              port: http
+            periodSeconds: 10
+            failureThreshold: {STARTUP_PROBES}
+          # 503 while a pod drains: it gets nothing new.
+          readinessProbe:
+            httpGet:
+              path: /ready
+              port: http
+            periodSeconds: 5
+            timeoutSeconds: 2
+            failureThreshold: 2
+          # 503 when the engine has made no progress for --stall-seconds; a full server is healthy.
+          livenessProbe:
+            httpGet:
+              path: /health
+              port: http
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 3
+          lifecycle:
+            preStop:
+              exec:
+                command: ["sleep", "{LEAVE_SECONDS}"]
+          securityContext:
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities:
+              drop: ["ALL"]
+          volumeMounts:
+            - name: cache
+              mountPath: /cache
+            - name: tmp
+              mountPath: /tmp{mount}
+      volumes:
+        # Each pod fetches its model; a PersistentVolumeClaim here keeps it.
+        - name: cache
+          emptyDir: {{}}
+        - name: tmp
+          emptyDir: {{}}{volume}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+  labels:
+    app.kubernetes.io/name: plimsoll
+    app.kubernetes.io/instance: {name}
+spec:
+  selector:
+    app.kubernetes.io/name: plimsoll
+    app.kubernetes.io/instance: {name}
+  ports:
+    - name: http
+      port: 8000
+      targetPort: http"#
+        )
+    }
+}

@@ -1,0 +1,169 @@
+//! `doctor`: what it says is what a server would meet, and its exit code says whether that is a problem.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::product::{Finished, Server, cache, default_model, fixture, plimsoll, run};
+
+/// The doctor's findings, and its exit code. Its port is one that is free, unless the test says otherwise.
+fn findings(mut command: Command) -> (Vec<Value>, Option<i32>) {
+    let finished = Finished::of(command.output().unwrap());
+    let page: Value = serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished:?}"));
+    let findings = page["checks"].as_array().unwrap().clone();
+    let problems = findings.iter().filter(|finding| finding["level"] == "problem").count();
+    assert_eq!(page["problems"], problems);
+    assert_eq!(finished.code, Some(i32::from(problems > 0)), "the exit code says it: {finished:?}");
+    for finding in &findings {
+        assert_eq!(finding["level"] == "ok", finding["next"].is_null(), "what is not well has a next step: {finding}");
+    }
+    (findings, finished.code)
+}
+
+fn doctor(args: &[&str]) -> (Vec<Value>, Option<i32>) {
+    findings(plimsoll([&["doctor", "--json", "--port", "0"], args].concat()))
+}
+
+/// Those about one thing.
+fn about<'a>(findings: &'a [Value], check: &str) -> Vec<&'a Value> {
+    let all: Vec<_> = findings.iter().filter(|finding| finding["check"] == check).collect();
+    assert!(!all.is_empty(), "nothing about {check}: {findings:?}");
+    all
+}
+
+/// The one problem there is about a thing: what was found, and the next step.
+fn problem(findings: &[Value], check: &str) -> (String, String) {
+    let all = about(findings, check);
+    let problems: Vec<_> = all.iter().filter(|finding| finding["level"] == "problem").collect();
+    let [one] = &problems[..] else { panic!("not one problem about {check}: {findings:?}") };
+    (one["found"].as_str().unwrap().to_owned(), one["next"].as_str().unwrap().to_owned())
+}
+
+/// A cache of its own, removed at the end.
+struct OwnCache(PathBuf);
+
+impl OwnCache {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn doctor(&self, args: &[&str]) -> (Vec<Value>, Option<i32>) {
+        let mut command = plimsoll([&["doctor", "--json", "--port", "0"], args].concat());
+        command.env("PLIMSOLL_CACHE", &self.0);
+        findings(command)
+    }
+}
+
+impl Drop for OwnCache {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_machine_that_can_serve_is_told_so_with_the_plan_that_serve_makes() {
+    default_model();
+    let (all, code) = doctor(&["smollm2", "--max-total-token-num", "4096"]);
+    assert_eq!(code, Some(0), "{all:?}");
+    for check in ["clock", "files", "port", "cache", "cores", "instructions", "memory", "line", "swap", "neighbours"] {
+        about(&all, check);
+    }
+    let model = about(&all, "model")[0]["found"].as_str().unwrap();
+    assert!(model.contains("every sum is right"), "a model that is named is read: {model}");
+    let words = run(&["plan", "smollm2", "--max-total-token-num", "4096"]).good();
+    let total = words.lines().find_map(|line| line.trim_start().strip_prefix("total")).unwrap().trim();
+    let plan = about(&all, "plan")[0]["found"].as_str().unwrap();
+    assert!(plan.starts_with(&format!("{total} of ")) && plan.contains("4096 tokens in the pool"), "{plan}; {total}");
+    // In words: a line for each, begun with its level.
+    let words = run(&["doctor", "--port", "0"]).good();
+    assert!(words.lines().any(|line| line.starts_with("ok ") && line.contains(" plan ")), "{words}");
+    assert!(words.contains("--deep reads them"), "who names no model has nothing read: {words}");
+}
+
+#[test]
+fn short_address_space_is_found_with_the_value_that_works() {
+    default_model();
+    let under = |kib: u64| {
+        let inner = plimsoll(["doctor", "smollm2", "--json", "--port", "0"]);
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -v {kib}; exec \"$0\" \"$@\"")]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.env("PLIMSOLL_CACHE", cache()).env_remove("RUST_LOG").env("RUST_BACKTRACE", "0");
+        findings(command).0
+    };
+    let all = under(400_000);
+    assert_eq!(about(&all, "line")[0]["level"], "note");
+    let (found, next) = problem(&all, "plan");
+    assert!(found.contains("it does not fit") && found.contains("RLIMIT_AS"), "{found}");
+    let advised = next.split_once("(ulimit -v ").and_then(|(_, rest)| rest.split_once(')')).unwrap().0;
+    // What others take of the address space differs a little from run to run.
+    let all = under(advised.parse::<u64>().unwrap() + (64 << 10));
+    assert_eq!(about(&all, "plan")[0]["level"], "ok", "{all:?}");
+}
+
+#[test]
+fn a_model_that_is_missing_mistyped_or_damaged() {
+    let cache = OwnCache::new("models");
+    let (found, next) = problem(&cache.doctor(&["smollm2"]).0, "model");
+    assert!(found.contains("not in the cache"), "{found}");
+    assert_eq!(next, "plimsoll pull smollm2");
+    // Nobody asked for it by name: serve would fetch it.
+    let (all, code) = cache.doctor(&[]);
+    assert_eq!((code, &about(&all, "model")[0]["level"]), (Some(0), &Value::from("note")), "{all:?}");
+    assert!(fs::read_dir(&cache.0).unwrap().next().is_none(), "the doctor fetches and makes nothing");
+    let (found, _) = problem(&cache.doctor(&["smolm2"]).0, "model");
+    assert!(found.contains("did you mean `smollm2`?"), "{found}");
+
+    let source = default_model().parent().unwrap();
+    let folder = cache.0.join("catalogue/smollm2");
+    fs::create_dir_all(&folder).unwrap();
+    for file in fs::read_dir(source).unwrap().map(Result::unwrap).filter(|file| file.file_type().unwrap().is_file()) {
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    let file = folder.join(default_model().file_name().unwrap());
+    let written = fs::metadata(default_model()).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    fs::File::options().write(true).open(&file).unwrap().set_modified(written).unwrap();
+    // Size and time are right, so only who reads it can know.
+    let (all, code) = cache.doctor(&[]);
+    assert_eq!((code, &about(&all, "model")[0]["level"]), (Some(0), &Value::from("ok")), "{all:?}");
+    for args in [&["smollm2"][..], &["--deep"]] {
+        let (found, next) = problem(&cache.doctor(args).0, "model");
+        assert!(found.contains(file.to_str().unwrap()), "{args:?}: {found}");
+        assert_eq!(next, "plimsoll rm smollm2; plimsoll pull smollm2");
+    }
+    fs::write(&file, &bytes[..last]).unwrap();
+    problem(&cache.doctor(&[]).0, "model");
+}
+
+#[test]
+fn what_a_server_could_not_open_or_would_not_take() {
+    let llama = fixture("llama");
+    let llama = llama.to_str().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (found, _) = problem(&findings(plimsoll(["doctor", llama, "--json", "--port", &port])).0, "port");
+    assert!(found.contains(&port), "{found}");
+    let (found, next) = problem(&doctor(&[llama, "--max-connections", "1000000000"]).0, "files");
+    assert!(found.contains("1000000000 connections") && next.contains("--max-connections "), "{found} {next}");
+    let (found, _) = problem(&doctor(&[llama, "--memory-budget", "1MiB"]).0, "plan");
+    assert!(found.contains("it does not fit"), "{found}");
+    let (found, _) = problem(&doctor(&[llama, "--media-root", "/not/there"]).0, "settings");
+    assert!(found.contains("/not/there"), "{found}");
+}
+
+#[test]
+fn a_server_of_this_user_is_seen_with_what_it_plans() {
+    let server = Server::start_model(&fixture("llama"), &["--max-total-token-num", "1024"]);
+    let (all, _) = doctor(&[fixture("llama").to_str().unwrap()]);
+    let words = about(&all, "neighbours")[0]["found"].as_str().unwrap();
+    assert!(words.contains(&format!("process {} plans ", server.pid())), "{words}");
+}
