@@ -111,7 +111,8 @@ fn a_place_that_is_dropped_unfilled_is_free_again_and_found_by_nobody() {
 #[test]
 fn two_requests_that_encode_the_same_content_share_it_or_keep_their_own() {
     let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4);
-    let first = vacant(pool.claim(&[(key(1), 4)]).unwrap().pop().unwrap());
+    let mut first = vacant(pool.claim(&[(key(1), 4)]).unwrap().pop().unwrap());
+    (0..4).for_each(|row| first.row_mut(row).fill(7.0));
     let second = vacant(pool.claim(&[(key(1), 4)]).unwrap().pop().unwrap());
     let second = second.filled_meanwhile().unwrap_err();
     let first = first.fill();
@@ -121,7 +122,7 @@ fn two_requests_that_encode_the_same_content_share_it_or_keep_their_own() {
     // A second fill under the key replaces the first without taking it from its users.
     let own = vacant(pool.claim(&[(key(9), 4)]).unwrap().pop().unwrap());
     drop((first, own));
-    assert_eq!(shared.row(3), [0.0; WIDTH]);
+    assert_eq!(shared.row(3), [7.0; WIDTH]);
     pool.clear();
     assert_eq!(pool.stats().pages_free, 3);
     drop(shared);
