@@ -43,8 +43,9 @@ macro_rules! models {
             let known = [$($model),*];
             for entry in std::fs::read_dir(common::fixtures().join("models")).unwrap() {
                 let name = entry.unwrap().file_name().into_string().unwrap();
-                // Weights set by hand and encoders have references of another kind, which `hybrid` and `embeddings` check.
-                let elsewhere = name.starts_with("mtp-") || name.starts_with("bert");
+                // Weights set by hand, encoders and models that see have references of another kind, which `hybrid`, `embeddings` and
+                // `vision` check.
+                let elsewhere = ["mtp-", "bert", "vl-"].iter().any(|kind| name.starts_with(kind));
                 assert!(known.contains(&name.as_str()) || elsewhere, "no test for fixture '{name}'");
             }
         }
