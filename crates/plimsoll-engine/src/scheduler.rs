@@ -231,7 +231,8 @@ impl<T> Scheduler<T> {
 
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
-        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some()) {
+        // One that waits for a medium can do nothing until it is encoded, in whatever step.
+        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && !seq.at_wall()) {
             let (mut rows, mut logit_rows) = (self.prefill_rows(), self.limits.logit_rows);
             let order = self.running[i].order;
             self.schedule_chunk(i, &mut rows, &mut logit_rows, events);

@@ -214,6 +214,7 @@ impl<R: Runner> Worker<R> {
         let round = catch_unwind(AssertUnwindSafe(|| {
             if clear.is_some() && !broken("V-G") {
                 self.cache.borrow_mut().clear();
+                self.encoding.iter().for_each(|encoding| encoding.spec.outputs.clear());
                 self.give_pages_back();
             }
             while let Ok(arrival) = self.arrivals.try_recv() {

@@ -151,6 +151,12 @@ impl<R: Runner> Worker<R> {
         }
         tracing::error!(error, items = all.len(), "the encoder failed; running its items one by one");
         for at in all {
+            let Job { seq, item } = encoding.batch[at];
+            let seq = &mut self.scheduler.running_mut()[seq];
+            // What was stored before the failure is there, and who has failed with another item needs no more.
+            if seq.media.found(item) || seq.work.failed() {
+                continue;
+            }
             if let Err(error) = self.run_jobs(encoding, at..at + 1) {
                 self.fail_job(encoding.batch[at], &error);
             }
