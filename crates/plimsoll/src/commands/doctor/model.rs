@@ -139,7 +139,7 @@ pub fn plan(args: &Args, path: &Path, host: &Host, others: &Holders, report: &mu
                 );
                 let flags: String = short.advice.iter().map(|advice| format!("{advice}, ")).collect();
                 let more = short.remedy.words(short.needed + short.peers);
-                report.problem("plan", found, format!("{flags}{}{more}", short.media));
+                report.problem("plan", found, format!("{flags}{more}"));
             }
             _ => report.problem("plan", format!("{}: {error:#}", path.display()), "another model, or other flags"),
         },
