@@ -29,7 +29,7 @@ struct Watcher {
     limits: HostLimits,
     /// Limits have been used since they were read.
     used: bool,
-    /// Readings since the heap was last trimmed.
+    /// Readings since what the heap keeps was last looked at.
     since_trim: u32,
     /// Steps at the last line in the log; one is written about every `log_every` steps, none for 0.
     logged: u64,
@@ -83,9 +83,9 @@ impl Watcher {
         }
         let now = HostNow::read(&self.root, &self.limits);
         shared.gauge.set(reading(shared, &self.limits, &now));
-        self.since_trim += 1;
-        let kept = heap::kept(Touched::read(&Root::system()).heaps);
-        let much = kept > KEPT_BYTES && self.since_trim >= TRIM_READINGS;
+        // To look costs as much as all the rest: not every time.
+        self.since_trim = (self.since_trim + 1) % TRIM_READINGS;
+        let much = self.since_trim == 0 && heap::kept(Touched::read(&Root::system()).heaps) > KEPT_BYTES;
         if shared.trim.swap(false, Relaxed) || much {
             heap::trim();
             self.since_trim = 0;

@@ -111,10 +111,14 @@ fn an_idle_server_costs_nothing() {
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     };
-    std::thread::sleep(Duration::from_millis(200));
-    let before = cpu();
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(cpu() - before <= 3, "{} ticks in an idle second", cpu() - before);
+    // Tests beside this one have servers, too: the quietest second counts.
+    let second = || {
+        let before = cpu();
+        std::thread::sleep(Duration::from_secs(1));
+        cpu() - before
+    };
+    let ticks = (0..5).map(|_| second()).min().unwrap();
+    assert!(ticks <= 3, "{ticks} ticks in an idle second");
 }
 
 /// Edge case 43: looking at a full server takes nothing of it.

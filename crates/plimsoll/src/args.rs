@@ -114,7 +114,7 @@ pub struct ServeArgs {
     /// How the model's replies are read and its texts embedded.
     #[command(flatten)]
     pub reading: ReadingArgs,
-    /// Models to serve by name, each loaded when it is first asked for: a TOML file with a table [[models]] for each (name, model, and
+    /// Models to serve by name, each loaded when it is first asked for: a TOML file with a table `[[models]]` for each (name, model, and
     /// its own flags).
     #[arg(long)]
     pub models: Option<PathBuf>,

@@ -104,7 +104,7 @@ fn ranges(maps: &str) -> Vec<(What, Range<u64>)> {
 fn touched(pagemap: &File, range: Range<u64>) -> u64 {
     use std::os::unix::fs::FileExt;
 
-    let mut entries = [0; 8 * 64];
+    let mut entries = [0; 8 * 512];
     let (mut page, end) = (range.start / PAGE_BYTES, range.end / PAGE_BYTES);
     let mut pages = 0;
     while page < end {
