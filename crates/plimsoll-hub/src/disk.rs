@@ -94,12 +94,17 @@ pub(crate) fn install(from: &Path, to: &Path) -> Result<(), HubError> {
     Ok(())
 }
 
+/// Writes a whole file, synced.
+pub(crate) fn write(path: &Path, content: &[u8]) -> Result<(), HubError> {
+    remove_if_present(path)?;
+    let mut partial = Partial::open(path, content.len() as u64)?;
+    partial.append(content)?;
+    partial.sync()
+}
+
 /// Replaces a small file as a whole: readers see the old content or the new, never a mixture.
 pub(crate) fn replace(path: &Path, scratch: &Path, content: &[u8]) -> Result<(), HubError> {
-    remove_if_present(scratch)?;
-    let mut partial = Partial::open(scratch, content.len() as u64)?;
-    partial.append(content)?;
-    partial.sync()?;
+    write(scratch, content)?;
     install(scratch, path)
 }
 

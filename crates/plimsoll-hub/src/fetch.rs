@@ -187,6 +187,12 @@ impl Fetcher {
     }
 }
 
+/// Whether what follows the host is a port, or nothing.
+fn has_a_port_or_none(authority: &str) -> bool {
+    let after = authority.rsplit_once(']').map_or(authority, |(_, after)| after);
+    after.rsplit_once(':').is_none_or(|(_, port)| port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0))
+}
+
 fn parsed(url: &str) -> Result<Uri, FetchError> {
     let bad = |why| Err(FetchError::BadAddress(why));
     if url.len() > URL_BYTES_MAX {
@@ -197,6 +203,10 @@ fn parsed(url: &str) -> Result<Uri, FetchError> {
     let Ok(uri) = url.parse::<Uri>() else { return bad("it is not an address") };
     match (uri.scheme_str(), uri.authority()) {
         (Some("http" | "https"), Some(authority)) if authority.as_str().contains('@') => bad("it has credentials"),
+        // What cannot be a port is no port for `Uri`, which leads to another service than the one that was named.
+        (Some("http" | "https"), Some(authority)) if !has_a_port_or_none(authority.as_str()) => {
+            bad("its port is not a number up to 65535")
+        }
         (Some("http" | "https"), Some(_)) => Ok(uri),
         _ => bad("only http:// and https:// with a host are"),
     }

@@ -173,3 +173,14 @@ fn public_addresses_and_no_others() {
         assert!(!is_public(address.parse().unwrap()), "{address}");
     }
 }
+
+#[test]
+fn what_cannot_be_a_port_leads_nowhere() {
+    for authority in ["a", "a:", "a:80", "[::1]", "[::1]:8080"] {
+        assert!(parsed(&format!("http://{authority}/p")).is_ok(), "{authority}");
+    }
+    for authority in ["a:99999", "a:-1", "a:0", "[::1]:70000"] {
+        let error = parsed(&format!("http://{authority}/p")).unwrap_err().to_string();
+        assert!(error.contains("port") || error.contains("not an address"), "{authority}: {error}");
+    }
+}

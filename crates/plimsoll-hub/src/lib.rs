@@ -3,9 +3,9 @@
 //! One call does it all: [`resolve`] turns what a user typed (`smollm2`, `hf:org/repo`, `./model.gguf`) into a path
 //! on this machine and pulls the files first if they are not there yet.
 //!
-//! The rooms: `model_ref` reads what the user typed; `catalogue` is the table of known models; `pull` decides what to
-//! fetch from where; `hub`, `http` and `wheels` fetch; `fetch` gets what strangers name; `model_dir`, `marker` and `disk` keep the cache honest;
-//! `cache` lists and removes; `check` looks; `progress` tells the user.
+//! The rooms: `model_ref` reads what the user typed; `catalogue` is the table of known models, `demo` the one that is in the program
+//! itself; `pull` decides what to fetch from where; `hub`, `http` and `wheels` fetch; `fetch` gets what strangers name; `model_dir`,
+//! `marker` and `disk` keep the cache honest; `cache` lists and removes; `check` looks; `progress` tells the user.
 //!
 //! *Invariant*: this crate knows nothing of what is in a model file. It compares sizes and SHA-256 sums, no more.
 //!
@@ -15,6 +15,7 @@
 mod cache;
 mod catalogue;
 mod check;
+mod demo;
 mod disk;
 mod error;
 mod fetch;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use crate::cache::Cache;
 use crate::catalogue::{Entry, Source};
-use crate::disk::require_room;
+use crate::disk::{require_room, write};
 use crate::error::HubError;
 use crate::http::Client;
 use crate::hub::{self, Listing, RemoteFile};
@@ -146,6 +146,15 @@ fn entry_from(
             for wanted in wanted {
                 let name = if wanted.name == entry.file { file } else { wanted.name };
                 let partial = entry_from_hub(repo, name, wanted, directory, settings, progress)?;
+                directory.accept(marker, &partial, wanted, progress)?;
+            }
+        }
+        Source::Here(files) => {
+            require_room(&directory.path, wanted.iter().map(|wanted| wanted.bytes).sum())?;
+            for wanted in wanted {
+                let content = files.iter().find(|file| file.0 == wanted.name).map_or(&[][..], |file| file.1);
+                let partial = directory.partial(wanted.name, "here");
+                write(&partial, content)?;
                 directory.accept(marker, &partial, wanted, progress)?;
             }
         }

@@ -356,6 +356,8 @@ fn a_running_response_is_cancelled() {
                     (&json!(id), &json!("in_progress"), &json!([]))
                 );
                 assert!(object["usage"].is_null() && object["completed_at"].is_null(), "{object}");
+                let gone = format!("DELETE /v1/responses/{id} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+                assert_eq!(server.send(gone).answer().status, 409, "it is still being made");
             }
             false => assert_eq!(meanwhile.status, 404, "what is not to be kept is not shown"),
         }

@@ -116,7 +116,7 @@ pub struct ServeArgs {
     pub reading: ReadingArgs,
     /// Models to serve by name, each loaded when it is first asked for: a TOML file with a table `[[models]]` for each (name, model, and
     /// its own flags).
-    #[arg(long)]
+    #[arg(long, conflicts_with = "model")]
     pub models: Option<PathBuf>,
     /// The flags that hold for each of them, unless its table says otherwise.
     #[arg(skip)]
@@ -214,7 +214,7 @@ pub struct PlanArgs {
     #[arg(long, conflicts_with_all = ["users", "context", "images"])]
     pub probe: bool,
     /// Plan the models of this file, as `serve --models` does.
-    #[arg(long, conflicts_with_all = ["users", "context", "probe"])]
+    #[arg(long, conflicts_with_all = ["model", "users", "context", "probe", "k8s"])]
     pub models: Option<PathBuf>,
     /// The flags that hold for each of them.
     #[arg(skip)]

@@ -121,15 +121,17 @@ pub fn read_models(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(S
         bail!("{file}: `{key}` is not known: there is one table [[models]] for each model, and nothing else");
     }
     let Some(Value::Array(listed)) = listed else { bail!("{file}: there is no table [[models]]") };
-    listed
-        .iter()
-        .enumerate()
-        .map(|(index, value)| {
-            let at = || format!("{file}: the {}. of [[models]]", index + 1);
-            let Value::Table(table) = value else { bail!("{}: a table is wanted", at()) };
-            read_model(table, inherited).with_context(at)
-        })
-        .collect()
+    let mut models: Vec<(String, ModelArgs)> = Vec::new();
+    for (index, value) in listed.iter().enumerate() {
+        let at = || format!("{file}: the {}. of [[models]]", index + 1);
+        let Value::Table(table) = value else { bail!("{}: a table is wanted", at()) };
+        let (name, model) = read_model(table, inherited).with_context(at)?;
+        if name.is_empty() || models.iter().any(|(other, _)| *other == name) {
+            bail!("{}: every model needs a name of its own, and `{name}` is none", at());
+        }
+        models.push((name, model));
+    }
+    Ok(models)
 }
 
 fn read_model(table: &Table, inherited: &[OsString]) -> anyhow::Result<(String, ModelArgs)> {
@@ -509,6 +511,8 @@ mod tests {
             ("port = 1\n[[models]]", "`port` is not known"),
             ("[[models]]\nmodel = 'x'", "a `name` is missing"),
             ("[[models]]\nname = 'x'", "--model"),
+            ("[[models]]\nname = ''\nmodel = 'x'", "a name of its own"),
+            ("[[models]]\nname = 'x'\nmodel = 'x'\n[[models]]\nname = 'x'\nmodel = 'y'", "the 2. of [[models]]"),
             ("[[models]]\nname = 'x'\nmodel = 'x'\nport = 1", "no setting `port` of a model"),
             ("[[models]]\nname = 'x'\nmodel = 'x'\nmax-waiting = 'y'", "max-waiting"),
         ] {

@@ -2,6 +2,7 @@
 
 mod cache_care;
 mod fixtures;
+mod here;
 mod hub_repos;
 mod processes;
 mod real_sources;

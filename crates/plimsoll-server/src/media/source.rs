@@ -196,7 +196,12 @@ async fn remote(app: &Arc<App>, param: &str, url: String, held: &mut Held) -> Ap
     let (Some(fetcher), Some(spec)) = (app.studio.fetcher.clone(), app.served.engine.media()) else {
         return Err(ApiError::internal("nothing can be fetched here"));
     };
-    let turn = Arc::clone(&app.studio.fetches).acquire_owned().await;
+    let turn = timeout(app.config.media.fetch_timeout, Arc::clone(&app.studio.fetches).acquire_owned()).await;
+    let turn = turn.map_err(|_| {
+        let message =
+            "this server fetches as many files at once as it may; try again later, or send the picture in the body";
+        ApiError::unavailable(message, 5)
+    })?;
     let own = spec.staging.reserve(FETCH_BYTES).map_err(|error| refused(param, &error))?;
     let limit = app.config.media.image.file_bytes;
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);

@@ -92,7 +92,14 @@ struct Deleted<'a> {
 
 /// `DELETE /v1/responses/{id}`.
 pub(crate) async fn delete(State(app): State<Arc<Front>>, Path(id): Path<String>) -> ApiResult<Response> {
-    if !app.responses.remove(&id, Caller::current().key) {
+    let key = Caller::current().key;
+    if !app.responses.remove(&id, key) {
+        if app.responses.look(&id, key).is_some() {
+            let message =
+                "the response is still being made: POST /v1/responses/{id}/cancel ends it, then it can be deleted";
+            let error = ApiError::new(StatusCode::CONFLICT, message);
+            return Err(ApiError { code: Some("response_in_progress"), ..error });
+        }
         return Err(unknown(&id));
     }
     Ok(json(&Deleted { id: &id, object: "response", deleted: true }, None))

@@ -32,7 +32,7 @@ pub struct K8sArgs {
     #[arg(long, alias = "container_image", default_value = concat!("plimsoll:", env!("CARGO_PKG_VERSION")))]
     pub container_image: String,
     /// Pods in it.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub replicas: u32,
     /// Seconds that running requests have to finish when a pod is stopped.
     #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS)]
