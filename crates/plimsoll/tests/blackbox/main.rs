@@ -7,6 +7,7 @@ mod cage;
 mod clients;
 mod commands;
 mod curl;
+mod demo;
 mod deploy;
 mod disconnects;
 mod docs;

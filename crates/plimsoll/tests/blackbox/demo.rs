@@ -1,0 +1,48 @@
+//! The demo model, which is in the program: no network, pictures with known answers, everybody their own.
+
+use std::path::Path;
+use std::thread;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::product::{Server, repository};
+
+/// Held-out pictures that the model reads rightly (`tools/train_demo/keep.py`): the message that asks, and the answer.
+fn questions() -> Vec<(Value, String)> {
+    let folder = repository().join("tests/fixtures/demo");
+    let listed: Value = serde_json::from_slice(&std::fs::read(folder.join("questions.json")).unwrap()).unwrap();
+    let one = |entry: &Value| {
+        let text = |key: &str| entry[key].as_str().unwrap().to_owned();
+        let url =
+            format!("data:image/png;base64,{}", STANDARD.encode(std::fs::read(folder.join(text("file"))).unwrap()));
+        let picture = json!({"type": "image_url", "image_url": {"url": url}});
+        (json!([{"role": "user", "content": [picture, {"type": "text", "text": text("question")}]}]), text("answer"))
+    };
+    listed.as_array().unwrap().iter().map(one).collect()
+}
+
+#[test]
+fn the_demo_model_reads_pictures_and_everybody_gets_their_own_answer() {
+    let server = Server::start_model(Path::new("demo"), &["--enable-mtp"]);
+    let questions = questions();
+    let ask = |messages: &Value| {
+        let body = json!({"messages": messages, "temperature": 0, "max_tokens": 16});
+        let answer = server.ask("/v1/chat/completions", &body);
+        answer["choices"][0]["message"]["content"].as_str().unwrap().trim().to_owned()
+    };
+    assert_eq!(ask(&json!([{"role": "user", "content": "What is 12 + 30?"}])), "42");
+    // A hundred and ninety-two, sixteen at a time: a neighbour's picture would show as a neighbour's answer.
+    thread::scope(|scope| {
+        for client in 0..16 {
+            let (questions, ask) = (&questions, &ask);
+            scope.spawn(move || {
+                for turn in 0..questions.len() {
+                    let (messages, answer) = &questions[(turn + client) % questions.len()];
+                    assert_eq!(ask(messages), *answer, "client {client}, turn {turn}");
+                }
+            });
+        }
+    });
+}
