@@ -216,16 +216,16 @@ fn v_c_aborts_in_the_answer_give_every_host_byte_back() {
 #[test]
 fn v_20_v_21_answers_that_nobody_takes_give_their_share_back() {
     let server = tiny(&[]);
-    // Each whole answer holds a megabyte of the 24 until it is sent: without its return thirty would be too many.
-    let body = |i: u64| with(greedy(&prompt(i, 10), 400), json!({"logprobs": 20}));
-    for i in 0..60 {
-        let client = server.send("/v1/completions", &body(i));
+    // Each whole answer holds eight megabytes of the 24 until it is sent: without its return the fourth would be too many.
+    let body = |i: u64, tokens| with(greedy(&prompt(i, 10), tokens), json!({"logprobs": 20}));
+    for i in 0..20 {
+        let client = server.send("/v1/completions", &body(i, 3000));
         eventually("it runs", PATIENCE, || !server.status()["requests"].as_array().expect("a list").is_empty());
         drop(client);
         eventually("it is gone", PATIENCE, || server.status()["requests"].as_array().expect("a list").is_empty());
     }
     rests(&server);
-    assert_eq!(says(&server, &body(1)).len(), 400);
+    assert_eq!(says(&server, &body(1, 400)).len(), 400);
 }
 
 // vllm-mlx 469: --disable-prefix-cache did not reach the path of pictures; memory was used though it was "off".
