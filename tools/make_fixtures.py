@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-gguf_blocks.py, hybrid.py, hybrid_forms.py, known.py, encoders.py, vision.py.
+gguf_blocks.py, hybrid.py, hybrid_forms.py, known.py, encoders.py, vision.py, tiled.py, omni.py.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
-    checkpoint, encoders, gguf_blocks, gguf_export, hybrid, hybrid_forms, known, mlx_affine, models, reference,
-    vision,
+    checkpoint, encoders, gguf_blocks, gguf_export, hybrid, hybrid_forms, known, mlx_affine, models, omni, reference,
+    tiled, vision,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -114,6 +114,9 @@ def jobs(tokenizer):
         yield name, lambda name=name: hybrid_forms.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in vision.MODELS:
         yield name, lambda name=name: vision.make(name, ROOT / "models" / name, tokenizer, SEED)
+    yield "omni", lambda: omni.make(ROOT / "models" / "omni", tokenizer, SEED)
+    for name in tiled.MODELS:
+        yield name, lambda name=name: tiled.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in encoders.MODELS:
         yield name, lambda name=name: encoders.make(name, ROOT / "models" / name, SEED)
     yield "pooling", lambda: encoders.pooled_decoder(ROOT / "models" / "qwen3", ROOT / "pooling_reference.json")

@@ -6,7 +6,7 @@ every token's `places` (time, height, width) and the place `next` after the prom
 `PATCH_STEP`-th), the tower's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
 of the first token, and `greedy` with its `greedy_logprobs`. Transformers computes all of it in float32 from the files.
 
-InternVL's pictures are cut into tiles, so that a grid has a frame for each; its language models place tokens by their index, so there are no `places`.
+InternVL is in tiled.py.
 
 The draft head of vl-qwen3.5 (as in hybrid.py) sees the embedding of the next token, which may be a picture's, at its own row's place:
 `mtp` holds its choice for every position (-1 where that is nearly a tie) and the `top5` at the last.
@@ -18,7 +18,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import transformers
-from transformers.models.got_ocr2.image_processing_got_ocr2 import GotOcr2ImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
@@ -148,37 +147,6 @@ MODELS: dict[str, dict] = {
     ),
 }
 
-
-
-def intern(model_type: str, **tower) -> dict:
-    """An InternVL of the published form: tiles of 16 pixels, 4 tokens each."""
-    text = {**TEXT, "architectures": [], "head_dim": 16, "model_type": model_type, "rope_theta": 10000.0,
-            "num_hidden_layers": 1}
-    return {
-        "architectures": ["InternVLForConditionalGeneration"],
-        "downsample_ratio": 0.5,
-        "image_seq_length": 4,
-        "image_token_id": IMAGE,
-        "model_type": "internvl",
-        "projector_hidden_act": "gelu",
-        "text_config": {**text, "dtype": DTYPE},
-        "tie_word_embeddings": True,
-        "vision_config": {
-            "hidden_size": 24, "image_size": [16, 16], "intermediate_size": 40, "layer_norm_eps": 1e-6,
-            "model_type": "internvl_vision", "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": [4, 4], **tower,
-        },
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "default",
-    }
-
-
-# The two kinds of tower that are published: of 300 million weights, and of 6 billion.
-INTERN = {
-    "vl-intern": intern("qwen2", attention_bias=True, norm_type="layer_norm"),
-    "vl-intern-rms": intern("qwen3", norm_type="rms_norm", use_mean_pooling=True, use_qk_norm=True),
-}
-MODELS |= INTERN
-
 # name → (frames (0: a picture), height, width) of each item, in prompt order.
 CASES = {
     "one": [(0, 24, 40)],
@@ -186,10 +154,6 @@ CASES = {
     "video": [(4, 16, 24)],
     "both": [(0, 16, 16), (4, 16, 8)],
 }
-
-# The same for InternVL: two tiles and a thumbnail; a column of tiles, and one by itself.
-TILED = {"one": [(0, 24, 40)], "two": [(0, 44, 17), (0, 16, 16)]}
-
 
 def picture(seed: int, frame: int, height: int, width: int) -> np.ndarray:
     """Bytes of a picture, [height, width, 3]: the formula of tests/vision.rs."""
@@ -204,10 +168,6 @@ def later(raw: dict) -> bool:
 
 def processors(raw: dict):
     """The image and the video processor, with bounds that leave the cases' sizes as they are."""
-    if raw["model_type"] == "internvl":
-        image = {"crop_to_patches": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "max_patches": 4,
-                 "min_patches": 1, "size": {"height": 16, "width": 16}}
-        return (image, GotOcr2ImageProcessor(**image)), None
     vision = raw["vision_config"]
     patch = {"patch_size": vision["patch_size"], "merge_size": 2, "temporal_patch_size": 2}
     half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if later(raw) else {}
@@ -275,46 +235,6 @@ def drafts(model, head, ids: list[int], following: int, media: dict, places: tor
     }
 
 
-@torch.no_grad()
-def tiled_case(model, raw: dict, tokenizer, name: str, seed: int, tail: str) -> dict | None:
-    """One case of a model that sees tiles."""
-    items, counts = TILED[name], []
-    (_, processor), _ = processors(raw)
-    ids, all_tiles = tokenizer.encode("<|im_start|>user\n", add_special_tokens=False).ids, []
-    for i, (_, height, width) in enumerate(items):
-        shot = torch.from_numpy(picture(seed + i, 0, height, width)).permute(2, 0, 1)
-        tiles = processor(images=[shot], return_tensors="pt")["pixel_values"]
-        counts.append(len(tiles))
-        all_tiles.append(tiles)
-        ids += [START] + [IMAGE] * (4 * len(tiles)) + [END]
-    ids += tokenizer.encode(f"{tail}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).ids
-    values = torch.cat(all_tiles)
-    # In the order of a tower's rows: blocks of two by two patches of four by four pixels.
-    blocks = [tiles.reshape(-1, 3, 2, 2, 4, 2, 2, 4).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten() for tiles in all_tiles]
-    sampled = [reference.short(v) for block in blocks for v in block[::PATCH_STEP]]
-    greedy, lps = [], []
-    while len(greedy) < GREEDY:
-        logits = model(input_ids=torch.tensor([ids + greedy]), pixel_values=values, use_cache=False).logits[0, -1].float()
-        best = logits.topk(2)
-        if float(best.values[0] - best.values[1]) < reference.MARGIN or int(best.indices[0]) >= tok.VOCAB_SIZE - 3:
-            return None
-        lp = torch.log_softmax(logits, dim=-1)
-        if not greedy:
-            top = [[int(i), reference.short(lp[i])] for i in lp.topk(5).indices]
-        greedy.append(int(best.indices[0]))
-        lps.append(reference.short(lp[greedy[-1]]))
-    wide = model.model.get_image_features(pixel_values=values).pooler_output.reshape(4 * len(values), -1)
-    return {
-        "name": name,
-        "pictures": [{"seed": seed + i, "frames": n, "height": h, "width": w} for i, (n, h, w) in enumerate(items)],
-        "grids": [[count, 4, 4] for count in counts],
-        "ids": ids,
-        "patches": sampled,
-        "rows": [[row, [reference.short(v) for v in wide[row]]] for row in (1, 4 * len(values) - 2)],
-        "top5": top, "greedy": greedy, "greedy_logprobs": lps,
-    }
-
-
 def on_disk(raw: dict, model, head) -> dict[str, torch.Tensor]:
     """All tensors by their published names."""
     out = {} if head is None else {f"mtp.{k}": v.to(getattr(torch, DTYPE)) for k, v in head.state_dict().items()}
@@ -354,6 +274,22 @@ def run(model, raw: dict, ids: list[int], media: dict) -> torch.Tensor:
     return model(input_ids=torch.tensor([ids]), mm_token_type_ids=kinds, use_cache=False, **media).logits[0].float()
 
 
+def greedy_path(logits_after) -> dict | None:
+    """The greedy answer and the first token's rivals, given what computes the logits after tokens; none if a choice is nearly a tie."""
+    greedy, lps, top = [], [], []
+    while len(greedy) < GREEDY:
+        logits = logits_after(greedy)
+        best = logits.topk(2)
+        if float(best.values[0] - best.values[1]) < reference.MARGIN or int(best.indices[0]) >= tok.VOCAB_SIZE - 3:
+            return None
+        lp = torch.log_softmax(logits, dim=-1)
+        if not greedy:
+            top = [[int(i), reference.short(lp[i])] for i in lp.topk(5).indices]
+        greedy.append(int(best.indices[0]))
+        lps.append(reference.short(lp[greedy[-1]]))
+    return {"top5": top, "greedy": greedy, "greedy_logprobs": lps}
+
+
 def case(model, head, raw: dict, tokenizer, name: str, seed: int, tail: str) -> dict | None:
     """One case; none if a choice on its greedy path is nearly a tie."""
     items = CASES[name]
@@ -379,17 +315,9 @@ def case(model, head, raw: dict, tokenizer, name: str, seed: int, tail: str) -> 
     spaced = {"second_per_grid_ts": torch.tensor([1.5] * sum(f > 0 for f, _, _ in items))}
     spaced = spaced if raw["model_type"] == "qwen2_5_vl" and any(f for f, _, _ in items) else {}
     ids = prompt(raw, tokenizer, items, grids, tail)
-    greedy, lps = [], []
-    while len(greedy) < GREEDY:
-        logits = run(model, raw, ids + greedy, {**media, **spaced})[-1]
-        best = logits.topk(2)
-        if float(best.values[0] - best.values[1]) < reference.MARGIN or int(best.indices[0]) >= tok.VOCAB_SIZE - 3:
-            return None
-        lp = torch.log_softmax(logits, dim=-1)
-        if not greedy:
-            top = [[int(i), reference.short(lp[i])] for i in lp.topk(5).indices]
-        greedy.append(int(best.indices[0]))
-        lps.append(reference.short(lp[greedy[-1]]))
+    path = greedy_path(lambda said: run(model, raw, ids + said, {**media, **spaced})[-1])
+    if path is None:
+        return None
     kinds = torch.tensor([[1 if i == IMAGE else 2 if i == VIDEO else 0 for i in ids]])
     grid_keys = {k: v for k, v in media.items() if k.endswith("grid_thw")}
     places, deltas = model.model.get_rope_index(torch.tensor([ids]), mm_token_type_ids=kinds, **grid_keys, **spaced)
@@ -406,32 +334,36 @@ def case(model, head, raw: dict, tokenizer, name: str, seed: int, tail: str) -> 
         row = (3 * count) // 4
         rows.append([first + row, [reference.short(v) for v in wide[row]]])
         first += count
-    mtp = {"mtp": drafts(model, head, ids, greedy[0], media, places)} if head is not None and name == "one" else {}
+    mtp = {"mtp": drafts(model, head, ids, path["greedy"][0], media, places)} if head is not None and name == "one" else {}
     return {
         "name": name, "pictures": pictures, "grids": grids, "seconds": 1.5 if spaced else 1.0, "ids": ids,
         "places": places[:, 0].T.tolist(), "next": len(ids) + int(deltas[0, 0]), "patches": sampled, "rows": rows,
-        "top5": top, "greedy": greedy, "greedy_logprobs": lps, **mtp,
+        **path, **mtp,
     }
 
 
 @torch.no_grad()
 def make(name: str, folder, tokenizer, seed: int) -> None:
     """One model with its reference."""
+    write(name, MODELS[name], folder, tokenizer, seed, EXTRA, {}, CHAT_TEMPLATE, processors, CASES, case)
+
+
+def write(name, raw, folder, tokenizer, seed, extra, named, template, processors, kinds, case) -> None:
+    """A checkpoint with its cases: `extra` tokens, some of them `named`, the processors' files, what makes a case."""
     from tokenizers import AddedToken, Tokenizer
 
-    raw = MODELS[name]
     config = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
     config._attn_implementation = "eager"
     model = getattr(transformers, raw["architectures"][0])(config).float().eval()
     fill(model, raw, seed)
     checkpoint.fresh(folder)
     extended = Tokenizer.from_str(tokenizer.to_str())
-    extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in EXTRA])
-    assert extended.token_to_id(EXTRA[-1]) == VIDEO
+    extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in extra])
+    assert extended.token_to_id(extra[-1]) == VIDEO
     checkpoint.write_side_files(folder, raw, DTYPE, extended)
     written = json.loads((folder / "tokenizer_config.json").read_text())
-    written["chat_template"] = CHAT_TEMPLATE
-    for token in EXTRA:
+    written |= {"chat_template": template, **({"extra_special_tokens": named} if named else {})}
+    for token in extra:
         written["added_tokens_decoder"][str(extended.token_to_id(token))] = {
             "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True,
         }
@@ -441,7 +373,7 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
         key = "image_processor_type" if file == "preprocessor_config" else "video_processor_type"
         values = {**values, key: type(kind).__name__}
         (folder / f"{file}.json").write_text(json.dumps(dict(sorted(values.items())), indent=2) + "\n")
-    if name in INTERN:
+    if "image_seq_length" in raw:
         processor = {"image_seq_length": raw["image_seq_length"], "processor_class": "InternVLProcessor"}
         (folder / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
     head = draft_head(raw, model, seed)
@@ -454,11 +386,10 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     for key, value in models.state(model).items():
         assert torch.equal(value, loaded.state_dict()[key]), key
     cases = []
-    tiled = name in INTERN
-    for case_name in TILED if tiled else CASES:
+    for case_name in kinds:
         for attempt in range(200):
-            about = {"tokenizer": extended, "name": case_name, "seed": attempt * 11 + len(cases), "tail": TAILS[attempt % 4]}
-            found = tiled_case(loaded, raw, **about) if tiled else case(loaded, head, raw, **about)
+            about = {"name": case_name, "seed": attempt * 11 + len(cases), "tail": TAILS[attempt % 4]}
+            found = case(loaded, head, raw, extended, **about)
             if found:
                 cases.append(found)
                 break

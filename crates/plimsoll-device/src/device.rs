@@ -65,6 +65,9 @@ pub enum DeviceError {
     /// Pictures were given to a model without a tower.
     #[error("there is no tower to encode pictures with")]
     NoEncoder,
+    /// Whoever wanted the result wants it no more.
+    #[error("it was stopped")]
+    Stopped,
     /// A test asked for this failure.
     #[error("injected fault: {0}")]
     Injected(&'static str),
@@ -230,17 +233,38 @@ pub struct StepInput<'a> {
     /// A sequence's last row always names one. It may be the slot that the sequence starts from; no slot is named twice.
     pub state_out: &'a [u32],
     /// Where each row stands in time, height and width, for models that give pictures a place in all three; empty: its
-    /// position, three times.
-    pub places: &'a [[u32; 3]],
+    /// position, three times. Whole numbers but behind a video whose frames are not whole steps apart.
+    pub places: &'a [[f32; 3]],
     /// Rows whose embeddings do not come from their tokens.
     pub media: &'a [MediaRows<'a>],
 }
 
 /// For each row, where it stands in time, height and width. A function, so that nobody must write them all down.
-pub type Places<'a> = &'a (dyn Fn(usize) -> [u32; 3] + Sync);
+pub type Places<'a> = &'a (dyn Fn(usize) -> [f32; 3] + Sync);
 
 /// For each row, four rows of a table and how much of each: a point between four others. What is 0 is not looked at.
 pub type Blend<'a> = &'a (dyn Fn(usize) -> [(u32, f32); 4] + Sync);
+
+/// How [`Device::unfold`] cuts windows out of a plane of two axes, `inner` running faster. Each row of the plane has all channels of
+/// one point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfold {
+    /// Points of the inner axis. Of the outer one there are as many as the rows make.
+    pub inner: usize,
+    /// Points of a window along the outer and along the inner axis.
+    pub taps: [usize; 2],
+    /// Points from one window to the next.
+    pub step: [usize; 2],
+    /// Points by which the first window begins before the plane.
+    pub pad: [usize; 2],
+}
+
+impl Unfold {
+    /// Windows along the inner axis.
+    pub fn windows(&self) -> usize {
+        (self.inner + 2 * self.pad[1] - self.taps[1]) / self.step[1] + 1
+    }
+}
 
 /// What a model may ask of a device. Shapes are given by the buffers; a mismatch is a bug and panics.
 pub trait Device {
@@ -258,6 +282,9 @@ pub trait Device {
 
     /// `x[r] += Σ table[row] * share` over the four that `blend` gives for row r, summed first.
     fn add_blended(&mut self, x: Buf, table: LinearId, blend: Blend<'_>);
+
+    /// `x[r] += table[which(r)]`, of a table whose rows are as wide as those of `x`: positions that repeat.
+    fn add_rows(&mut self, x: Buf, table: VectorId, which: &(dyn Fn(usize) -> usize + Sync));
 
     /// `x[first_row + r] (+)= values[r][from..from + x.cols]` for every row of `values`, which are `width` wide: what comes from
     /// outside (patches, embeddings of pictures) enters a step. The planner has no values: empty, and nothing happens.
@@ -343,6 +370,11 @@ pub trait Device {
 
     /// `out[r][column..column + x.cols] = x[r]`.
     fn put(&mut self, out: Buf, x: Buf, column: usize);
+
+    /// The windows of a convolution as rows, so that a linear layer finishes it: `out` has a row for each window, the inner axis
+    /// running faster, with columns in the order of a stored kernel: channel, inner tap, outer tap. What lies outside the rows
+    /// of `x` is 0; how many windows there are along the outer axis is what `out` has room for.
+    fn unfold(&mut self, out: Buf, x: Buf, spec: &Unfold);
 
     /// `out[i] = x[rows[i]]`.
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]);

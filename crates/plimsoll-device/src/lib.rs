@@ -15,7 +15,7 @@ pub mod weights;
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
     Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, MediaRows, Mode, NO_STATE,
-    Places, SeqSpan, StepInput,
+    Places, SeqSpan, StepInput, Unfold,
 };
 pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};

@@ -8,7 +8,7 @@ use plimsoll_memory::step::StepStack;
 
 use crate::device::{
     Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, Places,
-    StepInput,
+    StepInput, Unfold,
 };
 use crate::experts::Space;
 use crate::kv::{KvShape, PAGE_TOKENS, encoder_layout};
@@ -121,6 +121,10 @@ impl Device for PlanDevice<'_> {
         self.work.flops += 8 * (x.rows * x.cols) as u64;
     }
 
+    fn add_rows(&mut self, x: Buf, _table: VectorId, _which: &(dyn Fn(usize) -> usize + Sync)) {
+        self.work.flops += (x.rows * x.cols) as u64;
+    }
+
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, _interleaved: bool) {
         self.work.flops += 3 * (x.rows * x.cols / head_dim * angles.cols) as u64;
     }
@@ -231,6 +235,8 @@ impl Device for PlanDevice<'_> {
     fn put(&mut self, _out: Buf, _x: Buf, _column: usize) {}
 
     fn place(&mut self, _: Buf, _: usize, _: &[f32], _: usize, _: usize, _: Mode) {}
+
+    fn unfold(&mut self, _out: Buf, _x: Buf, _spec: &Unfold) {}
 
     fn gather(&mut self, _out: Buf, _x: Buf, _rows: &[u32]) {}
 

@@ -6,7 +6,7 @@ mod common;
 use common::{Random, checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
     Attention, Buf, CpuDevice, Declare, Device, DtypePolicy, EncoderShape, Isa, KvDtype, KvShape, ModelShape,
-    PlanDevice, SeqSpan, StepInput,
+    PlanDevice, SeqSpan, StepInput, Unfold,
 };
 
 fn with_encoder(head_dim: usize) -> ModelShape {
@@ -100,15 +100,16 @@ fn plain() -> (CpuDevice, plimsoll_device::VectorId, plimsoll_device::LinearId) 
 fn angles_by_axis_are_those_of_each_axis() {
     let (mut device, inv_freq, _) = plain();
     let places: Vec<[u32; 3]> = (0..40).map(|i| [i, 1000 + 3 * i, 77]).collect();
+    let place = |row: usize| places[row].map(|at| at as f32);
     let axes = [0, 1, 2, 1];
     let by_axis = device.temp(40, 8).unwrap();
-    device.rope_angles_by_axis(by_axis, inv_freq, &axes, &|row| places[row], 0.7);
+    device.rope_angles_by_axis(by_axis, inv_freq, &axes, &place, 0.7);
     let by_axis = rows(&mut device, by_axis);
     for axis in 0..3 {
         let positions: Vec<u32> = places.iter().map(|place| place[axis]).collect();
         let (own, same) = (device.temp(40, 8).unwrap(), device.temp(40, 8).unwrap());
         device.rope_angles(own, inv_freq, &positions, 0.7);
-        device.rope_angles_by_axis(same, inv_freq, &axes, &|row| [positions[row]; 3], 0.7);
+        device.rope_angles_by_axis(same, inv_freq, &axes, &|row| [positions[row] as f32; 3], 0.7);
         let own = rows(&mut device, own);
         assert_eq!(rows(&mut device, same), own, "a place that is one position");
         for (row, (found, own)) in by_axis.iter().zip(&own).enumerate() {
@@ -155,4 +156,68 @@ fn columns_are_put_where_they_belong() {
     }
     let bits: Vec<Vec<u32>> = expected.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect();
     assert_eq!(rows(&mut device, out), bits);
+}
+
+/// PyTorch's convolution of a plane with one channel after another, as [outer][inner][channel] sums, in double precision.
+fn convolved(plane: &[Vec<f32>], inner: usize, kernel: &[f32], spec: &Unfold, moments: usize) -> Vec<f64> {
+    let (channels, outer) = (plane[0].len(), plane.len() / inner);
+    let [taps_outer, taps_inner] = spec.taps;
+    let mut sums = Vec::new();
+    for window in 0..moments * spec.windows() {
+        let (o, i) = (window / spec.windows() * spec.step[0], window % spec.windows() * spec.step[1]);
+        let mut sum = 0.0;
+        for c in 0..channels {
+            for ti in 0..taps_inner {
+                for to in 0..taps_outer {
+                    let (o, i) = ((o + to).wrapping_sub(spec.pad[0]), (i + ti).wrapping_sub(spec.pad[1]));
+                    if o < outer && i < inner {
+                        let weight = kernel[(c * taps_inner + ti) * taps_outer + to];
+                        sum += f64::from(plane[o * inner + i][c]) * f64::from(weight);
+                    }
+                }
+            }
+        }
+        sums.push(sum);
+    }
+    sums
+}
+
+#[test]
+fn windows_are_cut_in_the_order_of_a_kernel() {
+    for (outer, inner, channels, moments) in [(7, 10, 3, 4), (1, 5, 1, 1), (2, 9, 4, 3)] {
+        for spec in [
+            Unfold { inner, taps: [3, 3], step: [2, 2], pad: [1, 1] },
+            Unfold { inner, taps: [1, inner], step: [1, inner], pad: [0, 0] },
+        ] {
+            let (mut device, ..) = plain();
+            let plane = filled(outer as u64, outer * inner, channels);
+            let x = matrix(&mut device, &plane);
+            let columns = channels * spec.taps[0] * spec.taps[1];
+            // More moments than the plane has: silence behind it. Nothing of before may shine through.
+            let out = matrix(&mut device, &vec![vec![f32::NAN; columns]; moments * spec.windows()]);
+            device.unfold(out, x, &spec);
+            let kernel = filled(77, 1, columns).remove(0);
+            let expected = convolved(&plane, inner, &kernel, &spec, moments);
+            for (row, expected) in rows(&mut device, out).iter().zip(expected) {
+                let values = row.iter().map(|bits| f64::from(f32::from_bits(*bits)));
+                let sum: f64 = values.zip(&kernel).map(|(value, weight)| value * f64::from(*weight)).sum();
+                assert!((sum - expected).abs() < 1e-12, "{sum} instead of {expected}: {spec:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_table_are_added_by_number() {
+    let checkpoint = checkpoint("llama");
+    let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
+    let table = declare.values((0..12).map(|i| i as f32).collect());
+    let mut device = device(&declare.finish(), &checkpoint, &with_encoder(16), 0, 2, Isa::detect());
+    let x = matrix(&mut device, &filled(3, 7, 4));
+    device.add_rows(x, table, &|row| row % 3);
+    for (row, (found, given)) in rows(&mut device, x).iter().zip(filled(3, 7, 4)).enumerate() {
+        for (i, (found, given)) in found.iter().zip(given).enumerate() {
+            assert_eq!(f32::from_bits(*found), given + (row % 3 * 4 + i) as f32);
+        }
+    }
 }

@@ -3,15 +3,14 @@
 //! Regions enter themselves; what lives on the heap is entered here. Every heap byte has exactly one owner: tables of known
 //! size, requests by their reservations, and the host heap, which is the counted rest. What must not be in here: device memory.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use plimsoll_device::WeightTable;
-use plimsoll_memory::host::{OwnProcess, Root, Touched};
-use plimsoll_memory::{Component, Ledger, heap};
+use plimsoll_memory::{Component, Ledger};
 
-use crate::cache::{PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
+use crate::cache::{KvNotes, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::delivery::Delivery;
 use crate::handle::Arrival;
+use crate::options::Options;
+use crate::process::ProcessAccount;
 use crate::sampling::Sampler;
 use crate::scheduler::{Seq, Share, StepLimits};
 use crate::step::{DraftRows, StepBuffers};
@@ -63,27 +62,45 @@ pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize)
     (arrivals + lists + buffers + drafting) as u64
 }
 
-/// Page table and prefix index for a pool of `pages` pages, the table of state slots for a model that has `slots`, and the ids of
-/// pages on their way back to the system, exactly.
-pub(crate) fn index_bytes(pages: usize, slots: Option<usize>, prefix_cache: bool) -> u64 {
-    if pages == 0 {
-        return 0;
+/// Which tables a pool of pages has beside its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables {
+    /// A prefix tree.
+    pub prefix_cache: bool,
+    /// Notes of what it holds, for others.
+    pub kv_events: bool,
+}
+
+impl Tables {
+    /// What these options ask for.
+    pub fn of(options: &Options) -> Self {
+        Self { prefix_cache: options.prefix_cache, kv_events: options.kv_events }
     }
-    let index = if prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
-    let states = slots.map_or(0, |slots| StatePool::bytes_for(slots, pages));
-    (PagePool::bytes_for(pages) + index + states + pages * size_of::<u32>() + INDEX_CHUNKS_BYTES) as u64
+
+    /// Page table, prefix index and notes for a pool of `pages` pages, the table of state slots for a model that has `slots`, and the
+    /// ids of pages on their way back to the system, exactly.
+    pub fn bytes(self, pages: usize, slots: Option<usize>) -> u64 {
+        if pages == 0 {
+            return 0;
+        }
+        let index = if self.prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
+        let notes = if self.kv_events { KvNotes::bytes_for(pages) + NOTES_CHUNKS_BYTES } else { 0 };
+        let states = slots.map_or(0, |slots| StatePool::bytes_for(slots, pages));
+        (PagePool::bytes_for(pages) + index + notes + states + pages * size_of::<u32>() + INDEX_CHUNKS_BYTES) as u64
+    }
+
+    /// The most that [`Self::bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
+    /// any page can in the mean.
+    pub fn bytes_per_token(self) -> u64 {
+        let everything = Self { prefix_cache: true, ..self };
+        everything.bytes(1, Some(0)).div_ceil(PAGE_TOKENS as u64)
+    }
 }
 
 /// What the allocator adds to the four blocks of page table and index.
 const INDEX_CHUNKS_BYTES: usize = 4 * 24;
-
-/// The most that [`index_bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
-/// any page can in the mean.
-pub(crate) fn index_bytes_per_token() -> u64 {
-    let tables = PagePool::bytes_for(1) + PrefixIndex::bytes_for(1) + StatePool::bytes_for(0, 1);
-    let page = tables + size_of::<u32>() + INDEX_CHUNKS_BYTES;
-    page.div_ceil(PAGE_TOKENS) as u64
-}
+/// And to the three of the notes.
+const NOTES_CHUNKS_BYTES: usize = 3 * 24;
 
 /// What an engine holds on the heap for its whole life, and what the process took before it held anything.
 #[derive(Debug, Default)]
@@ -96,17 +113,14 @@ pub(crate) struct Accounts {
     pub index: u64,
     /// Encoder outputs, and patches on their way to the encoder.
     pub encoder: u64,
-    /// What the process took before it held anything of the plan, but for stacks, which grow; 0 where it was not measured.
-    pub baseline: AtomicU64,
-    /// The rest of the heap and the process are somebody else's account: the house's.
-    pub guest: bool,
+    /// The rest of the heap and the process; none where they are somebody else's account: the house's.
+    pub process: Option<ProcessAccount>,
     /// What the largest steps took of the workspace.
     pub workspace_peak: u64,
 }
 
 impl Accounts {
-    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have. What the
-    /// system's allocator keeps of freed memory is the heap's, too.
+    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have.
     pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
         let requests = self.tables + reserved;
         let owned = self.tokenizer + self.index + self.encoder + requests + staged;
@@ -115,28 +129,13 @@ impl Accounts {
         ledger.observe(Component::Tokenizer, self.tokenizer);
         ledger.observe(Component::PrefixIndex, self.index);
         ledger.observe(Component::RequestTable, requests);
-        if self.guest {
-            return;
+        if let Some(process) = &self.process {
+            process.observe(ledger, owned);
         }
-        let touched = Touched::read(&Root::system());
-        let rest = heap::in_use().saturating_sub(owned);
-        ledger.observe(Component::HostHeap, rest + heap::kept(touched.heaps));
-        // Where the process's own share was not measured, its stacks say nothing either.
-        let baseline = match self.baseline.load(Relaxed) {
-            0 => 0,
-            own => own + touched.stacks,
-        };
-        ledger.observe(Component::ProcessBaseline, baseline);
     }
 
-    /// Measures the process's own share once, when everything planned has been touched: what is resident and belongs to neither a
-    /// region nor the heap. Nothing where the heap is not counted, since then the two cannot be told apart.
+    /// Measures the process's own share once, when everything planned has been touched.
     pub fn measure_baseline(&self, ledger: &Ledger) {
-        if heap::calls() == 0 || self.guest {
-            return;
-        }
-        heap::trim();
-        let resident = OwnProcess::read(&Root::system()).leak_gauge();
         let regions = [
             Component::Weights,
             Component::KvPages,
@@ -144,10 +143,9 @@ impl Accounts {
             Component::StepWorkspace,
             Component::Canary,
         ];
-        let mapped: u64 = regions.iter().map(|component| ledger.row(*component).committed).sum();
-        let touched = Touched::read(&Root::system());
-        let others = mapped + heap::in_use() + heap::kept(touched.heaps) + touched.stacks;
-        self.baseline.store(resident.saturating_sub(others), Relaxed);
+        if let Some(process) = &self.process {
+            process.measure(regions.iter().map(|component| ledger.row(*component).committed).sum());
+        }
     }
 }
 
@@ -157,17 +155,27 @@ mod tests {
 
     #[test]
     fn no_pool_costs_more_a_token_than_the_bound() {
-        for pages in (1..3000).chain([4095, 4096, 4097, 65_535, 65_536, 65_537]) {
-            let bytes = index_bytes(pages, Some(0), true);
-            let bound = index_bytes_per_token() * (pages * PAGE_TOKENS) as u64;
-            assert!(bytes <= bound, "{pages} pages take {bytes} bytes, the bound is {bound}");
+        for kv_events in [false, true] {
+            let tables = Tables { prefix_cache: true, kv_events };
+            for pages in (1..3000).chain([4095, 4096, 4097, 65_535, 65_536, 65_537]) {
+                let bytes = tables.bytes(pages, Some(0));
+                let bound = tables.bytes_per_token() * (pages * PAGE_TOKENS) as u64;
+                assert!(bytes <= bound, "{pages} pages take {bytes} bytes, the bound is {bound}");
+            }
         }
     }
 
     #[test]
     fn every_heap_byte_has_one_owner() {
         let ledger = Ledger::new();
-        let accounts = Accounts { tokenizer: 10, tables: 20, index: 30, encoder: 4, ..Accounts::default() };
+        let accounts = Accounts {
+            tokenizer: 10,
+            tables: 20,
+            index: 30,
+            encoder: 4,
+            process: Some(ProcessAccount::default()),
+            ..Accounts::default()
+        };
         accounts.observe(&ledger, 5, 7);
         assert_eq!(ledger.row(Component::RequestTable).committed, 25);
         assert_eq!(ledger.committed_total(), 76, "the heap is not counted in this process, so there is no rest");

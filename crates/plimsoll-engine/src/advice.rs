@@ -62,6 +62,9 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
         frames.into_iter().for_each(|frames| {
             add("--max-video-frames", frames.to_string(), &|options| options.max_video_frames = Some(frames));
         });
+        media.shorter().into_iter().for_each(|seconds| {
+            add("--max-audio-seconds", seconds.to_string(), &|options| options.max_audio_seconds = Some(seconds));
+        });
         let bytes = options.media_bytes / 2;
         add("--media-bytes", bytes.to_string(), &|options| options.media_bytes = bytes);
     }

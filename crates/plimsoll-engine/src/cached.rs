@@ -1,6 +1,7 @@
 //! The prefix cache from outside: what it holds and has done, and the request to forget it all, which the engine thread serves
 //! between two steps.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -8,7 +9,7 @@ use plimsoll_memory::Component;
 use serde::Serialize;
 use tokio::sync::Notify;
 
-use crate::cache::{IndexStats, PAGE_TOKENS};
+use crate::cache::{IndexStats, KvNotes, PAGE_TOKENS};
 use crate::handle::{EngineHandle, Shared};
 
 /// What the engine thread tells about the prefix cache after every step.
@@ -54,7 +55,7 @@ impl Cached {
     }
 }
 
-/// What the prefix cache holds and has done.
+/// What the prefix cache holds and has done, and what is kept of media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheReport {
     /// Whether equal prefixes are shared at all.
@@ -73,6 +74,10 @@ pub struct CacheReport {
     pub state_checkpoints: u64,
     /// Bytes of those.
     pub state_bytes: u64,
+    /// Pictures and videos whose encoder outputs can be found, those that requests are using included.
+    pub encoder_entries: u64,
+    /// Bytes of outputs that no request is using; given up as soon as others need the room.
+    pub encoder_bytes: u64,
     /// Prompt tokens that were found, since start.
     pub hit_tokens: u64,
     /// Prompt tokens that were looked for and not found.
@@ -88,6 +93,7 @@ impl CacheReport {
         let (cached, status) = (&shared.cached, &shared.status);
         let (pages, kept) = (status.pages_cached.load(Acquire), status.slots_kept.load(Acquire));
         let (page_bytes, slot_bytes) = (shared.page_bytes(), shared.slot_bytes());
+        let encoder = shared.media.get().map(|media| media.outputs.stats());
         Self {
             enabled: status.prefix_cache.load(Acquire),
             page_tokens: PAGE_TOKENS as u64,
@@ -97,6 +103,8 @@ impl CacheReport {
             bytes: pages * page_bytes,
             state_checkpoints: kept,
             state_bytes: kept * slot_bytes,
+            encoder_entries: encoder.map_or(0, |stats| stats.entries as u64),
+            encoder_bytes: encoder.map_or(0, |stats| stats.idle_bytes()),
             hit_tokens: cached.hit_tokens.load(Acquire),
             miss_tokens: cached.miss_tokens.load(Acquire),
             inserted_pages: cached.inserted.load(Acquire),
@@ -126,6 +134,11 @@ impl EngineHandle {
     /// What the prefix cache holds and has done.
     pub fn cache_report(&self) -> CacheReport {
         CacheReport::of(&self.shared)
+    }
+
+    /// What the prefix cache holds, for others to follow; none unless [`crate::Options::kv_events`].
+    pub fn kv_notes(&self) -> Option<&Arc<KvNotes>> {
+        self.shared.kv_notes.get()
     }
 
     /// Bytes of one page of keys and values.

@@ -3,6 +3,8 @@
 //! It lives on the watching thread, which the heap wakes when a slice was given up. Until the canary is whole again nothing new
 //! is admitted (`handle.rs`), so that what runs has the slices that are left to itself.
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use plimsoll_memory::heap;
@@ -13,24 +15,27 @@ use crate::handle::Shared;
 /// Between two attempts to bring a slice back.
 pub(crate) const RETRY: Duration = Duration::from_millis(50);
 
-/// What it has seen.
+/// Slices that refused allocations have cost and that a keeper has counted. The heap is the process's: where several engines keep the
+/// canary, one of them counts what is lost.
+static COUNTED: OnceLock<AtomicU64> = OnceLock::new();
+
+/// One engine's.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    /// Slices that refused allocations had cost when it last looked.
-    released: u64,
+    counted: &'static AtomicU64,
 }
 
 impl Keeper {
     /// From here on it says what is lost.
     pub fn new() -> Self {
-        Self { released: heap::slices_released() }
+        Self { counted: COUNTED.get_or_init(|| heap::slices_released().into()) }
     }
 
     /// Counts what was given up, and brings back what there is `room` for.
-    pub fn look(&mut self, shared: &Shared, room: impl Fn() -> u64) {
+    pub fn look(&self, shared: &Shared, room: impl Fn() -> u64) {
         let released = heap::slices_released();
-        if released > self.released {
-            let refused = released - self.released;
+        let refused = released.saturating_sub(self.counted.fetch_max(released, Relaxed));
+        if refused > 0 {
             let (missing, slices) = (heap::canary_missing(), plimsoll_memory::canary::SLICES);
             tracing::error!(
                 refused,
@@ -39,7 +44,6 @@ impl Keeper {
                 "allocations were refused; slices of the canary were given up for them"
             );
             shared.metrics.canaries.inc_by(refused);
-            self.released = released;
         }
         // What the last rung gave up on purpose is not taken back from whom it was given to.
         if heap::canary_missing() == 0 || shared.gauge.rung() >= Rung::Preempt {

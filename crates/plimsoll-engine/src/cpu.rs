@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_device::{Buf, CpuDevice, Device, DeviceError, Mark, StepInput};
-use plimsoll_models::{Model, Output, Pictures};
+use plimsoll_models::{Model, Output, Pictures, Sense};
 
 use crate::runner::Runner;
 
@@ -67,7 +67,7 @@ pub struct CpuRunner {
     model: Arc<dyn Model>,
     device: CpuDevice,
     passes: Passes,
-    /// What the tower has made.
+    /// What a tower has made.
     encoded: Option<Buf>,
 }
 
@@ -98,12 +98,12 @@ impl Runner for CpuRunner {
         self.passes.draft(&*self.model, &mut self.device, from, step)
     }
 
-    fn encode(&mut self, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+    fn encode(&mut self, sense: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
         self.encoded = None;
         // What the last step left is overwritten.
         self.passes = Passes::default();
         self.device.begin_step();
-        let Some(tower) = self.model.vision() else { return Err(DeviceError::NoEncoder) };
+        let Some(tower) = self.model.tower(sense) else { return Err(DeviceError::NoEncoder) };
         self.encoded = Some(tower.encode(&mut self.device, pictures)?);
         Ok(())
     }

@@ -9,7 +9,7 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
 use crate::constraint::Constraint;
-use crate::handle::Place;
+use crate::handle::{Came, Place};
 use crate::metrics::Metrics;
 use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::pooling::Pool;
@@ -30,7 +30,7 @@ pub(crate) struct Delivery {
     pub pool: Option<Pool>,
     outbox: Outbox,
     _place: Place,
-    arrived: Instant,
+    came: Came,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
     drafting: Drafting,
@@ -48,7 +48,7 @@ pub(crate) struct Delivery {
 
 impl Delivery {
     /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: there is a draft head.
-    pub fn new(mut request: Request, outbox: Outbox, place: Place, arrived: Instant, room: Room, drafts: bool) -> Self {
+    pub fn new(mut request: Request, outbox: Outbox, place: Place, came: Came, room: Room, drafts: bool) -> Self {
         let Room { counts, stops, constraint, piece, pool, .. } = room;
         Self {
             counts,
@@ -56,7 +56,7 @@ impl Delivery {
             pool,
             outbox,
             _place: place,
-            arrived,
+            came,
             scheduled: None,
             last_token: None,
             drafting: Drafting::new(drafts && request.speculate),
@@ -96,7 +96,7 @@ impl Delivery {
     pub fn scheduled(&mut self, now: Instant, cached_tokens: usize, metrics: &Metrics) {
         if self.scheduled.is_none() {
             self.scheduled = Some(now);
-            metrics.queue_seconds.observe((now - self.arrived).as_secs_f64());
+            metrics.queue_seconds.observe((now - self.came.arrived).as_secs_f64());
             metrics.cached_tokens.inc_by(cached_tokens as u64);
             self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
         }
@@ -207,7 +207,7 @@ impl Delivery {
     fn note_time(&mut self, metrics: &Metrics) {
         let now = Instant::now();
         match self.last_token {
-            None => metrics.ttft_seconds.observe((now - self.arrived).as_secs_f64()),
+            None => metrics.ttft_seconds.observe((now - self.came.asked).as_secs_f64()),
             Some(last) => metrics.inter_token_seconds.observe((now - last).as_secs_f64()),
         }
         self.last_token = Some(now);

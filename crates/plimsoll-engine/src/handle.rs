@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan, broken, heap};
 
 use crate::accounts::Accounts;
+use crate::cache::KvNotes;
 use crate::cached::Cached;
 use crate::governor::{Gauge, Rung};
 use crate::house::House;
@@ -23,9 +24,18 @@ use crate::watchdog::{STALL_LIMIT, Watchdog};
 pub(crate) struct Arrival {
     pub request: Request,
     pub outbox: Outbox,
-    pub arrived: Instant,
+    pub came: Came,
     pub place: Place,
     pub room: Room,
+}
+
+/// Since when a request is on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Came {
+    /// Its client asked.
+    pub asked: Instant,
+    /// It was submitted.
+    pub arrived: Instant,
 }
 
 /// A request's place among those in the system; given back when the engine is done with it.
@@ -105,6 +115,8 @@ pub(crate) struct Shared {
     pub eos: OnceLock<Vec<u32>>,
     /// What the model takes besides text.
     pub media: OnceLock<MediaSpec>,
+    /// What the prefix cache holds, where others are to know.
+    pub kv_notes: OnceLock<Arc<KvNotes>>,
     /// Somebody brings the canary back when refused allocations have cost it.
     pub canary_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
@@ -162,6 +174,7 @@ impl Shared {
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
             media: OnceLock::new(),
+            kv_notes: OnceLock::new(),
             canary_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
@@ -212,14 +225,23 @@ pub struct EngineHandle {
 impl EngineHandle {
     /// Checks, prices and queues a request. Never blocks.
     pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
+        self.submit_since(request, Instant::now())
+    }
+
+    /// As [`Self::submit`], for a request whose client has waited since `asked`: the time to its first token begins there.
+    pub fn submit_since(&self, request: Request, asked: Instant) -> Result<Reader, Refusal> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
-        self.submit_next(request)
+        self.queue(request, asked)
     }
 
     /// As [`Self::submit`], for an input of a request of which others run already: a server that drains lets it finish.
-    pub fn submit_next(&self, mut request: Request) -> Result<Reader, Refusal> {
+    pub fn submit_next(&self, request: Request) -> Result<Reader, Refusal> {
+        self.queue(request, Instant::now())
+    }
+
+    fn queue(&self, mut request: Request, asked: Instant) -> Result<Reader, Refusal> {
         let limits = &self.shared.limits;
         request.embed.iter_mut().for_each(|embed| limits.complete(embed));
         request.check(limits).inspect_err(|_| {
@@ -249,7 +271,7 @@ impl EngineHandle {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };
-        let arrival = Arrival { request, outbox, arrived: Instant::now(), place, room };
+        let arrival = Arrival { request, outbox, came: Came { asked, arrived: Instant::now() }, place, room };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
@@ -272,6 +294,7 @@ impl EngineHandle {
         let limits = &self.shared.limits;
         let bytes = request.host_bytes();
         if bytes > limits.host_bytes {
+            self.shared.metrics.refused_invalid.inc();
             return Err(Refusal::Invalid {
                 param: "max_tokens",
                 message: format!(

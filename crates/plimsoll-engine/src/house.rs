@@ -4,16 +4,15 @@
 //! ([`crate::Options::guest`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
 //! house and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::host::{OwnProcess, Root, Touched};
 use plimsoll_memory::{Bytes, Canary, Component, Ledger, Plan, PlanLine, heap};
 
 use crate::berth::Berth;
 use crate::handle::{EngineHandle, Shared};
 use crate::planner::{CANARY_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
+use crate::process::ProcessAccount;
 use crate::report::{LedgerReport, Whole};
 use crate::startup::{Host, StartError};
 
@@ -23,8 +22,7 @@ pub struct House {
     ledger: Arc<Ledger>,
     residents: Mutex<Vec<Arc<Ledger>>>,
     left: Condvar,
-    /// What the process took before anybody moved in, but for stacks, which grow.
-    baseline: AtomicU64,
+    process: ProcessAccount,
     _berth: Berth,
 }
 
@@ -94,20 +92,10 @@ impl House {
         let ledger = Arc::new(Ledger::new());
         plan.enter(&ledger);
         drop(heap::arm(Canary::map(&ledger, CANARY_BYTES)?));
-        let resident = OwnProcess::read(&Root::system()).leak_gauge();
-        let touched = Touched::read(&Root::system());
-        let others = CANARY_BYTES + heap::in_use() + heap::kept(touched.heaps) + touched.stacks;
-        // Where the heap is not counted, the two cannot be told apart.
-        let baseline = if heap::calls() == 0 { 0 } else { resident.saturating_sub(others) };
+        let process = ProcessAccount::default();
+        process.measure(CANARY_BYTES);
         berth.built(plan.total(), ledger.committed_total())?;
-        Ok(Arc::new(Self {
-            plan,
-            ledger,
-            residents: Mutex::default(),
-            left: Condvar::new(),
-            baseline: baseline.into(),
-            _berth: berth,
-        }))
+        Ok(Arc::new(Self { plan, ledger, residents: Mutex::default(), left: Condvar::new(), process, _berth: berth }))
     }
 
     fn residents(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
@@ -164,21 +152,15 @@ impl House {
         ];
         let accounts: u64 =
             self.residents().iter().flat_map(|ledger| owned.map(|component| ledger.row(component).committed)).sum();
-        let touched = Touched::read(&Root::system());
-        let rest = heap::in_use().saturating_sub(accounts);
-        self.ledger.observe(Component::HostHeap, rest + heap::kept(touched.heaps));
-        let baseline = match self.baseline.load(Relaxed) {
-            0 => 0,
-            own => own + touched.stacks,
-        };
-        self.ledger.observe(Component::ProcessBaseline, baseline);
+        self.process.observe(&self.ledger, accounts);
     }
 
     /// House and `engines` as one report, in the shape of an engine's own.
     pub fn report<'a>(&self, engines: impl IntoIterator<Item = &'a EngineHandle>) -> LedgerReport {
-        self.observe();
         let engines: Vec<&Shared> = engines.into_iter().map(|engine| &*engine.shared).collect();
+        // The house counts what no resident does, so the residents are looked at first.
         engines.iter().for_each(|engine| engine.observe_accounts());
+        self.observe();
         LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines: &engines })
     }
 }

@@ -3,6 +3,8 @@
 //! One thread owns device and model; everybody else holds an [`EngineHandle`]. A request is one owner value: all it
 //! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
 
+#![forbid(unsafe_code)]
+
 mod accounts;
 mod advice;
 pub mod backlog;
@@ -10,6 +12,7 @@ mod berth;
 pub mod cache;
 pub mod cached;
 mod canary;
+pub mod cancel;
 pub mod constraint;
 pub mod cpu;
 mod delivery;
@@ -24,6 +27,7 @@ pub mod options;
 pub mod outbox;
 pub mod planner;
 pub mod pooling;
+mod process;
 pub mod progress;
 pub mod report;
 pub mod request;
@@ -50,13 +54,14 @@ mod worker;
 
 pub use advice::Advice;
 pub use cached::CacheReport;
+pub use cancel::Cancel;
 pub use handle::EngineHandle;
 pub use house::{House, NoRoom};
 pub use loading::{LoadedModel, LoadingError};
-pub use media::{ImageSpec, MediaItem, MediaSpec, Pixels, VideoSpec};
+pub use media::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, VideoSpec};
 pub use options::{HttpAlternative, Options};
 pub use outbox::{Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
-pub use planner::{Blueprint, EnginePlan, Line, PlanError};
+pub use planner::{Blueprint, EnginePlan, Line, PlanError, check_options};
 pub use plimsoll_models::{Grid, PlaceRule};
 pub use pooling::{Embed, Pooling};
 pub use progress::{Phase, Snapshot, Watch};
@@ -64,4 +69,4 @@ pub use report::LedgerReport;
 pub use request::{Limits, Refusal, Request};
 pub use sentence::Sentence;
 pub use shadow::{DryRun, dry_run};
-pub use startup::{Host, StartError, start};
+pub use startup::{Host, StartError, start, start_unless};

@@ -28,7 +28,7 @@ pub struct Metrics {
     pub aborted: Counter,
     /// Requests that failed.
     pub failed: Counter,
-    /// Requests refused because they can never run here.
+    /// Requests refused because they can never run here, by the engine or by HTTP before it was asked.
     pub refused_invalid: Counter,
     /// Requests refused because the server was full.
     pub refused_full: Counter,
@@ -88,9 +88,9 @@ pub struct Metrics {
     pub media_bytes: Gauge,
     /// Seconds of one batch in the encoder.
     pub encode_seconds: Histogram,
-    /// Seconds from arrival to the first scheduled step.
+    /// Seconds from the engine's queue to the first scheduled step.
     pub queue_seconds: Histogram,
-    /// Seconds from arrival to the first token.
+    /// Seconds from when its client asked to the first token: what HTTP reads, fetches and decodes is part of it.
     pub ttft_seconds: Histogram,
     /// Seconds between tokens of one request.
     pub inter_token_seconds: Histogram,
@@ -164,7 +164,11 @@ impl Metrics {
         counter("requests_finished", "Requests that ended well", &self.finished);
         counter("requests_aborted", "Requests whose client went away or cancelled", &self.aborted);
         counter("requests_failed", "Requests that failed", &self.failed);
-        counter("requests_refused_invalid", "Requests refused with a 4xx", &self.refused_invalid);
+        counter(
+            "requests_refused_invalid",
+            "Requests for this model refused as invalid (400, 404, 413, 415), by HTTP or by the engine",
+            &self.refused_invalid,
+        );
         counter("requests_refused_full", "Requests refused with a 429", &self.refused_full);
         counter(
             "requests_refused_memory",
@@ -227,8 +231,8 @@ impl Metrics {
         let mut histogram = |name: &str, help: &str, histogram: &Histogram| {
             registry.register(format!("plimsoll_{name}_seconds"), help, histogram.clone());
         };
-        histogram("queue", "From arrival to the first scheduled step", &self.queue_seconds);
-        histogram("ttft", "From arrival to the first token", &self.ttft_seconds);
+        histogram("queue", "From the engine's queue to the first scheduled step", &self.queue_seconds);
+        histogram("ttft", "From the arrival of the HTTP request to the first token", &self.ttft_seconds);
         histogram("inter_token", "Between tokens of one request", &self.inter_token_seconds);
         histogram("encode", "One batch in the encoder", &self.encode_seconds);
         histogram("step", "One engine step", &self.step_seconds);

@@ -44,6 +44,8 @@ pub struct Options {
     pub isa: Option<plimsoll_device::Isa>,
     /// Share the pages of equal prefixes.
     pub prefix_cache: bool,
+    /// Keep notes of what the prefix cache holds, for routers.
+    pub kv_events: bool,
     /// Commit pages on demand instead of at start.
     pub elastic: bool,
     /// How long the engine may make no progress before it is said and new requests are refused.
@@ -66,6 +68,8 @@ pub struct Options {
     pub max_image_pixels: Option<u64>,
     /// Frames of one video, at most; absent: what the model's processor says, and no more than 4096 tokens.
     pub max_video_frames: Option<u64>,
+    /// Seconds of one sound, at most; absent: no more than 4096 tokens.
+    pub max_audio_seconds: Option<u64>,
     /// Media of one request, at most.
     pub max_media_per_request: usize,
     /// Bytes for what the encoder has made; absent: for a batch of the largest items, and one more.
@@ -103,6 +107,7 @@ impl Default for Options {
             threads: None,
             isa: None,
             prefix_cache: true,
+            kv_events: false,
             elastic: false,
             stall_limit: crate::watchdog::STALL_LIMIT,
             enable_mtp: false,
@@ -114,6 +119,7 @@ impl Default for Options {
             visual_infer_batch_size: 1,
             max_image_pixels: None,
             max_video_frames: None,
+            max_audio_seconds: None,
             max_media_per_request: 16,
             encoder_output_bytes: None,
             media_bytes: 256 << 20,

@@ -16,7 +16,7 @@ use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::accounts::{engine_bytes, index_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
+use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::advice::{Advice, advice};
 use crate::cache::PagePool;
 use crate::cpu::Passes;
@@ -29,7 +29,7 @@ use crate::sizing::Sizes;
 use crate::stress::Pools;
 use crate::whole::{self, WholeStep};
 use crate::worker::Speculation;
-use check::check;
+pub use check::check_options;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
 /// ready, 1.1 MiB under the attacks of `plimsoll soak`.
@@ -184,7 +184,7 @@ pub struct EnginePlan {
     pub(crate) measure: bool,
     /// Whether requests are shortened to the pool rather than refused: the operator named no length.
     pub(crate) clamp_context: bool,
-    pub(crate) prefix_cache: bool,
+    pub(crate) tables: Tables,
     /// The longest request the operator or the model allows, whatever the pool.
     context: usize,
 }
@@ -192,7 +192,7 @@ pub struct EnginePlan {
 impl EnginePlan {
     /// Page table and prefix index for a pool of `pages` pages.
     pub(crate) fn index_bytes(&self, pages: usize, slots: usize) -> u64 {
-        index_bytes(pages, self.sizing.state.map(|_| slots), self.prefix_cache)
+        self.tables.bytes(pages, self.sizing.state.map(|_| slots))
     }
 
     /// The plan with the pools that start-up came to build.
@@ -221,6 +221,11 @@ impl EnginePlan {
         self.limits.max_total_token_num = (pages * PAGE_TOKENS) as u64;
         self.limits.max_req_total_len = self.context.min(pages * PAGE_TOKENS) as u32;
     }
+}
+
+/// The table of this many state slots, with the page table of one page.
+fn slot_table_bytes(slots: Option<usize>) -> u64 {
+    Tables { prefix_cache: false, kv_events: false }.bytes(1, slots)
 }
 
 fn kv_line(kv: KvShape, pages: usize) -> PlanLine {
@@ -332,13 +337,13 @@ impl Blueprint {
 
     /// What media take; none for a model of text alone.
     pub fn media_plan(&self, options: &Options) -> Result<Option<MediaPlan>, PlanError> {
-        let (Some(rules), Some(tower)) = (&self.media, self.model.vision()) else { return Ok(None) };
-        rules.plan(tower, &self.weights, self.model.shape(options.kv_dtype).kv, options).map(Some)
+        let Some(rules) = &self.media else { return Ok(None) };
+        rules.plan(&*self.model, &self.weights, self.model.shape(options.kv_dtype).kv, options)
     }
 
     /// As [`Self::plan`], without advice.
     pub(crate) fn try_plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
-        check(options)?;
+        check_options(options)?;
         self.check_encoder(options)?;
         let shape = self.model.shape(options.kv_dtype);
         let drafts = options.drafts();
@@ -405,19 +410,26 @@ impl Blueprint {
             fraction: options.mem_fraction,
             measure: draft.measure(),
             clamp_context: draft.clamp_context(),
-            prefix_cache: options.prefix_cache,
+            tables: Tables::of(options),
             context,
         })
     }
 
     /// Options that mean nothing for an encoder.
     fn check_encoder(&self, options: &Options) -> Result<(), PlanError> {
+        if self.encoder.is_none() {
+            return Ok(());
+        }
+        if options.kv_events {
+            let problem = "tells what the prefix cache holds, but this model is an encoder: it has none".into();
+            return Err(PlanError::Option { flag: "--kv-events", problem });
+        }
         match options.max_total_token_num {
-            Some(tokens) if self.encoder.is_some() => Err(PlanError::Option {
+            Some(tokens) => Err(PlanError::Option {
                 flag: "--max-total-token-num",
                 problem: format!("is {tokens}, but this model is an encoder: it has no keys and values to keep"),
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -435,7 +447,7 @@ impl Blueprint {
         let positions: Vec<u32> = (start as u32..(start + rows) as u32).collect();
         let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
         let wanted: Vec<u32> = (0..logit_rows as u32).collect();
-        let places = vec![[0; 3]; if self.media.is_some() { rows } else { 0 }];
+        let places = vec![[0.0; 3]; if self.media.is_some() { rows } else { 0 }];
         let state = shape.state.filter(|_| start > 0).map(|_| 0);
         let mut seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len(), seen_from: 0, state }];
         let kept = |row: usize| if each || row + 1 == rows { row as u32 + 1 } else { NO_STATE };
@@ -497,10 +509,10 @@ impl Blueprint {
         let requests_max = if casual { running.min(CASUAL_USERS) } else { running };
         let (page_bytes, fraction) = (shape.kv.page_bytes() as u64, options.mem_fraction);
         let canary = if options.guest { 0 } else { CANARY_BYTES };
-        let sizes = Sizes { fixed: 0, canary, page_bytes, state, requests_max };
+        let sizes = Sizes { fixed: 0, canary, page_bytes, tables: Tables::of(options), state, requests_max };
         // The table of slots does not grow with the page pool: it counts in full.
         let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);
-        let tables = index_bytes(1, state.map(|_| slots), false) - index_bytes(1, state.map(|_| 0), false);
+        let tables = slot_table_bytes(state.map(|_| slots)) - slot_table_bytes(state.map(|_| 0));
         let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
         let sizes = Sizes { fixed: empty.total() - canary + tables, ..sizes };
         let useful = running * context.next_multiple_of(PAGE_TOKENS);
@@ -533,7 +545,7 @@ impl Blueprint {
             }
             // The state of as many requests as there is room for beside the pages.
             let taken = self.tree(draft, Pools { pages, slots: 0 }).total()
-                + index_bytes(1, Some(sizes.requests_max * slots_per_request), false);
+                + slot_table_bytes(Some(sizes.requests_max * slots_per_request));
             let beside = line.bytes.saturating_sub(taken).checked_div(sizes.request_state_bytes()).unwrap_or(u64::MAX);
             let requests = usize::try_from(beside).unwrap_or(usize::MAX).min(sizes.requests_max);
             let pools = Pools { pages, slots: requests * slots_per_request };
@@ -617,8 +629,11 @@ impl Blueprint {
             ),
             entry(
                 Component::PrefixIndex,
-                index_bytes(pages, stateful, options.prefix_cache),
-                "page table and prefix tree, one row a page".into(),
+                Tables::of(options).bytes(pages, stateful),
+                match options.kv_events {
+                    true => "page table, prefix tree and what others are told of it, one row a page".into(),
+                    false => "page table and prefix tree, one row a page".into(),
+                },
             ),
             entry(
                 Component::Tokenizer,

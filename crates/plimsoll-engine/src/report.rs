@@ -207,12 +207,14 @@ impl LedgerReport {
     /// Reads everything now.
     pub(crate) fn of(shared: &Shared) -> Self {
         shared.observe_accounts();
-        Self::rows_of(shared)
+        let process = OwnProcess::read(&Root::system());
+        let unaccounted_bytes = difference(process.leak_gauge(), shared.process_committed());
+        Self { unaccounted_bytes, ..Self::rows_of(shared, process, Heap::now()) }
     }
 
-    /// The same of rows that are fresh.
-    fn rows_of(shared: &Shared) -> Self {
-        let (plan, ledger, process) = (&shared.plan, &shared.ledger, OwnProcess::read(&Root::system()));
+    /// The same of rows that are fresh, but for what is unaccounted, which is the process's.
+    fn rows_of(shared: &Shared, process: OwnProcess, heap: Heap) -> Self {
+        let (plan, ledger) = (&shared.plan, &shared.ledger);
         let committed_bytes = ledger.committed_total();
         let (before_ready, after_ready) = ledger.allocations();
         Self {
@@ -220,10 +222,10 @@ impl LedgerReport {
             line_source: plan.limit_source.clone(),
             planned_bytes: plan.total(),
             committed_bytes,
-            unaccounted_bytes: difference(process.leak_gauge(), shared.process_committed()),
+            unaccounted_bytes: 0,
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
-            heap: Heap::now(),
+            heap,
             device_allocations: DeviceAllocations { before_ready, after_ready },
             pools: Pools::of(shared),
             ladder: Ladder::of(shared),
@@ -235,7 +237,7 @@ impl LedgerReport {
     /// Several engines and what they share, as one.
     pub(crate) fn whole(whole: &Whole<'_>) -> Self {
         let Whole { plan, ledger, engines } = whole;
-        let process = OwnProcess::read(&Root::system());
+        let (process, heap) = (OwnProcess::read(&Root::system()), Heap::now());
         let mut report = Self {
             line_bytes: plan.limit,
             line_source: plan.limit_source.clone(),
@@ -244,14 +246,14 @@ impl LedgerReport {
             unaccounted_bytes: 0,
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
-            heap: Heap::now(),
+            heap,
             device_allocations: DeviceAllocations { before_ready: 0, after_ready: 0 },
             pools: Pools::default(),
             ladder: Ladder::default(),
             requests: Requests::default(),
             steps: 0,
         };
-        engines.iter().for_each(|shared| report.add(&Self::rows_of(shared)));
+        engines.iter().for_each(|shared| report.add(&Self::rows_of(shared, process, heap)));
         report.unaccounted_bytes = difference(report.process.leak_gauge(), report.committed_bytes);
         report
     }

@@ -4,7 +4,7 @@
 //! runners of their own.
 
 use plimsoll_device::{DeviceError, StepInput};
-use plimsoll_models::Pictures;
+use plimsoll_models::{Pictures, Sense};
 
 /// Carries out steps.
 pub trait Runner {
@@ -21,13 +21,13 @@ pub trait Runner {
         Err(DeviceError::NoDraft)
     }
 
-    /// Runs the tower over pictures, in the workspace of steps and between two of them; [`Self::embedding`] reads what comes out.
-    fn encode(&mut self, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
-        let _ = pictures;
+    /// Runs a tower over pictures or sounds, in the workspace of steps and between two of them; [`Self::embedding`] reads what comes out.
+    fn encode(&mut self, sense: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+        let _ = (sense, pictures);
         Err(DeviceError::NoEncoder)
     }
 
-    /// The `row`-th row that the last [`Self::encode`] has made, those of all its pictures one after another.
+    /// The `row`-th row that the last [`Self::encode`] has made, those of all its items one after another.
     fn embedding(&mut self, row: usize) -> &[f32] {
         let _ = row;
         &[]

@@ -52,11 +52,16 @@ pub struct Times {
 impl Times {
     /// Of a list that may be in any order; zeros of none.
     pub fn of(mut times: Vec<f64>) -> Self {
-        times.sort_unstable_by(f64::total_cmp);
-        let rank =
-            |share: usize| times.get((times.len() * share).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0);
+        let mut rank = |percent| percentile(&mut times, percent);
         Self { p50: rank(50), p99: rank(99), max: rank(100) }
     }
+}
+
+/// The value that `percent` of all values do not exceed (nearest rank); 0 of none. Sorts.
+pub fn percentile(values: &mut [f64], percent: usize) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() * percent).div_ceil(100).max(1);
+    values.get(rank - 1).copied().unwrap_or(0.0)
 }
 
 /// What came of it. Sequences: one for each completion.
@@ -167,7 +172,7 @@ impl<'a> Simulation<'a> {
             return Err(SimulationError::Encoder);
         }
         let tables = |error: &dyn std::fmt::Display| SimulationError::Tables(error.to_string());
-        let index = match plan.prefix_cache {
+        let index = match plan.tables.prefix_cache {
             true => Some(PrefixIndex::new(plan.pages).map_err(|error| tables(&error))?),
             false => None,
         };
@@ -275,7 +280,7 @@ impl<'a> Simulation<'a> {
         self.out.preempted += events.preempted;
         self.out.steps += 1;
         self.out.running_peak = self.out.running_peak.max(self.scheduler.running().len() as u64);
-        let held = { self.cache.borrow().pool.used() - self.cache.borrow().pool.idle() };
+        let held = self.cache.borrow().pool.used() - self.cache.borrow().pool.idle();
         self.out.pages_peak = self.out.pages_peak.max(held as u64);
         self.now += self.takes(&shares);
         shares.iter().for_each(|share| self.compute(*share));
@@ -380,5 +385,19 @@ fn priced(prompt: Vec<u32>, max_tokens: u32, line: &Line) -> Request {
         cache_salt: line.salt,
         embed: None,
         media: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percentile;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let mut values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        assert_eq!(percentile(&mut values, 50), 100.0);
+        assert_eq!(percentile(&mut values, 99), 198.0);
+        assert_eq!(percentile(&mut [3.0], 99), 3.0);
+        assert_eq!(percentile(&mut [], 50), 0.0);
     }
 }

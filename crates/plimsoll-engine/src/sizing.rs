@@ -13,8 +13,9 @@ use plimsoll_memory::sizing::{
 use plimsoll_memory::{Canary, Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
-use crate::accounts::index_bytes_per_token;
-use crate::cache::{self, KvCache, PagePool, PrefixIndex};
+use crate::accounts::Tables;
+use crate::cache::{self, KvCache, KvNotes, PagePool, PrefixIndex};
+use crate::cancel::Cancel;
 use crate::cpu::CpuRunner;
 use crate::media::MediaSpec;
 use crate::planner::EnginePlan;
@@ -32,6 +33,8 @@ pub(crate) struct Sizes {
     pub canary: u64,
     /// KV bytes of one page.
     pub page_bytes: u64,
+    /// The tables beside the pages.
+    pub tables: Tables,
     /// Recurrent state, for models that have it.
     pub state: Option<StatePool>,
     /// Requests beyond which more state is useless.
@@ -41,7 +44,7 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// Bytes of a token: keys and values, and its share of the tables.
     pub fn cell_bytes(&self) -> u64 {
-        self.page_bytes.div_ceil(PAGE_TOKENS as u64) + index_bytes_per_token()
+        self.page_bytes.div_ceil(PAGE_TOKENS as u64) + self.tables.bytes_per_token()
     }
 
     /// State bytes of one request.
@@ -137,14 +140,16 @@ pub(crate) struct CpuGenerations<'a> {
     pub touch: bool,
     /// Compute threads.
     pub threads: usize,
-    /// Share pages of equal prefixes.
-    pub prefix_cache: bool,
+    /// The tables beside the pages.
+    pub tables: Tables,
     /// Tokens of the generation that stands.
     pub tokens: u64,
     /// Bytes this process may hold in all at this moment, its own included.
     pub room: Box<dyn FnMut() -> u64 + 'a>,
     /// What the largest steps have taken of the workspace.
     pub workspace_peak: u64,
+    /// Looked at between two steps of the proof.
+    pub cancel: Cancel,
     /// Where outputs of the largest batches of media go, for a model with a tower.
     pub media: Option<MediaSpec>,
 }
@@ -158,7 +163,7 @@ impl CpuGenerations<'_> {
     fn own(&self) -> u64 {
         let bytes = |component: &Component| match *component {
             // By its bound, as in the size of a token: the exact number depends on where powers of two lie.
-            Component::PrefixIndex => self.tokens * index_bytes_per_token(),
+            Component::PrefixIndex => self.tokens * self.tables.bytes_per_token(),
             component if SIZED.contains(&component) => self.ledger.row(component).committed,
             component => self.ledger.row(component).planned,
         };
@@ -184,9 +189,17 @@ impl CpuGenerations<'_> {
         let refused =
             || sizing::OutOfMemory { component: Component::PrefixIndex.name().into(), requested: bytes, shortfall: 1 };
         let pool = PagePool::new(pages).map_err(|_| refused())?;
-        let index = match self.prefix_cache {
+        let notes = match self.tables.kv_events {
+            true => Some(KvNotes::new(pages).ok_or_else(refused)?),
+            false => None,
+        };
+        let index = match self.tables.prefix_cache {
             true => Some(PrefixIndex::new(pages).map_err(|_| refused())?),
             false => None,
+        };
+        let index = match (index, notes) {
+            (Some(index), Some(notes)) => Some(index.with_notes(notes)),
+            (index, _) => index,
         };
         let states = match self.shape.state {
             Some(_) => Some(cache::StatePool::new(slots, pages).map_err(|_| refused())?),
@@ -239,10 +252,11 @@ impl Generations for CpuGenerations<'_> {
         let (plan, cache) = (self.plan, &generation.cache);
         let pools = Pools { pages: cache.pool.total(), slots: cache.states.as_ref().map_or(0, |s| s.total()) };
         let context = plan.limits.max_req_total_len as usize;
-        let ran = stress(&mut generation.runner, &mut self.sampler, &plan.step, context, pools);
+        let (runner, sampler) = (&mut generation.runner, &mut self.sampler);
+        let ran = stress(runner, sampler, &plan.step, context, pools, &self.cancel);
         ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
         if let (Some(media), Some(spec)) = (&plan.media, &self.media) {
-            let ran = stress_tower(&mut generation.runner, media, spec);
+            let ran = stress_tower(&mut generation.runner, media, spec, &self.cancel);
             ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
         }
         let measured = generation.runner.device().memory().workspace_peak() as u64;
@@ -354,13 +368,14 @@ mod tests {
             sampler: Sampler::new(plan.limits.vocab_size as usize).unwrap(),
             touch: true,
             threads: 1,
-            prefix_cache: true,
+            tables: Tables::of(&options),
             tokens: 0,
             room: Box::new(move || {
                 asked += 1;
                 room(asked)
             }),
             workspace_peak: 0,
+            cancel: Cancel::default(),
             media: None,
         };
         let mut config = profile_config(&plan);

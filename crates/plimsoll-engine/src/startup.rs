@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
-use plimsoll_media::MediaError;
+use plimsoll_media::{MediaError, OutputPool};
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
@@ -15,18 +15,21 @@ use plimsoll_memory::{Canary, Component, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::accounts::{Accounts, engine_bytes, sampler_bytes, table_bytes};
+use crate::accounts::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
 use crate::berth::Berth;
+use crate::cache::PrefixIndex;
+use crate::cancel::Cancel;
 use crate::delivery::SharedTokenizer;
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::house::{House, NoRoom, Resident};
 use crate::media::{MediaPlan, MediaSpec};
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, Line, PlanError};
+use crate::process::ProcessAccount;
 use crate::sampling::{Sampler, SamplerError};
 use crate::sizing::{CpuGenerations, Generation, profile_config};
 use crate::watch::watch;
-use crate::worker::{Parts, Worker};
+use crate::worker::{Encoding, Parts, Worker};
 
 /// Why an engine did not start.
 #[derive(Debug, Error)]
@@ -61,12 +64,18 @@ pub enum StartError {
     /// The system refused a thread.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
+    /// Planned memory for media could not be had.
+    #[error(transparent)]
+    MediaMemory(MediaError),
     /// The worst case of media did not run.
     #[error("the proof failed: {0}")]
     Media(MediaError),
     /// The worst case did not run.
     #[error("the proof failed: {0}")]
     Proof(DeviceError),
+    /// Whoever wanted the engine wants it no more ([`Cancel`]).
+    #[error("the start was cancelled")]
+    Cancelled,
     /// The worst case took more than was planned: a bug in the planner.
     #[error("the proof failed: {component} used {measured} bytes, {planned} were planned")]
     ProofExceeds {
@@ -200,16 +209,34 @@ pub fn start(
     host: &Host,
     progress: impl FnMut(u64),
 ) -> Result<EngineHandle, StartError> {
-    start_as(checkpoint, tokenizer, options, host, progress, |config| config)
+    start_unless(checkpoint, tokenizer, options, host, progress, &Cancel::default())
 }
 
-/// As [`start`], with a last word on how the pool is sized, so that tests can have it probed and rebuilt.
-fn start_as(
+/// As [`start`], unless it is cancelled meanwhile: then it stops at the next tensor or the next step of the proof, and gives everything
+/// back.
+///
+/// # Errors
+/// [`StartError::Cancelled`] in that case.
+pub fn start_unless(
     checkpoint: &Checkpoint,
     tokenizer: SharedTokenizer,
     options: &Options,
     host: &Host,
     progress: impl FnMut(u64),
+    cancel: &Cancel,
+) -> Result<EngineHandle, StartError> {
+    let started = start_as((checkpoint, tokenizer), options, host, progress, cancel, |config| config);
+    // Whatever it says then, that is the reason.
+    started.map_err(|error| if cancel.is_cancelled() { StartError::Cancelled } else { error })
+}
+
+/// As [`start_unless`], with a last word on how the pool is sized, so that tests can have it probed and rebuilt.
+fn start_as(
+    (checkpoint, tokenizer): (&Checkpoint, SharedTokenizer),
+    options: &Options,
+    host: &Host,
+    progress: impl FnMut(u64),
+    cancel: &Cancel,
     adjust: impl FnOnce(ProfileConfig) -> ProfileConfig,
 ) -> Result<EngineHandle, StartError> {
     let ballast = Ballast::set_aside();
@@ -225,9 +252,11 @@ fn start_as(
     let Blueprint { model, weights, .. } = blueprint;
     let model: Arc<dyn Model> = Arc::from(model);
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
-    let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
+    let stopped = || cancel.is_cancelled();
+    let weights = CpuWeights::load_unless(weights, checkpoint, &ledger, &mut pool, progress, stopped)?;
     let config = adjust(profile_config(&planned));
-    let builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
+    let mut builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
+    builder.cancel = cancel.clone();
     let Proven { generation, sampler, workspace_peak, media } = prove(&config, builder)?;
     let slots = generation.cache.states.as_ref().map_or(0, |states| states.total());
     planned.resize(generation.cache.pool.total(), slots);
@@ -300,11 +329,12 @@ pub(crate) fn generations<'a>(
         touch: !options.elastic,
         threads: host.threads,
         // Nothing is kept that could be shared, and nobody waits for what cannot be taken.
-        prefix_cache: options.prefix_cache && !planned.step.whole,
+        tables: Tables { prefix_cache: options.prefix_cache && !planned.step.whole, ..Tables::of(options) },
         tokens: 0,
         room: Box::new(move || host.room(&own)),
         workspace_peak: 0,
-        media: planned.media.as_ref().map(MediaPlan::start),
+        cancel: Cancel::default(),
+        media: planned.media.as_ref().map(MediaPlan::start).transpose().map_err(StartError::MediaMemory)?,
     })
 }
 
@@ -330,7 +360,7 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
         ),
         index: planned.index_bytes(planned.pages, planned.slots),
         encoder: planned.media.as_ref().map_or(0, MediaPlan::encoder_bytes),
-        guest: options.guest,
+        process: (!options.guest).then(ProcessAccount::default),
         ..Accounts::default()
     }
 }
@@ -364,6 +394,7 @@ struct Ready {
 fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
     let Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
+    let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
@@ -376,6 +407,8 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);
     let Generation { runner, cache, canary } = generation;
+    let notes = cache.index.as_ref().and_then(PrefixIndex::notes);
+    notes.into_iter().for_each(|notes| drop(shared.kv_notes.set(Arc::clone(notes))));
     let canary = match canary {
         None if resident.is_none() => Some(Canary::map(&ledger, ledger.row(Component::Canary).planned)?),
         canary => canary,
@@ -384,6 +417,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     let (built, wait) = channel();
     let (go, begin) = channel::<Berth>();
     let thread = std::thread::Builder::new().name("plimsoll-engine".into());
+    let outputs = handle.shared.media.get().map(|media| media.outputs.clone());
     let body = move || {
         let cache = std::rc::Rc::new(std::cell::RefCell::new(cache));
         let worker = Worker::new(Parts {
@@ -395,6 +429,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
             limits: step,
             speculation,
             sampler,
+            encoding,
             tokenizer,
             eos,
             elastic,
@@ -403,6 +438,8 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
         let _ = built.send(());
         let Ok(berth) = begin.recv() else { return };
         worker.run();
+        // Readers may outlive the engine and know the pool; its memory they must not keep.
+        outputs.iter().for_each(OutputPool::retire);
         // A resident's canary is its house's. It moves out last, when all else is given back.
         let canary = if resident.is_none() { heap::disarm() } else { None };
         drop((canary, berth, resident));

@@ -14,7 +14,7 @@ pub struct StepBuffers {
     logit_rows: Vec<u32>,
     state_out: Vec<u32>,
     types: Vec<u32>,
-    places: Vec<[u32; 3]>,
+    places: Vec<[f32; 3]>,
     /// Rows of the pass before that a draft pass goes on from.
     from: Vec<u32>,
     limits: StepLimits,
@@ -56,7 +56,7 @@ impl StepBuffers {
     pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
         let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.drafts > 0) + usize::from(limits.whole);
         let words = by_row * limits.rows + limits.logit_rows + pages;
-        let media = if limits.media { limits.rows * (size_of::<[u32; 3]>() + size_of::<MediaRows<'_>>()) } else { 0 };
+        let media = if limits.media { limits.rows * (size_of::<[f32; 3]>() + size_of::<MediaRows<'_>>()) } else { 0 };
         words * size_of::<u32>() + media + limits.running * size_of::<SeqSpan>()
     }
 

@@ -7,7 +7,8 @@ use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
 use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
 use plimsoll_models::{Grid, Pictures};
 
-use crate::media::{MediaPlan, MediaSpec};
+use crate::cancel::Cancel;
+use crate::media::{MediaPlan, MediaSpec, widen};
 use crate::planner::ROWS_OF_MEDIA;
 use crate::runner::Runner;
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
@@ -39,13 +40,14 @@ pub fn stress(
     limits: &StepLimits,
     context: usize,
     pools: Pools,
+    cancel: &Cancel,
 ) -> Result<(), DeviceError> {
     if limits.whole {
-        return Stress { runner, limits, pools }.run_whole(context);
+        return Stress { runner, limits, pools, cancel }.run_whole(context);
     }
     let pool = pools.pages * PAGE_TOKENS;
     let longest = context.min(pool);
-    let mut stress = Stress { runner, limits, pools };
+    let mut stress = Stress { runner, limits, pools, cancel };
     // The largest prefill; with as many logits as a step may have it is also the largest prompt-logprobs step.
     let rows = limits.rows.min(longest);
     stress.run(&[Rows { start: 0, rows, each: false }], limits.logit_rows.min(rows))?;
@@ -75,14 +77,20 @@ pub fn stress(
 }
 
 /// The largest batches of media, out of the tower into the pool of outputs.
-pub(crate) fn stress_tower(runner: &mut dyn Runner, plan: &MediaPlan, spec: &MediaSpec) -> Result<(), MediaError> {
-    for grids in &plan.worst {
+pub(crate) fn stress_tower(
+    runner: &mut dyn Runner,
+    plan: &MediaPlan,
+    spec: &MediaSpec,
+    cancel: &Cancel,
+) -> Result<(), MediaError> {
+    for (sense, grids) in &plan.worst {
         let batch = grids.len();
         let failed =
             |error: DeviceError| MediaError::WorstCaseFailed { batch, modality: "medium", why: error.to_string() };
-        let patches = vec![0.0; spec.values_of(grids)];
-        runner.encode(&Pictures { grids, patches: &patches }).map_err(failed)?;
-        let tokens = |grid: &Grid| grid.patches() / (spec.places.merge * spec.places.merge);
+        cancel.checkpoint().map_err(failed)?;
+        let patches = vec![0.0; spec.values_of(*sense, grids)];
+        runner.encode(*sense, &Pictures { grids, patches: &patches }).map_err(failed)?;
+        let tokens = |grid: &Grid| spec.tokens_of(*sense, grid);
         let key = |i: usize| ContentKey::of(Modality::Image, "the stress", &i.to_le_bytes());
         let mut first = 0;
         for (i, grid) in grids.iter().enumerate() {
@@ -94,7 +102,7 @@ pub(crate) fn stress_tower(runner: &mut dyn Runner, plan: &MediaPlan, spec: &Med
                 if !embedding.iter().all(|x| x.is_finite()) {
                     return Err(failed(DeviceError::NotFinite));
                 }
-                room.row_mut(row).copy_from_slice(embedding);
+                widen(room.row_mut(row), embedding);
             }
             first += tokens(grid);
         }
@@ -106,6 +114,7 @@ struct Stress<'a> {
     runner: &'a mut dyn Runner,
     limits: &'a StepLimits,
     pools: Pools,
+    cancel: &'a Cancel,
 }
 
 impl Stress<'_> {
@@ -114,6 +123,7 @@ impl Stress<'_> {
         let alone = [context.min(self.limits.rows)];
         let short = vec![1; self.limits.running.min(self.limits.rows)];
         for rows in [&whole::largest(self.limits, context)[..], &alone, &short] {
+            self.cancel.checkpoint()?;
             let step = WholeStep::new(rows);
             self.runner.forward(&step.input())?;
             for row in 0..rows.len() {
@@ -129,6 +139,7 @@ impl Stress<'_> {
 
     /// One step, the last `logit_rows` rows with logits, and the draft passes behind it.
     fn run(&mut self, seqs: &[Rows], logit_rows: usize) -> Result<(), DeviceError> {
+        self.cancel.checkpoint()?;
         let mut spans = Vec::new();
         let (mut tokens, mut positions, mut pages, mut state_out) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (i, seq) in seqs.iter().enumerate() {
@@ -154,8 +165,8 @@ impl Stress<'_> {
                 state_out.extend((1..=rows).map(|row| if kept(row) { slot(row) } else { NO_STATE }));
             }
         }
-        let places: Vec<[u32; 3]> = match self.limits.media {
-            true => positions.iter().map(|position| [*position; 3]).collect(),
+        let places: Vec<[f32; 3]> = match self.limits.media {
+            true => positions.iter().map(|position| [*position as f32; 3]).collect(),
             false => Vec::new(),
         };
         let first = tokens.len() - logit_rows;
@@ -191,7 +202,7 @@ impl Stress<'_> {
             (span.first_row, span.rows, span.start) = (i, 1, end);
             positions.push(end as u32);
             if self.limits.media {
-                places.push([end as u32; 3]);
+                places.push([end as f32; 3]);
             }
         }
         for _ in 1..self.limits.drafts {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
-use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
+use crate::cache::{KvCache, KvNotes, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::media::MediaSpec;
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
@@ -23,7 +23,7 @@ use crate::request::{Limits, Request};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
-use crate::worker::{Parts, Worker};
+use crate::worker::{Encoding, Parts, Worker};
 
 pub use crate::worker::Speculation;
 
@@ -166,10 +166,14 @@ impl<R: Runner> Bench<R> {
         let build = move || {
             let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
             let pool = PagePool::new(pages).expect("a pool");
-            let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index"));
+            let notes = || KvNotes::new(pages).expect("notes");
+            let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index").with_notes(notes()));
+            let told = index.as_ref().and_then(PrefixIndex::notes);
+            told.into_iter().for_each(|notes| drop(shared.kv_notes.set(Arc::clone(notes))));
             let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
             let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
             let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
+            let encoding = shared.media.get().map(|media| Encoding::new(media).expect("room for patches"));
             let (arrivals, limits) = (inbox, step);
             Worker::new(Parts {
                 shared,
@@ -180,6 +184,7 @@ impl<R: Runner> Bench<R> {
                 limits,
                 speculation,
                 sampler,
+                encoding,
                 tokenizer,
                 eos,
                 elastic,

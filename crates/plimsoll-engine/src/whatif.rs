@@ -23,6 +23,8 @@ pub struct Load {
     pub context: u64,
     /// Pictures of the largest size in each prompt.
     pub images: u64,
+    /// Seconds of one sound in each prompt; 0 without one.
+    pub audio_seconds: u64,
 }
 
 /// What changing one flag would buy.
@@ -91,7 +93,7 @@ pub fn what_if(
     if !(1..=longest).contains(&load.context) {
         return Err(out_of_range("--context", load.context, longest));
     }
-    check_images(blueprint.media_plan(options)?.as_ref(), load)?;
+    check_media(blueprint.media_plan(options)?.as_ref(), load)?;
     let needed_bytes = asked.needed(&blueprint, load)?;
     let users_max = asked.users_max(&blueprint, load)?;
     let context_max = largest(longest, |context| asked.fits(&blueprint, Load { context, ..load }))?;
@@ -123,19 +125,34 @@ pub fn what_if(
     })
 }
 
-/// Pictures need a model that takes them, and a context that holds them.
-fn check_images(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
-    let problem = |problem| Err(PlanError::Option { flag: "--images", problem });
+/// Pictures and sounds need a model that takes them, and a context that holds them.
+fn check_media(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
+    let problem = |flag, problem| Err(PlanError::Option { flag, problem });
+    let (images, seconds, context) = (load.images, load.audio_seconds, load.context);
+    let longest = media.map_or(0, MediaPlan::audio_seconds);
     match media {
-        _ if load.images == 0 => Ok(()),
-        None => problem(format!("is {}, but this model takes text only", load.images)),
-        Some(media) if load.images.saturating_mul(media.image_tokens()) >= load.context => {
-            let (images, tokens, context) = (load.images, media.image_tokens(), load.context);
-            problem(format!(
-                "is {images}: of {tokens} tokens each they leave no room in --context {context}; --max-image-pixels makes them smaller"
-            ))
+        _ if images == 0 && seconds == 0 => Ok(()),
+        None if images > 0 => problem("--images", format!("is {images}, but this model takes text only")),
+        _ if seconds > 0 && longest == 0 => {
+            problem("--audio-seconds", format!("is {seconds}, but this model takes no sound"))
         }
-        Some(_) => Ok(()),
+        _ if seconds > longest => {
+            problem("--audio-seconds", format!("is {seconds}; the longest sound has {longest} (--max-audio-seconds)"))
+        }
+        Some(media) if images.saturating_mul(media.image_tokens()) >= context => {
+            let tokens = media.image_tokens();
+            problem(
+                "--images",
+                format!(
+                    "is {images}: of {tokens} tokens each they leave no room in --context {context}; --max-image-pixels makes them smaller"
+                ),
+            )
+        }
+        Some(media) if images * media.image_tokens() + media.sound(seconds).0 >= context => {
+            let tokens = media.sound(seconds).0;
+            problem("--audio-seconds", format!("is {seconds}: {tokens} tokens leave no room in --context {context}"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -143,13 +160,16 @@ impl Asked<'_> {
     /// The options of a server for exactly this load.
     fn options(&self, blueprint: &Blueprint, load: Load) -> Result<Options, PlanError> {
         let users = load.users as usize;
-        let media = if load.images > 0 { blueprint.media_plan(&self.options)? } else { None };
-        let pictures = |count| media.as_ref().map_or((0, 0), |media| media.bytes_of_pictures(count));
-        // One request's outputs at a time; everybody's pixels.
-        let (outputs, _) = pictures(load.images.max(2));
-        let (_, pixels) = pictures(load.images * load.users);
+        let some = load.images > 0 || load.audio_seconds > 0;
+        let media = if some { blueprint.media_plan(&self.options)? } else { None };
+        let of =
+            |images, sounds| media.as_ref().map_or((0, 0), |media| media.bytes_of(images, sounds, load.audio_seconds));
+        // One request's outputs at a time; everybody's pixels and spectrograms.
+        let sounds = u64::from(load.audio_seconds > 0);
+        let (outputs, _) = of(load.images.max(2), sounds);
+        let (_, pixels) = of(load.images * load.users, sounds * load.users);
         Ok(Options {
-            encoder_output_bytes: self.options.encoder_output_bytes.or((load.images > 0).then_some(outputs)),
+            encoder_output_bytes: self.options.encoder_output_bytes.or(some.then_some(outputs)),
             media_bytes: self.options.media_bytes.max(pixels),
             running_max_req_size: users,
             graph_max_batch_size: users,

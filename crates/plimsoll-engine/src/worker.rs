@@ -33,7 +33,7 @@ use crate::scheduler::{Newcomer, Pooled, Scheduler, Seq, Share, StepLimits};
 use crate::speculation::{Done, Next, Pace};
 use crate::step::{DraftRows, StepBuffers, reuse};
 use crate::trim::{Due, Trim};
-use encode::Encoding;
+pub(crate) use encode::Encoding;
 use speculate::{Lane, Tally};
 
 /// How long an idle engine waits for an arrival before it looks around.
@@ -100,6 +100,8 @@ pub(crate) struct Parts<R> {
     pub limits: StepLimits,
     pub speculation: Speculation,
     pub sampler: Sampler,
+    /// For a model that takes media.
+    pub encoding: Option<Encoding>,
     pub tokenizer: SharedTokenizer,
     pub eos: Vec<u32>,
     pub elastic: bool,
@@ -135,8 +137,20 @@ impl Default for Speculation {
 impl<R: Runner> Worker<R> {
     /// Reserves every buffer a step will use.
     pub fn new(parts: Parts<R>) -> Self {
-        let Parts { shared, arrivals, epoch, runner, cache, limits, speculation, sampler, tokenizer, eos, elastic } =
-            parts;
+        let Parts {
+            shared,
+            arrivals,
+            epoch,
+            runner,
+            cache,
+            limits,
+            speculation,
+            sampler,
+            encoding,
+            tokenizer,
+            eos,
+            elastic,
+        } = parts;
         let pages = cache.borrow().pool.total();
         let page_ids = limits.running * (shared.limits.max_req_total_len as usize).div_ceil(PAGE_TOKENS);
         // Shared pages are named once per sequence; without sharing the pool bounds the sum.
@@ -151,7 +165,7 @@ impl<R: Runner> Worker<R> {
             scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
             media_rows: buffers.room_for_media(),
             buffers,
-            encoding: shared.media.get().map(Encoding::new),
+            encoding,
             shares: Vec::with_capacity(limits.running),
             counted: Vec::with_capacity(limits.running),
             optimistic: speculation.optimistic,
@@ -359,7 +373,7 @@ impl<R: Runner> Worker<R> {
 
     fn queue(&mut self, arrival: Arrival) {
         faults::site(Site::Accept);
-        let Arrival { mut request, outbox, arrived, place, mut room } = arrival;
+        let Arrival { mut request, outbox, came, place, mut room } = arrival;
         let tokens = std::mem::take(&mut request.prompt);
         let total_max = tokens.len() + request.max_tokens as usize;
         if let Some(first) = self.scheduler.running().first().filter(|_| broken("V-J")) {
@@ -382,7 +396,7 @@ impl<R: Runner> Worker<R> {
             pages: std::mem::take(&mut room.pages),
             page_ids: std::mem::take(&mut room.page_ids),
             tokens,
-            work: Delivery::new(request, outbox, place, arrived, room, drafts),
+            work: Delivery::new(request, outbox, place, came, room, drafts),
         };
         self.scheduler.push(Seq::new(&self.cache, newcomer));
         self.arrived += 1;
@@ -546,6 +560,7 @@ impl<R: Runner> Worker<R> {
         if let Some(index) = &cache.index {
             status.prefix_cache.store(true, Release);
             self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
+            index.notes().into_iter().for_each(|notes| notes.wake());
         }
         if let Some(encoding) = &self.encoding {
             encoding.refresh(&self.shared.metrics);

@@ -3,10 +3,12 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use common::recall::{Shape, mix, recall_engine, says};
 use common::{collect, greedy, quiet};
+use plimsoll_engine::cache::{KvCursor, KvEvent};
 use plimsoll_engine::{EngineHandle, Reader, Request};
 
 /// Long enough that requests meet each other whatever else the machine does.
@@ -137,4 +139,66 @@ fn a_preempted_request_needs_few_logits() {
         (engine.metrics().preemptions.get(), seen.logit_rows.load(std::sync::atomic::Ordering::Relaxed));
     assert!(preemptions > 0, "nothing was preempted");
     assert!(rows <= 3 * 60 + preemptions, "{rows} rows of logits for 180 tokens and {preemptions} preemptions");
+}
+
+/// What a router has been told.
+#[derive(Default)]
+struct Told {
+    cursor: KvCursor,
+    /// Parents and tokens by name.
+    pages: HashMap<u64, (Option<u64>, [u32; 16])>,
+}
+
+impl Told {
+    /// Reads `most` changes; says whether there were any.
+    fn read(&mut self, engine: &EngineHandle, most: usize) -> bool {
+        let mut events = Vec::new();
+        engine.kv_notes().unwrap().read(&mut self.cursor, most, &mut events);
+        for event in &events {
+            match *event {
+                KvEvent::Reset => self.pages.clear(),
+                KvEvent::Stored { hash, parent, tokens, .. } => drop(self.pages.insert(hash, (parent, tokens))),
+                KvEvent::Removed { hash, .. } => drop(self.pages.remove(&hash)),
+            }
+        }
+        !events.is_empty()
+    }
+
+    /// The prompts that end with a page after which none is known, in some order.
+    fn prompts(&self) -> Vec<Vec<u32>> {
+        let parents: Vec<u64> = self.pages.values().filter_map(|page| page.0).collect();
+        let leaves = self.pages.keys().filter(|hash| !parents.contains(hash));
+        leaves.map(|leaf| self.prompt(*leaf)).collect()
+    }
+
+    fn prompt(&self, hash: u64) -> Vec<u32> {
+        let (parent, tokens) = self.pages[&hash];
+        [parent.map_or_else(Vec::new, |parent| self.prompt(parent)), tokens.to_vec()].concat()
+    }
+}
+
+#[test]
+fn what_routers_are_told_is_there() {
+    for shape in [Shape { pages: 40, ..Shape::default() }, Shape { pages: 40, ..Shape::hybrid(0, 0, 12) }] {
+        let (engine, _) = recall_engine(shape);
+        let (mut told, mut dice) = (Told::default(), Dice(9 << 32));
+        for seed in 0..6 {
+            crowd(&engine, &shape, seed, 40);
+            told.read(&engine, dice.below(30) as usize);
+        }
+        let mut found = 0;
+        for round in 0..12 {
+            while told.read(&engine, 7) {}
+            let prompts = told.prompts();
+            // Room for one token more.
+            let Some(known) = prompts.get(round % prompts.len().max(1)).filter(|known| known.len() < 250) else {
+                continue;
+            };
+            let answer = collect(engine.submit(greedy(&[&known[..], &[3]].concat(), 1)).unwrap());
+            assert_eq!(answer.cached_tokens as usize, known.len(), "told and not there");
+            found += 1;
+            quiet(&engine);
+        }
+        assert!(found > 4, "{found}");
+    }
 }

@@ -274,9 +274,10 @@ fn an_encoder_is_planned_without_a_pool_and_proven() {
     let host = Host::read(&pinned).unwrap();
     let words = blueprint(&pinned).plan(&pinned, 2, &host.line).err().expect("refused").to_string();
     assert!(words.contains("--max-total-token-num") && words.contains("encoder"), "{words}");
-    let words = what_if(&checkpoint, &encoder(), 2, &host.line, Load { users: 2, context: 16, images: 0 })
-        .unwrap_err()
-        .to_string();
+    let words =
+        what_if(&checkpoint, &encoder(), 2, &host.line, Load { users: 2, context: 16, images: 0, audio_seconds: 0 })
+            .unwrap_err()
+            .to_string();
     assert!(words.contains("--users") && words.contains("encoder"), "{words}");
     let mtp = Options { enable_mtp: true, ..encoder() };
     assert!(Blueprint::new(&checkpoint, &mtp).is_err());

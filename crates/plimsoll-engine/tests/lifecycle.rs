@@ -388,3 +388,20 @@ fn a_real_engine_allocates_nothing_after_ready() {
         assert!(row.peak <= row.planned, "I2: {row:?}");
     }
 }
+
+/// The time to the first token begins when the client asked, the queue's when the engine was.
+#[test]
+fn the_first_tokens_clock_starts_with_the_client() {
+    let (engine, _) = recall_engine(Shape::default());
+    let asked = Instant::now().checked_sub(Duration::from_secs(40)).unwrap();
+    collect(engine.submit_since(greedy(&prompt(1, 20), 3), asked).unwrap());
+    let mut registry = prometheus_client::registry::Registry::default();
+    engine.metrics().register(&mut registry);
+    let mut page = String::new();
+    prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
+    let sum = |name: &str| -> f64 {
+        let line = page.lines().find_map(|line| line.strip_prefix(&format!("plimsoll_{name}_seconds_sum "))).unwrap();
+        line.parse().unwrap()
+    };
+    assert!((40.0..70.0).contains(&sum("ttft")) && sum("queue") < 30.0, "{} {}", sum("ttft"), sum("queue"));
+}

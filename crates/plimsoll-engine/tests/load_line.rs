@@ -204,7 +204,8 @@ fn what_fits_is_what_starts() {
     (host.line.bytes, host.lease_dir) = (225 << 20, Some(berths("what-if")));
     let checkpoint = checkpoint("llama");
     let ask_for = |users, context| {
-        what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context, images: 0 }).unwrap()
+        what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context, images: 0, audio_seconds: 0 })
+            .unwrap()
     };
     let answer = ask_for(1, 64);
     assert!(answer.fits && answer.users_max > 1, "{answer:?}");
@@ -254,8 +255,14 @@ fn a_lone_configuration_of_a_large_model_is_answered_at_once() {
     let file = fixtures().join("../../tools/configs/llama-70b.json");
     let checkpoint = Checkpoint::open(&file).unwrap();
     let line = Line::of_budget(200 << 30, "a machine that is not this one");
-    let answer =
-        what_if(&checkpoint, &Options::default(), 64, &line, Load { users: 8, context: 8192, images: 0 }).unwrap();
+    let answer = what_if(
+        &checkpoint,
+        &Options::default(),
+        64,
+        &line,
+        Load { users: 8, context: 8192, images: 0, audio_seconds: 0 },
+    )
+    .unwrap();
     // 80 layers x 8 heads x 128 x keys and values x 2 bytes = 320 KiB a token; 131.4 GiB of weights in bfloat16.
     assert!((150 << 30..153 << 30).contains(&answer.needed_bytes), "{answer:?}");
     assert!(answer.fits && (20..30).contains(&answer.users_max), "{answer:?}");

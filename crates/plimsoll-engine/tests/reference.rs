@@ -43,9 +43,9 @@ macro_rules! models {
             let known = [$($model),*];
             for entry in std::fs::read_dir(common::fixtures().join("models")).unwrap() {
                 let name = entry.unwrap().file_name().into_string().unwrap();
-                // Weights set by hand, encoders and models that see have references of another kind, which `hybrid`, `embeddings` and
-                // `vision` check.
-                let elsewhere = ["mtp-", "bert", "vl-"].iter().any(|kind| name.starts_with(kind));
+                // Weights set by hand, encoders and models with towers have references of another kind, which `hybrid`, `embeddings` and
+                // `vision` check, one that hears `hearing`.
+                let elsewhere = ["mtp-", "bert", "vl-", "omni"].iter().any(|kind| name.starts_with(kind));
                 assert!(known.contains(&name.as_str()) || elsewhere, "no test for fixture '{name}'");
             }
         }

@@ -33,7 +33,7 @@ fn trace(requests: u64) -> Trace {
         }
         line
     };
-    Trace { head: Head::default(), lines: (0..requests).map(line).collect() }
+    Trace { head: Head::default(), lines: (0..requests).map(line).collect(), torn: None }
 }
 
 fn whole(out: &Simulated) -> u64 {

@@ -4,12 +4,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Answer, collect, exact, fixtures, ids, quiet, reference, with_drafts};
+use common::{Answer, collect, exact, fixtures, ids, quiet, reference, two_turns, with_drafts};
 use plimsoll_engine::media::{MediaItem, MediaSpec, Pixels};
 use plimsoll_engine::{EngineHandle, Host, Options, Request, start};
 use plimsoll_formats::Checkpoint;
-use plimsoll_media::image::Rgb;
-use plimsoll_media::{ContentKey, Modality, Shape, Size};
+use plimsoll_media::image::{Rgb, resize, tiles};
+use plimsoll_media::{ContentKey, Size};
 use plimsoll_memory::Component;
 use plimsoll_models::Grid;
 use plimsoll_text::Tokenizer;
@@ -38,20 +38,25 @@ fn drawn(seed: usize, frame: usize, size: Size) -> Rgb {
     Rgb { size, data: pixels.collect() }
 }
 
-/// Drawings, none of which is resized.
+/// Drawings as the model's processor makes them fit.
 fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, seconds: Option<f32>) -> MediaItem {
-    let (rule, size) = (&spec.image.as_ref().unwrap().rule, frames[0].size);
-    let side = |pixels: u32| (u64::from(pixels) / rule.patch) as usize;
-    let groups = if video { frames.len().div_ceil(2) } else { 1 };
-    let grid = Grid { frames: groups, height: side(size.height), width: side(size.width) };
-    let modality = if video { Modality::Video } else { Modality::Image };
-    let tokens = (grid.patches() / 4) as u64;
-    let longest = (grid.height * grid.width) as u64;
-    let shape = Shape { modality, rows: tokens * 4, sequences: groups as u64, longest, tokens };
+    let (image, film) = (&spec.image.as_ref().unwrap().rule, &spec.video.as_ref().unwrap().rule);
+    let fit = match video {
+        true => film.fit(frames.len() as u64, frames[0].size).unwrap(),
+        false => image.fit(frames[0].size).unwrap(),
+    };
     let content: Vec<u8> = frames.iter().flat_map(|frame| frame.data.iter().copied()).collect();
-    let staged = spec.staging.reserve(content.len() as u64).unwrap();
-    let key = ContentKey::of(modality, &spec.parameters, &content);
-    MediaItem { key, shape, grid, first: first as u32, seconds, pixels: Arc::new(Pixels { frames, staged }) }
+    let frames: Vec<Rgb> = match video || fit.canvas == fit.size {
+        true => frames.iter().map(|frame| resize(frame, fit.size)).collect(),
+        false => tiles(&frames[0], fit.canvas, fit.size),
+    };
+    assert_eq!(frames.len() as u64, fit.pictures);
+    let side = |pixels: u32| (u64::from(pixels) / image.patches().patch) as usize;
+    let grid = Grid { frames: fit.groups as usize, height: side(fit.size.height), width: side(fit.size.width) };
+    let staged = spec.staging.reserve(frames.iter().map(|frame| frame.data.len() as u64).sum()).unwrap();
+    let key = ContentKey::of(fit.shape.modality, &spec.parameters, &content);
+    let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged });
+    MediaItem { key, shape: fit.shape, grid, first: first as u32, seconds, pixels }
 }
 
 /// A case of a reference, as a request.
@@ -129,8 +134,22 @@ fn qwen2_vl_and_qwen2_5_vl_see_what_transformers_sees() {
 }
 
 #[test]
+fn internvl_sees_what_transformers_sees() {
+    right("vl-intern");
+    right("vl-intern-rms");
+}
+
+#[test]
 fn i9_whatever_runs_beside_a_picture() {
-    let model = "vl-qwen3.5";
+    beside("vl-qwen3.5");
+}
+
+#[test]
+fn i9_whatever_runs_beside_tiles() {
+    beside("vl-intern");
+}
+
+fn beside(model: &str) {
     let cases = cases(model);
     let ask_alone = |options: &Options| -> Vec<Vec<u32>> {
         let engine = engine(model, options);
@@ -145,7 +164,7 @@ fn i9_whatever_runs_beside_a_picture() {
         // Chunks that end inside pictures, several pictures at once, room for few pages, drafts.
         Options { batch_max_tokens: 16, graph_max_batch_size: 8, running_max_req_size: 8, ..exact() },
         Options { visual_infer_batch_size: 3, ..exact() },
-        with_drafts(2),
+        if model == "vl-qwen3.5" { with_drafts(2) } else { exact() },
         Options { prefix_cache: false, ..tight.clone() },
         tight,
     ] {
@@ -159,6 +178,26 @@ fn i9_whatever_runs_beside_a_picture() {
         quiet(&engine);
         engine.stop();
     }
+}
+
+#[test]
+fn i9_a_second_turn_after_a_long_video_takes_nothing_that_was_generated_elsewhere() {
+    let model = "vl-qwen2.5";
+    let [cached, plain] = [true, false].map(|prefix_cache| engine(model, &small(Options { prefix_cache, ..exact() })));
+    let cases = cases(model);
+    let is_film = |item: &Value| item["frames"].as_u64().is_some_and(|frames| frames > 2);
+    let film = cases.iter().find(|case| case["pictures"].as_array().unwrap().iter().any(is_film)).unwrap();
+    for (seconds, shared) in [(100.0, false), (0.0, true)] {
+        let mut first = request(&cached, film, 60);
+        first.media.iter_mut().for_each(|item| item.seconds = item.seconds.map(|_| seconds));
+        let (found, prompt) = two_turns(&cached, &plain, &first, &[5, 6, 7]);
+        assert_eq!(
+            found > prompt,
+            shared,
+            "{seconds} s between frames: {found} tokens found, {prompt} in the first prompt"
+        );
+    }
+    [cached, plain].iter().for_each(EngineHandle::stop);
 }
 
 #[test]

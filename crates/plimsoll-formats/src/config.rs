@@ -3,6 +3,7 @@
 //! Where the values come from is the business of `hf::config` and `gguf::config`. Numbers here are what a forward
 //! pass needs, after all defaults and format-specific conventions have been resolved.
 
+use crate::audio::Audio;
 use crate::encoding::Encoding;
 use crate::error::FormatError;
 use crate::hf::Quantization;
@@ -38,7 +39,7 @@ pub enum Architecture {
 impl Architecture {
     /// Every family that runs, as refusals list them.
     pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, \
-        Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Gemma 3, BERT and RoBERTa";
+        Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen3-Omni-MoE (its thinker), Gemma 3, BERT and RoBERTa";
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {
@@ -201,6 +202,8 @@ pub struct ModelConfig {
     pub encoder: Option<Encoder>,
     /// The vision tower that the configuration describes. Checkpoints converted for text alone may lack its weights.
     pub vision: Option<Vision>,
+    /// The audio tower that the configuration describes, with the same reservation.
+    pub audio: Option<Audio>,
     /// Layers of the multi-token-prediction head that the configuration announces.
     pub draft_layers: usize,
     /// Whether attention's output is gated: the query projection makes, for each head, the query and then the gate.
@@ -325,6 +328,7 @@ impl ModelConfig {
         positive("attention soft cap", self.attn_logit_softcap.unwrap_or(1.0), 1e6)?;
         positive("final soft cap", self.final_logit_softcap.unwrap_or(1.0), 1e6)?;
         self.vision.as_ref().map_or(Ok(()), Vision::check)?;
+        self.audio.as_ref().map_or(Ok(()), Audio::check)?;
         self.rope_sections.map_or(Ok(()), |sections| sections.check(self.rotary_dim))?;
         self.rope_scaling.check()
     }
@@ -333,7 +337,8 @@ impl ModelConfig {
     /// there: `name` is canonical and ends in `.weight` or `.bias`, `dims` is the number of its dimensions.
     pub fn planned_encoding(&self, name: &str, dims: usize) -> Encoding {
         // Converters leave towers in floats.
-        let matrix = dims == 2 && !name.starts_with("visual.") || dims == 3 && name.contains(".experts.");
+        let matrix = dims == 2 && !["visual.", "audio."].iter().any(|tower| name.starts_with(tower))
+            || dims == 3 && name.contains(".experts.");
         if matrix
             && let Some(quantization) = &self.quantization
             && let Some(group) = quantization.of(name.strip_suffix(".weight").unwrap_or(name))

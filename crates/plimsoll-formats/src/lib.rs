@@ -31,6 +31,7 @@
 //! # Ok::<(), plimsoll_formats::FormatError>(())
 //! ```
 
+mod audio;
 mod checkpoint;
 mod config;
 mod decode;
@@ -43,6 +44,7 @@ mod mapping;
 mod row;
 mod vision;
 
+pub use audio::Audio;
 pub use checkpoint::Checkpoint;
 pub use config::{Activation, Architecture, DeltaNet, Dtype, Encoder, Experts, ModelConfig, RopeScaling, YarnScaling};
 pub use encoding::{Encoding, QuantLayout, ScaleKind, TensorInfo};

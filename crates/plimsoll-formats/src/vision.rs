@@ -12,6 +12,8 @@ pub enum Tower {
     Qwen2_5,
     /// Qwen3-VL, Qwen3.5: layer norms, a learned table of positions beside the rotary ones, and perhaps deepstack.
     Qwen3,
+    /// Qwen3-Omni: the tower of Qwen3-VL, its mergers called as Qwen2-VL's; frames follow one another and are spaced by their times.
+    Omni,
     /// InternVL: tiles of one size, each with a class row; learned positions alone.
     Intern(Intern),
 }
@@ -73,10 +75,6 @@ pub struct MediaTokens {
     pub image: u32,
     /// A token of a video.
     pub video: u32,
-    /// What stands before the tokens of an item.
-    pub start: u32,
-    /// What stands after them.
-    pub end: u32,
 }
 
 /// How the frequencies of a rotary embedding are shared out among time, height and width.

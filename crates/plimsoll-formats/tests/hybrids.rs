@@ -53,6 +53,30 @@ fn defaults_are_those_of_transformers() {
 }
 
 #[test]
+fn the_family_says_whether_routers_renormalise() {
+    // Nothing in the text's part names the family.
+    let thinker = |extra: &str| {
+        let text = format!(r#"{{{TEXT}, "intermediate_size": 128{extra}}}"#);
+        let config = opened(&format!(
+            r#"{{"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": {{"text_config": {text}}}}}"#
+        ));
+        config.expect("it opens").experts.expect("experts").renormalise
+    };
+    assert_eq!((thinker(""), thinker(r#", "norm_topk_prob": false"#)), (true, false));
+    let seeing = |extra: &str| {
+        let text = format!(r#"{{{TEXT}, "intermediate_size": 128{extra}}}"#);
+        let class = "Qwen3VLMoeForConditionalGeneration";
+        let config = opened(&format!(r#"{{"architectures": ["{class}"], "text_config": {text}}}"#));
+        config.expect("it opens").experts.expect("experts").renormalise
+    };
+    assert_eq!(
+        (seeing(""), seeing(r#", "norm_topk_prob": false"#)),
+        (true, true),
+        "transformers has no such key there"
+    );
+}
+
+#[test]
 fn the_text_of_qwen3_5_is_nested() {
     let config = nested(
         r#""layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],

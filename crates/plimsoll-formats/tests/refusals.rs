@@ -183,3 +183,56 @@ fn packed_weights_must_agree_with_the_configuration() {
     says(&refusal(r#"{"bits": 4, "group_size": 32, "mode": "mxfp4"}"#, 2, "a.biases"), "quantization mode \"mxfp4\"");
     says(&refusal(r#"{"quant_method": "awq", "bits": 4}"#, 2, "a.biases"), "quantization method \"awq\"");
 }
+
+/// A value of the file may be as long as the file; what is said of it is not.
+#[test]
+fn words_stay_short_whatever_they_are_about() {
+    let long = "é".repeat(30_000);
+    let lists = ["x"; 20_000];
+    let lies: [&dyn Fn(&mut GgufWriter); 6] = [
+        &|w| {
+            w.strings("general.alignment", &lists);
+        },
+        &|w| {
+            w.str("general.architecture", &long);
+        },
+        &|w| {
+            w.str("llama.rope.scaling.type", &long);
+        },
+        &|w| {
+            w.str("tokenizer.ggml.tokens", &long);
+        },
+        &|w| {
+            w.strings("llama.embedding_length", &lists);
+        },
+        &|w| w.tensors.extend([(long.clone(), vec![1], 0, 0), (long.clone(), vec![1], 0, 0)]),
+    ];
+    let mut refused = 0;
+    for (i, lie) in lies.iter().enumerate() {
+        let mut writer = GgufWriter::new("llama");
+        writer.tensor("token_embd.weight", &[64, 3]);
+        lie(&mut writer);
+        // Not all of them are looked at.
+        let Err(error) = writer.open() else { continue };
+        refused += 1;
+        let words = error.to_string();
+        assert!(words.len() < 1024, "lie {i}: {} bytes: {}", words.len(), words.chars().take(100).collect::<String>());
+    }
+    for config in [
+        LLAMA.replacen("LlamaForCausalLM", &long, 1).replacen("\"llama\"", &format!("\"{long}\""), 1),
+        LLAMA.replacen(
+            "\"vocab_size\": 100",
+            &format!("\"vocab_size\": 100, \"rope_scaling\": {{\"rope_type\": \"{long}\"}}"),
+            1,
+        ),
+        LLAMA.replacen("\"vocab_size\": 100", &format!("\"vocab_size\": 100, \"hidden_act\": \"{long}\""), 1),
+        LLAMA.replacen("\"hidden_size\": 64", &format!("\"hidden_size\": \"{long}\""), 1),
+    ] {
+        let dir = TempDir::new();
+        let Err(error) = Checkpoint::open(&dir.write("config.json", config)) else { continue };
+        refused += 1;
+        let words = error.to_string();
+        assert!(words.len() < 1024, "{} bytes: {}", words.len(), words.chars().take(100).collect::<String>());
+    }
+    assert!(refused >= 7, "{refused} of 10");
+}

@@ -11,7 +11,7 @@ fn opened(json: &str) -> Result<ModelConfig, String> {
 
 const TOKENS: &str = r#""image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652,
     "vision_end_token_id": 151653"#;
-const IDS: MediaTokens = MediaTokens { image: 151_655, video: 151_656, start: 151_652, end: 151_653 };
+const IDS: MediaTokens = MediaTokens { image: 151_655, video: 151_656 };
 
 /// Qwen2.5-VL-7B, with members of its tower replaced or added.
 fn qwen2_5(extra: &str) -> Result<ModelConfig, String> {
@@ -116,7 +116,7 @@ fn qwen3_5_sees_with_the_defaults_of_transformers() {
     let vision = config.vision.expect("a tower");
     assert_eq!((vision.depth, vision.hidden_size, vision.heads, vision.head_dim()), (27, 1152, 16, 72));
     assert_eq!((vision.intermediate_size, vision.act), (4304, Activation::GeluTanh));
-    assert_eq!((vision.deepstack.len(), vision.tokens.image, vision.tokens.end), (0, 248_056, 248_054));
+    assert_eq!((vision.deepstack.len(), vision.tokens.image, vision.tokens.video), (0, 248_056, 248_057));
 }
 
 /// InternVL3-1B in the form of transformers, with members of its tower and around it.

@@ -12,6 +12,7 @@ use plimsoll_text::Tokenizer;
 use thiserror::Error;
 
 use crate::budget::{Budget, Share, Usage};
+use crate::depth;
 use crate::guide::Job;
 use crate::source::{SOURCE_BYTES_MAX, Source};
 
@@ -147,16 +148,17 @@ impl Grammars {
         let grammar = source.grammar(prefix).map_err(GrammarError::Invalid)?;
         let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * key.len() as u64;
         let mut share = self.room(fixed_bytes)?;
-        let built = catch_unwind(AssertUnwindSafe(|| {
+        let built = depth::on_a_deep_stack(|| {
             let mut parser = base.factory.create_parser(grammar)?;
             parser.start_without_prompt();
             let mask = parser.compute_mask()?;
             Ok::<_, anyhow::Error>((parser, mask))
-        }));
+        });
         let (start, first_mask) = match built {
-            Ok(Ok(built)) => built,
-            Ok(Err(error)) => return Err(GrammarError::Invalid(reason(&error.to_string()))),
-            Err(_) => return Err(GrammarError::Invalid("the grammar could not be compiled".into())),
+            Some(Ok(Ok(built))) => built,
+            Some(Ok(Err(error))) => return Err(GrammarError::Invalid(reason(&error.to_string()))),
+            Some(Err(_)) => return Err(GrammarError::Invalid("the grammar could not be compiled".into())),
+            None => return Err(GrammarError::Full(self.budget.limit())),
         };
         if first_mask.is_zero() {
             return Err(GrammarError::Invalid("the grammar allows no output".into()));
@@ -257,7 +259,7 @@ impl Base {
             Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
         };
         let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
-        let worker = std::thread::Builder::new().name("grammar".into());
+        let worker = std::thread::Builder::new().name("grammar".into()).stack_size(depth::STACK_BYTES);
         // Ends with the last sender.
         worker.spawn(move || inbox.iter().for_each(Job::run)).map_err(|error| failed(error.to_string()))?;
         Ok(Self { factory, jobs, _share: share })

@@ -193,9 +193,10 @@ impl Constraint for Walk {
                 return Ok(Some(self.own.as_slice()));
             }
             Next::Or(id) => {
-                let Some(mask) = self.ready()?.cloned() else { return Ok(None) };
-                self.own.set_from(&mask);
-                self.own.allow_token(id);
+                // The parser's masks have room for one token more than ours: nothing is copied from one into the other.
+                let Some(mut mask) = self.ready()?.cloned() else { return Ok(None) };
+                mask.allow_token(id);
+                self.own = mask;
                 return Ok(Some(self.own.as_slice()));
             }
         }

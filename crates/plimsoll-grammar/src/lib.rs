@@ -11,8 +11,11 @@
 //! **Invariant:** this crate knows no HTTP and no sampling; a grammar comes from strangers, so compiling is limited in size
 //! and steps, and a panic in the library ends one request.
 
+#![forbid(unsafe_code)]
+
 mod budget;
 mod cache;
+mod depth;
 mod guide;
 mod source;
 mod thinking;

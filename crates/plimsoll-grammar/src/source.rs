@@ -5,6 +5,8 @@ use std::fmt::Write;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 
+use crate::depth;
+
 /// The longest text of one grammar, in bytes.
 pub const SOURCE_BYTES_MAX: usize = 128 << 10;
 
@@ -77,7 +79,10 @@ impl Source {
     /// As llguidance takes it, with fixed text before what is no call.
     pub(crate) fn grammar(&self, prefix: &str) -> Result<TopLevelGrammar, String> {
         let lark = match self {
-            Self::Lark(text) if prefix.is_empty() => text.clone(),
+            Self::Lark(text) if prefix.is_empty() => {
+                depth::lark(text)?;
+                text.clone()
+            }
             Self::Calls(calls) => format!("start: calls\n{}", calls.lark()?),
             Self::TextWithCalls(calls) => calls.within_text()?,
             Self::CallsOr(calls, other) => {
@@ -181,6 +186,7 @@ fn schema(value: &Value) -> Result<String, String> {
         Value::Bool(true) => Map::new(),
         _ => return Err("a JSON schema must be an object".into()),
     };
+    depth::schema(value)?;
     let spacing = json!({
         "whitespace_flexible": false, "item_separator": ",[ \n]?", "key_separator": ": ?", "coerce_one_of": true
     });

@@ -14,8 +14,13 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 fn grammars(bytes: u64) -> Arc<Grammars> {
+    grammars_of(tokenizer().vocab_size() + 7, bytes)
+}
+
+/// The same for a model with this many logits.
+fn grammars_of(vocab: usize, bytes: u64) -> Arc<Grammars> {
     let tokenizer = tokenizer();
-    let (vocab, ends) = (tokenizer.vocab_size() + 7, tokenizer.eos().to_vec());
+    let ends = tokenizer.eos().to_vec();
     assert!(!ends.is_empty());
     Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes })
 }
@@ -287,6 +292,27 @@ fn thoughts_come_first_and_end_in_time() {
             constraint.accept(id).unwrap();
         }
         assert!(constraint.allowed().unwrap().is_none(), "then anything goes");
+    }
+}
+
+/// The soak found it: masks of a vocabulary that is a multiple of 32 have a word more than ours, and whoever could think before a form
+/// was told 500.
+#[test]
+fn who_may_think_first_is_given_a_form_whatever_the_size_of_the_vocabulary() {
+    let tokenizer = tokenizer();
+    let source = Source::Choice(vec!["yes".into(), "no".into()]);
+    let opens = tokenizer.encode("a", false, true).unwrap();
+    assert_eq!(opens.len(), 1, "an opening of one token");
+    let even = tokenizer.vocab_size().next_multiple_of(32);
+    for vocab in [even, even + 1, even + 31] {
+        let thinking = Thinking { opened: false, open: "a", close: "</think>", budget: Some(4) };
+        let guide = Guide::new(&grammars_of(vocab, 64 << 20), Some(&source), "", Some(thinking)).unwrap();
+        let mut constraint = guide.begin().unwrap();
+        let mask = constraint.allowed().unwrap().unwrap();
+        assert_eq!(mask[opens[0] as usize / 32] >> (opens[0] % 32) & 1, 1, "{vocab}: it may think");
+        let ended = (0..8).filter_map(|seed| walk(&guide, &tokenizer, seed, 200)).map(|(_, text)| text);
+        let right = |text: &String| text.ends_with("yes") || text.ends_with("no");
+        assert!(ended.into_iter().all(|text| right(&text)), "{vocab}");
     }
 }
 

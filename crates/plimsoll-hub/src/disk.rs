@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::error::HubError;
-use crate::progress::Progress;
+use crate::progress::{Progress, still_wanted};
 
 /// Room left on the disk beside a model, so that a pull never fills it to the last byte.
 const SPARE_BYTES: u64 = 16 << 20;
@@ -137,6 +137,7 @@ pub(crate) fn sha256_file(path: &Path, progress: &mut dyn Progress) -> Result<St
     let mut hasher = Sha256::new();
     let mut buffer = vec![0_u8; 1 << 18];
     loop {
+        still_wanted(progress)?;
         let read = match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => read,

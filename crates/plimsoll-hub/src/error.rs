@@ -199,6 +199,9 @@ pub enum HubError {
         /// Each source with its error, in the order tried.
         failures: Vec<(String, HubError)>,
     },
+    /// Whoever wanted the model waits for it no more. What has arrived is kept.
+    #[error("given up: nobody waits for it any more")]
+    GivenUp,
     /// The model to remove is not in the cache.
     #[error("{name} is not in the cache {}", cache.display())]
     NotCached {
@@ -223,9 +226,9 @@ impl HubError {
         move |source| Self::Io { doing, path, source }
     }
 
-    /// Whether another source cannot help either, because the trouble is on this machine.
+    /// Whether another source cannot help either, because the trouble is on this machine, or nobody waits.
     pub(crate) fn is_local(&self) -> bool {
-        matches!(self, Self::Io { .. } | Self::DiskFull { .. })
+        matches!(self, Self::Io { .. } | Self::DiskFull { .. } | Self::GivenUp)
     }
 }
 

@@ -7,13 +7,13 @@
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ureq::Agent;
-use ureq::config::{Config, RedirectAuthHeaders};
-use ureq::http::{Uri, header};
+use ureq::config::Config;
+use ureq::http::{Response, Uri, header};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::{Agent, Body};
 
 use crate::error::{HubError, printable};
 use crate::http::tls;
@@ -27,8 +27,11 @@ const REDIRECTS_MAX: u32 = 3;
 /// Bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 
-/// Bytes that are read at once.
+/// Bytes that are read, and handed on, at once.
 const PIECE_BYTES: usize = 32 << 10;
+
+/// The same, for whoever keeps pieces.
+pub const FETCH_PIECE_BYTES: u64 = PIECE_BYTES as u64;
 
 /// Heap bytes that one fetch takes at most besides what it hands on: connection, TLS, buffers.
 pub const FETCH_BYTES: u64 = 384 << 10;
@@ -51,6 +54,14 @@ pub enum FetchError {
     /// The address cannot be read, or is of a kind that is not fetched.
     #[error("the address cannot be fetched: {0}")]
     BadAddress(&'static str),
+    /// The same of one that a server has led to.
+    #[error("`{host}` leads to an address that cannot be fetched: {why}")]
+    BadRedirect {
+        /// Who leads there.
+        host: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// The rules do not allow it.
     #[error("`{host}` may not be asked: {why}")]
     Forbidden {
@@ -70,14 +81,29 @@ pub enum FetchError {
         limit: u64,
     },
     /// The server has answered with something else than a file.
-    #[error("the server answered with status {0}")]
-    Status(u16),
+    #[error("`{host}` answered with status {status}")]
+    Status {
+        /// The server.
+        host: String,
+        /// Its answer.
+        status: u16,
+    },
     /// It took too long.
-    #[error("it took longer than {} s", .0.as_secs_f32())]
-    TooSlow(Duration),
+    #[error("`{host}` took longer than {} s", .limit.as_secs_f32())]
+    TooSlow {
+        /// Who was being asked when time was up.
+        host: String,
+        /// The time that there was.
+        limit: Duration,
+    },
     /// There is no connection, or it broke.
-    #[error("{0}")]
-    Failed(String),
+    #[error("`{host}`: {why}")]
+    Failed {
+        /// Who was asked.
+        host: String,
+        /// What went wrong.
+        why: String,
+    },
     /// Whoever takes the bytes wants no more of them.
     #[error("nobody waits for the file any more")]
     Stopped,
@@ -108,8 +134,8 @@ impl Fetcher {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .user_agent(concat!("plimsoll/", env!("CARGO_PKG_VERSION")))
-            .redirect_auth_headers(RedirectAuthHeaders::Never)
-            .max_redirects(REDIRECTS_MAX)
+            // They are followed here, one by one.
+            .max_redirects(0)
             .max_response_header_size(HEAD_BYTES_MAX)
             // Nothing is kept: the next file comes from elsewhere.
             .max_idle_connections(0)
@@ -126,15 +152,11 @@ impl Fetcher {
     /// Fetches a file of at most `limit` bytes and hands it to `take` piece by piece, which says whether it wants more.
     ///
     /// # Errors
-    /// Any [`FetchError`]; its words name no path and no query, which may hold secrets.
+    /// Any [`FetchError`]; its words name hosts, but no path and no query, which may hold secrets.
     pub fn fetch(&self, url: &str, limit: u64, mut take: impl FnMut(&[u8]) -> bool) -> Result<(), FetchError> {
-        let uri = parsed(url)?;
-        // From TLS no redirect leads to plain text.
-        let secure = uri.scheme_str() == Some("https");
-        let request = self.agent.get(uri).config().https_only(secure).build();
-        let response = request.call().map_err(|error| self.failed(&error))?;
+        let (host, response) = self.answer(parsed(url).map_err(FetchError::BadAddress)?)?;
         if response.status() != 200 {
-            return Err(FetchError::Status(response.status().as_u16()));
+            return Err(FetchError::Status { host, status: response.status().as_u16() });
         }
         let announced = response.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
         if let Some(bytes) = announced.filter(|bytes: &u64| *bytes > limit) {
@@ -147,7 +169,7 @@ impl Fetcher {
                 Ok(0) => return Ok(()),
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(self.broken(&error)),
+                Err(error) => return Err(self.broken(&host, &error)),
             };
             total += read as u64;
             if total > limit {
@@ -159,32 +181,93 @@ impl Fetcher {
         }
     }
 
-    fn failed(&self, error: &ureq::Error) -> FetchError {
-        match error {
-            ureq::Error::Io(error) => self.broken(error),
-            ureq::Error::Timeout(_) => FetchError::TooSlow(self.timeout),
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
-                FetchError::BadAddress("it, or one it leads to, is not http:// or https:// with a host")
+    /// The answer at an address, or at the one that it leads to in the end, and the host that gave it.
+    fn answer(&self, mut uri: Uri) -> Result<(String, Response<Body>), FetchError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut led_by: Option<String> = None;
+        for _ in 0..=REDIRECTS_MAX {
+            let host = printable(uri.host().unwrap_or_default());
+            let rest = deadline.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return Err(FetchError::TooSlow { host, limit: self.timeout });
             }
-            ureq::Error::RequireHttpsOnly(_) => FetchError::BadAddress("it leads from https to http"),
-            ureq::Error::TooManyRedirects => FetchError::Failed(format!("it leads on more than {REDIRECTS_MAX} times")),
-            other => FetchError::Failed(printable(&other.to_string())),
+            let request = self.agent.get(uri.clone()).config().timeout_global(Some(rest)).build();
+            let response = request.call().map_err(|error| match (self.failed(&host, &error), led_by.take()) {
+                (FetchError::BadAddress(why), Some(host)) => FetchError::BadRedirect { host, why },
+                (error, _) => error,
+            })?;
+            let location = response.headers().get(header::LOCATION).filter(|_| response.status().is_redirection());
+            let Some(location) = location else { return Ok((host, response)) };
+            let bad = |why| FetchError::BadRedirect { host: host.clone(), why };
+            let location = location.to_str().map_err(|_| bad("it is not an address"))?;
+            uri = led_to(&uri, location).map_err(bad)?;
+            led_by = Some(host);
+        }
+        let host = printable(uri.host().unwrap_or_default());
+        Err(FetchError::Failed { host, why: format!("it is led to after {REDIRECTS_MAX} redirects, and no further") })
+    }
+
+    fn failed(&self, host: &str, error: &ureq::Error) -> FetchError {
+        match error {
+            ureq::Error::Io(error) => self.broken(host, error),
+            ureq::Error::Timeout(_) => FetchError::TooSlow { host: host.into(), limit: self.timeout },
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
+                FetchError::BadAddress("it is not http:// or https:// with a host")
+            }
+            other => FetchError::Failed { host: host.into(), why: printable(&other.to_string()) },
         }
     }
 
-    fn broken(&self, error: &io::Error) -> FetchError {
+    fn broken(&self, host: &str, error: &io::Error) -> FetchError {
         let inner = error.get_ref();
         if let Some(refused) = inner.and_then(|inner| inner.downcast_ref::<FetchError>()) {
             return refused.clone();
         }
         if let Some(inner) = inner.and_then(|inner| inner.downcast_ref::<ureq::Error>()) {
-            return self.failed(inner);
+            return self.failed(host, inner);
         }
         match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => FetchError::TooSlow(self.timeout),
-            _ => FetchError::Failed(printable(&error.to_string())),
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                FetchError::TooSlow { host: host.into(), limit: self.timeout }
+            }
+            _ => FetchError::Failed { host: host.into(), why: printable(&error.to_string()) },
         }
     }
+}
+
+/// The host that an address names; empty where it names none.
+pub fn host_of(url: &str) -> String {
+    let uri = parsed(url).ok();
+    uri.as_ref().and_then(|uri| uri.host()).map_or_else(String::new, str::to_ascii_lowercase)
+}
+
+/// Where a `Location` leads from `base`: to an address of its own, with whatever scheme it names, or to a place of the same server; and
+/// from TLS never to plain text.
+fn led_to(base: &Uri, location: &str) -> Result<Uri, &'static str> {
+    let location = location.trim();
+    let is_scheme = |scheme: &str| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    };
+    let has_scheme = location.split_once(':').is_some_and(|(scheme, _)| is_scheme(scheme));
+    let (Some(scheme), Some(authority)) = (base.scheme_str(), base.authority()) else { return parsed(location) };
+    let path = base.path();
+    let uri = match location {
+        _ if has_scheme => parsed(location),
+        _ if location.starts_with("//") => parsed(&format!("{scheme}:{location}")),
+        _ if location.starts_with('/') => parsed(&format!("{scheme}://{authority}{location}")),
+        _ if location.starts_with('?') || location.starts_with('#') || location.is_empty() => {
+            parsed(&format!("{scheme}://{authority}{path}{location}"))
+        }
+        _ => {
+            let directory = path.rfind('/').map_or("/", |at| &path[..=at]);
+            parsed(&format!("{scheme}://{authority}{directory}{location}"))
+        }
+    }?;
+    if scheme == "https" && uri.scheme_str() != Some("https") {
+        return Err("it leads from https to http");
+    }
+    Ok(uri)
 }
 
 /// Whether what follows the host is a port, or nothing.
@@ -193,22 +276,25 @@ fn has_a_port_or_none(authority: &str) -> bool {
     after.rsplit_once(':').is_none_or(|(_, port)| port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
-fn parsed(url: &str) -> Result<Uri, FetchError> {
-    let bad = |why| Err(FetchError::BadAddress(why));
+fn parsed(url: &str) -> Result<Uri, &'static str> {
     if url.len() > URL_BYTES_MAX {
-        return bad("it has more than 4096 bytes");
+        return Err("it has more than 4096 bytes");
+    }
+    let begins = |with: &str| url.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with));
+    if !begins("http://") && !begins("https://") {
+        return Err("only http:// and https:// with a host are");
     }
     // What a fragment names is in the file.
     let url = url.split('#').next().unwrap_or_default();
-    let Ok(uri) = url.parse::<Uri>() else { return bad("it is not an address") };
+    let Ok(uri) = url.parse::<Uri>() else { return Err("it is not an address") };
     match (uri.scheme_str(), uri.authority()) {
-        (Some("http" | "https"), Some(authority)) if authority.as_str().contains('@') => bad("it has credentials"),
+        (Some("http" | "https"), Some(authority)) if authority.as_str().contains('@') => Err("it has credentials"),
         // What cannot be a port is no port for `Uri`, which leads to another service than the one that was named.
         (Some("http" | "https"), Some(authority)) if !has_a_port_or_none(authority.as_str()) => {
-            bad("its port is not a number up to 65535")
+            Err("its port is not a number up to 65535")
         }
-        (Some("http" | "https"), Some(_)) => Ok(uri),
-        _ => bad("only http:// and https:// with a host are"),
+        (Some("http" | "https"), Some(authority)) if !authority.host().is_empty() => Ok(uri),
+        _ => Err("only http:// and https:// with a host are"),
     }
 }
 

@@ -52,7 +52,7 @@ fn get(fetcher: &Fetcher, url: &str, limit: u64) -> Result<String, FetchError> {
 fn files_come_whole_up_to_the_limit_and_no_further() {
     let (url, _) = server("127.0.0.1", |path| match path {
         "/open" => "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nabcdefgh".into(),
-        "/gone" => "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into(),
+        "/gone?key=secret" => "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into(),
         "/short" => "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc".into(),
         "/silence" => "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc".into(),
         "/head" => format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 1\r\n\r\na", "y".repeat(1 << 20)),
@@ -64,11 +64,14 @@ fn files_come_whole_up_to_the_limit_and_no_further() {
     let over = |at_least| Err(FetchError::TooLarge { bytes: 8, at_least, limit: 7 });
     assert_eq!(get(&fetcher, &url, 7), over(false));
     assert_eq!(get(&fetcher, &format!("{url}/open"), 7), over(true));
-    assert_eq!(get(&fetcher, &format!("{url}/gone"), 8), Err(FetchError::Status(404)));
-    assert!(matches!(get(&fetcher, &format!("{url}/short"), 200), Err(FetchError::Failed(_))));
-    assert!(matches!(get(&fetcher, &format!("{url}/head"), 200), Err(FetchError::Failed(_))));
+    let gone = get(&fetcher, &format!("{url}/gone?key=secret"), 8).unwrap_err();
+    assert_eq!(gone.to_string(), "`127.0.0.1` answered with status 404");
+    for path in ["short", "head"] {
+        let broken = get(&fetcher, &format!("{url}/{path}"), 200).unwrap_err();
+        assert!(matches!(&broken, FetchError::Failed { host, .. } if host == "127.0.0.1"), "{path}: {broken}");
+    }
     let began = Instant::now();
-    let slow = Err(FetchError::TooSlow(Duration::from_secs(2)));
+    let slow = Err(FetchError::TooSlow { host: "127.0.0.1".into(), limit: Duration::from_secs(2) });
     assert_eq!(get(&fetcher, &format!("{url}/silence"), 200), slow);
     assert!(began.elapsed() < Duration::from_secs(3));
     assert_eq!(fetcher.fetch(&url, 8, |_| false), Err(FetchError::Stopped));
@@ -78,9 +81,18 @@ fn files_come_whole_up_to_the_limit_and_no_further() {
 fn what_is_no_address_of_a_file_is_refused_before_anything_is_asked() {
     let fetcher = Fetcher::new(&rules(), None).unwrap();
     let long = format!("http://x/{}", "a".repeat(5000));
-    for bad in
-        ["", "x", "/etc/passwd", "file:///etc/passwd", "ftp://x/y", "http://", "http://a@b/", "gopher://x", &long]
-    {
+    for bad in [
+        "",
+        "x",
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "ftp://x/y",
+        "http://",
+        "http://:80/",
+        "http://a@b/",
+        "gopher://x",
+        &long,
+    ] {
         assert!(matches!(get(&fetcher, bad, 8), Err(FetchError::BadAddress(_))), "{bad}");
     }
 }
@@ -94,7 +106,7 @@ fn private_addresses_are_not_asked_whatever_they_are_called() {
         let refused = get(&fetcher, &format!("http://{host}:{port}/"), 8).unwrap_err();
         let known = matches!(&refused, FetchError::Forbidden { why, .. } if why.contains("--media-fetch"));
         // Some spellings are no name to some systems.
-        assert!(known || matches!(refused, FetchError::Failed(_)), "{host}: {refused}");
+        assert!(known || matches!(refused, FetchError::Failed { .. }), "{host}: {refused}");
     }
     assert_eq!(asked.load(Ordering::SeqCst), 0);
 }
@@ -108,6 +120,12 @@ fn a_redirect_leads_only_to_where_one_might_have_gone_at_once() {
         "/file" => moved("file:///etc/passwd"),
         "/loop" => moved("/loop"),
         "/once" => moved("/there"),
+        "/a/b?c" => moved("d"),
+        "/nowhere" => moved(""),
+        "/script" => moved("javascript:alert(1)"),
+        "/gopher" => moved("gopher://127.0.0.1/"),
+        "/hostless" => moved("http://:80/"),
+        "/credentials" => moved("http://a:b@127.0.0.1/"),
         _ => file("open"),
     });
     // As if one of the two addresses were public.
@@ -116,11 +134,22 @@ fn a_redirect_leads_only_to_where_one_might_have_gone_at_once() {
     assert_eq!(get(&fetcher, &format!("{outer}/once"), 8).as_deref(), Ok("open"));
     assert!(matches!(get(&fetcher, &format!("{outer}/in"), 8), Err(FetchError::Forbidden { .. })));
     assert!(matches!(get(&fetcher, &inner, 8), Err(FetchError::Forbidden { .. })));
-    // At most a path of the same server.
-    let local = get(&fetcher, &format!("{outer}/file"), 8);
-    assert!(local.as_deref().is_ok_and(|text| text == "open") || matches!(local, Err(FetchError::BadAddress(_))));
+    assert_eq!(get(&fetcher, &format!("{outer}/a/b?c"), 8).as_deref(), Ok("open"));
+    // What has a scheme of its own is no path of the same server.
+    for (path, why) in [
+        ("file", "it is not an address"),
+        ("script", ""),
+        ("gopher", "only http://"),
+        ("hostless", ""),
+        ("credentials", "it has credentials"),
+    ] {
+        let refused = get(&fetcher, &format!("{outer}/{path}"), 8).unwrap_err().to_string();
+        assert!(refused.starts_with("`127.0.0.1` leads to an address that cannot be fetched: "), "{path}: {refused}");
+        assert!(refused.contains(why), "{path}: {refused}");
+    }
     let turns = get(&fetcher, &format!("{outer}/loop"), 8).unwrap_err();
-    assert!(turns.to_string().contains("more than 3 times"), "{turns}");
+    assert!(turns.to_string().contains("3 redirects"), "{turns}");
+    assert!(get(&fetcher, &format!("{outer}/nowhere"), 8).unwrap_err().to_string().contains("3 redirects"));
     // By name the same.
     let named = Fetcher::new(&FetchRules { hosts: vec!["127.0.0.1".into()], ..rules() }, None).unwrap();
     assert_eq!(get(&named, &outer, 8).as_deref(), Ok("open"));
@@ -183,4 +212,26 @@ fn what_cannot_be_a_port_leads_nowhere() {
         let error = parsed(&format!("http://{authority}/p")).unwrap_err().to_string();
         assert!(error.contains("port") || error.contains("not an address"), "{authority}: {error}");
     }
+}
+
+#[test]
+fn a_location_leads_where_its_words_say() {
+    let base = parsed("https://a.example:8443/x/y?q=1").unwrap();
+    for (location, expected) in [
+        ("https://b.example/z", "https://b.example/z"),
+        ("//b.example/z", "https://b.example/z"),
+        ("/z?p", "https://a.example:8443/z?p"),
+        ("z", "https://a.example:8443/x/z"),
+        ("z/w:v", "https://a.example:8443/x/z/w:v"),
+        ("?p=2", "https://a.example:8443/x/y?p=2"),
+        ("", "https://a.example:8443/x/y"),
+    ] {
+        assert_eq!(led_to(&base, location).unwrap().to_string(), expected, "{location}");
+    }
+    assert!(led_to(&base, "FILE:///etc/passwd").unwrap_err().contains("only http://"));
+    // Back to plain text leads nothing that was secured once, whatever lies between.
+    let plain = led_to(&parsed("http://a.example").unwrap(), "https://b.example/").unwrap();
+    assert!(led_to(&plain, "/here").is_ok());
+    assert_eq!(led_to(&plain, "HTTP://b.example/"), Err("it leads from https to http"));
+    assert_eq!((host_of("https://A.example:1/b").as_str(), host_of("nothing").as_str()), ("a.example", ""));
 }

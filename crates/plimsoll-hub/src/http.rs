@@ -15,7 +15,7 @@ use ureq::{Agent, Body};
 use crate::disk::{Partial, read_bounded, remove_if_present};
 use crate::error::{HubError, printable};
 use crate::model_dir::Wanted;
-use crate::progress::Progress;
+use crate::progress::{Progress, still_wanted};
 use crate::settings::Settings;
 
 /// How often a request is repeated without any new byte before it is given up.
@@ -125,6 +125,7 @@ impl Client {
     fn repeat(&self, transfer: &mut Transfer<'_>, progress: &mut dyn Progress) -> Result<(), HubError> {
         let mut failures = 0;
         for _ in 0..CONNECTIONS_MAX {
+            still_wanted(progress)?;
             let before = transfer.part.len();
             if before == transfer.wanted.bytes {
                 return Ok(());
@@ -284,6 +285,7 @@ impl<'a> Transfer<'a> {
         let mut reader = body.into_reader();
         let mut buffer = vec![0_u8; 1 << 17];
         loop {
+            still_wanted(progress)?;
             let read = match reader.read(&mut buffer) {
                 Ok(0) if self.part.len() == self.wanted.bytes => return Ok(()),
                 Ok(0) => return Err(self.interrupted("the connection was closed")),

@@ -12,6 +12,8 @@
 //! *Invariant*: a path that [`resolve`] returns never names a half-written file. Bytes arrive in a private partial
 //! file, are synced, verified, and only then renamed into place.
 
+#![forbid(unsafe_code)]
+
 mod cache;
 mod catalogue;
 mod check;
@@ -36,7 +38,7 @@ pub use cache::{Cache, CachedModel};
 pub use catalogue::{Beside, CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
 pub use check::{FileCheck, FileState};
 pub use error::HubError;
-pub use fetch::{FETCH_BYTES, FetchError, FetchRules, Fetcher};
+pub use fetch::{FETCH_BYTES, FETCH_PIECE_BYTES, FetchError, FetchRules, Fetcher, host_of};
 pub use model_ref::ModelRef;
 pub use progress::{Progress, Quiet, TerminalProgress};
 pub use pull::pull;

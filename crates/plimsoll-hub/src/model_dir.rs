@@ -4,11 +4,16 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use crate::disk::{install, remove_if_present, replace, sha256_file};
 use crate::error::HubError;
 use crate::marker::{FileRecord, MARKER_FILE, Marker};
-use crate::progress::Progress;
+use crate::progress::{Progress, still_wanted};
+
+/// How often is looked whether another process is done.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Below it lie the files that are not ready.
 const PARTIAL_DIRECTORY: &str = ".partial";
@@ -71,9 +76,13 @@ impl ModelDir {
             return Ok(lock);
         }
         progress.note(&format!("another process is pulling {name}; waiting for it to finish"));
-        let file = self.open_lock_file()?;
-        file.lock().map_err(HubError::io("lock", &self.lock_path))?;
-        Ok(Lock { _file: file })
+        loop {
+            still_wanted(progress)?;
+            sleep(LOOK_EVERY);
+            if let Some(lock) = self.try_lock()? {
+                return Ok(lock);
+            }
+        }
     }
 
     /// Takes the lock if it is free.

@@ -1,9 +1,11 @@
-//! Telling the user what is going on. Nothing here decides anything.
+//! Telling the user what is going on, and hearing whether anybody still waits for it. Nothing else here decides anything.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::error::HubError;
 
 /// Receives what happens during a pull. Stages do not nest: `start`, any number of `advance`, `done`; a `start`
 /// without a `done` before it begins the stage anew. `note` may come at any time.
@@ -16,6 +18,15 @@ pub trait Progress {
     fn done(&mut self);
     /// One line the user should see, such as a source that failed and what is tried instead.
     fn note(&mut self, line: &str);
+    /// Whether anybody waits for it still: looked at between pieces and between tries, and never again once it is not so.
+    fn wanted(&self) -> bool {
+        true
+    }
+}
+
+/// [`HubError::GivenUp`] once nobody waits for it any more.
+pub(crate) fn still_wanted(progress: &dyn Progress) -> Result<(), HubError> {
+    if progress.wanted() { Ok(()) } else { Err(HubError::GivenUp) }
 }
 
 /// Says nothing at all.

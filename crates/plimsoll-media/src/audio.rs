@@ -1,11 +1,19 @@
 //! Sound from strangers: what the header claims is checked first, what comes out is counted all the same.
 //!
-//! The result is one channel at the file's own rate. Channels are averaged, as the reference's loader does.
+//! How long a sound is decides how many tokens it has, before it is decoded: where a header cannot be relied on, the packets are
+//! counted. The result is one channel at the file's own rate, averaged over channels as the reference's loader does, which
+//! [`resample`](fn@resample) and [`Mel`] make what an encoder reads.
 
-use std::borrow::Cow;
-use std::io::Cursor;
+mod file;
+mod mel;
+mod resample;
 
-use symphonia::core::codecs::audio::well_known::CODEC_ID_VORBIS;
+pub use mel::Mel;
+pub use resample::{resample, resampled_len};
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use symphonia::core::codecs::audio::well_known::{CODEC_ID_FLAC, CODEC_ID_VORBIS};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::common::Limit;
 use symphonia::core::errors::Error;
@@ -13,9 +21,11 @@ use symphonia::core::formats::probe::Hint;
 use symphonia::core::formats::{FormatOptions, FormatReader, TrackType};
 use symphonia::core::io::MediaSourceStream;
 use symphonia::core::meta::MetadataOptions;
+use symphonia::core::units::TimeBase;
 
 use crate::error::contained;
 use crate::{MediaError, Modality};
+use file::File;
 
 /// Samples per second that are taken.
 const RATES: std::ops::RangeInclusive<u32> = 8_000..=192_000;
@@ -57,16 +67,15 @@ pub struct Header {
     pub rate: u32,
     /// Channels, which decoding averages.
     pub channels: usize,
-    /// Samples of one channel, where the file says so. Not to be relied on.
-    pub claimed: Option<u64>,
-    file_bytes: u64,
+    /// Samples of one channel, counted packet by packet. Decoding gives as many.
+    pub samples: u64,
 }
 
 impl Header {
     /// The most heap bytes that decoding takes at any instant, the result included.
-    pub fn decode_bytes(&self, limits: &AudioLimits) -> u64 {
-        // The result while it moves to a place of twice its size; the file, perhaps copied; code books, tags and packets.
-        limits.seconds * u64::from(self.rate) * 4 * 3 + 2 * self.file_bytes + (40 << 20)
+    pub fn decode_bytes(&self) -> u64 {
+        // The result; code books, tags and packets, or the resampler's work. The file itself is held by whoever gave it.
+        self.samples * size_of::<f32>() as u64 + (40 << 20)
     }
 }
 
@@ -79,22 +88,16 @@ pub struct Sound {
     pub samples: Vec<f32>,
 }
 
-/// Reads the header of a sound and refuses it where it is over a limit. Decodes nothing.
+/// Reads the header of a sound, counts its packets, and refuses it where it is over a limit. Decodes nothing.
 pub fn probe(bytes: &[u8], limits: &AudioLimits) -> Result<Header, MediaError> {
     over(bytes.len() as u64, limits.file_bytes, "bytes", "--max-audio-bytes")?;
-    contained(WHAT, || {
-        let bytes = readable(bytes)?;
-        Ok(open(&bytes, limits)?.header)
-    })
+    contained(WHAT, || count(open(File::new(bytes)?, limits)?, limits))
 }
 
-/// Decodes a sound. A decoder that panics is an error like any other.
-pub fn decode(bytes: &[u8], limits: &AudioLimits) -> Result<Sound, MediaError> {
-    over(bytes.len() as u64, limits.file_bytes, "bytes", "--max-audio-bytes")?;
-    contained(WHAT, || {
-        let bytes = readable(bytes)?;
-        decode_opened(open(&bytes, limits)?, limits)
-    })
+/// Decodes a sound, unless `stop` is set meanwhile. A decoder that panics is an error like any other.
+pub fn decode(bytes: &[u8], limits: &AudioLimits, stop: &AtomicBool) -> Result<Sound, MediaError> {
+    let header = probe(bytes, limits)?;
+    contained(WHAT, || decode_opened(open(File::new(bytes)?, limits)?, header.samples, stop))
 }
 
 /// A file whose header is acceptable.
@@ -102,13 +105,18 @@ struct Opened<'a> {
     format: Box<dyn FormatReader + 'a>,
     track: u32,
     parameters: AudioCodecParameters,
-    header: Header,
+    rate: u32,
+    channels: usize,
+    /// Samples that it says it has, where that is exact.
+    exact: Option<u64>,
+    /// Seconds of a unit of time.
+    unit: TimeBase,
 }
 
-fn open<'a>(bytes: &'a [u8], limits: &AudioLimits) -> Result<Opened<'a>, MediaError> {
-    let format = open_container(bytes)?;
+fn open<'a>(file: File<'a>, limits: &AudioLimits) -> Result<Opened<'a>, MediaError> {
+    let format = open_container(file)?;
     let track = format.default_track(TrackType::Audio).ok_or_else(|| malformed("it has no sound"))?;
-    let (id, claimed) = (track.id, track.num_frames);
+    let (id, claimed, unit) = (track.id, track.num_frames, track.time_base);
     let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio()).cloned();
     let parameters = parameters.ok_or(MediaError::Unsupported { what: WHAT, supported: SUPPORTED })?;
     let rate = parameters.sample_rate.ok_or_else(|| malformed("it names no sample rate"))?;
@@ -118,37 +126,77 @@ fn open<'a>(bytes: &'a [u8], limits: &AudioLimits) -> Result<Opened<'a>, MediaEr
     if parameters.codec == CODEC_ID_VORBIS {
         check_code_books(parameters.extra_data.as_deref().unwrap_or_default())?;
     }
-    let header = Header { rate, channels, claimed, file_bytes: bytes.len() as u64 };
-    Ok(Opened { format, track: id, parameters, header })
+    let unit = unit.or_else(|| TimeBase::try_from_recip(rate)).ok_or_else(|| malformed("it names no unit of time"))?;
+    let exact = claimed.filter(|claimed| parameters.codec == CODEC_ID_FLAC && *claimed > 0);
+    Ok(Opened { format, track: id, parameters, rate, channels, exact, unit })
 }
 
-fn decode_opened(opened: Opened<'_>, limits: &AudioLimits) -> Result<Sound, MediaError> {
-    let Opened { mut format, track, parameters, header: Header { rate, channels, .. } } = opened;
+/// How long a sound is, by its packets.
+fn count(opened: Opened<'_>, limits: &AudioLimits) -> Result<Header, MediaError> {
+    let Opened { mut format, track, rate, channels, exact, unit, .. } = opened;
+    let (mut units, mut samples) = (0_u64, 0);
+    while let Some(packet) = format.next_packet().map_err(unreadable)? {
+        if packet.track_id == track {
+            units = units.saturating_add(packet.dur.get());
+            samples = samples_of(units, unit, rate);
+            check_length(samples, rate, limits)?;
+        }
+    }
+    if samples == 0 {
+        return Err(malformed("it holds no samples"));
+    }
+    if let Some(claimed) = exact.filter(|claimed| *claimed > samples) {
+        return Err(malformed(format!("it is cut off: of {claimed} samples {samples} are there")));
+    }
+    Ok(Header { rate, channels, samples })
+}
+
+/// Samples in so many units of time.
+fn samples_of(units: u64, unit: TimeBase, rate: u32) -> u64 {
+    let parts = u128::from(units) * u128::from(unit.numer.get()) * u128::from(rate);
+    u64::try_from(parts / u128::from(unit.denom.get())).unwrap_or(u64::MAX)
+}
+
+/// As many samples as were counted: what cannot be decoded is silent, what is too much is left out.
+fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<Sound, MediaError> {
+    let Opened { mut format, track, parameters, rate, channels, unit, .. } = opened;
     let decoder = symphonia::default::get_codecs().make_audio_decoder(&parameters, &AudioDecoderOptions::default());
     let mut decoder = decoder.map_err(unreadable)?;
-    let mut samples = Vec::new();
+    let count = count as usize;
+    let mut samples = Vec::with_capacity(count);
     let (mut interleaved, mut bad) = (Vec::new(), 0);
     while let Some(packet) = format.next_packet().map_err(unreadable)? {
+        check_wanted(stop)?;
         if packet.track_id != track {
             continue;
         }
         // The first packets of an MP3 may lean on ones that are not there.
         bad = if decode_packet(&mut *decoder, &packet, (rate, channels), &mut interleaved)? { 0 } else { bad + 1 };
+        if interleaved.is_empty() {
+            let silent = samples_of(packet.dur.get(), unit, rate).min((count - samples.len()) as u64);
+            samples.resize(samples.len() + silent as usize, 0.0);
+        }
         if bad > BAD_PACKETS_MAX {
             return Err(malformed("too much of it cannot be decoded"));
         }
         let mixed = interleaved.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32);
-        samples.extend(mixed);
+        samples.extend(mixed.take(count - samples.len()));
         interleaved.clear();
-        check_length(samples.len() as u64, rate, limits)?;
     }
     if samples.is_empty() {
         return Err(malformed("it holds no samples"));
     }
+    samples.resize(count, 0.0);
     Ok(Sound { rate, samples })
 }
 
-/// Appends a packet's samples; false where it cannot be decoded. A change of rate or channels is an error.
+/// Refuses to go on for nobody.
+fn check_wanted(stop: &AtomicBool) -> Result<(), MediaError> {
+    if stop.load(Ordering::Relaxed) { Err(MediaError::Abandoned) } else { Ok(()) }
+}
+
+/// Appends a packet's samples, each between -1 and 1; false where it cannot be decoded. A change of rate or channels is an error,
+/// and so is what is no number.
 fn decode_packet(
     decoder: &mut dyn AudioDecoder,
     packet: &symphonia::core::packet::Packet,
@@ -163,42 +211,11 @@ fn decode_packet(
         return Err(malformed(why));
     }
     decoded.copy_to_vec_interleaved(interleaved);
+    if let Some(sample) = interleaved.iter().find(|sample| !sample.is_finite()) {
+        return Err(malformed(format!("one of its samples is {sample}")));
+    }
+    interleaved.iter_mut().for_each(|sample| *sample = sample.clamp(-1.0, 1.0));
     Ok(true)
-}
-
-/// The bytes as a decoder may have them. Refuses what is none of the formats, so that nothing is searched for one.
-fn readable(bytes: &[u8]) -> Result<Cow<'_, [u8]>, MediaError> {
-    match bytes {
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Ok(with_true_length(bytes)),
-        [b'f', b'L', b'a', b'C', ..] | [b'O', b'g', b'g', b'S', ..] | [b'I', b'D', b'3', ..] => {
-            Ok(Cow::Borrowed(bytes))
-        }
-        [0xFF, second, ..] if second & 0xE0 == 0xE0 => Ok(Cow::Borrowed(bytes)),
-        _ => Err(MediaError::Unsupported { what: WHAT, supported: SUPPORTED }),
-    }
-}
-
-/// A WAV whose lengths are those it has: one that was written to a pipe claims nothing or the most there is.
-fn with_true_length(bytes: &[u8]) -> Cow<'_, [u8]> {
-    let all = (bytes.len() - 8) as u32;
-    let mut own = Cow::Borrowed(bytes);
-    let mut correct = |at: usize, length: u32| {
-        if bytes[at..at + 4] != length.to_le_bytes() {
-            own.to_mut()[at..at + 4].copy_from_slice(&length.to_le_bytes());
-        }
-    };
-    correct(4, all);
-    let mut at = 12_usize;
-    while let Some(head) = bytes.get(at..at.saturating_add(8)) {
-        let length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
-        let left = bytes.len() - at - 8;
-        if length > left {
-            correct(at + 4, left as u32);
-            break;
-        }
-        at += 8 + length + length % 2;
-    }
-    own
 }
 
 /// Refuses Vorbis headers whose code books unpack to more than any encoder's do: twenty bytes can stand for sixteen
@@ -223,8 +240,8 @@ fn check_code_books(headers: &[u8]) -> Result<(), MediaError> {
     over(total, CODE_BOOKS_MAX, "bytes of code books", "fixed")
 }
 
-fn open_container(bytes: &[u8]) -> Result<Box<dyn FormatReader + '_>, MediaError> {
-    let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
+fn open_container(file: File<'_>) -> Result<Box<dyn FormatReader + '_>, MediaError> {
+    let stream = MediaSourceStream::new(Box::new(file), Default::default());
     let mut metadata = MetadataOptions::default();
     metadata.limit_tag_bytes = Limit::Maximum(TAGS_MAX);
     metadata.limit_visual_bytes = Limit::Maximum(TAGS_MAX);

@@ -65,6 +65,16 @@ pub enum MediaError {
         /// Bytes there are (`--media-bytes`).
         total: u64,
     },
+    /// Planned memory could not be had; start-up must not go on.
+    #[error("the system refused {bytes} bytes for {what}; reduce {flag}")]
+    OutOfMemory {
+        /// What it was for.
+        what: &'static str,
+        /// All of it.
+        bytes: u64,
+        /// The flag that makes it smaller.
+        flag: &'static str,
+    },
     /// The encoder failed on this item, run alone.
     #[error("the encoder failed on this item: {0}")]
     Encoder(String),
@@ -78,6 +88,9 @@ pub enum MediaError {
         /// The encoder's words.
         why: String,
     },
+    /// Nobody waits for it any more.
+    #[error("its request ended while it was prepared")]
+    Abandoned,
     /// The server is shutting down.
     #[error("the encoder is shutting down")]
     Closed,

@@ -5,6 +5,8 @@
 //! (decoding foreign bytes under limits). **Architecture invariant:** this crate knows no engine, device or HTTP. What is
 //! larger than its limit is refused before it is decoded, with the limit and the flag that sets it.
 
+#![forbid(unsafe_code)]
+
 pub mod audio;
 pub mod error;
 pub mod geometry;

@@ -28,6 +28,8 @@ struct State {
     free: Vec<Page>,
     /// An entry whose only owner is this map is in nobody's use.
     cached: HashMap<ContentKey, Cached>,
+    /// Pages of entries that nobody holds.
+    idle: usize,
     clock: u64,
     hits: u64,
     evictions: u64,
@@ -41,6 +43,7 @@ struct Cached {
 
 #[derive(Debug)]
 struct Entry {
+    key: ContentKey,
     pages: Vec<Page>,
     rows: usize,
 }
@@ -64,6 +67,13 @@ pub struct OutputStats {
     pub evictions: u64,
 }
 
+impl OutputStats {
+    /// Bytes of the pages of entries that nobody holds.
+    pub fn idle_bytes(&self) -> u64 {
+        (self.bytes * self.pages_idle as u64).checked_div(self.pages as u64).unwrap_or(0)
+    }
+}
+
 /// What a claim yields for one item.
 #[derive(Debug)]
 pub enum Claim {
@@ -76,11 +86,29 @@ pub enum Claim {
 impl OutputPool {
     /// A pool of `pages` pages, each `page_rows` rows of `width` values. All memory is taken and touched here; what is not
     /// written is no number.
-    pub fn new(width: usize, page_rows: usize, pages: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`MediaError::OutOfMemory`].
+    pub fn new(width: usize, page_rows: usize, pages: usize) -> Result<Self, MediaError> {
         assert!(width > 0 && page_rows > 0, "a page holds at least one value");
-        let free = (0..pages).map(|_| vec![f32::NAN; width * page_rows].into_boxed_slice()).collect();
-        let state = Mutex::new(State { free, ..State::default() });
-        Self(Arc::new(Inner { width, page_rows, pages_total: pages, state }))
+        let refused = |_| MediaError::OutOfMemory {
+            what: "encoder outputs",
+            bytes: Self::bytes_for(width, page_rows, page_rows, pages),
+            flag: "--encoder-output-bytes",
+        };
+        let mut free = Vec::new();
+        free.try_reserve_exact(pages).map_err(refused)?;
+        for _ in 0..pages {
+            let mut page = Vec::new();
+            page.try_reserve_exact(width * page_rows).map_err(refused)?;
+            page.resize(width * page_rows, f32::NAN);
+            free.push(page.into_boxed_slice());
+        }
+        // No entry is without a page.
+        let mut cached = HashMap::new();
+        cached.try_reserve(pages).map_err(refused)?;
+        let state = Mutex::new(State { free, cached, ..State::default() });
+        Ok(Self(Arc::new(Inner { width, page_rows, pages_total: pages, state })))
     }
 
     /// Bytes of a pool with room for `rows` rows in each of `items` items.
@@ -130,8 +158,8 @@ impl OutputPool {
             Some(pinned) => Claim::Ready(pinned),
             None => {
                 let at = state.free.len() - self.pages_of(rows);
-                let entry = Entry { pages: state.free.split_off(at), rows };
-                Claim::Vacant(Vacant { pool: self.clone(), key, entry: Some(entry) })
+                let entry = Entry { key, pages: state.free.split_off(at), rows };
+                Claim::Vacant(Vacant { pool: self.clone(), entry: Some(entry) })
             }
         });
         Ok(claims.collect())
@@ -140,10 +168,20 @@ impl OutputPool {
     /// Forgets every entry. Those in use live until their users let go.
     pub fn clear(&self) {
         let mut state = self.lock();
-        let cached = std::mem::take(&mut state.cached);
-        for Cached { entry, .. } in cached.into_values() {
-            state.release(entry);
+        let State { cached, free, idle, .. } = &mut *state;
+        for (_, Cached { entry, .. }) in cached.drain() {
+            if let Some(mut entry) = Arc::into_inner(entry) {
+                free.append(&mut entry.pages);
+            }
         }
+        *idle = 0;
+    }
+
+    /// Gives the memory back: entries are forgotten and free pages freed. Nothing can be claimed any more; what is in use is freed
+    /// by [`Self::retire`] only once its users let go, so it is called after them.
+    pub fn retire(&self) {
+        self.clear();
+        self.lock().free = Vec::new();
     }
 
     /// Figures for metrics.
@@ -153,7 +191,7 @@ impl OutputPool {
             bytes: (self.0.pages_total * self.0.page_rows * self.0.width * size_of::<f32>()) as u64,
             pages: self.0.pages_total,
             pages_free: state.free.len(),
-            pages_idle: state.idle(),
+            pages_idle: state.idle,
             entries: state.cached.len(),
             hits: state.hits,
             evictions: state.evictions,
@@ -164,6 +202,9 @@ impl OutputPool {
         state.clock += 1;
         let cached = state.cached.get_mut(key)?;
         cached.last_used = state.clock;
+        if cached.is_idle() {
+            state.idle -= cached.entry.pages.len();
+        }
         Some(Pinned { pool: self.clone(), entry: Some(Arc::clone(&cached.entry)) })
     }
 
@@ -184,15 +225,10 @@ impl Cached {
 }
 
 impl State {
-    fn idle(&self) -> usize {
-        self.cached.values().filter(|cached| cached.is_idle()).map(|cached| cached.entry.pages.len()).sum()
-    }
-
     /// Drops unused entries, oldest first, until `pages` are free. `Err` holds what could be had, and nothing is dropped.
     fn make_room(&mut self, pages: usize) -> Result<(), usize> {
-        let idle = self.idle();
-        if self.free.len() + idle < pages {
-            return Err(self.free.len() + idle);
+        if self.free.len() + self.idle < pages {
+            return Err(self.free.len() + self.idle);
         }
         while self.free.len() < pages {
             let idle = self.cached.iter().filter(|(_, cached)| cached.is_idle());
@@ -200,6 +236,7 @@ impl State {
                 return Err(self.free.len());
             };
             if let Some(cached) = self.cached.remove(&key) {
+                self.idle -= cached.entry.pages.len();
                 self.release(cached.entry);
                 self.evictions += 1;
             }
@@ -207,10 +244,17 @@ impl State {
         Ok(())
     }
 
-    /// Lets go of one owner of an entry; the last one's pages become free.
+    /// Lets go of one owner of an entry; the last one's pages become free. Where the map is the last, they are idle.
     fn release(&mut self, entry: Arc<Entry>) {
-        if let Some(mut entry) = Arc::into_inner(entry) {
-            self.free.append(&mut entry.pages);
+        let (key, pages, this) = (entry.key, entry.pages.len(), Arc::as_ptr(&entry));
+        match Arc::into_inner(entry) {
+            Some(mut entry) => self.free.append(&mut entry.pages),
+            None => {
+                // A newer entry of the same name may have taken its place.
+                let is_this = |cached: &&Cached| std::ptr::eq(Arc::as_ptr(&cached.entry), this);
+                let idle = self.cached.get(&key).filter(is_this).is_some_and(Cached::is_idle);
+                self.idle += if idle { pages } else { 0 };
+            }
         }
     }
 }
@@ -219,7 +263,6 @@ impl State {
 #[derive(Debug)]
 pub struct Vacant {
     pool: OutputPool,
-    key: ContentKey,
     /// `Some` until it is filled or dropped.
     entry: Option<Entry>,
 }
@@ -240,7 +283,8 @@ impl Vacant {
 
     /// What somebody else has filled in under the same key since the claim, if so: this place is not needed then.
     pub fn filled_meanwhile(self) -> Result<Pinned, Vacant> {
-        let pinned = self.pool.pin(&mut self.pool.lock(), &self.key);
+        let key = self.entry.as_ref().map(|entry| entry.key);
+        let pinned = key.and_then(|key| self.pool.pin(&mut self.pool.lock(), &key));
         pinned.ok_or(self)
     }
 
@@ -250,9 +294,13 @@ impl Vacant {
         let mut state = self.pool.lock();
         state.clock += 1;
         let cached = Cached { entry: Arc::clone(&entry), last_used: state.clock };
-        if let Some(older) = state.cached.insert(self.key, cached) {
+        if let Some(older) = state.cached.remove(&entry.key) {
+            if older.is_idle() {
+                state.idle -= older.entry.pages.len();
+            }
             state.release(older.entry);
         }
+        state.cached.insert(entry.key, cached);
         drop(state);
         Pinned { pool: self.pool.clone(), entry: Some(entry) }
     }

@@ -33,7 +33,7 @@ fn holds(pinned: &Pinned, name: u64) {
 
 #[test]
 fn what_was_filled_is_found_and_the_oldest_unused_goes_first() {
-    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4);
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4).unwrap();
     let bytes = pool.stats().bytes;
     assert_eq!(bytes, OutputPool::bytes_for(WIDTH, PAGE_ROWS, 5, 2));
     drop(filled(&pool, 1, 5));
@@ -50,8 +50,17 @@ fn what_was_filled_is_found_and_the_oldest_unused_goes_first() {
 }
 
 #[test]
+fn a_retired_pool_keeps_no_page_and_takes_nothing() {
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4).unwrap();
+    drop(filled(&pool, 1, 5));
+    pool.retire();
+    assert_eq!((pool.stats().entries, pool.stats().pages_free), (0, 0));
+    assert!(matches!(pool.claim(&[(key(1), 5)]), Err(MediaError::OutputsBusy { .. })));
+}
+
+#[test]
 fn t26_one_item_larger_than_the_pool_is_refused_at_once() {
-    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4);
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4).unwrap();
     let error = pool.claim(&[(key(1), 17)]).unwrap_err();
     let words = "a request's media has 20 tokens of encoder output; the limit is 16 (--encoder-output-bytes)";
     assert_eq!(error.to_string(), words);
@@ -62,7 +71,7 @@ fn t26_one_item_larger_than_the_pool_is_refused_at_once() {
 #[test]
 fn t25_requests_with_two_items_in_a_pool_for_one_and_a_half_all_finish() {
     // All or nothing: whoever gets room has all of it, so somebody can always finish.
-    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 3);
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 3).unwrap();
     thread::scope(|scope| {
         for client in 0..6_u64 {
             let pool = &pool;
@@ -86,8 +95,29 @@ fn t25_requests_with_two_items_in_a_pool_for_one_and_a_half_all_finish() {
 }
 
 #[test]
+fn a_pool_that_the_system_refuses_names_its_flag() {
+    let words = OutputPool::new(1 << 20, 1 << 22, 4).unwrap_err().to_string();
+    assert_eq!(words, "the system refused 70368744177664 bytes for encoder outputs; reduce --encoder-output-bytes");
+}
+
+#[test]
+fn a_replaced_entry_is_not_counted_as_its_successor() {
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4).unwrap();
+    let twice: Vec<Vacant> = (0..2).map(|_| vacant(pool.claim(&[(key(1), 4)]).unwrap().pop().unwrap())).collect();
+    let [first, second] = twice.try_into().unwrap();
+    let older = first.fill();
+    let Claim::Ready(again) = pool.claim(&[(key(1), 4)]).unwrap().pop().unwrap() else { panic!("it is there") };
+    drop(second.fill());
+    assert_eq!(pool.stats().pages_idle, 1, "the newer one");
+    drop(older);
+    assert_eq!(pool.stats().pages_idle, 1, "another still holds the older one");
+    drop(again);
+    assert_eq!((pool.stats().pages_idle, pool.stats().pages_free), (1, 3));
+}
+
+#[test]
 fn a_failed_claim_drops_nothing() {
-    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4);
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4).unwrap();
     drop(filled(&pool, 1, 4));
     let pinned = filled(&pool, 2, 8);
     let error = pool.claim(&[(key(3), 12)]).unwrap_err();
@@ -99,7 +129,7 @@ fn a_failed_claim_drops_nothing() {
 
 #[test]
 fn a_place_that_is_dropped_unfilled_is_free_again_and_found_by_nobody() {
-    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 2);
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 2).unwrap();
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _place = pool.claim(&[(key(1), 8)]).unwrap();
         std::panic::resume_unwind(Box::new("an encoder's panic"));
@@ -110,7 +140,7 @@ fn a_place_that_is_dropped_unfilled_is_free_again_and_found_by_nobody() {
 
 #[test]
 fn two_requests_that_encode_the_same_content_share_it_or_keep_their_own() {
-    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4);
+    let pool = OutputPool::new(WIDTH, PAGE_ROWS, 4).unwrap();
     let mut first = vacant(pool.claim(&[(key(1), 4)]).unwrap().pop().unwrap());
     let second = vacant(pool.claim(&[(key(1), 4)]).unwrap().pop().unwrap());
     let second = second.filled_meanwhile().unwrap_err();
@@ -132,7 +162,7 @@ fn two_requests_that_encode_the_same_content_share_it_or_keep_their_own() {
 proptest! {
     #[test]
     fn pages_are_conserved_and_content_is_never_mixed_up(actions in prop::collection::vec((0_u64..12, 0_usize..20, any::<bool>(), 0_u8..8), 1..120)) {
-        let pool = OutputPool::new(WIDTH, PAGE_ROWS, 10);
+        let pool = OutputPool::new(WIDTH, PAGE_ROWS, 10).unwrap();
         let mut held: Vec<(u64, Pinned)> = Vec::new();
         for (name, rows, keep, action) in actions {
             let rows = rows.min(1 + name as usize);
@@ -160,6 +190,11 @@ proptest! {
             for (name, pinned) in &held {
                 holds(pinned, *name);
             }
+            let idle = |pool: &OutputPool| -> usize {
+                let state = pool.lock();
+                state.cached.values().filter(|cached| cached.is_idle()).map(|cached| cached.entry.pages.len()).sum()
+            };
+            prop_assert_eq!(pool.stats().pages_idle, idle(&pool), "counted as they come and go");
         }
         drop(held);
         pool.clear();

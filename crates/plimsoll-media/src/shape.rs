@@ -64,6 +64,12 @@ impl Size {
     }
 }
 
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} × {} pixels", self.width, self.height)
+    }
+}
+
 /// One item as the encoder's memory sees it. The cost of an item must never fall when one of these grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {

@@ -3,8 +3,9 @@
 //! One budget for all requests, planned as a line of its own. Reserving never waits: who finds it full tells its client to come
 //! again. What is reserved goes back on drop, whatever the path.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
+use std::sync::{Arc, OnceLock};
 
 use plimsoll_memory::broken;
 
@@ -14,22 +15,47 @@ use crate::MediaError;
 #[derive(Clone, Debug)]
 pub struct Staging(Arc<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     limit: u64,
     used: AtomicU64,
     peak: AtomicU64,
+    freed: OnceLock<Freed>,
+}
+
+/// Who is told that there is room.
+type Freed = Box<dyn Fn() + Send + Sync>;
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} bytes", self.used.load(Acquire), self.limit)
+    }
+}
+
+impl Inner {
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, AcqRel);
+        if let Some(freed) = self.freed.get().filter(|_| bytes > 0) {
+            freed();
+        }
+    }
 }
 
 impl Staging {
     /// A budget of `limit` bytes, all of them free.
     pub fn new(limit: u64) -> Self {
-        Self(Arc::new(Inner { limit, used: AtomicU64::new(0), peak: AtomicU64::new(0) }))
+        let (used, peak) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self(Arc::new(Inner { limit, used, peak, freed: OnceLock::new() }))
+    }
+
+    /// Has `freed` called, by whoever gives something back, whenever there is more room than before; it must not wait. False where
+    /// somebody else is told already.
+    pub fn when_freed(&self, freed: impl Fn() + Send + Sync + 'static) -> bool {
+        self.0.freed.set(Box::new(freed)).is_ok()
     }
 
     /// Reserves `bytes`: more than there are is the request's fault, more than are free is nobody's.
     pub fn reserve(&self, bytes: u64) -> Result<Staged, MediaError> {
-        let Inner { limit, used, peak } = &*self.0;
+        let Inner { limit, used, peak, .. } = &*self.0;
         if bytes > *limit {
             return Err(MediaError::OverLimit {
                 what: "an item",
@@ -73,11 +99,12 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Gives back all but `bytes`: an item is decoded, and only its pixels stay.
-    pub fn shrink(&mut self, bytes: u64) {
-        let back = self.bytes.saturating_sub(bytes);
-        self.bytes -= back;
-        self.staging.0.used.fetch_sub(back, AcqRel);
+    /// Takes `bytes` of it, or all there are, out of it, to go back on their own.
+    #[must_use]
+    pub fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { staging: self.staging.clone(), bytes }
     }
 
     /// Bytes that are reserved.
@@ -88,12 +115,16 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.staging.0.used.fetch_sub(if broken("T-29") { 0 } else { self.bytes }, AcqRel);
+        self.staging.0.give_back(if broken("T-29") { 0 } else { self.bytes });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
     use super::Staging;
     use crate::MediaError;
 
@@ -102,12 +133,33 @@ mod tests {
         let staging = Staging::new(100);
         let mut first = staging.reserve(60).unwrap();
         assert_eq!(staging.reserve(41).unwrap_err(), MediaError::StagingBusy { asked: 41, used: 60, total: 100 });
-        first.shrink(10);
-        first.shrink(20);
-        assert_eq!((first.bytes(), staging.used()), (10, 10));
-        drop((first, staging.reserve(90).unwrap()));
+        let part = first.split(50);
+        assert_eq!((first.bytes(), part.bytes(), staging.used()), (10, 50, 60));
+        drop(part);
+        let rest = first.split(11);
+        assert_eq!((first.bytes(), rest.bytes(), staging.used()), (0, 10, 10));
+        drop((first, rest, staging.reserve(90).unwrap()));
         assert_eq!((staging.used(), staging.peak()), (0, 100));
         let error = staging.reserve(101).unwrap_err();
         assert!(error.is_the_clients() && error.to_string().contains("--media-bytes"), "{error}");
+    }
+
+    #[test]
+    fn who_waits_for_room_is_told_when_there_is_some() {
+        let (staging, told) = (Staging::new(100), Arc::new(AtomicU64::new(0)));
+        let count = Arc::clone(&told);
+        let tell = move || {
+            count.fetch_add(1, AcqRel);
+        };
+        assert!(staging.when_freed(tell));
+        assert!(!staging.when_freed(|| {}), "somebody is told already");
+        let mut held = staging.reserve(60).unwrap();
+        let part = held.split(50);
+        drop(held.split(0));
+        assert_eq!(told.load(Acquire), 0, "nothing came back");
+        drop(part);
+        assert_eq!(told.load(Acquire), 1);
+        drop(held);
+        assert_eq!((told.load(Acquire), staging.used()), (2, 0));
     }
 }

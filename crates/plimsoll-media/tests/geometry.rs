@@ -127,7 +127,7 @@ fn tiles_are_cut_as_in_transformers() {
         // Cropping is the processor's default, whatever the image processor's own is.
         let crops = config["crop_to_patches"].as_bool().unwrap_or(false);
         config["crop_to_patches"] = crops.into();
-        let rule = Tiles::new(&files(&config), 14).unwrap();
+        let rule = Tiles::new(&files(&config), 14, 2).unwrap();
         for row in rows(&group) {
             let of = size(&row[0], &row[1]);
             let grid = rule.grid(of).unwrap();
@@ -143,13 +143,13 @@ fn tiles_are_cut_as_in_transformers() {
 
 #[test]
 fn t36_a_requests_own_number_of_tiles_is_checked_at_both_ends() {
-    let rule = Tiles::new(&files(&serde_json::json!({"max_patches": 12})), 14).unwrap();
+    let rule = Tiles::new(&files(&serde_json::json!({"max_patches": 12})), 14, 2).unwrap();
     assert!(rule.with_max_tiles(0).unwrap_err().to_string().contains("0 is less than the fewest tiles, 1"));
     assert_eq!(rule.with_max_tiles(1).unwrap().worst().tokens, 256);
     assert_eq!(rule.with_max_tiles(12).unwrap().worst().tokens, 13 * 256);
     assert_eq!(rule.video_shape(5).tokens, 5 * 256, "a frame of a video is one tile");
     let words = rule.with_max_tiles(13).unwrap_err().to_string();
-    assert_eq!(words, "image_max_patch_num has 13 tiles; the limit is 12 (--max-image-tiles)");
+    assert_eq!(words, "image_max_patch_num has 13 tiles; the limit is 12 (--max-image-pixels)");
 }
 
 #[test]
@@ -164,6 +164,18 @@ fn sounds_become_as_many_tokens_as_in_transformers() {
     }
     let words = rule.shape(7200 * 16_000 + 1).unwrap_err().to_string();
     assert_eq!(words, "a sound has 7201 seconds; the limit is 7200 (--max-audio-seconds)");
+}
+
+#[test]
+fn a_video_of_qwen3_omni_has_its_own_bounds() {
+    let pixels = |video: Option<&str>| {
+        let own = r#"{"patch_size": 16, "size": {"shortest_edge": 3136, "longest_edge": 12845056}}"#;
+        let rule = PatchVideo::omni(&ProcessorFiles::read(Some(own), video, None).unwrap(), None).unwrap();
+        (rule.patches.patch, rule.patches.min_pixels, rule.patches.max_pixels)
+    };
+    assert_eq!(pixels(None), (16, 128 * 32 * 32, 768 * 32 * 32));
+    let apart = r#"{"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 65536}}"#;
+    assert_eq!(pixels(Some(apart)), (16, 4096, 65_536));
 }
 
 #[test]
@@ -182,7 +194,7 @@ fn configurations_are_found_as_transformers_finds_them() {
     assert_eq!(pixels(&ProcessorFiles::read(Some(own), None, None).unwrap().video), (3136, 12_845_056));
     let files = ProcessorFiles::read(Some(own), Some(video), Some(outer)).unwrap();
     assert_eq!(pixels(&files.video), (4, 4096));
-    assert_eq!(Tiles::new(&files, 14).unwrap().tile_tokens, 64);
+    assert_eq!(Tiles::new(&files, 14, 2).unwrap().tile_tokens, 64);
     for bad in [r#"{"min_pixels": 0}"#, r#"{"max_pixels": 5}"#, r#"{"patch_size": 0}"#, r#"{"merge_size": 99}"#] {
         let files = ProcessorFiles::read(Some(bad), None, None).unwrap();
         let words = Patches::image(&files.image, None).unwrap_err().to_string();

@@ -47,7 +47,7 @@ fn encode((values, mut room): (Vec<f32>, Vacant)) -> Pinned {
 
 #[test]
 fn pictures_keep_their_colour_and_come_back_from_the_pool() {
-    let outputs = OutputPool::new(4, 16, 600);
+    let outputs = OutputPool::new(4, 16, 600).unwrap();
     let colors = [[10, 10, 10], [200, 200, 200], [90, 90, 90]];
     let files_of: Vec<_> = colors.iter().map(|&color| png(Size::new(50, 31), color)).collect();
     let pinned: Vec<_> = files_of.iter().map(|bytes| encode(prepare(&outputs, bytes).unwrap().ok().unwrap())).collect();

@@ -112,7 +112,7 @@ fn a30_videos_by_exhaustion() {
 fn a30_tiles_and_sounds_by_exhaustion() {
     for most in 1..=13 {
         let config = json!({"size": {"height": 8, "width": 8}, "max_patches": most, "min_patches": most.min(3)});
-        let rule = Tiles::new(&ProcessorFiles::read(Some(&config.to_string()), None, None).unwrap(), 2).unwrap();
+        let rule = Tiles::new(&ProcessorFiles::read(Some(&config.to_string()), None, None).unwrap(), 2, 1).unwrap();
         let sizes = (1..=60).flat_map(|h| (1..=60).map(move |w| Size::new(h, w)));
         let found = sizes.map(|size| rule.shape(size).unwrap().tokens).max().unwrap();
         assert_eq!(found, rule.worst().tokens, "at most {most}");

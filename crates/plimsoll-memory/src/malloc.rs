@@ -20,13 +20,14 @@ const HEAPS: i32 = 2;
 pub fn keep_little() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        unsafe extern "C" {
-            fn mallopt(parameter: i32, value: i32) -> i32;
-        }
-        // From glibc's malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX.
-        for (parameter, value) in [(-1, FREE_END_BYTES), (-3, MAPPED_FROM_BYTES), (-8, HEAPS)] {
+        let parameters = [
+            (libc::M_TRIM_THRESHOLD, FREE_END_BYTES),
+            (libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES),
+            (libc::M_ARENA_MAX, HEAPS),
+        ];
+        for (parameter, value) in parameters {
             // SAFETY: `mallopt` takes two integers, locks what it changes, and refuses values it does not know.
-            let taken = unsafe { mallopt(parameter, value) };
+            let taken = unsafe { libc::mallopt(parameter, value) };
             debug_assert_eq!(taken, 1, "glibc refused parameter {parameter}");
         }
     }

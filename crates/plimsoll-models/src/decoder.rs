@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StateShape, StepInput,
-    VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, KvShape, Mode, ModelShape, StateShape,
+    StepInput, VectorId,
 };
 use plimsoll_formats::ModelConfig;
 
@@ -17,7 +17,7 @@ use crate::delta::{DeltaBlock, state_shape};
 use crate::moe::MoeBlock;
 use crate::mtp::MtpHead;
 use crate::rope::rope;
-use crate::{Drafter, Model, Output, Vision, vision};
+use crate::{Drafter, Encoder, Model, Output, Sense, Vision, audio, vision};
 
 /// What mixes positions in a layer, with its place among its kind.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +133,7 @@ pub struct Decoder {
     rotary: Rotary,
     head: Option<MtpHead>,
     vision: Option<Box<dyn Vision>>,
+    audio: Option<Box<dyn Encoder>>,
     attention_layers: usize,
     state: Option<StateShape>,
     heads: usize,
@@ -172,6 +173,7 @@ impl Decoder {
             rotary,
             head,
             vision: vision::declare(config, declare)?,
+            audio: audio::declare(config, declare)?,
             attention_layers,
             state: config.delta_net.as_ref().map(|delta| state_shape(delta, recurrent_layers)),
             heads: config.heads,
@@ -203,10 +205,18 @@ impl Model for Decoder {
         self.vision.as_deref()
     }
 
+    fn audio(&self) -> Option<&dyn Encoder> {
+        self.audio.as_deref()
+    }
+
     fn shape(&self, dtype: KvDtype) -> ModelShape {
         let layers = self.attention_layers + usize::from(self.head.is_some());
         let kv = KvShape { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        let encoder = self.vision.as_ref().map(|tower| tower.shape());
+        let towers = Sense::ALL.into_iter().filter_map(|sense| self.tower(sense)).map(Encoder::shape);
+        let encoder = towers.reduce(|one, other| EncoderShape {
+            head_dim: one.head_dim.max(other.head_dim),
+            widest: one.widest.max(other.widest),
+        });
         ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden, encoder }
     }
 

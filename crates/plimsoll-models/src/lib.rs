@@ -3,6 +3,9 @@
 //! A new architecture touches its own file and one row of [`build`]. **Architecture invariant:** no model knows which device runs it,
 //! allocates, or sees a request.
 
+#![forbid(unsafe_code)]
+
+pub mod audio;
 pub mod bert;
 pub mod block;
 pub mod decoder;
@@ -17,12 +20,13 @@ pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod rope;
+mod tower;
 pub mod vision;
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, ModelShape, StepInput};
 use plimsoll_formats::{Architecture, ModelConfig};
 
-pub use vision::{PlaceRule, PlacedItem};
+pub use vision::{After, PlaceRule, PlacedItem, TextLine};
 
 /// What a step leaves in the workspace until the next one begins.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +52,8 @@ pub trait Drafter: Send + Sync {
     ) -> Result<Output, DeviceError>;
 }
 
-/// The patches of one picture or list of frames: `frames` × `height` × `width` of them.
+/// The patches of one picture or list of frames: `frames` × `height` × `width` of them. Of a sound, the frames of its spectrogram:
+/// one line of them, see [`Grid::sound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Groups of frames; 1 for a picture.
@@ -59,38 +64,53 @@ pub struct Grid {
     pub width: usize,
 }
 
-/// Pictures on their way through a vision tower, together.
+/// Pictures, or sounds, on their way through a tower, together.
 #[derive(Clone, Copy, Debug)]
 pub struct Pictures<'a> {
     /// Their grids.
     pub grids: &'a [Grid],
-    /// All patches, [patches, [`Vision::patch_width`]], in the order of the Hugging Face processors: by groups of frames, then by
-    /// the blocks that become one token, then within them. The planner has none: empty.
+    /// All patches, [patches, [`Encoder::patch_width`]], in the order of the Hugging Face processors: by groups of frames, then by
+    /// the blocks that become one token, then within them. Of a sound, the frames of its spectrogram, each with all its bands. The
+    /// planner has none: empty.
     pub patches: &'a [f32],
 }
 
-/// A vision tower: patches in, one embedding a token out.
-pub trait Vision: Send + Sync {
+/// The towers that a model may have, one for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sense {
+    /// For pictures and videos.
+    Sight,
+    /// For sounds.
+    Hearing,
+}
+
+impl Sense {
+    /// Both.
+    pub const ALL: [Sense; 2] = [Sense::Sight, Sense::Hearing];
+}
+
+/// A tower: patches in, one embedding a token out.
+pub trait Encoder: Send + Sync {
     /// Numbers of a patch.
     fn patch_width(&self) -> usize;
-
-    /// Patches per side of the block that becomes one token.
-    fn merge(&self) -> usize;
 
     /// Numbers of an output row: the model's width, and as many again for every layer that is given more of the picture.
     fn output_width(&self) -> usize;
 
-    /// How the family places pictures among the positions of a text.
-    fn place_rule(&self) -> PlaceRule;
-
     /// What a device must know of it.
     fn shape(&self) -> EncoderShape;
 
-    /// Encodes pictures as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's picture.
+    /// Encodes items as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's.
     ///
-    /// What it takes never shrinks with the patches of a picture or of its longest frame, and depends on nothing else of it: the
-    /// planner looks for the worst legal picture among those that have most of either.
+    /// What it takes never shrinks with the patches of an item or of its longest frame, and depends on nothing else of it: the
+    /// planner looks for the worst legal item among those that have most of either.
     fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError>;
+}
+
+/// A tower that sees.
+pub trait Vision: Encoder {
+    /// How the family places pictures among the positions of a text; none where every token stands at its index.
+    fn place_rule(&self) -> Option<PlaceRule>;
 }
 
 /// A model, ready to run on any device that holds its weights.
@@ -106,6 +126,19 @@ pub trait Model: Send + Sync {
     /// The model's vision tower, if its checkpoint has one.
     fn vision(&self) -> Option<&dyn Vision> {
         None
+    }
+
+    /// The model's audio tower, if its checkpoint has one.
+    fn audio(&self) -> Option<&dyn Encoder> {
+        None
+    }
+
+    /// One of its towers.
+    fn tower(&self, sense: Sense) -> Option<&dyn Encoder> {
+        match sense {
+            Sense::Sight => self.vision().map(|tower| tower as &dyn Encoder),
+            Sense::Hearing => self.audio(),
+        }
     }
 
     /// What a device must know to reserve its memory, with keys and values stored as `dtype`.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use common::{Part, Rig, folder};
 use plimsoll_device::{Declare, DtypePolicy, WeightTable};
 use plimsoll_formats::Checkpoint;
-use plimsoll_models::Grid;
+use plimsoll_models::{Grid, Sense};
 use serde_json::{Map, Value, json};
 
 /// A directory that goes away with the test.
@@ -117,9 +117,9 @@ fn a_quantized_tower_is_nearly_the_same() {
 
     let grid = Grid { frames: 1, height: 8, width: 6 };
     let patches: Vec<f32> = (0..48 * 96).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
-    let own = Rig::new(model, false).encode(&[grid], &patches);
+    let own = Rig::new(model, false).encode(Sense::Sight, &[grid], &patches);
     let mut rig = Rig::at(&path.0, false, DtypePolicy::Auto);
-    let stored = rig.encode(&[grid], &patches);
+    let stored = rig.encode(Sense::Sight, &[grid], &patches);
     let largest = own.iter().flatten().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let apart = own.iter().flatten().zip(stored.iter().flatten()).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
     println!("8 bits move the output by {apart} of {largest}");
@@ -156,7 +156,7 @@ fn a_tower_under_other_names_with_its_convolution_turned_is_the_same() {
     let (mut rig, mut own) = (Rig::at(&path.0, false, DtypePolicy::F32), Rig::new(model, false));
     let grid = Grid { frames: 1, height: 6, width: 4 };
     let patches: Vec<f32> = (0..24 * 96).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
-    assert_eq!(rig.encode(&[grid], &patches), own.encode(&[grid], &patches));
+    assert_eq!(rig.encode(Sense::Sight, &[grid], &patches), own.encode(Sense::Sight, &[grid], &patches));
     assert_eq!(text(&mut rig), text(&mut own));
 }
 

@@ -7,9 +7,9 @@ use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, reference};
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
 use plimsoll_formats::{Tower, Vision as Config};
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{Patches, ProcessorFiles, Tiles};
-use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, tiles};
-use plimsoll_models::{Grid, Pictures, PlacedItem, Vision};
+use plimsoll_media::geometry::{ImageRule, Patches, ProcessorFiles, Tiles};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, resize, tiles};
+use plimsoll_models::{Grid, Pictures, PlacedItem, Sense, Vision};
 use serde_json::Value;
 
 /// Largest difference allowed between a log-probability and its reference.
@@ -60,7 +60,7 @@ impl Case {
 
     /// What the tower makes of each item, all of them together.
     fn encode(&self, rig: &mut Rig) -> Vec<Vec<f32>> {
-        rig.encode(&self.grids, &self.patches.concat())
+        rig.encode(Sense::Sight, &self.grids, &self.patches.concat())
     }
 
     fn is_media(&self, config: &Config, token: usize) -> bool {
@@ -76,10 +76,14 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<f32> {
     let fields = if video { &files.video } else { &files.image };
     let normalize = Normalize::new(fields, Normalize::CLIP).unwrap();
     let (rule, shots) = match config(model).tower {
+        Tower::Intern(_) if video => {
+            let cut = Tiles::new(&files, 4, 2).unwrap();
+            (cut.patches, shots.iter().map(|shot| resize(shot, cut.tile)).collect())
+        }
         Tower::Intern(_) => {
-            let cut = Tiles::new(&files, 4).unwrap();
-            let rule = Patches { patch: 4, merge: 2, temporal: 1, min_pixels: 256, max_pixels: 256, window: None };
-            (rule, tiles(&shots[0], &cut).unwrap())
+            let cut = Tiles::new(&files, 4, 2).unwrap();
+            let canvas = ImageRule::Tiles(cut.clone()).fit(shots[0].size).unwrap().canvas;
+            (cut.patches, tiles(&shots[0], canvas, cut.tile))
         }
         _ => (Patches::image(fields, None).unwrap(), shots),
     };
@@ -101,12 +105,12 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 /// The prompt's place and media rows; `tokens` follow it.
-fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[u32; 3]], next: u32, tokens: &[u32]) -> Part {
+fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[f32; 3]], next: f32, tokens: &[u32]) -> Part {
     let all = [case.ids.as_slice(), tokens].concat();
     let mut part = Part::new(&all, 0, None, 0);
     part.places = places.to_vec();
     if !places.is_empty() {
-        part.places.extend((0..tokens.len() as u32).map(|i| [next + i; 3]));
+        part.places.extend((0..tokens.len()).map(|i| [next + i as f32; 3]));
     }
     let mut rows = rows.iter();
     for token in (0..case.ids.len()).filter(|token| case.is_media(config, *token)) {
@@ -144,18 +148,18 @@ fn check_tower(model: &str, rows: &[Vec<f32>], value: &Value) -> f64 {
 }
 
 /// The places of a prompt's tokens, and the first after it.
-fn check_places(rig: &Rig, model: &str, case: &Case, value: &Value) -> (Vec<[u32; 3]>, u32) {
-    let (config, mut places) = (config(model), vec![[0; 3]; case.ids.len()]);
+fn check_places(rig: &Rig, model: &str, case: &Case, value: &Value) -> (Vec<[f32; 3]>, f32) {
+    let (config, mut places) = (config(model), vec![[0.0; 3]; case.ids.len()]);
     let seconds = value["seconds"].as_f64().unwrap() as f32;
     let items = case.grids.iter().zip(&case.videos);
     let items: Vec<PlacedItem> =
         items.map(|(grid, video)| PlacedItem { grid: *grid, seconds: video.then_some(seconds) }).collect();
-    let rule = rig.model.vision().unwrap().place_rule();
-    let next = rule.places(|token| case.is_media(&config, token), &items, &mut places);
+    let rule = rig.model.vision().unwrap().place_rule().unwrap();
+    let next = rule.places(|token| case.is_media(&config, token), &items, &mut places).text.at(0);
     for (token, (found, expected)) in places.iter().zip(value["places"].as_array().unwrap()).enumerate() {
-        assert_eq!(found[..], ids(expected)[..], "{model}, {}: token {token}", value["name"]);
+        assert_eq!(found.map(f64::from)[..], numbers(expected)[..], "{model}, {}: token {token}", value["name"]);
     }
-    assert_eq!(u64::from(next), value["next"].as_u64().unwrap());
+    assert_eq!(f64::from(next), value["next"].as_f64().unwrap());
     (places, next)
 }
 
@@ -167,7 +171,7 @@ fn check(model: &str) {
         let case = Case::new(model, &value);
         check_patches(&case, &value);
         let (places, next) = match value["places"].is_null() {
-            true => (Vec::new(), 0),
+            true => (Vec::new(), 0.0),
             false => check_places(&rig, model, &case, &value),
         };
 
@@ -216,10 +220,10 @@ fn check_head(model: &str) {
     let config = config(model);
     let value = cases(model).into_iter().find(|case| !case["mtp"].is_null()).expect("a case with drafts");
     let case = Case::new(model, &value);
-    let mut places = vec![[0; 3]; case.ids.len()];
+    let mut places = vec![[0.0; 3]; case.ids.len()];
     let items: Vec<PlacedItem> = case.grids.iter().map(|grid| PlacedItem::picture(*grid)).collect();
-    let rule = rig.model.vision().unwrap().place_rule();
-    let next = rule.places(|token| case.is_media(&config, token), &items, &mut places);
+    let rule = rig.model.vision().unwrap().place_rule().unwrap();
+    let next = rule.places(|token| case.is_media(&config, token), &items, &mut places).text.at(0);
     let rows = case.encode(&mut rig);
     let prompt = part(&case, &config, &rows, &places, next, &[]);
     let following = [&case.ids[1..], &ids(&value["greedy"])[..1]].concat();
@@ -249,7 +253,8 @@ fn check_company(model: &str) {
     let all: Vec<Case> = cases(model).iter().map(|value| Case::new(model, value)).collect();
     let items: Vec<(Grid, &Vec<f32>)> =
         all.iter().flat_map(|case| case.grids.iter().copied().zip(&case.patches)).collect();
-    let alone: Vec<Vec<Vec<f32>>> = items.iter().map(|(grid, patches)| rig.encode(&[*grid], patches)).collect();
+    let alone: Vec<Vec<Vec<f32>>> =
+        items.iter().map(|(grid, patches)| rig.encode(Sense::Sight, &[*grid], patches)).collect();
     let forward: Vec<usize> = (0..items.len()).collect();
     let mut turned = forward.clone();
     turned.reverse();
@@ -258,7 +263,7 @@ fn check_company(model: &str) {
         let grids: Vec<Grid> = order.iter().map(|i| items[*i].0).collect();
         let patches: Vec<f32> = order.iter().flat_map(|i| items[*i].1.iter().copied()).collect();
         let expected: Vec<Vec<f32>> = order.iter().flat_map(|i| alone[*i].clone()).collect();
-        assert_eq!(rig.encode(&grids, &patches), expected, "{model}: in the order {order:?}");
+        assert_eq!(rig.encode(Sense::Sight, &grids, &patches), expected, "{model}: in the order {order:?}");
     }
     let tokens = alone.iter().map(Vec::len).sum::<usize>();
     assert!(tokens >= 20 && alone.iter().flatten().flatten().all(|x| x.is_finite()));
@@ -291,7 +296,7 @@ fn check_plan(model: &str) {
     let mut sum = 0;
     for grid in grids {
         let mut rig = Rig::new(model, false);
-        rig.encode(&[grid], &vec![0.5; grid.patches() * vision.patch_width()]);
+        rig.encode(Sense::Sight, &[grid], &vec![0.5; grid.patches() * vision.patch_width()]);
         let planned = planned(vision, &table, kv, &[grid]);
         let scratch = plimsoll_device::cpu::scratch_bytes(&rig.shape, 2);
         assert!(rig.workspace_peak().abs_diff(planned + scratch.next_multiple_of(64)) < 64, "{model}: {grid:?}");

@@ -11,6 +11,8 @@
 //! **Invariant:** this crate knows no token ids, no protocol and no template engine; of a template it looks at the text only
 //! to learn which format its model was trained on.
 
+#![forbid(unsafe_code)]
+
 mod choose;
 mod event;
 mod formats;

@@ -22,8 +22,8 @@ use crate::limits::{EarlyBody, ReadBody, read_json};
 use crate::media::Studio;
 use crate::running::{self, Priced, Ticket};
 use crate::{
-    anthropic, cache, chat, completions, door, form, health, memory, metrics, models, openapi, page, pooled, responses,
-    status, tokenize,
+    anthropic, cache, chat, completions, door, form, gateway, health, kv_events, memory, metrics, models, openapi,
+    page, pooled, responses, status, tokenize,
 };
 
 /// A served model and the server around it: what a handler of a request to that model sees.
@@ -193,6 +193,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .route("/v1/cache", get(cache::stats).delete(cache::clear))
         .route("/v1/cache/clear", post(cache::clear))
+        .route("/v1/kv_events", get(kv_events::handle))
+        .route("/v1/loads", get(gateway::loads))
+        .route("/get_load", get(gateway::get_load))
+        .route("/server_info", get(gateway::server_info))
+        .route("/get_server_info", get(gateway::server_info))
+        .route("/model_info", get(gateway::model_info))
+        .route("/get_model_info", get(gateway::model_info))
         .with_state(Arc::clone(&app));
     let front = Arc::clone(&app.front);
     behind_the_door(front, pages.merge(model_routes(app)))

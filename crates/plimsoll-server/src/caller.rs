@@ -4,6 +4,7 @@
 //! begin; work on text workers does not see it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::rates::Client;
 
@@ -22,12 +23,19 @@ pub(crate) struct Caller {
     pub key: Option<usize>,
     /// What it has left in this minute, where that is limited.
     pub client: Option<Arc<Client>>,
+    /// When its head had been read; see [`Self::arrived`].
+    pub since: Option<Instant>,
 }
 
 impl Caller {
     /// Runs a handler on behalf of this caller.
     pub async fn run<T>(self, handler: impl Future<Output = T>) -> T {
         CALLER.scope(self, handler).await
+    }
+
+    /// When its request arrived: what clients measure begins there, whatever is done before the engine is asked.
+    pub fn arrived(&self) -> Instant {
+        self.since.unwrap_or_else(Instant::now)
     }
 
     /// On whose behalf this runs; nobody's outside of a handler.

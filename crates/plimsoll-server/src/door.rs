@@ -32,10 +32,13 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
     let origins = &app.config.origins;
     let reader = origins.reader(request.headers());
     let anthropics = anthropic::owns(request.uri().path());
+    let arrived = Instant::now();
     let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
     let (id, known) = request_id(&app, &request);
     let mut client = None;
+    let asks = asks_a_model(request.method(), &path);
     let admitted = known.and_then(|()| admit(&app, &request, &path, &id, &mut client));
+    let admitted = admitted.map(|caller| Caller { since: Some(arrived), ..caller });
     let mut response = match (origins.preflight(request.method(), request.headers()), admitted) {
         (Some(answer), _) => answer,
         (None, Err(error)) => {
@@ -45,7 +48,10 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
         (None, Ok(caller)) => {
             // A panic while an answer is shaped costs this answer, not the connection and those behind it.
             let answer = AssertUnwindSafe(caller.run(next.run(request))).catch_unwind().await;
-            answer.unwrap_or_else(|_| app.panicked().into_response())
+            let answer = answer.unwrap_or_else(|_| app.panicked("answering").into_response());
+            // Before it is reshaped: what is refused before the engine is asked counts beside what the engine refuses.
+            app.invalid.iter().filter(|_| asks).for_each(|invalid| ApiError::count_invalid(&answer, invalid));
+            answer
         }
     };
     if anthropics {
@@ -75,6 +81,11 @@ fn request_id(app: &Front, request: &Request) -> (HeaderValue, ApiResult<()>) {
 /// What computes nothing, though it is a POST: ending and clearing.
 const FREE: [&str; 2] = ["/v1/responses/{id}/cancel", "/v1/cache/clear"];
 
+/// Whether a request asks something of a model. Unknown paths go by one name.
+fn asks_a_model(method: &Method, path: &str) -> bool {
+    method == Method::POST && !FREE.contains(&path) && path != "other"
+}
+
 /// Checks the key, and takes a request out of its bucket where it may cost work: only POST does.
 fn admit(
     app: &Front,
@@ -97,5 +108,5 @@ fn admit(
         client.as_ref().map_or(Ok(()), |client| client.admit(now))?;
     }
     let request_id = id.to_str().unwrap_or("").into();
-    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone() })
+    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone(), since: None })
 }

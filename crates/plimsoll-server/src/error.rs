@@ -6,6 +6,7 @@ use crate::running::CANCELLED;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::Refusal;
+use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -35,6 +36,8 @@ pub(crate) struct ApiError {
     pub retry_after_s: Option<u32>,
     /// The rest of the request's body was not read: the connection ends with this answer.
     pub close: bool,
+    /// The engine has refused the request, and counted that.
+    pub counted: bool,
 }
 
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
@@ -45,7 +48,7 @@ const QUOTE_CHARS: usize = 120;
 impl ApiError {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { status, message, param: None, code: None, retry_after_s: None, close: false }
+        Self { status, message, param: None, code: None, retry_after_s: None, close: false, counted: false }
     }
 
     /// 400: the field named `param` cannot be served.
@@ -73,6 +76,14 @@ impl ApiError {
     /// 500: our fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self { code: Some("engine_error"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message) }
+    }
+
+    /// Counts an answer that says that its request can never be served, unless the engine has counted that.
+    pub fn count_invalid(response: &Response, invalid: &Counter) {
+        let error = response.extensions().get::<Self>().filter(|error| !error.counted);
+        if error.is_some_and(|error| matches!(error.status.as_u16(), 400 | 404 | 413 | 415)) {
+            invalid.inc();
+        }
     }
 
     fn kind(&self) -> &'static str {
@@ -131,7 +142,7 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let message = refusal.to_string();
         match refusal {
-            Refusal::Invalid { param, .. } => Self::invalid(param, message),
+            Refusal::Invalid { param, .. } => Self { counted: true, ..Self::invalid(param, message) },
             Refusal::Full { retry_after_s, .. } => Self {
                 retry_after_s: Some(retry_after_s),
                 code: Some("server_full"),

@@ -61,6 +61,8 @@ pub(crate) struct Front {
     pub tokenizing: WorkBudget,
     /// Panics that were caught on a request's way.
     panics: Counter,
+    /// Requests that the only model's engine or HTTP refused as invalid; of several, each model's own counts.
+    pub invalid: Option<Counter>,
 }
 
 impl Front {
@@ -76,6 +78,7 @@ impl Front {
             several: engine.is_none(),
             metrics: Metrics::new(engine.is_none().then(|| panics.clone())),
             panics,
+            invalid: engine.map(|engine| engine.metrics().refused_invalid.clone()),
             responses,
             recorder,
             text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
@@ -112,17 +115,14 @@ impl Front {
         });
         match done.await {
             Ok(result) => result,
-            Err(_) => {
-                self.panics.inc();
-                Err(ApiError::internal("the request could not be prepared: its tokenizer or template panicked"))
-            }
+            Err(_) => Err(self.panicked("reading the request, rendering its prompt or tokenizing it")),
         }
     }
 
-    /// Counts a panic on the way back to a client, and what that client is told.
-    pub fn panicked(&self) -> ApiError {
+    /// Counts a panic on a request's way, and what that client is told of what was being done then.
+    pub fn panicked(&self, doing: &str) -> ApiError {
         self.panics.inc();
-        ApiError::internal("the answer could not be written: the server panicked on it")
+        ApiError::internal(format!("the server panicked while {doing}; this request has failed, the others go on"))
     }
 }
 

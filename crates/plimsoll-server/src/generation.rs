@@ -114,7 +114,7 @@ impl Generation {
     /// The end of a stream whose shaping panicked.
     pub fn panicked(&mut self) -> ApiError {
         self.log.ends("failed");
-        self.app.panicked()
+        self.app.panicked("writing the answer")
     }
 
     /// What has been counted so far.

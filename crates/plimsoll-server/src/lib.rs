@@ -10,6 +10,8 @@
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
 
+#![forbid(unsafe_code)]
+
 mod access;
 mod anthropic;
 mod app;
@@ -24,9 +26,13 @@ mod error;
 mod fields;
 mod form;
 mod front;
+#[doc(hidden)]
+pub mod fuzzed;
+mod gateway;
 mod generation;
 mod health;
 mod ids;
+mod kv_events;
 mod limits;
 mod logprobs;
 mod media;

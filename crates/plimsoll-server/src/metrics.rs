@@ -1,5 +1,7 @@
 //! `GET /metrics`: the engine's counters, the ledger, the process and the HTTP side as Prometheus reads them.
 
+mod engine;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -8,21 +10,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use plimsoll_engine::EngineHandle;
 use plimsoll_engine::report::{ComponentRow, LedgerReport};
-use plimsoll_grammar::Usage;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
+
+use engine::EngineGauges;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::front::Front;
-use crate::media::Counts;
+use crate::media::Studio;
 use crate::memory::report;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -60,12 +62,25 @@ pub(crate) struct Metrics {
     pub ended: Ended,
     /// Open connections, counted by the accept loop.
     pub connections: Arc<AtomicU64>,
+    /// Readers that follow the prefix cache.
+    pub kv_readers: Arc<AtomicU64>,
     /// Connections that were told 503 because too many were open.
     pub refused_connections: Counter,
     /// Panics, where no single engine counts them.
     panics: Option<Counter>,
-    /// Models loaded, unloaded, and failed to load since start, where there are several.
-    pub loads: [Counter; 3],
+    /// What has become of models, where there are several.
+    pub models: Models,
+}
+
+/// Models since start.
+#[derive(Default)]
+pub(crate) struct Models {
+    pub loaded: Counter,
+    pub unloaded: Counter,
+    /// Loads that failed.
+    pub failed: Counter,
+    /// Loads that nobody waited for any more.
+    pub cancelled: Counter,
 }
 
 impl Metrics {
@@ -75,9 +90,10 @@ impl Metrics {
             turned_away: Family::default(),
             ended: Ended::default(),
             connections: Arc::default(),
+            kv_readers: Arc::default(),
             refused_connections: Counter::default(),
             panics,
-            loads: Default::default(),
+            models: Models::default(),
         }
     }
 
@@ -101,10 +117,12 @@ impl Metrics {
         registry.register("plimsoll_http_turned_away", help, self.turned_away.clone());
         if let Some(panics) = &self.panics {
             registry.register("plimsoll_panics", "Panics that were caught", panics.clone());
-            let [loaded, unloaded, failed] = &self.loads;
+            let Models { loaded, unloaded, failed, cancelled } = &self.models;
             registry.register("plimsoll_models_loaded", "Models loaded", loaded.clone());
             registry.register("plimsoll_models_unloaded", "Models unloaded", unloaded.clone());
             registry.register("plimsoll_models_failed", "Models that failed to load", failed.clone());
+            let help = "Loads given up because nobody waited for them any more, or the server ended";
+            registry.register("plimsoll_models_load_cancelled", help, cancelled.clone());
         }
     }
 }
@@ -131,7 +149,7 @@ pub(crate) fn page(
         let mut registry = Registry::with_labels(labels);
         let engine = &app.served.engine;
         engine.metrics().register(&mut registry);
-        register_media(&app.studio.counts, &mut registry);
+        register_media(&app.studio, &mut registry);
         registry.register_collector(Box::new(EngineGauges { engine: engine.clone(), grammars: app.grammars.usage() }));
         texts.push(text_of(&registry)?);
     }
@@ -139,7 +157,17 @@ pub(crate) fn page(
     Ok(([(header::CONTENT_TYPE, kind)], joined(&texts)).into_response())
 }
 
-fn register_media(media: &Counts, registry: &mut Registry) {
+fn register_media(studio: &Studio, registry: &mut Registry) {
+    let media = &studio.counts;
+    let (fetching, waiting) = studio.turns.counts();
+    for (name, help, value) in [
+        ("plimsoll_media_fetching", "Files that are being fetched", fetching),
+        ("plimsoll_media_fetches_waiting", "Files that wait for their turn to be fetched", waiting),
+    ] {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(signed(value as u64));
+        registry.register(name, help, gauge);
+    }
     for (name, help, counter) in [
         ("plimsoll_media_prepared", "Images and videos whose pixels went to the engine", &media.prepared),
         ("plimsoll_media_refused", "Images and videos that were refused for what they are", &media.refused),
@@ -216,64 +244,9 @@ fn encode_singles(
     Ok(())
 }
 
-/// Values of one engine, read when they are asked for.
-struct EngineGauges {
-    engine: EngineHandle,
-    grammars: Usage,
-}
-
-impl fmt::Debug for EngineGauges {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("EngineGauges")
-    }
-}
-
-impl Collector for EngineGauges {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let page = self.engine.report();
-        encode_singles(&mut encoder, &self.singles(&page))?;
-        encode_rows(&mut encoder, &page.components)
-    }
-}
-
-impl EngineGauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 21] {
-        let status = self.engine.status();
-        let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
-        let (pools, grammars, allocations) = (&page.pools, &self.grammars, &page.device_allocations);
-        [
-            ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
-            ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
-            ("plimsoll_requests_in_system", "Requests accepted and not yet ended", signed(pools.requests.in_system)),
-            ("plimsoll_kv_pages_used", "Pages in use, those of the prefix index included", read(&status.pages_used)),
-            ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
-            ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
-            ("plimsoll_state_slots_used", "State slots held or kept as checkpoints", read(&status.slots_used)),
-            ("plimsoll_state_slots_total", "State slots of the pool", read(&status.slots_total)),
-            ("plimsoll_state_slots_kept", "State slots kept as checkpoints", read(&status.slots_kept)),
-            ("plimsoll_engine_steps", "Steps taken since start", read(&status.steps)),
-            ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
-            ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),
-            ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
-            ("plimsoll_grammar_bytes", "What constrained output holds", signed(grammars.used)),
-            ("plimsoll_grammar_limit_bytes", "Limit of the above", signed(grammars.limit)),
-            ("plimsoll_grammars", "Compiled grammars", signed(grammars.grammars)),
-            ("plimsoll_grammars_compiled", "Grammars compiled since start", signed(grammars.compiled)),
-            ("plimsoll_grammar_hits", "Requests that found their grammar compiled", signed(grammars.hits)),
-            ("plimsoll_grammars_evicted", "Grammars dropped to make room", signed(grammars.evicted)),
-            ("plimsoll_device_allocations", "Device allocations before ready", signed(allocations.before_ready)),
-            (
-                "plimsoll_device_allocations_after_ready",
-                "Device allocations after ready",
-                signed(allocations.after_ready),
-            ),
-        ]
-    }
-}
-
 /// Values of server and process.
 struct ServerGauges {
-    singles: [(&'static str, &'static str, i64); 21],
+    singles: [(&'static str, &'static str, i64); 22],
     /// What the models share, where there are several.
     rows: Vec<ComponentRow>,
 }
@@ -308,6 +281,7 @@ impl ServerGauges {
             ("plimsoll_trace_bytes", "Bytes of the trace", read(&recorded.bytes)),
             ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&recorded.lost)),
             ("plimsoll_http_connections", "Open connections", signed(connections)),
+            ("plimsoll_kv_events_readers", "Readers that follow the prefix cache", read(&front.metrics.kv_readers)),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),

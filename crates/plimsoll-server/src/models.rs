@@ -12,6 +12,7 @@ use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
 
 use crate::app::App;
+use crate::config::Served;
 use crate::error::ApiResult;
 use crate::limits::Held;
 
@@ -52,15 +53,21 @@ impl AsRef<[u8]> for Answer {
     }
 }
 
+/// One name of a model.
 #[derive(Serialize)]
-struct Model<'a> {
+pub(crate) struct Model<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
     owned_by: &'static str,
     root: &'a str,
     parent: Option<&'a str>,
-    max_model_len: u32,
+    /// Known while it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
+    /// Where it stands, on a server of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -69,22 +76,26 @@ struct List<'a> {
     data: Vec<Model<'a>>,
 }
 
-fn model<'a>(app: &'a App, id: &'a str) -> Model<'a> {
-    Model {
-        id,
-        object: "model",
-        created: app.served.created_s,
-        owned_by: "plimsoll",
-        root: &app.served.names[0],
-        parent: None,
-        max_model_len: app.served.engine.limits().max_req_total_len,
+impl<'a> Model<'a> {
+    /// The model whose first name is `root`, known since `created` by `id`; `served` while it is loaded.
+    pub fn new(id: &'a str, root: &'a str, created: u64, served: Option<&Served>, state: Option<&'static str>) -> Self {
+        let max_model_len = served.map(|served| served.engine.limits().max_req_total_len);
+        Self { id, object: "model", created, owned_by: "plimsoll", root, parent: None, max_model_len, state }
     }
+}
+
+/// The list of all of them.
+pub(crate) fn listed(data: Vec<Model<'_>>) -> Response {
+    json(&List { object: "list", data }, None)
+}
+
+fn model<'a>(app: &'a App, id: &'a str) -> Model<'a> {
+    Model::new(id, &app.served.names[0], app.served.created_s, Some(&app.served), None)
 }
 
 /// Every name the model goes by.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
-    let data = app.served.names.iter().map(|name| model(&app, name)).collect();
-    json(&List { object: "list", data }, None)
+    listed(app.served.names.iter().map(|name| model(&app, name)).collect())
 }
 
 /// One name; 404 when the server does not know it.

@@ -213,6 +213,9 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.only("include_stop_str_in_output", &["false"])?;
     fields.only("spaces_between_special_tokens", &["true"])?;
     fields.only("priority", &["0"])?;
+    // Gateways write these beside whatever a client has said.
+    fields.only("no_stop_trim", &["false"])?;
+    fields.only("return_hidden_states", &["false"])?;
     let guided = ["structural_tag", "guided_decoding_backend", "guided_whitespace_pattern"];
     fields.never(&guided, "use response_format, structured_outputs, or guided_json, _regex, _choice, _grammar")?;
     let logits = ["logits_processors", "bad_words", "allowed_token_ids", "vllm_xargs"];

@@ -15,6 +15,7 @@ use plimsoll_engine::MediaItem;
 use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Head, Line, Prompt};
 
 use crate::app::App;
+use crate::caller::Caller;
 use crate::error::ServeError;
 use crate::limits::{ByteBudget, Held};
 use crate::submit::Draft;
@@ -134,7 +135,7 @@ impl Recorder {
             self.recorded.lost.fetch_add(1, Relaxed);
             return None;
         };
-        let at_ms = self.began.elapsed().as_millis() as u64;
+        let at_ms = Caller::current().arrived().saturating_duration_since(self.began).as_millis() as u64;
         let prompts = all.map(|ids| self.blinds.prompt(ids, media, self.content)).collect();
         let plain = Line::plain(at_ms, Prompt::default(), 0);
         let model = app.label.as_deref().map(str::to_owned);

@@ -17,6 +17,7 @@ pub(crate) struct RequestLog {
     choices: usize,
     prompt_tokens: u64,
     output_tokens: u64,
+    /// When it arrived; what was read, fetched and decoded before the engine was asked counts.
     started: Instant,
     first_token: Option<Instant>,
     reason: &'static str,
@@ -26,6 +27,7 @@ pub(crate) struct RequestLog {
 impl RequestLog {
     /// For one that sends its answer whole.
     pub fn new(app: &App, id: &str, api: &'static str, choices: usize, prompt_tokens: u64, caller: Caller) -> Self {
+        let started = caller.arrived();
         Self {
             caller,
             ended: app.metrics.ended.clone(),
@@ -35,7 +37,7 @@ impl RequestLog {
             choices,
             prompt_tokens,
             output_tokens: 0,
-            started: Instant::now(),
+            started,
             first_token: None,
             // Nobody says goodbye when a client goes: this stands unless another end is reported.
             reason: "aborted",

@@ -70,12 +70,13 @@ impl Running {
 
     /// Enters a request of the current caller.
     pub fn enter(self: &Arc<Self>, id: &str, stream: bool, watches: Vec<Watch>, model: Priced) -> ApiResult<Ticket> {
+        let caller = Caller::current();
         let entry = Arc::new(Entry {
             id: id.into(),
-            caller: Caller::current(),
+            started: caller.arrived(),
+            caller,
             stream,
             watches,
-            started: Instant::now(),
             model,
             cancelled: AtomicBool::new(false),
             wake: Notify::new(),

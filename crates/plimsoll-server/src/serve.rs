@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::header;
@@ -30,6 +30,9 @@ use crate::socket::{ClientSocket, hung_up, prepare};
 
 /// Connections the system may queue before they are accepted.
 const BACKLOG: i32 = 256;
+
+/// Connections that cannot be accepted are logged no more often than this.
+const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 
 /// How often a connection is checked for a peer that has gone while unread input hides it.
 const HANG_UP_CHECK: Duration = Duration::from_secs(2);
@@ -92,6 +95,7 @@ pub(crate) async fn run(
 ) {
     let permits = Arc::new(Semaphore::new(app.config.max_connections as usize));
     let mut connections = JoinSet::new();
+    let mut complained: Option<Instant> = None;
     tokio::pin!(shutdown);
     loop {
         tokio::select! {
@@ -100,8 +104,11 @@ pub(crate) async fn run(
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => admit(app, &router, &permits, &mut connections, (stream, peer)),
                 Err(error) => {
-                    // Out of descriptors, usually: a moment lets others close.
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    // Out of descriptors, usually: a moment lets others close. It may last, and twenty lines a second would fill a disk.
+                    if complained.is_none_or(|at| at.elapsed() >= COMPLAINT_EVERY) {
+                        complained = Some(Instant::now());
+                        tracing::warn!(%error, "connections cannot be accepted");
+                    }
                     sleep(Duration::from_millis(50)).await;
                 }
             },

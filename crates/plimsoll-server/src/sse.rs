@@ -81,6 +81,13 @@ impl Events {
         self.write(None, data);
     }
 
+    /// Adds an event that a reader can name when it comes back.
+    pub fn push_numbered(&mut self, id: std::fmt::Arguments<'_>, data: &impl Serialize) {
+        // Writing into memory cannot fail.
+        let _ = std::io::Write::write_fmt(&mut self.0, format_args!("id: {id}\n"));
+        self.write(None, data);
+    }
+
     /// Adds an event that has a name.
     pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
         self.write(Some(name), data);

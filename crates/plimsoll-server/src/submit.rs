@@ -7,6 +7,7 @@ use plimsoll_engine::{MediaItem, Reader, Request};
 use plimsoll_memory::broken;
 
 use crate::app::App;
+use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Held;
 use crate::params::Common;
@@ -79,12 +80,14 @@ impl Draft {
             return Err(ApiError::invalid(self.prompt_param, message));
         }
         let held = self.hold_answer(app)?;
+        let arrived = Caller::current().arrived();
         let mut readers = Vec::with_capacity(choices as usize);
         for prompt in &self.prompts {
             let max_tokens = self.max_tokens(app, prompt)?;
             for _ in 0..n {
                 let request = self.request(id, readers.len() as u32, prompt, max_tokens);
-                readers.push(app.served.engine.submit(request).map_err(|refusal| self.named(refusal.into()))?);
+                let submitted = app.served.engine.submit_since(request, arrived);
+                readers.push(submitted.map_err(|refusal| self.named(refusal.into()))?);
             }
         }
         let watches = readers.iter().map(Reader::watch).collect();

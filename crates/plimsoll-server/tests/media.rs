@@ -15,12 +15,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::{SEEING_SPECIALS, Server, config, eventually, post, tokenizer_with};
 use plimsoll_engine::testing::{Step, letters, limits};
-use plimsoll_engine::{ImageSpec, Limits, MediaSpec, PlaceRule, Request, VideoSpec};
+use plimsoll_engine::{ImageSpec, Limits, MediaSpec, PlaceRule, Request, Spelling, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
+use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::Normalize;
 use plimsoll_media::{OutputPool, Staging};
-use plimsoll_server::{MediaConfig, MediaFetch, ServerConfig};
+use plimsoll_server::{MediaConfig, MediaFetch, RecordConfig, ServerConfig};
 use serde_json::{Value, json};
 
 const IMAGE: u32 = 258;
@@ -39,17 +39,19 @@ fn spec() -> MediaSpec {
         "size": {"shortest_edge": 256, "longest_edge": 25600}}"#;
     let files = ProcessorFiles::read(Some(sizes), None, None).unwrap();
     let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
-    let image = Patches::image(&files.image, None).unwrap();
-    let video = PatchVideo::new(&files.video, Budget::Video, None).unwrap();
+    let image = ImageRule::Patches(Patches::image(&files.image, None).unwrap());
+    let video = VideoRule::Patches(PatchVideo::new(&files.video, Budget::Video, None).unwrap());
     MediaSpec {
-        image: Some(ImageSpec { rule: image, normalize, placeholder: IMAGE, tokens_max: 100 }),
-        video: Some(VideoSpec { rule: video, normalize, placeholder: VIDEO, tokens_max: 400 }),
+        image: Some(ImageSpec { rule: image, normalize, placeholder: IMAGE, tokens_max: 100, bounds: [].into() }),
+        video: Some(VideoSpec { rule: video, normalize, placeholder: VIDEO, tokens_max: 400, bounds: [].into() }),
+        audio: None,
         parameters: "test".into(),
-        places: PlaceRule { merge: 2, frames_apart: true, steps_per_second: None },
+        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        spelling: Spelling::Timed,
         items_max: 4,
         batch: 2,
         staging: Staging::new(STAGING),
-        outputs: OutputPool::new(4, 16, 64),
+        outputs: OutputPool::new(4, 16, 64).unwrap(),
     }
 }
 
@@ -341,7 +343,7 @@ fn what_is_hostile_is_refused_before_it_is_decoded() {
         ),
         (part(json!({"type": "audio_url", "audio_url": {"url": "data:,"}})), "takes no audio"),
         (part(json!({"type": "file", "file": {}})), "reads no documents"),
-        (part(json!({"type": "hologram"})), "known are text, image_url, video_url and video"),
+        (part(json!({"type": "hologram"})), "known are text, image_url, video_url, video, input_audio and audio_url"),
         (five, "more than 4 media, the limit (--max-media-per-request)"),
     ];
     for (body, what) in &refusals {
@@ -495,8 +497,8 @@ struct Pictures {
 }
 
 impl Pictures {
-    fn start(pages: BTreeMap<&'static str, Vec<u8>>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    fn start(address: &str, pages: BTreeMap<&'static str, Vec<u8>>) -> Self {
+        let listener = TcpListener::bind((address, 0)).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);
@@ -511,6 +513,9 @@ impl Pictures {
                     let path = line.split(' ').nth(1).unwrap();
                     let body = pages.get(path).cloned().unwrap_or_default();
                     let status = if pages.contains_key(path) { "200 OK" } else { "404 Not Found" };
+                    if path == "/late" {
+                        std::thread::sleep(Duration::from_millis(600));
+                    }
                     let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", body.len());
                     if path == "/slow" {
                         let _ = stream.write_all(&body[..50]);
@@ -526,13 +531,18 @@ impl Pictures {
 }
 
 fn pictures() -> Pictures {
+    pictures_at("127.0.0.1")
+}
+
+fn pictures_at(address: &str) -> Pictures {
     let pages = [
         ("/a.png", fixture("rgb.png")),
+        ("/late", fixture("rgb.png")),
         ("/slow", fixture("rgb.png")),
         ("/text", b"no picture".to_vec()),
         ("/large", vec![0; 3 << 20]),
     ];
-    Pictures::start(BTreeMap::from(pages))
+    Pictures::start(address, BTreeMap::from(pages))
 }
 
 fn fetching(fetch: MediaFetch) -> ServerConfig {
@@ -552,10 +562,10 @@ fn pictures_are_fetched_under_limits() {
     let counted = json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": format!("{}/a.png", elsewhere.url)}}]}]});
     assert!(server.post("/v1/messages/count_tokens", &counted).ok()["input_tokens"].as_u64().unwrap() > 20);
     for (path, what) in [
-        ("/none", "status 404"),
+        ("/none", "`127.0.0.1` answered with status 404"),
         ("/text", "supported are PNG"),
         ("/large", "limit is 1048576 (--max-image-bytes)"),
-        ("/slow", "--media-fetch-timeout"),
+        ("/slow", "`127.0.0.1` took longer than 1 s to fetch it (--media-fetch-timeout)"),
     ] {
         let error = server.post("/v1/chat/completions", &at(path)).error(400);
         assert!(error["message"].as_str().unwrap().contains(what), "{path}: {error}");
@@ -575,6 +585,56 @@ fn pictures_are_fetched_under_limits() {
     let error = off.post("/v1/chat/completions", &at("/a.png")).error(400);
     assert!(error["message"].as_str().unwrap().contains("--media-fetch off"), "{error}");
     assert_eq!(elsewhere.asked.load(Ordering::SeqCst), before);
+}
+
+/// A host that is slow has its share of the turns, and whoever asks another does not wait for it.
+#[test]
+fn a_slow_host_holds_up_nobody_elses_pictures() {
+    let (slow, quick) = (pictures(), pictures_at("127.0.0.2"));
+    let mut config = fetching(MediaFetch::Any);
+    config.media.fetch_timeout = Duration::from_secs(4);
+    let (server, spec) = seeing(config);
+    let at = |pictures: &Pictures, path: &str| chat(&json!([image(&format!("{}{path}", pictures.url))]));
+    let stuck: Vec<_> =
+        (0..7).map(|_| server.send(post("/v1/chat/completions", &at(&slow, "/slow").to_string()))).collect();
+    let metric = |line: &str| server.get("/metrics").ok_text().contains(line);
+    eventually("four are fetched and three wait", || {
+        metric("plimsoll_media_fetching 4\n") && metric("plimsoll_media_fetches_waiting 3\n")
+    });
+    eventually("the four have asked", || slow.asked.load(Ordering::SeqCst) == 4);
+    let began = Instant::now();
+    server.post("/v1/chat/completions", &at(&quick, "/a.png")).ok();
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    assert!(slow.asked.load(Ordering::SeqCst) == 4 && metric("plimsoll_media_fetches_waiting 3\n"), "they still wait");
+    // Those that wait have their turn when the first are through with it (after two seconds, with half a picture each).
+    eventually("all had their turn", || slow.asked.load(Ordering::SeqCst) == 7);
+    for mut client in stuck {
+        let error = client.answer().error(400);
+        assert!(error["message"].as_str().unwrap().contains("`127.0.0.1`"), "{error}");
+    }
+    assert!(metric("plimsoll_media_fetching 0\n") && metric("plimsoll_media_fetches_waiting 0\n"));
+    idle(&server, &spec);
+}
+
+/// Clients count from when they asked: what is fetched and decoded before the engine hears of it is part of their time.
+#[test]
+fn the_clock_starts_when_the_request_arrives() {
+    let elsewhere = pictures();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.jsonl");
+    let record = Some(RecordConfig { file: file.clone(), content: false, max_bytes: 1 << 20 });
+    let (server, spec) = seeing(ServerConfig { record, ..fetching(MediaFetch::Any) });
+    let lines = || -> Vec<Value> {
+        let text = std::fs::read_to_string(&file).unwrap();
+        text.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    server.post("/v1/chat/completions", &chat(&json!([image(&format!("{}/late", elsewhere.url))]))).ok();
+    server.post("/v1/chat/completions", &chat(&json!("x"))).ok();
+    eventually("both are recorded", || lines().len() == 2);
+    let ms = |at: usize, name: &str| lines()[at][name].as_u64().unwrap();
+    assert!(ms(0, "first_ms") >= 600 && ms(0, "ms") >= ms(0, "first_ms"), "{:?}", lines());
+    assert!(ms(1, "first_ms") < 500 && ms(1, "at_ms") >= ms(0, "at_ms") + 600, "{:?}", lines());
+    idle(&server, &spec);
 }
 
 /// V-3, V-E: clients that go while their picture is fetched or while they wait for room leave nothing behind.

@@ -171,3 +171,31 @@ fn the_cache_has_a_page_and_is_cleared_by_both_ways() {
     eventually("it has ended", || server.engine.stopped());
     delete(&server, "/v1/cache").error(503);
 }
+
+#[test]
+fn gateways_learn_what_is_served_and_how_much_there_is_to_do() {
+    let server = Server::start(|request| if request.max_tokens == 1 { letters(request) } else { endless(request) });
+    let (info, model) = (server.get("/server_info").ok(), server.get("/model_info").ok());
+    assert_eq!((&info, &model), (&server.get("/get_server_info").ok(), &server.get("/get_model_info").ok()));
+    let bounds = limits();
+    assert_eq!(info["context_length"], json!(bounds.max_req_total_len));
+    assert_eq!(info["max_running_requests"], json!(bounds.running_max_req_size));
+    assert_eq!((&info["page_size"], &info["kv_events"], &info["status"]), (&json!(16), &json!(false), &json!("ready")));
+    let name = &server.get("/v1/models").ok()["data"][0]["id"];
+    assert_eq!((&info["served_model_name"], &model["served_model_name"]), (name, name));
+    assert_eq!(model["is_generation"], json!(true));
+    assert_eq!((&model["has_image_understanding"], &model["has_audio_understanding"]), (&json!(false), &json!(false)));
+    let idle = server.get("/v1/loads").ok();
+    assert_eq!((&idle["dp_rank_count"], &idle["aggregate"]["total_reqs"]), (&json!(1), &json!(0)));
+    assert_eq!(idle["loads"][0]["token_usage"], json!(0.0));
+    assert_eq!(server.get("/get_load").json()[0]["num_reqs"], json!(0));
+    // What gateways write beside a client's fields is taken as long as it asks for nothing.
+    let beside = json!({"prompt": "a", "max_tokens": 1, "no_stop_trim": false, "return_hidden_states": false});
+    server.post("/v1/completions", &beside).ok();
+    let asking = json!({"prompt": "a", "max_tokens": 1, "return_hidden_states": true});
+    assert_eq!(server.post("/v1/completions", &asking).error(400)["param"], "return_hidden_states");
+    let mut talking = server.send(post("/v1/completions", r#"{"prompt": "x", "stream": true}"#));
+    talking.until("data: ");
+    eventually("it is counted", || server.get("/v1/loads").ok()["loads"][0]["num_running_reqs"] == 1);
+    assert_eq!(server.get("/get_load").json()[0]["num_reqs"], json!(1));
+}

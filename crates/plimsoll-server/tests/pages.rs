@@ -102,6 +102,55 @@ fn metrics_and_memory_tell_the_same_numbers() {
     assert!(server.get("/version").ok()["version"].as_str().unwrap().contains('.'));
 }
 
+/// What operators were promised, by name: dashboards depend on it.
+#[test]
+fn every_promised_metric_is_there() {
+    let server = Server::start(letters);
+    let body = json!({"prompt": "x", "stream": true}).to_string();
+    let mut left = server.send(common::post("/v1/completions", &body));
+    left.until("data: ");
+    drop(left);
+    server.post("/v1/completions", &json!({"prompt": "x"})).ok();
+    server.assert_idle();
+    let page = server.get("/metrics").ok_text().to_owned();
+    let described = |name: &str| page.contains(&format!("# TYPE plimsoll_{name} "));
+    for name in [
+        "queue_seconds",
+        "ttft_seconds",
+        "inter_token_seconds",
+        "step_seconds",
+        "encode_seconds",
+        "prompt_tokens",
+        "generated_tokens",
+        "prompt_cached_tokens",
+        "encoder_hits",
+        "requests_finished",
+        "requests_aborted",
+        "requests_failed",
+        "requests_refused_invalid",
+        "requests_refused_full",
+        "requests_refused_memory",
+        "generations_ended",
+        "governor_evict_prefix",
+        "governor_small_chunks",
+        "governor_speculation_off",
+        "governor_stop_admitting",
+        "governor_preempt",
+        "governor_fail",
+        "memory_planned_bytes",
+        "memory_committed_bytes",
+        "memory_peak_bytes",
+        "speculation_drafted_tokens",
+        "speculation_accepted_tokens",
+        "media_fetching",
+        "media_fetches_waiting",
+        "http_turned_away",
+    ] {
+        assert!(described(name), "{name}: {page}");
+    }
+    assert!(page.contains("plimsoll_generations_ended_total{api=\"completions\",reason=\"finished\"} "), "{page}");
+}
+
 #[test]
 fn an_idle_server_costs_nothing() {
     let server = Server::start(letters);

@@ -249,3 +249,37 @@ fn an_answer_that_could_not_be_held_is_refused_at_once() {
     assert!(error["message"].as_str().unwrap().contains("stream it"), "{error}");
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }
+
+/// What HTTP refuses before the engine is asked counts like what the engine refuses, and each once.
+#[test]
+fn what_is_refused_as_invalid_is_counted_whoever_refuses_it() {
+    let server = Server::start(letters);
+    let refused = || {
+        let page = server.get("/metrics");
+        let line =
+            page.ok_text().lines().find_map(|l| l.strip_prefix("plimsoll_requests_refused_invalid_total ")).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    assert_eq!(refused(), 0);
+    let many = json!({"prompt": "x", "stop_token_ids": [5], "logit_bias": {"99999": 1}});
+    for (n, (path, body, status)) in [
+        ("/v1/completions", json!({"prompt": "x", "colour": 1}), 400),
+        ("/v1/completions", json!({"prompt": "x", "model": "other"}), 404),
+        ("/v1/chat/completions", json!({"messages": []}), 400),
+        ("/v1/messages", json!({"messages": []}), 400),
+        ("/v1/completions", json!({"prompt": "x".repeat(2 << 20)}), 413),
+        ("/v1/completions", many, 400),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, status, "{}", answer.body);
+        assert_eq!(refused(), n as u64 + 1, "{path} {}", answer.body);
+    }
+    // Neither who is answered nor what is no request to a model.
+    server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).ok();
+    server.get("/nowhere").error(404);
+    server.get("/v1/models/other").error(404);
+    assert_eq!(refused(), 6);
+}

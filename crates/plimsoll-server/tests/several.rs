@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Answer, Server, TEMPLATE, config, eventually, post, served};
 use plimsoll_engine::report::LedgerReport;
 use plimsoll_engine::testing::{Observed, Script, Step, letters, limits, scripted};
-use plimsoll_engine::{EngineHandle, FinishReason, Request};
+use plimsoll_engine::{Cancel, EngineHandle, FinishReason, Request};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::{Value, json};
 
@@ -22,12 +22,16 @@ struct Model {
     name: &'static str,
     bytes: u64,
     takes: Duration,
+    /// Its files come from elsewhere, which takes so long.
+    fetched: Duration,
     fails: bool,
+    /// It comes to no checkpoint.
+    deaf: bool,
     idle_after: Option<Duration>,
 }
 
 fn model(name: &'static str, bytes: u64) -> Model {
-    Model { name, bytes, takes: Duration::ZERO, fails: false, idle_after: None }
+    Model { name, bytes, takes: Duration::ZERO, fetched: Duration::ZERO, fails: false, deaf: false, idle_after: None }
 }
 
 /// Loads scripted engines and counts what they would take.
@@ -35,6 +39,8 @@ struct Fake {
     models: Vec<Model>,
     engines: Mutex<Vec<(usize, EngineHandle, Arc<Observed>)>>,
     loads: AtomicU64,
+    /// Fetches that were begun, and those that were given up.
+    fetches: [AtomicU64; 2],
 }
 
 impl Fake {
@@ -49,7 +55,16 @@ impl Fake {
 }
 
 impl Loader for Fake {
-    fn needed(&self, index: usize) -> Result<u64, LoadError> {
+    fn needed(&self, index: usize, cancel: &Cancel) -> Result<u64, LoadError> {
+        self.fetches[0].fetch_add(1, Ordering::AcqRel);
+        let until = Instant::now() + self.models[index].fetched;
+        while Instant::now() < until {
+            if cancel.is_cancelled() {
+                self.fetches[1].fetch_add(1, Ordering::AcqRel);
+                return Err(LoadError::Cancelled);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         match self.models[index].bytes {
             bytes if bytes > LINE => Err(LoadError::TooLarge(format!("it needs {bytes} B"))),
             bytes => Ok(bytes),
@@ -62,11 +77,17 @@ impl Loader for Fake {
         LINE - held.map(|(index, ..)| self.models[*index].bytes).sum::<u64>()
     }
 
-    fn load(&self, index: usize) -> Result<Served, LoadError> {
+    fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError> {
         let model = &self.models[index];
         assert!(model.bytes <= self.room(), "there is room before a load begins");
         self.loads.fetch_add(1, Ordering::AcqRel);
-        std::thread::sleep(model.takes);
+        let until = Instant::now() + model.takes;
+        while Instant::now() < until {
+            if cancel.is_cancelled() && !model.deaf {
+                return Err(LoadError::Cancelled);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         if model.fails {
             return Err(LoadError::Failed("its weights are broken".into()));
         }
@@ -108,7 +129,8 @@ fn start(models: Vec<Model>, config: ServerConfig) -> (Server, Arc<Fake>) {
         grammar_bytes: 8 << 20,
     });
     let listed: Vec<Listed> = listed.collect();
-    let fake = Arc::new(Fake { models, engines: Mutex::default(), loads: AtomicU64::new(0) });
+    let fake =
+        Arc::new(Fake { models, engines: Mutex::default(), loads: AtomicU64::new(0), fetches: Default::default() });
     let loader: Arc<dyn Loader> = Arc::clone(&fake) as Arc<dyn Loader>;
     let none = scripted(limits(), letters);
     let server = Server::around(none.handle, none.observed, config, move |listener, config, until| {
@@ -166,6 +188,8 @@ fn models_are_loaded_when_they_are_asked_for_by_any_of_their_names() {
         server.post("/v1/completions", &json!({"model": "a", "prompt": "x", "nonsense": 1})).error(400)["param"],
         "nonsense"
     );
+    let metrics = server.get("/metrics");
+    assert!(metrics.ok_text().contains("plimsoll_requests_refused_invalid_total{model=\"a\"} 1\n"), "{}", metrics.body);
     assert_eq!(server.post_text("/v1/completions", "{").error(400)["code"], "invalid_json");
     assert_eq!(server.post("/v1/completions", &json!({"model": 7, "prompt": "x"})).error(400)["param"], "model");
 }
@@ -314,7 +338,7 @@ fn clients_that_go_leave_no_use_behind() {
         let client = server.send(post("/v1/completions", &body));
         eventually("it is being loaded", || states(&server) == ["slow loading"]);
         drop(client);
-        eventually("what has begun goes on", || states(&server) == ["slow loaded"]);
+        eventually("what has begun goes on for a moment", || states(&server) == ["slow loaded"]);
         let client = server.send(post("/v1/completions", &body));
         eventually("it is in use", || part(&server.get("/v1/status").ok(), "slow")["in_use"] == 1);
         drop(client);
@@ -408,4 +432,105 @@ fn a_drain_lets_running_answers_end_and_takes_nothing_new() {
     assert!(fake.loaded().is_empty() && fake.loads.load(Ordering::Acquire) == 2, "{:?}", fake.loaded());
     let engines = fake.engines.lock().unwrap();
     assert!(engines.iter().all(|(_, engine, _)| engine.stopped()));
+}
+
+#[test]
+fn a_load_that_nobody_waits_for_is_given_up() {
+    let minute = Model { takes: Duration::from_secs(60), ..model("minute", 5) };
+    let (mut server, fake) = start(vec![model("a", 5), minute], config());
+    let body = json!({"model": "minute", "prompt": "x", "stream": true}).to_string();
+    let clients = [0, 1].map(|_| server.send(post("/v1/completions", &body)));
+    eventually("it is being loaded", || states(&server)[1] == "minute loading");
+    let began = Instant::now();
+    let [first, second] = clients;
+    drop(first);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(states(&server)[1], "minute loading", "somebody waits for it");
+    drop(second);
+    eventually("it is given up", || states(&server)[1] == "minute unloaded");
+    assert!(
+        began.elapsed() > Duration::from_secs(6),
+        "clients that try again find it under way: {:?}",
+        began.elapsed()
+    );
+    let metrics = server.get("/metrics");
+    for line in ["plimsoll_models_load_cancelled_total 1\n", "plimsoll_models_failed_total 0\n"] {
+        assert!(metrics.ok_text().contains(line), "{line}: {}", metrics.body);
+    }
+    // Its turn is over, and that it was given up is no failure: whoever asks next has it loaded.
+    ask(&server, "a").ok();
+    let again = server.send(post("/v1/completions", &body));
+    eventually("it is tried anew", || states(&server)[1] == "minute loading");
+    assert_eq!(fake.loads.load(Ordering::Acquire), 3);
+    drop(again);
+    server.shut_down();
+    assert!(server.wait_for_end(Duration::from_secs(5)));
+}
+
+#[test]
+fn a_fetch_that_nobody_waits_for_holds_up_nobody() {
+    let far = Model { fetched: Duration::from_secs(60), ..model("far", 5) };
+    let (server, fake) = start(vec![model("a", 5), far], config());
+    let client = server.send(post("/v1/completions", &json!({"model": "far", "prompt": "x"}).to_string()));
+    eventually("it is being fetched", || fake.fetches[0].load(Ordering::Acquire) == 1);
+    drop(client);
+    // Its turn comes when the fetch is given up.
+    let began = Instant::now();
+    ask(&server, "a").ok();
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(20), "{took:?}");
+    eventually("the fetch has heard of it", || fake.fetches[1].load(Ordering::Acquire) == 1);
+    assert_eq!((fake.loads.load(Ordering::Acquire), &states(&server)[1][..]), (1, "far unloaded"));
+    let metrics = server.get("/metrics");
+    for line in ["plimsoll_models_load_cancelled_total 1\n", "plimsoll_models_failed_total 0\n"] {
+        assert!(metrics.ok_text().contains(line), "{line}: {}", metrics.body);
+    }
+}
+
+/// A server with a model that takes long to load, and clients that wait for it: a stream and a whole answer.
+fn waiting_for(deaf: bool) -> (Server, [common::Client; 2]) {
+    let takes = Duration::from_secs(if deaf { 13 } else { 60 });
+    let minute = Model { takes, deaf, ..model("minute", 5) };
+    let (server, _) = start(vec![minute], ServerConfig { keep_alive: Duration::from_millis(100), ..config() });
+    let clients = [true, false].map(|stream| {
+        let body = json!({"model": "minute", "prompt": "x", "stream": stream});
+        server.send(post("/v1/completions", &body.to_string()))
+    });
+    eventually("both wait", || part(&server.get("/v1/status").ok(), "minute")["waiting"] == 2);
+    (server, clients)
+}
+
+#[test]
+fn a_drain_gives_a_load_its_time_and_no_more() {
+    let (mut server, [mut stream, mut whole]) = waiting_for(false);
+    stream.until(": waiting\n\n");
+    let began = Instant::now();
+    server.shut_down();
+    let rest = stream.until("data: [DONE]\n\n");
+    assert!(rest.contains("\"code\":\"unavailable\"") && rest.contains("shutting down"), "{rest}");
+    assert!(whole.answer().error(503)["message"].as_str().unwrap().contains("shutting down"));
+    assert!(server.wait_for_end(Duration::from_secs(5)));
+    // 600 ms to drain.
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(600) && took < Duration::from_secs(4), "{took:?}");
+}
+
+#[test]
+fn a_drain_does_not_wait_for_a_load_that_nobody_waits_for() {
+    let patient = ServerConfig { drain_deadline: Duration::from_secs(60), ..config() };
+    let minute = Model { takes: Duration::from_secs(60), ..model("minute", 5) };
+    let (mut server, _) = start(vec![minute], patient);
+    let client = server.send(post("/v1/completions", &json!({"model": "minute", "prompt": "x"}).to_string()));
+    eventually("it is being loaded", || states(&server) == ["minute loading"]);
+    drop(client);
+    server.shut_down();
+    assert!(server.wait_for_end(Duration::from_secs(5)), "the deadline is for those who wait");
+}
+
+#[test]
+fn a_load_that_comes_to_no_checkpoint_holds_up_nobody_for_long() {
+    let (mut server, clients) = waiting_for(true);
+    drop(clients);
+    server.shut_down();
+    assert!(server.wait_for_end(Duration::from_secs(14)), "it is left behind after ten seconds");
 }

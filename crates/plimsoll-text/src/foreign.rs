@@ -21,15 +21,22 @@ pub(crate) struct Foreign {
     inner: Inner,
     /// The added tokens that are matched where control tokens are plain text.
     user_defined: AddedVocabulary,
+    /// How many times as long its normalizer may make a text.
+    growth: usize,
 }
 
 impl Foreign {
     /// Heap bytes that encoding may need for each byte of text: its strings carry an alignment of 16 bytes a byte, twice while
     /// they are rewritten, its symbols take 40, its queue 32, its tokens 48 and a string.
-    pub(crate) const BYTES_PER_BYTE: usize = 256;
+    const BYTES_PER_BYTE: usize = 256;
 
-    /// Loads a `tokenizer.json` held in memory.
-    pub(crate) fn new(json: &[u8]) -> Result<Self, TextError> {
+    /// The same for this tokenizer.
+    pub(crate) fn bytes_per_byte(&self) -> usize {
+        Self::BYTES_PER_BYTE * self.growth
+    }
+
+    /// Loads a `tokenizer.json` held in memory, whose normalizer may make a text `growth` times as long.
+    pub(crate) fn new(json: &[u8], growth: usize) -> Result<Self, TextError> {
         let bad = |error: tokenizers::Error| TextError::BadTokenizer(error.to_string());
         let loaded: tokenizers::Tokenizer = serde_json::from_slice(json).map_err(|error| bad(error.into()))?;
         let mut model = loaded.get_model().clone();
@@ -38,7 +45,7 @@ impl Foreign {
         inner.with_model(model);
         let mut user_defined = inner.get_added_vocabulary().clone();
         user_defined.set_encode_special_tokens(true);
-        Ok(Self { inner, user_defined })
+        Ok(Self { inner, user_defined, growth })
     }
 
     /// Appends the ids of `text` to `out`.

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::error::TextError;
 use crate::foreign::Foreign;
+use crate::growth;
 use crate::json_decoder::Decoding;
 use crate::json_pipeline;
 use crate::neighbours::{self, Neighbours};
@@ -23,8 +24,12 @@ use crate::tokenizer::{Engine, Parts, Tokenizer};
 
 /// The largest `tokenizer.json` that is read, in bytes; the largest known ones have 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// The largest id that a file may name: a check before a table of that length is made.
-const ID_MAX: u32 = 1 << 24;
+/// The largest id that a file may name, whatever it lists: a check before a table of that length is made.
+const ID_MAX: u64 = 1 << 24;
+/// The largest for each token that it lists, and how many more there may be: models leave holes, and a short file must not stand for a
+/// long table.
+const IDS_PER_TOKEN: u64 = 8;
+const HOLES_MAX: u64 = 1 << 16;
 
 /// The stages of the file.
 #[derive(Deserialize)]
@@ -95,7 +100,11 @@ impl Tokenizer {
         let table = table(model.vocab, &description.added_tokens, &decoding)?;
         let engine = match json_pipeline::own(&description, &table)? {
             Some(pipeline) => Engine::Own(Box::new(pipeline)),
-            None => Engine::Foreign(Box::new(crate::error::shielded(TextError::BadTokenizer, || Foreign::new(json))?)),
+            None => {
+                let growth = growth::of(&description.normalizer)?;
+                let load = || Foreign::new(json, growth);
+                Engine::Foreign(Box::new(crate::error::shielded(TextError::BadTokenizer, load)?))
+            }
         };
         let bos = neighbours.bos(&table);
         let eos = neighbours.eos(&table);
@@ -126,8 +135,11 @@ fn table(vocab: AnyVocab, added: &[Added], decoding: &Decoding) -> Result<TokenT
     };
     let all = ids.iter().map(|&(_, id)| id).chain(added.iter().map(|a| a.id));
     let last = all.max().ok_or_else(|| TextError::BadTokenizer("no tokens".to_owned()))?;
-    if last > ID_MAX {
-        return Err(TextError::BadTokenizer(format!("token id {last}; the largest that can be loaded is {ID_MAX}")));
+    let listed = (ids.len() + added.len()) as u64;
+    let most = (listed * IDS_PER_TOKEN + HOLES_MAX).min(ID_MAX);
+    if u64::from(last) > most {
+        let message = format!("token id {last}; of {listed} tokens the largest that can be loaded is {most}");
+        return Err(TextError::BadTokenizer(message));
     }
     let mut rows: Vec<Option<(&str, Option<bool>)>> = vec![None; last as usize + 1];
     for (name, id) in &ids {
@@ -140,10 +152,10 @@ fn table(vocab: AnyVocab, added: &[Added], decoding: &Decoding) -> Result<TokenT
     for row in rows {
         let (raw, text, kind) = match row {
             None => ("", Vec::new(), Kind::Hole),
-            Some((raw, None)) => (raw, decoding.text(raw), Kind::Text),
+            Some((raw, None)) => (raw, decoding.text(raw)?, Kind::Text),
             Some((raw, Some(special))) => {
                 let kind = if special { Kind::Special } else { Kind::Text };
-                (raw, decoding.added_text(raw), kind)
+                (raw, decoding.added_text(raw)?, kind)
             }
         };
         table.push(Row { raw, text: &text, kind })?;

@@ -12,6 +12,14 @@ use crate::decode::Opening;
 use crate::error::TextError;
 use crate::gguf::byte_token;
 
+/// The most steps of a decoder; known ones have four.
+const STEPS_MAX: usize = 32;
+
+/// The most bytes that a token of the vocabulary may stand for: replacements of replacements could fill any memory.
+const fn text_bytes_max(raw: &str) -> usize {
+    4 * raw.len() + 64
+}
+
 /// How tokens become text.
 pub(crate) struct Decoding {
     steps: Vec<Step>,
@@ -45,6 +53,10 @@ impl Decoding {
             decoding.opening = Opening::Raw { cleanup: false };
         } else {
             decoding.add(decoder)?;
+        }
+        if decoding.steps.len() > STEPS_MAX {
+            let message = format!("a decoder of {} steps, the limit is {STEPS_MAX}", decoding.steps.len());
+            return Err(TextError::Unsupported(message));
         }
         Ok(decoding)
     }
@@ -98,41 +110,48 @@ impl Decoding {
     }
 
     /// The bytes that a token of the model stands for.
-    pub(crate) fn text(&self, raw: &str) -> Vec<u8> {
+    pub(crate) fn text(&self, raw: &str) -> Result<Vec<u8>, TextError> {
         let mut text = raw.to_owned();
         for step in &self.steps {
             match step {
                 Step::ByteLevel => {
-                    return byte_level::decode(&text).unwrap_or_else(|| text.into_bytes());
+                    return Ok(byte_level::decode(&text).unwrap_or_else(|| text.into_bytes()));
                 }
                 Step::ByteFallback => {
                     if let Some(byte) = byte_token(&text) {
-                        return vec![byte];
+                        return Ok(vec![byte]);
                     }
                 }
-                _ => step.apply(&mut text),
+                _ => step.apply(&mut text, text_bytes_max(raw))?,
             }
         }
-        text.into_bytes()
+        Ok(text.into_bytes())
     }
 
     /// The bytes that an added token stands for: itself, but for spaces and separators. The byte-level alphabet does not
     /// apply, since added tokens are stored as they are; the library decodes them nevertheless, which mangles an added `é`.
-    pub(crate) fn added_text(&self, raw: &str) -> Vec<u8> {
+    pub(crate) fn added_text(&self, raw: &str) -> Result<Vec<u8>, TextError> {
         let mut text = raw.to_owned();
         for step in &self.steps {
-            step.apply(&mut text);
+            step.apply(&mut text, text_bytes_max(raw))?;
         }
-        text.into_bytes()
+        Ok(text.into_bytes())
     }
 }
 
 impl Step {
-    /// Applies a step that maps text to text; the others leave it alone.
-    fn apply(&self, text: &mut String) {
+    /// Applies a step that maps text to text; the others leave it alone. What could become longer than `bytes_max` is refused before.
+    fn apply(&self, text: &mut String, bytes_max: usize) -> Result<(), TextError> {
         match self {
             Self::ByteLevel | Self::ByteFallback => {}
-            Self::Replace { from, to } => *text = text.replace(from.as_str(), to),
+            Self::Replace { from, to } => {
+                let added = text.matches(from.as_str()).count().saturating_mul(to.len());
+                if text.len().saturating_add(added) > bytes_max {
+                    let message = format!("its decoder makes more than {bytes_max} bytes of one token");
+                    return Err(TextError::BadTokenizer(message));
+                }
+                *text = text.replace(from.as_str(), to);
+            }
             Self::Separate => text.insert(0, ' '),
             Self::WordPiece { prefix, cleanup } => {
                 *text = match text.strip_prefix(prefix.as_str()) {
@@ -144,6 +163,7 @@ impl Step {
                 }
             }
         }
+        Ok(())
     }
 }
 

@@ -84,8 +84,11 @@ pub(crate) fn own(description: &Description<'_>, table: &TokenTable) -> Result<O
     if !known {
         return Ok(None);
     }
-    let Ok(cutter) = Cutter::new(stages.patterns.iter().map(String::as_str)) else {
-        return Ok(None);
+    let cutter = match Cutter::new(stages.patterns.iter().map(String::as_str)) {
+        Ok(cutter) => cutter,
+        // The library may know this pattern.
+        Err(TextError::Unsupported(_)) => return Ok(None),
+        Err(error) => return Err(error),
     };
     let pipeline = Pipeline {
         specials: Specials::new(description.added_tokens.iter().map(special).collect())?,

@@ -8,6 +8,8 @@
 //! **Invariant:** this crate knows no model, no device and no protocol, opens no connection, and keeps no state between calls
 //! other than what the caller holds.
 
+#![forbid(unsafe_code)]
+
 mod bpe;
 mod byte_level;
 mod chat;
@@ -15,6 +17,7 @@ mod decode;
 mod error;
 mod foreign;
 mod gguf;
+mod growth;
 mod json;
 mod json_decoder;
 mod json_pipeline;

@@ -5,7 +5,7 @@
 //! by hand here and the patterns run on a finite automaton: linear in the text, no step limit to hit, whatever a
 //! stranger sends. Which model uses which pattern is written in `pattern_names`.
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 use crate::error::TextError;
 
@@ -23,13 +23,25 @@ pub(crate) struct Cutter {
     rules: Vec<Rule>,
 }
 
+/// The most patterns; known tokenizers have five. Each is applied within the pieces of the one before.
+const PATTERNS_MAX: usize = 16;
+
+/// What one pattern may take when it is compiled, and what its tables may while it runs.
+const PATTERN_BYTES_MAX: usize = 4 << 20;
+
 /// How a pattern may end, from the look-ahead on.
 const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
 
 impl Cutter {
     /// Compiles `patterns`. A pattern with any other look-around is [`TextError::Unsupported`].
     pub(crate) fn new<'p>(patterns: impl IntoIterator<Item = &'p str>) -> Result<Self, TextError> {
-        let rules = patterns.into_iter().map(Rule::new).collect::<Result<_, _>>()?;
+        let mut rules = Vec::new();
+        for pattern in patterns {
+            if rules.len() == PATTERNS_MAX {
+                return Err(TextError::BadTokenizer(format!("more than {PATTERNS_MAX} patterns cut its text")));
+            }
+            rules.push(Rule::new(pattern)?);
+        }
         Ok(Self { rules })
     }
 
@@ -46,8 +58,8 @@ impl Rule {
             Some(head) => format!(r"{head}|\s+"),
             None => pattern.to_owned(),
         };
-        let regex =
-            Regex::new(&plain).map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
+        let regex = RegexBuilder::new(&plain).size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX).build();
+        let regex = regex.map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
         Ok(Self { regex, gives_back: tail.is_some(), breaks_lines: plain.contains(r"\s*[\r\n]") })
     }
 

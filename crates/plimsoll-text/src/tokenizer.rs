@@ -131,7 +131,7 @@ impl Tokenizer {
         let ids = 3 * std::mem::size_of::<u32>();
         match &self.parts.engine {
             Engine::Own(_) => Scratch::bytes_max(text_bytes).saturating_add(text_bytes.saturating_mul(ids)),
-            Engine::Foreign(_) => text_bytes.saturating_mul(Foreign::BYTES_PER_BYTE + ids),
+            Engine::Foreign(foreign) => text_bytes.saturating_mul(foreign.bytes_per_byte() + ids),
         }
     }
 

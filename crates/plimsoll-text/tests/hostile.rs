@@ -100,6 +100,53 @@ fn contradictory_vocabularies_are_refused() {
     assert!(matches!(Tokenizer::from_gguf(&no_scores), Err(TextError::BadTokenizer(_))));
 }
 
+/// A table has a place for every id below the largest: found by looking for what a fuzzer would find first.
+#[test]
+fn a_short_file_stands_for_no_long_table() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-text-ids-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("tokenizer.json");
+    let with_id = |id: u32| {
+        let model = r#"{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}"#;
+        std::fs::write(&file, format!(r#"{{"added_tokens":[{{"id":{id},"content":"x"}}],"model":{model}}}"#)).unwrap();
+        Tokenizer::from_file(&file)
+    };
+    assert_eq!(with_id(60_000).unwrap().vocab_size(), 60_001);
+    let words = with_id(16_000_000).unwrap_err().to_string();
+    assert!(words.contains("token id 16000000; of 3 tokens the largest that can be loaded is 65560"), "{words}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Bombs in the stages of a file: what they would unpack to is refused when it is loaded.
+#[test]
+fn stages_that_multiply_are_refused() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-text-bombs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("tokenizer.json");
+    let double = r#"{"type":"Replace","pattern":{"String":"a"},"content":"aa"}"#;
+    let split = r#"{"type":"Split","pattern":{"String":"x"},"behavior":"Isolated","invert":false}"#;
+    let list = |stage: &str, key: &str, count: usize| {
+        format!(r#"{{"type":"Sequence","{key}":[{}]}}"#, vec![stage; count].join(","))
+    };
+    let load = |stages: String| {
+        let model = r#"{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}"#;
+        std::fs::write(&file, format!(r#"{{{stages},"model":{model}}}"#)).unwrap();
+        Tokenizer::from_file(&file).map(|tokenizer| tokenizer.encode("aaaa", false, false).map(|ids| ids.len()))
+    };
+    assert_eq!(load(format!(r#""decoder":{}"#, list(double, "decoders", 3))).unwrap().unwrap(), 4);
+    for (stages, words) in [
+        (format!(r#""decoder":{}"#, list(double, "decoders", 31)), "more than 68 bytes of one token"),
+        (format!(r#""decoder":{}"#, list(double, "decoders", 33)), "33 steps"),
+        (format!(r#""normalizer":{}"#, list(double, "normalizers", 40)), "the limit is 16"),
+        // Each is applied within the one before: thousands were a stack's end, and with it the process's.
+        (format!(r#""pre_tokenizer":{}"#, list(split, "pretokenizers", 20_000)), "more than 16 patterns"),
+    ] {
+        let error = load(stages).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 #[test]
 fn strange_scores_and_types_do_no_harm() {
     let mut vocab = vocab();

@@ -209,9 +209,12 @@ pub struct PlanArgs {
     /// Pictures of the largest size in each user's prompt, for the same question.
     #[arg(long)]
     pub images: Option<u64>,
+    /// Seconds of one sound in each user's prompt, for the same question.
+    #[arg(long, alias = "audio_seconds")]
+    pub audio_seconds: Option<u64>,
     /// Load the weights, run the largest steps in a small pool, measure, and say what a start would choose beside what runs
     /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
-    #[arg(long, conflicts_with_all = ["users", "context", "images"])]
+    #[arg(long, conflicts_with_all = ["users", "context", "images", "audio_seconds"])]
     pub probe: bool,
     /// Plan the models of this file, as `serve --models` does.
     #[arg(long, conflicts_with_all = ["model", "users", "context", "probe", "k8s"])]
@@ -320,6 +323,9 @@ pub struct EngineArgs {
     /// Do not share the pages of equal prefixes.
     #[arg(long, alias = "disable_prefix_cache")]
     pub disable_prefix_cache: bool,
+    /// Tell routers what the prefix cache holds, tokens of prompts included (GET /v1/kv_events).
+    #[arg(long, alias = "kv_events")]
+    pub kv_events: bool,
     /// Commit pages on demand instead of at start.
     #[arg(long)]
     pub elastic: bool,
@@ -358,19 +364,23 @@ pub struct EncoderArgs {
     /// Pictures and videos that go through the encoder together, at most.
     #[arg(long, alias = "visual_infer_batch_size", default_value_t = 1)]
     pub visual_infer_batch_size: usize,
-    /// Pixels that a picture is resized to, at most [default: what the model's processor says, but no more than 4096 tokens].
+    /// Pixels that a picture is resized to, or its tiles without the thumbnail have, at most [default: what the model's processor says,
+    /// but no more than 4096 tokens].
     #[arg(long, alias = "max_image_pixels")]
     pub max_image_pixels: Option<u64>,
     /// Frames of one video, at most [default: what the model's processor says, but no more than 4096 tokens].
     #[arg(long, alias = "max_video_frames")]
     pub max_video_frames: Option<u64>,
-    /// Pictures and videos in one request, at most.
+    /// Seconds of one sound, at most [default: no more than 4096 tokens].
+    #[arg(long, alias = "max_audio_seconds")]
+    pub max_audio_seconds: Option<u64>,
+    /// Pictures, videos and sounds in one request, at most.
     #[arg(long, alias = "max_media_per_request", default_value_t = 16)]
     pub max_media_per_request: usize,
     /// Bytes for what the encoder has made [default: room for a batch of the largest items, and one more].
     #[arg(long, alias = "encoder_output_bytes")]
     pub encoder_output_bytes: Option<u64>,
-    /// Host bytes for pictures and videos: decoding, and their pixels until their requests end.
+    /// Host bytes for media: decoding, and pixels and spectrograms until their requests end.
     #[arg(long, alias = "media_bytes", default_value_t = 256 << 20)]
     pub media_bytes: u64,
 }
@@ -397,6 +407,7 @@ impl EngineArgs {
             threads: self.threads,
             isa: self.isa,
             prefix_cache: !self.disable_prefix_cache || broken("V-22"),
+            kv_events: self.kv_events,
             elastic: self.elastic,
             stall_limit: Duration::from_secs(self.stall_seconds),
             enable_mtp: self.enable_mtp,
@@ -408,6 +419,7 @@ impl EngineArgs {
             visual_infer_batch_size: self.media.visual_infer_batch_size,
             max_image_pixels: self.media.max_image_pixels,
             max_video_frames: self.media.max_video_frames,
+            max_audio_seconds: self.media.max_audio_seconds,
             max_media_per_request: self.media.max_media_per_request,
             encoder_output_bytes: self.media.encoder_output_bytes,
             media_bytes: self.media.media_bytes,

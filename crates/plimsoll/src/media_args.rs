@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::image::ImageLimits;
 use plimsoll_server::{MediaConfig, MediaFetch};
 
@@ -29,6 +30,9 @@ pub struct MediaArgs {
     /// Largest file of a picture or a video in bytes.
     #[arg(long, alias = "max_image_bytes", default_value_t = ImageLimits::default().file_bytes)]
     pub max_image_bytes: u64,
+    /// Largest file of a sound in bytes.
+    #[arg(long, alias = "max_audio_bytes", default_value_t = AudioLimits::default().file_bytes)]
+    pub max_audio_bytes: u64,
     /// Most pixels of a picture before it is resized.
     #[arg(long, alias = "max_decode_pixels", default_value_t = ImageLimits::default().pixels)]
     pub max_decode_pixels: u64,
@@ -58,6 +62,7 @@ impl MediaArgs {
                 frames: self.max_animation_frames,
                 animation_pixels: self.max_animation_pixels,
             },
+            audio_bytes: self.max_audio_bytes,
             root_certificates: plimsoll_hub::Settings::from_env().root_certificates,
             ..MediaConfig::default()
         })

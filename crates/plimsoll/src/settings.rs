@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use crate::args::{Cli, Command, ModelArgs};
@@ -112,54 +112,6 @@ fn as_flags(
     Ok(all)
 }
 
-/// A file of models: each table's name, and its flags after those that hold for all.
-pub fn read_models(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, ModelArgs)>> {
-    let file = path.display();
-    let mut table = read_file(path)?;
-    let listed = table.remove("models");
-    if let Some(key) = table.keys().next() {
-        bail!("{file}: `{key}` is not known: there is one table [[models]] for each model, and nothing else");
-    }
-    let Some(Value::Array(listed)) = listed else { bail!("{file}: there is no table [[models]]") };
-    let mut models: Vec<(String, ModelArgs)> = Vec::new();
-    for (index, value) in listed.iter().enumerate() {
-        let at = || format!("{file}: the {}. of [[models]]", index + 1);
-        let Value::Table(table) = value else { bail!("{}: a table is wanted", at()) };
-        let (name, model) = read_model(table, inherited).with_context(at)?;
-        if name.is_empty() || models.iter().any(|(other, _)| *other == name) {
-            bail!("{}: every model needs a name of its own, and `{name}` is none", at());
-        }
-        models.push((name, model));
-    }
-    Ok(models)
-}
-
-fn read_model(table: &Table, inherited: &[OsString]) -> anyhow::Result<(String, ModelArgs)> {
-    let command = ModelArgs::command();
-    let mut name = None;
-    let mut all = inherited.to_vec();
-    for (key, value) in table {
-        let id = key.replace('-', "_");
-        if id == "name" {
-            name = Some(value.as_str().context("`name` is no text")?.to_owned());
-            continue;
-        }
-        let Some(arg) = command.get_arguments().find(|arg| arg.get_id() == id.as_str()) else {
-            bail!("there is no setting `{key}` of a model");
-        };
-        let off = arg.get_long().map(|long| OsString::from(format!("--{long}")));
-        let values = texts(value).with_context(|| format!("`{key}`"))?;
-        let given = tokens(arg, &values).map_err(|error| anyhow!("`{key}`: {error}"))?;
-        // A switch that is off here may be on for all.
-        if matches!(arg.get_action(), ArgAction::SetTrue) && given.is_empty() {
-            all.retain(|token| Some(token) != off.as_ref());
-        }
-        all.extend(given);
-    }
-    let args = ModelArgs::try_parse_from(all).map_err(|error| anyhow!(error.to_string().trim_end().to_owned()))?;
-    Ok((name.context("a `name` is missing")?, args))
-}
-
 /// One setting that is no flag on the command line, and the flags that it amounts to.
 struct Given {
     id: String,
@@ -194,7 +146,7 @@ fn gather(
         variables.insert(id, value);
     }
     let file = match matches.get_one::<String>("config").or_else(|| environment.get("PLIMSOLL_CONFIG")) {
-        Some(path) => Some((path.clone(), read_file(Path::new(path))?)),
+        Some(path) => Some((path.clone(), read_file(Path::new(path))?.1)),
         None => None,
     };
     let mut table = BTreeMap::new();
@@ -266,21 +218,28 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-fn read_file(path: &Path) -> anyhow::Result<Table> {
+/// The text of a file in TOML, and what it says.
+pub(crate) fn read_file(path: &Path) -> anyhow::Result<(String, Table)> {
     let size = std::fs::metadata(path).with_context(|| format!("the configuration {}", path.display()))?.len();
     if size > FILE_BYTES_MAX {
         bail!("the configuration {} has {size} bytes, more than the limit of {FILE_BYTES_MAX}", path.display());
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("the configuration {}", path.display()))?;
-    text.parse::<Table>().map_err(|error| {
+    let table = text.parse::<Table>().map_err(|error| {
         // Its own display repeats the line, which may hold a key.
-        let line = error.span().map_or(0, |span| 1 + text[..span.start].matches('\n').count());
+        let line = error.span().map_or(0, |span| line_at(&text, span.start));
         anyhow!("{}: line {line}: {}", path.display(), error.message())
-    })
+    })?;
+    Ok((text, table))
+}
+
+/// The number of the line that a byte of a text is in, from 1.
+pub(crate) fn line_at(text: &str, byte: usize) -> usize {
+    1 + text[..byte].matches('\n').count()
 }
 
 /// A value of the file as the texts that flags take.
-fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
+pub(crate) fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
     Ok(match value {
         Value::String(text) => vec![text.clone()],
         Value::Integer(number) => vec![number.to_string()],
@@ -295,7 +254,7 @@ fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
 }
 
 /// The flags that values amount to.
-fn tokens(arg: &Arg, values: &[String]) -> Result<Vec<OsString>, String> {
+pub(crate) fn tokens(arg: &Arg, values: &[String]) -> Result<Vec<OsString>, String> {
     let Some(long) = arg.get_long() else {
         return match values {
             [one] => Ok(vec![one.into()]),
@@ -496,7 +455,7 @@ mod tests {
             "[[models]]\nname = 'b'\nmodel = 'one'\nkv-dtype = 'f32'\nelastic = false\nserved_model_name = ['x', 'y']\n\
              [[models]]\nname = 'a'\nmodel = 'two'\nidle-seconds = 9\nmemory-budget = '10MiB'\n",
         );
-        let models = read_models(&path, &inherited).unwrap();
+        let models = crate::models_file::read(&path, &inherited).unwrap();
         let [(first, one), (second, two)] = &models[..] else { panic!("{models:?}") };
         assert_eq!((first.as_str(), second.as_str()), ("b", "a"), "in the order of the file");
         assert_eq!((one.model.as_str(), one.engine.elastic, one.engine.max_waiting), ("one", false, 7));
@@ -506,19 +465,5 @@ mod tests {
         );
         assert_eq!(format!("{:?} {:?}", one.engine.kv_dtype, two.engine.kv_dtype), "F32 Q8");
         assert_eq!((two.engine.elastic, two.idle_seconds, two.engine.memory_budget.is_some()), (true, Some(9), true));
-        for (text, words) in [
-            ("", "there is no table [[models]]"),
-            ("port = 1\n[[models]]", "`port` is not known"),
-            ("[[models]]\nmodel = 'x'", "a `name` is missing"),
-            ("[[models]]\nname = 'x'", "--model"),
-            ("[[models]]\nname = ''\nmodel = 'x'", "a name of its own"),
-            ("[[models]]\nname = 'x'\nmodel = 'x'\n[[models]]\nname = 'x'\nmodel = 'y'", "the 2. of [[models]]"),
-            ("[[models]]\nname = 'x'\nmodel = 'x'\nport = 1", "no setting `port` of a model"),
-            ("[[models]]\nname = 'x'\nmodel = 'x'\nmax-waiting = 'y'", "max-waiting"),
-        ] {
-            let (path, _gone) = file(text);
-            let error = format!("{:#}", read_models(&path, &[]).unwrap_err());
-            assert!(error.contains(words), "{error}");
-        }
     }
 }

@@ -17,7 +17,7 @@ use plimsoll_memory::step::StepStack;
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, Places, StepInput,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, Places, StepInput, Unfold,
 };
 use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
 use crate::plan_device::{sequence_bytes, within_bytes};
@@ -152,8 +152,16 @@ impl CpuDevice {
         unsafe { arena.row(x, row) }
     }
 
-    /// The cosines and sines of every row: `position` of a row and a frequency's index, times the frequency.
-    fn angles(&mut self, out: Buf, inv_freq: VectorId, scale: f32, position: impl Fn(usize, usize) -> u32 + Sync) {
+    /// The cosines and sines of every row: of what `place` says once for the row, `position` for a frequency's index, times the
+    /// frequency.
+    fn angles<P>(
+        &mut self,
+        out: Buf,
+        inv_freq: VectorId,
+        scale: f32,
+        place: impl Fn(usize) -> P + Sync,
+        position: impl Fn(&P, usize) -> f32 + Sync,
+    ) {
         let arena = self.arena();
         let inv_freq = self.weights.vector(inv_freq);
         let half = inv_freq.len();
@@ -161,10 +169,11 @@ impl CpuDevice {
         for_rows(&mut self.pool, out.rows, |_, row| {
             // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
             let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
+            let place = place(row);
             for (i, freq) in inv_freq.iter().enumerate() {
                 // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after
                 // rounding.
-                let angle = f64::from(position(row, i) as f32 * freq);
+                let angle = f64::from(position(&place, i) * freq);
                 cos[i] = angle.cos() as f32 * scale;
                 sin[i] = angle.sin() as f32 * scale;
             }
@@ -247,6 +256,15 @@ impl Device for CpuDevice {
         });
     }
 
+    fn add_rows(&mut self, x: Buf, table: VectorId, which: &(dyn Fn(usize) -> usize + Sync)) {
+        let (isa, arena) = (self.isa, self.arena());
+        let table = self.weights.vector(table);
+        for_rows(&mut self.pool, x.rows, |_, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task.
+            kernels::add(isa, unsafe { arena.row(x, row) }, &table[which(row) * x.cols..][..x.cols]);
+        });
+    }
+
     fn rms_norm(&mut self, out: Buf, x: Buf, weight: VectorId, eps: f32) {
         assert_eq!((out.rows, out.cols), (x.rows, x.cols), "rms_norm keeps the shape");
         let (isa, arena) = (self.isa, self.arena());
@@ -284,12 +302,12 @@ impl Device for CpuDevice {
 
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {
         assert_eq!(out.rows, positions.len(), "one position a row");
-        self.angles(out, inv_freq, scale, |row, _| positions[row]);
+        self.angles(out, inv_freq, scale, |row| positions[row] as f32, |position, _| *position);
     }
 
     fn rope_angles_by_axis(&mut self, out: Buf, inv_freq: VectorId, axes: &[u8], places: Places<'_>, scale: f32) {
         assert_eq!(out.cols, 2 * axes.len(), "an axis for every frequency");
-        self.angles(out, inv_freq, scale, |row, i| places(row)[usize::from(axes[i])]);
+        self.angles(out, inv_freq, scale, places, |place, i| place[usize::from(axes[i])]);
     }
 
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool) {
@@ -426,6 +444,34 @@ impl Device for CpuDevice {
                 Mode::Add => out.iter_mut().zip(values).for_each(|(out, value)| *out += value),
             }
         }
+    }
+
+    fn unfold(&mut self, out: Buf, x: Buf, spec: &Unfold) {
+        let Unfold { inner, taps: [outer_taps, inner_taps], step, pad } = *spec;
+        let (windows, taps) = (spec.windows(), outer_taps * inner_taps);
+        assert!(
+            x.rows.is_multiple_of(inner) && out.rows.is_multiple_of(windows),
+            "whole lines of points and of windows"
+        );
+        assert_eq!(out.cols, x.cols * taps, "a column for every channel and tap");
+        let outer = x.rows / inner;
+        self.rows(out.rows, |arena, _, row| {
+            // SAFETY: both are inside the workspace and do not overlap, each row of `out` belongs to one task, nobody writes `x`.
+            let (out, points) = unsafe { (arena.row(out, row), arena.matrix(x)) };
+            let corner = [row / windows * step[0], row % windows * step[1]];
+            for tap in 0..taps {
+                let [o, i] = [tap % outer_taps, tap / outer_taps];
+                let at = [(corner[0] + o).checked_sub(pad[0]), (corner[1] + i).checked_sub(pad[1])];
+                let columns = out[tap..].iter_mut().step_by(taps);
+                match at {
+                    [Some(o), Some(i)] if o < outer && i < inner => {
+                        let point = &points[(o * inner + i) * x.cols..][..x.cols];
+                        columns.zip(point).for_each(|(out, value)| *out = *value);
+                    }
+                    _ => columns.for_each(|out| *out = 0.0),
+                }
+            }
+        });
     }
 
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]) {

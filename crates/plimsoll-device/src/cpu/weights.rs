@@ -40,6 +40,9 @@ pub enum LoadError {
         /// The kernels' reason.
         source: PackError,
     },
+    /// Whoever wanted them wants them no more.
+    #[error("loading was stopped")]
+    Stopped,
 }
 
 /// A model's weights, packed, in one region.
@@ -55,10 +58,25 @@ impl CpuWeights {
         checkpoint: &Checkpoint,
         ledger: &Arc<Ledger>,
         pool: &mut ThreadPool,
+        progress: impl FnMut(u64),
+    ) -> Result<Self, LoadError> {
+        Self::load_unless(table, checkpoint, ledger, pool, progress, || false)
+    }
+
+    /// As [`Self::load`], unless `stopped` says, between two tensors, that nobody wants them any more.
+    pub fn load_unless(
+        table: WeightTable,
+        checkpoint: &Checkpoint,
+        ledger: &Arc<Ledger>,
+        pool: &mut ThreadPool,
         mut progress: impl FnMut(u64),
+        stopped: impl Fn() -> bool,
     ) -> Result<Self, LoadError> {
         let mut region = Region::map(ledger, Component::Weights, table.bytes as u64, false)?;
         for linear in &table.linears {
+            if stopped() {
+                return Err(LoadError::Stopped);
+            }
             let target = &mut region.bytes_mut()[linear.offset..][..linear.packing.bytes()];
             pack_linear(linear, checkpoint, target, pool)?;
             checkpoint.release(&linear.name);

@@ -13,7 +13,7 @@ use super::radix::PAGE_TOKENS;
 /// From this position on a prompt's pages depend on this content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaMark {
-    /// Position of a medium's first placeholder.
+    /// Position of a medium's first placeholder, or of the first generated token where that one stands apart.
     pub from: u32,
     /// All media up to and including that one: each mark's is made of the one before it.
     pub content: ContentKey,

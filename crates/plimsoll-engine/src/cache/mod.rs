@@ -9,9 +9,11 @@
 //! [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
 //!
 //! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three true to one another.
+//! [`KvNotes`] tells others what the index holds, where they are to know.
 
 mod key;
 mod kv;
+mod notes;
 mod pages;
 mod radix;
 mod states;
@@ -20,6 +22,7 @@ mod tests;
 
 pub use key::{MediaMark, PageKey};
 pub use kv::KvCache;
+pub use notes::{KvCursor, KvEvent, KvNotes, KvNotesStats};
 pub use pages::{PageId, PagePool, PoolError};
 pub use radix::{IndexError, IndexStats, Match, PAGE_TOKENS, PrefixIndex};
 pub use states::{Purpose, SlotId, StateError, StatePool, StateStats};

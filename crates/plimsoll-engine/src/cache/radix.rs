@@ -13,11 +13,13 @@
 //! What must not be in here: bytes of KV, requests, scheduling policy.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use plimsoll_memory::broken;
 use thiserror::Error;
 
 use super::key::{Content, PageKey};
+use super::notes::KvNotes;
 use super::pages::{PageId, PagePool};
 
 /// Tokens in one page of KV.
@@ -130,6 +132,8 @@ pub struct PrefixIndex {
     /// Secrets of the hash: prompts are hostile, and known secrets would let them collide on purpose.
     keys: [u64; 2],
     stats: IndexStats,
+    /// What others are told of it.
+    notes: Option<Arc<KvNotes>>,
 }
 
 impl PrefixIndex {
@@ -163,7 +167,21 @@ impl PrefixIndex {
             table: table.into_boxed_slice(),
             keys: [fold(seed, 0x9e37_79b9_7f4a_7c15), fold(!seed, 0xd1b5_4a32_d192_ed03)],
             stats: IndexStats { bytes, ..IndexStats::default() },
+            notes: None,
         })
+    }
+
+    /// Keeps notes of what enters and leaves from now on. They have room for as many pages as the index, which is empty.
+    #[must_use]
+    pub fn with_notes(mut self, notes: KvNotes) -> Self {
+        self.notes = Some(Arc::new(notes));
+        self
+    }
+
+    /// What others are told of it, if anything.
+    #[must_use]
+    pub fn notes(&self) -> Option<&Arc<KvNotes>> {
+        self.notes.as_ref()
     }
 
     /// Bytes of host memory an index over `pages` pages takes.
@@ -387,15 +405,19 @@ impl PrefixIndex {
                 pool.uncache(PageId(page as u32));
             }
         }
-        self.table.fill(ROOT);
-        self.stats.nodes = 0;
+        self.forget();
     }
 
     /// Forgets everything without giving any page back: the pool starts over too.
     pub(crate) fn start_over(&mut self) {
         self.nodes.iter_mut().for_each(|node| (node.parent, node.children) = (DEAD, 0));
+        self.forget();
+    }
+
+    fn forget(&mut self) {
         self.table.fill(ROOT);
         self.stats.nodes = 0;
+        self.notes.iter().for_each(|notes| notes.cleared());
     }
 
     /// Compares nodes, links, table and the pool's idea of what is cached. Costs time in proportion to the pool.
@@ -493,6 +515,9 @@ impl PrefixIndex {
         self.table[place] = page.0;
         self.stats.nodes += 1;
         self.stats.inserted_pages += 1;
+        if let Some(notes) = self.notes.as_ref().filter(|_| salt == 0 && media == [0; 32]) {
+            notes.stored(page, (parent != ROOT).then_some(PageId(parent)), tokens);
+        }
         true
     }
 
@@ -523,11 +548,12 @@ impl PrefixIndex {
         }
         self.table[gap] = ROOT;
         self.stats.nodes -= 1;
+        self.notes.iter().for_each(|notes| notes.removed(page));
     }
 }
 
 /// The two halves of a 128-bit product, folded: every input bit reaches every output bit.
-fn fold(a: u64, b: u64) -> u64 {
+pub(super) fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product >> 64) as u64 ^ product as u64
 }

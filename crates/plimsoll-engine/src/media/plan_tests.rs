@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll_formats::Checkpoint;
 use plimsoll_media::Size;
 
 use super::*;
@@ -36,7 +37,7 @@ fn planned_of(model: &str, options: &Options) -> Result<(Blueprint, EnginePlan),
 fn legal(media: &MediaPlan) -> Vec<Grid> {
     let (image, video) = (media.image.as_ref().unwrap(), media.video.as_ref().unwrap());
     let patches = |size: Size, frames: usize| {
-        let side = |pixels: u32| pixels as usize / image.rule.patch as usize;
+        let side = |pixels: u32| pixels as usize / image.rule.patches().patch as usize;
         Grid { frames, height: side(size.height), width: side(size.width) }
     };
     let mut grids = Vec::new();
@@ -44,11 +45,9 @@ fn legal(media: &MediaPlan) -> Vec<Grid> {
     let square = (1..280).flat_map(|h| (1..280).map(move |w| (h, w)));
     let sizes = square.chain((1..40).flat_map(|h| (1..h * 200).step_by(5).map(move |w| (h, w))));
     for (h, w) in sizes {
-        grids.extend(image.rule.resize(Size::new(h, w)).ok().map(|size| patches(size, 1)));
-        for frames in 1..=6 {
-            let size = video.rule.resize(frames, Size::new(h, w)).ok();
-            grids.extend(size.map(|size| patches(size, frames.div_ceil(2) as usize)));
-        }
+        let fits = (1..=6).filter_map(|frames| video.rule.fit(frames, Size::new(h, w)).ok());
+        let fits = fits.chain(image.rule.fit(Size::new(h, w)).ok());
+        grids.extend(fits.map(|fit| patches(fit.size, fit.groups as usize)));
     }
     grids.sort_unstable_by_key(|grid| (grid.frames, grid.height, grid.width));
     grids.dedup();
@@ -66,7 +65,7 @@ fn a30_no_legal_item_takes_more_than_the_worst_case() {
 fn no_legal_item_takes_more(model: &str) {
     let (blueprint, plan) = planned_of(model, &options()).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.vision().unwrap();
+    let tower = blueprint.model.tower(Sense::Sight).unwrap();
     let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
     let all = legal(media);
     assert!(all.len() > 200, "{} grids", all.len());
@@ -74,16 +73,75 @@ fn no_legal_item_takes_more(model: &str) {
     assert_eq!(dearest, media.workspace, "{model}: the worst case is one that occurs");
     let most = all.iter().map(|grid| grid.patches() as u64 / 4).max().unwrap();
     assert_eq!(most, media.video.as_ref().unwrap().tokens_max);
-    assert_eq!(media.image_tokens(), media.image.as_ref().unwrap().rule.worst(|shape| shape.tokens).tokens);
+    let ImageRule::Patches(rule) = &media.image.as_ref().unwrap().rule else { panic!("{model} is resized") };
+    assert_eq!(media.image_tokens(), rule.worst(|shape| shape.tokens).tokens);
+}
+
+#[test]
+fn a30_no_cut_into_tiles_takes_more_than_the_worst_case() {
+    let model = "vl-intern-rms";
+    let (blueprint, plan) = planned_of(model, &options()).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let tower = blueprint.model.vision().unwrap();
+    let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
+    let all = legal(media);
+    let frames: Vec<usize> = all.iter().map(|grid| grid.frames).collect();
+    assert_eq!(frames, [1, 2, 3, 4, 5, 6], "a tile, a video's frames, two to four tiles and a thumbnail");
+    let dearest = all.iter().map(|grid| planner.run(&[*grid]).unwrap().0).max().unwrap();
+    assert_eq!(dearest, media.workspace, "the worst case is one that occurs");
+    assert_eq!((media.image_tokens(), media.video.as_ref().unwrap().tokens_max), (5 * 4, 6 * 4));
+    assert_eq!(media.smaller(), (Some(2 * 256), Some(3)));
+    // Pixels buy tiles; the thumbnail stands beside them.
+    for (pixels, tokens) in [(256, 4), (700, 3 * 4), (768, 4 * 4), (1 << 20, 5 * 4)] {
+        let options = Options { max_image_pixels: Some(pixels), ..options() };
+        assert_eq!(planned_of(model, &options).unwrap().1.media.unwrap().image_tokens(), tokens, "{pixels} pixels");
+    }
+    let none = Options { max_image_pixels: Some(255), ..options() };
+    let error = planned_of(model, &none).err().unwrap().to_string();
+    assert!(error.contains("--max-image-pixels leaves 0 tiles"), "{error}");
+    // A context that holds no thumbnail holds no second tile.
+    let short = Options { max_req_total_len: Some(11), max_video_frames: None, ..options() };
+    let media = planned_of(model, &short).unwrap().1.media.unwrap();
+    assert_eq!((media.image_tokens(), media.video.unwrap().tokens_max), (4, 2 * 4));
+    // Nor is one that holds no tile at all anybody's fault but theirs who send a picture.
+    let media = planned_of(model, &Options { max_req_total_len: Some(3), ..short }).unwrap().1.media.unwrap();
+    assert_eq!((media.image_tokens(), media.video.unwrap().tokens_max), (4, 4));
+}
+
+#[test]
+fn tiles_must_be_the_towers() {
+    let dir = std::env::temp_dir().join(format!("plimsoll-tiles-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"] {
+        std::fs::copy(fixture_of("vl-intern").join(name), dir.join(name)).unwrap();
+    }
+    let planned = || {
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        Blueprint::new(&checkpoint, &options())?.media_plan(&options())
+    };
+    // The processor's default is 256 tokens a tile, and its file is not there.
+    let error = planned().err().unwrap().to_string();
+    assert!(error.contains("16 x 16 pixels and 256 tokens, the tower 16 x 16 and 4"), "{error}");
+    std::fs::write(dir.join("processor_config.json"), r#"{"image_seq_length": 4}"#).unwrap();
+    assert!(planned().unwrap().unwrap().video.is_some());
+    std::fs::write(dir.join("video_preprocessor_config.json"), r#"{"size": {"height": 32, "width": 32}}"#).unwrap();
+    assert!(planned().unwrap().unwrap().video.is_none(), "frames that the tower cannot see");
+    // Without weights it is planned by the processors' defaults.
+    ["model.safetensors", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"]
+        .iter()
+        .for_each(|name| std::fs::remove_file(dir.join(name)).unwrap());
+    let media = planned().unwrap().unwrap();
+    assert_eq!(media.image_tokens(), 5 * 4, "1024 pixels");
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
 fn a28_no_company_of_legal_items_takes_more_than_the_proven_batch() {
-    for (batch, model) in [(2, "vl-qwen3.5"), (3, "vl-qwen2.5"), (3, "vl-qwen3")] {
+    for (batch, model) in [(2, "vl-qwen3.5"), (3, "vl-qwen2.5"), (3, "vl-qwen3"), (3, "vl-intern")] {
         let options = Options { visual_infer_batch_size: batch, ..options() };
         let (blueprint, plan) = planned_of(model, &options).unwrap();
         let media = plan.media.as_ref().unwrap();
-        let tower = blueprint.model.vision().unwrap();
+        let tower = blueprint.model.tower(Sense::Sight).unwrap();
         let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
         let all = legal(media);
         let mut state = 7_usize;
@@ -154,7 +212,7 @@ fn a_lone_configuration_is_planned_with_the_processors_defaults() {
     let options = || Options { max_image_pixels: Some(1 << 16), ..options() };
     let blueprint = Blueprint::new(&checkpoint, &options()).unwrap();
     let media = blueprint.media_plan(&options()).unwrap().unwrap();
-    assert_eq!(media.image.as_ref().unwrap().rule.patch, 4);
+    assert_eq!(media.image.as_ref().unwrap().rule.patches().patch, 4);
     // With weights the files must be there: without them pictures would be prepared in a way that nobody has named.
     for name in ["model.safetensors", "tokenizer.json"] {
         std::fs::copy(fixture().join(name), dir.join(name)).unwrap();
@@ -166,4 +224,37 @@ fn a_lone_configuration_is_planned_with_the_processors_defaults() {
     let error = Blueprint::new(&checkpoint, &options()).unwrap().media_plan(&options()).err().unwrap().to_string();
     assert!(error.contains("patch_size"), "{error}");
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a30_no_company_of_sounds_takes_more_than_the_proven_batch() {
+    let options = Options { visual_infer_batch_size: 3, max_audio_seconds: Some(8), ..options() };
+    let (blueprint, plan) = planned_of("omni", &options).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let tower = blueprint.model.tower(Sense::Hearing).unwrap();
+    let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
+    let audio = media.audio.as_ref().unwrap();
+    let most = audio.rule.frames_max() as usize;
+    assert_eq!((media.audio_seconds(), most, audio.tokens_max, media.sound(8)), (8, 800, 104, (104, 800 * 20 * 4)));
+    let heard = media.worst.iter().filter(|(sense, _)| *sense == Sense::Hearing);
+    assert_eq!(heard.map(|(_, grids)| grids.clone()).collect::<Vec<_>>(), [vec![Grid::sound(most); 3]]);
+    for one in (2..=most).step_by(7) {
+        let company = [Grid::sound(one), Grid::sound(most - one / 2), Grid::sound(most)];
+        assert!(planner.run(&company).unwrap().0 <= media.workspace, "{company:?}");
+    }
+    assert!(media.patch_bytes >= (3 * most * 20 * 4) as u64);
+    // Asked for less than a second can be carried: sounds are not taken, pictures are.
+    let short = Options { max_req_total_len: Some(12), max_image_pixels: Some(8 * 64), ..options };
+    let media = blueprint.media_plan(&short).unwrap().unwrap();
+    assert!(media.audio.is_none() && media.image.is_some());
+    assert_eq!((media.audio_seconds(), media.shorter()), (0, None));
+}
+
+#[test]
+fn without_a_flag_no_sound_has_more_tokens_than_any_item() {
+    let (_, plan) = planned_of("omni", &options()).unwrap();
+    let media = plan.media.unwrap();
+    // 13 tokens a second; the context of the fixture is 4096.
+    assert_eq!((media.audio_seconds(), media.shorter()), (315, Some(157)));
+    assert_eq!(media.largest().0, 315 * 13);
 }

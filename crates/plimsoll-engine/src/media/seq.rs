@@ -10,10 +10,10 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use plimsoll_media::{Claim, ContentKey, MediaError, Modality, OutputPool, Pinned, Vacant};
 use plimsoll_memory::heap::chunk_bytes;
-use plimsoll_models::{Grid, PlacedItem};
+use plimsoll_models::{Grid, PlacedItem, Sense, TextLine};
 
 use super::placed::Run;
-use super::{MediaItem, MediaSpec, Pixels, placed};
+use super::{MediaItem, MediaSpec, Pixels, placed, sense};
 use crate::cache::MediaMark;
 
 /// One item as its sequence holds it.
@@ -44,9 +44,9 @@ pub struct SeqMedia {
     items: Vec<Medium>,
     runs: Vec<Run>,
     marks: Vec<MediaMark>,
-    /// Where the prompt's tokens stand, and where the first one after it does.
-    places: Vec<[u32; 3]>,
-    after: u32,
+    /// Where the prompt's tokens stand, and where what comes after it does.
+    places: Vec<[f32; 3]>,
+    after: Option<TextLine>,
 }
 
 impl SeqMedia {
@@ -60,7 +60,8 @@ impl SeqMedia {
         let runs = placed::runs(spec, prompt, media)?;
         let (mut items, mut marks) = (Vec::new(), Vec::new());
         items.try_reserve_exact(media.len())?;
-        marks.try_reserve_exact(media.len())?;
+        // One more for what is generated.
+        marks.try_reserve_exact(media.len() + 1)?;
         let mut before = [0; 32];
         for (index, item) in (0..).zip(media) {
             let last = runs.iter().rev().find(|run| run.item == index);
@@ -79,13 +80,25 @@ impl SeqMedia {
                 output: Output::Nothing,
             });
         }
-        let (mut places, mut after) = (Vec::new(), prompt.len() as u32);
+        let (mut places, mut after) = (Vec::new(), None);
         if !media.is_empty() {
             places.try_reserve_exact(prompt.len())?;
-            places.resize(prompt.len(), [0; 3]);
+            places.resize(prompt.len(), [0.0; 3]);
             let placed = |item: &MediaItem| PlacedItem { grid: item.grid, seconds: item.seconds };
-            let placed: Vec<_> = media.iter().map(placed).collect();
-            after = spec.places.places(|at| spec.is_placeholder(prompt[at]), &placed, &mut places);
+            let seen = media.iter().filter(|item| sense(item.shape.modality) == Sense::Sight);
+            let placed: Vec<_> = seen.map(placed).collect();
+            match spec.places {
+                Some(rule) => {
+                    let own = rule.places(|at| spec.is_plane(prompt[at]), &placed, &mut places);
+                    if own.apart {
+                        // The next turn's prompt has these tokens at other places: their pages are no answer to it (I9).
+                        let content = ContentKey::of(Modality::Video, "generated behind the latest time", &before);
+                        marks.push(MediaMark { from: prompt.len() as u32, content });
+                    }
+                    after = Some(own.text);
+                }
+                None => places.iter_mut().enumerate().for_each(|(index, place)| *place = [index as f32; 3]),
+            }
         }
         Ok(Self { items, runs, marks, places, after })
     }
@@ -98,16 +111,16 @@ impl SeqMedia {
         let chunk = |bytes| chunk_bytes(bytes) as u64;
         let runs: usize = media.iter().map(|item| item.grid.frames).sum();
         let each = size_of::<Medium>() + size_of::<MediaItem>();
-        let marks = chunk(media.len() * size_of::<MediaMark>());
-        chunk(runs * size_of::<Run>()) + chunk(media.len() * each) + marks + chunk(prompt * size_of::<[u32; 3]>())
+        let marks = chunk((media.len() + 1) * size_of::<MediaMark>());
+        chunk(runs * size_of::<Run>()) + chunk(media.len() * each) + marks + chunk(prompt * size_of::<[f32; 3]>())
     }
 
     /// Where a position stands in time, height and width.
-    pub(crate) fn place(&self, position: usize) -> [u32; 3] {
-        let after = || [(position - self.places.len()) as u32 + self.after; 3];
-        match self.items.is_empty() {
-            true => [position as u32; 3],
-            false => self.places.get(position).copied().unwrap_or_else(after),
+    pub(crate) fn place(&self, position: usize) -> [f32; 3] {
+        match (self.places.get(position), self.after) {
+            (Some(place), _) => *place,
+            (None, Some(text)) => [text.at(position - self.places.len()); 3],
+            (None, None) => [position as f32; 3],
         }
     }
 

@@ -3,8 +3,11 @@
 use super::PlanError;
 use crate::options::Options;
 
-/// Checks every number against its range, and those that depend on one another.
-pub(super) fn check(options: &Options) -> Result<(), PlanError> {
+/// Checks every number against its range, and those options that depend on one another, whatever the model.
+///
+/// # Errors
+/// [`PlanError::Option`] with the flag.
+pub fn check_options(options: &Options) -> Result<(), PlanError> {
     let problem = |flag, problem: String| Err(PlanError::Option { flag, problem });
     if options.batch_max_tokens == 0 || options.batch_max_tokens > 1 << 20 {
         return problem("--batch-max-tokens", format!("is {}; 1 to 1048576 are allowed", options.batch_max_tokens));
@@ -47,6 +50,13 @@ pub(super) fn check(options: &Options) -> Result<(), PlanError> {
         if value == 0 || value > 1024 {
             return problem(flag, format!("is {value}; 1 to 1024 are allowed"));
         }
+    }
+    let untold = [
+        (!options.prefix_cache, "and --disable-prefix-cache leaves nothing to tell"),
+        (options.guest, "which a server of several models tells nobody"),
+    ];
+    if let Some((_, why)) = untold.iter().find(|(so, _)| options.kv_events && *so) {
+        return problem("--kv-events", format!("tells what the prefix cache holds, {why}"));
     }
     if options.max_req_total_len == Some(0) {
         return problem("--max-req-total-len", "is 0; at least 1 is needed".into());

@@ -33,7 +33,7 @@ fn started(model: &str, pinned: Option<u64>, mode: Option<Mode>) -> EngineHandle
     let checkpoint = Checkpoint::open(&fixture(model)).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_file(&fixture(model).join("tokenizer.json")).unwrap());
     let adjust = |config: ProfileConfig| ProfileConfig { mode: mode.unwrap_or(config.mode), ..config };
-    start_as(&checkpoint, tokenizer, &options, &host, |_| {}, adjust).unwrap()
+    start_as((&checkpoint, tokenizer), &options, &host, |_| {}, &Cancel::default(), adjust).unwrap()
 }
 
 /// Greedy answers of a handful of requests that run side by side, with every log-probability.
@@ -72,6 +72,46 @@ fn stop(engine: EngineHandle) {
     }
     // The lease goes with the thread, a moment later.
     std::thread::sleep(std::time::Duration::from_millis(50));
+}
+
+/// A start that is cancelled before any tensor, between any two, and between any two steps of the proof, leaves nothing behind.
+#[test]
+fn a_start_that_nobody_waits_for_stops_at_its_next_checkpoint() {
+    let options = Options {
+        memory_budget: Some("300MiB".parse().unwrap()),
+        batch_max_tokens: 64,
+        running_max_req_size: 8,
+        graph_max_batch_size: 8,
+        threads: Some(2),
+        ..Options::default()
+    };
+    let mut host = Host::read(&options).unwrap();
+    host.line.bytes = 300 << 20;
+    host.lease_dir = Some(std::env::temp_dir().join(format!("plimsoll-startup-{}-cancelled", std::process::id())));
+    let checkpoint = Checkpoint::open(&fixture("llama")).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_file(&fixture("llama").join("tokenizer.json")).unwrap());
+    let start_until = |last: usize| {
+        let (cancel, mut tensors) = (Cancel::new(), 0);
+        if last == 0 {
+            cancel.cancel();
+        }
+        let counted = |_| {
+            tensors += 1;
+            if tensors == last {
+                cancel.cancel();
+            }
+        };
+        (start_unless(&checkpoint, Arc::clone(&tokenizer), &options, &host, counted, &cancel), tensors)
+    };
+    let (whole, tensors) = start_until(usize::MAX);
+    stop(whole.unwrap());
+    assert!(tensors > 4);
+    for last in [0, 1, tensors - 1, tensors] {
+        let (started, done) = start_until(last);
+        assert!(matches!(started, Err(StartError::Cancelled)), "{last}");
+        assert_eq!(done, last, "no tensor is packed after the word");
+    }
+    stop(start_until(usize::MAX).0.unwrap());
 }
 
 #[test]

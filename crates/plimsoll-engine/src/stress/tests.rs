@@ -195,7 +195,7 @@ proptest! {
         let requests: Vec<_> = requests.into_iter().map(|(p, o, r)| (p.min(context - 1), o.min(context - p.min(context - 1)), r)).collect();
         let mut stressed = Recorder::new(&blueprint);
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
-        stress(&mut stressed, &mut sampler, &limits, context, pools).unwrap();
+        stress(&mut stressed, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
         let most = stressed.most();
         // Exactly the largest: no dimension beyond what a step may have, and every dimension at its bound.
         prop_assert_eq!((most.rows, most.context), (rows.min(context).max(stressed.decodes), context));
@@ -243,7 +243,7 @@ proptest! {
         let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.model.shape(KvDtype::F32), 1);
         let mut stressed = Recorder::new(&blueprint);
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
-        stress(&mut stressed, &mut sampler, &limits, context, pools).unwrap();
+        stress(&mut stressed, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
         prop_assert!(stressed.draft_passes >= drafts * 2);
         prop_assert!(stressed.most().workspace + scratch <= plan.workspace);
         let served = serve(&blueprint, limits, pools, &requests);
@@ -261,10 +261,10 @@ fn a12_the_sampler_is_stressed_over_the_whole_vocabulary() {
     let limits =
         StepLimits { rows: 32, logit_rows: 8, running: 8, prefill_rows_beside_decode: 32, ..StepLimits::default() };
     let pools = Pools { pages: 64, slots: 0 };
-    stress(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, pools).unwrap();
+    stress(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, pools, &Cancel::default()).unwrap();
     assert_eq!(sampler.bytes(), before, "its scratch is made for the largest row once");
     assert!(before >= vocab * size_of::<f32>(), "a whole row of candidates");
     // A sampler that was made too small would be noticed here, not by a client.
     let mut small = Sampler::new(vocab / 2).unwrap();
-    assert!(stress(&mut Recorder::new(&blueprint), &mut small, &limits, 128, pools).is_err());
+    assert!(stress(&mut Recorder::new(&blueprint), &mut small, &limits, 128, pools, &Cancel::default()).is_err());
 }

@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use serde::Deserialize;
 
-use super::{Head, Line, Lines, Prompt, Trace, TraceError, check, each_line};
+use super::{Head, Line, Lines, Prompt, Trace, TraceError, check, each_line, unfinished};
 
 /// Tokens of a block in Mooncake's traces.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
@@ -22,7 +22,7 @@ struct Mooncake {
 /// Reads Mooncake's JSON lines: `timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens.
 pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
     let mut lines = Lines::default();
-    each_line(file, |number, text| {
+    let torn = each_line(file, unfinished, |number, text| {
         let one: Mooncake = serde_json::from_str(text)
             .map_err(|error| TraceError::Line { line: number, why: format!("not a request of Mooncake's: {error}") })?;
         check(number, one.input_length, 1)?;
@@ -35,7 +35,7 @@ pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
         let prompt = Prompt { tokens: one.input_length, blocks: one.hash_ids, ..Prompt::default() };
         lines.push(number, Line::plain(one.timestamp, prompt, one.output_length))
     })?;
-    Ok(Trace::new(Head { block_tokens: MOONCAKE_BLOCK_TOKENS, ..Head::default() }, lines))
+    Ok(Trace { torn, ..Trace::new(Head { block_tokens: MOONCAKE_BLOCK_TOKENS, ..Head::default() }, lines) })
 }
 
 /// Reads BurstGPT's CSV: a line of names, among them `Timestamp` in seconds, `Request tokens` and `Response tokens`. No two prompts
@@ -44,33 +44,39 @@ pub fn burst_gpt(file: impl BufRead) -> Result<Trace, TraceError> {
     let mut columns: Option<[usize; 3]> = None;
     let mut lines = Lines::default();
     let mut first_ms = None;
-    each_line(file, |number, text| {
-        let bad = |why: String| TraceError::Line { line: number, why };
-        let cells: Vec<&str> = text.split(',').map(|cell| cell.trim().trim_matches('"')).collect();
-        let Some(columns) = columns else {
-            let place = |name: &str| {
-                let found = cells.iter().position(|cell| cell.eq_ignore_ascii_case(name));
-                found.ok_or_else(|| bad(format!("no column '{name}' in BurstGPT's CSV")))
+    // A row that is cut in its last cell still has numbers in it.
+    let torn = each_line(
+        file,
+        |_| true,
+        |number, text| {
+            let bad = |why: String| TraceError::Line { line: number, why };
+            let cells: Vec<&str> = text.split(',').map(|cell| cell.trim().trim_matches('"')).collect();
+            let Some(columns) = columns else {
+                let place = |name: &str| {
+                    let found = cells.iter().position(|cell| cell.eq_ignore_ascii_case(name));
+                    found.ok_or_else(|| bad(format!("no column '{name}' in BurstGPT's CSV")))
+                };
+                columns = Some([place("Timestamp")?, place("Request tokens")?, place("Response tokens")?]);
+                return Ok(());
             };
-            columns = Some([place("Timestamp")?, place("Request tokens")?, place("Response tokens")?]);
-            return Ok(());
-        };
-        let cell = |column: usize| {
-            let number = cells.get(columns[column]).and_then(|cell| cell.parse::<f64>().ok());
-            let number = number.filter(|number| number.is_finite() && *number >= 0.0);
-            number.ok_or_else(|| bad(format!("column {} is no number", columns[column] + 1)))
-        };
-        let (at_ms, tokens, output) = ((cell(0)? * 1000.0) as u64, cell(1)? as u32, cell(2)? as u32);
-        check(number, tokens, 1)?;
-        if output == 0 || tokens == 0 {
-            return Ok(());
-        }
-        let since = at_ms.saturating_sub(*first_ms.get_or_insert(at_ms));
-        let blocks = (0..u64::from(tokens.div_ceil(super::BLOCK_TOKENS))).map(|block| (number as u64) << 24 | block);
-        let prompt = Prompt { tokens, blocks: blocks.collect(), ..Prompt::default() };
-        lines.push(number, Line::plain(since, prompt, output))
-    })?;
-    Ok(Trace::new(Head::default(), lines))
+            let cell = |column: usize| {
+                let number = cells.get(columns[column]).and_then(|cell| cell.parse::<f64>().ok());
+                let number = number.filter(|number| number.is_finite() && *number >= 0.0);
+                number.ok_or_else(|| bad(format!("column {} is no number", columns[column] + 1)))
+            };
+            let (at_ms, tokens, output) = ((cell(0)? * 1000.0) as u64, cell(1)? as u32, cell(2)? as u32);
+            check(number, tokens, 1)?;
+            if output == 0 || tokens == 0 {
+                return Ok(());
+            }
+            let since = at_ms.saturating_sub(*first_ms.get_or_insert(at_ms));
+            let blocks =
+                (0..u64::from(tokens.div_ceil(super::BLOCK_TOKENS))).map(|block| (number as u64) << 24 | block);
+            let prompt = Prompt { tokens, blocks: blocks.collect(), ..Prompt::default() };
+            lines.push(number, Line::plain(since, prompt, output))
+        },
+    )?;
+    Ok(Trace { torn, ..Trace::new(Head::default(), lines) })
 }
 
 #[cfg(test)]
@@ -100,6 +106,13 @@ mod tests {
         let seen: Vec<_> = trace.lines.iter().map(|line| (line.at_ms, line.prompts[0].tokens, line.output)).collect();
         assert_eq!(seen, [(0, 472, 18), (113_500, 417, 276)]);
         assert_ne!(trace.lines[0].prompts[0].blocks[0], trace.lines[1].prompts[0].blocks[0]);
+        assert_eq!(trace.torn, None);
+        // Cut anywhere, the last request is left out and said: a response of 2 tokens is none of 276.
+        let last = text.rfind("118.5").unwrap();
+        for cut in last + 1..text.len() {
+            let trace = burst_gpt(&text.as_bytes()[..cut]).unwrap();
+            assert_eq!((trace.lines.len(), trace.torn), (1, Some(4)), "cut at {cut}");
+        }
         let words = |text: &str| burst_gpt(text.as_bytes()).unwrap_err().to_string();
         assert!(words("a,b\n1,2\n").contains("no column 'Timestamp'"));
         assert!(words(&text.replace("472", "4e9")).starts_with("line 2: a prompt of 4000000000 tokens"));

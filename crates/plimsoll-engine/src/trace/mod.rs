@@ -169,6 +169,15 @@ pub struct Trace {
     pub head: Head,
     /// The requests, in the order in which they arrived.
     pub lines: Vec<Line>,
+    /// The number of the last line, where its end is missing: whoever wrote it was stopped in the middle. It is left out. Of a line of
+    /// CSV nobody knows whether it is whole, unless a line break ends it.
+    pub torn: Option<usize>,
+}
+
+/// What is read of the first line before anything else of it.
+#[derive(Deserialize)]
+struct Version {
+    plimsoll_trace: u32,
 }
 
 /// Why a trace cannot be read.
@@ -198,14 +207,21 @@ impl Trace {
     pub fn read(file: impl BufRead) -> Result<Self, TraceError> {
         let mut head = None;
         let mut lines = Lines::default();
-        each_line(file, |number, text| {
-            let bad = |error: serde_json::Error| TraceError::Line { line: number, why: error.to_string() };
+        let torn = each_line(file, unfinished, |number, text| {
+            let wrong = |why: String| TraceError::Line { line: number, why };
+            let bad = |error: serde_json::Error| wrong(error.to_string());
             if head.is_none() {
+                let no_trace =
+                    |_| wrong("this is no trace of plimsoll's: its first line has no `plimsoll_trace`".into());
+                let Version { plimsoll_trace: version } = serde_json::from_str(text).map_err(no_trace)?;
+                if version != VERSION {
+                    return Err(wrong(format!(
+                        "the trace has version {version}; this plimsoll reads version {VERSION}"
+                    )));
+                }
                 let first: Head = serde_json::from_str(text).map_err(bad)?;
-                let (version, blocks) = (first.plimsoll_trace, first.block_tokens);
-                if version != VERSION || blocks == 0 {
-                    let why = format!("version {version} with blocks of {blocks} tokens; version {VERSION} is read");
-                    return Err(TraceError::Line { line: number, why });
+                if first.block_tokens == 0 {
+                    return Err(wrong("`block_tokens` is 0".into()));
                 }
                 head = Some(first);
                 return Ok(());
@@ -215,13 +231,13 @@ impl Trace {
             lines.push(number, line)
         })?;
         let head = head.ok_or(TraceError::Line { line: 1, why: "the file is empty".into() })?;
-        Ok(Self::new(head, lines))
+        Ok(Self { torn, ..Self::new(head, lines) })
     }
 
     fn new(head: Head, lines: Lines) -> Self {
         let mut lines = lines.all;
         lines.sort_by_key(|line| line.at_ms);
-        Self { head, lines }
+        Self { head, lines, torn: None }
     }
 
     /// Token ids for a prompt: those recorded, or made-up ones below `vocab` that begin alike where the recorded ones did.
@@ -272,11 +288,19 @@ fn check(number: usize, tokens: u32, n: u32) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Calls `take` with the number and the text of every line that is not empty; a line has a bound.
+/// Whether a text is the beginning of JSON and no more.
+fn unfinished(text: &str) -> bool {
+    // Of what is passed over, "0." is no number rather than the beginning of one; of a value it is.
+    serde_json::from_str::<serde_json::Value>(text).is_err_and(|error| error.is_eof())
+}
+
+/// Calls `take` with the number and the text of every line that is not empty; a line has a bound. Returns the number of the last line, if
+/// no line break ends it and it is `torn`.
 fn each_line(
     mut file: impl BufRead,
+    torn: impl Fn(&str) -> bool,
     mut take: impl FnMut(usize, &str) -> Result<(), TraceError>,
-) -> Result<(), TraceError> {
+) -> Result<Option<usize>, TraceError> {
     let mut text = Vec::new();
     for number in 1.. {
         text.clear();
@@ -288,13 +312,23 @@ fn each_line(
         if read > LINE_BYTES_MAX {
             return Err(TraceError::Line { line: number, why: format!("longer than {LINE_BYTES_MAX} bytes") });
         }
-        let text = str::from_utf8(&text).map_err(|error| TraceError::Line { line: number, why: error.to_string() })?;
-        let text = text.trim();
-        if !text.is_empty() {
-            take(number, text)?;
+        // The first line says what the rest is: without it there is nothing to be read.
+        let may_be_torn = number > 1 && text.last() != Some(&b'\n');
+        let text = match str::from_utf8(&text) {
+            Ok(text) => text.trim(),
+            // In the middle of a character.
+            Err(error) if may_be_torn && error.error_len().is_none() => return Ok(Some(number)),
+            Err(error) => return Err(TraceError::Line { line: number, why: error.to_string() }),
+        };
+        if text.is_empty() {
+            continue;
         }
+        if may_be_torn && torn(text) {
+            return Ok(Some(number));
+        }
+        take(number, text)?;
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Numbers for blocks and salts, under a key that nobody knows and that goes with it.
@@ -353,7 +387,7 @@ mod tests {
         let prompts = [&first, &second].map(|ids| blinds.prompt(ids, &[], false));
         assert_eq!(prompts[0].blocks[..2], prompts[1].blocks[..2]);
         assert!(prompts[0].blocks[2] != prompts[1].blocks[2] && prompts[0].blocks[3] != prompts[1].blocks[3]);
-        let trace = Trace { head: Head::default(), lines: vec![] };
+        let trace = Trace { head: Head::default(), lines: vec![], torn: None };
         let made = [0, 1].map(|i| trace.ids(&prompts[i], 50));
         assert_eq!(made[0].len(), 200);
         assert!(made[0][..128] == made[1][..128] && made[0][128..] != made[1][128..]);
@@ -367,16 +401,45 @@ mod tests {
         let good = text(&[Line::plain(0, Prompt::default(), 1)]);
         for (bad, words) in [
             (String::new(), "line 1: the file is empty"),
-            (good.replace("\"plimsoll_trace\":1", "\"plimsoll_trace\":2"), "line 1: version 2"),
-            (good.replace("\"at_ms\":0", "\"at_ms\":-1"), "line 2: "),
-            (format!("{good}\nnonsense"), "line 3: "),
-            (good.replace("\"n\":1", "\"n\":4000000"), "line 2: 4000000 completions"),
-            (good.replace("\"tokens\":0", "\"tokens\":4000000000"), "line 2: a prompt of 4000000000 tokens"),
+            (good.replace("\"plimsoll_trace\":1", "\"plimsoll_trace\":2"), "line 1: the trace has version 2"),
+            // Of another version other fields may be there.
+            ("{\"plimsoll_trace\":2,\"pages\":[]}".into(), "line 1: the trace has version 2"),
+            ("{\"model\":\"x\"}".into(), "line 1: this is no trace of plimsoll's"),
+            ("{\"plimsoll_trace\":1}".into(), "line 1: missing field `block_tokens`"),
+            (good.replace("\"at_ms\":0", "\"at_ms\":-1") + "\n", "line 2: "),
+            (format!("{good}\nnonsense\n"), "line 3: "),
+            (format!("{good}\nnonsense\n{good}"), "line 3: "),
+            (good.replace("\"n\":1", "\"n\":4000000") + "\n", "line 2: 4000000 completions"),
+            (good.replace("\"tokens\":0", "\"tokens\":4000000000") + "\n", "line 2: a prompt of 4000000000 tokens"),
         ] {
             let error = Trace::read(bad.as_bytes()).unwrap_err().to_string();
             assert!(error.starts_with(words), "{error}");
         }
         let long = vec![b' '; LINE_BYTES_MAX + 2];
         assert!(Trace::read(&long[..]).unwrap_err().to_string().contains("longer than"));
+    }
+
+    #[test]
+    fn a_line_whose_end_is_missing_is_left_out_and_said() {
+        let line = |at| Line::plain(at, Prompt { tokens: 3, blocks: vec![7], ..Prompt::default() }, 5);
+        let whole = text(&[line(1), line(2), line(3)]);
+        let last = whole.rfind('\n').unwrap() + 1;
+        for cut in last + 1..whole.len() {
+            let trace = Trace::read(&whole.as_bytes()[..cut]).unwrap();
+            assert_eq!((trace.lines.len(), trace.torn), (2, Some(4)), "cut at {cut}");
+        }
+        for whole in [whole.clone(), whole.clone() + "\n"] {
+            let trace = Trace::read(whole.as_bytes()).unwrap();
+            assert_eq!((trace.lines.len(), trace.torn), (3, None));
+        }
+        // In the middle of a character, too.
+        let cut = [whole.as_bytes(), b"\n{\"x\":\"\xc3"].concat();
+        assert_eq!(Trace::read(&cut[..]).unwrap().torn, Some(5));
+        // What is whole and wrong is no torn line.
+        let wrong = whole[..last].to_owned() + &whole[last..].replace("\"n\":1", "\"n\":-1");
+        for wrong in [wrong, whole + "\nnonsense"] {
+            let error = Trace::read(wrong.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with("line 4: ") || error.starts_with("line 5: "), "{error}");
+        }
     }
 }

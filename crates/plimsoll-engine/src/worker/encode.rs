@@ -1,4 +1,4 @@
-//! Between two steps: one batch of media goes through the tower, so that those who decode wait for a batch at most.
+//! Between two steps: one batch of media goes through a tower, so that those who decode wait for a batch at most.
 //!
 //! Outputs are claimed for all of a sequence's media or not at all, oldest first; while an older one waits for room no newer one
 //! claims, so large requests are not starved by small ones. A batch is the largest that was proven at most, and starts with what
@@ -8,14 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use plimsoll_media::image::{patchify, patchify_len};
 use plimsoll_media::{Grant, MediaError, Permits};
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_models::{Grid, Pictures};
+use plimsoll_models::{Grid, Pictures, Sense};
 
 use super::{Worker, panic_message};
 use crate::governor::Rung;
-use crate::media::MediaSpec;
+use crate::media::{MediaSpec, sense, widen};
 use crate::metrics::Metrics;
 use crate::runner::Runner;
 
@@ -29,12 +28,14 @@ struct Job {
 }
 
 /// What encoding takes, reserved once.
-pub(super) struct Encoding {
+pub(crate) struct Encoding {
     pub spec: MediaSpec,
     /// Patches of a batch.
     patches: Vec<f32>,
     grids: Vec<Grid>,
     batch: Vec<Job>,
+    /// The tower that it goes through.
+    through: Sense,
     /// As many items and bytes of patches as were proven (A28).
     permits: Arc<Permits>,
     /// Items encoded since start.
@@ -44,19 +45,31 @@ pub(super) struct Encoding {
 }
 
 impl Encoding {
-    pub fn new(spec: &MediaSpec) -> Self {
+    /// Takes a batch's patches.
+    ///
+    /// # Errors
+    /// [`MediaError::OutOfMemory`].
+    pub fn new(spec: &MediaSpec) -> Result<Self, MediaError> {
+        let values = spec.patch_values_max();
+        let mut patches = Vec::new();
+        patches.try_reserve_exact(values).map_err(|_| MediaError::OutOfMemory {
+            what: "the patches of a batch of media",
+            bytes: (values * size_of::<f32>()) as u64,
+            flag: "--visual-infer-batch-size, --max-image-pixels or --max-video-frames",
+        })?;
         // Touched here, so that it is there when it is needed.
-        let mut patches = vec![f32::NAN; spec.patch_values_max()];
+        patches.resize(values, f32::NAN);
         patches.clear();
-        Self {
+        Ok(Self {
             patches,
             grids: Vec::with_capacity(spec.batch),
             batch: Vec::with_capacity(spec.batch),
+            through: Sense::Sight,
             permits: Permits::new(spec.batch, (spec.patch_values_max() * size_of::<f32>()) as u64),
             spec: spec.clone(),
             done: 0,
             lost: 0,
-        }
+        })
     }
 
     /// I4, when no sequence is left: every page of outputs is free or kept for others, no host bytes are held. A page that is
@@ -104,7 +117,7 @@ impl<R: Runner> Worker<R> {
 
     /// Claims room, and fills the batch with what has some and is permitted. None if there is nothing to encode.
     fn gather(&mut self, encoding: &mut Encoding) -> Option<Grant> {
-        let Encoding { spec, batch, permits, .. } = encoding;
+        let Encoding { spec, batch, through, permits, .. } = encoding;
         let mut granted = None;
         batch.clear();
         // While memory is short, one at a time.
@@ -126,7 +139,12 @@ impl<R: Runner> Worker<R> {
                 if seq.media.found(item) {
                     continue;
                 }
-                let bytes = (spec.values_of(&[seq.media.item(item).grid]) * size_of::<f32>()) as u64;
+                let own = sense(seq.media.item(item).modality);
+                // A batch goes through one tower; others have their turn in the next.
+                if !batch.is_empty() && own != *through {
+                    continue;
+                }
+                let bytes = (spec.values_of(own, &[seq.media.item(item).grid]) * size_of::<f32>()) as u64;
                 let permitted = match &mut granted {
                     None => {
                         // Nobody else encodes: it is there at once.
@@ -136,6 +154,7 @@ impl<R: Runner> Worker<R> {
                     Some(grant) => grant.try_grow(bytes),
                 };
                 if permitted {
+                    *through = own;
                     batch.push(Job { seq: index, item });
                 }
             }
@@ -180,20 +199,16 @@ impl<R: Runner> Worker<R> {
     }
 
     fn pass(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
-        let Encoding { spec, patches, grids, batch, done, .. } = encoding;
+        let Encoding { spec, patches, grids, batch, through, done, .. } = encoding;
         faults::site(Site::Encoder);
         patches.clear();
         grids.clear();
         for job in &batch[jobs.clone()] {
             let medium = self.scheduler.running()[job.seq].media.item(job.item);
-            let Some((rule, normalize)) = spec.patches(medium.modality) else { return Err("no such tower".into()) };
-            let frames = &medium.pixels.frames;
-            let first = patches.len();
-            patches.resize(first + patchify_len(rule, frames.len(), frames[0].size), 0.0);
-            patchify(frames, rule, normalize, &mut patches[first..]);
+            spec.write_patches(medium.modality, &medium.pixels, patches);
             grids.push(medium.grid);
         }
-        let ran = self.runner.encode(&Pictures { grids, patches });
+        let ran = self.runner.encode(*through, &Pictures { grids, patches });
         ran.map_err(|error| error.to_string())?;
         let mut first = 0;
         for job in &batch[jobs] {
@@ -204,7 +219,7 @@ impl<R: Runner> Worker<R> {
                     return Err("its outputs are not finite numbers".into());
                 }
             }
-            media.fill(job.item, |row, out| out.copy_from_slice(self.runner.embedding(first + row)));
+            media.fill(job.item, |row, out| widen(out, self.runner.embedding(first + row)));
             first += rows;
             *done += 1;
             self.shared.metrics.encoded_media.inc();

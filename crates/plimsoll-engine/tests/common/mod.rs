@@ -42,6 +42,24 @@ pub fn exact() -> Options {
     }
 }
 
+/// A conversation of two turns, the first one's answer a part of the second one's prompt: what `cached` finds again must say
+/// what `plain`, which keeps no pages, computes anew, bit for bit (I9). Returns the tokens found, and those of the first prompt.
+pub fn two_turns(cached: &EngineHandle, plain: &EngineHandle, first: &Request, more: &[u32]) -> (usize, usize) {
+    let said = collect(cached.submit(first.clone()).unwrap());
+    assert_eq!(said.error, None);
+    let prompt = [first.prompt.as_slice(), &said.ids, more].concat();
+    let second = Request { prompt, max_tokens: 24, ..first.clone() };
+    let [found, anew] = [cached, plain].map(|engine| collect(engine.submit(second.clone()).unwrap()));
+    let bits = |answer: &Answer| {
+        assert_eq!(answer.error, None);
+        let own = |report: &Option<TokenLogprobs>| report.as_ref().unwrap().own.unwrap().to_bits();
+        answer.logprobs.iter().map(own).collect::<Vec<_>>()
+    };
+    assert_eq!((&found.ids, bits(&found)), (&anew.ids, bits(&anew)), "{} tokens were cached", found.cached_tokens);
+    assert_eq!(anew.cached_tokens, 0);
+    (found.cached_tokens as usize, first.prompt.len())
+}
+
 /// The same with a hybrid's draft head at work, `drafts` at once; 0: without it.
 pub fn with_drafts(drafts: usize) -> Options {
     Options { enable_mtp: drafts > 0, mtp_num_draft_tokens: drafts.max(1), mtp_adaptive: false, ..exact() }

@@ -16,7 +16,7 @@ use plimsoll_engine::runner::Runner;
 use plimsoll_engine::scheduler::StepLimits;
 use plimsoll_engine::testing::{Bench, Speculation, over_runner};
 use plimsoll_engine::{EngineHandle, Limits};
-use plimsoll_models::Pictures;
+use plimsoll_models::{Pictures, Sense};
 use plimsoll_text::Tokenizer;
 
 use super::tower::{self, Tower};
@@ -236,8 +236,8 @@ pub fn after(history: u64, id: u32) -> u64 {
 }
 
 /// What stands in a row for a model whose rows have places.
-pub fn code(own: u32, [time, height, width]: [u32; 3]) -> u32 {
-    [time, height, width].iter().fold(u64::from(own), |hash, axis| mix(hash ^ u64::from(*axis))) as u32
+pub fn code(own: u32, place: [f32; 3]) -> u32 {
+    place.iter().fold(u64::from(own), |hash, axis| mix(hash ^ u64::from(axis.to_bits()))) as u32
 }
 
 fn hash(history: impl Iterator<Item = u32>) -> u64 {
@@ -437,7 +437,7 @@ impl Recall {
         }
         assert!(!broken, "the draft head sees an entry it has not made for this history");
         let next = match step.places.get(row) {
-            Some(place) => code(step.tokens[row], place.map(|axis| axis + 1)),
+            Some(place) => code(step.tokens[row], place.map(|axis| axis + 1.0)),
             None => step.tokens[row],
         };
         self.hidden.push((after(from.0, next), position));
@@ -502,7 +502,7 @@ impl Runner for Recall {
         Ok(())
     }
 
-    fn encode(&mut self, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+    fn encode(&mut self, _: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
         // As on a device, it takes the place of what the last step left.
         self.row_len.clear();
         self.encoded.clear();

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use plimsoll_engine::media::{ImageSpec, MediaItem, MediaSpec, Pixels, VideoSpec};
+use plimsoll_engine::media::{ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, VideoSpec};
 use plimsoll_engine::{EngineHandle, Request};
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
+use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Size, Staging};
 use plimsoll_models::{Grid, PlaceRule, PlacedItem};
@@ -53,30 +53,42 @@ impl Tower {
         let image = Patches::image(&files.image, None).unwrap();
         let video = PatchVideo::new(&files.video, Budget::Video, None).unwrap();
         let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
+        let grid =
+            |groups: usize, (a, b): (u64, u64)| Grid { frames: groups, height: 2 * a as usize, width: 2 * b as usize };
+        let pictures = image.frontier().into_iter().map(|sides| grid(1, sides)).collect();
+        let films = (1..=6_u64).flat_map(|frames| {
+            let sides = video.frontier(frames).into_iter();
+            sides.map(move |sides| grid(frames.div_ceil(2) as usize, sides))
+        });
+        let films = films.collect();
         MediaSpec {
             image: Some(ImageSpec {
                 tokens_max: image.worst(|s| s.tokens).tokens,
-                rule: image,
+                rule: ImageRule::Patches(image),
                 normalize,
                 placeholder: IMAGE,
+                bounds: pictures,
             }),
             video: Some(VideoSpec {
                 tokens_max: video.worst(|s| s.tokens).tokens,
-                rule: video,
+                rule: VideoRule::Patches(video),
                 normalize,
                 placeholder: VIDEO,
+                bounds: films,
             }),
+            audio: None,
             parameters: CONFIG.into(),
-            places: self.rule(),
+            places: Some(self.rule()),
+            spelling: Spelling::Timed,
             items_max: self.items,
             batch: self.batch,
             staging: Staging::new(self.media_bytes),
-            outputs: OutputPool::new(WIDTH, PAGE_ROWS, self.output_pages),
+            outputs: OutputPool::new(WIDTH, PAGE_ROWS, self.output_pages).unwrap(),
         }
     }
 
     fn rule(&self) -> PlaceRule {
-        PlaceRule { merge: 2, frames_apart: self.frames_apart, steps_per_second: None }
+        PlaceRule { merge: 2, frames_apart: self.frames_apart, steps_per_second: None, unrounded: false }
     }
 }
 
@@ -144,7 +156,7 @@ impl Mixed {
         let content: Vec<u8> = frames.iter().flat_map(|frame| frame.data.iter().copied()).collect();
         let key = ContentKey::of(modality, &self.spec.parameters, &content);
         let staged = self.spec.staging.reserve(content.len() as u64).unwrap();
-        let apart = self.spec.places.frames_apart && modality == Modality::Video;
+        let apart = self.spec.places.unwrap().frames_apart && modality == Modality::Video;
         let first = self.prompt.len() as u32 + u32::from(apart);
         let placeholder = if modality == Modality::Image { IMAGE } else { VIDEO };
         for group in 0..groups {
@@ -154,7 +166,7 @@ impl Mixed {
             }
             self.prompt.extend(std::iter::repeat_n(placeholder, per_group));
         }
-        let pixels = Arc::new(Pixels { frames, staged });
+        let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged });
         self.media.push(MediaItem { key, shape, grid, first, seconds: None, pixels });
         self
     }
@@ -165,12 +177,12 @@ impl Mixed {
 
     /// What the model says after it, greedily.
     pub fn says(&self, tokens: usize) -> Vec<u32> {
-        let mut places = vec![[0; 3]; self.prompt.len()];
+        let mut places = vec![[0.0; 3]; self.prompt.len()];
         let placed: Vec<_> = self.media.iter().map(|item| PlacedItem { grid: item.grid, seconds: None }).collect();
         let is_media = |token: u32| token == IMAGE || token == VIDEO;
-        let after = self.spec.places.places(|at| is_media(self.prompt[at]), &placed, &mut places);
+        let after = self.spec.places.unwrap().places(|at| is_media(self.prompt[at]), &placed, &mut places).text.at(0);
         let mut rows = self.media.iter().flat_map(|item| {
-            let rule = &self.spec.image.as_ref().unwrap().rule;
+            let rule = self.spec.image.as_ref().unwrap().rule.patches();
             let frames = &item.pixels.frames;
             let mut patches = vec![0.0; patchify_len(rule, frames.len(), frames[0].size)];
             patchify(frames, rule, &self.spec.image.as_ref().unwrap().normalize, &mut patches);
@@ -186,7 +198,7 @@ impl Mixed {
         for n in 0..tokens as u32 {
             let token = best(history);
             said.push(token);
-            history = super::recall::after(history, code(token, [after + n; 3]));
+            history = super::recall::after(history, code(token, [after + n as f32; 3]));
         }
         said
     }

@@ -6,7 +6,7 @@ use super::hybrid;
 use super::meta::{GgufMeta, GgufValue};
 use crate::config::{Activation, Architecture, ModelConfig, RopeScaling, YarnScaling};
 use crate::directory::Directory;
-use crate::error::FormatError;
+use crate::error::{FormatError, quote};
 
 /// Tokens that end an answer whichever of them the metadata calls "eos", when the vocabulary marks them as control
 /// tokens: chat models end turns with one and documents with the other.
@@ -109,6 +109,7 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         experts,
         encoder: None,
         vision: None,
+        audio: None,
         delta_net: hybrid::delta_net(&keys, &architecture, layers)?,
         draft_layers,
         attention_gate: hybrid,
@@ -210,7 +211,7 @@ fn rope_scaling(keys: &Keys, max_context: usize) -> Result<RopeScaling, FormatEr
                 truncate: true,
             }))
         }
-        other => Err(FormatError::Unsupported(format!("rope scaling {other:?}"))),
+        other => Err(FormatError::Unsupported(format!("rope scaling {}", quote(other)))),
     }
 }
 

@@ -95,10 +95,12 @@ fn alignment(meta: &GgufMeta) -> Result<u64, FormatError> {
     }
     match meta.u64(key) {
         Some(alignment) if alignment.is_power_of_two() && (8..=ALIGNMENT_MAX).contains(&alignment) => Ok(alignment),
-        _ => Err(FormatError::Gguf(format!(
-            "{key} is {:?}, allowed are powers of two from 8 to {ALIGNMENT_MAX}",
-            meta.get(key)
-        ))),
+        // Its value may be a list as long as the file.
+        other => {
+            let other = other.map_or_else(|| "no whole number".to_owned(), |number| number.to_string());
+            let allowed = format!("allowed are powers of two from 8 to {ALIGNMENT_MAX}");
+            Err(FormatError::Gguf(format!("{key} is {other}, {allowed}")))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! The text model of a multimodal checkpoint is described in `text_config`, which omits what equals the defaults of its
 //! class: hence the table of defaults.
 
+use super::audio;
 use super::encoder;
 use super::hybrid;
 use super::intern;
@@ -25,8 +26,13 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
     let top = read_object(config)?;
     let generation = if generation.is_file() { read_object(generation)? } else { Default::default() };
     let outer = Lookup { inner: &top, outer: None };
+    // Of a model that also talks, the part that reads, sees, hears and writes.
+    let outer = match outer.object("thinker_config")? {
+        Some(thinker) => Lookup { inner: thinker.inner, outer: Some(&top) },
+        None => outer,
+    };
     let lookup = match outer.object("text_config")? {
-        Some(text) => Lookup { inner: text.inner, outer: Some(&top) },
+        Some(text) => Lookup { inner: text.inner, outer: Some(outer.inner) },
         None => outer,
     };
     let family = Family::of(&outer, &lookup)?;
@@ -42,6 +48,7 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
     let name = family.name.clone();
     let built = build(&lookup, &generation, family).and_then(|mut config| {
         vision::add(&mut config, &outer, &lookup, &name)?;
+        audio::add(&mut config, &outer, &name)?;
         config.check().map(|()| config)
     });
     match (built, unknown) {
@@ -51,12 +58,17 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
     }
 }
 
+/// The names of a family whose routers, unlike those of its language models, have no key for renormalising.
+const QWEN3_VL_MOE: [&str; 3] = ["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"];
+
 /// What the defaults of a class depend on.
 struct Family {
     /// The class, or `model_type` where none is named.
     name: String,
     architecture: Architecture,
     mistral: bool,
+    /// Whether a router renormalises the weights of its experts, unless the configuration says otherwise; none: it always does.
+    renormalise: Option<bool>,
 }
 
 /// Values that transformers assumes when a key is absent.
@@ -106,10 +118,11 @@ impl Family {
             | "Qwen3VLForConditionalGeneration"
             | "qwen3_vl"
             | "qwen3_vl_text" => Architecture::Qwen3,
-            "Qwen3VLMoeForConditionalGeneration" | "qwen3_vl_moe" | "qwen3_vl_moe_text" => Architecture::Qwen3Moe,
+            name if QWEN3_VL_MOE.contains(&name) => Architecture::Qwen3Moe,
             "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "Gemma3TextModel" | "gemma3" | "gemma3_text" => {
                 Architecture::Gemma3
             }
+            name if audio::is(name) => Architecture::Qwen3Moe,
             "Qwen3MoeForCausalLM" | "Qwen3MoeModel" | "qwen3_moe" => Architecture::Qwen3Moe,
             "Qwen3NextForCausalLM" | "Qwen3NextModel" | "qwen3_next" => Architecture::Qwen3Next,
             "Qwen3_5ForConditionalGeneration"
@@ -124,7 +137,13 @@ impl Family {
             | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
             other => encoder::architecture(other).unwrap_or_else(|| Architecture::Other(other.to_owned())),
         };
-        Ok(Family { name: name.to_owned(), architecture, mistral })
+        let renormalise = match architecture {
+            Architecture::Qwen3Moe if QWEN3_VL_MOE.contains(&model) => None,
+            Architecture::Qwen3Moe => Some(audio::is(model)),
+            Architecture::Qwen3_5Moe => None,
+            _ => Some(true),
+        };
+        Ok(Family { name: name.to_owned(), architecture, mistral, renormalise })
     }
 
     fn defaults(&self) -> Defaults {
@@ -193,7 +212,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
     // model that runs in bf16).
     let embedding_scale = (hidden_size as f64).sqrt() as f32;
     let hybrid = family.architecture.is_hybrid();
-    let experts = hybrid::experts(config, &family.architecture, layers)?;
+    let experts = hybrid::experts(config, &family.architecture, family.renormalise, layers)?;
     let intermediate_size = match &experts {
         // Where every layer has experts the width of a plain part is often left out, and never used.
         Some(experts) => config.size("intermediate_size")?.unwrap_or(experts.width),
@@ -212,6 +231,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         delta_net: hybrid::delta_net(config, &family.architecture, layers)?,
         encoder: None,
         vision: None,
+        audio: None,
         draft_layers: hybrid::draft_layers(config, &family.architecture)?,
         attention_gate: hybrid,
         vocab_size: or_need(config, "vocab_size", defaults.vocab_size)?,
@@ -308,6 +328,11 @@ pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, F
         Some(name) => name,
         None => config.str("hidden_act")?.unwrap_or(default),
     };
+    activation_of(name)
+}
+
+/// The activation of a name.
+pub(super) fn activation_of(name: &str) -> Result<Activation, FormatError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),

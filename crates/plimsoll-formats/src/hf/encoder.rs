@@ -62,6 +62,7 @@ pub(super) fn build(config: &Lookup, architecture: Architecture) -> Result<Model
         delta_net: None,
         encoder: Some(encoder),
         vision: None,
+        audio: None,
         draft_layers: 0,
         attention_gate: false,
         vocab_size: config.need("vocab_size")?,

@@ -13,10 +13,11 @@ const FULL_ATTENTION_INTERVAL: usize = 4;
 /// Share of a hybrid's head that is rotated when the configuration does not say.
 const PARTIAL_ROTARY_DEFAULT: f32 = 0.25;
 
-/// The mixture of experts.
+/// The mixture of experts. `renormalise`: whether the router does, unless the configuration says otherwise; none: it always does.
 pub(super) fn experts(
     config: &Lookup,
     architecture: &Architecture,
+    renormalise: Option<bool>,
     layers: usize,
 ) -> Result<Option<Experts>, FormatError> {
     if !architecture.has_experts() {
@@ -38,10 +39,9 @@ pub(super) fn experts(
         top_k: or("num_experts_per_tok", top_k)?,
         width: or("moe_intermediate_size", if moe { 768 } else { 512 })?,
         shared_width: if moe { 0 } else { or("shared_expert_intermediate_size", 512)? },
-        // Qwen 3.5 has no such key: its router always renormalises.
-        renormalise: match architecture {
-            Architecture::Qwen3_5Moe => true,
-            _ => config.bool("norm_topk_prob")?.unwrap_or(!moe),
+        renormalise: match renormalise {
+            Some(default) => config.bool("norm_topk_prob")?.unwrap_or(default),
+            None => true,
         },
         layers: sparse_layers(config, layers)?,
     }))

@@ -29,8 +29,8 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
     if !(1.0..=16.0).contains(&merge) || merge.fract() != 0.0 || !(image / patch).is_multiple_of(merge as usize) {
         return Err(FormatError::Config(format!("downsample_ratio: blocks of {merge} patches do not fill a tile")));
     }
-    let ids = MediaTokens { image: 151_667, video: 151_667, start: 151_665, end: 151_666 };
-    let image_token = token(top, "image_token_id", ids.image)?;
+    // A frame of a video is written as a picture is.
+    let context = token(top, "image_token_id", 151_667)?;
     Ok(Vision {
         tower: Tower::Intern(Intern {
             rms_norm,
@@ -52,7 +52,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         window: None,
         full_layers: Vec::new(),
         steps_per_second: None,
-        tokens: MediaTokens { image: image_token, video: image_token, ..ids },
+        tokens: MediaTokens { image: context, video: context },
     })
 }
 

@@ -3,6 +3,7 @@
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `mlx` joins the three tensors of a
 //! quantized one, `config`, `encoder`, `hybrid`, `rope`, `vision` and `intern` resolve the configuration, `json` holds bounded JSON access.
 
+mod audio;
 mod config;
 mod encoder;
 mod hybrid;

@@ -24,18 +24,24 @@ pub(super) fn canonical(name: &str) -> String {
 }
 
 /// How the names of a tower's tensors begin: those of the Qwens, then InternVL's.
-const TOWER_PARTS: [&str; 8] = [
+const TOWER_PARTS: [&str; 9] = [
     "patch_embed.",
     "pos_embed.",
     "blocks.",
     "merger.",
     "deepstack_merger_list.",
+    "merger_list.",
     "embeddings.",
     "encoder.layer.",
     "layernorm.",
 ];
 
 fn without_prefix(name: &str) -> String {
+    // Of a model that also talks, the part that reads, sees, hears and writes.
+    let name = name.strip_prefix("thinker.").unwrap_or(name);
+    if let Some(rest) = name.strip_prefix("model.").unwrap_or(name).strip_prefix("audio_tower.") {
+        return format!("audio.{rest}");
+    }
     // The draft head, which some converters move into the language model.
     for prefix in ["language_model.mtp.", "model.language_model.mtp.", "language_model.model.mtp.", "model.mtp."] {
         if let Some(rest) = name.strip_prefix(prefix) {
@@ -103,6 +109,13 @@ mod tests {
             ("vision_tower.embeddings.cls_token", "visual.embeddings.cls_token"),
             ("multi_modal_projector.linear_1.bias", "visual.projector.linear_1.bias"),
             ("multi_modal_projector.mm_soft_emb_norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
+            ("thinker.audio_tower.layers.0.fc1.bias", "audio.layers.0.fc1.bias"),
+            ("model.audio_tower.conv2d1.weight", "audio.conv2d1.weight"),
+            ("thinker.visual.merger_list.0.ln_q.bias", "visual.merger_list.0.ln_q.bias"),
+            ("model.visual.merger_list.0.mlp.2.bias", "visual.merger_list.0.mlp.2.bias"),
+            ("thinker.model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.weight"),
+            ("thinker.lm_head.weight", "lm_head.weight"),
+            ("talker.model.norm.weight", "talker.model.norm.weight"),
             ("mtp.fc.weight", "mtp.fc.weight"),
             ("language_model.mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"),
             ("model.language_model.layers.1.mlp.experts.down_proj", "model.layers.1.mlp.experts.down_proj.weight"),

@@ -1,5 +1,6 @@
 //! `vision_config` of a multimodal checkpoint → its tower, with the defaults of transformers.
 
+use super::audio;
 use super::config::activation;
 use super::intern;
 use super::json::{Lookup, whole};
@@ -20,7 +21,7 @@ struct Defaults {
     tokens: MediaTokens,
 }
 
-const QWEN2_TOKENS: MediaTokens = MediaTokens { image: 151_655, video: 151_656, start: 151_652, end: 151_653 };
+const QWEN2_TOKENS: MediaTokens = MediaTokens { image: 151_655, video: 151_656 };
 const FOLLOWING: RopeSections = RopeSections { sizes: [16, 24, 24], interleaved: false };
 
 /// Those of a class or `model_type`; none for a family whose pictures nobody here understands, which serves text.
@@ -56,8 +57,12 @@ fn family(name: &str) -> Option<Defaults> {
             Some(Defaults { deepstack: &[8, 16, 24], sections, ..qwen3 })
         }
         "Qwen3_5ForConditionalGeneration" | "qwen3_5" | "Qwen3_5MoeForConditionalGeneration" | "qwen3_5_moe" => {
-            let tokens = MediaTokens { image: 248_056, video: 248_057, start: 248_053, end: 248_054 };
+            let tokens = MediaTokens { image: 248_056, video: 248_057 };
             Some(Defaults { sections: RopeSections { sizes: [11, 11, 10], interleaved: true }, tokens, ..qwen3 })
+        }
+        name if audio::is(name) => {
+            let sections = RopeSections { sizes: [24, 20, 20], interleaved: true };
+            Some(Defaults { tower: Tower::Omni, deepstack: &[8, 16, 24], sections, ..qwen3 })
         }
         _ => None,
     }
@@ -99,7 +104,7 @@ fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, Fo
         (false, _) => or("intermediate_size", defaults.intermediate)?,
     };
     let positions = match defaults.tower {
-        Tower::Qwen3 => or("num_position_embeddings", 2304)?,
+        Tower::Qwen3 | Tower::Omni => or("num_position_embeddings", 2304)?,
         _ => 0,
     };
     let table_side = positions.isqrt();
@@ -125,12 +130,14 @@ fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, Fo
         deepstack: layers(vision, "deepstack_visual_indexes", defaults.deepstack)?,
         window: if windows { Some(or("window_size", 112)?) } else { None },
         full_layers: if windows { layers(vision, "fullatt_block_indexes", &[7, 15, 23, 31])? } else { Vec::new() },
-        steps_per_second: if windows { Some(or("tokens_per_second", 4)?.min(1 << 20) as u32) } else { None },
+        steps_per_second: match defaults.tower {
+            Tower::Qwen2_5 => Some(or("tokens_per_second", 4)?.min(1 << 20) as u32),
+            Tower::Omni => Some(top.size("position_id_per_seconds")?.unwrap_or(25).min(1 << 20) as u32),
+            _ => None,
+        },
         tokens: MediaTokens {
             image: token(top, "image_token_id", defaults.tokens.image)?,
             video: token(top, "video_token_id", defaults.tokens.video)?,
-            start: token(top, "vision_start_token_id", defaults.tokens.start)?,
-            end: token(top, "vision_end_token_id", defaults.tokens.end)?,
         },
     })
 }

@@ -82,6 +82,8 @@ pub struct Recorder {
     pub bytes: u64,
     pub total: Option<u64>,
     pub open: bool,
+    /// Nobody waits any more for what has come to so many bytes.
+    pub enough: Option<u64>,
 }
 
 impl Progress for Recorder {
@@ -104,6 +106,10 @@ impl Progress for Recorder {
 
     fn note(&mut self, line: &str) {
         self.notes.push(line.to_owned());
+    }
+
+    fn wanted(&self) -> bool {
+        self.enough.is_none_or(|enough| self.bytes < enough)
     }
 }
 

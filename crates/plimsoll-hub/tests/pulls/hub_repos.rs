@@ -105,6 +105,28 @@ fn a_transfer_that_never_advances_is_given_up_and_resumed_by_the_next_pull() {
 }
 
 #[test]
+fn a_transfer_that_nobody_waits_for_ends_between_two_pieces() {
+    let (_dir, cache) = cache();
+    let server = Server::start();
+    let body = content(100_000, 6);
+    server.publish_repo(REPO, &[(MODEL, &body)]);
+    // Twenty seconds, if it were waited for.
+    server.change(&file_path(REPO, MODEL), |page| page.drip = Some((1_000, Duration::from_millis(200))));
+    let begin = Instant::now();
+    let mut leaving = Recorder { enough: Some(2_000), ..Recorder::default() };
+    let error = pull(&model(), &cache, &settings(server.endpoint()), &mut leaving).unwrap_err();
+    assert!(matches!(error, HubError::GivenUp), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(10) && !leaving.open);
+    assert!((2_000..20_000).contains(&leaving.bytes), "{}", leaving.bytes);
+    // The lock is free, and the next goes on where it stopped.
+    server.change(&file_path(REPO, MODEL), |page| page.drip = None);
+    let path = pull(&model(), &cache, &settings(server.endpoint()), &mut Quiet).unwrap();
+    assert_eq!(fs::read(path).unwrap(), body);
+    let last = server.requests("/resolve/").pop().unwrap();
+    assert_eq!(last.headers["range"], format!("bytes={}-", leaving.bytes));
+}
+
+#[test]
 fn a_silent_server_is_noticed() {
     let (_dir, cache) = cache();
     let server = Server::start();

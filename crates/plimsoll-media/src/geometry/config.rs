@@ -13,6 +13,8 @@ pub struct ProcessorFiles {
     pub image: Fields,
     /// The video processor's.
     pub video: Fields,
+    /// Whether a video has bounds of its own; otherwise they are the image processor's.
+    pub video_apart: bool,
     /// The feature extractor's.
     pub audio: Fields,
     /// What belongs to the processor itself.
@@ -42,6 +44,7 @@ pub struct Fields {
     pub(crate) hop_length: Option<u64>,
     pub(crate) n_fft: Option<u64>,
     pub(crate) sampling_rate: Option<u64>,
+    pub(crate) feature_size: Option<u64>,
     pub(crate) image_mean: Option<[f64; 3]>,
     pub(crate) image_std: Option<[f64; 3]>,
     pub(crate) rescale_factor: Option<f64>,
@@ -65,9 +68,11 @@ impl ProcessorFiles {
         let video = parse("video_preprocessor_config.json", video)?;
         let outer = parse("processor_config.json", processor)?;
         let nested = |keys: [&str; 2]| keys.iter().find_map(|key| outer.as_ref()?.get(*key)).cloned();
+        let video = nested(["video_processor", "video_processor"]).or(video);
         Ok(Self {
+            video_apart: video.is_some(),
             image: fields(nested(["image_processor", "image_processor"]).or_else(|| own.clone()))?,
-            video: fields(nested(["video_processor", "video_processor"]).or(video).or_else(|| own.clone()))?,
+            video: fields(video.or_else(|| own.clone()))?,
             audio: fields(nested(["feature_extractor", "audio_processor"]).or(own))?,
             processor: fields(outer)?,
         })
@@ -85,6 +90,11 @@ fn fields(value: Option<Value>) -> Result<Fields, MediaError> {
 }
 
 impl Fields {
+    /// Bands of a feature extractor.
+    pub fn bands(&self) -> Option<u64> {
+        self.feature_size
+    }
+
     /// The least and the most pixels; the fields beside `size` win, as they do in transformers.
     pub(crate) fn pixels(&self, defaults: (u64, u64)) -> Result<(u64, u64), MediaError> {
         let size = &self.size;

@@ -7,6 +7,7 @@ pub mod config;
 pub mod frames;
 pub mod frontier;
 pub mod patches;
+pub mod rule;
 pub mod sound;
 pub mod tiles;
 pub mod video;
@@ -14,8 +15,9 @@ pub mod video;
 pub use config::ProcessorFiles;
 pub use frames::Sampling;
 pub use patches::Patches;
+pub use rule::{Fit, ImageRule, VideoRule};
 pub use sound::SoundWindows;
-pub use tiles::Tiles;
+pub use tiles::{TileVideo, Tiles};
 pub use video::PatchVideo;
 
 /// Python's `round(n / d)` for whole numbers: to the nearest, ties to the even one.

@@ -58,10 +58,31 @@ impl SoundWindows {
         self.shape_of(self.max_seconds * self.rate)
     }
 
-    fn shape_of(&self, samples: u64) -> Shape {
-        let frames = samples / self.hop;
+    /// Frames of the spectrogram of a sound of `samples` samples.
+    pub fn frames(&self, samples: u64) -> u64 {
+        samples / self.hop
+    }
+
+    /// Tokens of a spectrogram of `frames` frames.
+    pub fn tokens(&self, frames: u64) -> u64 {
         let (whole, rest) = (frames / self.window, frames % self.window);
-        let tokens = whole * halved_thrice(self.window) + halved_thrice(rest);
+        whole * halved_thrice(self.window) + halved_thrice(rest)
+    }
+
+    /// Frames of the longest sound.
+    pub fn frames_max(&self) -> u64 {
+        self.frames(self.max_seconds * self.rate)
+    }
+
+    /// The same with sounds of no more tokens than so many; none if a second has more.
+    pub fn carried_in(self, tokens: u64) -> Option<Self> {
+        let fits = |seconds: &u64| self.tokens(self.frames(seconds * self.rate)) <= tokens;
+        let max_seconds = (1..=self.max_seconds).rev().find(fits)?;
+        Some(Self { max_seconds, ..self })
+    }
+
+    fn shape_of(&self, samples: u64) -> Shape {
+        let tokens = self.tokens(self.frames(samples));
         let windows = self.attention_window / self.window * halved_thrice(self.window);
         // One row per token: the convolutions run window by window before the layers.
         let sequences = tokens.div_ceil(windows);

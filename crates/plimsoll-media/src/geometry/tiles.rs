@@ -1,6 +1,7 @@
-//! Pictures cut into tiles of one size, with a thumbnail of the whole: InternVL.
+//! Pictures cut into tiles of one size, with a thumbnail of the whole, and videos whose every frame is one tile: InternVL.
 
 use super::config::{Fields, ProcessorFiles, within};
+use super::{Patches, Sampling};
 use crate::{MediaError, Modality, Shape, Size};
 
 /// The tiling rule of an image processor.
@@ -14,20 +15,29 @@ pub struct Tiles {
     pub max_tiles: u64,
     /// Tokens per tile.
     pub tile_tokens: u64,
-    /// Side of a patch inside a tile, in pixels.
-    pub patch: u64,
+    /// How a tile is cut into patches.
+    pub patches: Patches,
+}
+
+/// The rule of a video processor beside it: every frame becomes one tile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TileVideo {
+    /// A frame.
+    pub frame: Tiles,
+    /// Which frames are taken.
+    pub sampling: Sampling,
 }
 
 impl Tiles {
-    /// The image processor of a checkpoint; `patch` is the vision configuration's `patch_size`.
-    pub fn new(files: &ProcessorFiles, patch: u64) -> Result<Self, MediaError> {
-        let tile_tokens = within("image_seq_length", files.processor.image_seq_length, 256, 1..=1 << 20)?;
+    /// The image processor of a checkpoint; `patch` is the vision configuration's `patch_size`, `merge` the patches per side of a
+    /// token.
+    pub fn new(files: &ProcessorFiles, patch: u64, merge: u64) -> Result<Self, MediaError> {
         // InternVL's processor crops whatever the image processor's own default is; only the file can say no.
         let crops = files.image.crop_to_patches.unwrap_or(true);
-        Self::cut(&files.image, crops, tile_tokens, patch)
+        Self::cut(&files.image, crops, tile_tokens(files)?, (patch, merge))
     }
 
-    fn cut(fields: &Fields, crops: bool, tile_tokens: u64, patch: u64) -> Result<Self, MediaError> {
+    fn cut(fields: &Fields, crops: bool, tile_tokens: u64, (patch, merge): (u64, u64)) -> Result<Self, MediaError> {
         let side = |key, value| within(key, value, 384, 1..=8192);
         let (height, width) = (side("size.height", fields.size.height)?, side("size.width", fields.size.width)?);
         let patch = within("patch_size", Some(patch), 14, 1..=height.min(width))?;
@@ -35,13 +45,22 @@ impl Tiles {
         let min_tiles = within("min_patches", fields.min_patches, 1, 1..=max_tiles)?;
         let (min_tiles, max_tiles) = if crops { (min_tiles, max_tiles) } else { (1, 1) };
         let tile = Size { height: height as u32, width: width as u32 };
-        Ok(Self { tile, min_tiles, max_tiles, tile_tokens, patch })
+        let pixels = tile.pixels();
+        let patches = Patches { patch, merge, temporal: 1, min_pixels: pixels, max_pixels: pixels, window: None };
+        Ok(Self { tile, min_tiles, max_tiles, tile_tokens, patches })
+    }
+
+    /// The most tiles, without the thumbnail, that come to no more than so many tokens with it, if any do.
+    pub fn of_tokens(&self, tokens: u64) -> Option<u64> {
+        let all = tokens / self.tile_tokens;
+        // Two tiles come with a third.
+        (all > 0).then(|| (all - 1).max(1))
     }
 
     /// The same with a request's own bound on tiles, which may be lower than what was stressed, never higher (A31).
     pub fn with_max_tiles(&self, asked: u64) -> Result<Self, MediaError> {
         if asked > self.max_tiles {
-            let (limit, unit, flag) = (self.max_tiles, "tiles", "--max-image-tiles");
+            let (limit, unit, flag) = (self.max_tiles, "tiles", Modality::Image.flag());
             return Err(MediaError::OverLimit { what: "image_max_patch_num", asked, limit, unit, flag });
         }
         if asked < self.min_tiles {
@@ -93,11 +112,33 @@ impl Tiles {
     }
 
     fn shape_of(&self, modality: Modality, tiles: u64) -> Shape {
-        let (down, across) = (u64::from(self.tile.height) / self.patch, u64::from(self.tile.width) / self.patch);
+        let Patches { patch, .. } = self.patches;
+        let (down, across) = (u64::from(self.tile.height) / patch, u64::from(self.tile.width) / patch);
         // One row for the class token that every tile carries.
         let longest = down * across + 1;
         Shape { modality, rows: tiles * longest, sequences: tiles, longest, tokens: tiles * self.tile_tokens }
     }
+}
+
+impl TileVideo {
+    /// The video processor of a checkpoint, taking `max_frames` at most.
+    pub fn new(files: &ProcessorFiles, (patch, merge): (u64, u64), max_frames: u64) -> Result<Self, MediaError> {
+        let frame = Tiles::cut(&files.video, false, tile_tokens(files)?, (patch, merge))?;
+        Ok(Self { frame, sampling: Sampling::middles(&files.video, max_frames)? })
+    }
+
+    /// What the encoder sees of a video of so many frames.
+    pub fn shape(&self, frames: u64) -> Result<Shape, MediaError> {
+        if frames > self.sampling.max_frames {
+            let (limit, flag) = (self.sampling.max_frames, Modality::Video.flag());
+            return Err(MediaError::OverLimit { what: "a video", asked: frames, limit, unit: "frames", flag });
+        }
+        Ok(self.frame.video_shape(frames))
+    }
+}
+
+fn tile_tokens(files: &ProcessorFiles) -> Result<u64, MediaError> {
+    within("image_seq_length", files.processor.image_seq_length, 256, 1..=1 << 20)
 }
 
 /// A picture of more than one tile comes with a thumbnail.

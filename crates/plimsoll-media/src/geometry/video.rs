@@ -1,6 +1,6 @@
 //! Videos cut into patches: Qwen2-VL and 2.5-VL bound every frame, Qwen3-VL bounds all frames together.
 
-use super::config::{Fields, within};
+use super::config::{Fields, ProcessorFiles, SizeField, within};
 use super::frames::Sampling;
 use super::frontier::Rule;
 use super::patches::{check_sides, resize_within, scale, size_of_sides};
@@ -29,16 +29,39 @@ pub struct PatchVideo {
     pub capped_tokens: Option<u64>,
 }
 
+/// What a processor assumes where its file says nothing.
+struct Defaults {
+    patch: u64,
+    pixels: (u64, u64),
+    /// Of a video whose frames are bounded by tokens.
+    tokens: u64,
+}
+
+const QWEN2: Defaults = Defaults { patch: 14, pixels: (128 * 28 * 28, 768 * 28 * 28), tokens: 128_000 };
+const QWEN3: Defaults = Defaults { patch: 16, pixels: (128 * 32 * 32, 768 * 32 * 32), tokens: 768 };
+const OMNI: Defaults = Defaults { pixels: (128 * 32 * 32, 768 * 32 * 32), ..QWEN2 };
+
 impl PatchVideo {
     /// The video processor of a checkpoint.
     pub fn new(fields: &Fields, budget: Budget, window: Option<u64>) -> Result<Self, MediaError> {
-        let (defaults, tokens) = match budget {
-            Budget::Frame => ((14, (128 * 28 * 28, 28 * 28 * 768)), 128_000),
-            Budget::Video => ((16, (128 * 32 * 32, 32 * 32 * 768)), 768),
-        };
+        let defaults = if budget == Budget::Video { QWEN3 } else { QWEN2 };
+        Self::or(defaults, fields, budget, window)
+    }
+
+    /// Qwen3-Omni's: without a file of its own a video has bounds all the same, whatever the image processor's file says.
+    pub fn omni(files: &ProcessorFiles, window: Option<u64>) -> Result<Self, MediaError> {
+        let mut fields = files.video.clone();
+        if !files.video_apart {
+            fields = Fields { min_pixels: None, max_pixels: None, size: SizeField::default(), ..fields };
+        }
+        Self::or(OMNI, &fields, Budget::Frame, window)
+    }
+
+    fn or(defaults: Defaults, fields: &Fields, budget: Budget, window: Option<u64>) -> Result<Self, MediaError> {
+        let Defaults { patch, pixels, tokens } = defaults;
         // Qwen3-VL's video processor, unlike the others, has no short spelling of the bounds.
         let named = Fields { min_pixels: None, max_pixels: None, ..fields.clone() };
-        let patches = Patches::new(if budget == Budget::Video { &named } else { fields }, window, defaults)?;
+        let patches = Patches::new(if budget == Budget::Video { &named } else { fields }, window, (patch, pixels))?;
         let max_video_tokens = within("max_video_tokens", fields.max_video_tokens, tokens, 1..=1 << 24)?;
         let capped_tokens = (fields.cap_pixels_per_frame == Some(true)).then_some(max_video_tokens);
         let sampling = Sampling::patches(fields, budget, patches.temporal)?;

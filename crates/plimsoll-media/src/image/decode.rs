@@ -97,7 +97,7 @@ pub(super) fn upright(bytes: &[u8], scan: &Scan) -> Result<Size, MediaError> {
     let (width, height) = decoder.dimensions();
     let same = Size { height, width };
     if same != scan.size {
-        return Err(malformed(format!("its headers disagree: {same:?} and {:?}", scan.size)));
+        return Err(malformed(format!("its headers disagree: {same} and {}", scan.size)));
     }
     use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
     Ok(match decoder.orientation() {
@@ -153,7 +153,7 @@ fn upper_halves(values: &[u16]) -> Vec<u8> {
 fn rgb(picture: DynamicImage, expected: Size) -> Result<Rgb, MediaError> {
     let size = Size { height: picture.height(), width: picture.width() };
     if size != expected {
-        return Err(malformed(format!("it decodes to {size:?} instead of {expected:?}")));
+        return Err(malformed(format!("it decodes to {size} instead of {expected}")));
     }
     Ok(Rgb { size, data: picture.into_rgb8().into_raw() })
 }

@@ -1,6 +1,6 @@
 //! Sizes and frame counts out of headers: a walk over chunks, markers and blocks that follows no offset blindly.
 
-use super::{WHAT, malformed};
+use super::{WHAT, malformed, vp8};
 use crate::{MediaError, Size};
 
 /// The formats that are decoded.
@@ -223,6 +223,7 @@ fn webp(bytes: &[u8]) -> Found {
                 Some(own)
             }
             _ => {
+                check_bitstream(kind, bytes.get(body..end)?)?;
                 let found = webp_bitstream(bytes, at);
                 first = first.or(found);
                 found
@@ -239,10 +240,16 @@ fn webp(bytes: &[u8]) -> Found {
 fn check_inner_chunks(mut chunks: &[u8]) -> Option<()> {
     while chunks.len() >= 8 {
         let length = le32(chunks, 4)? as usize;
+        check_bitstream(chunks.get(..4)?, chunks.get(8..length.checked_add(8)?)?)?;
         chunks = chunks.get(length.checked_add(8)?..)?;
         chunks = &chunks[(length % 2).min(chunks.len())..];
     }
     Some(())
+}
+
+/// What a lossy picture says of its parts must be there.
+fn check_bitstream(kind: &[u8], body: &[u8]) -> Option<()> {
+    (kind != b"VP8 " || vp8::partitions_fit(body)).then_some(())
 }
 
 /// The size in the bitstream's own header, where a chunk at `at` has one.

@@ -9,6 +9,7 @@ mod header;
 mod patchify;
 mod resize;
 mod tile;
+mod vp8;
 
 pub use decode::{Rgb, decode, frames};
 pub use header::Format;

@@ -8,8 +8,9 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderSh
 use plimsoll_formats::{Intern, Vision as Config};
 
 use super::order::Order;
-use super::parts::{Layer, Merger, Norm};
-use crate::{Grid, Pictures, PlaceRule, Vision};
+use super::parts::{self, Merger};
+use crate::tower::{Layer, Norm};
+use crate::{Encoder, Grid, Pictures, PlaceRule, Vision};
 
 /// Weights of a tower.
 pub struct InternTower {
@@ -48,10 +49,10 @@ impl InternTower {
         let patch = declare.convolution("visual.embeddings.patch_embeddings.projection", hidden, &window, true)?;
         let mut layers = Vec::with_capacity(vision.depth);
         for layer in 0..vision.depth {
-            layers.push(Layer::declare(&vision, &format!("visual.encoder.layer.{layer}"), declare)?);
+            layers.push(parts::layer(&vision, &format!("visual.encoder.layer.{layer}"), declare)?);
         }
         let last_norm = match intern.last_norm {
-            true => Some(Norm::declare(&vision, "visual.layernorm", hidden, declare)?),
+            true => Some(parts::norm(&vision, "visual.layernorm", hidden, declare)?),
             false => None,
         };
         Ok(Self {
@@ -106,21 +107,19 @@ impl InternTower {
 }
 
 impl Vision for InternTower {
+    fn place_rule(&self) -> Option<PlaceRule> {
+        // The language models before which such a tower stands know one axis only.
+        None
+    }
+}
+
+impl Encoder for InternTower {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }
 
-    fn merge(&self) -> usize {
-        self.config.merge
-    }
-
     fn output_width(&self) -> usize {
         self.out
-    }
-
-    fn place_rule(&self) -> PlaceRule {
-        // The language models before which such a tower stands know one axis only, so that nobody looks at these places.
-        PlaceRule { merge: self.config.merge, frames_apart: false, steps_per_second: None }
     }
 
     fn shape(&self) -> EncoderShape {

@@ -13,14 +13,14 @@ use crate::Vision;
 use intern::InternTower;
 use tower::VisionTower;
 
-pub use places::{PlaceRule, PlacedItem};
+pub use places::{After, PlaceRule, PlacedItem, TextLine};
 
 /// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
 pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Vision>>, DeclareError> {
     let Some(vision) = config.vision.clone() else { return Ok(None) };
     let first = match vision.tower {
         Tower::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
-        Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 => "visual.patch_embed.proj.weight",
+        Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
     };
     if !declare.is_plan() && !declare.has(first) {
         return Ok(None);

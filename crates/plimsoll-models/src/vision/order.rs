@@ -6,6 +6,11 @@
 use crate::Grid;
 
 impl Grid {
+    /// A sound of so many frames of its spectrogram.
+    pub fn sound(frames: usize) -> Self {
+        Self { frames: 1, height: 1, width: frames }
+    }
+
     /// Patches of all frames.
     pub fn patches(&self) -> usize {
         self.frames * self.height * self.width

@@ -1,16 +1,17 @@
-//! The towers of the Qwens: Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+//! The vision towers of the Qwens: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and Qwen3-Omni.
 //!
 //! Reference: transformers, `modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`, `modeling_qwen3_vl.py`, `modeling_qwen3_5.py` and
 //! `vision_utils.py`. Patches attend to those of their own frame, in Qwen2.5-VL mostly to those of their own window. Each frame or
 //! window is computed by itself, so that its keys and values are the only ones in the workspace.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId};
-use plimsoll_formats::{RopeScaling, Vision as Config};
+use plimsoll_formats::{RopeScaling, Tower, Vision as Config};
 
 use super::order::Order;
-use super::parts::{Layer, Merger};
+use super::parts::{self, Merger};
 use crate::rope::rope;
-use crate::{Grid, Pictures, PlaceRule, Vision};
+use crate::tower::Layer;
+use crate::{Encoder, Grid, Pictures, PlaceRule, Vision};
 
 /// Base of the rotary frequencies of every tower.
 const THETA: f32 = 10_000.0;
@@ -46,11 +47,13 @@ impl VisionTower {
         let axes = [[1].repeat(inv_freq.len()), [2].repeat(inv_freq.len())].concat();
         let mut layers = Vec::with_capacity(vision.depth);
         for layer in 0..vision.depth {
-            layers.push(Layer::declare(&vision, &format!("visual.blocks.{layer}"), declare)?);
+            layers.push(parts::layer(&vision, &format!("visual.blocks.{layer}"), declare)?);
         }
         let merger = Merger::declare(&vision, "visual.merger", false, out, declare)?;
-        let deepstack = (0..vision.deepstack.len())
-            .map(|i| Merger::declare(&vision, &format!("visual.deepstack_merger_list.{i}"), true, out, declare));
+        let omni = vision.tower == Tower::Omni;
+        let list = if omni { "visual.merger_list" } else { "visual.deepstack_merger_list" };
+        let deepstack =
+            (0..vision.deepstack.len()).map(|i| Merger::declare(&vision, &format!("{list}.{i}"), true, out, declare));
         let deepstack = deepstack.collect::<Result<_, _>>()?;
         Ok(Self {
             patch,
@@ -111,24 +114,23 @@ fn between(side: usize, (y, height): (usize, usize), (x, width): (usize, usize))
 }
 
 impl Vision for VisionTower {
+    fn place_rule(&self) -> Option<PlaceRule> {
+        Some(PlaceRule {
+            merge: self.config.merge,
+            frames_apart: self.config.tower == Tower::Qwen3,
+            steps_per_second: self.config.steps_per_second.map(|steps| steps as f32),
+            unrounded: self.config.tower == Tower::Omni,
+        })
+    }
+}
+
+impl Encoder for VisionTower {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }
 
-    fn merge(&self) -> usize {
-        self.config.merge
-    }
-
     fn output_width(&self) -> usize {
         self.out * (1 + self.deepstack.len())
-    }
-
-    fn place_rule(&self) -> PlaceRule {
-        PlaceRule {
-            merge: self.config.merge,
-            frames_apart: self.config.table_side > 0,
-            steps_per_second: self.config.steps_per_second.map(|steps| steps as f32),
-        }
     }
 
     fn shape(&self) -> EncoderShape {
@@ -148,7 +150,7 @@ impl Vision for VisionTower {
         let angles = device.temp(rows, 2 * self.axes.len())?;
         let places = |row: usize| {
             let (_, y, x) = self.order.patch(grids, row);
-            [0, y as u32, x as u32]
+            [0.0, y as f32, x as f32]
         };
         device.rope_angles_by_axis(angles, self.inv_freq, &self.axes, &places, 1.0);
         let normed = device.temp(rows, self.config.hidden_size)?;

@@ -10,7 +10,7 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Checkpoint, Tower};
 use plimsoll_memory::{Component, Ledger};
-use plimsoll_models::{Grid, Model, Output, Pictures};
+use plimsoll_models::{Grid, Model, Output, Pictures, Sense};
 use serde_json::Value;
 
 /// Positions that the rig's sequence may have.
@@ -68,7 +68,7 @@ pub struct Part {
     /// Which of the rig's sequences, so which pages.
     pub sequence: usize,
     /// Where the rows stand in time, height and width; empty: at their positions.
-    pub places: Vec<[u32; 3]>,
+    pub places: Vec<[f32; 3]>,
     /// Rows from an encoder, by the first of them among the part's own.
     pub media: Vec<(usize, Vec<f32>)>,
 }
@@ -90,7 +90,7 @@ struct Step {
     pages: Vec<u32>,
     logit_rows: Vec<u32>,
     state_out: Vec<u32>,
-    places: Vec<[u32; 3]>,
+    places: Vec<[f32; 3]>,
 }
 
 impl Step {
@@ -116,7 +116,7 @@ impl Step {
             pages.extend(first as u32..(first + count) as u32);
             state_out.extend_from_slice(&part.to);
             match part.places.is_empty() {
-                true => places.extend((part.start as u32..(part.start + rows) as u32).map(|position| [position; 3])),
+                true => places.extend((part.start..part.start + rows).map(|position| [position as f32; 3])),
                 false => places.extend_from_slice(&part.places),
             }
         }
@@ -193,14 +193,16 @@ impl Rig {
             if let Some(drafter) = model.drafter() {
                 drafter.draft(&mut plan, output.hidden, &largest.logit_rows, &largest.input(&[])).unwrap();
             }
-            if let Some(vision) = model.vision() {
+            for sense in Sense::ALL {
+                let Some(tower) = model.tower(sense) else { continue };
                 let mut encode = PlanDevice::new(&table, shape.kv);
                 // Tiles have one size; other pictures any.
                 let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.tower, vision.table_side)) {
+                    _ if sense == Sense::Hearing => [Grid::sound(4096)],
                     Some((Tower::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }],
                     _ => [Grid { frames: 1, height: 64, width: 64 }],
                 };
-                vision.encode(&mut encode, &Pictures { grids: &grids, patches: &[] }).unwrap();
+                tower.encode(&mut encode, &Pictures { grids: &grids, patches: &[] }).unwrap();
                 plan = if encode.high_water() > plan.high_water() { encode } else { plan };
             }
             // Drafts that follow the first take one row each.
@@ -231,11 +233,11 @@ impl Rig {
         self.model.forward(&mut self.device, &step.input(&media(parts))).unwrap()
     }
 
-    /// What the vision tower makes of pictures.
-    pub fn encode(&mut self, grids: &[Grid], patches: &[f32]) -> Vec<Vec<f32>> {
+    /// What a tower makes of pictures, or of sounds.
+    pub fn encode(&mut self, sense: Sense, grids: &[Grid], patches: &[f32]) -> Vec<Vec<f32>> {
         self.device.begin_step();
-        let vision = self.model.vision().expect("a vision tower");
-        let output = vision.encode(&mut self.device, &Pictures { grids, patches }).unwrap();
+        let tower = self.model.tower(sense).expect("a tower");
+        let output = tower.encode(&mut self.device, &Pictures { grids, patches }).unwrap();
         self.rows(output)
     }
 

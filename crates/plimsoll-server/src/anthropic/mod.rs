@@ -4,7 +4,7 @@ mod blocks;
 mod content;
 mod error;
 mod fields;
-mod request;
+pub(crate) mod request;
 mod shape;
 mod tools;
 

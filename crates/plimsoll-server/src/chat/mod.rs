@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`: messages in, a message out.
 
 pub(crate) mod messages;
-mod request;
+pub(crate) mod request;
 mod respond;
 mod shape;
 mod tools;

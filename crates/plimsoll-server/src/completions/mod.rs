@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: text in, text out.
 
-mod request;
+pub(crate) mod request;
 mod respond;
 mod shape;
 

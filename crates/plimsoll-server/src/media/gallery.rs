@@ -107,14 +107,26 @@ impl<'a> Gallery<'a> {
             }
             "input_audio" | "audio_url" => {
                 self.takes(&at, kind, Modality::Audio)?;
-                Err(ApiError::unsupported(&at, format!("{at} is `{kind}`, which this server does not read yet")))
+                let (param, raw) = needed(fields, kind)?;
+                if kind == "input_audio" {
+                    let mut inner = Fields::of(param.clone(), raw)?;
+                    let (data, format) = (inner.required::<Text<'_>>("data")?, inner.required::<String>("format")?);
+                    inner.finish()?;
+                    return self.sound(param, &data.0, &format);
+                }
+                let (url, detail) = address(&param, raw)?;
+                if detail.is_some() {
+                    return Err(ApiError::unsupported(format!("{param}.detail"), "detail has no effect on a sound"));
+                }
+                let source = self.source(&param, &url.0, Modality::Audio)?;
+                self.add(Medium { param, kind: Modality::Audio, sources: vec![source], pixels_max: None, listed: None })
             }
             "file" => {
                 let message = format!("{at} is `file`: this server reads no documents; send their text or pictures");
                 Err(ApiError::unsupported(at, message))
             }
             other => {
-                let known = "text, image_url, video_url and video";
+                let known = "text, image_url, video_url, video, input_audio and audio_url";
                 let message = format!("{at} is `{}`; known are {known}", quote(other));
                 Err(ApiError::unsupported(at, message))
             }
@@ -127,7 +139,7 @@ impl<'a> Gallery<'a> {
         let has = |spec: &MediaSpec| match kind {
             Modality::Image => spec.image.is_some(),
             Modality::Video => spec.video.is_some(),
-            Modality::Audio => false,
+            Modality::Audio => spec.audio.is_some(),
         };
         if spec.is_some_and(has) {
             return Ok(());
@@ -158,9 +170,20 @@ impl<'a> Gallery<'a> {
 
     /// Adds a picture that is given as base64, with the media type that it is said to have.
     pub fn base64(&mut self, param: String, media_type: &str, data: &str) -> ApiResult<Value> {
-        let limit = self.app.config.media.image.file_bytes;
+        let limit = self.app.config.media.file_limit(Modality::Image);
         let source = Source::Bytes(decoded(&param, media_type, data, Modality::Image, limit)?);
         self.add(Medium { param, kind: Modality::Image, sources: vec![source], pixels_max: None, listed: None })
+    }
+
+    /// Adds a sound that is given as base64, in the format that it is said to have. What it really is, its first bytes say.
+    pub fn sound(&mut self, param: String, data: &str, format: &str) -> ApiResult<Value> {
+        if !["wav", "mp3", "flac", "ogg"].contains(&format) {
+            let message = format!("{param}.format is `{}`; known are wav, mp3, flac and ogg", quote(format));
+            return Err(ApiError::unsupported(format!("{param}.format"), message));
+        }
+        let limit = self.app.config.media.file_limit(Modality::Audio);
+        let source = Source::Bytes(decoded(&format!("{param}.data"), "", data, Modality::Audio, limit)?);
+        self.add(Medium { param, kind: Modality::Audio, sources: vec![source], pixels_max: None, listed: None })
     }
 
     /// Adds a video: an animation, or frames between commas, as vLLM takes them.
@@ -168,7 +191,7 @@ impl<'a> Gallery<'a> {
         let frames = url.strip_prefix("data:video/jpeg;base64,");
         let (sources, listed) = match frames {
             Some(frames) => {
-                let limit = self.app.config.media.image.file_bytes;
+                let limit = self.app.config.media.file_limit(Modality::Image);
                 let frame = |data| decoded(&param, "image/jpeg", data, Modality::Image, limit).map(Source::Bytes);
                 let sources = self.few(&param, frames.split(','))?.map(frame).collect::<ApiResult<_>>()?;
                 (sources, Some(FRAMES_PER_SECOND))
@@ -199,7 +222,7 @@ impl<'a> Gallery<'a> {
     /// Refuses more frames than a video may have.
     fn few<'t, I: Iterator<Item = &'t str> + Clone>(&self, param: &str, frames: I) -> ApiResult<I> {
         let video = self.app.served.engine.media().and_then(|spec| spec.video.as_ref());
-        let limit = video.map_or(0, |video| video.rule.sampling.max_frames);
+        let limit = video.map_or(0, |video| video.rule.sampling().max_frames);
         let count = frames.clone().take(limit as usize + 1).count() as u64;
         if count == 0 || count > limit {
             let message = format!("{param} needs 1 to {limit} frames (--max-video-frames)");
@@ -228,7 +251,7 @@ impl<'a> Gallery<'a> {
             let (head, data) = url[5..].split_once(',').ok_or_else(malformed)?;
             let head = head.strip_suffix(";base64").ok_or_else(malformed)?;
             let media_type = head.split(';').next().unwrap_or_default();
-            return decoded(param, media_type, data, kind, config.image.file_bytes).map(Source::Bytes);
+            return decoded(param, media_type, data, kind, config.file_limit(kind)).map(Source::Bytes);
         }
         if is("file") {
             return local(param, url, &config.roots).map(Source::File);
@@ -267,6 +290,7 @@ fn address<'b>(param: &str, raw: &'b RawValue) -> ApiResult<(Text<'b>, Option<St
 pub(super) fn formats(kind: Modality) -> &'static str {
     match kind {
         Modality::Video => VIDEOS,
-        _ => "PNG, JPEG, GIF and WebP",
+        Modality::Audio => "WAV, FLAC, MP3 and Ogg Vorbis",
+        Modality::Image => "PNG, JPEG, GIF and WebP",
     }
 }

@@ -1,10 +1,12 @@
 //! What a medium will take, from its header alone: tokens, pixels, bytes. Refused here is refused before anything is decoded.
 
-use plimsoll_engine::{Grid, ImageSpec, MediaSpec, VideoSpec};
-use plimsoll_media::geometry::Patches;
-use plimsoll_media::image::{Header, ImageLimits, probe};
+use plimsoll_engine::{AudioSpec, Grid, MediaSpec, Spelling, VideoSpec};
+use plimsoll_media::audio::{self, AudioLimits, resampled_len};
+use plimsoll_media::geometry::{Fit, ImageRule};
+use plimsoll_media::image::{Header, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
+use super::MediaConfig;
 use super::gallery::{Medium, Source, formats};
 
 /// Frames a second of an animation that does not say how fast it is.
@@ -29,13 +31,17 @@ pub(crate) struct Measured {
     pub first: u32,
     /// What decoding it takes at most beside its pixels.
     pub decode_bytes: u64,
-    /// What its pixels take.
+    /// What its pixels, or its spectrogram, take.
     pub pixel_bytes: u64,
     pub(super) files: Vec<Vec<u8>>,
     /// Frames of an animation that are taken; none for pictures and lists.
     pub(super) frames: Option<Vec<u64>>,
-    /// The size of its pixels.
-    pub(super) size: Size,
+    /// To this it is resized; nothing of a sound.
+    pub(super) canvas: Size,
+    /// Pictures that the tower sees and that lie in the canvas: of this size.
+    pub(super) tile: Size,
+    /// Placeholders that a prompt has for it before they are repeated.
+    pub(super) runs: u64,
 }
 
 impl Measured {
@@ -46,41 +52,46 @@ impl Measured {
 }
 
 /// Reads the headers. Every byte of it must be here.
-pub(crate) fn measure(spec: &MediaSpec, limits: &ImageLimits, medium: Medium) -> Result<Measured, MediaError> {
+pub(crate) fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Measured, MediaError> {
     let (wanted, files) = (medium.kind, medium.sources.into_iter());
     let files: Vec<Vec<u8>> =
         files.filter_map(|source| if let Source::Bytes(bytes) = source { Some(bytes) } else { None }).collect();
-    let headers = files.iter().map(|file| probe(file, limits)).collect::<Result<Vec<_>, _>>();
+    if let (Modality::Audio, Some(audio)) = (wanted, &spec.audio) {
+        return sound(spec, audio, limits, medium.param, files);
+    }
+    let headers = files.iter().map(|file| probe(file, &limits.image)).collect::<Result<Vec<_>, _>>();
     let headers = headers.map_err(|error| match error {
         MediaError::Unsupported { what, .. } => MediaError::Unsupported { what, supported: formats(wanted) },
         error => error,
     })?;
     let first = *headers.first().ok_or_else(|| malformed(wanted, "it has no frames".into()))?;
-    let plan = match (&spec.image, &spec.video) {
-        (Some(image), _) if wanted == Modality::Image => picture(image, medium.pixels_max, first.size)?,
+    let (plan, tokens_max) = match (&spec.image, &spec.video) {
+        (Some(image), _) if wanted == Modality::Image => {
+            (picture(&image.rule, medium.pixels_max, first.size)?, image.tokens_max)
+        }
         (_, Some(video)) if wanted == Modality::Video => {
-            film(video, spec.places.frames_apart, medium.listed, &headers)?
+            (film(video, &spec.spelling, medium.listed, &headers)?, video.tokens_max)
         }
         _ => return Err(malformed(wanted, "the model takes none".into())),
     };
-    let Plan { size, shape, tokens_max, patch, groups, frames, times, seconds } = plan;
+    let Plan { fit, patch, frames, times, seconds, runs } = plan;
+    let Fit { canvas, size, pictures, groups, shape } = fit;
     if shape.tokens > tokens_max {
-        let what = if wanted == Modality::Image { "an image" } else { "a video" };
-        let (asked, flag) = (shape.tokens, wanted.flag());
+        let (what, asked, flag) = (wanted.noun(), shape.tokens, wanted.flag());
         return Err(MediaError::OverLimit { what, asked, limit: tokens_max, unit: "tokens", flag });
     }
-    let count = frames.as_ref().map_or(headers.len(), Vec::len) as u64;
     let decoding = |header: &Header| {
-        // The picture, and the picture whose one side is resized already.
-        let halfway = u64::from(header.size.height) * u64::from(size.width);
-        header.decode_bytes().max(RGB * (header.size.pixels() + halfway))
+        // The picture, the picture whose one side is resized already, and what is cut into tiles then.
+        let halfway = u64::from(header.size.height) * u64::from(canvas.width);
+        let whole = if canvas == size { 0 } else { canvas.pixels() };
+        header.decode_bytes().max(RGB * (header.size.pixels() + halfway + whole))
     };
     Ok(Measured {
-        key: key(spec, wanted, &files, size, frames.as_deref()),
+        key: key(spec, wanted, &files, canvas, frames.as_deref()),
         param: medium.param,
         shape,
         grid: Grid {
-            frames: groups,
+            frames: groups as usize,
             height: (u64::from(size.height) / patch) as usize,
             width: (u64::from(size.width) / patch) as usize,
         },
@@ -88,49 +99,80 @@ pub(crate) fn measure(spec: &MediaSpec, limits: &ImageLimits, medium: Medium) ->
         seconds,
         first: 0,
         decode_bytes: headers.iter().map(decoding).max().unwrap_or(0),
-        pixel_bytes: count * RGB * size.pixels(),
+        pixel_bytes: pictures * RGB * size.pixels(),
         files,
         frames,
-        size,
+        canvas,
+        tile: size,
+        runs,
+    })
+}
+
+/// What a sound may be, by the engine's rule and the server's.
+pub(super) fn sound_limits(audio: &AudioSpec, limits: &MediaConfig) -> AudioLimits {
+    AudioLimits { file_bytes: limits.audio_bytes, seconds: audio.rule.max_seconds }
+}
+
+/// A sound: its samples, counted, say how many tokens it will have.
+fn sound(
+    spec: &MediaSpec,
+    audio: &AudioSpec,
+    limits: &MediaConfig,
+    param: String,
+    files: Vec<Vec<u8>>,
+) -> Result<Measured, MediaError> {
+    let file = files.first().ok_or_else(|| malformed(Modality::Audio, "it is not there".into()))?;
+    let header = audio::probe(file, &sound_limits(audio, limits))?;
+    let samples = resampled_len(header.samples, header.rate, audio.rule.rate as u32);
+    let shape = audio.rule.shape(samples)?;
+    let frames = audio.rule.frames(samples);
+    let bytes = size_of::<f32>() as u64;
+    Ok(Measured {
+        key: ContentKey::of(Modality::Audio, &spec.parameters, file),
+        param,
+        shape,
+        grid: Grid::sound(frames as usize),
+        times: Vec::new(),
+        seconds: None,
+        first: 0,
+        decode_bytes: header.decode_bytes() + samples * bytes,
+        pixel_bytes: frames * audio.mel.bands() as u64 * bytes,
+        files,
+        frames: None,
+        canvas: Size::new(0, 0),
+        tile: Size::new(0, 0),
+        runs: 1,
     })
 }
 
 /// How a medium is processed.
 struct Plan {
-    size: Size,
-    shape: Shape,
-    tokens_max: u64,
+    fit: Fit,
     patch: u64,
-    groups: usize,
     frames: Option<Vec<u64>>,
     times: Vec<f64>,
     seconds: Option<f32>,
+    runs: u64,
 }
 
-fn picture(image: &ImageSpec, pixels_max: Option<u64>, size: Size) -> Result<Plan, MediaError> {
+fn picture(rule: &ImageRule, pixels_max: Option<u64>, size: Size) -> Result<Plan, MediaError> {
     let rule = match pixels_max {
-        Some(asked) => image.rule.with_max_pixels(asked.clamp(image.rule.min_pixels, image.rule.max_pixels))?,
-        None => image.rule.clone(),
+        Some(asked) => rule.limited(asked)?,
+        None => rule.clone(),
     };
-    Ok(Plan {
-        size: rule.resize(size)?,
-        shape: rule.shape(size)?,
-        tokens_max: image.tokens_max,
-        patch: rule.patch,
-        groups: 1,
-        frames: None,
-        times: Vec::new(),
-        seconds: None,
-    })
+    let patch = rule.patches().patch;
+    Ok(Plan { fit: rule.fit(size)?, patch, frames: None, times: Vec::new(), seconds: None, runs: 1 })
 }
 
-fn film(video: &VideoSpec, stamped: bool, listed: Option<f64>, headers: &[Header]) -> Result<Plan, MediaError> {
-    let rule = &video.rule;
-    let size = headers[0].size;
+fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[Header]) -> Result<Plan, MediaError> {
+    let (sampling, size) = (video.rule.sampling(), headers[0].size);
     let (indices, fps, total) = match listed {
         Some(fps) => {
             if let Some(other) = headers.iter().find(|header| header.size != size) {
-                return Err(malformed(Modality::Video, format!("its frames have sizes {size:?} and {:?}", other.size)));
+                return Err(malformed(
+                    Modality::Video,
+                    format!("its frames have different sizes: {size} and {}", other.size),
+                ));
             }
             let total = headers.len() as u64;
             ((0..total).collect(), fps, total)
@@ -139,22 +181,22 @@ fn film(video: &VideoSpec, stamped: bool, listed: Option<f64>, headers: &[Header
             let Header { frames, duration_ms, .. } = headers[0];
             let known = duration_ms > 0 && frames > 1;
             let fps = if known { frames as f64 * 1000.0 / duration_ms as f64 } else { ANIMATION_RATE };
-            (rule.sampling.indices(frames, fps)?, fps, frames)
+            (sampling.indices(frames, fps)?, fps, frames)
         }
     };
     let count = indices.len() as u64;
-    let Patches { temporal, patch, .. } = rule.patches;
     // As often as they are sampled.
     let sampled = fps * count as f64 / total as f64;
+    let fit = video.rule.fit(count, size)?;
+    let stamped = *spelling == Spelling::Timed;
+    let patches = video.rule.patches();
     Ok(Plan {
-        size: rule.resize(count, size)?,
-        shape: rule.shape(count, size)?,
-        tokens_max: video.tokens_max,
-        patch,
-        groups: count.div_ceil(temporal) as usize,
-        times: if stamped { rule.sampling.timestamps(&indices, fps) } else { Vec::new() },
+        patch: patches.patch,
+        times: if stamped { sampling.timestamps(&indices, fps) } else { Vec::new() },
         frames: listed.is_none().then_some(indices),
-        seconds: Some((temporal as f64 / sampled) as f32),
+        seconds: Some((patches.temporal as f64 / sampled) as f32),
+        runs: if *spelling == Spelling::Plain { 1 } else { fit.groups },
+        fit,
     })
 }
 
@@ -175,5 +217,5 @@ fn key(spec: &MediaSpec, kind: Modality, files: &[Vec<u8>], size: Size, frames: 
 }
 
 fn malformed(kind: Modality, why: String) -> MediaError {
-    MediaError::Malformed { what: if kind == Modality::Image { "an image" } else { "a video" }, why }
+    MediaError::Malformed { what: kind.noun(), why }
 }

@@ -1,7 +1,7 @@
-//! Pictures and lists of frames in requests, from what a body says of them to pixels that the engine takes.
+//! Pictures, lists of frames and sounds in requests, from what a body says of them to pixels and spectrograms that the engine takes.
 //!
 //! The rooms: `gallery` reads what a body names, `source` gets the bytes, `measure` reads headers and says what each will take,
-//! `prompt` puts placeholders into prompts, `prepare` makes room and pixels. Files from strangers are held under the byte budget of
+//! `prompt` puts placeholders into prompts, `room` has requests wait for what `prepare` makes pixels in. Files from strangers are held under the byte budget of
 //! bodies until they are decoded; decoding and pixels under the engine's [`Staging`](plimsoll_media::Staging). Refused is refused
 //! before anything is decoded. What must not be in here: patches, encoders, anything that waits for the engine thread.
 
@@ -9,7 +9,9 @@ mod gallery;
 mod measure;
 mod prepare;
 pub(crate) mod prompt;
+mod room;
 mod source;
+mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,26 +19,26 @@ use std::time::Duration;
 
 use plimsoll_engine::MediaSpec;
 use plimsoll_hub::{FetchRules, Fetcher};
-use plimsoll_media::MediaError;
+use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::image::ImageLimits;
+use plimsoll_media::{MediaError, Modality};
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Semaphore;
 
 pub(crate) use gallery::{Gallery, Medium};
 pub(crate) use measure::Measured;
 pub(crate) use prepare::prepare;
+use room::Rooms;
 pub(crate) use source::fetch;
+use turns::Turns;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, ServeError};
 
-/// Pictures that are decoded at once.
+/// Pictures and videos that are decoded at once, and as many sounds: a picture never waits for minutes of sound.
 const DECODERS: usize = 2;
 
-/// Files that are fetched at once.
-const FETCHES: usize = 4;
-
-/// From where pictures may be fetched.
+/// From where media may be fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MediaFetch {
     /// From nowhere: they come in the body, or from a directory of the server's.
@@ -84,7 +86,9 @@ pub struct MediaConfig {
     pub roots: Vec<PathBuf>,
     /// What a picture may be at most, before it is resized.
     pub image: ImageLimits,
-    /// A request waits this long for room to decode its media in.
+    /// What the file of a sound may have in bytes at most. How long it may be, the engine says.
+    pub audio_bytes: u64,
+    /// A request waits this long for room to decode its media in, and as long for a decoder.
     pub room_timeout: Duration,
     /// Certificates that replace the built-in roots.
     pub root_certificates: Option<PathBuf>,
@@ -98,8 +102,19 @@ impl Default for MediaConfig {
             fetch_timeout: Duration::from_secs(10),
             roots: Vec::new(),
             image: ImageLimits::default(),
+            audio_bytes: AudioLimits::default().file_bytes,
             room_timeout: Duration::from_secs(10),
             root_certificates: None,
+        }
+    }
+}
+
+impl MediaConfig {
+    /// Bytes of a file of this kind, at most, and the flag that says so.
+    fn file_limit(&self, kind: Modality) -> (u64, &'static str) {
+        match kind {
+            Modality::Image | Modality::Video => (self.image.file_bytes, "--max-image-bytes"),
+            Modality::Audio => (self.audio_bytes, "--max-audio-bytes"),
         }
     }
 }
@@ -108,17 +123,19 @@ impl Default for MediaConfig {
 pub(crate) struct Studio {
     /// None where nothing may be fetched, or the model takes no media.
     fetcher: Option<std::sync::Arc<Fetcher>>,
-    fetches: Arc<Semaphore>,
+    pub turns: Turns,
     decoders: Arc<Semaphore>,
-    /// Who holds it is the next to get room.
-    next: Mutex<()>,
+    /// For sounds.
+    listeners: Arc<Semaphore>,
+    /// None where the model takes no media.
+    rooms: Option<Rooms>,
     pub counts: Counts,
 }
 
 /// What has happened to media since start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
-    /// Items whose pixels went to the engine.
+    /// Items that went to the engine.
     pub prepared: Counter,
     /// Files that were fetched.
     pub fetched: Counter,
@@ -138,11 +155,14 @@ impl Studio {
         let fetches = spec.is_some() && config.fetch != MediaFetch::Off;
         let fetcher = fetches.then(|| Fetcher::new(&rules, config.root_certificates.as_deref())).transpose();
         let fetcher = fetcher.map_err(|error| ServeError::Config(error.to_string()))?;
+        let taken = || ServeError::Config("this engine's media are another server's already".into());
+        let rooms = spec.map(|spec| Rooms::of(&spec.staging).ok_or_else(taken)).transpose()?;
         Ok(Self {
             fetcher: fetcher.map(Into::into),
-            fetches: Arc::new(Semaphore::new(FETCHES)),
+            turns: Turns::default(),
             decoders: Arc::new(Semaphore::new(DECODERS)),
-            next: Mutex::new(()),
+            listeners: Arc::new(Semaphore::new(DECODERS)),
+            rooms,
             counts: Counts::default(),
         })
     }
@@ -153,7 +173,7 @@ pub(crate) fn measure_all(app: &App, spec: &MediaSpec, media: Vec<Medium>) -> Ap
     let mut measured = Vec::with_capacity(media.len());
     for medium in media {
         let param = medium.param.clone();
-        let one = measure::measure(spec, &app.config.media.image, medium);
+        let one = measure::measure(spec, &app.config.media, medium);
         measured.push(one.map_err(|error| {
             app.studio.counts.refused.inc();
             refused(&param, &error)

@@ -1,64 +1,76 @@
-//! From measured media to pixels: room first, then decoding, on a bounded number of blocking threads.
-//!
-//! A request takes all the room it needs at once or none, and only one at a time looks for it: nobody waits while holding what
-//! another waits for. Room comes back as requests end.
+//! From measured media to pixels and spectrograms: room first, then decoding, on a bounded number of blocking threads.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use plimsoll_engine::{MediaItem, Pixels};
-use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, resize};
-use plimsoll_media::{MediaError, Staged, Staging};
-use tokio::time::{Instant, sleep, timeout_at};
+use plimsoll_engine::{AudioSpec, MediaItem, Pixels};
+use plimsoll_media::audio::{self, AudioLimits, resample};
+use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, resize, tiles};
+use plimsoll_media::{MediaError, Modality, Staged};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
 
-use super::measure::Measured;
+use super::measure::{Measured, sound_limits};
 use super::refused;
+use super::room::Room;
 use crate::app::{App, Phase, reached};
 use crate::error::{ApiError, ApiResult};
 use crate::generation::cut;
 use crate::limits::Held;
 
-/// How often who is next looks for room.
-const LOOK: Duration = Duration::from_millis(5);
+/// Tells a decoder, when it is dropped, that nobody waits any more.
+#[derive(Default)]
+struct Wanted(Arc<AtomicBool>);
 
-/// What a request's media may take while they are prepared.
-struct Room {
-    /// Of each item's pixels.
-    pixels: Vec<Staged>,
-    /// For decoding, one item after the other.
-    work: Staged,
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
-/// Decodes and resizes; `files` is what the files hold of the byte budget. What is dropped in between lets go of everything, but for the one item that is being decoded, which goes
-/// when it is.
+/// Decodes and resizes; `files` is what the files hold of the byte budget. What is dropped in between lets go of everything, but for
+/// the one item that is being decoded: a picture's goes when it is, a sound's after the next block.
 pub(crate) async fn prepare(
     app: &Arc<App>,
     media: Vec<Measured>,
     mut files: Option<Held>,
 ) -> ApiResult<Vec<MediaItem>> {
     let Some(first) = media.first() else { return Ok(Vec::new()) };
-    let Some(spec) = app.served.engine.media() else {
+    let (Some(spec), Some(rooms)) = (app.served.engine.media(), &app.studio.rooms) else {
         return Err(ApiError::internal("media were taken for a model without"));
     };
     let param = first.param.clone();
     let mut phase = app.phase.subscribe();
+    let work = media.iter().map(|medium| medium.decode_bytes).max().unwrap_or(0);
+    let pixels: Vec<u64> = media.iter().map(|medium| medium.pixel_bytes).collect();
     let Room { pixels, mut work } = tokio::select! {
         biased;
-        room = room(app, &spec.staging, &media) => room.map_err(|error| refused(&param, &error))?,
+        room = rooms.take(work, &pixels, app.config.media.room_timeout) => room.map_err(|error| refused(&param, &error))?,
         () = reached(&mut phase, Phase::Cut) => return Err(cut()),
     };
+    let wanted = Wanted::default();
     let mut items = Vec::with_capacity(media.len());
     for (medium, staged) in media.into_iter().zip(pixels) {
-        let decoder = Arc::clone(&app.studio.decoders).acquire_owned().await;
-        let decoder = decoder.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
+        let decoder = tokio::select! {
+            biased;
+            decoder = decoder(app, medium.shape.modality) => decoder?,
+            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+        };
+        let stop = Arc::clone(&wanted.0);
         let limits = app.config.media.image;
+        let heard = spec.audio.clone().map(|audio| (sound_limits(&audio, &app.config.media), audio));
         let file = files.as_mut().map(|files| files.split(medium.file_bytes()));
         let decoding = tokio::task::spawn_blocking(move || {
             // Held until it is over, also when the client has gone meanwhile.
             let _own = (decoder, file);
-            (item(medium, staged, &limits), work)
+            (item(medium, staged, &limits, heard.as_ref(), &stop), work)
         });
-        let (item, back) = decoding.await.map_err(|_| app.panicked())?;
+        let decoded = tokio::select! {
+            biased;
+            decoded = decoding => decoded,
+            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+        };
+        let (item, back) = decoded.map_err(|_| app.panicked("decoding a picture, video or sound"))?;
         work = back;
         items.push(item.map_err(|(param, error)| {
             app.studio.counts.refused.inc();
@@ -69,39 +81,34 @@ pub(crate) async fn prepare(
     Ok(items)
 }
 
-/// Reserves all room that the items need, when it is this request's turn and there is some.
-async fn room(app: &App, staging: &Staging, media: &[Measured]) -> Result<Room, MediaError> {
-    let deadline = Instant::now() + app.config.media.room_timeout;
-    let work = media.iter().map(|medium| medium.decode_bytes).max().unwrap_or(0);
-    let pixels: u64 = media.iter().map(|medium| medium.pixel_bytes).sum();
-    if work + pixels > staging.limit() {
-        return Err(MediaError::OverLimit {
-            what: "the request's media",
-            asked: work + pixels,
-            limit: staging.limit(),
-            unit: "bytes on the host while they are prepared",
-            flag: "--media-bytes",
-        });
-    }
-    let busy = |_| MediaError::StagingBusy { asked: work + pixels, used: staging.used(), total: staging.limit() };
-    let _next = timeout_at(deadline, app.studio.next.lock()).await.map_err(busy)?;
-    loop {
-        let all = || {
-            let work = staging.reserve(work)?;
-            let pixels = media.iter().map(|medium| staging.reserve(medium.pixel_bytes)).collect::<Result<_, _>>()?;
-            Ok(Room { pixels, work })
-        };
-        match all() {
-            Err(MediaError::StagingBusy { .. }) if Instant::now() < deadline => sleep(LOOK).await,
-            result => return result,
-        }
-    }
+/// Waits for a decoder to be free, no longer than for room.
+async fn decoder(app: &App, kind: Modality) -> ApiResult<OwnedSemaphorePermit> {
+    let decoders = match kind {
+        Modality::Image | Modality::Video => &app.studio.decoders,
+        Modality::Audio => &app.studio.listeners,
+    };
+    let limit = app.config.media.room_timeout;
+    let free = timeout(limit, Arc::clone(decoders).acquire_owned()).await;
+    let busy = |_| ApiError::unavailable(format!("all decoders of media were busy for {} s", limit.as_secs_f32()), 1);
+    free.map_err(busy)?.map_err(|_| ApiError::unavailable("the server is shutting down", 5))
 }
 
-fn item(medium: Measured, staged: Staged, limits: &ImageLimits) -> Result<MediaItem, (String, MediaError)> {
-    match pixels(&medium, limits) {
-        Ok(frames) => {
-            let pixels = Arc::new(Pixels { frames, staged });
+fn item(
+    medium: Measured,
+    staged: Staged,
+    limits: &ImageLimits,
+    heard: Option<&(AudioLimits, AudioSpec)>,
+    stop: &AtomicBool,
+) -> Result<MediaItem, (String, MediaError)> {
+    let prepared = match heard {
+        Some((limits, audio)) if medium.shape.modality == Modality::Audio => {
+            spectrogram(&medium, limits, audio, stop).map(|spectrogram| (Vec::new(), spectrogram))
+        }
+        _ => pixels(&medium, limits).map(|frames| (frames, Vec::new())),
+    };
+    match prepared {
+        Ok((frames, spectrogram)) => {
+            let pixels = Arc::new(Pixels { frames, spectrogram, staged });
             let Measured { key, shape, grid, first, seconds, .. } = medium;
             Ok(MediaItem { key, shape, grid, first, seconds, pixels })
         }
@@ -111,11 +118,14 @@ fn item(medium: Measured, staged: Staged, limits: &ImageLimits) -> Result<MediaI
 
 fn pixels(medium: &Measured, limits: &ImageLimits) -> Result<Vec<Rgb>, MediaError> {
     let fitted = |picture: &Rgb| {
-        let mut picture = resize(picture, medium.size);
+        let mut picture = resize(picture, medium.canvas);
         picture.data.shrink_to_fit();
         picture
     };
     match &medium.frames {
+        None if medium.shape.modality == Modality::Image && medium.canvas != medium.tile => {
+            Ok(tiles(&decode(&medium.files[0], limits)?, medium.canvas, medium.tile))
+        }
         None => medium.files.iter().map(|file| Ok(fitted(&decode(file, limits)?))).collect(),
         Some(indices) => {
             let mut taken = Vec::with_capacity(indices.len());
@@ -123,4 +133,18 @@ fn pixels(medium: &Measured, limits: &ImageLimits) -> Result<Vec<Rgb>, MediaErro
             Ok(taken)
         }
     }
+}
+
+/// What the tower reads of a sound, as many frames as were counted.
+fn spectrogram(
+    medium: &Measured,
+    limits: &AudioLimits,
+    audio: &AudioSpec,
+    stop: &AtomicBool,
+) -> Result<Vec<f32>, MediaError> {
+    let sound = audio::decode(&medium.files[0], limits, stop)?;
+    let samples = resample(sound.samples, sound.rate, audio.rule.rate as u32, stop)?;
+    let mut values = vec![0.0; medium.grid.patches() * audio.mel.bands()];
+    audio.mel.spectrogram(&samples, &mut values);
+    Ok(values)
 }

@@ -1,7 +1,7 @@
 //! Placeholders in prompts: what a template writes for a medium becomes as many tokens as the medium has, and what a client writes
 //! never becomes any.
 
-use plimsoll_engine::MediaSpec;
+use plimsoll_engine::{MediaSpec, Spelling};
 use plimsoll_media::Modality;
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value};
@@ -33,13 +33,19 @@ impl<'a> Placeholders<'a> {
         match kind {
             Modality::Image => self.spec.image.as_ref().map(|image| image.placeholder),
             Modality::Video => self.spec.video.as_ref().map(|video| video.placeholder),
-            Modality::Audio => None,
+            Modality::Audio => self.spec.audio.as_ref().map(|audio| audio.placeholder),
         }
     }
 
-    fn texts(&self) -> Vec<&'a str> {
+    /// What a template may write for a medium, and a client must not.
+    fn texts(&self) -> Vec<&str> {
         let ids = Modality::ALL.into_iter().filter_map(|kind| self.id(kind));
-        ids.map(|id| self.tokenizer.token_name(id)).filter(|text| !text.is_empty()).collect()
+        let names = ids.map(|id| self.tokenizer.token_name(id));
+        let word = match &self.spec.spelling {
+            Spelling::Framed { video, .. } if self.spec.video.is_some() => Some(video.as_str()),
+            _ => None,
+        };
+        names.chain(word).filter(|text| !text.is_empty()).collect()
     }
 
     /// Takes the placeholders out of what a client has written: they are text then, like any other.
@@ -60,36 +66,23 @@ impl<'a> Placeholders<'a> {
         Ok(Guarded { cut: Some(cut) })
     }
 
-    /// Writes when each group of frames is shown, for models that are told, as their processors do.
-    pub fn stamp(&self, prompt: String, media: &[Measured]) -> String {
-        let Some(pad) = self.id(Modality::Video).map(|id| self.tokenizer.token_name(id)) else { return prompt };
-        if media.iter().all(|medium| medium.times.is_empty()) {
-            return prompt;
-        }
-        let (start, end) = ("<|vision_start|>", "<|vision_end|>");
-        let whole = format!("{start}{pad}{end}");
-        let mut stamped = String::with_capacity(prompt.len());
-        let mut rest = prompt.as_str();
-        for medium in media.iter().filter(|medium| medium.shape.modality == Modality::Video) {
-            // A template that writes its placeholders otherwise is found out when they are counted.
-            let (at, length) = match (rest.find(&whole), rest.find(pad)) {
-                (Some(at), _) => (at, whole.len()),
-                (None, Some(at)) => (at, pad.len()),
-                (None, None) => break,
-            };
-            stamped.push_str(&rest[..at]);
-            rest = &rest[at + length..];
-            for time in &medium.times {
-                stamped.push_str(&format!("<{time:.1} seconds>{whole}"));
+    /// Writes what the model's processor does where the template has put placeholders. A template that writes them otherwise is found out
+    /// when they are counted.
+    pub fn spell(&self, prompt: String, media: &[Measured]) -> String {
+        let pad = |kind| self.id(kind).map_or("", |id| self.tokenizer.token_name(id));
+        match &self.spec.spelling {
+            Spelling::Plain => prompt,
+            Spelling::Timed => timed(prompt, media, pad(Modality::Video)),
+            Spelling::Framed { start, end, video } => {
+                let pad = pad(Modality::Image);
+                framed(&prompt, media, (pad, video), &format!("{start}{pad}{end}"))
             }
         }
-        stamped.push_str(rest);
-        stamped
     }
 
     /// Repeats every placeholder as often as its medium has tokens, and notes where each medium begins.
     pub fn expand(&self, param: &str, ids: Vec<u32>, media: &mut [Measured], context: u32) -> ApiResult<Vec<u32>> {
-        let more: u64 = media.iter().map(|medium| medium.shape.tokens.saturating_sub(runs(medium))).sum();
+        let more: u64 = media.iter().map(|medium| medium.shape.tokens.saturating_sub(medium.runs)).sum();
         let total = ids.len() as u64 + more;
         if total > u64::from(context) {
             let message = format!(
@@ -111,7 +104,7 @@ impl<'a> Placeholders<'a> {
                 None => {
                     let medium = waiting.next().ok_or_else(|| self.unmatched(param))?;
                     medium.first = all.len() as u32;
-                    let runs = runs(medium);
+                    let runs = medium.runs;
                     (self.id(medium.shape.modality).unwrap_or(u32::MAX), runs, (medium.shape.tokens / runs) as usize)
                 }
             };
@@ -128,15 +121,55 @@ impl<'a> Placeholders<'a> {
     }
 
     fn unmatched(&self, param: &str) -> ApiError {
-        let message =
-            "the served model's chat template does not write one placeholder for each image and video, in their order";
+        let message = "the served model's chat template does not write one placeholder for each image, video and sound, in their order";
         ApiError::invalid(param, format!("{param}: {message}"))
     }
 }
 
-/// Placeholders that a template writes for a medium.
-fn runs(medium: &Measured) -> u64 {
-    (medium.times.len() as u64).max(1)
+/// Every group of a video's frames behind the time at which it is shown.
+fn timed(prompt: String, media: &[Measured], pad: &str) -> String {
+    if pad.is_empty() || media.iter().all(|medium| medium.times.is_empty()) {
+        return prompt;
+    }
+    let whole = format!("<|vision_start|>{pad}<|vision_end|>");
+    let mut stamped = String::with_capacity(prompt.len());
+    let mut rest = prompt.as_str();
+    for medium in media.iter().filter(|medium| medium.shape.modality == Modality::Video) {
+        let (at, length) = match (rest.find(&whole), rest.find(pad)) {
+            (Some(at), _) => (at, whole.len()),
+            (None, Some(at)) => (at, pad.len()),
+            (None, None) => break,
+        };
+        stamped.push_str(&rest[..at]);
+        rest = &rest[at + length..];
+        for time in &medium.times {
+            stamped.push_str(&format!("<{time:.1} seconds>{whole}"));
+        }
+    }
+    stamped.push_str(rest);
+    stamped
+}
+
+/// Pictures between two words (`whole`), and so every frame of a video, in a line with its number.
+fn framed(prompt: &str, media: &[Measured], (image, video): (&str, &str), whole: &str) -> String {
+    let mut spelled = String::with_capacity(prompt.len());
+    let mut rest = prompt;
+    for medium in media {
+        let moves = medium.shape.modality == Modality::Video;
+        let word = if moves { video } else { image };
+        let Some(at) = rest.find(word).filter(|_| !word.is_empty()) else { break };
+        spelled.push_str(&rest[..at]);
+        rest = &rest[at + word.len()..];
+        match moves {
+            true => {
+                let frame = |n: u64| format!("Frame{n}: {whole}");
+                spelled.push_str(&(1..=medium.runs).map(frame).collect::<Vec<_>>().join("\n"));
+            }
+            false => spelled.push_str(whole),
+        }
+    }
+    spelled.push_str(rest);
+    spelled
 }
 
 impl Guarded {

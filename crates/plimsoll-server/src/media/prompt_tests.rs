@@ -1,6 +1,6 @@
-use plimsoll_engine::{Grid, ImageSpec, PlaceRule, VideoSpec};
+use plimsoll_engine::{Grid, ImageSpec, PlaceRule, Spelling, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles};
+use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::Normalize;
 use plimsoll_media::{ContentKey, OutputPool, Shape, Size, Staging};
 use serde_json::json;
@@ -31,23 +31,27 @@ fn spec() -> MediaSpec {
     let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
     MediaSpec {
         image: Some(ImageSpec {
-            rule: Patches::image(&files.image, None).unwrap(),
+            rule: ImageRule::Patches(Patches::image(&files.image, None).unwrap()),
             normalize,
             placeholder: IMAGE,
             tokens_max: 1000,
+            bounds: [].into(),
         }),
         video: Some(VideoSpec {
-            rule: PatchVideo::new(&files.video, Budget::Video, None).unwrap(),
+            rule: VideoRule::Patches(PatchVideo::new(&files.video, Budget::Video, None).unwrap()),
             normalize,
             placeholder: VIDEO,
             tokens_max: 1000,
+            bounds: [].into(),
         }),
+        audio: None,
         parameters: String::new(),
-        places: PlaceRule { merge: 2, frames_apart: true, steps_per_second: None },
+        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        spelling: Spelling::Timed,
         items_max: 8,
         batch: 1,
         staging: Staging::new(1 << 20),
-        outputs: OutputPool::new(4, 4, 4),
+        outputs: OutputPool::new(4, 4, 4).unwrap(),
     }
 }
 
@@ -64,7 +68,9 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
         pixel_bytes: 0,
         files: Vec::new(),
         frames: None,
-        size: Size::new(4, 4),
+        canvas: Size::new(4, 4),
+        tile: Size::new(4, 4),
+        runs: times.len().max(1) as u64,
     }
 }
 
@@ -109,11 +115,47 @@ fn frames_are_told_when_they_are_shown_as_their_processor_tells_it() {
         measured(Modality::Video, 1, &[1.96]),
     ];
     let prompt = format!("a<|vision_start|><|image_pad|><|vision_end|>{whole}b{whole}c");
-    let stamped = placeholders.stamp(prompt, &media);
+    let stamped = placeholders.spell(prompt, &media);
     let expected = format!(
         "a<|vision_start|><|image_pad|><|vision_end|><0.2 seconds>{whole}<10.0 seconds>{whole}b<2.0 seconds>{whole}c"
     );
     assert_eq!(stamped, expected);
+}
+
+#[test]
+fn pictures_of_tiles_stand_between_words_and_frames_are_numbered() {
+    let (spec, tokenizer) = (spec(), tokenizer());
+    let words = ["<img>", "</img>", "<video>"].map(String::from);
+    let [start, end, video] = words;
+    let image = spec.image.clone().unwrap();
+    // A frame is a picture among others.
+    let film = VideoSpec { placeholder: image.placeholder, ..spec.video.clone().unwrap() };
+    let spelling = Spelling::Framed { start, end, video };
+    let spec = MediaSpec { spelling, video: Some(film), ..spec };
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let pad = "<|image_pad|>";
+    let mut media = [
+        measured(Modality::Image, 7, &[]),
+        Measured { runs: 2, ..measured(Modality::Video, 8, &[]) },
+        measured(Modality::Image, 1, &[]),
+    ];
+    let spelled = placeholders.spell(format!("a{pad}\nb<video>\n{pad}c"), &media);
+    let whole = format!("<img>{pad}</img>");
+    assert_eq!(spelled, format!("a{whole}\nbFrame1: {whole}\nFrame2: {whole}\n{whole}c"));
+    // This tokenizer knows no blanks.
+    let spelled = spelled.replace([' ', '\n'], "");
+    let ids = tokenizer.encode_pieces(&[&*spelled], false, true).unwrap();
+    let all = placeholders.expand("messages", ids, &mut media, 1000).unwrap();
+    assert_eq!(all.iter().filter(|id| **id == IMAGE).count(), 16);
+    let starts = media.each_ref().map(|medium| medium.first as usize);
+    let frames = all[starts[1]..starts[2]].iter().filter(|id| **id == IMAGE).count();
+    assert!(all[starts[0]..][..7].iter().all(|id| *id == IMAGE) && frames == 8);
+    // Nor does the word for a video mean one where a client has written it.
+    let mut messages = json!("see <video>");
+    let guarded = placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
+    let said = messages.as_str().unwrap().to_owned();
+    assert!(!said.contains("<video>") && guarded.plain(said.clone()) == "see <video>");
+    assert_eq!(placeholders.spell(said.clone(), &media[1..2]), said);
 }
 
 #[test]

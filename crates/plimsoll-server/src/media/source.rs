@@ -10,13 +10,14 @@ use axum::http::StatusCode;
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use plimsoll_hub::{FETCH_BYTES, FetchError};
+use plimsoll_hub::{FETCH_BYTES, FETCH_PIECE_BYTES, FetchError, host_of};
 use plimsoll_media::{MediaError, Modality};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::gallery::{Medium, Source, formats};
 use super::refused;
+use super::turns::{FETCHES, FETCHES_OF_A_HOST};
 use crate::app::{App, Phase, reached};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::generation::cut;
@@ -31,16 +32,29 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Pieces of a file that wait to be held: a fetch goes no faster than that.
 const PIECES: usize = 4;
 
+/// What a fetch takes besides what it brings: its own, and the pieces between it and whoever holds them: those that wait, one that is being
+/// handed on, one that is being taken.
+const FETCHING_BYTES: u64 = FETCH_BYTES + (PIECES as u64 + 2) * FETCH_PIECE_BYTES;
+
+/// A file waits so many times the time for one until it is its turn.
+const TURN_WITHIN: u32 = 2;
+
 /// All files of a request must be here within so many times the time for one, waiting for a turn included.
 const FETCHES_WITHIN: u32 = 3;
 
 /// Decodes base64 in one piece, if the result may be that large and its type is one that can be read.
-pub(super) fn decoded(param: &str, media_type: &str, data: &str, kind: Modality, limit: u64) -> ApiResult<Vec<u8>> {
+pub(super) fn decoded(
+    param: &str,
+    media_type: &str,
+    data: &str,
+    kind: Modality,
+    limit: (u64, &'static str),
+) -> ApiResult<Vec<u8>> {
     check_type(param, media_type, kind)?;
     let most = base64::decoded_len_estimate(data.len());
     let surely = data.len() as u64 / 4 * 3;
     // The estimate is up to two bytes too large.
-    if surely.saturating_sub(2) > limit {
+    if surely.saturating_sub(2) > limit.0 {
         return Err(refused(param, &too_large(surely.saturating_sub(2), limit)));
     }
     let mut bytes = Vec::with_capacity(most);
@@ -50,13 +64,34 @@ pub(super) fn decoded(param: &str, media_type: &str, data: &str, kind: Modality,
     }
 }
 
-fn too_large(asked: u64, limit: u64) -> MediaError {
-    MediaError::OverLimit { what: "a file", asked, limit, unit: "bytes", flag: "--max-image-bytes" }
+fn too_large(asked: u64, (limit, flag): (u64, &'static str)) -> MediaError {
+    MediaError::OverLimit { what: "a file", asked, limit, unit: "bytes", flag }
 }
+
+/// What may be said of pictures, and of sounds.
+const IMAGE_TYPES: [&str; 7] =
+    ["", "image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/octet-stream"];
+const AUDIO_TYPES: [&str; 12] = [
+    "",
+    "audio/wav",
+    "audio/x-wav",
+    "audio/wave",
+    "audio/vnd.wave",
+    "audio/mpeg",
+    "audio/mp3",
+    "audio/flac",
+    "audio/x-flac",
+    "audio/ogg",
+    "application/ogg",
+    "application/octet-stream",
+];
 
 /// Refuses what is said to be something that is not read here. What it really is, its first bytes say.
 fn check_type(param: &str, media_type: &str, kind: Modality) -> ApiResult<()> {
-    let known = ["", "image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/octet-stream"];
+    let known: &[&str] = match kind {
+        Modality::Image | Modality::Video => &IMAGE_TYPES,
+        Modality::Audio => &AUDIO_TYPES,
+    };
     if known.iter().any(|known| media_type.eq_ignore_ascii_case(known)) {
         return Ok(());
     }
@@ -160,8 +195,8 @@ async fn fetch_all(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> Api
         for source in &mut medium.sources {
             let bytes = match source {
                 Source::Bytes(_) => continue,
-                Source::Url(url) => remote(app, &medium.param, url.clone(), held).await?,
-                Source::File(path) => read(app, &medium.param, path.clone(), held).await?,
+                Source::Url(url) => remote(app, (&medium.param, medium.kind), url.clone(), held).await?,
+                Source::File(path) => read(app, (&medium.param, medium.kind), path.clone(), held).await?,
             };
             *source = Source::Bytes(bytes);
         }
@@ -169,14 +204,14 @@ async fn fetch_all(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> Api
     Ok(())
 }
 
-async fn read(app: &Arc<App>, param: &str, path: PathBuf, held: &mut Held) -> ApiResult<Vec<u8>> {
+async fn read(app: &Arc<App>, (param, kind): (&str, Modality), path: PathBuf, held: &mut Held) -> ApiResult<Vec<u8>> {
     let unreadable =
         || ApiError::invalid(param, format!("{param}: there is no such file under this server's media roots"));
-    let limit = app.config.media.image.file_bytes;
+    let limit = app.config.media.file_limit(kind);
     let roots = app.config.media.roots.clone();
     let opened = app.on_text_worker(move || Ok(open(&path, &roots))).await?;
     let (file, bytes) = opened.ok_or_else(unreadable)?;
-    if bytes > limit {
+    if bytes > limit.0 {
         return Err(refused(param, &too_large(bytes, limit)));
     }
     app.bytes.ever_holds(param, held.bytes() + bytes)?;
@@ -192,23 +227,25 @@ async fn read(app: &Arc<App>, param: &str, path: PathBuf, held: &mut Held) -> Ap
 }
 
 /// A file from another server, piece by piece: every piece is held before it is kept.
-async fn remote(app: &Arc<App>, param: &str, url: String, held: &mut Held) -> ApiResult<Vec<u8>> {
+async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, held: &mut Held) -> ApiResult<Vec<u8>> {
     let (Some(fetcher), Some(spec)) = (app.studio.fetcher.clone(), app.served.engine.media()) else {
         return Err(ApiError::internal("nothing can be fetched here"));
     };
-    let turn = timeout(app.config.media.fetch_timeout, Arc::clone(&app.studio.fetches).acquire_owned()).await;
+    let host = host_of(&url);
+    let turn = timeout(TURN_WITHIN * app.config.media.fetch_timeout, app.studio.turns.take(&host)).await;
     let turn = turn.map_err(|_| {
-        let message =
-            "this server fetches as many files at once as it may; try again later, or send the picture in the body";
-        ApiError::unavailable(message, 5)
+        let message = format!(
+            "{param}: this server fetches as many files at once as it may ({FETCHES}, of one host {FETCHES_OF_A_HOST}); try again later, or send it in the body"
+        );
+        ApiError { param: Some(param.into()), ..ApiError::unavailable(message, 5) }
     })?;
-    let own = spec.staging.reserve(FETCH_BYTES).map_err(|error| refused(param, &error))?;
-    let limit = app.config.media.image.file_bytes;
+    let own = spec.staging.reserve(FETCHING_BYTES).map_err(|error| refused(param, &error))?;
+    let limit = app.config.media.file_limit(kind);
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
     let fetching = tokio::task::spawn_blocking(move || {
         // Held until the connection is closed, also when nobody waits for it any more.
         let _own = (own, turn);
-        fetcher.fetch(&url, limit, |piece| sender.blocking_send(piece.to_vec()).is_ok())
+        fetcher.fetch(&url, limit.0, |piece| sender.blocking_send(piece.to_vec()).is_ok())
     });
     let mut bytes: Vec<u8> = Vec::new();
     while let Some(piece) = pieces.recv().await {
@@ -228,14 +265,14 @@ async fn remote(app: &Arc<App>, param: &str, url: String, held: &mut Held) -> Ap
             Ok(bytes)
         }
         Ok(Err(error)) => Err(not_fetched(param, &error, limit)),
-        Err(_) => Err(app.panicked()),
+        Err(_) => Err(app.panicked("fetching a file")),
     }
 }
 
-fn not_fetched(param: &str, error: &FetchError, limit: u64) -> ApiError {
+fn not_fetched(param: &str, error: &FetchError, limit: (u64, &'static str)) -> ApiError {
     match error {
         FetchError::TooLarge { bytes, .. } => refused(param, &too_large(*bytes, limit)),
-        FetchError::TooSlow(_) => {
+        FetchError::TooSlow { .. } => {
             let message = format!("{param}: {error} to fetch it (--media-fetch-timeout)");
             ApiError {
                 param: Some(param.into()),

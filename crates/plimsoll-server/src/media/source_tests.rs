@@ -3,7 +3,7 @@ use std::fs;
 use super::*;
 
 fn from_base64(data: &str, limit: u64) -> Result<Vec<u8>, String> {
-    decoded("p", "image/png", data, Modality::Image, limit).map_err(|error| error.message)
+    decoded("p", "image/png", data, Modality::Image, (limit, "--max-image-bytes")).map_err(|error| error.message)
 }
 
 #[test]
@@ -19,11 +19,15 @@ fn base64_is_decoded_once_and_never_beyond_the_limit() {
     assert!(from_base64(&"AAAA".repeat(4), 10).is_ok(), "what is near the limit is seen when it is probed");
     let error = from_base64(&"AAAA".repeat(5), 10).unwrap_err();
     assert!(error.contains("limit is 10 (--max-image-bytes)"), "{error}");
-    for (media_type, kind) in
-        [("image/svg+xml", Modality::Image), ("video/mp4", Modality::Video), ("image/heic", Modality::Image)]
-    {
-        let error = decoded("p", media_type, "", kind, 10).unwrap_err().message;
-        assert!(error.contains(media_type) && error.contains("GIF and WebP"), "{error}");
+    for (media_type, kind, known) in [
+        ("image/svg+xml", Modality::Image, "GIF and WebP"),
+        ("video/mp4", Modality::Video, "GIF and WebP"),
+        ("image/heic", Modality::Image, "GIF and WebP"),
+        ("audio/aac", Modality::Audio, "WAV, FLAC, MP3 and Ogg Vorbis"),
+        ("image/png", Modality::Audio, "WAV, FLAC, MP3 and Ogg Vorbis"),
+    ] {
+        let error = decoded("p", media_type, "", kind, (10, "--max-audio-bytes")).unwrap_err().message;
+        assert!(error.contains(media_type) && error.contains(known), "{error}");
     }
 }
 

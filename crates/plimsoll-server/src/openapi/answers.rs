@@ -37,6 +37,7 @@ pub(super) fn schemas() -> Value {
     }
     all.insert("Anything".into(), json!({}));
     all.insert("Numbers".into(), super::pooled::numbers());
+    all.insert("OldLoads".into(), schema("[OldLoad]", false));
     all.insert("Document".into(), json!({"type": "object"}));
     all.insert("Reports".into(), json!({"type": "array", "items": {"type": ["object", "null"]}}));
     Value::Object(all)
@@ -175,6 +176,8 @@ const OBJECTS: &[Object] = &[
             ("bytes", "integer"),
             ("state_checkpoints", "integer"),
             ("state_bytes", "integer"),
+            ("encoder_entries", "integer"),
+            ("encoder_bytes", "integer"),
             ("hit_tokens", "integer"),
             ("miss_tokens", "integer"),
             ("inserted_pages", "integer"),
@@ -302,9 +305,84 @@ const OBJECTS: &[Object] = &[
             ("planned_bytes", "integer?"),
             ("loads", "integer"),
             ("in_use", "integer"),
+            ("waiting", "integer"),
             ("idle_seconds", "number"),
             ("ledger", "~object"),
         ],
+    ),
+    (
+        "ServerInfo",
+        &[
+            ("version", "string"),
+            ("model_path", "string"),
+            ("served_model_name", "string"),
+            ("tokenizer_path", "string"),
+            ("tp_size", "integer"),
+            ("dp_size", "integer"),
+            ("page_size", "integer"),
+            ("context_length", "integer"),
+            ("max_total_num_tokens", "integer"),
+            ("max_total_tokens", "integer"),
+            ("max_prefill_tokens", "integer"),
+            ("max_running_requests", "integer"),
+            ("max_queued_requests", "integer"),
+            ("disable_radix_cache", "boolean"),
+            ("kv_events", "boolean"),
+            ("status", "string"),
+        ],
+    ),
+    (
+        "ModelInfo",
+        &[
+            ("model_path", "string"),
+            ("tokenizer_path", "string"),
+            ("served_model_name", "string"),
+            ("is_generation", "boolean"),
+            ("has_image_understanding", "boolean"),
+            ("has_audio_understanding", "boolean"),
+            ("max_context_length", "integer"),
+            ("vocab_size", "integer"),
+            ("eos_token_ids", "[integer]"),
+        ],
+    ),
+    (
+        "Loads",
+        &[
+            ("timestamp", "number"),
+            ("version", "string"),
+            ("dp_rank_count", "integer"),
+            ("loads", "[Load]"),
+            ("aggregate", "AggregateLoad"),
+        ],
+    ),
+    (
+        "Load",
+        &[
+            ("dp_rank", "integer"),
+            ("num_running_reqs", "integer"),
+            ("num_waiting_reqs", "integer"),
+            ("num_total_reqs", "integer"),
+            ("num_used_tokens", "integer"),
+            ("max_total_num_tokens", "integer"),
+            ("token_usage", "number"),
+            ("max_running_requests", "integer"),
+            ("utilization", "number"),
+            ("cache_hit_rate", "number"),
+        ],
+    ),
+    (
+        "AggregateLoad",
+        &[
+            ("total_running_reqs", "integer"),
+            ("total_waiting_reqs", "integer"),
+            ("total_reqs", "integer"),
+            ("avg_token_usage", "number"),
+            ("avg_utilization", "number"),
+        ],
+    ),
+    (
+        "OldLoad",
+        &[("dp_rank", "integer"), ("num_reqs", "integer"), ("num_waiting_reqs", "integer"), ("num_tokens", "integer")],
     ),
     ("Caches", &[("object", "string"), ("models", "[ModelCache]")]),
     ("ModelCache", &[("model", "string"), ("before", "~Cache"), ("cache", "Cache")]),

@@ -121,6 +121,8 @@ pub(super) fn common() -> Fields {
         ("include_stop_str_in_output", only(&json!(false), "boolean")),
         ("spaces_between_special_tokens", only(&json!(true), "boolean")),
         ("priority", only(&json!(0), "integer")),
+        ("no_stop_trim", only(&json!(false), "boolean")),
+        ("return_hidden_states", only(&json!(false), "boolean")),
         ("add_special_tokens", flag(false)),
     ]
 }
@@ -160,6 +162,10 @@ fn part() -> Value {
         part(&["text"], json!({"type": {"type": ["string", "null"], "enum": ["text", null]}, "text": {"type": "string"}})),
         part(&["type", "image_url"], json!({"type": kind("image_url"), "image_url": address(true)})),
         part(&["type", "video_url"], json!({"type": kind("video_url"), "video_url": address(false)})),
+        part(&["type", "input_audio"], json!({"type": kind("input_audio"), "input_audio": part(&["data", "format"], json!({
+            "data": {"type": "string", "description": "Base64"}, "format": {"type": "string", "enum": ["wav", "mp3", "flac", "ogg"]}
+        }))})),
+        part(&["type", "audio_url"], json!({"type": kind("audio_url"), "audio_url": address(false)})),
         part(&["type", "video"], json!({
             "type": kind("video"),
             "video": {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1, "description": "Frames, each a URL"},
@@ -224,6 +230,8 @@ pub(super) fn chat() -> Value {
         ("echo", only(&json!(false), "boolean")),
         ("modalities", only(&json!(["text"]), "array")),
         ("verbosity", only(&json!("medium"), "string")),
+        ("separate_reasoning", only(&json!(true), "boolean")),
+        ("stream_reasoning", only(&json!(true), "boolean")),
         ("include_reasoning", flag(false)),
         ("thinking_token_budget", json!({"type": "integer", "minimum": 0, "description": "Where the model thinks"})),
     ]);

@@ -23,6 +23,18 @@ pub(crate) async fn handle(State(app): State<Arc<Front>>) -> Response {
     answer(&document(!app.config.api_keys.is_empty(), app.several), None)
 }
 
+/// Routes that only a server of one model has.
+const OF_ONE_MODEL: [&str; 8] = [
+    "/tokenizer_info",
+    "/v1/kv_events",
+    "/v1/loads",
+    "/get_load",
+    "/server_info",
+    "/get_server_info",
+    "/model_info",
+    "/get_model_info",
+];
+
 /// The document; `keyed`: the server wants API keys; `several`: it has several models.
 fn document(keyed: bool, several: bool) -> Value {
     let mut document = json!({
@@ -38,7 +50,7 @@ fn document(keyed: bool, several: bool) -> Value {
     });
     if several {
         if let Some(paths) = document["paths"].as_object_mut() {
-            paths.remove("/tokenizer_info");
+            paths.retain(|path, _| !OF_ONE_MODEL.contains(&path.as_str()));
         }
         for (path, method) in [("/v1/cache", "get"), ("/v1/cache", "delete"), ("/v1/cache/clear", "post")] {
             let done = &mut document["paths"][path][method]["responses"]["200"];
@@ -91,6 +103,13 @@ fn paths() -> Value {
             "delete": getting("Forget it; the pages are free when the answer comes", "CacheCleared")
         },
         "/v1/cache/clear": {"post": getting("The same", "CacheCleared")},
+        "/v1/kv_events": {"get": plain("What the prefix cache holds and how it changes, for routers; with --kv-events", "text/event-stream")},
+        "/v1/loads": {"get": getting("How much there is to do", "Loads")},
+        "/get_load": {"get": getting("The same, for older gateways", "OldLoads")},
+        "/server_info": {"get": getting("What gateways ask of a server", "ServerInfo")},
+        "/get_server_info": {"get": getting("The same under its older name", "ServerInfo")},
+        "/model_info": {"get": getting("What gateways ask of its model", "ModelInfo")},
+        "/get_model_info": {"get": getting("The same under its older name", "ModelInfo")},
         "/v1/memory": {"get": getting("The ledger: every component's planned, committed and peak bytes", "Memory")},
         "/health": {"get": getting("Does the engine make progress?", "Health")},
         "/ready": {"get": getting("Would a request be taken?", "Health")},

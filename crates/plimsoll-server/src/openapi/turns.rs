@@ -102,7 +102,7 @@ pub(super) fn responses() -> Value {
         (
             "input",
             json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
-                "description": "A text or items; input_image (image_url) among their parts where the model takes images",
+                "description": "A text or items; input_image (image_url) and input_audio among their parts where the model takes them",
                 "examples": ["x", [{"role": "user", "content": "x"}]]}),
         ),
         ("instructions", text("x")),

@@ -92,7 +92,7 @@ fn answer_bytes(inputs: usize, dimensions: usize, as_base64: bool, model: &str) 
 }
 
 /// Parses and tokenizes. Runs on a text worker.
-fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<usize>)> {
+pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<usize>)> {
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, app)?;
     let embed = embedding(app)?;

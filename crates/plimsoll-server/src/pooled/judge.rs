@@ -14,7 +14,7 @@ use crate::error::{ApiError, ApiResult};
 const PAIR_TOKENS: u64 = 8;
 
 /// Inputs for the engine, and how their results become scores.
-pub(super) struct Judgement {
+pub(crate) struct Judgement {
     pub inputs: Vec<Input>,
     /// For each pair its two embeddings, by their inputs; none where each input is a pair.
     pairs: Option<Vec<(usize, usize)>>,

@@ -86,7 +86,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
 }
 
 /// Parses and tokenizes. Runs on a text worker.
-fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<String>, Judgement, usize, bool)> {
+pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<String>, Judgement, usize, bool)> {
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, app)?;
     let query = fields.required::<String>("query")?;

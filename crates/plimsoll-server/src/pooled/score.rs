@@ -61,7 +61,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
 }
 
 /// Parses and tokenizes. Runs on a text worker.
-fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usize)> {
+pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usize)> {
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, app)?;
     let mut texts = |name: &str| {

@@ -4,7 +4,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -17,7 +16,7 @@ use tokio::time::timeout;
 
 use super::{InUse, Loaded, Registry, waiting};
 use crate::config::PARSED_FACTOR;
-use crate::error::ApiResult;
+use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::{EarlyBody, ReadBody, read_json};
 
@@ -39,12 +38,12 @@ pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Reque
     let mut entering: Entering = Box::pin(Arc::clone(&registry).ensure(index));
     if !streams {
         let (loaded, user) = entering.await?;
-        return Ok(answer(loaded.routes, user, request).await);
+        return Ok(answer(loaded, user, request).await);
     }
     match timeout(PATIENCE, &mut entering).await {
         Ok(entered) => {
             let (loaded, user) = entered?;
-            Ok(answer(loaded.routes, user, request).await)
+            Ok(answer(loaded, user, request).await)
         }
         Err(_) => Ok(waiting::response(&registry.front, entering, request)),
     }
@@ -70,9 +69,12 @@ async fn look(registry: &Arc<Registry>, body: ReadBody) -> ApiResult<(ReadBody, 
 }
 
 /// The handlers' answer, which uses the model until it is sent.
-pub(super) async fn answer(routes: Router, user: InUse, request: Request) -> Response {
-    match TowerToHyperService::new(routes).call(request).await {
-        Ok(response) => response.map(|body| Body::new(Using { body, _user: user })).into_response(),
+pub(super) async fn answer(loaded: Loaded, user: InUse, request: Request) -> Response {
+    match TowerToHyperService::new(loaded.routes).call(request).await {
+        Ok(response) => {
+            ApiError::count_invalid(&response, &loaded.app.served.engine.metrics().refused_invalid);
+            response.map(|body| Body::new(Using { body, _user: user })).into_response()
+        }
         Err(never) => match never {},
     }
 }

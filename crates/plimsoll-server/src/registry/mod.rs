@@ -6,24 +6,26 @@
 //! What must not be in here: how a model is found, planned and built ([`Loader`]), and what a request is (`app`).
 
 mod dispatch;
+mod load;
 mod pages;
+mod room;
+mod slot;
 mod waiting;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
-use plimsoll_engine::EngineHandle;
 use plimsoll_engine::report::LedgerReport;
-use plimsoll_memory::Bytes;
+use plimsoll_engine::{Cancel, EngineHandle};
 use tokio::net::TcpListener;
-use tokio::task::spawn_blocking;
 use tokio::time::{interval, timeout};
 
-use crate::app::{App, behind_the_door, model_routes};
+use self::slot::{InUse, Loaded, Slot, State};
+use crate::app::{App, behind_the_door};
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::front::Front;
@@ -32,14 +34,11 @@ use crate::serve::run;
 /// Most models of one server.
 const MODELS_MAX: usize = 64;
 
-/// A load that has failed is not tried again for this long: its error is told at once.
-const FAILED_FOR: Duration = Duration::from_secs(5);
-
 /// Between two looks for models that nobody uses.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// When a client who was told that others use the room may come back.
-const RETRY_AFTER_S: u32 = 5;
+/// A server that ends waits so long for a load to come to its next checkpoint.
+const CHECKPOINT_WITHIN: Duration = Duration::from_secs(10);
 
 /// A model that can be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,93 +52,44 @@ pub struct Listed {
 }
 
 /// Why a model could not be loaded, in words for clients.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// It does not fit under the line even alone.
+    #[error("{0}")]
     TooLarge(String),
     /// Not now: the machine has no room for it.
+    #[error("{0}")]
     NoRoom(String),
     /// It is broken, or cannot be found.
+    #[error("{0}")]
     Failed(String),
+    /// Nobody waited for it any more.
+    #[error("the load was given up")]
+    Cancelled,
 }
 
 /// Who plans, builds and ends engines. All of it takes its time and is called on threads that may wait.
 pub trait Loader: Send + Sync + 'static {
-    /// Bytes that the `index`-th model plans.
+    /// Bytes that the `index`-th model plans, whose files may have to be fetched first; given up once `cancel` says that nobody waits.
     ///
     /// # Errors
     /// [`LoadError`] when it can never be loaded.
-    fn needed(&self, index: usize) -> Result<u64, LoadError>;
+    fn needed(&self, index: usize, cancel: &Cancel) -> Result<u64, LoadError>;
 
     /// Bytes under the line that nobody has planned.
     fn room(&self) -> u64;
 
-    /// Loads the `index`-th model.
+    /// Loads the `index`-th model, until `cancel` says that nobody waits for it any more.
     ///
     /// # Errors
     /// [`LoadError`]; nothing of it stays then.
-    fn load(&self, index: usize) -> Result<Served, LoadError>;
+    fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError>;
 
     /// Ends an engine that nobody uses and gives its memory back. False when it did not end in time.
     fn unload(&self, engine: &EngineHandle) -> bool;
 
     /// What these engines and all that they share hold, as one.
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport;
-}
-
-/// A loaded model and its routes.
-#[derive(Clone)]
-struct Loaded {
-    app: Arc<App>,
-    routes: Router,
-}
-
-/// Where a model stands.
-enum State {
-    Unloaded,
-    Loading,
-    Loaded(Loaded),
-    Unloading,
-}
-
-impl State {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Unloaded => "unloaded",
-            Self::Loading => "loading",
-            Self::Loaded(_) => "loaded",
-            Self::Unloading => "unloading",
-        }
-    }
-}
-
-struct Inner {
-    state: State,
-    /// Requests that are being answered by it.
-    users: usize,
-    /// When it was last used.
-    used: Instant,
-    /// What it plans, once that is known.
-    needed: Option<u64>,
-    /// The last load that failed.
-    failed: Option<(Instant, LoadError)>,
-    loads: u64,
-}
-
-struct Slot {
-    listed: Listed,
-    inner: Mutex<Inner>,
-}
-
-impl Slot {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Every change is one assignment.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn name(&self) -> &str {
-        &self.listed.names[0]
-    }
 }
 
 /// All of them.
@@ -150,20 +100,6 @@ pub(crate) struct Registry {
     created_s: u64,
     /// Whoever loads or unloads holds it.
     turn: Arc<tokio::sync::Mutex<()>>,
-}
-
-/// A use of a loaded model; it is not unloaded before this is dropped.
-struct InUse {
-    registry: Arc<Registry>,
-    index: usize,
-}
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        let mut inner = self.registry.slots[self.index].inner();
-        inner.users -= 1;
-        inner.used = Instant::now();
-    }
 }
 
 /// Serves several models until `shutdown` completes, then drains as [`crate::serve`] does.
@@ -240,9 +176,7 @@ async fn look_after(registry: Arc<Registry>) {
 
 impl Registry {
     fn new(front: &Arc<Front>, listed: Vec<Listed>, loader: Arc<dyn Loader>) -> Arc<Self> {
-        let inner =
-            || Inner { state: State::Unloaded, users: 0, used: Instant::now(), needed: None, failed: None, loads: 0 };
-        let slots = listed.into_iter().map(|listed| Slot { listed, inner: Mutex::new(inner()) }).collect();
+        let slots = listed.into_iter().map(Slot::new).collect();
         let (front, created_s) = (Arc::clone(front), crate::models::now_s());
         Arc::new(Self { front, slots, loader, created_s, turn: Arc::default() })
     }
@@ -269,178 +203,6 @@ impl Registry {
         self.slots.iter().filter_map(app).collect()
     }
 
-    /// Begins a use of a model that is loaded.
-    fn enter(self: &Arc<Self>, index: usize) -> Option<(Loaded, InUse)> {
-        let mut inner = self.slots[index].inner();
-        let State::Loaded(loaded) = &inner.state else { return None };
-        let loaded = loaded.clone();
-        inner.users += 1;
-        inner.used = Instant::now();
-        Some((loaded, InUse { registry: Arc::clone(self), index }))
-    }
-
-    /// Begins a use of a model, which is loaded if it is not. A client that goes meanwhile does not stop what has begun.
-    async fn ensure(self: Arc<Self>, index: usize) -> ApiResult<(Loaded, InUse)> {
-        if let Some(found) = self.enter(index) {
-            return Ok(found);
-        }
-        let limit = self.front.config.silence_timeout;
-        let late = || {
-            let message = format!("`{}` was not loaded within {} s", self.slots[index].name(), limit.as_secs());
-            ApiError::unavailable(message, RETRY_AFTER_S)
-        };
-        let turn = timeout(limit, Arc::clone(&self.turn).lock_owned()).await.map_err(|_| late())?;
-        if let Some(found) = self.enter(index) {
-            return Ok(found);
-        }
-        let this = Arc::clone(&self);
-        let loading = tokio::spawn(async move {
-            let result = this.load(index).await;
-            drop(turn);
-            result
-        });
-        match timeout(limit, loading).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(self.front.panicked()),
-            Err(_) => Err(late()),
-        }
-    }
-
-    /// Loads a model. Only in turn.
-    async fn load(self: &Arc<Self>, index: usize) -> ApiResult<(Loaded, InUse)> {
-        if self.front.draining() {
-            return Err(ApiError::unavailable("the server is shutting down", 5));
-        }
-        let slot = &self.slots[index];
-        let failed = slot.inner().failed.clone().filter(|(at, _)| at.elapsed() < FAILED_FOR);
-        if let Some((_, error)) = failed {
-            return Err(told(slot.name(), &error));
-        }
-        let result = self.try_load(index).await;
-        let mut inner = slot.inner();
-        match result {
-            Ok(loaded) => {
-                inner.state = State::Loaded(loaded.clone());
-                (inner.failed, inner.loads) = (None, inner.loads + 1);
-                inner.users += 1;
-                inner.used = Instant::now();
-                self.front.metrics.loads[0].inc();
-                Ok((loaded, InUse { registry: Arc::clone(self), index }))
-            }
-            Err(NotLoaded::Crowded(error)) => Err(error),
-            Err(NotLoaded::Failed(error)) => {
-                inner.state = State::Unloaded;
-                self.front.metrics.loads[2].inc();
-                tracing::error!(model = slot.name(), ?error, "a model could not be loaded");
-                let answer = told(slot.name(), &error);
-                inner.failed = Some((Instant::now(), error));
-                Err(answer)
-            }
-        }
-    }
-
-    async fn try_load(&self, index: usize) -> Result<Loaded, NotLoaded> {
-        let slot = &self.slots[index];
-        let known = slot.inner().needed;
-        let needed = match known {
-            Some(needed) => needed,
-            None => self.blocking(move |loader| loader.needed(index)).await.map_err(NotLoaded::Failed)?,
-        };
-        slot.inner().needed = Some(needed);
-        self.make_room(index, needed).await.map_err(NotLoaded::Crowded)?;
-        slot.inner().state = State::Loading;
-        let began = Instant::now();
-        let (front, label, grammar_bytes) =
-            (Arc::clone(&self.front), Arc::from(slot.name()), slot.listed.grammar_bytes);
-        let app = self.blocking(move |loader| {
-            let served = loader.load(index)?;
-            let engine = served.engine.clone();
-            App::of(&front, served, grammar_bytes, Some(label)).map_err(|error| {
-                loader.unload(&engine);
-                LoadError::Failed(error.to_string())
-            })
-        });
-        let app = app.await.map_err(NotLoaded::Failed)?;
-        let seconds = began.elapsed().as_secs_f32();
-        tracing::info!(model = slot.name(), planned = needed, seconds, "loaded");
-        Ok(Loaded { routes: model_routes(Arc::clone(&app)), app })
-    }
-
-    /// Has the loader do something on a thread that may wait.
-    async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&dyn Loader) -> Result<T, LoadError> + Send + 'static,
-    ) -> Result<T, LoadError> {
-        let loader = Arc::clone(&self.loader);
-        let done = spawn_blocking(move || work(&*loader)).await;
-        done.unwrap_or_else(|_| Err(LoadError::Failed("it panicked".into())))
-    }
-
-    /// Unloads models that nobody uses until `needed` bytes are left, those not used for longest first; nobody goes in vain.
-    async fn make_room(&self, index: usize, needed: u64) -> ApiResult<()> {
-        loop {
-            let room = self.loader.room();
-            if needed <= room {
-                return Ok(());
-            }
-            let (mut idle, mut busy) = (Vec::new(), Vec::new());
-            for (other, slot) in self.slots.iter().enumerate() {
-                let inner = slot.inner();
-                let (State::Loaded(_), Some(planned)) = (&inner.state, inner.needed) else { continue };
-                if inner.users == 0 {
-                    idle.push((inner.used, other, planned));
-                } else {
-                    busy.push(format!("`{}` ({})", slot.name(), Bytes(planned)));
-                }
-            }
-            let gain: u64 = idle.iter().map(|(.., planned)| planned).sum();
-            let Some(goes) = first_to_go(idle, needed - room) else {
-                let name = self.slots[index].name();
-                let users = if busy.is_empty() { "others".into() } else { busy.join(", ") };
-                let message = format!(
-                    "`{name}` needs {}, of which {} are left under the line while {users} are in use; try again later",
-                    Bytes(needed),
-                    Bytes(room + gain)
-                );
-                return Err(ApiError {
-                    code: Some("model_has_no_room"),
-                    ..ApiError::unavailable(message, RETRY_AFTER_S)
-                });
-            };
-            self.unload(goes, None).await;
-        }
-    }
-
-    fn idle_too_long(&self, index: usize) -> bool {
-        let slot = &self.slots[index];
-        let inner = slot.inner();
-        let idle = matches!(inner.state, State::Loaded(_)) && inner.users == 0;
-        idle && slot.listed.idle_after.is_some_and(|after| inner.used.elapsed() >= after)
-    }
-
-    /// Unloads a model unless somebody uses it or has used it within `idle`. Only in turn.
-    async fn unload(&self, index: usize, idle: Option<Duration>) {
-        let slot = &self.slots[index];
-        let engine = {
-            let mut inner = slot.inner();
-            let used = inner.users > 0 || idle.is_some_and(|idle| inner.used.elapsed() < idle);
-            let State::Loaded(loaded) = &inner.state else { return };
-            if used {
-                return;
-            }
-            let engine = loaded.app.served.engine.clone();
-            inner.state = State::Unloading;
-            engine
-        };
-        let gone = self.blocking(move |loader| Ok(loader.unload(&engine))).await;
-        if !matches!(gone, Ok(true)) {
-            tracing::error!(model = slot.name(), "the engine has not ended; its memory is not back");
-        }
-        tracing::info!(model = slot.name(), "unloaded");
-        self.front.metrics.loads[1].inc();
-        slot.inner().state = State::Unloaded;
-    }
-
     /// Nothing new is taken.
     fn drain(&self) {
         self.loaded().iter().for_each(|app| app.served.engine.drain());
@@ -448,82 +210,16 @@ impl Registry {
 
     /// The server is over: every engine ends.
     async fn end(&self) {
-        let _turn = self.turn.lock().await;
+        // A load that is under way has been told to stop.
+        let Ok(_turn) = timeout(CHECKPOINT_WITHIN, self.turn.lock()).await else {
+            tracing::error!("a load goes on after {} s; the process ends without it", CHECKPOINT_WITHIN.as_secs());
+            return;
+        };
         let engines: Vec<EngineHandle> = self.loaded().iter().map(|app| app.served.engine.clone()).collect();
         let engines: Vec<&EngineHandle> = engines.iter().collect();
         tracing::info!("drained; the ledger at the end:\n{}", self.loader.report(&engines));
         for index in 0..self.slots.len() {
             self.unload(index, None).await;
-        }
-    }
-}
-
-/// Who goes first of those that are idle since when and would give up how much, so that `missing` bytes come together: the oldest of the
-/// oldest that do, without those who would go in vain. None where all of them are not enough.
-fn first_to_go(mut idle: Vec<(Instant, usize, u64)>, missing: u64) -> Option<usize> {
-    idle.sort_unstable();
-    let mut gain = 0;
-    let enough = idle.iter().position(|(.., planned)| {
-        gain += planned;
-        gain >= missing
-    });
-    idle.truncate(enough? + 1);
-    // Of those, whoever is not needed stays, the one used last before the others.
-    for at in (0..idle.len()).rev() {
-        if gain - idle[at].2 >= missing {
-            gain -= idle.remove(at).2;
-        }
-    }
-    idle.first().map(|(_, index, _)| *index)
-}
-
-/// Why a load came to nothing.
-enum NotLoaded {
-    /// There is no room at the moment; nothing was tried.
-    Crowded(ApiError),
-    Failed(LoadError),
-}
-
-/// What a client is told.
-fn told(name: &str, error: &LoadError) -> ApiError {
-    let named = |error: ApiError| ApiError { param: Some("model".into()), ..error };
-    match error {
-        LoadError::TooLarge(message) => {
-            let error = ApiError::new(StatusCode::BAD_REQUEST, format!("`{name}` can never be loaded here: {message}"));
-            named(ApiError { code: Some("model_does_not_fit"), ..error })
-        }
-        LoadError::NoRoom(message) => {
-            let message = format!("`{name}` could not be loaded: {message}");
-            ApiError { code: Some("model_has_no_room"), ..ApiError::unavailable(message, RETRY_AFTER_S) }
-        }
-        LoadError::Failed(message) => {
-            let error = ApiError::internal(format!("`{name}` could not be loaded: {message}"));
-            named(ApiError { code: Some("model_load_failed"), ..error })
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_go_and_nobody_in_vain() {
-        let now = Instant::now();
-        let idle = |sizes: &[u64]| {
-            let ages = sizes.iter().enumerate();
-            ages.map(|(i, size)| (now + Duration::from_secs(i as u64), i, *size)).collect::<Vec<_>>()
-        };
-        for (sizes, missing, goes) in [
-            (&[4, 5][..], 4, Some(0)),
-            (&[4, 5], 5, Some(1)),
-            (&[4, 5], 6, Some(0)),
-            (&[4, 5], 9, Some(0)),
-            (&[4, 5], 10, None),
-            (&[1, 1, 6, 9], 6, Some(2)),
-            (&[], 1, None),
-        ] {
-            assert_eq!(first_to_go(idle(sizes), missing), goes, "{sizes:?} {missing}");
         }
     }
 }

@@ -16,28 +16,8 @@ use crate::error::{ApiError, ApiResult};
 use crate::health::healthy_page;
 use crate::memory::with_http;
 use crate::metrics::page;
-use crate::models::json;
+use crate::models::{Model, json, listed};
 use crate::status::Status;
-
-/// One name of a model. What depends on its plan is known while it is loaded.
-#[derive(Serialize)]
-struct Model<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-    root: &'a str,
-    parent: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_model_len: Option<u32>,
-    state: &'static str,
-}
-
-#[derive(Serialize)]
-struct List<'a> {
-    object: &'static str,
-    data: Vec<Model<'a>>,
-}
 
 fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
     let inner = slot.inner();
@@ -45,23 +25,13 @@ fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
         Standing::Loaded(loaded) => Some(&loaded.app.served),
         _ => None,
     };
-    Model {
-        id,
-        object: "model",
-        created: registry.created_s,
-        owned_by: "plimsoll",
-        root: slot.name(),
-        parent: None,
-        max_model_len: served.map(|served| served.engine.limits().max_req_total_len),
-        state: inner.state.name(),
-    }
+    Model::new(id, slot.name(), registry.created_s, served, Some(inner.state.name()))
 }
 
 /// Every name of every model.
 pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Response {
     let names = registry.slots.iter().flat_map(|slot| slot.listed.names.iter().map(move |name| (slot, name)));
-    let data = names.map(|(slot, name)| model(&registry, slot, name)).collect();
-    json(&List { object: "list", data }, None)
+    listed(names.map(|(slot, name)| model(&registry, slot, name)).collect())
 }
 
 /// One name; 404 when the server does not know it.
@@ -117,6 +87,8 @@ struct Part<'a> {
     loads: u64,
     /// Requests that are being answered by it.
     in_use: usize,
+    /// Requests that wait until it is loaded.
+    waiting: usize,
     idle_seconds: f64,
     /// While it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,8 +124,9 @@ fn part(slot: &Slot) -> Part<'_> {
     let (state, planned, loads, in_use) = (inner.state.name(), inner.needed, inner.loads, inner.users);
     let idle_seconds = if in_use > 0 { 0.0 } else { inner.used.elapsed().as_secs_f64() };
     drop(inner);
+    let waiting = *slot.waiting.borrow();
     let ledger = engine.map(|engine| engine.report().into());
-    Part { model: slot.name(), state, planned_bytes: planned, loads, in_use, idle_seconds, ledger }
+    Part { model: slot.name(), state, planned_bytes: planned, loads, in_use, waiting, idle_seconds, ledger }
 }
 
 /// `GET /v1/memory`.

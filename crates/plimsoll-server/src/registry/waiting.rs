@@ -68,9 +68,9 @@ async fn begun(
     request: Request,
 ) -> ApiResult<Body> {
     let (loaded, user) = entered?;
-    let answering = caller.run(answer(loaded.routes, user, request));
+    let answering = caller.run(answer(loaded, user, request));
     let answered = AssertUnwindSafe(answering).catch_unwind().await;
-    let mut response = answered.map_err(|_| front.panicked())?;
+    let mut response = answered.map_err(|_| front.panicked("answering"))?;
     response.extensions_mut().remove::<ApiError>().map_or_else(|| Ok(response.into_body()), Err)
 }
 

@@ -38,6 +38,12 @@ enum Said {
         url: String,
         detail: Option<String>,
     },
+    /// A sound, in the same way.
+    Audio {
+        medium: Value,
+        data: String,
+        format: String,
+    },
 }
 
 /// Finds the pictures in items.
@@ -79,7 +85,7 @@ fn item(app: &App, mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<I
             fields.never(&["encrypted_content"], "thoughts come as text here")?;
             let at = fields.param("content");
             let said = parts(&mut fields, "content", shown)?.unwrap_or_default();
-            if said.iter().any(|part| matches!(part, Said::Image { .. })) {
+            if said.iter().any(|part| !matches!(part, Said::Text(_))) {
                 return Err(ApiError::unsupported(&at, format!("{at}: thoughts are text")));
             }
             ("rs", What::Thoughts { said })
@@ -140,7 +146,7 @@ fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {
     caller.finish()
 }
 
-/// A text, or parts that are texts and pictures.
+/// A text, or parts that are texts, pictures and sounds.
 fn parts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Option<Vec<Said>>> {
     let path = fields.param(name);
     let Some(raw) = fields.raw(name) else { return Ok(None) };
@@ -176,13 +182,20 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
         }
         "input_audio" => {
             shown.gallery.takes(&at, &kind, Modality::Audio)?;
-            return Err(ApiError::unsupported(
-                &at,
-                format!("{at} is `input_audio`, which this server does not read yet"),
-            ));
+            let param = fields.param("input_audio");
+            let raw =
+                fields.raw("input_audio").ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+            fields.finish()?;
+            let mut inner = Fields::of(param.clone(), raw)?;
+            let (data, format) = (inner.required::<Text<'_>>("data")?, inner.required::<String>("format")?);
+            inner.finish()?;
+            let medium = shown.gallery.sound(param, &data.0, &format)?;
+            let data = if shown.kept { data.0.into_owned() } else { String::new() };
+            return Ok(Said::Audio { medium, data, format });
         }
         other => {
-            let message = format!("{at} is `{}`; this server knows input_text and input_image", quote(other));
+            let message =
+                format!("{at} is `{}`; this server knows input_text, input_image and input_audio", quote(other));
             return Err(ApiError::unsupported(at, message));
         }
     };
@@ -213,7 +226,7 @@ fn content(said: &[Said]) -> Value {
     for part in said {
         match part {
             Said::Text(text) => add_text(&mut content, text),
-            Said::Image { medium, .. } => add_medium(&mut content, medium.clone()),
+            Said::Image { medium, .. } | Said::Audio { medium, .. } => add_medium(&mut content, medium.clone()),
         }
     }
     if content.is_null() { "".into() } else { content }
@@ -278,6 +291,7 @@ impl Item {
             let own = |part: &Said| match part {
                 Said::Text(text) => text.capacity(),
                 Said::Image { url, .. } => url.capacity(),
+                Said::Audio { data, format, .. } => data.capacity() + format.capacity(),
             };
             said.iter().map(|part| (own(part) + size_of::<Said>()) as u64).sum()
         };
@@ -298,6 +312,9 @@ impl Item {
                 Said::Text(text) => json!({"type": kind, "text": text}),
                 Said::Image { url, detail, .. } => {
                     json!({"type": "input_image", "image_url": url, "detail": detail.as_deref().unwrap_or("auto")})
+                }
+                Said::Audio { data, format, .. } => {
+                    json!({"type": "input_audio", "input_audio": {"data": data, "format": format}})
                 }
             };
             said.iter().map(part).collect()

@@ -2,7 +2,7 @@
 
 mod items;
 mod object;
-mod request;
+pub(crate) mod request;
 mod shape;
 pub(crate) mod store;
 mod tools;

@@ -42,6 +42,11 @@ pub(crate) struct Ready {
 }
 
 impl Asked {
+    /// What was asked, without what is repeated and kept of it.
+    pub(crate) fn into_ask(self) -> Ask {
+        self.ask
+    }
+
     /// Renders and tokenizes.
     pub async fn turn(self, app: &Arc<App>) -> ApiResult<Ready> {
         let Self { ask, held, echo, items } = self;

@@ -62,6 +62,11 @@ impl Conversation {
         value_bytes(&self.messages) + tools.chain(media).chain(extra).sum::<u64>()
     }
 
+    /// Whether anything in it has to be got first.
+    pub fn is_elsewhere(&self) -> bool {
+        self.media.iter().any(Medium::is_elsewhere)
+    }
+
     /// Gets what it names elsewhere; `held` grows with it, and with what reading the headers takes.
     pub async fn fetch(&mut self, app: &Arc<App>, held: &mut Held) -> ApiResult<()> {
         media::fetch(app, &mut self.media, held).await?;
@@ -114,7 +119,7 @@ impl Conversation {
         let mut tools = self.tools.as_ref().map(|tools| tools.list.clone());
         let values: Vec<&mut Value> = std::iter::once(&mut self.messages).chain(&mut tools).collect();
         let guarded = placeholders.guard(self.param, values, &mut self.extra)?;
-        let text = placeholders.stamp(self.render(app, tools.as_ref())?, &media);
+        let text = placeholders.spell(self.render(app, tools.as_ref())?, &media);
         let ids = app.encode(self.param, &guarded.pieces(&text), add_special)?;
         let context = app.served.engine.limits().max_req_total_len;
         let ids = placeholders.expand(self.param, ids, &mut media, context)?;

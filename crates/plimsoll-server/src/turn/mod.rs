@@ -86,7 +86,7 @@ impl Ask {
     }
 
     /// Renders and tokenizes. Runs on a text worker.
-    fn prepare(self, app: &App) -> ApiResult<Turn> {
+    pub(crate) fn prepare(self, app: &App) -> ApiResult<Turn> {
         let Self { mut conversation, common, .. } = self;
         let Prompt { text, ids, media } = conversation.prompt(app, self.add_special)?;
         let formed = common.form.is_some();

@@ -17,6 +17,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::events::Events;
+
 /// Longest event or whole answer that is kept.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
@@ -81,7 +83,7 @@ impl Target {
             .body(Full::new(body))?;
         let response = timeout(within, sender.send_request(request)).await;
         let response = response.with_context(|| format!("no answer from {} within {within:?}", self.authority))??;
-        Ok(Answer { response, pending: Vec::new(), _connection: connection })
+        Ok(Answer { response, events: Events::default(), _connection: connection })
     }
 }
 
@@ -97,7 +99,7 @@ impl Drop for Connection {
 /// An answer whose head has come. Dropping it closes the connection.
 pub struct Answer {
     response: Response<Incoming>,
-    pending: Vec<u8>,
+    events: Events,
     _connection: Connection,
 }
 
@@ -124,7 +126,7 @@ impl Answer {
 
     /// The whole body as text.
     pub async fn text(mut self) -> Result<String> {
-        let mut all = std::mem::take(&mut self.pending);
+        let mut all = self.events.take_rest();
         while let Some(piece) = self.piece().await? {
             if all.len() + piece.len() > ANSWER_BYTES_MAX {
                 bail!("an answer of more than {ANSWER_BYTES_MAX} bytes");
@@ -143,37 +145,18 @@ impl Answer {
     /// The data of the next server-sent event; none at the end of the body. Comments are passed over.
     pub async fn event(&mut self) -> Result<Option<String>> {
         loop {
-            while let Some(block) = take_block(&mut self.pending) {
-                if let Some(data) = data_of(&block) {
-                    return Ok(Some(data));
-                }
+            if let Some(data) = self.events.pop() {
+                return Ok(Some(data));
             }
             let Some(piece) = self.piece().await? else {
                 return Ok(None);
             };
-            if self.pending.len() + piece.len() > ANSWER_BYTES_MAX {
+            if self.events.waiting() + piece.len() > ANSWER_BYTES_MAX {
                 bail!("an event of more than {ANSWER_BYTES_MAX} bytes");
             }
-            self.pending.extend_from_slice(&piece);
+            self.events.push(&piece);
         }
     }
-}
-
-/// Cuts the first complete block (up to an empty line) off `pending`.
-fn take_block(pending: &mut Vec<u8>) -> Option<String> {
-    let feed = pending.windows(2).position(|w| w == b"\n\n").map(|at| (at, 2));
-    let both = pending.windows(4).position(|w| w == b"\r\n\r\n").map(|at| (at, 4));
-    let (at, gap) = [feed, both].into_iter().flatten().min()?;
-    let block = String::from_utf8_lossy(&pending[..at]).into_owned();
-    pending.drain(..at + gap);
-    Some(block)
-}
-
-/// The `data:` lines of a block, joined; none when it has none.
-fn data_of(block: &str) -> Option<String> {
-    let data = block.lines().filter_map(|line| line.strip_prefix("data:"));
-    let lines: Vec<&str> = data.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
-    (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
 #[cfg(test)]
@@ -189,20 +172,5 @@ mod tests {
         assert_eq!(parse("http://[::1]:9"), ("[::1]:9".into(), String::new()));
         assert!(Target::parse("https://a").is_err());
         assert!(Target::parse("http://").is_err());
-    }
-
-    #[test]
-    fn events_are_cut_at_empty_lines_wherever_pieces_end() {
-        let text = "data: one\n\n: note\n\ndata: two\ndata: three\r\n\r\ndata: [DONE]\n\n";
-        let mut pending = Vec::new();
-        let mut events = Vec::new();
-        for byte in text.bytes() {
-            pending.push(byte);
-            while let Some(block) = take_block(&mut pending) {
-                events.extend(data_of(&block));
-            }
-        }
-        assert_eq!(events, ["one", "two\nthree", "[DONE]"]);
-        assert!(pending.is_empty());
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use plimsoll_engine::simulate::percentile;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -212,13 +213,6 @@ fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: 
     }
 }
 
-/// The value that `percent` of all values do not exceed (nearest rank); 0 of none. Sorts.
-pub fn percentile(values: &mut [f64], percent: usize) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let rank = (values.len() * percent).div_ceil(100).max(1);
-    values.get(rank - 1).copied().unwrap_or(0.0)
-}
-
 /// Watches a process's resident memory until it is dropped.
 struct Peak {
     bytes: Arc<AtomicU64>,
@@ -255,15 +249,6 @@ impl Drop for Peak {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let mut values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        assert_eq!(percentile(&mut values, 50), 100.0);
-        assert_eq!(percentile(&mut values, 99), 198.0);
-        assert_eq!(percentile(&mut [3.0], 99), 3.0);
-        assert_eq!(percentile(&mut [], 50), 0.0);
-    }
 
     #[test]
     fn a_round_counts_what_was_answered_and_keeps_the_first_error() {

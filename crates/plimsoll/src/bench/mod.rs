@@ -2,6 +2,7 @@
 //! the machine disturbs all of them alike.
 
 pub mod client;
+pub mod events;
 pub mod load;
 pub mod process;
 pub mod prompts;

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use super::load::{Round, percentile};
+use plimsoll_engine::simulate::percentile;
+
+use super::load::Round;
 
 /// All rounds of one server.
 #[derive(Clone, Debug, Serialize)]

@@ -26,7 +26,7 @@ const NAME_BYTES_MAX: usize = 63;
 #[derive(Debug, Args)]
 pub struct K8sArgs {
     /// Print a Kubernetes manifest (Deployment and Service) whose memory limit is what this plan takes.
-    #[arg(long, conflicts_with_all = ["json", "probe", "users", "context", "images"])]
+    #[arg(long, conflicts_with_all = ["json", "probe", "users", "context", "images", "audio_seconds"])]
     pub k8s: bool,
     /// The image in it, as deploy/Containerfile makes it.
     #[arg(long, alias = "container_image", default_value = concat!("plimsoll:", env!("CARGO_PKG_VERSION")))]

@@ -13,14 +13,19 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, start};
-use plimsoll_hub::{Cache, TerminalProgress};
+use plimsoll_hub::{Cache, Progress, TerminalProgress};
 
 use crate::progress::Loading;
 
 /// Finds a model's files, fetching them if need be.
 pub fn resolve(model: &str) -> anyhow::Result<PathBuf> {
+    resolve_telling(model, &mut TerminalProgress::new())
+}
+
+/// The same, and `progress` is told.
+pub fn resolve_telling(model: &str, progress: &mut dyn Progress) -> anyhow::Result<PathBuf> {
     let cache = Cache::default_location()?;
-    plimsoll_hub::resolve(model, &cache, &mut TerminalProgress::new()).with_context(|| format!("model '{model}'"))
+    plimsoll_hub::resolve(model, &cache, progress).with_context(|| format!("model '{model}'"))
 }
 
 /// Opens, plans, loads and proves a model.

@@ -36,10 +36,11 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     }
     let (path, checkpoint, options) = open(&args.model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
-    if args.users.is_some() || args.context.is_some() || args.images.is_some() {
+    if args.users.is_some() || args.context.is_some() || args.images.is_some() || args.audio_seconds.is_some() {
         let longest = checkpoint.config.max_context as u64;
         let context = args.context.unwrap_or(longest.min(4096));
-        let load = Load { users: args.users.unwrap_or(1), context, images: args.images.unwrap_or(0) };
+        let (images, audio_seconds) = (args.images.unwrap_or(0), args.audio_seconds.unwrap_or(0));
+        let load = Load { users: args.users.unwrap_or(1), context, images, audio_seconds };
         // A budget that is named is the line, also when it is that of a larger machine than this one.
         let line = match options.memory_budget {
             Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
@@ -109,10 +110,14 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     if let Some(media) = &planned.media {
         let (tokens, work) = media.largest();
         say!(
-            "  media of {tokens} tokens at most, {:.2} GFLOP each; pictures of {}",
+            "  media of {tokens} tokens and {:.2} GFLOP at most; pictures of {} tokens",
             work.flops as f64 / 1e9,
             media.image_tokens()
         );
+        if media.audio_seconds() > 0 {
+            let seconds = media.audio_seconds();
+            say!("  sounds of {seconds} s at most, {} tokens", media.sound(seconds).0);
+        }
     }
     say!(
         "  a decoded token reads {} of weights and takes {:.2} GFLOP",
@@ -139,11 +144,12 @@ fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
         say!("{}", serde_json::to_string_pretty(answer)?);
         return Ok(());
     }
-    let Load { users, context, images } = answer.load;
-    let context_words = if images > 0 {
-        format!("{context} tokens, {images} pictures among them,")
-    } else {
-        format!("{context} tokens")
+    let Load { users, context, images, audio_seconds } = answer.load;
+    let context_words = match (images, audio_seconds) {
+        (0, 0) => format!("{context} tokens"),
+        (images, 0) => format!("{context} tokens, {images} pictures among them,"),
+        (0, seconds) => format!("{context} tokens, {seconds} s of sound among them,"),
+        (images, seconds) => format!("{context} tokens, {images} pictures and {seconds} s of sound among them,"),
     };
     let verdict = if answer.fits { "fit" } else { "do not fit" };
     say!("{users} users x {context_words} {verdict}: {} of {}", Bytes(answer.needed_bytes), Bytes(answer.limit_bytes));

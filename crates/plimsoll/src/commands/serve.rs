@@ -27,7 +27,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         ..args.http.config()?
     };
     if let Some(record) = config.record.as_ref().filter(|record| record.file.exists()) {
-        anyhow::bail!("--record {}: the file exists and is not overwritten", record.file.display());
+        let what = match record.file.is_file() {
+            true => "the file exists and is not overwritten; name one that is not there yet",
+            false => "a directory or a device is there, where a new file is wanted",
+        };
+        anyhow::bail!("--record {}: {what}", record.file.display());
     }
     if let Some(file) = &args.models {
         return super::several::run(file, &args, config, began);
@@ -40,7 +44,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         false => args.served_model_name.clone(),
     };
     let served = served(model, engine.clone(), &args.reading, names)?;
-    http_runtime()?.block_on(async {
+    let runtime = http_runtime()?;
+    let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.
         let shutdown = shutdown().context("listening for signals")?;
@@ -48,7 +53,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         let plan = engine.plan();
         say_ready(began, &served.names[0], address, plan.total(), plan.limit);
         plimsoll_server::serve(listener, served, config, shutdown).await.context("serving")
-    })?;
+    });
+    end(runtime);
+    ended?;
     // Before the stop, which gives everything back: the report says what was held to the last.
     tracing::info!("drained; the ledger at the end:\n{}", engine.report());
     engine.stop();
@@ -79,6 +86,11 @@ pub fn served(
 pub fn http_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(2).enable_all().build().context("starting the HTTP runtime")
+}
+
+/// Ends it. A fetch, a load or a download that has not come to its end a second later has nobody to work for, and ends with the process.
+pub fn end(runtime: tokio::runtime::Runtime) {
+    runtime.shutdown_timeout(Duration::from_secs(1));
 }
 
 /// The line on standard output that says so. Nobody may be reading it.

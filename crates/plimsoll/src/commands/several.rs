@@ -7,29 +7,37 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
-    Blueprint, EngineHandle, EnginePlan, Host, House, LedgerReport, Line, LoadedModel, Options, PlanError, start,
+    Blueprint, Cancel, EngineHandle, EnginePlan, Host, House, LedgerReport, Line, LoadedModel, Options, PlanError,
+    start_unless,
 };
 use plimsoll_formats::Checkpoint;
+use plimsoll_hub::{ModelRef, Progress, TerminalProgress};
 use plimsoll_memory::{Bytes, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::json;
 
-use super::serve::{http_runtime, say_ready, served, shutdown};
+use super::serve::{end, http_runtime, say_ready, served, shutdown};
 use crate::args::{ModelArgs, PlanArgs, ServeArgs};
+use crate::models_file;
 use crate::output::say;
-use crate::settings::read_models;
 
 /// An engine whose requests have all ended is gone by then.
 const UNLOAD_WITHIN: Duration = Duration::from_secs(30);
 
 /// Runs the server.
 pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) -> anyhow::Result<()> {
-    let models = read_models(file, &args.inherited)?;
+    let models = models_file::read(file, &args.inherited)?;
+    // Whoever reads "ready" expects every name to mean something.
+    for (name, model) in &models {
+        let what = || format!("{}: the model `{name}` is `{}`", file.display(), model.model);
+        ModelRef::parse(&model.model).with_context(what)?;
+    }
     let listed = models.iter().map(listed).collect();
     let loader = Loading::open(models, args, &config)?;
     let (planned, line) = (loader.house.plan().total(), loader.house.plan().limit);
     let names = loader.shop.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-    http_runtime()?.block_on(async {
+    let runtime = http_runtime()?;
+    let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // As for one model: whoever reads "ready" may send a signal at once.
         let shutdown = shutdown().context("listening for signals")?;
@@ -37,7 +45,9 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
         tracing::info!("what all models share:\n{}", loader.house.plan());
         say_ready(began, &names, address, planned, line);
         serve_models(listener, listed, Arc::new(loader), config, shutdown).await.context("serving")
-    })
+    });
+    end(runtime);
+    ended
 }
 
 fn listed((name, model): &(String, ModelArgs)) -> Listed {
@@ -52,11 +62,13 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
 /// What a house that has these plans in it comes to: what `plan --models` prints.
 pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let config = args.http.config()?;
-    let models = read_models(file, &args.inherited)?;
+    let models = models_file::read(file, &args.inherited)?;
     let shop = Shop { models, host: Host::read(&args.engine.options(0))?, log_ledger_every: 0 };
     let house = House::planned(shared_bytes(&config), &shop.host.line);
     let all = House::line_in(&house);
-    let plans: Vec<_> = (0..shop.models.len()).map(|index| (&shop.models[index].0, shop.plan(index, &all))).collect();
+    let never = Cancel::default();
+    let plan = |index: usize| (&shop.models[index].0, shop.plan(index, &all, &never));
+    let plans: Vec<_> = (0..shop.models.len()).map(plan).collect();
     if args.json {
         let of = |(name, plan): &(&String, Result<EnginePlan, LoadError>)| match plan {
             Ok(planned) => {
@@ -86,8 +98,10 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
 }
 
 fn words(error: &LoadError) -> &str {
-    let (LoadError::TooLarge(words) | LoadError::NoRoom(words) | LoadError::Failed(words)) = error;
-    words
+    match error {
+        LoadError::TooLarge(words) | LoadError::NoRoom(words) | LoadError::Failed(words) => words,
+        LoadError::Cancelled => "cancelled",
+    }
 }
 
 /// What the HTTP side may take for all models together: each has its grammars in its own plan.
@@ -105,7 +119,7 @@ struct Shop {
 impl Shop {
     fn options(&self, index: usize) -> Options {
         let (_, model) = &self.models[index];
-        Options { guest: true, log_ledger_every: self.log_ledger_every, ..model.engine.options(model.grammar_bytes) }
+        Options { log_ledger_every: self.log_ledger_every, ..models_file::options_of(model) }
     }
 
     /// The machine as this model finds it: alone in the house, under `all` of its line or the part of it that the operator gave it.
@@ -126,17 +140,51 @@ impl Shop {
         }
     }
 
-    fn path(&self, index: usize) -> Result<PathBuf, LoadError> {
-        super::resolve(&self.models[index].1.model).map_err(|error| LoadError::Failed(format!("{error:#}")))
+    fn path(&self, index: usize, cancel: &Cancel) -> Result<PathBuf, LoadError> {
+        let mut progress = WhileWanted { inner: TerminalProgress::new(), cancel };
+        super::resolve_telling(&self.models[index].1.model, &mut progress).map_err(|error| {
+            match cancel.is_cancelled() {
+                true => LoadError::Cancelled,
+                false => LoadError::Failed(format!("{error:#}")),
+            }
+        })
     }
 
     /// What a model takes, from its headers alone.
-    fn plan(&self, index: usize, all: &Line) -> Result<EnginePlan, LoadError> {
-        let checkpoint = Checkpoint::open(&self.path(index)?).map_err(failed)?;
+    fn plan(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
+        let checkpoint = Checkpoint::open(&self.path(index, cancel)?).map_err(failed)?;
         let options = self.options(index);
         let host = self.host(&options, all, None);
         let blueprint = Blueprint::new(&checkpoint, &options).map_err(unplanned)?;
         blueprint.plan(&options, host.threads, &host.line).map_err(unplanned)
+    }
+}
+
+/// Tells the terminal of a fetch, and the fetch when nobody waits for it any more.
+struct WhileWanted<'c> {
+    inner: TerminalProgress,
+    cancel: &'c Cancel,
+}
+
+impl Progress for WhileWanted<'_> {
+    fn start(&mut self, what: &str, total: Option<u64>) {
+        self.inner.start(what, total);
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.inner.advance(bytes);
+    }
+
+    fn done(&mut self) {
+        self.inner.done();
+    }
+
+    fn note(&mut self, line: &str) {
+        self.inner.note(line);
+    }
+
+    fn wanted(&self) -> bool {
+        !self.cancel.is_cancelled()
     }
 }
 
@@ -156,21 +204,23 @@ impl Loading {
 }
 
 impl Loader for Loading {
-    fn needed(&self, index: usize) -> Result<u64, LoadError> {
-        Ok(self.shop.plan(index, &House::line_in(self.house.plan()))?.plan.total())
+    fn needed(&self, index: usize, cancel: &Cancel) -> Result<u64, LoadError> {
+        Ok(self.shop.plan(index, &House::line_in(self.house.plan()), cancel)?.plan.total())
     }
 
     fn room(&self) -> u64 {
         self.house.room()
     }
 
-    fn load(&self, index: usize) -> Result<Served, LoadError> {
+    fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError> {
         let shop = &self.shop;
-        let model = LoadedModel::open(&shop.path(index)?).map_err(failed)?;
+        let model = LoadedModel::open(&shop.path(index, cancel)?).map_err(failed)?;
         let options = shop.options(index);
         let host = shop.host(&options, &House::line_in(self.house.plan()), Some(&self.house));
         let tokenizer = Arc::clone(&model.tokenizer);
-        let started = start(&model.checkpoint, tokenizer, &options, &host, |_| {}).map_err(|error| match error {
+        let started = start_unless(&model.checkpoint, tokenizer, &options, &host, |_| {}, cancel);
+        let started = started.map_err(|error| match error {
+            StartError::Cancelled => LoadError::Cancelled,
             StartError::Plan(error) => unplanned(error),
             StartError::NoRoom(_) | StartError::Refused(_) | StartError::OutOfMemory(_) => {
                 LoadError::NoRoom(error.to_string())

@@ -1,7 +1,7 @@
 //! `plimsoll replay`: a trace against a server, at its own pace or faster; or against the scheduler and the memory of a plan, without
 //! a model (`--simulate`).
 
-mod drive;
+pub mod drive;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -20,7 +20,9 @@ use crate::bench::client::Target;
 use crate::bench::{first_model, write_json};
 use crate::commands::plan;
 use crate::output::say;
-use drive::{Models, Pace, Replayed};
+use drive::{Models, Pace};
+
+pub use drive::Replayed;
 
 /// How a trace is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -109,6 +111,12 @@ fn number(text: &str) -> Result<f64, String> {
 /// announces.
 pub fn run(args: &Args) -> Result<()> {
     let mut trace = read(&args.trace, args.format).with_context(|| args.trace.display().to_string())?;
+    if let Some(line) = trace.torn {
+        say!(
+            "line {line}, the last of the trace, has no end and is left out: whoever wrote it was stopped. {} requests are whole",
+            trace.lines.len()
+        );
+    }
     trace.lines.truncate(args.limit.unwrap_or(usize::MAX));
     if trace.lines.is_empty() {
         bail!("{}: no requests", args.trace.display());
@@ -119,13 +127,21 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-fn read(path: &Path, format: Format) -> Result<Trace> {
+/// Reads a trace.
+///
+/// # Errors
+/// When it is not written as it should be.
+pub fn read(path: &Path, format: Format) -> Result<Trace> {
     let mut file = BufReader::new(File::open(path)?);
     let format = match format {
         Format::Auto => match file.fill_buf()? {
-            text if text.starts_with(b"{\"plimsoll_trace\"") => Format::Plimsoll,
-            text if text.trim_ascii_start().starts_with(b"{") => Format::Mooncake,
-            _ => Format::Burstgpt,
+            [] => bail!("no requests: the file is empty"),
+            text if has(text, "\"plimsoll_trace\"") => Format::Plimsoll,
+            text if has(text, "\"input_length\"") => Format::Mooncake,
+            text if has(text, "Request tokens") => Format::Burstgpt,
+            _ => bail!(
+                "its beginning is of no format that is read here: traces of `serve --record` begin with \"plimsoll_trace\", Mooncake's lines have \"input_length\", BurstGPT's CSV has a column \"Request tokens\" (--format says which one it is)"
+            ),
         },
         named => named,
     };
@@ -134,6 +150,12 @@ fn read(path: &Path, format: Format) -> Result<Trace> {
         Format::Burstgpt => burst_gpt(file)?,
         Format::Auto | Format::Plimsoll => Trace::read(file)?,
     })
+}
+
+/// Whether these words stand in the beginning of a file.
+fn has(text: &[u8], words: &str) -> bool {
+    let head = &text[..text.len().min(4 << 10)];
+    head.windows(words.len()).any(|window| window.eq_ignore_ascii_case(words.as_bytes()))
 }
 
 #[derive(Serialize)]

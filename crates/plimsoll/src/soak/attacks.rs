@@ -9,22 +9,17 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
-use super::manners::{Setting, refusal};
+use super::ask::refusal;
+use super::manners::Setting;
 use super::tally::Outcome;
 use crate::bench::prompts::Random;
-
-/// A refusal of what can never be served must come within this time.
-const REFUSED_WITHIN: Duration = Duration::from_secs(10);
-
-/// A giant body has to be read before it can be refused, behind other giants.
-const GIANT_WITHIN: Duration = Duration::from_secs(60);
 
 /// Bytes of a giant body: just under what servers usually take.
 const GIANT_BYTES: usize = (8 << 20) - 1024;
 
 /// Sends half a request, anywhere cut, and waits.
 pub async fn half_open(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
-    let body = setting.completion(random, false).to_string();
+    let body = setting.completion(random).body.to_string();
     let text = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         setting.target.authority,
@@ -38,10 +33,20 @@ pub async fn half_open(setting: &Setting, random: &mut Random, until: Instant) -
     Ok(Outcome::Good)
 }
 
+/// Pictures that are none: no letters of base64, nothing behind the first bytes, sides of two thousand million pixels.
+const BROKEN_PICTURES: [&str; 3] = [
+    "data:image/png;base64,%%%%",
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQ",
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUn////9/////CAIAAAAxG9QLAAAAAElFTkSuQmCC",
+];
+
 /// Sends what is no request; the right answer is a 400.
 pub async fn malformed(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let deep = "[".repeat(50_000);
-    let bodies: [&[u8]; 9] = [
+    let url = BROKEN_PICTURES[random.below(BROKEN_PICTURES.len() as u64) as usize];
+    let part = json!([{"type": "image_url", "image_url": {"url": url}}]);
+    let picture = json!({"messages": [{"role": "user", "content": part}], "max_tokens": 1}).to_string();
+    let bodies: [&[u8]; 10] = [
         b"",
         b"{",
         b"[]",
@@ -51,10 +56,13 @@ pub async fn malformed(setting: &Setting, random: &mut Random) -> Result<Outcome
         b"{\"prompt\":\"x\",\"temperature\":\"hot\"}",
         b"{\"prompt\":[-1]}",
         deep.as_bytes(),
+        picture.as_bytes(),
     ];
-    let body = bodies[random.below(bodies.len() as u64) as usize];
+    let at = random.below(bodies.len() as u64) as usize;
+    let body = bodies[at];
+    let path = if at + 1 == bodies.len() { "/v1/chat/completions" } else { "/v1/completions" };
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         setting.target.authority,
         body.len()
     );
@@ -81,9 +89,9 @@ pub async fn giant(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let mut stream = setting.target.connect().await?;
     stream.write_all(head.as_bytes()).await?;
     // A server that refuses while we are still sending closes the door; its answer may be lost with it.
-    let sent = timeout(GIANT_WITHIN, stream.write_all(&body)).await?;
+    let sent = timeout(setting.patience, stream.write_all(&body)).await?;
     let mut start = [0; 12];
-    match timeout(GIANT_WITHIN, stream.read_exact(&mut start)).await? {
+    match timeout(setting.patience, stream.read_exact(&mut start)).await? {
         Ok(_) => Ok(match &start[9..] {
             b"400" | b"413" => Outcome::Good,
             b"429" | b"503" => Outcome::Refused,
@@ -113,7 +121,7 @@ async fn expect(setting: &Setting, bytes: &[u8], status: &str) -> Result<Outcome
     let mut stream = setting.target.connect().await?;
     stream.write_all(bytes).await?;
     let mut head = [0; 12];
-    timeout(REFUSED_WITHIN, stream.read_exact(&mut head)).await??;
+    timeout(setting.at_once, stream.read_exact(&mut head)).await??;
     let got = String::from_utf8_lossy(&head[9..]).into_owned();
     let announced = matches!(got.as_str(), "429" | "503");
     Ok(match got.as_str() {
@@ -129,7 +137,7 @@ pub async fn never(setting: &Setting, change: Value) -> Result<Outcome> {
     for (key, value) in change.as_object().into_iter().flatten() {
         body[key] = value.clone();
     }
-    let answer = setting.target.post("/v1/completions", &body, REFUSED_WITHIN).await?;
+    let answer = setting.target.post("/v1/completions", &body, setting.at_once).await?;
     if answer.status() == 400 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
 }
 

@@ -1,16 +1,20 @@
 //! How clients behave: what each sends, how it reads, and which answer is the right one.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{sleep, timeout};
 
+use super::ask::{Question, Reading, ask, refusal};
 use super::attacks;
-use super::golden::Golden;
+use super::book::{Book, Kind};
+use super::keep::Keep;
 use super::tally::{Outcome, Tally};
-use crate::bench::client::{Answer, Target};
+use super::weather::Sky;
+use crate::bench::client::Target;
 use crate::bench::prompts::{Random, Scale, words};
 
 /// What all clients know.
@@ -21,8 +25,8 @@ pub struct Setting {
     pub model: String,
     /// Words per token.
     pub scale: Scale,
-    /// Fixed prompts and their answers.
-    pub golden: Golden,
+    /// Fixed questions and their answers.
+    pub book: Book,
     /// Tokens of the longest prompts.
     pub prompt_tokens: usize,
     /// Tokens of the longest answers.
@@ -31,6 +35,12 @@ pub struct Setting {
     pub context: usize,
     /// An answer's head, and each event after it, must come within this time, waiting in the queue included.
     pub patience: Duration,
+    /// What takes no work must be answered within this time.
+    pub at_once: Duration,
+    /// What happens around the server.
+    pub sky: Arc<Sky>,
+    /// Answers to be asked for again.
+    pub keep: Keep,
     /// What came of it all.
     pub tally: Tally,
 }
@@ -47,8 +57,14 @@ pub enum Manner {
     Chat,
     /// Asks with a long beginning that others share.
     Shared,
-    /// Asks a fixed prompt and compares.
+    /// Asks a fixed question of any kind and compares.
     Fixed,
+    /// Asks about a picture.
+    Picture,
+    /// Must be answered with a tool's call.
+    Tools,
+    /// Asks for an answer in a given form.
+    Form,
     /// Reads a stream of eight hundred tokens to its end.
     Marathon,
     /// Asks for several answers with all the log-probabilities there are, the prompt's too.
@@ -84,19 +100,36 @@ const MARATHON_TOKENS: usize = 800;
 const STALL: Duration = Duration::from_secs(45);
 
 impl Manner {
+    /// The kind of requests that the server must know for this manner to make sense.
+    pub const fn needs(self) -> Option<Kind> {
+        match self {
+            Self::Chat => Some(Kind::Chat),
+            Self::Picture => Some(Kind::Picture),
+            Self::Tools => Some(Kind::Tools),
+            Self::Form => Some(Kind::Form),
+            _ => None,
+        }
+    }
+
     /// One visit. Long waits end at `until`.
     pub async fn act(self, setting: &Setting, random: &mut Random, until: Instant) -> Outcome {
+        let began = Instant::now();
         let done = match self {
-            Self::Whole => whole(setting, &setting.completion(random, false)).await,
-            Self::Stream => stream(setting, &setting.completion(random, true), "/v1/completions").await,
-            Self::Shared => stream(setting, &setting.shared(random), "/v1/completions").await,
-            Self::Chat => stream(setting, &setting.chat(random), "/v1/chat/completions").await,
-            Self::Fixed => {
-                let index = random.below(setting.golden.len() as u64) as usize;
-                Ok(setting.golden.compare(setting, index, random.below(2) == 0).await)
-            }
-            Self::Marathon => stream(setting, &setting.marathon(random), "/v1/completions").await,
-            Self::Heavy => whole(setting, &setting.heavy(random)).await,
+            Self::Whole => visit(setting, setting.completion(random), false).await,
+            Self::Stream => visit(setting, setting.completion(random), true).await,
+            Self::Shared => visit(setting, setting.shared(random), true).await,
+            Self::Chat => visit(setting, setting.chat(random), true).await,
+            Self::Fixed => fixed(setting, random, None).await,
+            // Half of them are known, the others nobody has asked before.
+            Self::Picture | Self::Tools | Self::Form => match random.below(2) {
+                0 => fixed(setting, random, self.needs()).await,
+                _ => {
+                    let kind = self.needs().unwrap_or(Kind::Text);
+                    visit(setting, setting.ask_for(kind, random), random.below(2) == 0).await
+                }
+            },
+            Self::Marathon => visit(setting, setting.marathon(random), true).await,
+            Self::Heavy => visit(setting, setting.heavy(random), false).await,
             Self::LeavesEarly => leaves_early(setting, random).await,
             Self::LeavesLate => leaves_late(setting, random).await,
             Self::Slow => slow(setting, random, until).await,
@@ -109,8 +142,12 @@ impl Manner {
             Self::Curious => attacks::never(setting, json!({"logprobs": 1_000_000})).await,
             Self::Giant => attacks::giant(setting, random).await,
         };
-        let outcome = done.unwrap_or_else(|error| Outcome::Bad(format!("{error:#}")));
-        if outcome == Outcome::Refused {
+        let outcome = done.unwrap_or_else(|error| match setting.sky.hindered(began) {
+            // Nobody could get through: the fault is not the server's.
+            true => Outcome::Hindered,
+            false => Outcome::Bad(format!("{error:#}")),
+        });
+        if matches!(outcome, Outcome::Refused | Outcome::Hindered) {
             sleep(Duration::from_millis(random.between(200, 1500))).await;
         }
         outcome
@@ -123,100 +160,98 @@ impl Setting {
         words(random.next(), self.scale.words(tokens))
     }
 
-    pub fn completion(&self, random: &mut Random, stream: bool) -> Value {
+    /// A text to be continued. Half of the clients want the likeliest tokens, the others draw; half of them do without drafts.
+    pub fn completion(&self, random: &mut Random) -> Question {
         let tokens = random.between(1, self.output_tokens as u64);
-        // Half of the clients want the likeliest tokens, the others draw.
         let temperature = random.below(2);
-        json!({
+        let mut body = json!({
             "model": self.model, "prompt": self.words(random), "max_tokens": tokens, "temperature": temperature,
-            "seed": random.below(1 << 40), "stream": stream
-        })
+            "seed": random.below(1 << 40), "ignore_eos": random.below(2) == 0
+        });
+        if self.book.drafts && random.below(2) == 0 {
+            body["mtp"] = false.into();
+        }
+        Question { path: "/v1/completions", body }
     }
 
-    fn shared(&self, random: &mut Random) -> Value {
-        let mut body = self.completion(random, true);
+    fn shared(&self, random: &mut Random) -> Question {
+        let mut question = self.completion(random);
         let common = words(random.below(4), self.scale.words(self.prompt_tokens * 3 / 4));
-        body["prompt"] = (common + &words(random.next(), 5)).into();
-        body
+        question.body["prompt"] = (common + &words(random.next(), 5)).into();
+        question
     }
 
     /// What kills servers that give each stream its whole length and never take it back.
-    fn marathon(&self, random: &mut Random) -> Value {
-        let mut body = self.completion(random, true);
-        body["max_tokens"] = MARATHON_TOKENS.min(self.context / 2).into();
-        body["ignore_eos"] = true.into();
-        body
+    fn marathon(&self, random: &mut Random) -> Question {
+        let mut question = self.completion(random);
+        question.body["max_tokens"] = MARATHON_TOKENS.min(self.context / 2).into();
+        question.body["ignore_eos"] = true.into();
+        question
     }
 
-    fn heavy(&self, random: &mut Random) -> Value {
-        let mut body = self.completion(random, false);
-        body["n"] = random.between(2, 8).into();
-        body["logprobs"] = 5.into();
+    fn heavy(&self, random: &mut Random) -> Question {
+        let mut question = self.completion(random);
+        question.body["n"] = random.between(2, 8).into();
+        question.body["logprobs"] = 5.into();
         if random.below(2) == 0 {
-            body["prompt_logprobs"] = 5.into();
+            question.body["prompt_logprobs"] = 5.into();
         }
-        body
+        question
     }
 
-    fn chat(&self, random: &mut Random) -> Value {
-        let mut body = self.completion(random, true);
+    fn chat(&self, random: &mut Random) -> Question {
+        let Question { mut body, .. } = self.completion(random);
         let text = body["prompt"].take();
         if let Some(fields) = body.as_object_mut() {
             fields.remove("prompt");
         }
         body["messages"] = json!([{"role": "user", "content": text}]);
-        body
+        Question { path: "/v1/chat/completions", body }
+    }
+
+    /// A question of this kind that nobody has asked before.
+    fn ask_for(&self, kind: Kind, random: &mut Random) -> Question {
+        let text = self.words(random);
+        let mut question = kind.question(&self.model, random, text);
+        if self.book.drafts && random.below(2) == 0 {
+            question.body["mtp"] = false.into();
+        }
+        question
+    }
+
+    /// Any question: of those who leave, some leave while a picture is being looked at or a form is being compiled.
+    fn anything(&self, random: &mut Random) -> Question {
+        let special = [Kind::Picture, Kind::Tools, Kind::Form][random.below(3) as usize];
+        match random.below(2) == 0 && self.book.knows(special) {
+            true => self.ask_for(special, random),
+            false => self.completion(random),
+        }
     }
 }
 
-/// An answer that is no 200: announced refusals are in order, everything else is not.
-pub async fn refusal(answer: Answer) -> Outcome {
-    let (status, announced) = (answer.status(), answer.announces_retry());
-    let text = answer.text().await.unwrap_or_default();
-    if matches!(status, 429 | 503) && announced {
-        return Outcome::Refused;
-    }
-    Outcome::Bad(format!("{status}: {}", text.chars().take(300).collect::<String>()))
+/// Reads an answer to its end. It may be asked for again when all is over.
+async fn visit(setting: &Setting, question: Question, stream: bool) -> Result<Outcome> {
+    let reading = Reading { stream, patience: setting.patience, slowly: None };
+    Ok(match ask(&setting.target, &question, reading).await? {
+        Ok(said) => {
+            setting.keep.offer(question, said);
+            Outcome::Good
+        }
+        Err(outcome) => outcome,
+    })
 }
 
-async fn whole(setting: &Setting, body: &Value) -> Result<Outcome> {
-    let answer = setting.target.post("/v1/completions", body, setting.patience).await?;
-    if answer.status() != 200 {
-        return Ok(refusal(answer).await);
-    }
-    let answer = answer.json().await?;
-    let ended = answer.pointer("/choices/0/finish_reason").is_some_and(Value::is_string);
-    Ok(if ended { Outcome::Good } else { Outcome::Bad(format!("no reason of the end: {answer}")) })
-}
-
-async fn stream(setting: &Setting, body: &Value, path: &str) -> Result<Outcome> {
-    let mut answer = setting.target.post(path, body, setting.patience).await?;
-    if answer.status() != 200 {
-        return Ok(refusal(answer).await);
-    }
-    let mut ended = false;
-    while let Some(data) = timeout(setting.patience, answer.event()).await?? {
-        if data == "[DONE]" {
-            return Ok(if ended { Outcome::Good } else { Outcome::Bad("a stream without a reason of its end".into()) });
-        }
-        let event: Value = serde_json::from_str(&data)?;
-        if event.pointer("/error/code").is_some_and(|code| code == "unavailable") {
-            return Ok(Outcome::Refused);
-        }
-        if event.get("error").is_some() {
-            bail!("in the stream: {event}");
-        }
-        ended |= event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string);
-    }
-    bail!("the stream ended without its terminator")
+async fn fixed(setting: &Setting, random: &mut Random, kind: Option<Kind>) -> Result<Outcome> {
+    let index = setting.book.choose(kind, random);
+    setting.book.compare(setting, index, random.below(2) == 0, random.below(2) == 0).await
 }
 
 async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome> {
-    let streamed = random.below(2) == 0;
-    let body = setting.completion(random, streamed);
+    let Question { path, mut body } = setting.anything(random);
+    body["stream"] = (random.below(2) == 0).into();
     // Half of them give up while the prompt is still on its way or waits, the others at any time before the answer.
     let patience = Duration::from_millis(if random.below(2) == 0 { random.below(200) } else { random.below(5000) });
-    let asked = setting.target.post("/v1/completions", &body, setting.patience);
+    let asked = setting.target.post(path, &body, setting.patience);
     match timeout(patience, asked).await {
         // Gone before the answer.
         Err(_) => Ok(Outcome::Good),
@@ -228,8 +263,9 @@ async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome>
 }
 
 async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> {
-    let body = setting.completion(random, true);
-    let mut answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
+    let Question { path, mut body } = setting.anything(random);
+    body["stream"] = true.into();
+    let mut answer = setting.target.post(path, &body, setting.patience).await?;
     if answer.status() != 200 {
         return Ok(refusal(answer).await);
     }
@@ -242,25 +278,22 @@ async fn leaves_late(setting: &Setting, random: &mut Random) -> Result<Outcome> 
 }
 
 async fn slow(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
-    let body = setting.completion(random, true);
-    let mut answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
-    if answer.status() != 200 {
-        return Ok(refusal(answer).await);
-    }
-    while Instant::now() < until {
-        match timeout(setting.patience, answer.event()).await?? {
-            Some(data) if data == "[DONE]" => return Ok(Outcome::Good),
-            Some(_) => sleep(Duration::from_millis(random.between(20, 250))).await,
-            None => bail!("the stream ended without its terminator"),
+    let question = setting.completion(random);
+    let reading = Reading { stream: true, patience: setting.patience, slowly: Some((random, until)) };
+    Ok(match ask(&setting.target, &question, reading).await? {
+        Ok(said) => {
+            setting.keep.offer(question, said);
+            Outcome::Good
         }
-    }
-    Ok(Outcome::Good)
+        Err(outcome) => outcome,
+    })
 }
 
 async fn stalled(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
-    let mut body = setting.completion(random, true);
+    let Question { path, mut body } = setting.completion(random);
     body["max_tokens"] = (setting.output_tokens * 4).into();
-    let answer = setting.target.post("/v1/completions", &body, setting.patience).await?;
+    body["stream"] = true.into();
+    let answer = setting.target.post(path, &body, setting.patience).await?;
     if answer.status() == 200 {
         sleep(STALL.min(until.saturating_duration_since(Instant::now()))).await;
         return Ok(Outcome::Good);

@@ -22,7 +22,26 @@ pub struct Ledger {
     pub unaccounted: i64,
     /// Whether the governor has ever given way: memory that it gave back is still in its component's row.
     pub gave_way: bool,
+    /// The rung on which the governor stands; 0 is calm.
+    pub rung: u64,
+    /// What is lent out, pool by pool, in the order of [`POOLS`].
+    pub lent: [u64; POOLS.len()],
 }
+
+/// Pools, and where the page says how much of each is lent out; what it says second of that is kept on purpose.
+pub const POOLS: [(&str, &str, Option<&str>); 7] = [
+    ("requests", "/pools/requests/in_system", None),
+    ("pages", "/pools/kv_pages/used", Some("/pools/kv_pages/cached")),
+    ("state slots", "/pools/state_slots/used", Some("/pools/state_slots/cached")),
+    ("encoder outputs", "/pools/encoder_outputs/used", Some("/pools/encoder_outputs/cached")),
+    ("bytes of pictures", "/pools/media_bytes/used", None),
+    ("bytes of requests", "/pools/host_bytes/used", None),
+    ("bytes of bodies", "/pools/http_bytes/used", None),
+];
+
+/// The governor's rungs.
+pub const RUNGS: [&str; 7] =
+    [CALM, "evict_prefix", "small_chunks", "speculation_off", "stop_admitting", "preempt", "fail"];
 
 impl Ledger {
     /// By which share of the process the sum of all components is wrong.
@@ -56,26 +75,20 @@ impl Page {
         self.memory.pointer(path).and_then(Value::as_i64)
     }
 
+    /// What is lent out of each pool.
+    fn pools(&self) -> [u64; POOLS.len()] {
+        POOLS.map(|(_, used, cached)| {
+            let kept = cached.and_then(|path| self.number(path)).unwrap_or(0);
+            self.number(used).map_or(0, |used| (used - kept).max(0).unsigned_abs())
+        })
+    }
+
     /// What is still lent out, in words.
     pub fn lent(&self) -> Vec<String> {
-        let mut lent = Vec::new();
-        for path in [
-            "/pools/requests/running",
-            "/pools/requests/waiting",
-            "/pools/requests/in_system",
-            "/pools/host_bytes/used",
-            "/pools/http_bytes/used",
-        ] {
-            if let Some(n) = self.number(path).filter(|n| *n != 0) {
-                lent.push(format!("{path} is {n}"));
-            }
-        }
+        let out = POOLS.iter().zip(self.pools()).filter(|(_, lent)| *lent > 0);
+        let mut lent: Vec<String> = out.map(|((name, ..), lent)| format!("{lent} {name} are lent out")).collect();
         if let Some(rung) = self.rung().filter(|rung| *rung != CALM) {
             lent.push(format!("the governor stands on {rung}"));
-        }
-        let pages = self.number("/pools/kv_pages/used").zip(self.number("/pools/kv_pages/cached"));
-        if let Some((used, cached)) = pages.filter(|(used, cached)| used != cached) {
-            lent.push(format!("{used} pages are used, but only {cached} of them by the prefix index"));
         }
         lent
     }
@@ -94,7 +107,9 @@ impl Page {
     /// The server's account.
     pub fn ledger(&self) -> Option<Ledger> {
         let (committed, unaccounted) = self.number("/committed_bytes").zip(self.unaccounted())?;
-        Some(Ledger { committed, unaccounted, gave_way: self.climbs().is_some_and(|climbs| climbs > 0) })
+        let rung = self.rung().and_then(|rung| RUNGS.iter().position(|known| *known == rung)).unwrap_or(0) as u64;
+        let gave_way = self.climbs().is_some_and(|climbs| climbs > 0);
+        Some(Ledger { committed, unaccounted, gave_way, rung, lent: self.pools() })
     }
 
     /// Bytes that all components may take.
@@ -174,13 +189,23 @@ mod tests {
         bad["ladder"] = json!({"rung": "preempt", "climbed": [{"rung": "a", "times": 2}, {"rung": "b", "times": 1}]});
         assert_eq!(page(bad.clone()).climbs(), Some(3));
         assert_eq!(page(bad.clone()).lent().len(), 3);
+        bad["committed_bytes"] = 7.into();
+        bad["unaccounted_bytes"] = 1.into();
+        let ledger = page(bad.clone()).ledger().unwrap();
+        assert_eq!((ledger.rung, ledger.lent), (5, [1, 1, 0, 0, 0, 0, 0]));
         assert_eq!(page(bad).over_plan().len(), 1);
         assert!(page(Value::Null).lent().is_empty());
     }
 
     #[test]
     fn the_ledgers_error_is_a_share_of_the_process() {
-        let ledger = |committed, unaccounted| Ledger { committed, unaccounted, gave_way: false };
+        let ledger = |committed, unaccounted| Ledger {
+            committed,
+            unaccounted,
+            gave_way: false,
+            rung: 0,
+            lent: Default::default(),
+        };
         assert!((ledger(198, 2).error() - 0.01).abs() < 1e-9);
         assert!((ledger(202, -2).error() - 0.01).abs() < 1e-9);
         assert!(ledger(0, 0).error().abs() < 1e-9);

@@ -1,25 +1,30 @@
 //! Which manners of clients there are, and how many of each.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::book::Book;
 use super::manners::Manner;
 use crate::bench::prompts::Random;
 
 /// Manners with their weights.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mix(Vec<(Manner, u64)>);
 
 /// Clients that want an answer.
-const POLITE: [(Manner, u64); 6] = [
+const POLITE: [(Manner, u64); 9] = [
     (Manner::Whole, 12),
     (Manner::Stream, 20),
     (Manner::Chat, 10),
     (Manner::Shared, 16),
     (Manner::Fixed, 16),
+    (Manner::Picture, 4),
+    (Manner::Tools, 2),
+    (Manner::Form, 3),
     (Manner::Heavy, 2),
 ];
 
@@ -42,6 +47,18 @@ const HOSTILE: [(Manner, u64); 11] = [
 const MARATHON: [(Manner, u64); 2] = [(Manner::Marathon, 15), (Manner::Fixed, 1)];
 
 impl Mix {
+    /// Everybody.
+    pub fn all() -> Self {
+        Self([&POLITE[..], &HOSTILE[..], &[(Manner::Marathon, 1)]].concat())
+    }
+
+    /// Without those who ask for what this server does not know; none if nobody is left.
+    pub fn for_server(&self, book: &Book) -> Option<Self> {
+        let known = |manner: Manner| manner.needs().is_none_or(|kind| book.knows(kind));
+        let left: Vec<_> = self.0.iter().copied().filter(|(manner, _)| known(*manner)).collect();
+        (!left.is_empty()).then_some(Self(left))
+    }
+
     /// Whether nobody in it wants an answer.
     pub fn is_hostile(&self) -> bool {
         self.0.iter().all(|(manner, _)| HOSTILE.iter().any(|(hostile, _)| hostile == manner))
@@ -66,7 +83,7 @@ impl FromStr for Mix {
     /// `all`, `polite`, `hostile`, `marathon`, or manners with weights: `stream=4,giant=1`.
     fn from_str(text: &str) -> Result<Self, String> {
         let named = match text {
-            "all" => Some([&POLITE[..], &HOSTILE[..], &[(Manner::Marathon, 1)]].concat()),
+            "all" => return Ok(Self::all()),
             "polite" => Some(POLITE.to_vec()),
             "hostile" => Some(HOSTILE.to_vec()),
             "marathon" => Some(MARATHON.to_vec()),
@@ -103,6 +120,31 @@ impl fmt::Display for Mix {
             write!(f, "{}{name}={weight}", if i == 0 { "" } else { "," })?;
         }
         Ok(())
+    }
+}
+
+impl Serialize for Mix {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Mix {
+    /// As text, or as a table of manners and weights.
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Text(String),
+            Table(BTreeMap<String, u64>),
+        }
+        let text = match Written::deserialize(from)? {
+            Written::Text(text) => text,
+            Written::Table(table) => {
+                table.iter().map(|(name, weight)| format!("{name}={weight}")).collect::<Vec<_>>().join(",")
+            }
+        };
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -4,17 +4,25 @@
 //! prompts must keep giving the answers they gave when they were alone, the process must stay under its line, and at
 //! the end everything must have been given back.
 
+mod ask;
 mod attacks;
 pub mod balloon;
+mod book;
+mod chart;
 mod find;
-mod golden;
+mod keep;
+mod launch;
 mod limits;
 mod manners;
 mod memory;
 mod mix;
+mod picture;
+mod report;
+mod scenario;
 mod tally;
 mod verdict;
 mod watch;
+mod weather;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -24,75 +32,66 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
-use tokio::time::timeout_at;
+use tokio::time::{sleep, timeout_at};
 
 use crate::bench::client::Target;
 use crate::bench::process::Sample;
 use crate::bench::prompts::{Random, Scale};
 use crate::bench::{first_model, write_json};
-use balloon::Balloon;
-use golden::Golden;
+use crate::replay::drive::{Models, Pace, replay};
+use crate::replay::{Format, Replayed, read};
+use book::Book;
+use chart::Chart;
+use keep::Keep;
+use launch::Launched;
 use limits::Limits;
 use manners::Setting;
 use memory::Page;
-use mix::Mix;
+use scenario::{Crowd, Kind, Load, Replay, Scenario, Trouble};
 use tally::Tally;
 use verdict::{Evidence, Verdict};
 use watch::Watch;
+use weather::{Sky, Victim, Weather};
 
 /// What to do to the server.
-#[derive(Clone, Debug, clap::Args, Serialize)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The server, as http://host:port.
-    #[arg(long)]
-    pub url: String,
+    /// The server, as http://host:port [default: the one that the scenario starts].
+    #[arg(long, required_unless_present = "scenario")]
+    pub url: Option<String>,
+    /// The crowd, the server and the trouble in a TOML file; flags win over it. Those in `soak/` say how they are written.
+    #[arg(long, value_name = "FILE")]
+    pub scenario: Option<PathBuf>,
     /// The model to ask for; the server's first by default.
     #[arg(long)]
     pub model: Option<String>,
-    /// Clients at once.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub clients: u32,
-    /// How long to go on: seconds, or a number with s, m or h.
-    #[arg(long, default_value = "600", value_parser = duration)]
-    pub duration: Duration,
-    /// Which clients: all, polite, hostile, marathon (800 tokens each), or manners with weights, as stream=4,giant=1.
-    #[arg(long, default_value = "all")]
-    pub mix: Mix,
+    /// Who comes.
+    #[command(flatten)]
+    pub load: Load,
     /// The server's process, to watch its memory, threads and descriptors [default: who listens at the URL].
     #[arg(long)]
     pub pid: Option<u32>,
     /// Bytes the process must not exceed [default: what /v1/memory says is planned].
     #[arg(long)]
     pub line: Option<u64>,
-    /// Tokens of the longest prompts.
-    #[arg(long, default_value_t = 512)]
-    pub prompt_tokens: usize,
-    /// Tokens of the longest answers.
-    #[arg(long, default_value_t = 64)]
-    pub output_tokens: usize,
-    /// The slowest hundredth of health probes may take this many milliseconds.
-    #[arg(long, default_value_t = 100)]
-    pub health_ms: u64,
-    /// Seconds that a client waits for its answer before it calls the server broken; a slow machine needs more.
-    #[arg(long, default_value_t = 300)]
-    pub patience: u64,
-    /// Where the clients' choices start; the same number makes the same choices.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
     /// Again and again let a neighbour take nearly all memory that the server's cgroup has left, and give it back.
     #[arg(long)]
     pub balloon: bool,
     /// Write the verdict there as JSON.
     #[arg(long)]
     pub json: Option<PathBuf>,
+    /// Draw memory under the line there, as SVG.
+    #[arg(long)]
+    pub svg: Option<PathBuf>,
 }
-
-/// Prompts whose answers are fixed before and compared throughout.
-const GOLDENS: usize = 8;
 
 /// When time is up, clients have this long to end what they are doing.
 const LAST_CALL: Duration = Duration::from_secs(5);
+
+/// What takes no work (health, refusals of what can never be served) must be answered within this time, or within that of health.
+const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// Somebody must have been answered this long after time is up.
 const FIRST_ANSWER: Duration = Duration::from_secs(180);
@@ -102,7 +101,32 @@ const IDLE_WITHIN: Duration = Duration::from_secs(90);
 
 /// Runs the soak and prints the verdict. Returns whether it is good; fails only when the server could not be reached.
 pub async fn run(args: &Args) -> Result<bool> {
-    let target = Target::parse(&args.url)?;
+    let mut scenario = args.scenario.as_deref().map(Scenario::read).transpose()?.unwrap_or_default();
+    if args.balloon {
+        scenario.chaos.push(Trouble::balloon());
+    }
+    if args.url.is_some() {
+        // The one that runs already has around it what its operator has put there.
+        scenario.server = None;
+        if scenario.has(Kind::FullDisk) {
+            bail!("{}: only the scenario's own server has a disk of its own; leave --url away", Kind::FullDisk);
+        }
+    }
+    let crowd = args.load.over(&scenario.crowd)?;
+    let server =
+        scenario.server.as_ref().map(|server| Launched::start(server, scenario.has(Kind::Balloon))).transpose()?;
+    let mut told = signal(SignalKind::terminate())?;
+    // What has been put around the server is cleared away, however it ends.
+    tokio::select! {
+        verdict = soak(args, crowd, scenario, server) => verdict,
+        _ = tokio::signal::ctrl_c() => bail!("ended before its time"),
+        _ = told.recv() => bail!("ended before its time"),
+    }
+}
+
+async fn soak(args: &Args, mut crowd: Crowd, scenario: Scenario, server: Option<Launched>) -> Result<bool> {
+    let url = args.url.as_deref().or(server.as_ref().map(|server| server.url.as_str()));
+    let target = Target::parse(url.context("there is neither --url nor a [server]")?)?;
     let model = match &args.model {
         Some(model) => model.clone(),
         None => first_model(&target).await?,
@@ -110,60 +134,130 @@ pub async fn run(args: &Args) -> Result<bool> {
     let scale = Scale::measure(&target, &model).await?;
     let context = context(&target, &model).await;
     // What must be served has to fit, with room for a stalled client's longer answer.
-    let (prompt_tokens, output_tokens) =
-        (args.prompt_tokens.min(context / 2), args.output_tokens.min(context / 8).max(1));
-    let golden = Golden::record(&target, &model, scale, GOLDENS, prompt_tokens).await?;
-    let pid = args.pid.or_else(|| find::listener(&target.authority));
+    let prompt_tokens = crowd.prompt_tokens.min(context / 2);
+    let output_tokens = crowd.output_tokens.min(context / 8).max(1);
+    let book = Book::record(&target, &model, scale, prompt_tokens).await?;
+    crowd.mix = crowd.mix.for_server(&book).context("this server knows none of the requests in the mix")?;
+    let pid = args.pid.or(server.as_ref().map(Launched::pid)).or_else(|| find::listener(&target.authority));
     eprintln!(
-        "{GOLDENS} prompts answered alone; {} clients for {} s, process {}",
-        args.clients,
-        args.duration.as_secs(),
+        "{} questions answered alone; {} clients for {} s, process {}",
+        book.len(),
+        crowd.clients,
+        crowd.duration.as_secs(),
         pid.map_or_else(|| "unseen".into(), |pid| pid.to_string())
     );
     let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
     let limits = pid.and_then(Limits::of);
-    let watch = Watch::start(&target, pid, limits.clone());
-    let balloon = match (args.balloon, pid) {
-        (true, Some(pid)) => Some(Balloon::start(pid)?),
-        (true, None) => bail!("--balloon needs the server's process: give --pid"),
-        (false, _) => None,
-    };
+    let sky = Arc::new(Sky::new());
+    let at_once = AT_ONCE.max(Duration::from_millis(crowd.health_ms));
+    let watch = Watch::start(&target, pid, limits.clone(), &sky, at_once);
+    let disk = server.as_ref().and_then(Launched::disk);
+    let mut troubles = scenario.chaos.clone();
+    // A disk that could not be had cannot be full; that it is missing is in the verdict.
+    troubles.retain(|trouble| trouble.kind != Kind::FullDisk || disk.is_some());
+    let victim = Victim { pid, authority: target.authority.clone(), disk };
+    let weather = Weather::start(troubles, &victim, &sky)?;
     let setting = Arc::new(Setting {
         target: target.clone(),
         model,
         scale,
-        golden,
+        book,
         prompt_tokens,
         output_tokens,
         context,
-        patience: Duration::from_secs(args.patience),
+        patience: Duration::from_secs(crowd.patience),
+        at_once,
+        sky: Arc::clone(&sky),
+        keep: Keep::default(),
         tally: Tally::default(),
     });
     let started = Instant::now();
-    crowd(args, &setting).await;
+    let trace = scenario.trace.as_ref().map(|trace| trace_of(&setting, trace)).transpose()?;
+    come_and_go(&crowd, &setting).await;
+    let replayed = match trace {
+        Some(trace) => Some(trace.await?),
+        None => None,
+    };
     let busy_s = started.elapsed().as_secs_f64();
-    let balloon = balloon.map_or_else(Vec::new, Balloon::stop);
+    drop(weather);
     let watched = watch.stop().await;
     let after = memory::wait_for_idle(&target, pid, before.sample, IDLE_WITHIN).await;
     // Alone again: what came before must have left no trace.
-    let again = setting.golden.compare_all(&setting).await;
+    let again = (setting.book.len(), setting.book.compare_all(&setting).await);
+    let alone = setting.keep.compare_all(&setting).await;
     let limits = limits.map(|limits| limits.kept());
-    let tally = setting.tally.take();
-    let evidence = Evidence { args, busy_s, tally, watched, limits, balloon, before, after, again };
+    let without = server.as_ref().map_or_else(Vec::new, |server| server.without.clone());
+    let ended = server.map(Launched::end);
+    let (ended, complaints) = ended.map_or((None, Vec::new()), |(ended, complaints)| (Some(ended), complaints));
+    let (tally, spells, unknown) = (setting.tally.take(), sky.all(), setting.book.unknown.clone());
+    let (crowd, line) = (&crowd, args.line);
+    let evidence = Evidence {
+        crowd,
+        line,
+        busy_s,
+        tally,
+        watched,
+        limits,
+        spells,
+        without,
+        unknown,
+        replayed,
+        before,
+        after,
+        again,
+        alone,
+        ended,
+        complaints,
+    };
     let verdict = Verdict::of(&evidence);
     // The exit code says it, too.
     let _ = writeln!(std::io::stdout(), "{verdict}");
-    if let Some(path) = &args.json {
-        write_json(path, &Document { args, verdict: &verdict, evidence: &evidence })?;
-    }
+    hand_in(args, &scenario, &verdict, &evidence)?;
     Ok(verdict.good())
+}
+
+/// A trace on its way to the server, beside the crowd.
+fn trace_of(setting: &Setting, wanted: &Replay) -> Result<tokio::task::JoinHandle<Replayed>> {
+    let trace = Arc::new(read(&wanted.file, Format::Auto).with_context(|| wanted.file.display().to_string())?);
+    let models = Models { named: Some(setting.model.clone()), first: String::new() };
+    // Ids below the smallest vocabulary.
+    let pace = Pace { speed: wanted.speed, max_in_flight: wanted.max_in_flight.max(1), vocab: 1000 };
+    let target = setting.target.clone();
+    Ok(tokio::spawn(async move { replay(&target, &models, trace, pace).await }))
 }
 
 #[derive(Serialize)]
 struct Document<'a> {
-    args: &'a Args,
+    scenario: &'a Scenario,
+    version: &'static str,
     verdict: &'a Verdict,
     evidence: &'a Evidence<'a>,
+    series: Value,
+}
+
+/// Writes what the operator asked for.
+fn hand_in(args: &Args, scenario: &Scenario, verdict: &Verdict, evidence: &Evidence<'_>) -> Result<()> {
+    let looks = report::thin(&evidence.watched.looks);
+    if let Some(path) = &args.json {
+        let version = env!("CARGO_PKG_VERSION");
+        report::write(path, &Document { scenario, version, verdict, evidence, series: report::columns(&looks) })?;
+    }
+    if let Some(path) = &args.svg {
+        let title = format!(
+            "{}, {:.0} min, {} clients: {}",
+            scenario.server.as_ref().map_or("a running server", |server| &server.model),
+            evidence.busy_s / 60.0,
+            evidence.crowd.clients,
+            if verdict.good() { "PASS" } else { "FAIL" }
+        );
+        let line = evidence.line.or(evidence.before.planned());
+        let limit = evidence.limits.as_ref().map(|limits| limits.bytes);
+        // A limit far above is the machine's, and would only press the picture flat.
+        let limit = limit.filter(|limit| line.is_some_and(|line| *limit < line * 3));
+        let chart = Chart { title, looks: &looks, line, limit, spells: &evidence.spells };
+        std::fs::write(path, chart.draw()).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Tokens of prompt and answer together, as the server says; without limit where it does not.
@@ -174,39 +268,21 @@ async fn context(target: &Target, model: &str) -> usize {
     said.and_then(|tokens| usize::try_from(tokens).ok()).unwrap_or(usize::MAX)
 }
 
-/// `300`, `300s`, `5m`, `1h`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
-        Some(at) => text.split_at(at),
-        None => (text, "s"),
-    };
-    let each = match unit {
-        "s" => Some(1),
-        "m" | "min" => Some(60),
-        "h" => Some(3600),
-        _ => None,
-    };
-    let seconds = each.zip(number.parse::<u64>().ok()).and_then(|(each, number)| number.checked_mul(each));
-    // A year is more than anybody means.
-    match seconds.filter(|seconds| (1..=365 * 24 * 3600).contains(seconds)) {
-        Some(seconds) => Ok(Duration::from_secs(seconds)),
-        None => Err("a duration is a number of seconds, or a number with s, m or h: 300, 300s, 5m, 1h".into()),
-    }
-}
-
 /// All clients, until time is up. Whoever is not done a moment later leaves with all the others, but not before somebody has
 /// had an answer: a slow machine is no broken server.
-async fn crowd(args: &Args, setting: &Arc<Setting>) {
-    let until = Instant::now() + args.duration;
+async fn come_and_go(crowd: &Crowd, setting: &Arc<Setting>) {
+    let until = Instant::now() + crowd.duration;
     let mut clients = JoinSet::new();
-    for client in 0..args.clients {
-        let (setting, mix) = (Arc::clone(setting), args.mix.clone());
-        let mut random = Random::new(args.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)));
+    for client in 0..crowd.clients {
+        let (setting, mix, think_ms) = (Arc::clone(setting), crowd.mix.clone(), crowd.think_ms);
+        let mut random = Random::new(crowd.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)));
         clients.spawn(async move {
             while Instant::now() < until {
                 let manner = mix.choose(&mut random);
                 let outcome = manner.act(&setting, &mut random, until).await;
                 setting.tally.add(manner, outcome);
+                let rest = Duration::from_millis(random.between(0, 2 * think_ms));
+                sleep(rest.min(until.saturating_duration_since(Instant::now()))).await;
             }
         });
     }
@@ -220,19 +296,4 @@ async fn crowd(args: &Args, setting: &Arc<Setting>) {
         last_call += LAST_CALL;
     }
     // Dropping the set ends those who are left.
-}
-
-#[cfg(test)]
-mod tests {
-    use super::duration;
-
-    #[test]
-    fn durations_are_written_as_people_write_them() {
-        for (text, seconds) in [("300", 300), ("300s", 300), ("5m", 300), ("5min", 300), ("1h", 3600)] {
-            assert_eq!(duration(text).unwrap().as_secs(), seconds, "{text}");
-        }
-        for wrong in ["", "m", "5 m", "-1", "1.5h", "0", "5d", "99999999999999999999", "18446744073709551615h"] {
-            assert!(duration(wrong).unwrap_err().contains("5m"), "{wrong}");
-        }
-    }
 }

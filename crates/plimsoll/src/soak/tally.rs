@@ -14,6 +14,8 @@ pub enum Outcome {
     Good,
     /// Refused for now, with a word on when to come back.
     Refused,
+    /// Nobody could get through, because the soak itself was in the way.
+    Hindered,
     /// Not as it should be: what happened.
     Bad(String),
     /// A fixed prompt got another answer than when it was alone.
@@ -30,6 +32,8 @@ pub struct Counts {
     pub good: u64,
     /// Refused for now.
     pub refused: u64,
+    /// Kept out by the soak's own doing.
+    pub hindered: u64,
     /// Not as it should be.
     pub bad: u64,
     /// Changed answers.
@@ -48,8 +52,8 @@ pub struct Counted {
 impl Counted {
     /// Whether anybody who asked for something sensible was given it.
     pub fn answered(&self) -> bool {
-        use Manner::{Chat, Fixed, Heavy, Marathon, Shared, Stream, Whole};
-        let sensible = [Whole, Stream, Chat, Shared, Fixed, Marathon, Heavy];
+        use Manner::{Chat, Fixed, Form, Heavy, Marathon, Picture, Shared, Stream, Tools, Whole};
+        let sensible = [Whole, Stream, Chat, Shared, Fixed, Picture, Tools, Form, Marathon, Heavy];
         sensible.iter().any(|manner| self.by_manner.get(manner).is_some_and(|counts| counts.good > 0))
     }
 
@@ -80,6 +84,10 @@ impl Tally {
             }
             Outcome::Refused => {
                 counts.refused += 1;
+                return;
+            }
+            Outcome::Hindered => {
+                counts.hindered += 1;
                 return;
             }
             Outcome::Bad(words) => {

@@ -4,13 +4,15 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Args;
-use super::balloon::Round;
+use super::book::Kind as Request;
 use super::limits::Kept;
-use super::memory::{IDLE_SLACK, Page, settled};
+use super::memory::{IDLE_SLACK, POOLS, Page, RUNGS, settled};
+use super::scenario::{Crowd, Kind};
 use super::tally::Counted;
-use super::watch::{Watched, growth};
+use super::watch::{Look, Watched, growth};
+use super::weather::Spell;
 use crate::bench::process::Sample;
+use crate::replay::Replayed;
 
 /// Memory may rise by this much over the second half of the soak, or by a hundredth of what it is.
 const GROWTH_BYTES: f64 = 8.0 * 1_048_576.0;
@@ -18,15 +20,17 @@ const GROWTH_BYTES: f64 = 8.0 * 1_048_576.0;
 /// Unaccounted memory may rise by this much between two idle moments.
 const UNACCOUNTED_BYTES: i64 = 16 << 20;
 
-/// The ledger's sum may be wrong by this share of the process.
+/// The ledger's sum may be wrong by this share of the process, or by as many bytes: what the allocator may keep before it is trimmed.
 const LEDGER_ERROR: f64 = 0.01;
+const LEDGER_ERROR_BYTES: i64 = 1 << 20;
 
 /// All that was seen.
 #[derive(Serialize)]
 pub struct Evidence<'a> {
     /// What was asked for.
-    #[serde(skip)]
-    pub args: &'a Args,
+    pub crowd: &'a Crowd,
+    /// Bytes the process must not exceed, where the operator has said so.
+    pub line: Option<u64>,
     /// Seconds with clients.
     pub busy_s: f64,
     /// What came of the visits.
@@ -35,14 +39,26 @@ pub struct Evidence<'a> {
     pub watched: Watched,
     /// The limits around it; none where they cannot be read.
     pub limits: Option<Kept>,
-    /// What the balloon did.
-    pub balloon: Vec<Round>,
+    /// What happened around it.
+    pub spells: Vec<Spell>,
+    /// What could not be put around it.
+    pub without: Vec<String>,
+    /// Requests that the server does not know, with its words.
+    pub unknown: Vec<(Request, String)>,
+    /// The trace that was replayed meanwhile.
+    pub replayed: Option<Replayed>,
     /// The idle server before.
     pub before: Page,
     /// The idle server after, or why it could not be asked.
     pub after: Result<Page, String>,
-    /// Fixed prompts that differed when they were asked alone at the end.
-    pub again: Vec<String>,
+    /// How many fixed questions there are, and those that were answered otherwise when they were asked alone at the end.
+    pub again: (usize, Vec<String>),
+    /// The same of answers that were given in the crowd.
+    pub alone: (usize, Vec<String>),
+    /// How the server ended, where the soak had started it.
+    pub ended: Option<Result<String, String>>,
+    /// Its warnings and errors, with how often each was said.
+    pub complaints: Vec<String>,
 }
 
 /// One promise.
@@ -66,11 +82,18 @@ pub struct Verdict {
 impl Verdict {
     /// Judges.
     pub fn of(evidence: &Evidence<'_>) -> Self {
-        let mut checks = vec![answers(evidence), fixed(evidence), again(evidence), health(evidence)];
+        let mut checks = vec![answers(evidence), fixed(evidence)];
+        checks.push(same("and alone at the end", &evidence.again));
+        checks.push(same("what was answered in the crowd is answered alone", &evidence.alone));
+        checks.extend(replayed(evidence));
+        checks.push(health(evidence));
         checks.extend([killed(evidence), line(evidence), ledger(evidence)]);
+        checks.extend(weather(evidence));
         checks.extend(governor(evidence));
         checks.extend(flat(evidence));
         checks.extend(given_back(evidence));
+        checks.extend(unseen(evidence));
+        checks.extend(ended(evidence));
         Self { checks }
     }
 
@@ -88,8 +111,11 @@ fn answers(evidence: &Evidence<'_>) -> Check {
     let (tally, seconds) = (&evidence.tally, evidence.busy_s);
     let (good, refused, bad) = (tally.sum(|c| c.good), tally.sum(|c| c.refused), tally.sum(|c| c.bad));
     // A soak of attacks alone has nothing sensible to count.
-    let answered = tally.answered() || good > 0 && evidence.args.mix.is_hostile();
-    let mut seen = format!("{good} good, {refused} refused for now, {bad} bad in {seconds:.0} s");
+    let answered = tally.answered() || good > 0 && evidence.crowd.mix.is_hostile();
+    let hindered = tally.sum(|c| c.hindered);
+    let mut seen = format!(
+        "{good} good, {refused} refused for now, {hindered} kept out by the soak itself, {bad} bad in {seconds:.0} s"
+    );
     for finding in tally.findings.iter().take(5) {
         seen += &format!("\n      {finding}");
     }
@@ -97,22 +123,81 @@ fn answers(evidence: &Evidence<'_>) -> Check {
 }
 
 fn fixed(evidence: &Evidence<'_>) -> Check {
-    let changed = evidence.tally.sum(|c| c.changed);
-    let compared = evidence.tally.by_manner.get(&super::manners::Manner::Fixed).map_or(0, |c| c.good + c.changed);
-    let kept = (compared > 0).then_some(changed == 0);
-    check("fixed prompts keep their answers in the crowd", kept, format!("{changed} of {compared} differed"))
+    use super::manners::Manner::{Fixed, Form, Picture, Tools};
+    let by_manner = &evidence.tally.by_manner;
+    let counts = [Fixed, Picture, Tools, Form].iter().filter_map(|manner| by_manner.get(manner));
+    let changed: u64 = counts.map(|c| c.changed).sum();
+    let compared = by_manner.get(&Fixed).map_or(0, |c| c.good + c.changed);
+    let kept = (compared + changed > 0).then_some(changed == 0);
+    let seen = format!("{changed} of {compared} of any kind, and of those among pictures, tools and forms, differed");
+    check("fixed questions keep their answers in the crowd", kept, seen)
 }
 
-fn again(evidence: &Evidence<'_>) -> Check {
-    let seen = if evidence.again.is_empty() { "all the same".into() } else { evidence.again.join("; ") };
-    check("and alone at the end", Some(evidence.again.is_empty()), seen)
+fn same(promise: &'static str, (count, differ): &(usize, Vec<String>)) -> Check {
+    let mut seen = format!("{} of {count} differed", differ.len());
+    for finding in differ.iter().take(5) {
+        seen += &format!("\n      {finding}");
+    }
+    check(promise, (*count > 0).then_some(differ.is_empty()), seen)
+}
+
+fn replayed(evidence: &Evidence<'_>) -> Option<Check> {
+    let Replayed { answered, left, refused_for_now, refused, failed, skipped, late, .. } =
+        evidence.replayed.as_ref()?;
+    let all = answered + left + refused_for_now + refused + failed + skipped;
+    let seen = format!(
+        "{answered} of {all} answered, {left} left, {refused_for_now} refused for now, {refused} refused, {failed} failed, {late} sent late"
+    );
+    Some(check("the trace is served", Some(*failed == 0 && *refused == 0 && *answered > 0), seen))
+}
+
+fn weather(evidence: &Evidence<'_>) -> Vec<Check> {
+    let mut kinds: Vec<Kind> = Vec::new();
+    for spell in &evidence.spells {
+        if !kinds.contains(&spell.kind) {
+            kinds.push(spell.kind);
+        }
+    }
+    let one = |kind: Kind| {
+        let all: Vec<&Spell> = evidence.spells.iter().filter(|spell| spell.kind == kind).collect();
+        let failed: Vec<&String> = all.iter().filter_map(|spell| spell.seen.as_ref().err()).collect();
+        let mut seen = format!("{kind}: {} times", all.len());
+        if let Some(last) = all.iter().rev().find_map(|spell| spell.seen.as_ref().ok()) {
+            seen += &format!(", the last: {last}");
+        }
+        if let Some(error) = failed.first() {
+            seen += &format!("\n      {} failed: {error}", failed.len());
+        }
+        check("the trouble came", Some(failed.is_empty()), seen)
+    };
+    kinds.into_iter().map(one).collect()
+}
+
+fn unseen(evidence: &Evidence<'_>) -> Vec<Check> {
+    let unknown = evidence.unknown.iter().map(|(kind, words)| {
+        let words: String = words.chars().take(160).collect();
+        check("requests of all kinds", None, format!("{kind:?} was left out: {words}"))
+    });
+    let without = evidence.without.iter().map(|what| check("the server has around it", None, format!("not {what}")));
+    unknown.chain(without).collect()
+}
+
+fn ended(evidence: &Evidence<'_>) -> Option<Check> {
+    let ended = evidence.ended.as_ref()?;
+    let mut seen = ended.clone().unwrap_or_else(|error| error);
+    for complaint in &evidence.complaints {
+        seen += &format!("\n      {complaint}");
+    }
+    Some(check("the server ends in order", Some(ended.is_ok()), seen))
 }
 
 fn health(evidence: &Evidence<'_>) -> Check {
-    let (watched, limit) = (&evidence.watched, evidence.args.health_ms);
+    let (watched, limit) = (&evidence.watched, evidence.crowd.health_ms);
     let kept = watched.unhealthy == 0 && watched.health_p99_ms <= limit as f64;
-    let seen =
-        format!("{} good, {} not, p99 {:.1} ms of {limit}", watched.healthy, watched.unhealthy, watched.health_p99_ms);
+    let seen = format!(
+        "{} good, {} not, {} kept out, p99 {:.1} ms of {limit}",
+        watched.healthy, watched.unhealthy, watched.hindered, watched.health_p99_ms
+    );
     check("health answers at once", Some(kept), seen)
 }
 
@@ -124,7 +209,7 @@ fn line(evidence: &Evidence<'_>) -> Check {
     if evidence.watched.gone {
         return check("the process stays under its line", Some(false), "the process is gone");
     }
-    let line = evidence.args.line.or(evidence.before.planned()).filter(|_| !looks.is_empty());
+    let line = evidence.line.or(evidence.before.planned()).filter(|_| !looks.is_empty());
     let kept = line.map(|line| {
         seen += &format!(", line {:.1} MiB", mib(line));
         owned <= line
@@ -160,45 +245,53 @@ fn ledger(evidence: &Evidence<'_>) -> Check {
             after.error() * 100.0
         )
     });
-    let kept = worst.map(|worst| worst.error() <= LEDGER_ERROR);
+    let kept = worst.map(|worst| worst.error() <= LEDGER_ERROR || worst.unaccounted.abs() <= LEDGER_ERROR_BYTES);
     check("the ledger's sum is the process", kept, seen.unwrap_or_else(|| "no memory page".into()))
 }
 
 fn governor(evidence: &Evidence<'_>) -> Option<Check> {
-    if !evidence.args.balloon {
+    if !evidence.spells.iter().any(|spell| spell.kind == Kind::Balloon) {
         return None;
     }
     let after = evidence.after.as_ref().ok();
     let climbs = evidence.before.climbs().zip(after.and_then(Page::climbs)).map(|(before, after)| after - before);
     let rung = after.and_then(Page::rung).unwrap_or("unknown");
-    let kept = climbs.is_some_and(|climbs| climbs > 0) && rung == "calm" && evidence.balloon.iter().any(Round::good);
-    let mut seen = format!("{} rungs climbed, {rung} at the end", climbs.unwrap_or(0));
-    for round in &evidence.balloon {
-        seen += &format!("\n      {round}");
-    }
+    let highest = evidence.watched.looks.iter().filter_map(|look| look.ledger).map(|ledger| ledger.rung).max();
+    let kept = climbs.is_some_and(|climbs| climbs > 0) && rung == RUNGS[0];
+    let highest = RUNGS.get(highest.unwrap_or(0) as usize).copied().unwrap_or("unknown");
+    let seen = format!("{} rungs climbed, {highest} the highest seen, {rung} at the end", climbs.unwrap_or(0));
     Some(check("the governor gives way to a balloon and comes back", Some(kept), seen))
 }
 
 fn flat(evidence: &Evidence<'_>) -> Vec<Check> {
     let looks = &evidence.watched.looks;
     let mean = looks.iter().map(|l| l.sample.owned as f64).sum::<f64>() / looks.len().max(1) as f64;
-    let bytes = growth(looks, |s| s.owned);
-    // What the governor gave back is taken again when memory is back: that is no growth.
-    let gave_way = looks.iter().any(|look| look.ledger.is_some_and(|ledger| ledger.gave_way));
+    let bytes = growth(looks, |look| Some(look.sample.owned as f64)).map(|grown| grown.rise);
     let memory = check(
         "memory does not grow",
-        bytes.filter(|_| !gave_way).map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
+        bytes.map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),
         bytes.map_or("not seen".into(), |grown| format!("{:+.2} MiB over the second half", grown / 1_048_576.0)),
     );
-    let count = |promise, of: fn(&Sample) -> u64| {
-        let grown = growth(looks, of);
-        let most = looks.iter().map(|look| of(&look.sample)).max().unwrap_or(0);
-        // Clients come and go: a tenth of the most ever seen is noise.
-        let kept = grown.map(|grown| grown <= (most as f64 / 10.0).max(IDLE_SLACK as f64));
-        let seen = grown.map_or("not seen".into(), |grown| format!("{grown:+.1} over the second half, at most {most}"));
+    let count = |promise, what: &str, of: &dyn Fn(&Look) -> Option<u64>| {
+        let grown = growth(looks, |look| of(look).map(|count| count as f64));
+        let most = looks.iter().filter_map(of).max().unwrap_or(0);
+        // Clients come and go: a tenth of the most ever seen is noise, and so is what chance does.
+        let noise = (most as f64 / 10.0).max(IDLE_SLACK as f64);
+        let kept = grown.map(|grown| grown.rise <= noise.max(grown.chance));
+        let seen = grown.map_or("not seen".into(), |grown| {
+            format!("{what}{:+.1} (chance ± {:.1}) over the second half, at most {most}", grown.rise, grown.chance)
+        });
         check(promise, kept, seen)
     };
-    vec![memory, count("descriptors do not grow", |s| s.fds), count("threads do not grow", |s| s.threads)]
+    let mut all = vec![
+        memory,
+        count("descriptors do not grow", "", &|look| Some(look.sample.fds)),
+        count("threads do not grow", "", &|look| Some(look.sample.threads)),
+    ];
+    for (i, (name, ..)) in POOLS.iter().enumerate() {
+        all.push(count("what is lent out does not grow", &format!("{name}: "), &|look| Some(look.ledger?.lent[i])));
+    }
+    all
 }
 
 fn given_back(evidence: &Evidence<'_>) -> Vec<Check> {

@@ -45,4 +45,13 @@ fn the_demo_model_reads_pictures_and_everybody_gets_their_own_answer() {
             });
         }
     });
+    // What is kept of the pictures is told, and forgotten on demand.
+    let kept = server.get("/v1/cache").json();
+    assert!(kept["encoder_entries"].as_u64() > Some(0) && kept["encoder_bytes"].as_u64() > Some(0), "{kept}");
+    let after = server.ask("/v1/cache/clear", &json!({}));
+    assert_eq!(
+        (&after["after"]["encoder_entries"], &after["after"]["encoder_bytes"]),
+        (&json!(0), &json!(0)),
+        "{after}"
+    );
 }

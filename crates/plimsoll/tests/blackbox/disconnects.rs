@@ -9,9 +9,11 @@ use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
 
-use crate::product::{Server, eventually, rests};
+use crate::product::{Server, eventually, fixture, repository, rests};
 
 /// How a client goes.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +119,80 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
     assert_eq!(server.memory()["device_allocations"]["after_ready"], 0);
 }
 
+/// A prompt with six large pictures, none of which anybody has shown before.
+fn gallery(number: usize, stream: bool) -> Value {
+    let mut file = std::fs::read(repository().join("tests/fixtures/media/large.jpg")).unwrap();
+    let parts: Vec<Value> = (0..6)
+        .map(|i| {
+            // Behind its end: the same picture under another name.
+            file.extend_from_slice(&[number as u8, i]);
+            let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(&file));
+            json!({"type": "image_url", "image_url": {"url": url}})
+        })
+        .collect();
+    json!({"messages": [{"role": "user", "content": parts}], "max_tokens": 2000, "ignore_eos": true, "stream": stream})
+}
+
+/// A server whose pictures take their time: one at once, on one thread.
+fn seeing() -> Server {
+    let flags = [
+        "--visual-infer-batch-size",
+        "1",
+        "--threads",
+        "1",
+        "--graph-max-batch-size",
+        "4",
+        "--max-total-token-num",
+        "16384",
+    ];
+    Server::start_model(&fixture("vl-qwen3.5"), &flags)
+}
+
+#[test]
+fn whoever_goes_while_its_pictures_are_encoded_takes_them_along() {
+    let server = seeing();
+    let mut number = 0;
+    for stream in [false, true] {
+        for going in [Going::Close, Going::Reset] {
+            number += 1;
+            let client = server.send("/v1/chat/completions", &gallery(number, stream));
+            let what = format!("encode, {going:?}, stream {stream}");
+            eventually(&what, Duration::from_secs(30), || server.rows("encode").len() == 1);
+            leave(client, going);
+            let steps = steps_to_rest(&server, &what, Duration::from_secs(10));
+            assert!(steps <= 1, "{what}: {steps} steps until all was back");
+        }
+    }
+    let page = server.memory();
+    assert_eq!(page["device_allocations"]["after_ready"], 0, "{page}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn clients_that_vanish_or_do_not_read_while_their_pictures_are_encoded_are_found_out() {
+    let server = seeing();
+    let mut clients = Vec::new();
+    for (number, stream) in [(10, false), (11, true)] {
+        let client = server.send("/v1/chat/completions", &gallery(number, stream));
+        eventually("it is encoded", Duration::from_secs(30), || server.rows("encode").len() == 1);
+        vanish(&client);
+        clients.push(client);
+    }
+    // These live, and read nothing.
+    for (number, stream) in [(12, false), (13, true)] {
+        clients.push(server.send("/v1/chat/completions", &gallery(number, stream)));
+        eventually("it is encoded", Duration::from_secs(30), || !server.rows("encode").is_empty());
+    }
+    let since = Instant::now();
+    let computed = || server.status()["totals"]["running"] == 0;
+    while !(computed() && server.at_rest()) {
+        assert!(since.elapsed() < VANISHED_WITHIN + Duration::from_secs(15), "{}", server.status());
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("all four were given up after {:.1} s", since.elapsed().as_secs_f32());
+    drop(clients);
+}
+
 fn leave(client: TcpStream, going: Going) {
     match going {
         Going::Close => client.shutdown(Shutdown::Both).unwrap(),
@@ -212,13 +288,28 @@ fn the_engine_waits_for_no_reader() {
     let server = Server::start(&["--graph-max-batch-size", "8", "--max-total-token-num", "16384"]);
     // Enough for every buffer on the way: log-probabilities are long.
     let body = |stream: bool| json!({"prompt": "Once", "max_tokens": 120, "n": 4, "ignore_eos": true, "stream": stream, "logprobs": 20, "seed": 1});
-    let slow: Vec<TcpStream> =
+    let mut slow: Vec<TcpStream> =
         [false, true].iter().map(|stream| server.send("/v1/completions", &body(*stream))).collect();
     eventually("both run", Duration::from_secs(20), || server.status()["totals"]["running"] == 8);
+    // Behind them, in every other phase: who waits, long prompts, forced calls; nobody reads.
+    for stream in [false, true] {
+        let long =
+            json!({"prompt": vec![7; 600], "max_tokens": 20, "ignore_eos": true, "stream": stream, "logprobs": 20});
+        slow.push(server.send("/v1/completions", &long));
+        let call = json!({
+            "messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "ignore_eos": true, "tool_choice": "required",
+            "stream": stream, "tools": [{"type": "function", "function": {"name": "f", "parameters": {
+                "type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]}}}],
+        });
+        slow.push(server.send("/v1/chat/completions", &call));
+    }
+    eventually("four wait", Duration::from_secs(20), || server.rows("waiting").len() == 4);
     // Their places are free when the last token is made, read or not.
-    eventually("both are computed", Duration::from_secs(180), || {
+    eventually("all are computed", Duration::from_secs(300), || {
         let page = server.status();
-        page["totals"]["running"] == 0 && page["pools"]["kv_pages"]["used"] == page["pools"]["kv_pages"]["cached"]
+        page["totals"]["running"] == 0
+            && page["totals"]["waiting"] == 0
+            && page["pools"]["kv_pages"]["used"] == page["pools"]["kv_pages"]["cached"]
     });
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2, "others are served meanwhile");

@@ -23,12 +23,19 @@ mod lm_eval;
 mod media;
 mod memory;
 mod page;
+#[path = "../common/picture.rs"]
+mod picture;
+mod pictures;
 mod plans;
 #[path = "../common/product.rs"]
 mod product;
 mod python;
 mod replay;
+mod replicas;
+mod scenario;
 mod schema;
+mod secrets;
 mod serving;
 mod several;
 mod shutdown;
+mod tiles;

@@ -68,3 +68,35 @@ fn a_model_without_eyes_refuses_pictures() {
     let error: Value = refused.json()["error"].clone();
     assert!(error["message"].as_str().unwrap().contains("the served model `qwen3` takes no images"), "{error}");
 }
+
+/// Sounds, beside pictures and videos in one model.
+#[test]
+fn the_openai_client_is_heard() {
+    let server =
+        serve("omni", &["--visual-infer-batch-size", "2", "--max-audio-seconds", "20", "--max-audio-bytes", "2000000"]);
+    let info = server.get("/model_info").json();
+    assert_eq!((&info["has_audio_understanding"], &info["has_image_understanding"]), (&json!(true), &json!(true)));
+    let before = peak(&server);
+    let media = fixture("omni").join("../../media");
+    satisfies(OPENAI, "audio_client.py", &server, &[fixture("omni").join("reference.json"), media]);
+    let rise = peak(&server).saturating_sub(before);
+    assert!(rise < 64 << 20, "resident memory rose by {rise} bytes");
+    idle(&server);
+}
+
+/// A model that sees and does not hear says so.
+#[test]
+fn a_model_without_ears_refuses_sounds() {
+    let server = serve("vl-qwen3", &[]);
+    let info = server.get("/model_info").json();
+    assert_eq!((&info["has_audio_understanding"], &info["has_image_understanding"]), (&json!(false), &json!(true)));
+    for part in [
+        json!({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
+        json!({"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}),
+    ] {
+        let refused = server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": [part]}]}));
+        assert_eq!(refused.status, 400);
+        let error: Value = refused.json()["error"].clone();
+        assert!(error["message"].as_str().unwrap().contains("the served model `vl-qwen3` takes no audio"), "{error}");
+    }
+}

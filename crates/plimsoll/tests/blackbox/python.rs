@@ -7,30 +7,39 @@ use std::sync::Mutex;
 
 use crate::product::{Server, repository};
 
-/// A package of PyPI, installed once below the build's own files.
+/// Packages of PyPI, installed once below the build's own files: what pip is told.
 ///
 /// A plain directory instead of a virtual environment: it needs nothing but pip, and where pip may not touch the system's
 /// packages it may still fill a directory.
-fn packages(requirement: &str) -> PathBuf {
+fn packages(name: &str, wishes: &[&str]) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(requirement.replace("==", "-"));
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let complete = target.join("complete");
-    if !complete.is_file() {
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"]).arg(&target).arg(requirement);
-        let output = pip.output().expect("python3 runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "pip could not install {requirement}: {said}");
-        std::fs::write(&complete, requirement).expect("the directory is ours");
+    // With what is in files of requirements: another release is another installation.
+    let file = |word: &str| std::fs::read_to_string(repository().join(word)).unwrap_or_default();
+    let wanted: String = wishes.iter().map(|word| format!("{word}\n{}", file(word))).collect();
+    if std::fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted) {
+        return target;
     }
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"]).arg(&target).args(wishes);
+    let output = pip.current_dir(repository()).output().expect("python3 runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "pip could not install {wishes:?}: {said}");
+    std::fs::write(&complete, wanted).expect("the directory is ours");
     target
 }
 
 /// A program that finds the packages of this requirement, and has nothing of this machine between itself and the loopback address.
 pub fn beside(requirement: &str, program: impl AsRef<OsStr>) -> Command {
+    among(&requirement.replace("==", "-"), &[requirement], program)
+}
+
+/// The same with packages that take more words to install, in a directory of this name.
+pub fn among(name: &str, wishes: &[&str], program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    command.env("PYTHONPATH", packages(requirement)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.env("PYTHONPATH", packages(name, wishes)).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs([("NO_PROXY", "*"), ("no_proxy", "*")]);
     command
 }

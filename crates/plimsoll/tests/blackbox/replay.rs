@@ -105,6 +105,8 @@ fn a_trace_has_a_limit_and_never_overwrites_a_file() {
     let model = fixture("llama");
     let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", trace.name()]).refused();
     assert!(words.contains("not overwritten"), "{words}");
+    let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", "/dev/full"]).refused();
+    assert!(words.contains("--record /dev/full: a directory or a device is there"), "{words}");
 }
 
 #[test]
@@ -136,4 +138,17 @@ fn public_traces_are_read_and_what_is_none_is_said() {
     let words = simulate(&write("empty", "")).refused();
     assert!(words.contains("no requests"), "{words}");
     assert!(simulate(&write("nonsense", "{\"plimsoll_trace\":1}\n")).refused().contains("line 1: "));
+    let words = simulate(&write("strange", "{\"messages\": []}\n")).refused();
+    assert!(words.contains("of no format that is read here") && words.contains("--format"), "{words}");
+    // Of a later version, whatever else its first line has.
+    let words = simulate(&write("later", "{\"plimsoll_trace\": 9, \"pages\": 1}\n")).refused();
+    assert!(words.contains("line 1: the trace has version 9; this plimsoll reads version 1"), "{words}");
+    // Whoever wrote it was stopped in the middle of a line: what is whole is replayed.
+    let torn = write(
+        "torn.jsonl",
+        "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [1, 2]}\n{\"timestamp\": 900, \"inp",
+    );
+    let out = simulate(&torn).good();
+    assert!(out.contains("line 2, the last of the trace, has no end and is left out"), "{out}");
+    assert!(out.contains("1 sequences: 1 finished"), "{out}");
 }

@@ -70,12 +70,14 @@ fn toml(name: &str, model: &Path, more: &str) -> String {
 fn models_come_and_go_and_so_does_their_memory() {
     default_model();
     let folder = Folder::new("come-and-go");
+    let broken = folder.0.join("broken.gguf");
+    fs::write(&broken, "nothing of the kind").unwrap();
     let tiny = fixture("llama");
     let listed = [
         "[[models]]\nname = 'smol'\nmodel = 'smollm2'\nmax-total-token-num = 8192\nidle-seconds = 2\n".to_owned(),
         toml("tiny", &tiny, "served-model-name = ['little']\nidle-seconds = 2"),
         toml("words", &fixture("bert"), "idle-seconds = 2"),
-        toml("broken", &folder.0.join("nothing.gguf"), ""),
+        toml("broken", &broken, ""),
     ];
     let server = folder.serve(&listed.concat(), &["--threads", "2"]);
     let alone = Server::start_model(&tiny, &["--threads", "2"]);
@@ -122,6 +124,14 @@ fn models_come_and_go_and_so_does_their_memory() {
                 .sum::<u64>()
         );
         assert_eq!(page["device_allocations"]["after_ready"], 0);
+    }
+    // Each load and each that failed has its lines.
+    for line in [
+        "loading model=\"smol\" planned_bytes=",
+        "loaded model=\"smol\" planned_bytes=",
+        "not loaded model=\"broken\" planned_bytes=0 seconds=0.0 error=",
+    ] {
+        assert!(server.log().contains(line), "{line}: {}", server.log());
     }
     // On a slow machine it may have gone between two requests of a round, too.
     assert!(part(&server, "tiny")["loads"].as_u64() >= Some(3));
@@ -205,4 +215,43 @@ fn one_line_for_all_of_them() {
     server.signal("TERM");
     assert!(server.ended(Duration::from_secs(20)).success(), "{}", server.log());
     assert!(server.log().contains("the ledger at the end"), "{}", server.log());
+}
+
+/// Whoever reads "ready" expects every name to mean something.
+#[test]
+fn a_name_without_a_model_is_found_before_ready() {
+    let folder = Folder::new("nothing-there");
+    let missing = folder.0.join("nothing.gguf");
+    let file = folder.0.join("models.toml");
+    let serve = ["serve", "--port", "0", "--models", file.to_str().unwrap()];
+    fs::write(&file, toml("tiny", &fixture("llama"), "") + &toml("gone", &missing, "")).unwrap();
+    let words = run(&serve).refused();
+    for part in ["models.toml", "`gone`", missing.to_str().unwrap()] {
+        assert!(words.contains(part), "{part}: {words}");
+    }
+    // What is wrong with the file is said by file, line and key, not by flag.
+    fs::write(&file, toml("tiny", &fixture("llama"), "max-waiting = 'many'")).unwrap();
+    let words = run(&serve).refused();
+    assert!(words.contains("models.toml: line 4: `max-waiting`: `many`: invalid digit"), "{words}");
+    assert!(!words.contains("--"), "{words}");
+}
+
+/// A real load stops at a tensor when its server has no time left for it.
+#[test]
+fn a_server_that_ends_does_not_load_on() {
+    default_model();
+    let folder = Folder::new("ends");
+    let mut server = folder.serve("[[models]]\nname = 'smol'\nmodel = 'smollm2'\n", &["--drain-seconds", "0"]);
+    let client = stream(&server, &story("smol"));
+    eventually("it is being loaded", Duration::from_secs(20), || part(&server, "smol")["state"] != "unloaded");
+    server.signal("TERM");
+    assert!(server.ended(Duration::from_secs(15)).success(), "{}", server.log());
+    // On a quick machine it was there already.
+    let log = server.log();
+    assert!(
+        log.contains("not loaded: nobody waits for it model=\"smol\"") || log.contains("loaded model=\"smol\""),
+        "{log}"
+    );
+    assert!(log.contains("the ledger at the end"), "{log}");
+    drop(client);
 }

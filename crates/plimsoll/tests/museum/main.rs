@@ -17,6 +17,7 @@ mod leaving;
 mod limit;
 mod media;
 mod overload;
+#[path = "../common/picture.rs"]
 mod picture;
 #[path = "../common/product.rs"]
 mod product;

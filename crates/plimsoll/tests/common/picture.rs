@@ -1,4 +1,5 @@
 //! Pictures as clients send them: PNG files made of colours that differ from seed to seed, in a body as a data URL.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use serde_json::{Value, json};
 

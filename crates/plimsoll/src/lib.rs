@@ -1,11 +1,19 @@
-//! The binary: commands, their flags, and nothing else. Everything they do lives in the crates below.
+//! The program: commands, their flags, and nothing else. Everything they do lives in the crates below.
+//!
+//! It is a library of one function, so that what it reads of foreign text can be fuzzed (`fuzzed`).
+
+#![forbid(unsafe_code)]
 
 mod access_args;
 mod args;
 mod bench;
 mod commands;
+#[doc(hidden)]
+pub mod fuzzed;
 mod media_args;
+mod models_file;
 mod output;
+mod panics;
 mod progress;
 mod replay;
 mod settings;
@@ -13,14 +21,10 @@ mod soak;
 
 use std::process::ExitCode;
 
-use plimsoll_memory::heap::CountingHeap;
-
-/// The heap is counted from the first byte, so that the ledger can say what it holds.
-#[global_allocator]
-static HEAP: CountingHeap = CountingHeap;
-
-fn main() -> ExitCode {
+/// Runs the command that the process was started with.
+pub fn main() -> ExitCode {
     plimsoll_memory::malloc::keep_little();
+    panics::tell_without_content();
     let variables =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let done = settings::read(std::env::args_os().collect(), &variables.collect()).and_then(|(cli, page)| {
@@ -70,13 +74,15 @@ fn client_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// Logs go to standard error; `RUST_LOG` decides if it is set.
+/// Logs go to standard error; `RUST_LOG` decides if it is set. A line that cannot be written (a full disk) is lost: to say so would
+/// be a write to the same place, which panics when it fails, in whatever thread has logged.
 fn init_logs(verbose: bool, format: args::LogFormat) {
     use tracing_subscriber::EnvFilter;
     let level = if verbose { "debug" } else { "info" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let logs = logs.log_internal_errors(false);
     match format {
         args::LogFormat::Text => logs.with_ansi(terminal).init(),
         args::LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),

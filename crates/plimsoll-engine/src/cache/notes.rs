@@ -1,0 +1,328 @@
+//! What the prefix tree holds, for others to follow: routers that send a prompt to the server which has its beginning.
+//!
+//! The engine thread writes a row for each page that enters the tree and notes each that leaves it, under one lock that nobody
+//! holds for longer than it takes to copy a handful of rows. Both kinds of change are numbered in one sequence. What is in the
+//! tree is never forgotten here, only departures are, the oldest first; so a reader that has missed some, or whose place is too far to
+//! look for, is told to forget what it knows and gets what there is, in the order in which it entered, as a new reader does.
+//!
+//! Prompts with a salt share with nobody and tell nobody; nor do pages that depend on media, whose tokens alone do not say what
+//! they are.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::sync::Notify;
+
+use super::pages::PageId;
+use super::radix::{PAGE_TOKENS, fold};
+
+/// Rows that are looked at, at most, for a reader whose place is lost: the engine waits for as long.
+const LOOKED_AT_MAX: usize = 1024;
+
+/// No page.
+const NONE: u32 = u32::MAX;
+
+/// A change of the tree. Names of pages are 63-bit hashes of all tokens up to a page's end, equal on all servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvEvent {
+    /// Whatever was told before is void; what is there follows.
+    Reset,
+    /// A page has entered the tree.
+    Stored {
+        /// Number of the change.
+        seq: u64,
+        /// Its name.
+        hash: u64,
+        /// The name of the page before it; none for a prompt's first.
+        parent: Option<u64>,
+        /// Its tokens.
+        tokens: [u32; PAGE_TOKENS],
+    },
+    /// A page has left the tree.
+    Removed {
+        /// Number of the change.
+        seq: u64,
+        /// Its name.
+        hash: u64,
+    },
+}
+
+/// How far a reader has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KvCursor {
+    begun: bool,
+    /// Pages that entered up to here are known.
+    stored: u64,
+    /// Departures up to here are known, or do not matter.
+    removed: u64,
+    /// Where the last page told lies, if it still lies there.
+    page: u32,
+}
+
+impl KvCursor {
+    /// Of a reader that knows everything up to change `seq`.
+    #[must_use]
+    pub fn after(seq: u64) -> Self {
+        Self { begun: true, stored: seq, removed: seq, page: NONE }
+    }
+}
+
+/// What there is to say about the notes themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvNotesStats {
+    /// Changes since start.
+    pub changes: u64,
+    /// Pages that are told of.
+    pub pages: usize,
+    /// Departures that are kept for slow readers.
+    pub removals_kept: usize,
+    /// Most that are kept.
+    pub removals_max: usize,
+}
+
+/// A page that is told of; `seq` is 0 for one that is not.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    seq: u64,
+    hash: u64,
+    parent: u64,
+    tokens: [u32; PAGE_TOKENS],
+    before: u32,
+    after: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Removal {
+    seq: u64,
+    hash: u64,
+}
+
+#[derive(Debug)]
+struct Notes {
+    /// One a page of the pool, linked in the order in which they entered.
+    rows: Box<[Row]>,
+    first: u32,
+    last: u32,
+    pages: usize,
+    /// The last departures, one a page of the pool at most.
+    removals: VecDeque<Removal>,
+    seq: u64,
+    /// The newest departure that is no longer known.
+    forgotten: u64,
+    /// The last change that readers were woken for.
+    woken: u64,
+}
+
+/// The notes on one prefix tree.
+#[derive(Debug)]
+pub struct KvNotes {
+    notes: Mutex<Notes>,
+    changed: Notify,
+    /// Tells this life from others, in whose numbers a reader may still think.
+    epoch: u64,
+}
+
+impl KvNotes {
+    /// Empty notes on a tree over `pages` pages; the only allocation there ever is. None if the host has no memory.
+    #[must_use]
+    pub fn new(pages: usize) -> Option<Self> {
+        let (mut rows, mut removals) = (Vec::new(), VecDeque::new());
+        rows.try_reserve_exact(pages).ok()?;
+        removals.try_reserve_exact(pages).ok()?;
+        rows.resize(pages, Row { seq: 0, hash: 0, parent: 0, tokens: [0; PAGE_TOKENS], before: NONE, after: NONE });
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let notes = Notes {
+            rows: rows.into_boxed_slice(),
+            first: NONE,
+            last: NONE,
+            pages: 0,
+            removals,
+            seq: 0,
+            forgotten: 0,
+            woken: 0,
+        };
+        let epoch = since_1970.as_micros() as u64;
+        Some(Self { notes: Mutex::new(notes), changed: Notify::new(), epoch })
+    }
+
+    /// Bytes of host memory that the notes on a tree over `pages` pages take, without what the allocator adds to their two blocks.
+    #[must_use]
+    pub const fn bytes_for(pages: usize) -> usize {
+        pages * (size_of::<Row>() + size_of::<Removal>()) + size_of::<Self>()
+    }
+
+    /// Tells this server's life from others.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What there is to say about them.
+    #[must_use]
+    pub fn stats(&self) -> KvNotesStats {
+        let notes = self.lock();
+        KvNotesStats {
+            changes: notes.seq,
+            pages: notes.pages,
+            removals_kept: notes.removals.len(),
+            removals_max: notes.rows.len(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Notes> {
+        // Numbers and links are written in an order that leaves nothing to trip over.
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that `page` has entered the tree below `parent`.
+    pub(super) fn stored(&self, page: PageId, parent: Option<PageId>, tokens: &[u32; PAGE_TOKENS]) {
+        let mut notes = self.lock();
+        let above = parent.map(|parent| notes.rows[parent.index()]);
+        // Below what is not told of, nothing is.
+        if above.is_some_and(|above| above.seq == 0) {
+            return;
+        }
+        let parent = above.map_or(0, |above| above.hash);
+        let (seq, before) = (notes.seq + 1, notes.last);
+        let hash = name(parent, tokens);
+        notes.rows[page.index()] = Row { seq, hash, parent, tokens: *tokens, before, after: NONE };
+        match notes.rows.get_mut(before as usize) {
+            Some(last) => last.after = page.0,
+            None => notes.first = page.0,
+        }
+        (notes.last, notes.seq) = (page.0, seq);
+        notes.pages += 1;
+    }
+
+    /// Notes that `page` has left the tree.
+    pub(super) fn removed(&self, page: PageId) {
+        let mut notes = self.lock();
+        let Row { seq, hash, before, after, .. } = notes.rows[page.index()];
+        if seq == 0 {
+            return;
+        }
+        notes.rows[page.index()].seq = 0;
+        match notes.rows.get_mut(before as usize) {
+            Some(row) => row.after = after,
+            None => notes.first = after,
+        }
+        match notes.rows.get_mut(after as usize) {
+            Some(row) => row.before = before,
+            None => notes.last = before,
+        }
+        notes.pages -= 1;
+        notes.seq += 1;
+        let seq = notes.seq;
+        if notes.removals.len() == notes.rows.len() {
+            notes.forgotten = notes.removals.pop_front().map_or(seq, |oldest| oldest.seq);
+        }
+        notes.removals.push_back(Removal { seq, hash });
+    }
+
+    /// Notes that the tree is empty.
+    pub(super) fn cleared(&self) {
+        let mut notes = self.lock();
+        notes.rows.iter_mut().for_each(|row| row.seq = 0);
+        notes.removals.clear();
+        (notes.first, notes.last, notes.pages) = (NONE, NONE, 0);
+        notes.seq += 1;
+        notes.forgotten = notes.seq;
+    }
+
+    /// Wakes who waits for changes, if there are any.
+    pub(crate) fn wake(&self) {
+        let mut notes = self.lock();
+        if notes.woken != notes.seq {
+            notes.woken = notes.seq;
+            drop(notes);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Waits for changes after those that `cursor` knows. May return early.
+    pub async fn changed(&self, cursor: &KvCursor) {
+        let told = self.changed.notified();
+        // Asked after the waiting has begun: a change in between is not missed.
+        let news = {
+            let notes = self.lock();
+            !cursor.begun || notes.seq > cursor.stored.max(cursor.removed)
+        };
+        if !news {
+            told.await;
+        }
+    }
+
+    /// Adds the next changes to `events`, `most` of them at most, and moves the cursor past them.
+    pub fn read(&self, cursor: &mut KvCursor, most: usize, events: &mut Vec<KvEvent>) {
+        let notes = self.lock();
+        let end = events.len() + most;
+        let lost = !cursor.begun || cursor.removed < notes.forgotten || cursor.stored.max(cursor.removed) > notes.seq;
+        let place = if lost { None } else { notes.next(cursor) };
+        let mut page = place.unwrap_or_else(|| {
+            // Departures before now are of pages that this reader will not be told of.
+            *cursor = KvCursor { begun: true, stored: 0, removed: notes.seq, page: NONE };
+            events.push(KvEvent::Reset);
+            notes.first
+        });
+        let mut removal = notes.removals.partition_point(|removal| removal.seq <= cursor.removed);
+        while events.len() < end {
+            let row = notes.rows.get(page as usize);
+            let gone = notes.removals.get(removal);
+            match (row, gone) {
+                (Some(row), gone) if gone.is_none_or(|gone| row.seq < gone.seq) => {
+                    let parent = (row.parent != 0).then_some(row.parent);
+                    events.push(KvEvent::Stored { seq: row.seq, hash: row.hash, parent, tokens: row.tokens });
+                    (cursor.stored, cursor.page, page) = (row.seq, page, row.after);
+                }
+                (_, Some(gone)) => {
+                    events.push(KvEvent::Removed { seq: gone.seq, hash: gone.hash });
+                    cursor.removed = gone.seq;
+                    removal += 1;
+                }
+                (_, None) => break,
+            }
+        }
+    }
+}
+
+impl Notes {
+    /// The first page that entered after those `cursor` knows; none where that takes too long to find out.
+    fn next(&self, cursor: &KvCursor) -> Option<u32> {
+        if cursor.stored == 0 {
+            return Some(self.first);
+        }
+        if let Some(row) = self.rows.get(cursor.page as usize).filter(|row| row.seq == cursor.stored) {
+            return Some(row.after);
+        }
+        // It has left the tree: back from the newest one.
+        self.back_to(cursor.stored).0
+    }
+
+    /// The first page that entered after change `seq`, [`NONE`] itself where nothing did, and how many rows were looked at for it.
+    fn back_to(&self, seq: u64) -> (Option<u32>, usize) {
+        let (mut page, mut next) = (self.last, NONE);
+        for looked_at in 1..=LOOKED_AT_MAX {
+            match self.rows.get(page as usize).filter(|row| row.seq > seq) {
+                Some(row) => (page, next) = (row.before, page),
+                None => return (Some(next), looked_at),
+            }
+        }
+        (None, LOOKED_AT_MAX)
+    }
+}
+
+/// The name of a page: 63 bits, so that it is a number everywhere, and never 0.
+fn name(parent: u64, tokens: &[u32; PAGE_TOKENS]) -> u64 {
+    let mut hash = parent ^ 0x9e37_79b9_7f4a_7c15;
+    for four in tokens.as_chunks::<4>().0 {
+        let low = u64::from(four[0]) | u64::from(four[1]) << 32;
+        let high = u64::from(four[2]) | u64::from(four[3]) << 32;
+        hash = fold(low ^ hash, high ^ 0xd1b5_4a32_d192_ed03) ^ hash.rotate_left(23);
+    }
+    (hash >> 1).max(1)
+}
+
+#[cfg(test)]
+#[path = "notes_tests.rs"]
+mod tests;

@@ -1,0 +1,392 @@
+//! From a checkpoint's configuration and its processors' files to rules: how its media are prepared, no larger than asked.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use plimsoll_device::{KvShape, WeightTable};
+use plimsoll_formats::{Audio as AudioConfig, Checkpoint, Tower, Vision as VisionConfig};
+use plimsoll_media::audio::Mel;
+use plimsoll_media::geometry::video::Budget;
+use plimsoll_media::geometry::{
+    ImageRule, PatchVideo, Patches, ProcessorFiles, SoundWindows, TileVideo, Tiles, VideoRule,
+};
+use plimsoll_media::image::Normalize;
+use plimsoll_media::{MediaError, Size};
+use plimsoll_models::Model;
+
+use super::plan::{MediaPlan, Planner, image_bounds, largest_images};
+use super::{AudioSpec, ImageSpec, Spelling, VideoSpec};
+use crate::options::Options;
+use crate::planner::PlanError;
+
+/// Without a flag of the operator's no item has more tokens than this, whatever the model's processor would make of it: a picture of
+/// 16384 tokens, which some processors allow, takes a CPU minutes, and everybody waits for it. llama.cpp draws the line here, too.
+const ITEM_TOKENS_MAX: u64 = 4096;
+/// Largest file of a processor's configuration.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads a processor's file; none if there is none.
+fn file(checkpoint: &Checkpoint, name: &'static str) -> Result<Option<String>, PlanError> {
+    use std::io::Read;
+    let unreadable = |why: std::io::Error| MediaError::BadConfig { key: name, why: why.to_string() };
+    let file = match std::fs::File::open(checkpoint.dir().join(name)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error).into()),
+    };
+    let mut text = String::new();
+    file.take(CONFIG_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+    Ok(Some(text))
+}
+
+/// How a checkpoint's media are prepared: what its processors' files and its tower's configuration say.
+#[derive(Debug)]
+pub struct MediaRules {
+    files: ProcessorFiles,
+    config: VisionConfig,
+    /// The audio tower's configuration, and what makes its spectrograms.
+    audio: Option<(AudioConfig, Arc<Mel>)>,
+    spelling: Spelling,
+    max_context: usize,
+    /// Plans that have been made: the planner is asked again and again.
+    made: Mutex<Vec<(Bounds, MediaPlan)>>,
+}
+
+/// What of the options decides how large items are.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Bounds {
+    pub image: ImageSpec,
+    pub video: Option<VideoSpec>,
+    pub audio: Option<AudioSpec>,
+    pub batch: usize,
+    pub spelling: Spelling,
+}
+
+/// Plans that are remembered.
+const MADE_MAX: usize = 8;
+
+impl MediaRules {
+    /// None where the files that say how pictures are prepared are not there: then the model serves text.
+    pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Option<Self>, PlanError> {
+        let Some(config) = &checkpoint.config.vision else { return Ok(None) };
+        let [own, video, outer] = [
+            file(checkpoint, "preprocessor_config.json")?,
+            file(checkpoint, "video_preprocessor_config.json")?,
+            file(checkpoint, "processor_config.json")?,
+        ];
+        let own = match (own, &outer) {
+            (None, None) if checkpoint.has_data() => {
+                tracing::warn!("the model has a vision tower, but no preprocessor_config.json: it takes text only");
+                return Ok(None);
+            }
+            // A lone configuration: planned with the processors' own defaults.
+            (None, None) => Some(defaults(config)),
+            (own, _) => own,
+        };
+        if config.channels != 3 {
+            return Err(MediaError::BadConfig { key: "in_channels", why: "pictures here have three".into() }.into());
+        }
+        let outer = outer.or_else(|| sequence_length(config).filter(|_| !checkpoint.has_data()));
+        let spelling = match config.tower {
+            Tower::Qwen2 | Tower::Qwen2_5 => Spelling::Plain,
+            Tower::Qwen3 => Spelling::Timed,
+            Tower::Omni => Spelling::Plain,
+            Tower::Intern(_) => framed(file(checkpoint, "tokenizer_config.json")?.as_deref())?,
+        };
+        let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
+        let audio = checkpoint.config.audio.clone();
+        Ok(Some(Self {
+            audio: audio.map(|audio| mel(&files, &audio).map(|mel| (audio, Arc::new(mel)))).transpose()?,
+            files,
+            spelling,
+            config: config.clone(),
+            max_context: checkpoint.config.max_context,
+            made: Mutex::default(),
+        }))
+    }
+
+    /// What media take with these options; none for a model without a tower.
+    pub(crate) fn plan(
+        &self,
+        model: &dyn Model,
+        weights: &WeightTable,
+        kv: KvShape,
+        options: &Options,
+    ) -> Result<Option<MediaPlan>, PlanError> {
+        let Some(vision) = model.vision() else { return Ok(None) };
+        let context = options.max_req_total_len.unwrap_or(usize::MAX).min(self.max_context) as u64;
+        // Beyond the context no request can carry it.
+        let tokens_max = if options.max_video_frames.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
+        let (image, video) = match self.config.tower {
+            Tower::Intern(_) => {
+                let image = tiles(&self.files, &self.config, options, context)?;
+                (image, tile_video(&self.files, &self.config, options, tokens_max)?)
+            }
+            _ => {
+                let image = image(&self.files, &self.config, options, context)?;
+                (image, Some(video(&self.files, &self.config, options, tokens_max)?))
+            }
+        };
+        let audio = match (&self.audio, model.audio()) {
+            (Some((config, mel)), Some(_)) => audio(&self.files, config, mel, options, context)?,
+            _ => None,
+        };
+        let (batch, spelling) = (options.visual_infer_batch_size.max(1), self.spelling.clone());
+        let bounds = Bounds { image, video, audio, batch, spelling };
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, plan)) = made.iter().find(|(known, _)| *known == bounds) {
+            return plan.sized(options).map(Some);
+        }
+        let planner = |tower| Planner { tower, weights, kv };
+        let hearing = model.audio().map(planner);
+        let plan = MediaPlan::new(&bounds, vision.place_rule(), &planner(vision), hearing.as_ref())?;
+        if made.len() == MADE_MAX {
+            made.remove(0);
+        }
+        made.push((bounds, plan.clone()));
+        plan.sized(options).map(Some)
+    }
+}
+
+/// A processor's file that says what the tower's configuration does.
+fn defaults(config: &VisionConfig) -> String {
+    if let Tower::Intern(_) = config.tower {
+        let side = config.table_side * config.patch;
+        return format!(r#"{{"size": {{"height": {side}, "width": {side}}}}}"#);
+    }
+    let (patch, merge, temporal) = (config.patch, config.merge, config.temporal);
+    format!(r#"{{"patch_size": {patch}, "merge_size": {merge}, "temporal_patch_size": {temporal}}}"#)
+}
+
+/// The same for a processor around one that cuts tiles.
+fn sequence_length(config: &VisionConfig) -> Option<String> {
+    let tokens = (config.table_side / config.merge).pow(2);
+    matches!(config.tower, Tower::Intern(_)).then(|| format!(r#"{{"image_seq_length": {tokens}}}"#))
+}
+
+/// The words around pictures, as the tokenizer's configuration names them.
+fn framed(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
+    let key = "tokenizer_config.json";
+    let parsed = tokenizer.map(serde_json::from_str::<serde_json::Value>).transpose();
+    let parsed = parsed.map_err(|why| MediaError::BadConfig { key, why: why.to_string() })?.unwrap_or_default();
+    let word = |name: &str, default: &str| {
+        let named = [&parsed, &parsed["extra_special_tokens"], &parsed["model_specific_special_tokens"]];
+        let named = named.into_iter().map(|place| &place[name]);
+        let word = named.filter_map(|token| token.as_str().or_else(|| token["content"].as_str())).next();
+        word.filter(|word| !word.is_empty()).unwrap_or(default).to_owned()
+    };
+    Ok(Spelling::Framed {
+        start: word("start_image_token", "<img>"),
+        end: word("end_image_token", "</img>"),
+        video: word("video_token", "<video>"),
+    })
+}
+
+/// The tower knows the places of one tile's patches, no others.
+fn agree_on_tiles(rule: &Tiles, config: &VisionConfig) -> Result<(), PlanError> {
+    let (side, tokens) = (config.table_side, (config.table_side / config.merge).pow(2));
+    let pixels = (side * config.patch) as u32;
+    if rule.tile == Size::new(pixels, pixels) && rule.tile_tokens == tokens as u64 {
+        return Ok(());
+    }
+    let (Size { height, width }, said) = (rule.tile, rule.tile_tokens);
+    let why = format!(
+        "the processor says tiles of {height} x {width} pixels and {said} tokens, the tower {pixels} x {pixels} and {tokens}"
+    );
+    Err(MediaError::BadConfig { key: "size, image_seq_length", why }.into())
+}
+
+/// The processor and the tower must agree on what a patch is.
+fn agree(rule: &Patches, config: &VisionConfig) -> Result<(), PlanError> {
+    let (said, is) = ([rule.patch, rule.merge, rule.temporal], [config.patch, config.merge, config.temporal]);
+    if said.iter().zip(is).all(|(said, is)| *said == is as u64) {
+        return Ok(());
+    }
+    let why = format!("the processor says {said:?}, the tower {is:?}");
+    Err(MediaError::BadConfig { key: "patch_size, merge_size, temporal_patch_size", why }.into())
+}
+
+/// How pictures are prepared: as the processor says, made no larger than asked or than a request can carry.
+fn image(
+    files: &ProcessorFiles,
+    config: &VisionConfig,
+    options: &Options,
+    context: u64,
+) -> Result<ImageSpec, PlanError> {
+    let mut rule = Patches::image(&files.image, config.window.map(|pixels| pixels as u64))?;
+    agree(&rule, config)?;
+    let token = rule.factor() * rule.factor();
+    let asked = options.max_image_pixels.unwrap_or(ITEM_TOKENS_MAX * token);
+    let carried = context.saturating_mul(token);
+    rule.max_pixels = rule.max_pixels.min(asked).min(carried);
+    if rule.max_pixels < rule.min_pixels {
+        return Err(PlanError::Option {
+            flag: "--max-image-pixels",
+            problem: format!(
+                "leaves {} pixels; this model's processor makes {} at least",
+                rule.max_pixels, rule.min_pixels
+            ),
+        });
+    }
+    let rule = ImageRule::Patches(rule);
+    let tokens = largest_images(&rule, context);
+    let tokens_max = tokens.iter().map(|candidate| candidate.shape.tokens).max().unwrap_or(0);
+    let normalize = Normalize::new(&files.image, Normalize::CLIP)?;
+    let bounds = image_bounds(&rule);
+    Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
+}
+
+/// The same where pictures are cut into tiles.
+fn tiles(
+    files: &ProcessorFiles,
+    config: &VisionConfig,
+    options: &Options,
+    context: u64,
+) -> Result<ImageSpec, PlanError> {
+    let rule = Tiles::new(files, config.patch as u64, config.merge as u64)?;
+    agree_on_tiles(&rule, config)?;
+    let asked = match options.max_image_pixels {
+        Some(pixels) => pixels / rule.tile.pixels(),
+        None => rule.of_tokens(ITEM_TOKENS_MAX).unwrap_or(1),
+    };
+    // A context too short for any picture is the requests' affair: it is said to those who send one.
+    let carried = rule.of_tokens(context).unwrap_or(0).max(rule.min_tiles);
+    let most = rule.max_tiles.min(asked).min(carried);
+    if most < rule.min_tiles {
+        let problem = format!("leaves {most} tiles; this model's processor makes {} at least", rule.min_tiles);
+        return Err(PlanError::Option { flag: "--max-image-pixels", problem });
+    }
+    let rule = rule.with_max_tiles(most)?;
+    let normalize = Normalize::new(&files.image, Normalize::CLIP)?;
+    let tokens_max = rule.worst().tokens;
+    let rule = ImageRule::Tiles(rule);
+    let bounds = image_bounds(&rule);
+    Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
+}
+
+/// And their videos, if the tower sees frames of the size that they are given.
+fn tile_video(
+    files: &ProcessorFiles,
+    config: &VisionConfig,
+    options: &Options,
+    tokens_max: u64,
+) -> Result<Option<VideoSpec>, PlanError> {
+    let rule = |frames| TileVideo::new(files, (config.patch as u64, config.merge as u64), frames);
+    let frame = rule(1)?.frame;
+    if let Err(why) = agree_on_tiles(&frame, config) {
+        tracing::warn!(%why, "the model's video processor and its tower do not agree: it takes no videos");
+        return Ok(None);
+    }
+    let carried = (tokens_max / frame.tile_tokens).max(1);
+    let frames = options.max_video_frames.map_or(carried, |most| most.min(carried));
+    if frames == 0 {
+        let problem = "leaves no frame of a video".into();
+        return Err(PlanError::Option { flag: "--max-video-frames", problem });
+    }
+    let normalize = Normalize::new(&files.video, Normalize::CLIP)?;
+    let (rule, placeholder) = (VideoRule::Tiles(rule(frames)?), config.tokens.video);
+    Ok(Some(VideoSpec { rule, normalize, placeholder, tokens_max, bounds: [].into() }))
+}
+
+/// How lists of frames are prepared; how many tokens they come to, and which are the largest, is found later.
+fn video(
+    files: &ProcessorFiles,
+    config: &VisionConfig,
+    options: &Options,
+    tokens_max: u64,
+) -> Result<VideoSpec, PlanError> {
+    let (budget, means) = match config.tower {
+        Tower::Qwen3 => (Budget::Video, Normalize::HALVES),
+        _ => (Budget::Frame, Normalize::CLIP),
+    };
+    let window = config.window.map(|pixels| pixels as u64);
+    let mut rule = match config.tower {
+        Tower::Omni => PatchVideo::omni(files, window)?,
+        _ => PatchVideo::new(&files.video, budget, window)?,
+    };
+    agree(&rule.patches, config)?;
+    if budget == Budget::Video && options.max_video_frames.is_none() {
+        // Frames become smaller, so that all of them fit.
+        let most = ITEM_TOKENS_MAX * rule.patches.factor().pow(2) * rule.patches.temporal;
+        rule.patches.max_pixels = rule.patches.max_pixels.min(most).max(rule.patches.min_pixels);
+    }
+    if let Some(most) = options.max_video_frames {
+        if most < rule.patches.temporal {
+            let problem = format!("is {most}; a patch has {} frames", rule.patches.temporal);
+            return Err(PlanError::Option { flag: "--max-video-frames", problem });
+        }
+        rule.sampling.max_frames = rule.sampling.max_frames.min(most);
+    }
+    let normalize = Normalize::new(&files.video, means)?;
+    let (rule, placeholder) = (VideoRule::Patches(rule), config.tokens.video);
+    Ok(VideoSpec { rule, normalize, placeholder, tokens_max, bounds: [].into() })
+}
+
+/// What makes spectrograms, as the feature extractor says and the tower wants them.
+fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, PlanError> {
+    let bands = files.audio.bands().unwrap_or(config.bands as u64);
+    if bands != config.bands as u64 {
+        let why = format!("the feature extractor says {bands}, the tower {}", config.bands);
+        return Err(MediaError::BadConfig { key: "feature_size, num_mel_bins", why }.into());
+    }
+    Ok(Mel::new(&windows(files, config, 1)?, config.bands))
+}
+
+/// The spectrogram's frames and the tower's windows, with sounds of so many seconds at most.
+fn windows(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<SoundWindows, MediaError> {
+    SoundWindows::new(&files.audio, config.half_window as u64, config.attention_window as u64, seconds)
+}
+
+/// How sounds are prepared: as the feature extractor says, no longer than asked or than a request can carry; none if not even a second
+/// can be carried.
+fn audio(
+    files: &ProcessorFiles,
+    config: &AudioConfig,
+    mel: &Arc<Mel>,
+    options: &Options,
+    context: u64,
+) -> Result<Option<AudioSpec>, PlanError> {
+    let rule = windows(files, config, options.max_audio_seconds.unwrap_or(ITEM_TOKENS_MAX))?;
+    let most = if options.max_audio_seconds.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
+    let Some(rule) = rule.carried_in(most) else { return Ok(None) };
+    agree_on_rows(&rule, config)?;
+    let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
+    Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule }))
+}
+
+/// A sound's tokens are counted before the tower sees it: it must make as many rows of every legal sound.
+fn agree_on_rows(rule: &SoundWindows, config: &AudioConfig) -> Result<(), PlanError> {
+    let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
+    let apart = (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
+    let Some((frames, (said, made))) = apart else { return Ok(()) };
+    let why = format!("{frames} frames of a sound are counted as {said} tokens, the tower makes {made}");
+    Err(MediaError::BadConfig { key: "n_window", why }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_formats::Activation;
+
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_what_the_tower_makes() {
+        let tower = |half_window| AudioConfig {
+            depth: 1,
+            hidden_size: 24,
+            heads: 2,
+            intermediate_size: 40,
+            act: Activation::Gelu,
+            bands: 20,
+            channels: 6,
+            half_window,
+            attention_window: 200,
+            placeholder: 390,
+        };
+        for own in [1, 7, 50, 100] {
+            let rule = windows(&ProcessorFiles::default(), &tower(own), 60).unwrap();
+            agree_on_rows(&rule, &tower(own)).unwrap();
+            let error = agree_on_rows(&rule, &tower(own + 1)).unwrap_err().to_string();
+            assert!(error.contains("frames of a sound are counted as"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The files of a model: checkpoints, configurations, tokenizers, chat templates.
+
+use std::path::Path;
+
+use plimsoll_engine::{Blueprint, Line, LoadedModel, Options};
+use plimsoll_formats::{Checkpoint, RowBuf};
+use plimsoll_text::{ChatTemplate, PROMPT_BYTES_MAX, Tokenizer};
+use serde_json::{Map, Value, json};
+
+use crate::scratch::Scratch;
+use crate::{KIB, MIB, parts, within};
+
+/// The least `config.json` of a Llama, and of one whose weights are in groups of four bits.
+const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}"#;
+const PACKED: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100,
+    "quantization": {"group_size": 32, "bits": 4}}"#;
+
+/// What the tables of a checkpoint may take: in proportion to its file, as `plimsoll-formats/tests/memory.rs` has it.
+fn tables(bytes: usize) -> usize {
+    8 * bytes + 64 * KIB
+}
+
+/// Opens a checkpoint and decodes everything in it.
+fn exercise(path: &Path, bytes: usize) {
+    let Ok(checkpoint) = within(tables(bytes), || Checkpoint::open(path)) else { return };
+    // A row of the densest codes unpacks to 16 times its bytes.
+    within(64 * bytes + MIB, || {
+        let names: Vec<String> = checkpoint.tensors().map(|(name, _)| name.to_owned()).collect();
+        let (mut row, mut values) = (RowBuf::new(), Vec::new());
+        for name in names {
+            let Some(info) = checkpoint.tensor(&name) else { continue };
+            for index in 0..info.rows() {
+                checkpoint.decode_rows(&name, index, &mut row).expect("a row that there is can be decoded");
+                assert_eq!(row.len(), info.cols());
+                values.resize(row.len(), 0.0);
+                row.dequantize(&mut values);
+            }
+            if info.rows() > 0 && info.cols() > 1 {
+                // Refused where it is quantized.
+                drop(checkpoint.decode_block(&name, 0..1, 1..info.cols(), &mut values));
+            }
+            assert!(checkpoint.decode_rows(&name, info.rows(), &mut row).is_err(), "there is no such row");
+            checkpoint.release(&name);
+        }
+    });
+}
+
+/// A GGUF file: its tensors, and the tokenizer and the template in it.
+pub(crate) fn gguf(data: &[u8]) {
+    let dir = Scratch::new();
+    let path = dir.write("model.gguf", data);
+    exercise(&path, data.len());
+    within(64 * data.len() + 64 * MIB, || drop(LoadedModel::open(&path)));
+}
+
+/// A safetensors file; the first byte says beside which configuration.
+pub(crate) fn safetensors(data: &[u8]) {
+    let Some((kind, file)) = data.split_first() else { return };
+    let dir = Scratch::new();
+    let config = if kind % 2 == 0 { LLAMA } else { PACKED };
+    dir.write("config.json", config);
+    dir.write("model.safetensors", file);
+    exercise(&dir.0, file.len() + config.len());
+}
+
+/// The index of two safetensors files.
+pub(crate) fn index(data: &[u8]) {
+    let dir = Scratch::new();
+    dir.write("config.json", LLAMA);
+    let head = |name: &str| format!(r#"{{"{name}":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}}"#);
+    let mut bytes = data.len() + LLAMA.len();
+    for (file, name) in [("model-00001-of-00002", "a"), ("model-00002-of-00002", "b")] {
+        let head = head(name);
+        let shard = [&(head.len() as u64).to_le_bytes(), head.as_bytes(), &[0; 8]].concat();
+        bytes += shard.len();
+        dir.write(&format!("{file}.safetensors"), shard);
+    }
+    dir.write("model.safetensors.index.json", data);
+    exercise(&dir.0, bytes);
+}
+
+/// A configuration, that of its generation and that of its preprocessor: read, declared and planned.
+pub(crate) fn config(data: &[u8]) {
+    let dir = Scratch::new();
+    let [config, generation, preprocessor] = parts(data);
+    dir.write("config.json", config);
+    for (name, text) in [("generation_config.json", generation), ("preprocessor_config.json", preprocessor)] {
+        if !text.is_empty() {
+            dir.write(name, text);
+        }
+    }
+    let Ok(checkpoint) = within(tables(data.len()), || Checkpoint::open(&dir.0)) else { return };
+    // A plan holds a row for every matrix of every layer, whatever the file's length.
+    within(256 * MIB, || {
+        let options = Options::default();
+        let Ok(blueprint) = Blueprint::new(&checkpoint, &options) else { return };
+        drop(blueprint.plan(&options, 2, &Line::of_budget(1 << 40, "a fuzzer")));
+    });
+}
+
+/// A `tokenizer.json`, the file beside it, and a text to encode.
+pub(crate) fn tokenizer(data: &[u8]) {
+    let dir = Scratch::new();
+    let [file, beside, text] = parts(data);
+    let path = dir.write("tokenizer.json", file);
+    if !beside.is_empty() {
+        dir.write("tokenizer_config.json", beside);
+    }
+    let Ok(tokenizer) = within(64 * (file.len() + beside.len()) + 64 * MIB, || Tokenizer::from_file(&path)) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(text);
+    for text in [&*text, "Hello,  wörld! 🚀\n\n 12345 <|im_start|>"] {
+        for parse_special in [false, true] {
+            // Its automata make their tables when they are first used.
+            let bytes_max = tokenizer.encode_bytes_max(text.len()) + 16 * MIB;
+            let Ok(ids) = within(bytes_max, || tokenizer.encode(text, true, parse_special)) else { continue };
+            assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()), "{ids:?}");
+            drop(tokenizer.decode(&ids, parse_special));
+        }
+    }
+    drop(tokenizer.pair(&[0], &[0]));
+}
+
+/// A chat template, messages and variables.
+pub(crate) fn template(data: &[u8]) {
+    let [source, messages, extra] = parts(data);
+    let Ok(source) = std::str::from_utf8(source) else { return };
+    let messages: Value = serde_json::from_slice(messages).unwrap_or_else(|_| {
+        json!([{"role": "system", "content": "a"}, {"role": "user", "content": "b <c>"},
+               {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}])
+    });
+    let extra: Map<String, Value> = serde_json::from_slice(extra).unwrap_or_default();
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    // Instructions are as long as the text, each with a place in it; work is counted in bytes.
+    within(2 * KIB * source.len() + 64 * data.len() + 128 * MIB, || {
+        let Ok(template) = ChatTemplate::new(source, "<s>", "</s>") else { return };
+        let tools = template.knows_tools().then_some(&tools);
+        if let Ok(prompt) = template.render(&messages, tools, true, &extra) {
+            assert!(prompt.len() <= PROMPT_BYTES_MAX);
+        }
+    });
+}

@@ -1,0 +1,106 @@
+//! The bytes of a sound as a decoder may have them: one of the formats, with lengths that are true.
+
+use std::io::{Cursor, Read, Result as IoResult, Seek, SeekFrom};
+
+use symphonia::core::io::MediaSource;
+
+use super::{SUPPORTED, WHAT, malformed};
+use crate::MediaError;
+
+/// What writers into pipes, who cannot know, claim at least: `0x7FFFF000`, `0x80000000`, `0xFFFFFFFF` minus a header.
+const PIPED_LEAST: usize = 0x7FFF_0000;
+
+/// A number that stands elsewhere in the file, and what it should be.
+type Correction = (usize, [u8; 4]);
+
+/// A file that is read where it lies: what its header should say is put over what it says on the way.
+pub(super) struct File<'a> {
+    bytes: Cursor<&'a [u8]>,
+    /// The length of the whole and that of the last part.
+    corrections: [Option<Correction>; 2],
+}
+
+impl<'a> File<'a> {
+    /// Refuses what is none of the formats, so that nothing is searched for one.
+    pub fn new(bytes: &'a [u8]) -> Result<Self, MediaError> {
+        let corrections = match bytes {
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => true_lengths(bytes)?,
+            [b'f', b'L', b'a', b'C', ..] | [b'O', b'g', b'g', b'S', ..] | [b'I', b'D', b'3', ..] => [None; 2],
+            [0xFF, second, ..] if second & 0xE0 == 0xE0 => [None; 2],
+            _ => return Err(MediaError::Unsupported { what: WHAT, supported: SUPPORTED }),
+        };
+        Ok(Self { bytes: Cursor::new(bytes), corrections })
+    }
+}
+
+/// The lengths that a WAV has: one that was written to a pipe claims nothing or the most there is. Refuses one that is cut off.
+fn true_lengths(bytes: &[u8]) -> Result<[Option<Correction>; 2], MediaError> {
+    let whole = Some((4, ((bytes.len() - 8) as u32).to_le_bytes()));
+    let mut at = 12_usize;
+    while let Some(head) = bytes.get(at..at.saturating_add(8)) {
+        let length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        let left = bytes.len() - at - 8;
+        if length > left {
+            if length < PIPED_LEAST {
+                return Err(malformed(format!("it is cut off: of {length} bytes {left} are there")));
+            }
+            return Ok([whole, Some((at + 4, (left as u32).to_le_bytes()))]);
+        }
+        at += 8 + length + length % 2;
+    }
+    Ok([whole, None])
+}
+
+impl Read for File<'_> {
+    fn read(&mut self, out: &mut [u8]) -> IoResult<usize> {
+        let from = usize::try_from(self.bytes.position()).unwrap_or(usize::MAX);
+        let count = self.bytes.read(out)?;
+        for (place, correct) in self.corrections.into_iter().flatten() {
+            for (at, byte) in (place..).zip(correct) {
+                if let Some(out) = at.checked_sub(from).and_then(|at| out[..count].get_mut(at)) {
+                    *out = byte;
+                }
+            }
+        }
+        Ok(count)
+    }
+}
+
+impl Seek for File<'_> {
+    fn seek(&mut self, to: SeekFrom) -> IoResult<u64> {
+        self.bytes.seek(to)
+    }
+}
+
+impl MediaSource for File<'_> {
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn byte_len(&self) -> Option<u64> {
+        Some(self.bytes.get_ref().len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_pipe_could_not_know_is_corrected_however_it_is_read() {
+        let piped = b"RIFF\xff\xff\xff\xffWAVEfmt \x04\0\0\0abcddata\xff\xff\xff\xff123456";
+        let expected = b"RIFF\x22\0\0\0WAVEfmt \x04\0\0\0abcddata\x06\0\0\x00123456";
+        for step in [1, 3, 7, 64] {
+            let (mut file, mut all) = (File::new(piped).unwrap(), Vec::<u8>::new());
+            let mut some = vec![0; step];
+            while let Ok(count @ 1..) = file.read(&mut some) {
+                all.extend(&some[..count]);
+            }
+            assert_eq!(all, expected, "{step} at once");
+            let mut tail = [0; 9];
+            file.seek(SeekFrom::Start(29)).unwrap();
+            file.read_exact(&mut tail).unwrap();
+            assert_eq!(tail, expected[29..38]);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Sound → the log-mel spectrogram that Whisper's feature extractor makes (transformers, `feature_extraction_whisper.py`).
+//!
+//! Every sound by itself: the extractor's numbers for a batch of one. In a batch it pads the shorter ones with silence, so that
+//! their last frames would depend on their company.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustfft::num_complex::Complex;
+use rustfft::{Fft, FftPlannerScalar};
+
+use crate::geometry::SoundWindows;
+
+/// Where mel bands end, whatever the rate.
+const HIGHEST_HZ: f64 = 8000.0;
+/// Least power that is told from silence.
+const FLOOR: f32 = 1e-10;
+/// What is this much weaker (in powers of ten) than the loudest is as loud as that.
+const RANGE: f32 = 8.0;
+
+/// The part of a spectrum that a band sums up.
+#[derive(Clone, Debug, PartialEq)]
+struct Band {
+    first: usize,
+    weights: Vec<f32>,
+}
+
+/// A feature extractor, ready to run.
+///
+/// Its transform is the scalar one, in double precision: what a spectrogram says depends on no instruction set.
+#[derive(Clone)]
+pub struct Mel {
+    fft: Arc<dyn Fft<f64>>,
+    hop: usize,
+    window: Vec<f32>,
+    bands: Vec<Band>,
+}
+
+impl fmt::Debug for Mel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bands = self.bands.len();
+        f.debug_struct("Mel").field("fft", &self.window.len()).field("hop", &self.hop).field("bands", &bands).finish()
+    }
+}
+
+impl PartialEq for Mel {
+    /// Transform and window follow from the number of samples.
+    fn eq(&self, other: &Self) -> bool {
+        (self.window.len(), self.hop, &self.bands) == (other.window.len(), other.hop, &other.bands)
+    }
+}
+
+impl Mel {
+    /// Of so many bands, by the transform that `rule` names.
+    pub fn new(rule: &SoundWindows, bands: usize) -> Self {
+        let n = rule.fft as usize;
+        let hann = |i: usize| (0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / n as f64).cos()) as f32;
+        Self {
+            fft: FftPlannerScalar::new().plan_fft_forward(n),
+            hop: rule.hop as usize,
+            window: (0..n).map(hann).collect(),
+            bands: triangles(n, rule.rate as f64, bands),
+        }
+    }
+
+    /// Bands of a frame.
+    pub fn bands(&self) -> usize {
+        self.bands.len()
+    }
+
+    /// Frames of a sound.
+    pub fn frames(&self, samples: usize) -> usize {
+        samples / self.hop
+    }
+
+    /// The spectrogram of a sound at the extractor's rate, [frames, bands]; more than half a transform of samples is needed.
+    ///
+    /// # Panics
+    /// When `out` has no room for just that, or there are too few samples.
+    pub fn spectrogram(&self, samples: &[f32], out: &mut [f32]) {
+        let (n, bands) = (self.window.len(), self.bands.len());
+        assert_eq!(out.len(), self.frames(samples.len()) * bands, "a value for every frame and band");
+        assert!(samples.len() > n / 2, "samples to reflect");
+        let mut spectrum = vec![Complex::default(); n];
+        let mut scratch = vec![Complex::default(); self.fft.get_inplace_scratch_len()];
+        let mut loudest = f32::NEG_INFINITY;
+        // Two frames go through one transform, as its real and its imaginary part.
+        for (pair, out) in out.chunks_mut(2 * bands).enumerate() {
+            for (i, value) in spectrum.iter_mut().enumerate() {
+                let at = |frame: usize| f64::from(self.window[i] * reflected(samples, frame * self.hop + i, n / 2));
+                *value = Complex::new(at(2 * pair), if out.len() > bands { at(2 * pair + 1) } else { 0.0 });
+            }
+            self.fft.process_with_scratch(&mut spectrum, &mut scratch);
+            for (part, out) in out.chunks_exact_mut(bands).enumerate() {
+                for (band, out) in self.bands.iter().zip(out) {
+                    let terms = band.weights.iter().zip(band.first..);
+                    let sum: f64 = terms.map(|(weight, k)| f64::from(*weight) * power(&spectrum, k, part)).sum();
+                    *out = f64::from((sum as f32).max(FLOOR)).log10() as f32;
+                    loudest = loudest.max(*out);
+                }
+            }
+        }
+        out.iter_mut().for_each(|value| *value = (value.max(loudest - RANGE) + 4.0) / 4.0);
+    }
+}
+
+/// Sample `i` of a sound that is continued by its mirror image, `before` samples on either side.
+fn reflected(samples: &[f32], i: usize, before: usize) -> f32 {
+    let last = samples.len() - 1;
+    let at = i.abs_diff(before);
+    samples[if at > last { last.saturating_sub(at - last) } else { at }]
+}
+
+/// The power at frequency `k` of the signal that went in as the real (0) or the imaginary (1) part.
+fn power(spectrum: &[Complex<f64>], k: usize, part: usize) -> f64 {
+    let (own, mirrored) = (spectrum[k], spectrum[(spectrum.len() - k) % spectrum.len()].conj());
+    (if part == 0 { own + mirrored } else { own - mirrored }).norm_sqr() / 4.0
+}
+
+/// Slaney's scale: linear up to 1000 Hz, logarithmic above.
+fn mel_of(hertz: f64) -> f64 {
+    if hertz < 1000.0 { 3.0 * hertz / 200.0 } else { 15.0 + (hertz / 1000.0).ln() * (27.0 / 6.4_f64.ln()) }
+}
+
+fn hertz_of(mel: f64) -> f64 {
+    if mel < 15.0 { 200.0 * mel / 3.0 } else { 1000.0 * ((mel - 15.0) * (6.4_f64.ln() / 27.0)).exp() }
+}
+
+/// Triangles of equal area, evenly spaced on Slaney's scale.
+fn triangles(n: usize, rate: f64, bands: usize) -> Vec<Band> {
+    let highest = mel_of(HIGHEST_HZ);
+    let corner = |i: usize| hertz_of(highest * i as f64 / (bands + 1) as f64);
+    let bins = n / 2 + 1;
+    let bin = |k: usize| rate / 2.0 * k as f64 / (bins - 1) as f64;
+    let band = |i: usize| {
+        let [low, middle, high] = [corner(i), corner(i + 1), corner(i + 2)];
+        let weight = |k: usize| {
+            let slope = ((bin(k) - low) / (middle - low)).min((high - bin(k)) / (high - middle)).max(0.0);
+            (slope * 2.0 / (high - low)) as f32
+        };
+        let first = (0..bins).find(|k| weight(*k) > 0.0).unwrap_or(0);
+        Band { first, weights: (first..bins).map(weight).take_while(|weight| *weight > 0.0).collect() }
+    };
+    (0..bands).map(band).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sounds_are_continued_by_their_mirror_image() {
+        let samples = [0.0, 1.0, 2.0, 3.0];
+        let found: Vec<f32> = (0..8).map(|i| reflected(&samples, i, 2)).collect();
+        assert_eq!(found, [2.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 1.0]);
+    }
+
+    #[test]
+    fn a_tone_is_in_its_band() {
+        let rule = SoundWindows::new(&crate::geometry::ProcessorFiles::default().audio, 50, 800, 60).unwrap();
+        let mel = Mel::new(&rule, 128);
+        for hertz in [300.0, 1000.0, 5000.0] {
+            let tone: Vec<f32> =
+                (0..3300).map(|i| (std::f64::consts::TAU * hertz * f64::from(i) / 16e3).sin() as f32).collect();
+            let mut out = vec![0.0; mel.frames(tone.len()) * mel.bands()];
+            mel.spectrogram(&tone, &mut out);
+            assert_eq!(out.len(), 20 * 128);
+            for frame in out.chunks_exact(128) {
+                let loudest = frame.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+                let centre = hertz_of(mel_of(HIGHEST_HZ) * (loudest + 1) as f64 / 129.0);
+                assert!((centre - hertz).abs() < 60.0, "{centre} for {hertz}");
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The families' ways of making pictures and videos fit their towers, side by side: whoever plans, measures or prepares them asks
+//! here and need not know which it is.
+
+use super::{PatchVideo, Patches, Sampling, TileVideo, Tiles};
+use crate::{MediaError, Shape, Size};
+
+/// How an image processor makes pictures fit.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ImageRule {
+    /// Resized, keeping their aspect.
+    Patches(Patches),
+    /// Cut into tiles of one size, a thumbnail of the whole beside them.
+    Tiles(Tiles),
+}
+
+/// How a video processor makes videos fit.
+#[derive(Clone, Debug, PartialEq)]
+pub enum VideoRule {
+    /// Frames are resized, keeping their aspect, and go through the tower in groups.
+    Patches(PatchVideo),
+    /// Every frame is a tile.
+    Tiles(TileVideo),
+}
+
+/// What becomes of one item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// To this it is resized; where it is cut into tiles, before that.
+    pub canvas: Size,
+    /// The size of the pictures that the tower sees, all of them equal.
+    pub size: Size,
+    /// How many of them.
+    pub pictures: u64,
+    /// Groups of them that go through the tower as one.
+    pub groups: u64,
+    /// What the encoder sees.
+    pub shape: Shape,
+}
+
+impl ImageRule {
+    /// How a picture that the tower sees is cut into patches.
+    pub fn patches(&self) -> &Patches {
+        match self {
+            Self::Patches(rule) => rule,
+            Self::Tiles(rule) => &rule.patches,
+        }
+    }
+
+    /// The only size that the tower sees, where there is one.
+    pub fn tile(&self) -> Option<Size> {
+        match self {
+            Self::Patches(_) => None,
+            Self::Tiles(rule) => Some(rule.tile),
+        }
+    }
+
+    /// The fewest and the most pixels that a picture is given, without a thumbnail's.
+    pub fn pixels(&self) -> (u64, u64) {
+        match self {
+            Self::Patches(rule) => (rule.min_pixels, rule.max_pixels),
+            Self::Tiles(rule) => (rule.min_tiles * rule.tile.pixels(), rule.max_tiles * rule.tile.pixels()),
+        }
+    }
+
+    /// The same for who wants no more pixels than these, as far as the rule goes down to that.
+    pub fn limited(&self, pixels: u64) -> Result<Self, MediaError> {
+        match self {
+            Self::Patches(rule) => {
+                rule.with_max_pixels(pixels.clamp(rule.min_pixels, rule.max_pixels)).map(Self::Patches)
+            }
+            Self::Tiles(rule) => {
+                let tiles = (pixels / rule.tile.pixels()).clamp(rule.min_tiles, rule.max_tiles);
+                rule.with_max_tiles(tiles).map(Self::Tiles)
+            }
+        }
+    }
+
+    /// What becomes of a picture of this size.
+    pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
+        match self {
+            Self::Patches(rule) => {
+                let resized = rule.resize(size)?;
+                Ok(Fit { canvas: resized, size: resized, pictures: 1, groups: 1, shape: rule.shape(size)? })
+            }
+            Self::Tiles(rule) => {
+                let ((columns, rows), shape) = (rule.grid(size)?, rule.shape(size)?);
+                let Size { height, width } = rule.tile;
+                let canvas = Size { height: height * rows as u32, width: width * columns as u32 };
+                let tiles = shape.sequences;
+                Ok(Fit { canvas, size: rule.tile, pictures: tiles, groups: tiles, shape })
+            }
+        }
+    }
+}
+
+impl VideoRule {
+    /// How a frame that the tower sees is cut into patches.
+    pub fn patches(&self) -> &Patches {
+        match self {
+            Self::Patches(rule) => &rule.patches,
+            Self::Tiles(rule) => &rule.frame.patches,
+        }
+    }
+
+    /// The only size that the tower sees, where there is one.
+    pub fn tile(&self) -> Option<Size> {
+        match self {
+            Self::Patches(_) => None,
+            Self::Tiles(rule) => Some(rule.frame.tile),
+        }
+    }
+
+    /// Which frames are taken.
+    pub fn sampling(&self) -> &Sampling {
+        match self {
+            Self::Patches(rule) => &rule.sampling,
+            Self::Tiles(rule) => &rule.sampling,
+        }
+    }
+
+    /// What becomes of so many frames of this size.
+    pub fn fit(&self, frames: u64, size: Size) -> Result<Fit, MediaError> {
+        match self {
+            Self::Patches(rule) => {
+                let resized = rule.resize(frames, size)?;
+                let (groups, shape) = (frames.div_ceil(rule.patches.temporal), rule.shape(frames, size)?);
+                Ok(Fit { canvas: resized, size: resized, pictures: frames, groups, shape })
+            }
+            Self::Tiles(rule) => {
+                let (tile, shape) = (rule.frame.tile, rule.shape(frames)?);
+                Ok(Fit { canvas: tile, size: tile, pictures: frames, groups: frames, shape })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::ProcessorFiles;
+
+    fn tiles() -> (ImageRule, VideoRule) {
+        let config = r#"{"max_patches": 6, "size": {"height": 8, "width": 8}}"#;
+        let files = ProcessorFiles::read(Some(config), None, Some(r#"{"image_seq_length": 4}"#)).unwrap();
+        let image = Tiles::new(&files, 2, 2).unwrap();
+        (ImageRule::Tiles(image), VideoRule::Tiles(TileVideo::new(&files, (2, 2), 3).unwrap()))
+    }
+
+    #[test]
+    fn a_picture_of_tiles_is_a_canvas_and_its_thumbnail() {
+        let (image, _) = tiles();
+        let fit = image.fit(Size::new(16, 24)).unwrap();
+        assert_eq!((fit.canvas, fit.size), (Size::new(16, 24), Size::new(8, 8)));
+        assert_eq!((fit.pictures, fit.groups, fit.shape.tokens), (7, 7, 28));
+        assert_eq!((image.pixels(), image.tile()), ((64, 6 * 64), Some(Size::new(8, 8))));
+        for (pixels, tiles) in [(0, 1), (63, 1), (128, 3), (400, 7), (u64::MAX, 7)] {
+            let fit = image.limited(pixels).unwrap().fit(Size::new(16, 24)).unwrap();
+            assert!(fit.pictures <= tiles, "{pixels} pixels: {fit:?}");
+        }
+    }
+
+    #[test]
+    fn a_frame_is_a_tile() {
+        let (_, video) = tiles();
+        let fit = video.fit(3, Size::new(50, 7)).unwrap();
+        assert_eq!((fit.canvas, fit.pictures, fit.groups, fit.shape.tokens), (Size::new(8, 8), 3, 3, 12));
+        let words = video.fit(4, Size::new(50, 7)).unwrap_err().to_string();
+        assert_eq!(words, "a video has 4 frames; the limit is 3 (--max-video-frames)");
+    }
+
+    #[test]
+    fn the_most_tiles_of_so_many_tokens() {
+        let (ImageRule::Tiles(rule), _) = tiles() else { panic!("tiles") };
+        let most: Vec<_> = [3, 4, 8, 12, 13, 28].map(|tokens| rule.of_tokens(tokens)).to_vec();
+        assert_eq!(most, [None, Some(1), Some(1), Some(2), Some(2), Some(6)]);
+        for tiles in 1..=6 {
+            let tokens = rule.with_max_tiles(tiles).unwrap().worst().tokens;
+            assert_eq!(rule.of_tokens(tokens), Some(tiles));
+        }
+    }
+}

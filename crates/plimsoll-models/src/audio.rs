@@ -1,0 +1,243 @@
+//! The audio tower of Qwen3-Omni: a spectrogram's frames become embeddings that stand among a text's.
+//!
+//! Reference: transformers, `modeling_qwen3_omni_moe.py`. Windows of a spectrogram go through three convolutions, each of which
+//! halves time and bands, and get positions of their own; then all of a sound's rows go through the layers, attending in larger
+//! windows. The reference pads a batch's last windows to the longest of the batch, so that a sound shorter than one window
+//! depends on its company there; here every sound is what it is alone. Only one window at a time is convolved.
+
+use plimsoll_device::{
+    Activation, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, Unfold, VectorId,
+};
+use plimsoll_formats::{Audio as Config, ModelConfig};
+
+use crate::block::activation;
+use crate::tower::{Layer, Mlp, Norm, spec};
+use crate::{Encoder, Pictures};
+
+/// Longest wavelength of the positions, as a factor of the shortest.
+const TIMESCALE: f64 = 10_000.0;
+/// Points of a window of every convolution, how far apart they begin, and how far outside: each halves.
+const TAPS: usize = 3;
+const STEP: usize = 2;
+const PAD: usize = 1;
+
+/// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
+pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Encoder>>, DeclareError> {
+    let Some(audio) = config.audio.clone() else { return Ok(None) };
+    if !declare.is_plan() && !declare.has("audio.conv2d1.weight") {
+        return Ok(None);
+    }
+    Ok(Some(Box::new(AudioTower::declare(audio, config.hidden_size, declare)?)))
+}
+
+/// Epsilon of every norm.
+const EPS: f32 = 1e-5;
+
+/// Declares `{prefix}.*`, a norm.
+fn norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
+    let mut part = |name: &str| declare.vector(&format!("{prefix}.{name}"), width, 0.0);
+    Ok(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: EPS })
+}
+
+/// Declares `{prefix}.*`, a layer.
+fn layer(audio: &Config, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
+    let (hidden, width, head_dim) = (audio.hidden_size, audio.intermediate_size, audio.head_dim());
+    let mut matrix = |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.{name}"), out, k);
+    let mut projection = |name: &str| matrix(&format!("self_attn.{name}"), hidden, hidden);
+    let [q, k, v, o] = [projection("q_proj")?, projection("k_proj")?, projection("v_proj")?, projection("out_proj")?];
+    let (up, down) = (matrix("fc1", width, hidden)?, matrix("fc2", hidden, width)?);
+    Ok(Layer {
+        attention_norm: norm(&format!("{prefix}.self_attn_layer_norm"), hidden, declare)?,
+        q,
+        k,
+        v,
+        o,
+        qk_norms: None,
+        mlp_norm: norm(&format!("{prefix}.final_layer_norm"), hidden, declare)?,
+        mlp: Mlp { gate: None, up, down, width, act: activation(audio.act) },
+        scales: None,
+        head_dim,
+        spec: spec(audio.heads, head_dim),
+    })
+}
+
+/// Weights of a tower.
+struct AudioTower {
+    config: Config,
+    /// The three convolutions.
+    convolutions: [LinearId; 3],
+    /// From all channels and bands of a moment to a row.
+    frame: LinearId,
+    /// The position of every row of a window.
+    positions: VectorId,
+    layers: Vec<Layer>,
+    last_norm: Norm,
+    up: LinearId,
+    down: LinearId,
+    act: Activation,
+    /// Width of the model.
+    out: usize,
+}
+
+impl AudioTower {
+    /// Declares `audio.*`, giving rows for a model of width `out`.
+    fn declare(audio: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let (hidden, channels) = (audio.hidden_size, audio.channels);
+        let mut convolution = |name: &str, from: usize| {
+            declare.convolution(&format!("audio.{name}"), channels, &[from, TAPS, TAPS], true)
+        };
+        let convolutions =
+            [convolution("conv2d1", 1)?, convolution("conv2d2", channels)?, convolution("conv2d3", channels)?];
+        let frame = declare.linear("audio.conv_out.weight", hidden, channels * Config::convolved(audio.bands))?;
+        let mut layers = Vec::with_capacity(audio.depth);
+        for i in 0..audio.depth {
+            layers.push(layer(&audio, &format!("audio.layers.{i}"), declare)?);
+        }
+        Ok(Self {
+            convolutions,
+            frame,
+            positions: declare.values(positions(Config::convolved(audio.window()), hidden)),
+            layers,
+            last_norm: norm("audio.ln_post", hidden, declare)?,
+            up: declare.linear_with_bias("audio.proj1", hidden, hidden)?,
+            down: declare.linear_with_bias("audio.proj2", out, hidden)?,
+            act: activation(audio.act),
+            out,
+            config: audio,
+        })
+    }
+
+    /// Rows of a whole window.
+    fn window_rows(&self) -> usize {
+        Config::convolved(self.config.window())
+    }
+
+    /// Windows of a sound that attend to each other.
+    fn windows_together(&self) -> usize {
+        self.config.attention_window / self.config.window()
+    }
+
+    /// The rows of one sound without their positions: `x` has room for just those.
+    fn convolve(&self, device: &mut dyn Device, frames: usize, patches: &[f32], x: Buf) -> Result<(), DeviceError> {
+        let (bands, window) = (self.config.bands, self.config.window());
+        let wide = self.config.channels * Config::convolved(bands);
+        let together = window * self.windows_together();
+        for first in (0..frames).step_by(together) {
+            let scope = device.mark();
+            let count = together.min(frames - first);
+            let moments = device.temp(self.config.rows(count), wide)?;
+            for begin in (0..count).step_by(window) {
+                let own = window.min(count - begin);
+                let values = match patches {
+                    [] => &[],
+                    all => &all[(first + begin) * bands..][..own * bands],
+                };
+                let rows = moments.span(begin / window * self.window_rows(), Config::convolved(own));
+                // Behind its last frame a sound of several windows is silent; one of less than a window ends there.
+                self.convolve_window(device, values, (own, window.min(frames)), rows)?;
+            }
+            let rows = x.span(self.config.rows(first), moments.rows);
+            device.linear(moments, &[(self.frame, rows)], Mode::Store)?;
+            device.release(scope);
+        }
+        Ok(())
+    }
+
+    /// One window of `own` frames, silent up to `width`: a row in `out` for each moment, with all its channels and bands.
+    fn convolve_window(
+        &self,
+        device: &mut dyn Device,
+        values: &[f32],
+        (own, width): (usize, usize),
+        out: Buf,
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let (mut bands, mut moments, channels) = (self.config.bands, width, self.config.channels);
+        let spectrum = device.temp(own, bands)?;
+        device.place(spectrum, 0, values, bands, 0, Mode::Store);
+        let mut plane = spectrum.reshape(1);
+        for convolution in self.convolutions {
+            let cut = Unfold { inner: bands, taps: [TAPS; 2], step: [STEP; 2], pad: [PAD; 2] };
+            (bands, moments) = (cut.windows(), moments.div_ceil(STEP));
+            let next = device.temp(moments * bands, channels)?;
+            let scope = device.mark();
+            let windows = device.temp(next.rows, plane.cols * TAPS * TAPS)?;
+            device.unfold(windows, plane, &cut);
+            device.linear(windows, &[(convolution, next)], Mode::Store)?;
+            device.release(scope);
+            device.activate(next, Activation::Gelu);
+            plane = next;
+        }
+        // All bands of a moment, channel by channel.
+        device.unfold(out, plane, &Unfold { inner: bands, taps: [1, bands], step: [1, bands], pad: [0; 2] });
+        device.release(scope);
+        Ok(())
+    }
+}
+
+/// Sines, then cosines, of `rows` positions, `width` numbers each.
+fn positions(rows: usize, width: usize) -> Vec<f32> {
+    let half = width / 2;
+    let increment = (TIMESCALE.ln() / (half - 1) as f64) as f32;
+    // Products are rounded to single precision, as the reference's are; functions are not.
+    let angle = |row: usize, i: usize| {
+        let scale = f64::from(-increment * i as f32).exp() as f32;
+        f64::from(row as f32 * scale)
+    };
+    let row = |row: usize| {
+        let sines = (0..half).map(move |i| angle(row, i).sin() as f32);
+        sines.chain((0..half).map(move |i| angle(row, i).cos() as f32))
+    };
+    (0..rows).flat_map(row).collect()
+}
+
+impl Encoder for AudioTower {
+    fn patch_width(&self) -> usize {
+        self.config.bands
+    }
+
+    fn output_width(&self) -> usize {
+        self.out
+    }
+
+    fn shape(&self) -> EncoderShape {
+        EncoderShape { head_dim: self.config.head_dim(), widest: self.config.hidden_size }
+    }
+
+    fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError> {
+        let (hidden, bands) = (self.config.hidden_size, self.config.bands);
+        let sounds = || pictures.grids.iter().map(|grid| grid.patches());
+        let rows: usize = sounds().map(|frames| self.config.rows(frames)).sum();
+        let output = device.temp(rows, self.out)?;
+        let scope = device.mark();
+        let x = device.temp(rows, hidden)?;
+        let (mut row, mut frame) = (0, 0);
+        for frames in sounds() {
+            let own = x.span(row, self.config.rows(frames));
+            let patches = match pictures.patches {
+                [] => &[],
+                all => &all[frame * bands..][..frames * bands],
+            };
+            self.convolve(device, frames, patches, own)?;
+            device.add_rows(own, self.positions, &|row| row % self.window_rows());
+            (row, frame) = (row + own.rows, frame + frames);
+        }
+        let normed = device.temp(rows, hidden)?;
+        let most = self.window_rows() * self.windows_together();
+        for layer in &self.layers {
+            let mut first = 0;
+            let sequences = sounds().flat_map(|frames| {
+                let (begin, rows) = (first, self.config.rows(frames));
+                first += rows;
+                (0..rows).step_by(most).map(move |at| (begin + at, most.min(rows - at)))
+            });
+            layer.forward(device, x, normed, None, sequences)?;
+        }
+        self.last_norm.apply(device, normed, x);
+        device.linear(normed, &[(self.up, x)], Mode::Store)?;
+        device.activate(x, self.act);
+        device.linear(x, &[(self.down, output)], Mode::Store)?;
+        device.release(scope);
+        Ok(output)
+    }
+}

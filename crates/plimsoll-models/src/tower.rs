@@ -1,0 +1,136 @@
+//! What towers are made of, whichever sense they serve: norms, feed-forward parts, layers. How a family calls and shapes its own,
+//! its module knows.
+
+use plimsoll_device::{Activation, Attention, Buf, Device, DeviceError, LinearId, Mode, VectorId};
+
+/// A norm, with a bias where the family subtracts the mean.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Norm {
+    pub weight: VectorId,
+    pub bias: Option<VectorId>,
+    pub eps: f32,
+}
+
+impl Norm {
+    pub fn apply(self, device: &mut dyn Device, out: Buf, x: Buf) {
+        match self.bias {
+            Some(bias) => device.layer_norm(out, x, self.weight, bias, self.eps),
+            None => device.rms_norm(out, x, self.weight, self.eps),
+        }
+    }
+}
+
+/// The feed-forward part of a layer.
+pub(crate) struct Mlp {
+    /// Of a gated one.
+    pub gate: Option<LinearId>,
+    pub up: LinearId,
+    pub down: LinearId,
+    pub width: usize,
+    pub act: Activation,
+}
+
+impl Mlp {
+    /// `x += mlp(normed)`, scaled if asked; `normed` is overwritten.
+    fn forward(
+        &self,
+        device: &mut dyn Device,
+        normed: Buf,
+        x: Buf,
+        scale: Option<VectorId>,
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let up = device.temp(x.rows, self.width)?;
+        let inner = match self.gate {
+            Some(gate) => {
+                let buf = device.temp(x.rows, self.width)?;
+                device.linear(normed, &[(gate, buf), (self.up, up)], Mode::Store)?;
+                device.glu(buf, up, self.act);
+                buf
+            }
+            None => {
+                device.linear(normed, &[(self.up, up)], Mode::Store)?;
+                device.activate(up, self.act);
+                up
+            }
+        };
+        join(device, x, self.down, inner, normed, scale)?;
+        device.release(scope);
+        Ok(())
+    }
+}
+
+/// `x += scale · matrix(from)`, or without a scale; `part` has the shape of `x` and is overwritten.
+fn join(
+    device: &mut dyn Device,
+    x: Buf,
+    matrix: LinearId,
+    from: Buf,
+    part: Buf,
+    scale: Option<VectorId>,
+) -> Result<(), DeviceError> {
+    let Some(scale) = scale else { return device.linear(from, &[(matrix, x)], Mode::Add) };
+    device.linear(from, &[(matrix, part)], Mode::Store)?;
+    device.multiply(part, scale);
+    device.add(x, part);
+    Ok(())
+}
+
+/// What attention does in a tower's layer.
+pub(crate) fn spec(heads: usize, head_dim: usize) -> Attention {
+    Attention { layer: 0, heads, scale: (head_dim as f64).powf(-0.5) as f32, window: None, softcap: None }
+}
+
+/// One layer of a tower.
+pub(crate) struct Layer {
+    pub attention_norm: Norm,
+    pub q: LinearId,
+    pub k: LinearId,
+    pub v: LinearId,
+    pub o: LinearId,
+    /// Norms of all queries and keys of a row, where the family has them.
+    pub qk_norms: Option<[VectorId; 2]>,
+    pub mlp_norm: Norm,
+    pub mlp: Mlp,
+    /// What attention and feed-forward part are multiplied with before they join, where the family does so.
+    pub scales: Option<[VectorId; 2]>,
+    pub head_dim: usize,
+    pub spec: Attention,
+}
+
+impl Layer {
+    /// `x += attention(norm(x)); x += mlp(norm(x))`. `angles` are the rotary ones, if there are any; `sequences` are first row and
+    /// rows of what attends to itself; `normed` has the shape of `x` and is overwritten.
+    pub fn forward(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        normed: Buf,
+        angles: Option<Buf>,
+        sequences: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<(), DeviceError> {
+        self.attention_norm.apply(device, normed, x);
+        let scope = device.mark();
+        let q = device.temp(x.rows, x.cols)?;
+        let k = device.temp(x.rows, x.cols)?;
+        let v = device.temp(x.rows, x.cols)?;
+        device.linear(normed, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store)?;
+        for (i, heads) in [q, k].into_iter().enumerate() {
+            if let Some(norms) = self.qk_norms {
+                device.rms_norm(heads, heads, norms[i], self.attention_norm.eps);
+            }
+            if let Some(angles) = angles {
+                device.rope(heads, angles, self.head_dim, false);
+            }
+        }
+        // The projections have used up the normed rows: what attention gives takes their place.
+        for (first, rows) in sequences {
+            let [out, q, k, v] = [normed, q, k, v].map(|all| all.span(first, rows));
+            device.attend_all(&self.spec, out, q, k, v)?;
+        }
+        join(device, x, self.o, normed, q, self.scales.map(|[attention, _]| attention))?;
+        device.release(scope);
+        self.mlp_norm.apply(device, normed, x);
+        self.mlp.forward(device, normed, x, self.scales.map(|[_, mlp]| mlp))
+    }
+}

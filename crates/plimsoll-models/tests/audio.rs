@@ -1,0 +1,333 @@
+//! A model that hears beside seeing, against transformers: spectrograms, what the audio tower makes of them, where tokens stand (between
+//! whole steps behind a video), and the answers; and that nobody's sound depends on whose are computed beside it.
+
+mod common;
+
+use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, reference};
+use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
+use plimsoll_formats::{Audio, Vision};
+use plimsoll_media::Size;
+use plimsoll_media::audio::Mel;
+use plimsoll_media::geometry::{Patches, ProcessorFiles, SoundWindows};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
+use plimsoll_models::{Grid, Pictures, PlacedItem, Sense};
+use serde_json::Value;
+
+const MODEL: &str = "omni";
+/// Largest difference allowed between a log-probability and its reference.
+const LOGPROB_TOLERANCE: f64 = 2e-3;
+/// Largest difference allowed between a number of a tower's output and its reference, as a share of the row's largest.
+const TOWER_TOLERANCE: f64 = 1e-4;
+/// Largest difference allowed between a number of a spectrogram (or a patch) and its reference, of values between -1 and 2.
+const MEL_TOLERANCE: f64 = 2e-5;
+/// Every so many values of the patches, and of the published spectrogram, stand in the reference.
+const PATCH_STEP: usize = 131;
+const MEL_STEP: usize = 997;
+
+/// The sound that `tools/fixturelib/omni.py` makes by the same formula.
+fn sound(seed: i64, samples: usize) -> Vec<f32> {
+    let at = |i: i64| {
+        let rising = (i * (i / 37 + 40 + seed)) % 16_001 - 8_000;
+        let beating = (i * 911 + (i / 800) * seed * 733) % 4_001 - 2_000;
+        (rising + beating) as f32 / 32_768.0
+    };
+    (0..samples as i64).map(at).collect()
+}
+
+/// The picture or frame of `tools/fixturelib/vision.py`.
+fn picture(seed: usize, frame: usize, size: Size) -> Rgb {
+    let mut data = Vec::new();
+    for y in 0..size.height as usize {
+        for x in 0..size.width as usize {
+            for c in 0..3 {
+                data.push((((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255) as u8);
+            }
+        }
+    }
+    Rgb { size, data }
+}
+
+fn files() -> ProcessorFiles {
+    let text = |name: &str| std::fs::read_to_string(folder(MODEL).join(name)).ok();
+    let [own, video] = ["preprocessor_config.json", "video_preprocessor_config.json"].map(text);
+    ProcessorFiles::read(own.as_deref(), video.as_deref(), None).unwrap()
+}
+
+fn towers() -> (Vision, Audio) {
+    let config = checkpoint(MODEL).config;
+    (config.vision.clone().expect("a vision tower"), config.audio.clone().expect("an audio tower"))
+}
+
+fn rule() -> SoundWindows {
+    let (_, audio) = towers();
+    SoundWindows::new(&files().audio, audio.half_window as u64, audio.attention_window as u64, 60).unwrap()
+}
+
+fn spectrogram(samples: &[f32], bands: usize) -> Vec<f32> {
+    let mel = Mel::new(&rule(), bands);
+    let mut out = vec![0.0; mel.frames(samples.len()) * bands];
+    mel.spectrogram(samples, &mut out);
+    out
+}
+
+/// One item of a prompt.
+struct Item {
+    sense: Sense,
+    grid: Grid,
+    seconds: Option<f32>,
+    patches: Vec<f32>,
+    tokens: usize,
+}
+
+fn number(value: &Value) -> usize {
+    value.as_u64().unwrap() as usize
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+fn item(value: &Value, seconds: f32) -> Item {
+    let (kind, seed) = (value["kind"].as_str().unwrap(), number(&value["seed"]));
+    if kind == "sound" {
+        let samples = number(&value["samples"]);
+        let patches = spectrogram(&sound(seed as i64, samples), towers().1.bands);
+        let frames = number(&value["frames"]);
+        assert_eq!(patches.len(), frames * towers().1.bands, "{samples} samples");
+        let shape = rule().shape(samples as u64).unwrap();
+        let grid = Grid::sound(frames);
+        return Item { sense: Sense::Hearing, grid, seconds: None, patches, tokens: shape.tokens as usize };
+    }
+    let size = Size::new(number(&value["height"]) as u32, number(&value["width"]) as u32);
+    let frames = number(&value["frames"]);
+    let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| picture(seed, frame, size)).collect();
+    let (files, video) = (files(), kind == "video");
+    let fields = if video { &files.video } else { &files.image };
+    let (rule, normalize) = (Patches::image(fields, None).unwrap(), Normalize::new(fields, Normalize::CLIP).unwrap());
+    let mut patches = vec![0.0; patchify_len(&rule, shots.len(), size)];
+    patchify(&shots, &rule, &normalize, &mut patches);
+    let [groups, height, width] = [0, 1, 2].map(|i| number(&value["grid"][i]));
+    let grid = Grid { frames: groups, height, width };
+    let tokens = groups * height * width / 4;
+    Item { sense: Sense::Sight, grid, seconds: video.then_some(seconds), patches, tokens }
+}
+
+fn items(value: &Value) -> Vec<Item> {
+    let seconds = value["seconds"].as_f64().unwrap() as f32;
+    value["items"].as_array().unwrap().iter().map(|value| item(value, seconds)).collect()
+}
+
+fn cases() -> Vec<Value> {
+    reference(MODEL)["cases"].as_array().unwrap().clone()
+}
+
+/// What the towers make of all items, each with a batch for itself: the rows of one prompt, as wide as a picture's.
+fn encode(rig: &mut Rig, items: &[Item]) -> Vec<Vec<f32>> {
+    let width = rig.model.vision().unwrap().output_width();
+    let each = items.iter().flat_map(|item| {
+        let rows = rig.encode(item.sense, &[item.grid], &item.patches);
+        assert_eq!(rows.len(), item.tokens, "{:?}", item.grid);
+        rows
+    });
+    let mut rows: Vec<Vec<f32>> = each.collect();
+    // The model's first layers are given nothing more of a sound.
+    rows.iter_mut().for_each(|row| row.resize(width, 0.0));
+    rows
+}
+
+fn check_patches(items: &[Item], value: &Value) -> f64 {
+    let mut expected = numbers(&value["patches"]).into_iter();
+    let mut worst: f64 = 0.0;
+    for item in items {
+        for found in item.patches.iter().step_by(PATCH_STEP) {
+            let off = (f64::from(*found) - expected.next().expect("as many values")).abs();
+            assert!(off < MEL_TOLERANCE, "{:?}: {found} is off by {off}", item.grid);
+            worst = worst.max(off);
+        }
+    }
+    assert!(expected.next().is_none());
+    worst
+}
+
+fn check_towers(rows: &[Vec<f32>], value: &Value) -> f64 {
+    let mut worst: f64 = 0.0;
+    for pair in value["rows"].as_array().unwrap() {
+        let (row, expected) = (&rows[number(&pair[0])], numbers(&pair[1]));
+        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+        for (i, (found, expected)) in row.iter().zip(&expected).enumerate() {
+            let difference = (f64::from(*found) - expected).abs() / largest;
+            assert!(difference <= TOWER_TOLERANCE, "{}: column {i} is {found} instead of {expected}", value["name"]);
+            worst = worst.max(difference);
+        }
+        assert!(row[expected.len()..].iter().all(|more| *more == 0.0));
+    }
+    worst
+}
+
+/// A prompt with its places and rows, and `tokens` after it.
+fn part(rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32>>, tokens: &[u32]) -> Part {
+    let (vision, audio) = towers();
+    let prompt = ids(&value["ids"]);
+    let planes = [vision.tokens.image, vision.tokens.video];
+    let mut places = vec![[0.0; 3]; prompt.len()];
+    let seen = items.iter().filter(|item| item.sense == Sense::Sight);
+    let placed: Vec<PlacedItem> = seen.map(|item| PlacedItem { grid: item.grid, seconds: item.seconds }).collect();
+    let places_of = rig.model.vision().unwrap().place_rule().unwrap();
+    let next = places_of.places(|token| planes.contains(&prompt[token]), &placed, &mut places).text.at(0);
+    for (token, (found, expected)) in places.iter().zip(value["places"].as_array().unwrap()).enumerate() {
+        for (found, expected) in found.iter().zip(numbers(expected)) {
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-5,
+                "{}: token {token}: {found}, {expected}",
+                value["name"]
+            );
+        }
+    }
+    assert!((f64::from(next) - value["next"].as_f64().unwrap()).abs() < 1e-5, "{}: {next}", value["name"]);
+    let mut part = Part::new(&[prompt.as_slice(), tokens].concat(), 0, None, 0);
+    part.places = places;
+    part.places.extend((0..tokens.len()).map(|i| [next + i as f32; 3]));
+    let is_media = |token: &u32| planes.contains(token) || *token == audio.placeholder;
+    let media = prompt.iter().enumerate().filter(|(_, token)| is_media(token)).map(|(at, _)| at);
+    part.media = media.zip(rows).collect();
+    part
+}
+
+#[test]
+fn answers_are_the_references() {
+    let mut rig = Rig::new(MODEL, false);
+    let (mut mel, mut tower, mut answers, mut between) = (0.0f64, 0.0f64, 0.0f64, 0);
+    for value in cases() {
+        let items = items(&value);
+        mel = mel.max(check_patches(&items, &value));
+        let rows = encode(&mut rig, &items);
+        tower = tower.max(check_towers(&rows, &value));
+        let greedy = ids(&value["greedy"]);
+        let placeholders = items.iter().map(|item| item.tokens).sum::<usize>();
+        let part = part(&rig, &value, &items, rows, &greedy);
+        assert_eq!(part.media.len(), placeholders, "a placeholder for every row");
+        between += part.places.iter().flatten().filter(|place| place.fract() != 0.0).count();
+        let logits = rig.step(std::slice::from_ref(&part));
+        let first = ids(&value["ids"]).len() - 1;
+        let mut compare = |row: usize, id: u32, expected: &Value| {
+            let difference = (logprob(&logits[row], id) - expected.as_f64().unwrap()).abs();
+            assert!(difference <= LOGPROB_TOLERANCE, "{}: row {row} off by {difference}", value["name"]);
+            answers = answers.max(difference);
+        };
+        value["top5"].as_array().unwrap().iter().for_each(|p| compare(first, p[0].as_u64().unwrap() as u32, &p[1]));
+        for (i, (id, expected)) in greedy.iter().zip(value["greedy_logprobs"].as_array().unwrap()).enumerate() {
+            assert_eq!(argmax(&logits[first + i]), *id, "{}: greedy token {i}", value["name"]);
+            compare(first + i, *id, expected);
+        }
+        in_chunks(&mut rig, &part, &logits);
+    }
+    assert!(between > 40, "{between} places between whole steps");
+    println!(
+        "spectrogram off by {mel:.1e}, towers by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}"
+    );
+}
+
+/// The same prompt in chunks that cut through media, beside another sequence without any: the same bits.
+fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
+    let mut start = 0;
+    for length in [5, 9, 1, 14, 7].into_iter().cycle() {
+        let end = (start + length).min(whole.tokens.len());
+        if start == end {
+            break;
+        }
+        let mut chunk = Part::new(&whole.tokens[start..end], start, None, 0);
+        chunk.places = whole.places[start..end].to_vec();
+        let inside = whole.media.iter().filter(|(row, _)| (start..end).contains(row));
+        chunk.media = inside.map(|(row, values)| (row - start, values.clone())).collect();
+        let other = Part { sequence: 1, ..Part::new(&[7, 8, 9], 0, None, 1) };
+        assert_eq!(rig.step(&[other, chunk])[3..], logits[start..end], "tokens {start}..{end}");
+        start = end;
+    }
+}
+
+/// Every sound alone, all of them, and all of them in another order: the same bits.
+#[test]
+fn no_sound_depends_on_its_company() {
+    let mut rig = Rig::new(MODEL, false);
+    let bands = towers().1.bands;
+    let sounds: Vec<(Grid, Vec<f32>)> = [201, 5_000, 15_999, 16_000, 16_160, 33_000, 70_000]
+        .into_iter()
+        .enumerate()
+        .map(|(seed, samples)| {
+            let values = spectrogram(&sound(seed as i64, samples), bands);
+            (Grid::sound(values.len() / bands), values)
+        })
+        .collect();
+    let alone: Vec<Vec<Vec<f32>>> =
+        sounds.iter().map(|(grid, values)| rig.encode(Sense::Hearing, &[*grid], values)).collect();
+    let forward: Vec<usize> = (0..sounds.len()).collect();
+    let mut turned = forward.clone();
+    turned.reverse();
+    turned.rotate_left(2);
+    for order in [forward, turned] {
+        let grids: Vec<Grid> = order.iter().map(|i| sounds[*i].0).collect();
+        let values: Vec<f32> = order.iter().flat_map(|i| sounds[*i].1.iter().copied()).collect();
+        let expected: Vec<Vec<f32>> = order.iter().flat_map(|i| alone[*i].clone()).collect();
+        assert_eq!(rig.encode(Sense::Hearing, &grids, &values), expected, "in the order {order:?}");
+    }
+    assert!(alone.iter().flatten().flatten().all(|x| x.is_finite()));
+}
+
+/// Tokens are as many as the processor counts and as the tower makes, for every length.
+#[test]
+fn lengths_are_the_processors() {
+    let rule = rule();
+    for pair in reference(MODEL)["lengths"].as_array().unwrap() {
+        assert_eq!(rule.shape(pair[0].as_u64().unwrap()).unwrap().tokens, pair[1].as_u64().unwrap(), "{pair}");
+    }
+    // transformers' `_get_feat_extract_output_lengths`, with Python's floors.
+    let formula = |frames: i64| {
+        let halves = (frames % 100 - 1).div_euclid(2) + 1;
+        ((halves - 1).div_euclid(2) + 1 - 1).div_euclid(2) + 1 + frames / 100 * 13
+    };
+    for frames in 2..6_000_u64 {
+        for more in [0, 1, 159] {
+            let found = rule.shape(frames * 160 + more).unwrap();
+            assert_eq!((found.tokens as i64, found.rows), (formula(frames as i64), found.tokens), "{frames} frames");
+        }
+    }
+}
+
+/// The published feature extractor's numbers, at 128 bands.
+#[test]
+fn spectrograms_are_the_published_extractors() {
+    let value = &reference(MODEL)["mel"];
+    let found = spectrogram(&sound(value["seed"].as_i64().unwrap(), number(&value["samples"])), 128);
+    let expected = numbers(&value["values"]);
+    assert_eq!(found.len().div_ceil(MEL_STEP), expected.len());
+    let off = found.iter().step_by(MEL_STEP).zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+    println!("off by {off:.1e}");
+    assert!(off < MEL_TOLERANCE, "{off}");
+}
+
+/// The plan is what is taken, to the byte, never less for a longer sound; and sounds together take no more than the sum.
+#[test]
+fn the_plan_is_what_is_taken() {
+    let checkpoint = checkpoint(MODEL);
+    let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
+    let built = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+    let table = declare.finish();
+    let (tower, kv) = (built.audio().unwrap(), built.shape(KvDtype::F32).kv);
+    let planned = |grids: &[Grid]| {
+        let mut plan = PlanDevice::new(&table, kv);
+        tower.encode(&mut plan, &Pictures { grids, patches: &[] }).unwrap();
+        plan.high_water()
+    };
+    let lengths = [3, 99, 100, 101, 250, 401];
+    for frames in lengths {
+        let mut rig = Rig::new(MODEL, false);
+        rig.encode(Sense::Hearing, &[Grid::sound(frames)], &vec![0.5; frames * tower.patch_width()]);
+        let scratch = plimsoll_device::cpu::scratch_bytes(&rig.shape, 2);
+        let own = planned(&[Grid::sound(frames)]);
+        assert!(rig.workspace_peak().abs_diff(own + scratch.next_multiple_of(64)) < 64, "{frames} frames");
+    }
+    let all: Vec<usize> = (1..700).map(|frames| planned(&[Grid::sound(frames)])).collect();
+    assert!(all.is_sorted(), "a longer sound never takes less");
+    let grids = lengths.map(Grid::sound);
+    assert!(planned(&grids) <= grids.iter().map(|grid| planned(&[*grid])).sum(), "not additive");
+}

@@ -1,0 +1,121 @@
+//! Room for a request's media: all it needs at once or none, for one request at a time, in the order in which they ask. So nobody
+//! waits while holding what another waits for, and nobody asks again before something has come back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll_media::{MediaError, Staged, Staging};
+use tokio::sync::{Mutex, Notify};
+use tokio::time::{Instant, timeout_at};
+
+/// What a request's media may take while they are prepared.
+#[derive(Debug)]
+pub(super) struct Room {
+    /// Of each item's pixels.
+    pub pixels: Vec<Staged>,
+    /// For decoding, one item after the other.
+    pub work: Staged,
+}
+
+/// Who gets room next.
+#[derive(Debug)]
+pub(super) struct Rooms {
+    staging: Staging,
+    /// Who holds it is the next.
+    next: Mutex<()>,
+    /// Told when there is more room than before; only who holds `next` waits for it.
+    freed: Arc<Notify>,
+}
+
+impl Rooms {
+    /// None where somebody else is told of `staging`'s room already: who waits here would wait for nothing.
+    pub fn of(staging: &Staging) -> Option<Self> {
+        let freed = Arc::new(Notify::new());
+        let told = Arc::clone(&freed);
+        let heard = staging.when_freed(move || told.notify_one());
+        heard.then(|| Self { staging: staging.clone(), next: Mutex::new(()), freed })
+    }
+
+    /// Waits for room for `work` bytes of decoding and for each item's pixels, no longer than `within`.
+    pub async fn take(&self, work: u64, pixels: &[u64], within: Duration) -> Result<Room, MediaError> {
+        let staging = &self.staging;
+        let asked = pixels.iter().fold(work, |sum, bytes| sum.saturating_add(*bytes));
+        if asked > staging.limit() {
+            return Err(MediaError::OverLimit {
+                what: "the request's media",
+                asked,
+                limit: staging.limit(),
+                unit: "bytes on the host while they are prepared",
+                flag: "--media-bytes",
+            });
+        }
+        let deadline = Instant::now() + within;
+        let busy = |_| MediaError::StagingBusy { asked, used: staging.used(), total: staging.limit() };
+        let _next = timeout_at(deadline, self.next.lock()).await.map_err(busy)?;
+        loop {
+            // In one piece: a part that is taken and goes back would wake this very loop.
+            match staging.reserve(asked) {
+                Ok(mut work) => {
+                    let pixels = pixels.iter().map(|bytes| work.split(*bytes)).collect();
+                    return Ok(Room { pixels, work });
+                }
+                Err(MediaError::StagingBusy { .. }) if Instant::now() < deadline => {
+                    // Late or told, the next look decides. Room that came back since the last one has left a word behind.
+                    let _ = timeout_at(deadline, self.freed.notified()).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake, Waker};
+
+    use super::*;
+
+    /// Counts how often it is woken: each time it would look again.
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_finds_room_for_a_part_looks_again_only_when_something_came_back() {
+        let staging = Staging::new(100);
+        let rooms = Rooms::of(&staging).unwrap();
+        assert!(Rooms::of(&staging).is_none(), "one is told, not two");
+        let (first, second) = (staging.reserve(30).unwrap(), staging.reserve(20).unwrap());
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut context = Context::from_waker(&waker);
+        let looks = || woken.0.load(Ordering::Acquire);
+        // 50 are free: room for the work and for one of the pictures.
+        let mut waiting = pin!(rooms.take(35, &[15, 25], Duration::from_secs(2)));
+        let began = Instant::now();
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        assert_eq!((looks(), staging.used(), staging.peak()), (0, 50, 50), "nothing was taken and given back");
+        drop(second);
+        assert_eq!(looks(), 1);
+        assert!(waiting.as_mut().poll(&mut context).is_pending(), "70 are free");
+        assert_eq!(looks(), 1);
+        drop(first);
+        let room = waiting.await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(1));
+        let pixels: Vec<u64> = room.pixels.iter().map(Staged::bytes).collect();
+        assert_eq!((room.work.bytes(), pixels, staging.used()), (35, vec![15, 25], 75));
+        let late = rooms.take(0, &[26], Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!(late, MediaError::StagingBusy { asked: 26, used: 75, total: 100 });
+        let never = rooms.take(1, &[100], Duration::from_secs(9)).await.unwrap_err();
+        assert!(never.is_the_clients(), "{never}");
+        drop(room);
+        assert_eq!(staging.used(), 0);
+    }
+}

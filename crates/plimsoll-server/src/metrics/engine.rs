@@ -1,0 +1,104 @@
+//! One engine's numbers, read when they are asked for.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use plimsoll_engine::EngineHandle;
+use plimsoll_engine::cache::PAGE_TOKENS;
+use plimsoll_engine::report::LedgerReport;
+use plimsoll_grammar::Usage;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::{encode_rows, encode_singles, signed};
+use crate::gateway::kv_usage;
+
+/// Values of one engine, read when they are asked for.
+pub(super) struct EngineGauges {
+    pub engine: EngineHandle,
+    pub grammars: Usage,
+}
+
+impl fmt::Debug for EngineGauges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EngineGauges")
+    }
+}
+
+impl Collector for EngineGauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let page = self.engine.report();
+        encode_singles(&mut encoder, &self.singles(&page))?;
+        encode_cache(&mut encoder, &self.engine)?;
+        encode_rows(&mut encoder, &page.components)
+    }
+}
+
+/// What routers look at: the share of the pool that requests hold, the pool's shape, and the notes on the prefix cache.
+fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> Result<(), fmt::Error> {
+    let usage = ConstGauge::new(kv_usage(engine));
+    let help = "Share of the pool's pages that requests hold, 0 to 1";
+    let metric = encoder.encode_descriptor("plimsoll_kv_usage_ratio", help, None, usage.metric_type())?;
+    usage.encode(metric)?;
+    let block_size = ConstGauge::new(PAGE_TOKENS as i64);
+    let help = "Tokens of a page";
+    let metric = encoder.encode_descriptor("plimsoll_kv_page_tokens", help, None, block_size.metric_type())?;
+    block_size.encode(metric)?;
+    // As the endpoint picker of Kubernetes' inference extension reads it, the names of the labels included.
+    let pages = engine.status().pages_total.load(Ordering::Relaxed).to_string();
+    let labels = [("block_size", PAGE_TOKENS.to_string()), ("num_gpu_blocks", pages)];
+    let one = ConstGauge::new(1i64);
+    let help = "The pool's shape: tokens of a page, pages";
+    let mut family = encoder.encode_descriptor("plimsoll_cache_config_info", help, None, one.metric_type())?;
+    one.encode(family.encode_family(&labels)?)?;
+    let Some(notes) = engine.kv_notes().map(|notes| notes.stats()) else { return Ok(()) };
+    let changes = ConstCounter::new(notes.changes);
+    let help = "Changes of the prefix cache";
+    let metric = encoder.encode_descriptor("plimsoll_kv_changes", help, None, changes.metric_type())?;
+    changes.encode(metric)?;
+    encode_singles(
+        encoder,
+        &[
+            ("plimsoll_kv_events_pages", "Pages that routers are told of", notes.pages as i64),
+            ("plimsoll_kv_events_removals", "Departures kept for slow readers", notes.removals_kept as i64),
+            ("plimsoll_kv_events_removals_limit", "Limit of the above", notes.removals_max as i64),
+        ],
+    )
+}
+
+impl EngineGauges {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 21] {
+        let status = self.engine.status();
+        let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
+        let (pools, grammars, allocations) = (&page.pools, &self.grammars, &page.device_allocations);
+        [
+            ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
+            ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
+            ("plimsoll_requests_in_system", "Requests accepted and not yet ended", signed(pools.requests.in_system)),
+            ("plimsoll_kv_pages_used", "Pages in use, those of the prefix index included", read(&status.pages_used)),
+            ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
+            ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
+            ("plimsoll_state_slots_used", "State slots held or kept as checkpoints", read(&status.slots_used)),
+            ("plimsoll_state_slots_total", "State slots of the pool", read(&status.slots_total)),
+            ("plimsoll_state_slots_kept", "State slots kept as checkpoints", read(&status.slots_kept)),
+            ("plimsoll_engine_steps", "Steps taken since start", read(&status.steps)),
+            ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
+            ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),
+            ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
+            ("plimsoll_grammar_bytes", "What constrained output holds", signed(grammars.used)),
+            ("plimsoll_grammar_limit_bytes", "Limit of the above", signed(grammars.limit)),
+            ("plimsoll_grammars", "Compiled grammars", signed(grammars.grammars)),
+            ("plimsoll_grammars_compiled", "Grammars compiled since start", signed(grammars.compiled)),
+            ("plimsoll_grammar_hits", "Requests that found their grammar compiled", signed(grammars.hits)),
+            ("plimsoll_grammars_evicted", "Grammars dropped to make room", signed(grammars.evicted)),
+            ("plimsoll_device_allocations", "Device allocations before ready", signed(allocations.before_ready)),
+            (
+                "plimsoll_device_allocations_after_ready",
+                "Device allocations after ready",
+                signed(allocations.after_ready),
+            ),
+        ]
+    }
+}

@@ -1,0 +1,122 @@
+//! Room for a model: who has to go for it, and how a model goes.
+
+use std::time::{Duration, Instant};
+
+use plimsoll_memory::Bytes;
+
+use super::Registry;
+use super::load::RETRY_AFTER_S;
+use super::slot::State;
+use crate::error::{ApiError, ApiResult};
+
+impl Registry {
+    /// Unloads models that nobody uses until `needed` bytes are left, those not used for longest first; nobody goes in vain.
+    pub(super) async fn make_room(&self, index: usize, needed: u64) -> ApiResult<()> {
+        loop {
+            let room = self.loader.room();
+            if needed <= room {
+                return Ok(());
+            }
+            let (mut idle, mut busy) = (Vec::new(), Vec::new());
+            for (other, slot) in self.slots.iter().enumerate() {
+                let inner = slot.inner();
+                let (State::Loaded(_), Some(planned)) = (&inner.state, inner.needed) else { continue };
+                if inner.users == 0 {
+                    idle.push((inner.used, other, planned));
+                } else {
+                    busy.push(format!("`{}` ({})", slot.name(), Bytes(planned)));
+                }
+            }
+            let gain: u64 = idle.iter().map(|(.., planned)| planned).sum();
+            let Some(goes) = first_to_go(idle, needed - room) else {
+                let name = self.slots[index].name();
+                let users = if busy.is_empty() { "others".into() } else { busy.join(", ") };
+                let message = format!(
+                    "`{name}` needs {}, of which {} are left under the line while {users} are in use; try again later",
+                    Bytes(needed),
+                    Bytes(room + gain)
+                );
+                return Err(ApiError {
+                    code: Some("model_has_no_room"),
+                    ..ApiError::unavailable(message, RETRY_AFTER_S)
+                });
+            };
+            self.unload(goes, None).await;
+        }
+    }
+
+    /// Whether nobody has used a model for as long as it may stay unused.
+    pub(super) fn idle_too_long(&self, index: usize) -> bool {
+        let slot = &self.slots[index];
+        let inner = slot.inner();
+        let idle = matches!(inner.state, State::Loaded(_)) && inner.users == 0;
+        idle && slot.listed.idle_after.is_some_and(|after| inner.used.elapsed() >= after)
+    }
+
+    /// Unloads a model unless somebody uses it or has used it within `idle`. Only in turn.
+    pub(super) async fn unload(&self, index: usize, idle: Option<Duration>) {
+        let slot = &self.slots[index];
+        let engine = {
+            let mut inner = slot.inner();
+            let used = inner.users > 0 || idle.is_some_and(|idle| inner.used.elapsed() < idle);
+            let State::Loaded(loaded) = &inner.state else { return };
+            if used {
+                return;
+            }
+            let engine = loaded.app.served.engine.clone();
+            inner.state = State::Unloading;
+            engine
+        };
+        let gone = self.blocking(move |loader| Ok(loader.unload(&engine))).await;
+        if !matches!(gone, Ok(true)) {
+            tracing::error!(model = slot.name(), "the engine has not ended; its memory is not back");
+        }
+        tracing::info!(model = slot.name(), "unloaded");
+        self.front.metrics.models.unloaded.inc();
+        slot.inner().state = State::Unloaded;
+    }
+}
+
+/// Who goes first of those that are idle since when and would give up how much, so that `missing` bytes come together: the oldest of the
+/// oldest that do, without those who would go in vain. None where all of them are not enough.
+fn first_to_go(mut idle: Vec<(Instant, usize, u64)>, missing: u64) -> Option<usize> {
+    idle.sort_unstable();
+    let mut gain = 0;
+    let enough = idle.iter().position(|(.., planned)| {
+        gain += planned;
+        gain >= missing
+    });
+    idle.truncate(enough? + 1);
+    // Of those, whoever is not needed stays, the one used last before the others.
+    for at in (0..idle.len()).rev() {
+        if gain - idle[at].2 >= missing {
+            gain -= idle.remove(at).2;
+        }
+    }
+    idle.first().map(|(_, index, _)| *index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_go_and_nobody_in_vain() {
+        let now = Instant::now();
+        let idle = |sizes: &[u64]| {
+            let ages = sizes.iter().enumerate();
+            ages.map(|(i, size)| (now + Duration::from_secs(i as u64), i, *size)).collect::<Vec<_>>()
+        };
+        for (sizes, missing, goes) in [
+            (&[4, 5][..], 4, Some(0)),
+            (&[4, 5], 5, Some(1)),
+            (&[4, 5], 6, Some(0)),
+            (&[4, 5], 9, Some(0)),
+            (&[4, 5], 10, None),
+            (&[1, 1, 6, 9], 6, Some(2)),
+            (&[], 1, None),
+        ] {
+            assert_eq!(first_to_go(idle(sizes), missing), goes, "{sizes:?} {missing}");
+        }
+    }
+}

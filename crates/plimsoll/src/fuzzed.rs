@@ -1,0 +1,13 @@
+//! The readers of foreign text that live in this crate, for `plimsoll-fuzz`; not for anybody else.
+
+use std::path::Path;
+
+pub use crate::bench::events::Events;
+
+/// How many models a file of models lists.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn models(file: &Path) -> Result<usize, String> {
+    crate::models_file::read(file, &[]).map(|models| models.len()).map_err(|error| format!("{error:#}"))
+}

@@ -1,0 +1,52 @@
+//! What the log says of a panic: where it was, and its words only where they are a constant of the code. Others may repeat what a client
+//! sent ("byte index 3 is not a char boundary; it is inside 'é' of `…`"), which no log may.
+
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::Write;
+
+/// Has panics told so from here on. Whoever catches one goes on as before.
+pub fn tell_without_content() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map_or_else(|| "somewhere".to_owned(), ToString::to_string);
+        let thread = std::thread::current();
+        let (name, words) = (thread.name().unwrap_or("unnamed"), words(panic.payload()));
+        // As the standard library's: only where RUST_BACKTRACE asks for it.
+        let backtrace = Backtrace::capture();
+        // A line that cannot be written is lost: a panic in here would end the process.
+        let mut log = std::io::stderr();
+        let _ = match backtrace.status() {
+            BacktraceStatus::Captured => {
+                writeln!(log, "thread '{name}' panicked at {place}: {words}\n{backtrace}")
+            }
+            _ => writeln!(log, "thread '{name}' panicked at {place}: {words}"),
+        };
+    }));
+}
+
+fn words(payload: &(dyn Any + Send)) -> &'static str {
+    payload.downcast_ref::<&'static str>().copied().unwrap_or("(its words may repeat a client's and are left out)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn only_constant_words_are_told() {
+        let panic = |work: fn()| std::panic::catch_unwind(work).unwrap_err();
+        assert_eq!(words(&*panic(|| panic!("a constant"))), "a constant");
+        for work in [
+            || panic!("it was {}", std::hint::black_box("sesame")),
+            || assert!(std::hint::black_box("sésame").split_at(2).0.is_empty()),
+            || assert_eq!(std::hint::black_box("sesame").parse::<u8>().unwrap(), 0),
+        ] as [fn(); 3]
+        {
+            assert!(!words(&*panic(work)).contains("sesame"));
+        }
+        // What the standard library would have said.
+        let words =
+            *panic(|| assert!(std::hint::black_box("sésame").split_at(2).0.is_empty())).downcast::<String>().unwrap();
+        assert!(words.contains("sésame"), "{words}");
+    }
+}

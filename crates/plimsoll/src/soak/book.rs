@@ -1,0 +1,233 @@
+//! Golden answers: fixed questions of all kinds, answered while the server has nothing else to do.
+//!
+//! A kind is a sort of request that a server may not know (pictures, tools, forms). Whatever it does not know is left out of the
+//! soak, and said.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::ask::{Question, Reading, ask};
+use super::manners::Setting;
+use super::picture;
+use super::tally::Outcome;
+use crate::bench::client::Target;
+use crate::bench::prompts::{Random, Scale, words};
+
+/// Tokens of each recorded answer.
+const TOKENS: u32 = 24;
+
+/// Tokens of an answer that has a form, which must have room to end.
+const FORM_TOKENS: u32 = 80;
+
+/// Longest side of a picture in pixels.
+const SIDE_MAX: u64 = 160;
+
+const WITHIN: Duration = Duration::from_secs(300);
+
+/// A sort of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Plain text.
+    Text,
+    /// A conversation.
+    Chat,
+    /// A conversation with pictures.
+    Picture,
+    /// A conversation in which a tool must be called.
+    Tools,
+    /// An answer in the form of a schema, an expression or a choice.
+    Form,
+}
+
+/// All of them, with how many questions of each are recorded. A new sort of request is a row here, an arm in [`Kind::question`] and a
+/// manner that needs it.
+const KINDS: [(Kind, usize); 5] =
+    [(Kind::Text, 8), (Kind::Chat, 3), (Kind::Picture, 4), (Kind::Tools, 2), (Kind::Form, 3)];
+
+impl Kind {
+    /// A greedy question that depends on what `random` draws.
+    pub fn question(self, model: &str, random: &mut Random, text: String) -> Question {
+        let chat = |body: Value| Question { path: "/v1/chat/completions", body };
+        let user = |content: Value| json!([{"role": "user", "content": content}]);
+        let mut question = match self {
+            Self::Text => Question {
+                path: "/v1/completions",
+                body: json!({"prompt": text, "max_tokens": TOKENS, "ignore_eos": true}),
+            },
+            Self::Chat => chat(json!({"messages": user(text.into()), "max_tokens": TOKENS, "ignore_eos": true})),
+            Self::Picture => {
+                let side = |random: &mut Random| random.between(16, SIDE_MAX) as u32;
+                let url = picture::data_url(side(random), side(random), random.next());
+                let parts = json!([
+                    {"type": "image_url", "image_url": {"url": url}},
+                    {"type": "text", "text": "What number do you see?"}
+                ]);
+                chat(json!({"messages": user(parts), "max_tokens": TOKENS, "ignore_eos": true}))
+            }
+            Self::Tools => {
+                let parameters = json!({
+                    "type": "object", "required": ["place", "days"], "additionalProperties": false,
+                    "properties": {"place": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2, 3]}}
+                });
+                let tool = json!({"type": "function", "function": {"name": "forecast", "parameters": parameters}});
+                chat(json!({
+                    "messages": user(text.into()), "tools": [tool], "tool_choice": "required", "max_tokens": FORM_TOKENS
+                }))
+            }
+            Self::Form => {
+                let schema = json!({
+                    "type": "object", "required": ["name", "age"], "additionalProperties": false,
+                    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
+                });
+                let mut body = json!({"messages": user(text.into()), "max_tokens": FORM_TOKENS});
+                match random.below(3) {
+                    0 => body["guided_regex"] = "[a-f]{4}-[0-9]{3}".into(),
+                    1 => body["guided_choice"] = json!(["port", "starboard"]),
+                    _ => {
+                        body["response_format"] =
+                            json!({"type": "json_schema", "json_schema": {"name": "person", "schema": schema}});
+                    }
+                }
+                chat(body)
+            }
+        };
+        question.body["model"] = model.into();
+        question.body["temperature"] = 0.into();
+        question
+    }
+}
+
+/// A question and its answer.
+#[derive(Clone, Debug)]
+struct Page {
+    kind: Kind,
+    question: Question,
+    answer: String,
+}
+
+/// The questions with their answers.
+#[derive(Clone, Debug)]
+pub struct Book {
+    pages: Vec<Page>,
+    /// Kinds that the server does not know, with its words.
+    pub unknown: Vec<(Kind, String)>,
+    /// Whether a request can do without drafts (`mtp`).
+    pub drafts: bool,
+}
+
+impl Book {
+    /// Records the answers. Each question is asked three times (whole, in pieces, without drafts) and must be answered alike: the second
+    /// time it may come from the prefix cache.
+    pub async fn record(target: &Target, model: &str, scale: Scale, longest: usize) -> Result<Self> {
+        let mut book = Self { pages: Vec::new(), unknown: Vec::new(), drafts: true };
+        for (kind, count) in KINDS {
+            for i in 0..count {
+                // Lengths from very short to the longest, none a multiple of a page.
+                let tokens = (3 + i * longest / count).max(3);
+                let seed = 0x60_1d + i as u64;
+                let question = kind.question(model, &mut Random::new(seed), words(seed, scale.words(tokens)));
+                match book.three_times(target, &question).await? {
+                    Ok(answer) => book.pages.push(Page { kind, question, answer }),
+                    // Whoever takes text takes all of it; what else there is, a server may not know.
+                    Err(words) if i == 0 && kind != Kind::Text && words.starts_with("Bad(\"4") => {
+                        book.unknown.push((kind, words));
+                        break;
+                    }
+                    Err(words) => bail!("{kind:?} {i}, asked while the server was idle: {words}"),
+                }
+            }
+        }
+        Ok(book)
+    }
+
+    /// How many questions there are.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether the server knows this kind.
+    pub fn knows(&self, kind: Kind) -> bool {
+        self.unknown.iter().all(|(unknown, _)| *unknown != kind)
+    }
+
+    /// One of the questions, of this kind if one is given.
+    pub fn choose(&self, kind: Option<Kind>, random: &mut Random) -> usize {
+        let of_kind = |page: &&Page| kind.is_none_or(|kind| page.kind == kind);
+        let at = random.below(self.pages.iter().filter(of_kind).count() as u64) as usize;
+        let chosen = self.pages.iter().enumerate().filter(|(_, page)| of_kind(page)).nth(at);
+        chosen.map_or(0, |(index, _)| index)
+    }
+
+    /// Asks a question again, with drafts or without, streamed or not, and compares.
+    pub async fn compare(&self, setting: &Setting, index: usize, stream: bool, drafts: bool) -> Result<Outcome> {
+        let Page { kind, question, answer } = &self.pages[index];
+        let mut question = question.clone();
+        if !drafts && self.drafts {
+            question.body["mtp"] = false.into();
+        }
+        let reading = Reading { stream, patience: setting.patience, slowly: None };
+        Ok(match ask(&setting.target, &question, reading).await? {
+            Ok(said) => same(&format!("{kind:?} {index}"), &said, answer),
+            Err(outcome) => outcome,
+        })
+    }
+
+    /// Asks all questions again, one after the other.
+    pub async fn compare_all(&self, setting: &Setting) -> Vec<String> {
+        let mut findings = Vec::new();
+        for index in 0..self.len() {
+            match self.compare(setting, index, index % 2 == 1, index % 3 != 0).await {
+                Ok(Outcome::Good) => {}
+                other => findings.push(format!("{other:?}")),
+            }
+        }
+        findings
+    }
+
+    async fn three_times(&mut self, target: &Target, question: &Question) -> Result<Result<String, String>> {
+        let once = async |question: &Question, stream| {
+            let reading = Reading { stream, patience: WITHIN, slowly: None };
+            anyhow::Ok(ask(target, question, reading).await?.map_err(|outcome| format!("{outcome:?}")))
+        };
+        let first = match once(question, false).await? {
+            Ok(first) => first,
+            Err(words) => return Ok(Err(words)),
+        };
+        let mut plain = question.clone();
+        plain.body["mtp"] = false.into();
+        let mut others = vec![(once(question, true).await?, "in pieces")];
+        if self.drafts {
+            let said = once(&plain, false).await?;
+            // Not everybody knows the word.
+            self.drafts = !said.as_ref().is_err_and(|words| words.contains("400"));
+            others.extend(self.drafts.then_some((said, "without drafts")));
+        }
+        for (said, how) in others {
+            if said.as_ref() != Ok(&first) {
+                bail!(
+                    "two answers while the server was idle: {first:?}, and {how} {said:?}; to {}",
+                    brief(&question.body)
+                );
+            }
+        }
+        Ok(Ok(first))
+    }
+}
+
+/// Whether these are the same words.
+pub fn same(name: &str, said: &str, expected: &str) -> Outcome {
+    if said == expected {
+        return Outcome::Good;
+    }
+    let same = said.chars().zip(expected.chars()).take_while(|(a, b)| a == b).count();
+    Outcome::Changed(format!("{name} differs after {same} characters: {said:?} instead of {expected:?}"))
+}
+
+/// The beginning of a body.
+fn brief(body: &Value) -> String {
+    body.to_string().chars().take(300).collect()
+}

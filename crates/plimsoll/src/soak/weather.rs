@@ -1,0 +1,363 @@
+//! The weather around a server: trouble that comes, stays and goes, each kind on a thread of its own.
+//!
+//! Every spell ends by itself and leaves nothing behind, whenever the soak ends: a stopped server goes on, neighbours are ended,
+//! connections closed, the filler removed. While nobody can get through to the server by the soak's own doing, it says so, so that
+//! the server is not blamed.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc::Receiver};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use super::balloon;
+use super::scenario::{Kind, Trouble};
+
+/// After a spell, clients that it held up have this long to find out.
+const AFTERMATH: Duration = Duration::from_secs(5);
+
+/// A connection of a flood is opened within this time, or counts as one that the server did not take.
+const CONNECT_WITHIN: Duration = Duration::from_millis(200);
+
+/// The filler grows by this much at a time.
+const FILL_BYTES: usize = 64 << 10;
+
+/// A spell of trouble.
+#[derive(Clone, Debug, Serialize)]
+pub struct Spell {
+    /// What it was.
+    pub kind: Kind,
+    /// Seconds since the beginning.
+    pub from_s: f64,
+    /// Its end; none while it lasts.
+    pub to_s: Option<f64>,
+    /// What was seen of it, or why it could not be.
+    pub seen: Result<String, String>,
+}
+
+/// What is going on.
+pub struct Sky {
+    began: Instant,
+    spells: Mutex<Vec<Spell>>,
+}
+
+impl Sky {
+    /// A blue one.
+    pub fn new() -> Self {
+        Self { began: Instant::now(), spells: Mutex::default() }
+    }
+
+    fn spells(&self) -> MutexGuard<'_, Vec<Spell>> {
+        // A list is whole after every push, whoever panicked.
+        self.spells.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Seconds since the beginning.
+    pub fn now_s(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Whether nobody could get through at some time since then.
+    pub fn hindered(&self, since: Instant) -> bool {
+        let since_s = since.saturating_duration_since(self.began).as_secs_f64();
+        let in_the_way = |spell: &Spell| matches!(spell.kind, Kind::Stop | Kind::Flood) && lasts(spell, since_s);
+        self.spells().iter().any(in_the_way)
+    }
+
+    /// Whether anything is going on, or has been until a moment ago.
+    pub fn troubled(&self) -> bool {
+        let now_s = self.now_s();
+        self.spells().iter().any(|spell| lasts(spell, now_s))
+    }
+
+    /// Everything so far.
+    pub fn all(&self) -> Vec<Spell> {
+        self.spells().clone()
+    }
+
+    fn spell(&self, kind: Kind, happens: impl FnOnce() -> Result<String, String>) {
+        let (at, from_s) = {
+            let mut spells = self.spells();
+            let from_s = self.now_s();
+            spells.push(Spell { kind, from_s, to_s: None, seen: Err("it did not end".into()) });
+            (spells.len() - 1, from_s)
+        };
+        let seen = happens();
+        let to_s = Some(self.now_s());
+        self.spells()[at] = Spell { kind, from_s, to_s, seen };
+    }
+}
+
+/// Whether a spell, or what it leaves, was still there at that time.
+fn lasts(spell: &Spell, at_s: f64) -> bool {
+    spell.to_s.is_none_or(|to_s| to_s + AFTERMATH.as_secs_f64() > at_s)
+}
+
+/// Whom it happens to.
+#[derive(Clone, Debug)]
+pub struct Victim {
+    /// The server's process, where it can be seen.
+    pub pid: Option<u32>,
+    /// `host:port`.
+    pub authority: String,
+    /// A disk of its own.
+    pub disk: Option<PathBuf>,
+}
+
+/// All kinds of trouble, going on until this is dropped.
+pub struct Weather {
+    stop: Vec<Sender<()>>,
+    kinds: Vec<JoinHandle<()>>,
+}
+
+impl Weather {
+    /// Begins.
+    ///
+    /// # Errors
+    /// When something needs a process that cannot be seen.
+    pub fn start(troubles: Vec<Trouble>, victim: &Victim, sky: &Arc<Sky>) -> Result<Self> {
+        let mut weather = Self { stop: Vec::new(), kinds: Vec::new() };
+        for trouble in troubles {
+            if matches!(trouble.kind, Kind::Balloon | Kind::Stop) && victim.pid.is_none() {
+                bail!("{}: the server's process is not known: give --pid", trouble.kind);
+            }
+            let (stop, stopped) = channel();
+            let (victim, sky) = (victim.clone(), Arc::clone(sky));
+            let body = move || again_and_again(&trouble, &victim, &sky, &stopped);
+            weather.kinds.push(thread::Builder::new().name("weather".into()).spawn(body)?);
+            weather.stop.push(stop);
+        }
+        Ok(weather)
+    }
+}
+
+impl Drop for Weather {
+    /// Ends what is going on and waits for it: whoever started this may be gone next, and nothing may stay stopped or full.
+    fn drop(&mut self) {
+        self.stop.clear();
+        for kind in self.kinds.drain(..) {
+            // A thread that panicked has left a spell without an end.
+            let _ = kind.join();
+        }
+    }
+}
+
+/// Waits; false when it is time to end.
+fn wait(stopped: &Receiver<()>, time: Duration) -> bool {
+    stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
+}
+
+fn again_and_again(trouble: &Trouble, victim: &Victim, sky: &Sky, stopped: &Receiver<()>) {
+    let (mut pause, mut round) = (trouble.first, 0);
+    while wait(stopped, pause) {
+        sky.spell(trouble.kind, || match trouble.kind {
+            Kind::Balloon => {
+                let leave = trouble.leave_mib[round % trouble.leave_mib.len()] << 20;
+                balloon::blow(victim.pid.unwrap_or_default(), leave, trouble.hold)
+            }
+            kind => {
+                let count = trouble.count.unwrap_or(1);
+                happen(kind, count, victim, stopped, trouble.hold).map_err(|error| format!("{error:#}"))
+            }
+        });
+        (pause, round) = (trouble.pause, round + 1);
+    }
+}
+
+fn happen(kind: Kind, count: usize, victim: &Victim, stopped: &Receiver<()>, hold: Duration) -> Result<String> {
+    match kind {
+        Kind::Busy => {
+            let neighbours = Neighbours::start(count, hold)?;
+            wait(stopped, hold);
+            drop(neighbours);
+            Ok(format!("{count} processes"))
+        }
+        Kind::Stop => {
+            let stopped_now = Stopped::new(victim.pid.context("no process")?)?;
+            wait(stopped, hold);
+            drop(stopped_now);
+            Ok(format!("{} s", hold.as_secs()))
+        }
+        Kind::Flood => flood(&victim.authority, count, stopped, hold),
+        Kind::FullDisk => {
+            let filler = Filler::new(victim.disk.as_deref().context("the server has no disk of its own")?)?;
+            wait(stopped, hold);
+            Ok(format!("the last {} KiB taken", filler.bytes >> 10))
+        }
+        Kind::Balloon => bail!("a balloon is a process"),
+    }
+}
+
+/// Processes that want a core each. They end by themselves, should nobody be left to end them.
+struct Neighbours(Vec<Child>);
+
+impl Neighbours {
+    fn start(count: usize, hold: Duration) -> Result<Self> {
+        let mut all = Self(Vec::new());
+        let seconds = (hold.as_secs() + 1).to_string();
+        for _ in 0..count {
+            let mut command = Command::new("timeout");
+            command.args([&seconds, "sh", "-c", "while :; do :; done"]);
+            all.0.push(command.stdout(Stdio::null()).spawn().context("timeout")?);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // `timeout` hands the signal on, which it could not do with SIGKILL.
+            let _ = signal("TERM", child.id());
+            let _ = child.wait();
+        }
+    }
+}
+
+fn signal(name: &str, pid: u32) -> Result<()> {
+    let done = Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
+    if !done.context("kill")?.success() {
+        bail!("process {pid} cannot be sent SIG{name}");
+    }
+    Ok(())
+}
+
+/// A process that does not run.
+struct Stopped(u32);
+
+impl Stopped {
+    fn new(pid: u32) -> Result<Self> {
+        signal("STOP", pid)?;
+        Ok(Self(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // One that is gone needs nothing.
+        let _ = signal("CONT", self.0);
+    }
+}
+
+/// Opens connections, a few more for every one that the server closes, and says nothing on them.
+fn flood(authority: &str, count: usize, stopped: &Receiver<()>, hold: Duration) -> Result<String> {
+    let address: SocketAddr = authority.to_socket_addrs()?.next().context("no address")?;
+    let until = Instant::now() + hold;
+    let (mut open, mut refused) = (Vec::new(), 0_u64);
+    while Instant::now() < until {
+        if open.len() < count {
+            match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
+                Ok(stream) => open.push(stream),
+                // The server takes nobody any more, or this process has no descriptor left for one: the flood is high enough.
+                Err(_) => refused += 1,
+            }
+        }
+        let pause = if open.len() < count && refused == 0 { Duration::ZERO } else { Duration::from_millis(100) };
+        if !pause.is_zero() && !wait(stopped, pause) {
+            break;
+        }
+    }
+    Ok(format!("{} connections, {refused} not taken", open.len()))
+}
+
+/// A file that takes what is left of a disk.
+struct Filler {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Filler {
+    fn new(disk: &Path) -> Result<Self> {
+        let mut filler = Self { path: disk.join("filler"), bytes: 0 };
+        let mut file = File::create(&filler.path).with_context(|| filler.path.display().to_string())?;
+        let piece = vec![1; FILL_BYTES];
+        loop {
+            match file.write(&piece) {
+                Ok(written @ 1..) => filler.bytes += written as u64,
+                Err(error) if error.kind() == ErrorKind::StorageFull => return Ok(filler),
+                Ok(0) => return Ok(filler),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        // The disk goes with the server, at the latest.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// The state of a process, as the kernel writes it.
+    fn state(pid: u32) -> char {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    }
+
+    fn trouble(kind: Kind, count: Option<usize>) -> Trouble {
+        let second = Duration::from_secs(1);
+        Trouble { kind, first: Duration::ZERO, hold: second, pause: second * 60, leave_mib: Vec::new(), count }
+    }
+
+    #[test]
+    fn a_stopped_process_goes_on_when_the_soak_ends() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let sky = Arc::new(Sky::new());
+        let victim = Victim { pid: Some(child.id()), authority: "127.0.0.1:9".into(), disk: None };
+        let began = Instant::now();
+        let long = Trouble { hold: Duration::from_secs(600), ..trouble(Kind::Stop, None) };
+        let weather = Weather::start(vec![long], &victim, &sky).unwrap();
+        while state(child.id()) != 'T' {
+            assert!(began.elapsed() < Duration::from_secs(20), "it was not stopped");
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(sky.hindered(Instant::now()) && sky.troubled());
+        drop(weather);
+        assert_ne!(state(child.id()), 'T');
+        assert!(began.elapsed() < Duration::from_secs(30), "nobody waits for ten minutes");
+        let spells = sky.all();
+        assert!(spells.len() == 1 && spells[0].seen.is_ok() && spells[0].to_s.is_some(), "{spells:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_flood_opens_what_it_says_and_hinders_until_a_moment_later() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let victim = Victim { pid: None, authority: listener.local_addr().unwrap().to_string(), disk: None };
+        let sky = Sky::new();
+        let (_stop, stopped) = channel();
+        sky.spell(Kind::Flood, || Ok(happen(Kind::Flood, 7, &victim, &stopped, Duration::from_secs(1)).unwrap()));
+        assert_eq!(sky.all()[0].seen, Ok("7 connections, 0 not taken".into()));
+        assert!(sky.hindered(Instant::now()) && !sky.hindered(Instant::now() + AFTERMATH));
+    }
+
+    #[test]
+    fn what_needs_a_process_says_so() {
+        let victim = Victim { pid: None, authority: "127.0.0.1:9".into(), disk: None };
+        let sky = Arc::new(Sky::new());
+        let words = Weather::start(vec![trouble(Kind::Stop, None)], &victim, &sky).err().unwrap().to_string();
+        assert!(words.contains("--pid"), "{words}");
+    }
+
+    #[test]
+    fn neighbours_end_with_their_owner() {
+        let neighbours = Neighbours::start(2, Duration::from_secs(60)).unwrap();
+        let pids: Vec<u32> = neighbours.0.iter().map(Child::id).collect();
+        drop(neighbours);
+        assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+    }
+}

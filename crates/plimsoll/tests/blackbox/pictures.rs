@@ -1,0 +1,389 @@
+//! Pictures in numbers, against the demo model: everybody gets the answer to their own, whoever else is there; and thousands of them,
+//! some of whose clients leave in every phase, leave nothing behind.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::picture::{linked, part, png, stored};
+use crate::product::{Server, eventually, posted};
+
+const CHAT: &str = "/v1/chat/completions";
+const SIDE: u32 = 64;
+
+/// Rows of five cells, as in `tools/train_demo/pictures.py`.
+const DIGITS: [[&str; 7]; 10] = [
+    ["01110", "10001", "10011", "10101", "11001", "10001", "01110"],
+    ["00100", "01100", "00100", "00100", "00100", "00100", "01110"],
+    ["01110", "10001", "00001", "00010", "00100", "01000", "11111"],
+    ["11111", "00010", "00100", "00010", "00001", "10001", "01110"],
+    ["00010", "00110", "01010", "10010", "11111", "00010", "00010"],
+    ["11111", "10000", "11110", "00001", "00001", "10001", "01110"],
+    ["00110", "01000", "10000", "11110", "10001", "10001", "01110"],
+    ["11111", "00001", "00010", "00100", "01000", "01000", "01000"],
+    ["01110", "10001", "10001", "01110", "10001", "10001", "01110"],
+    ["01110", "10001", "10001", "01111", "00001", "00010", "01100"],
+];
+
+/// A picture of 64 × 64 by the colour of every pixel.
+fn painted(colour: impl Fn(u32, u32) -> [u8; 3]) -> Value {
+    let mut raw = Vec::new();
+    for y in 0..SIDE {
+        raw.push(0);
+        (0..SIDE).for_each(|x| raw.extend(colour(x, y)));
+    }
+    part(&stored(SIDE, SIDE, &raw))
+}
+
+/// A number in black on white, somewhere.
+fn number_drawn(number: u32) -> Value {
+    let digits: Vec<usize> = number.to_string().bytes().map(|byte| usize::from(byte - b'0')).collect();
+    let (cell_w, cell_h) = (3, 4);
+    let step = 5 * cell_w + 3;
+    let (left, top) = (2 + number % (SIDE - 3 - step * digits.len() as u32), 2 + number * 7 % (SIDE - 4 - 7 * cell_h));
+    painted(|x, y| {
+        let ink = x.checked_sub(left).zip(y.checked_sub(top)).is_some_and(|(x, y)| {
+            let (nth, column, row) = ((x / step) as usize, (x % step / cell_w) as usize, (y / cell_h) as usize);
+            digits.get(nth).is_some_and(|digit| {
+                DIGITS[*digit].get(row).and_then(|row| row.as_bytes().get(column)).is_some_and(|bit| *bit == b'1')
+            })
+        });
+        if ink { [10; 3] } else { [250; 3] }
+    })
+}
+
+/// A square of one colour, somewhere.
+fn square(colour: [u8; 3], nth: u32) -> Value {
+    let (left, top) = (4 + nth % 25, 4 + nth / 25 * 3 % 25);
+    painted(|x, y| if x.wrapping_sub(left) < 29 && y.wrapping_sub(top) < 29 { colour } else { [250, 250, 250] })
+}
+
+fn asked(picture: &Value, words: &str) -> Value {
+    let content = json!([picture, {"type": "text", "text": words}]);
+    json!({"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 12})
+}
+
+fn said(server: &Server, body: &Value) -> String {
+    server.ask(CHAT, body)["choices"][0]["message"]["content"].as_str().expect("text").trim().to_owned()
+}
+
+/// All of them at once, each from a client of its own.
+fn all_at_once(server: &Server, bodies: &[Value]) -> Vec<String> {
+    thread::scope(|scope| {
+        let clients: Vec<_> = bodies.iter().map(|body| scope.spawn(|| said(server, body))).collect();
+        clients.into_iter().map(|client| client.join().expect("an answer")).collect()
+    })
+}
+
+/// Two hundred run together.
+const TOGETHER: [&str; 5] = ["--enable-mtp", "--graph-max-batch-size", "200", "--visual-infer-batch-size", "4"];
+
+#[test]
+fn two_hundred_different_numbers_at_once_are_read_by_those_who_asked() {
+    let alone = Server::start_model(Path::new("demo"), &[]);
+    let mut found = BTreeMap::new();
+    // Those that it reads rightly, so that a neighbour's number would show as such.
+    for number in 0..1000 {
+        let body = asked(&number_drawn(number), "What number is in the picture?");
+        if said(&alone, &body) == number.to_string() {
+            found.insert(number, body);
+        }
+        if found.len() == 200 {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 200, "the model reads too few of a thousand numbers");
+    drop(alone);
+    // Nothing of them is in any cache here.
+    let server = Server::start_model(Path::new("demo"), &TOGETHER);
+    let bodies: Vec<Value> = found.values().cloned().collect();
+    for round in 0..2 {
+        for (number, said) in found.keys().zip(all_at_once(&server, &bodies)) {
+            assert_eq!(said, number.to_string(), "round {round}");
+        }
+    }
+    eventually("everything is given back", Duration::from_secs(20), || server.at_rest());
+}
+
+#[test]
+fn two_hundred_squares_of_two_colours_at_once_are_named_by_those_who_asked() {
+    let server = Server::start_model(Path::new("demo"), &TOGETHER);
+    let colours = [("red", [220, 30, 30]), ("blue", [40, 70, 220])];
+    let expected: Vec<&str> = (0..200).map(|nth| colours[nth % 2].0).collect();
+    let pictures = (0..200).map(|nth| square(colours[nth as usize % 2].1, nth));
+    let bodies: Vec<Value> = pictures.map(|picture| asked(&picture, "What colour is the square?")).collect();
+    for _ in 0..2 {
+        assert_eq!(all_at_once(&server, &bodies), expected);
+    }
+    eventually("everything is given back", Duration::from_secs(20), || server.at_rest());
+}
+
+/// A server that sends pictures so slowly that nobody waits for their end.
+struct Trickle {
+    address: SocketAddr,
+    asked: Arc<AtomicU64>,
+}
+
+impl Trickle {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (address, asked) = (listener.local_addr().expect("an address"), Arc::new(AtomicU64::new(0)));
+        let count = Arc::clone(&asked);
+        // It ends with the test's process.
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                count.fetch_add(1, Ordering::Relaxed);
+                thread::spawn(move || trickle(stream));
+            }
+        });
+        Self { address, asked }
+    }
+}
+
+fn trickle(mut stream: TcpStream) {
+    let _ = stream.read(&mut [0; 1024]);
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ncontent-length: 1000000\r\nconnection: close\r\n\r\n";
+    let mut sent = stream.write_all(head.as_bytes());
+    while sent.is_ok() {
+        thread::sleep(Duration::from_millis(2));
+        sent = stream.write_all(&[7; 16]);
+    }
+}
+
+/// Where a request stands that the engine does not know, yet or any more.
+const ABSENT: &str = "not in the engine";
+
+/// Where clients mean to leave.
+const LEAVES: [&str; 7] = ["download", "picture's decoding", "queue", "encode", "prefill", "decode", "stream"];
+
+/// So many pictures that nobody has sent before, and so many clients that leave.
+struct Plan {
+    pictures: u64,
+    aborts: u64,
+    /// Phases in which somebody must have been seen to leave.
+    phases: &'static [&'static str],
+    /// Bytes that memory at rest may grow by from one tenth to the next, at the end: as much as the allocator goes on keeping.
+    slope_max: f64,
+}
+
+/// What a soak has come to.
+#[derive(Default)]
+struct Seen {
+    /// Anonymous memory when nothing was left, after each tenth.
+    rests: Vec<i64>,
+    /// And what the heap had lent out then.
+    heaps: Vec<i64>,
+    /// In which phase those stood who left, as the server said just before: those that the engine did not know yet too.
+    left: BTreeMap<(&'static str, String), u64>,
+}
+
+struct Soak {
+    server: Server,
+    origin: Trickle,
+    seen: Mutex<Seen>,
+}
+
+impl Soak {
+    fn start() -> Self {
+        let flags = ["--media-fetch", "any", "--graph-max-batch-size", "4", "--running-max-req-size", "4"];
+        let server = Server::start_model(Path::new("demo"), &[&flags[..], &["--max-total-token-num", "8192"]].concat());
+        Self { server, origin: Trickle::start(), seen: Mutex::default() }
+    }
+
+    /// A picture of 32 to 64 pixels, read to its end.
+    fn picture(&self, seed: u64) {
+        let side = |bits: u64| 32 + (seed * bits % 33) as u32;
+        let picture = part(&png(side(7), side(11), seed));
+        let mut body = asked(&picture, "What is this?");
+        body["max_tokens"] = 3.into();
+        body["stream"] = (seed.is_multiple_of(2)).into();
+        let answer = self.server.post(CHAT, &body);
+        assert_eq!(answer.status, 200, "picture {seed}");
+        assert!(!answer.text().is_empty());
+    }
+
+    /// A client that leaves.
+    fn abort(&self, seed: u64) {
+        let kind = LEAVES[(seed % 7) as usize];
+        let nth = seed / 7;
+        let small = || part(&png(64, 64, 1 << 40 | seed));
+        let (picture, tokens) = match kind {
+            "download" => (linked(&format!("http://{}/{seed}.png", self.origin.address)), 3),
+            "picture's decoding" => (part(&png(700, 700, seed)), 3),
+            "encode" => (part(&png(448, 448, seed)), 3),
+            "decode" | "stream" => (small(), 1500),
+            _ => (small(), 3),
+        };
+        let words = if kind == "prefill" { "7 + 8 = 15. ".repeat(120) } else { "Count on: 1 2 3 4".into() };
+        let mut body = asked(&picture, &words);
+        body["max_tokens"] = tokens.into();
+        body["ignore_eos"] = true.into();
+        body["stream"] = (kind == "stream").into();
+        let before = self.origin.asked.load(Ordering::Relaxed);
+        let id = format!("leaves-{seed}");
+        let mut client = self.send(&id, &body);
+        match kind {
+            "download" => {
+                soon(|| self.origin.asked.load(Ordering::Relaxed) > before);
+                thread::sleep(Duration::from_millis(1 + nth % 7));
+            }
+            "picture's decoding" => thread::sleep(Duration::from_millis(2 + nth % 40)),
+            "queue" => soon(|| self.phase(&id) != ABSENT),
+            "stream" => {
+                client.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+                let (mut read, mut piece) = (Vec::new(), [0; 512]);
+                // Beyond the event that names the role.
+                while read.windows(5).filter(|five| *five == b"data:").count() < 3 {
+                    let n = client.read(&mut piece).expect("the stream begins");
+                    assert!(n > 0, "no stream: {}", String::from_utf8_lossy(&read));
+                    read.extend_from_slice(&piece[..n]);
+                }
+            }
+            phase => {
+                let mut known = false;
+                // Until it stands there, or is past it.
+                soon(|| {
+                    let found = self.phase(&id);
+                    known |= found != ABSENT;
+                    let past = known && [ABSENT, "ended"].contains(&found.as_str());
+                    found == phase || found == "decode" || past
+                });
+            }
+        }
+        let phase = self.phase(&id);
+        drop(client);
+        *self.seen.lock().expect("nobody panics here").left.entry((kind, phase)).or_default() += 1;
+    }
+
+    /// Sends a request with an id that the status page names it by.
+    fn send(&self, id: &str, body: &Value) -> TcpStream {
+        let bytes = posted(CHAT, body);
+        let at = bytes.windows(7).position(|seven| seven == b"\r\nhost:").expect("a head");
+        let mut client = TcpStream::connect(self.server.address).expect("the server listens");
+        let head = format!("\r\nx-request-id: {id}");
+        client.write_all(&[&bytes[..at], head.as_bytes(), &bytes[at..]].concat()).expect("the server reads");
+        client
+    }
+
+    /// Where a request stands in the engine.
+    fn phase(&self, id: &str) -> String {
+        let page = self.server.status();
+        let mut rows = page["requests"].as_array().expect("a list").iter();
+        let row = rows.find(|row| row["request_id"] == *id);
+        row.and_then(|row| row["phase"].as_str()).unwrap_or(ABSENT).to_owned()
+    }
+
+    /// Everything once; twelve clients share it out.
+    fn tenth(&self, pictures: std::ops::Range<u64>, aborts: std::ops::Range<u64>) {
+        let next = [AtomicU64::new(pictures.start), AtomicU64::new(aborts.start)];
+        let work = |which: usize, end: u64, act: &(dyn Fn(u64) + Sync)| {
+            loop {
+                let n = next[which].fetch_add(1, Ordering::Relaxed);
+                if n >= end {
+                    break;
+                }
+                act(n);
+            }
+        };
+        thread::scope(|scope| {
+            for client in 0..12 {
+                let work = &work;
+                scope.spawn(move || match client % 3 {
+                    0 => work(1, aborts.end, &|n| self.abort(n)),
+                    _ => work(0, pictures.end, &|n| self.picture(n)),
+                });
+            }
+        });
+        eventually("all that was lent is back", Duration::from_secs(60), || self.server.at_rest());
+        // What the watch trims after three idle seconds.
+        thread::sleep(Duration::from_secs(4));
+        let memory = self.server.memory();
+        let process = &memory["process"];
+        let bytes = ["rss_anon", "vm_swap"].map(|key| process[key].as_i64().expect("Linux tells"));
+        let mut seen = self.seen.lock().expect("nobody panics here");
+        seen.rests.push(bytes.iter().sum());
+        seen.heaps.push(memory["heap"]["in_use_bytes"].as_i64().expect("a count"));
+    }
+
+    fn run(&self, plan: &Plan) {
+        for tenth in 0..10 {
+            let share = |all: u64| all * tenth / 10..all * (tenth + 1) / 10;
+            self.tenth(share(plan.pictures), share(plan.aborts));
+        }
+    }
+}
+
+fn metric(page: &str, name: &str) -> u64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {page}"))
+}
+
+/// Waits a moment for what may be over before it is seen.
+fn soon(mut seen: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(5);
+    while !seen() && Instant::now() < until {
+        thread::sleep(Duration::from_micros(300));
+    }
+}
+
+/// Bytes that memory at rest grew by from one tenth to the next, by least squares over the last seven.
+fn slope(rests: &[i64]) -> f64 {
+    let last = &rests[rests.len() - 7..];
+    let mean = last.iter().sum::<i64>() as f64 / 7.0;
+    let along = |(i, bytes): (usize, &i64)| (i as f64 - 3.0) * (*bytes as f64 - mean);
+    last.iter().enumerate().map(along).sum::<f64>() / 28.0
+}
+
+fn soak(plan: &Plan) {
+    let (soak, began) = (Soak::start(), Instant::now());
+    soak.run(plan);
+    let server = &soak.server;
+    let (page, seen) = (server.get("/metrics").text(), soak.seen.lock().expect("nobody panics here"));
+    let memory = server.memory();
+    let requests = &memory["requests"];
+    println!("{} pictures, {} aborts in {:?}; the engine: {requests}", plan.pictures, plan.aborts, began.elapsed());
+    for ((kind, phase), count) in &seen.left {
+        println!("  meant to leave in {kind}: {count} in {phase}");
+    }
+    let (slope, heap) = (slope(&seen.rests), slope(&seen.heaps));
+    println!("  at rest after each tenth: {:?}; {slope:.0} bytes a tenth", seen.rests);
+    println!("  lent by the heap: {:?}; {heap:.0} bytes a tenth", seen.heaps);
+    for lost in ["kv_pages_lost", "state_slots_lost", "encoder_pages_lost", "panics"] {
+        assert_eq!(metric(&page, &format!("plimsoll_{lost}_total")), 0, "{lost}");
+    }
+    // Who stays is answered; who leaves fails nobody.
+    assert_eq!(requests["failed"], 0, "{requests}");
+    assert!(requests["finished"].as_u64().expect("a count") >= plan.pictures, "{requests}");
+    assert!(requests["aborted"].as_u64().expect("a count") >= plan.aborts / 4, "{requests}");
+    for phase in plan.phases {
+        assert!(seen.left.keys().any(|(_, found)| found == phase), "nobody left in {phase}");
+    }
+    for row in memory["components"].as_array().expect("components") {
+        assert!(row["peak_bytes"].as_u64() <= row["planned_bytes"].as_u64(), "I2: {row}");
+    }
+    let outputs = &memory["pools"]["encoder_outputs"];
+    assert_eq!(outputs["used"], outputs["cached"], "{outputs}");
+    assert!(slope <= plan.slope_max, "memory at rest grows by {slope:.0} bytes a tenth: {:?}", seen.rests);
+    assert!(heap <= plan.slope_max, "the heap grows by {heap:.0} bytes a tenth: {:?}", seen.heaps);
+}
+
+#[test]
+fn five_hundred_pictures_and_a_hundred_who_leave_in_every_phase_leave_nothing() {
+    let phases = &[ABSENT, "waiting", "decode"];
+    soak(&Plan { pictures: 500, aborts: 105, phases, slope_max: 131_072.0 });
+}
+
+/// The figures of SPECIFICATION.md: `cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture`.
+#[test]
+#[ignore = "twenty minutes: cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture"]
+fn ten_thousand_pictures_and_two_thousand_who_leave_leave_nothing() {
+    let phases = &[ABSENT, "waiting", "encode", "prefill", "decode"];
+    soak(&Plan { pictures: 10_000, aborts: 2002, phases, slope_max: 131_072.0 });
+}

@@ -1,0 +1,128 @@
+//! The soak of five minutes with everything that breaks servers, as any user can run it, and what it once found.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::limit::{say, text};
+use crate::product::{Server, eventually, plimsoll, repository, run};
+
+#[test]
+fn everything_that_breaks_servers_for_five_minutes() {
+    let scratch = std::env::temp_dir().join(format!("plimsoll-scenario-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch).unwrap();
+    let (json, svg) = (scratch.join("report.json"), scratch.join("report.svg"));
+    let scenario = repository().join("soak/five-minutes.toml");
+    let mut command = plimsoll(["soak", "--scenario"]);
+    command.arg(scenario).arg("--json").arg(&json).arg("--svg").arg(&svg);
+    let output = command.output().unwrap();
+    let (said, log) = (text(&output.stdout), text(&output.stderr));
+    println!("{said}\n{log}");
+    if log.contains("***") {
+        // No root, no cgroup: the rest has run.
+        say(&log);
+    }
+    assert!(output.status.success() && said.ends_with("PASS\n"), "see above");
+    let written = std::fs::read_to_string(&json).unwrap();
+    let report: Value = serde_json::from_str(&written).unwrap();
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    std::fs::remove_dir_all(&scratch).unwrap();
+    assert!(written.len() < 150_000 && picture.len() < 150_000, "{} and {} bytes", written.len(), picture.len());
+    assert!(picture.starts_with("<svg") && picture.contains("the line: planned"), "a picture under its line");
+    // Every manner of client came, and so did all the trouble.
+    let tally = &report["evidence"]["tally"]["by_manner"];
+    for manner in ["picture", "tools", "form", "fixed", "leaves_early", "slow", "half_open", "malformed"] {
+        let counts = &tally[manner];
+        assert!(counts["good"].as_u64().is_some_and(|good| good > 0), "{manner}: {counts}");
+    }
+    let spells = report["evidence"]["spells"].as_array().unwrap();
+    for kind in ["busy", "stop", "flood"] {
+        assert!(spells.iter().any(|spell| spell["kind"] == kind && spell["seen"]["Ok"].is_string()), "{kind}");
+    }
+}
+
+/// The soak found it: a log that cannot be written ended every thread that logged, the engine's among them.
+#[test]
+fn a_server_whose_log_cannot_be_written_serves_on() {
+    let inner = plimsoll(["serve", "demo", "--port", "0", "--log-ledger-every", "1"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$@\" 2>/dev/full", "sh"]).arg(inner.get_program()).args(inner.get_args());
+    let mut server = Server::try_start(command).unwrap();
+    for i in 0..4 {
+        let body = json!({"prompt": format!("What is 12 + {i}?"), "max_tokens": 4, "ignore_eos": true});
+        let answer = server.ask("/v1/completions", &body);
+        assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+    }
+    eventually("it is idle", Duration::from_secs(10), || server.at_rest());
+    assert!(server.get("/metrics").text().contains("plimsoll_panics_total 0"), "nobody stumbles over the log");
+    server.signal("TERM");
+    assert!(server.ended(Duration::from_secs(60)).success());
+}
+
+/// Clocks that have run for ten years, in a time namespace. A clock cannot be made to jump without touching the whole machine's;
+/// that time passes while nothing runs is what SIGSTOP is for, and the time of day is nobody's measure (see below).
+#[test]
+fn a_server_on_a_machine_that_has_been_up_for_ten_years() {
+    const YEARS: &str = "315360000";
+    let inner = plimsoll(["serve", "demo", "--port", "0"]);
+    let mut command = Command::new("unshare");
+    command.args(["--time", "--fork", "--kill-child", "--monotonic", YEARS, "--boottime", YEARS]);
+    let allowed = Command::new("unshare").args(["--time", "--fork", "true"]).output();
+    if !allowed.is_ok_and(|output| output.status.success()) {
+        return say("\n*** NOT RUN: NO TIME NAMESPACE CAN BE MADE HERE (ROOT IS NEEDED). ***\n");
+    }
+    command.arg(inner.get_program()).args(inner.get_args());
+    let server = Server::try_start(command).unwrap();
+    let body = json!({"prompt": "What is 12 + 30?", "max_tokens": 4, "ignore_eos": true});
+    assert_eq!(server.ask("/v1/completions", &body)["usage"]["completion_tokens"], 4);
+    let page = server.status();
+    assert!(page["uptime_seconds"].as_f64().unwrap() < 600.0 && page["healthy"] == true, "{page}");
+}
+
+/// Waits, timeouts, rates and rests are measured with clocks that only go forward. The time of day may jump: it is told to people
+/// (`created`, dates in chat templates, a load's and a log of pages' times, what the doctor says of the clock) and decides nothing.
+#[test]
+fn the_time_of_day_decides_nothing() {
+    let allowed = [
+        "plimsoll-engine/src/cache/notes.rs",
+        "plimsoll-server/src/gateway.rs",
+        "plimsoll-server/src/models.rs",
+        "plimsoll-text/src/chat/time.rs",
+        "plimsoll/src/commands/doctor/machine.rs",
+        "plimsoll/src/commands/serve.rs",
+    ];
+    let crates = repository().join("crates");
+    let mut found = Vec::new();
+    let mut folders = vec![crates.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap().map(Result::unwrap) {
+            let (path, name) = (entry.path(), entry.file_name());
+            if path.is_dir() && name != "tests" && name != "target" {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "rs")
+                && std::fs::read_to_string(&path).unwrap().contains("SystemTime")
+            {
+                found.push(path.strip_prefix(&crates).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found.sort();
+    assert_eq!(found, allowed, "whoever asks for the time of day says here what for");
+}
+
+#[test]
+fn a_scenario_that_cannot_be_is_refused_before_anything_starts() {
+    let path = std::env::temp_dir().join(format!("plimsoll-scenario-{}.toml", std::process::id()));
+    let refused = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        run(&["soak", "--scenario", path.to_str().unwrap()]).refused()
+    };
+    assert!(refused("[crowd]\ncustomers = 3\n").contains("customers"));
+    assert!(refused("[crowd]\nmix = { steam = 1 }\n").contains("steam"));
+    assert!(refused("[crowd]\nclients = 0\n").contains("1 to 4096"));
+    assert!(refused("").contains("neither --url nor a [server]"));
+    let flood = "[[chaos]]\nkind = \"flood\"\nfirst = \"1s\"\nhold = \"1s\"\npause = \"1s\"\n";
+    assert!(refused(flood).contains("`count` is missing"));
+    std::fs::remove_file(&path).unwrap();
+}

@@ -1,0 +1,180 @@
+//! InternVL served: tiles, thumbnails and numbered frames through all three APIs, with the prompts and answers of transformers.
+
+use serde_json::{Value, json};
+
+use crate::picture::{data_url, part, rows, stored};
+use crate::product::{Server, eventually, fixture, run};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn serve(model: &str, more: &[&str]) -> Server {
+    let exact = ["--dtype", "f32", "--kv-dtype", "f32", "--max-total-token-num", "8192", "--media-bytes", "33554432"];
+    Server::start_model(&fixture(model), &[&exact[..], more].concat())
+}
+
+fn cases(model: &str) -> Vec<Value> {
+    let text = std::fs::read(fixture(model).join("reference.json")).expect("a reference");
+    let all: Value = serde_json::from_slice(&text).expect("JSON");
+    all["cases"].as_array().expect("cases").clone()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// The picture or frame that `tools/fixturelib/vision.py` draws by the same formula, as a data URL.
+fn drawn(item: &Value, frame: u64) -> String {
+    let [seed, height, width] = ["seed", "height", "width"].map(|key| number(&item[key]));
+    let mut raw = Vec::new();
+    for y in 0..height {
+        raw.push(0);
+        for x in 0..width {
+            let colour = |c: u64| ((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255;
+            raw.extend((0..3).map(|c| colour(c) as u8));
+        }
+    }
+    data_url(&stored(width as u32, height as u32, &raw))
+}
+
+/// The pictures of a case, as URLs: one each, or a video's frames.
+fn shots(case: &Value) -> Vec<(bool, Vec<String>)> {
+    let items = case["pictures"].as_array().expect("pictures").iter();
+    let one = |item: &Value| {
+        let frames = number(&item["frames"]);
+        (frames > 0, (0..frames.max(1)).map(|frame| drawn(item, frame)).collect())
+    };
+    items.map(one).collect()
+}
+
+/// What stands behind the pictures in the case's message.
+fn words(case: &Value) -> &str {
+    let text = case["text"].as_str().expect("a prompt").split("<|im_end|>").next().expect("a turn");
+    text.rsplit('\n').next().expect("a line")
+}
+
+fn content(case: &Value) -> Value {
+    let shot = |(moves, urls): (bool, Vec<String>)| match moves {
+        true => json!({"type": "video", "video": urls}),
+        false => json!({"type": "image_url", "image_url": {"url": urls[0]}}),
+    };
+    let mut parts: Vec<Value> = shots(case).into_iter().map(shot).collect();
+    parts.push(json!({"type": "text", "text": words(case)}));
+    parts.into()
+}
+
+fn chat(case: &Value) -> Value {
+    json!({"messages": [{"role": "user", "content": content(case)}], "max_tokens": 12, "temperature": 0, "ignore_eos": true,
+           "return_token_ids": true, "logprobs": true})
+}
+
+/// As many tokens in the prompt, the same answer, its log-probabilities within what issue 6 allows without a resize.
+fn as_the_reference(case: &Value, answer: &Value) {
+    let name = &case["name"];
+    assert_eq!(number(&answer["usage"]["prompt_tokens"]), case["ids"].as_array().unwrap().len() as u64, "{name}");
+    assert_eq!(answer["choices"][0]["token_ids"], case["greedy"], "{name}");
+    let found = answer["choices"][0]["logprobs"]["content"].as_array().expect("log-probabilities");
+    for (found, expected) in found.iter().zip(case["greedy_logprobs"].as_array().unwrap()) {
+        let (found, expected) = (found["logprob"].as_f64().unwrap(), expected.as_f64().unwrap());
+        assert!((found - expected).abs() < 2e-3, "{name}: {found} instead of {expected}");
+    }
+}
+
+#[test]
+fn internvl_answers_as_transformers_does_alone_and_in_company() {
+    for model in ["vl-intern", "vl-intern-rms"] {
+        let server = serve(model, &["--visual-infer-batch-size", "3"]);
+        let cases = cases(model);
+        assert_eq!(cases.len(), 6, "aligned, odd, two, a strip, a video, both");
+        cases.iter().for_each(|case| as_the_reference(case, &server.ask(CHAT, &chat(case))));
+        std::thread::scope(|scope| {
+            for client in 0..6 {
+                let (server, cases) = (&server, &cases);
+                scope.spawn(move || {
+                    for turn in 0..2 * cases.len() {
+                        let case = &cases[(client + turn) % cases.len()];
+                        let salted = json!({"cache_salt": format!("{client} {turn}")});
+                        let mut body = chat(case);
+                        // Half of them find nothing in any cache.
+                        if turn % 2 == 0 {
+                            body.as_object_mut().unwrap().extend(salted.as_object().unwrap().clone());
+                        }
+                        as_the_reference(case, &server.ask(CHAT, &body));
+                    }
+                });
+            }
+        });
+        eventually("everything is given back", std::time::Duration::from_secs(20), || server.at_rest());
+        for row in server.memory()["components"].as_array().expect("components") {
+            assert!(number(&row["peak_bytes"]) <= number(&row["planned_bytes"]), "I2: {row}");
+        }
+    }
+}
+
+#[test]
+fn tiles_come_through_every_api() {
+    let model = "vl-intern";
+    let server = serve(model, &[]);
+    let pictures = |case: &Value| shots(case).iter().all(|(moves, _)| !moves);
+    for case in cases(model).iter().filter(|case| pictures(case)) {
+        let chat = server.ask(CHAT, &chat(case));
+        let said = chat["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+        let tokens = case["ids"].as_array().unwrap().len() as u64;
+        let block = |url: &String| {
+            let data = url.split_once(',').expect("a data URL").1;
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}})
+        };
+        let mut blocks: Vec<Value> = shots(case).iter().map(|(_, urls)| block(&urls[0])).collect();
+        blocks.push(json!({"type": "text", "text": words(case)}));
+        let body = json!({"model": model, "max_tokens": 12, "temperature": 0,
+                          "messages": [{"role": "user", "content": blocks}]});
+        let answer = server.ask("/v1/messages", &body);
+        assert_eq!(number(&answer["usage"]["input_tokens"]) + cached(&answer), tokens, "{answer}");
+        assert_eq!(answer["content"][0]["text"], said, "{}", case["name"]);
+        let mut parts: Vec<Value> =
+            shots(case).iter().map(|(_, urls)| json!({"type": "input_image", "image_url": urls[0]})).collect();
+        parts.push(json!({"type": "input_text", "text": words(case)}));
+        let body = json!({"max_output_tokens": 12, "temperature": 0,
+                          "input": [{"role": "user", "content": parts}]});
+        let answer = server.ask("/v1/responses", &body);
+        assert_eq!(number(&answer["usage"]["input_tokens"]), tokens, "{answer}");
+        assert_eq!(answer["output"][0]["content"][0]["text"], said, "{}", case["name"]);
+    }
+}
+
+/// Input tokens that Anthropic's API counts apart.
+fn cached(answer: &Value) -> u64 {
+    answer["usage"]["cache_read_input_tokens"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn users_with_tiles_are_planned() {
+    let path = fixture("vl-intern");
+    let said =
+        run(&["plan", path.to_str().expect("UTF-8"), "--users", "4", "--context", "1024", "--images", "2"]).good();
+    assert!(said.contains("4 users x 1024 tokens, 2 pictures among them, fit"), "{said}");
+}
+
+#[test]
+fn a_picture_has_no_more_tiles_than_were_planned() {
+    let server = serve("vl-intern", &["--max-image-pixels", "600", "--max-video-frames", "2"]);
+    let ask = |content: Value| {
+        let body = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
+        server.post(CHAT, &body)
+    };
+    let picture = |width, height| stored(width, height, &rows(width, height, 1));
+    // Two tiles and a thumbnail, of four tokens each; and one where the client wants few.
+    let tokens = |content: Value| number(&ask(content).json()["usage"]["prompt_tokens"]);
+    let text = tokens(json!([{"type": "text", "text": "x"}]));
+    let (wide, square) = (tokens(json!([part(&picture(90, 9))])), tokens(json!([part(&picture(16, 16))])));
+    assert_eq!(wide - square, 2 * 4, "{text}");
+    let mut low = part(&picture(90, 9));
+    low["image_url"]["detail"] = "low".into();
+    assert!(tokens(json!([low])) <= wide);
+    let frames: Vec<String> = (0..3).map(|_| data_url(&picture(16, 16))).collect();
+    let refused = ask(json!([{"type": "video", "video": frames}]));
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("--max-video-frames"));
+    // The words for media mean nothing in a client's text.
+    let spelled = tokens(json!([{"type": "text", "text": "<video> <IMG_CONTEXT>"}]));
+    assert!(spelled > text + 2, "{spelled} tokens: they are text");
+}
