@@ -12,10 +12,10 @@ use crate::weights::{LinearId, WeightTable};
 /// The inputs of some grouped products, one row a choice: quantized, as floats, or both, as the weights want them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inputs {
-    /// Rows and width of the quantized copies.
-    pub layout: ActLayout,
-    /// Where they lie, if any weight is quantized.
-    pub acts: Option<usize>,
+    /// The width of a row.
+    pub cols: usize,
+    /// How the quantized copies lie, and where, if any weight is quantized.
+    pub acts: Option<(ActLayout, usize)>,
     /// Float rows, if any weight is of floats.
     pub floats: Option<Buf>,
 }
@@ -70,9 +70,8 @@ impl Space {
 
     /// Takes the grouped copies of the input; they may be given back when gate and up are there.
     pub fn take_inputs(&mut self, stack: &mut StepStack) -> Result<(), StepOverflow> {
-        let layout = self.inputs.layout;
-        if let Some(acts) = &mut self.inputs.acts {
-            *acts = stack.take(layout.bytes())?;
+        if let Some((layout, at)) = &mut self.inputs.acts {
+            *at = stack.take(layout.bytes())?;
         }
         if let Some(floats) = &mut self.inputs.floats {
             *floats = take_matrix(stack, floats.rows, floats.cols)?;
@@ -82,9 +81,8 @@ impl Space {
 
     /// Takes the quantized input of `down`, and its results.
     pub fn take_outputs(&mut self, stack: &mut StepStack) -> Result<(), StepOverflow> {
-        let layout = self.hidden.layout;
-        if let Some(acts) = &mut self.hidden.acts {
-            *acts = stack.take(layout.bytes())?;
+        if let Some((layout, at)) = &mut self.hidden.acts {
+            *at = stack.take(layout.bytes())?;
         }
         self.y = take_matrix(stack, self.y.rows, self.y.cols)?;
         Ok(())
@@ -97,8 +95,8 @@ impl Inputs {
         let quantized = |id: &LinearId| table.linear(*id).packing.wants_acts();
         let all = || matrices.iter().flat_map(|ids| ids.iter());
         Self {
-            layout: ActLayout { rows, k: cols },
-            acts: all().any(quantized).then_some(0),
+            cols,
+            acts: table.act_layout(rows, cols, all()).map(|layout| (layout, 0)),
             floats: (!all().all(quantized)).then_some(Buf { offset: 0, rows, cols }),
         }
     }

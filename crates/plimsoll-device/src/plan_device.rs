@@ -53,9 +53,8 @@ impl<'a> PlanDevice<'a> {
 }
 
 /// Bytes of workspace for the quantized copy of a linear layer's input; 0 when no layer needs one.
-pub(crate) fn acts_bytes(weights: &WeightTable, x: Buf, layers: &[(LinearId, Buf)]) -> usize {
-    let quantized = |(id, _): &(LinearId, Buf)| weights.linear(*id).packing.wants_acts();
-    if layers.iter().any(quantized) { ActLayout { rows: x.rows, k: x.cols }.bytes() } else { 0 }
+fn acts_bytes(weights: &WeightTable, x: Buf, layers: &[(LinearId, Buf)]) -> usize {
+    weights.act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id)).map_or(0, ActLayout::bytes)
 }
 
 /// Bytes of workspace for the keys and values of one layer of an encoder's step.

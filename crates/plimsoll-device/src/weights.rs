@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
-use plimsoll_kernels::{PackKind, PackScales, Packing, QuantPacking};
+use plimsoll_kernels::{ActLayout, Isa, PackKind, PackScales, Packing, QuantPacking};
 use thiserror::Error;
 
 /// Every weight starts on a cache line.
@@ -208,9 +208,32 @@ pub struct WeightTable {
     pub vectors: Vec<VectorDecl>,
     /// Bytes of the region.
     pub bytes: usize,
+    /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
+    tiles: bool,
 }
 
 impl WeightTable {
+    /// The table for layers that run on this instruction set: with the matrix unit the workspace holds more.
+    pub fn on(self, isa: Isa) -> Self {
+        Self { tiles: isa == Isa::Amx, ..self }
+    }
+
+    /// How an input of `rows` rows of `k` is quantized for these layers; `None` if none of them wants it.
+    pub(crate) fn act_layout<'a>(
+        &self,
+        rows: usize,
+        k: usize,
+        layers: impl Iterator<Item = &'a LinearId>,
+    ) -> Option<ActLayout> {
+        let (mut acts, mut tiles) = (false, false);
+        for id in layers {
+            let packing = &self.linear(*id).packing;
+            acts |= packing.wants_acts();
+            tiles |= self.tiles && packing.wants_tiles();
+        }
+        acts.then_some(ActLayout { rows, k, tiles })
+    }
+
     /// The declaration behind an id.
     pub fn linear(&self, id: LinearId) -> &LinearDecl {
         &self.linears[id.0]

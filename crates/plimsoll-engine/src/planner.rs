@@ -5,8 +5,8 @@
 mod check;
 
 use plimsoll_device::{
-    Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan,
-    StepInput, WeightTable, Work,
+    Declare, DeclareError, DeviceError, Isa, KvShape, MediaRows, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice,
+    SeqSpan, StepInput, WeightTable, Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_media::MediaError;
@@ -303,7 +303,7 @@ impl Blueprint {
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
         let mut declare = Declare::new(checkpoint, options.dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
-        let weights = declare.finish();
+        let weights = declare.finish().on(options.isa.unwrap_or_else(Isa::detect));
         let media = match model.vision() {
             Some(_) => MediaRules::read(checkpoint)?,
             None => None,

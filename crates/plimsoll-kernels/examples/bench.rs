@@ -111,10 +111,10 @@ impl<'a> Product<'a> {
         let k = packing.k();
         let x: Vec<f32> = (0..rows * k).map(|i| ((i * 7919) as f32 * 1e-3).sin()).collect();
         let acts = packing.wants_acts().then(|| {
-            let layout = ActLayout { rows, k };
+            let layout = ActLayout { rows, k, tiles: isa == Isa::Amx && packing.wants_tiles() };
             let buffer = aligned(layout.bytes());
             for (x, row) in x.chunks(k).zip(buffer.chunks_exact_mut(layout.row_bytes())) {
-                quantize_acts(isa, x, row);
+                quantize_acts(isa, layout, x, row);
             }
             Acts::new(layout, buffer)
         });
@@ -280,7 +280,7 @@ fn rows(isa: Isa, filter: &str) {
     let n = 4096;
     let x: Vec<f32> = (0..n).map(|i| (i as f32).sin() * 4.0).collect();
     let mut y = x.clone();
-    let buffer = aligned(2 * n);
+    let buffer = aligned(8 * n);
     let mut show = |name: &str, op: &mut dyn FnMut(&mut [f32])| {
         if name.contains(filter) {
             let seconds = best(|| (0..1000).for_each(|_| op(&mut y)));
@@ -289,7 +289,9 @@ fn rows(isa: Isa, filter: &str) {
     };
     show("rms_norm", &mut |y| rms_norm(isa, y, &x, &x, 1e-6));
     show("silu glu", &mut |y| glu(isa, Activation::Silu, y, &x));
-    show("quantize_acts", &mut |_| quantize_acts(isa, &x, buffer));
+    let layout = ActLayout { rows: 1, k: n, tiles: isa == Isa::Amx };
+    let row = &mut buffer[..layout.bytes()];
+    show("quantize_acts", &mut |_| quantize_acts(isa, layout, &x, row));
     show("rope", &mut |y| rope(isa, RopeStyle::Halves, y, 128, &x[..64], &x[..64]));
     let mut router = x[..512].to_vec();
     let (mut ids, mut weights) = ([0; 10], [0.0; 10]);

@@ -12,12 +12,17 @@ use crate::simd::{LANES, Simd};
 
 /// Bytes of a quantized block.
 pub(crate) const ACT_BLOCK_BYTES: usize = 96;
+/// Bytes of a block's numbers as the matrix unit takes them: two planes of bfloat16.
+pub(crate) const ACT_TILE_BYTES: usize = 2 * 2 * BLOCK;
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
 /// The largest quantized activation: its upper byte is 127 and its lower one may still round up to it.
 pub(crate) const ACT_MAX: f32 = 32_639.0;
 
 /// One block of 32 quantized activations, as it lies in the buffer.
 ///
-/// value[i] ≈ scale · number[i], number[i] = 256 · high[i] + low[i], scale = max |value| / 32639.
+/// value[i] ≈ scale · number[i], number[i] = 256 · high[i] + low[i]; scale is the least power of two for which no number
+/// exceeds 32639. A power of two, so that scaling rounds nothing, wherever in a product it takes place.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(crate) struct ActBlock {
@@ -37,17 +42,22 @@ pub(crate) struct ActBlock {
 
 const _: () = assert!(size_of::<ActBlock>() == ACT_BLOCK_BYTES);
 
-/// The shape of a buffer of quantized activations: `rows` rows of `k` elements, row after row, 3 bytes an element.
+/// The shape of a buffer of quantized activations: `rows` rows of `k` elements, row after row, 3 bytes an element, and 4
+/// more for tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActLayout {
     /// Rows (tokens).
     pub rows: usize,
     /// Elements per row; a multiple of 32.
     pub k: usize,
+    /// Whether a row's blocks are followed by their numbers once more, as the matrix unit takes them
+    /// ([`crate::Packing::wants_tiles`]): for every block 32 times scale · 256 · high, then 32 times scale · low, in
+    /// bfloat16, which holds both exactly, of every four in the order 0, 2, 1, 3; then every block's scaled sum.
+    pub tiles: bool,
 }
 
 impl ActLayout {
-    /// Bytes of the buffer, which must be aligned to 32. Panics if `k` is not a multiple of 32 or the size overflows.
+    /// Bytes of the buffer, which must be aligned to 32, with tiles to 64. Panics if `k` is not a multiple of 32 or the size overflows.
     pub fn bytes(self) -> usize {
         self.rows.checked_mul(self.row_bytes()).expect("activation buffer exceeds the address space")
     }
@@ -55,7 +65,30 @@ impl ActLayout {
     /// Bytes of one row.
     pub fn row_bytes(self) -> usize {
         assert!(self.k.is_multiple_of(BLOCK), "{} activations are not a multiple of {BLOCK}", self.k);
-        self.k.checked_mul(ACT_BLOCK_BYTES / BLOCK).expect("activation row exceeds the address space")
+        let bytes = if self.tiles {
+            // An odd number of lines: the rows of a tile shall not meet in one set of the cache.
+            let sums = (self.k / BLOCK).checked_mul(size_of::<f32>());
+            sums.and_then(|sums| sums.checked_add(self.sums_at())).map(|bytes| (bytes.div_ceil(LINE) | 1) * LINE)
+        } else {
+            self.k.checked_mul(ACT_BLOCK_BYTES / BLOCK)
+        };
+        bytes.expect("activation row exceeds the address space")
+    }
+
+    /// Panics unless a buffer of this layout begins where its parts want to lie.
+    fn check_alignment(self, buffer: &[u8]) {
+        let alignment = if self.tiles { LINE } else { align_of::<ActBlock>() };
+        assert!(buffer.as_ptr().addr().is_multiple_of(alignment), "activation buffer not aligned to {alignment}");
+    }
+
+    /// Where in a row its tiles begin.
+    pub(crate) fn tiles_at(self) -> usize {
+        (self.k / BLOCK).saturating_mul(ACT_BLOCK_BYTES).saturating_add(LINE - 1) / LINE * LINE
+    }
+
+    /// Where in a row the sums of its blocks follow.
+    pub(crate) fn sums_at(self) -> usize {
+        (self.k / BLOCK).saturating_mul(ACT_TILE_BYTES).saturating_add(self.tiles_at())
     }
 }
 
@@ -63,19 +96,17 @@ impl ActLayout {
 #[derive(Clone, Copy)]
 pub struct Acts<'a> {
     layout: ActLayout,
-    blocks: &'a [ActBlock],
+    buffer: &'a [u8],
 }
 
 impl<'a> Acts<'a> {
-    /// Reads a buffer that [`quantize_acts`] has filled. Panics if it is shorter than the layout or not aligned to 32.
+    /// Reads a buffer that [`quantize_acts`] has filled. Panics if it is shorter than the layout or not aligned to its
+    /// blocks (32 bytes; with tiles 64).
     pub fn new(layout: ActLayout, buffer: &'a [u8]) -> Acts<'a> {
         let bytes = layout.bytes();
         assert!(buffer.len() >= bytes, "activation buffer of {} bytes, {bytes} needed", buffer.len());
-        assert!(buffer.as_ptr().addr().is_multiple_of(32), "activation buffer not aligned to 32");
-        let count = bytes / ACT_BLOCK_BYTES;
-        // SAFETY: length and alignment were just checked, the lifetime is kept, and any bytes are a valid `ActBlock`.
-        let blocks = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<ActBlock>(), count) };
-        Acts { layout, blocks }
+        layout.check_alignment(buffer);
+        Acts { layout, buffer }
     }
 
     /// Rows and elements per row.
@@ -83,29 +114,39 @@ impl<'a> Acts<'a> {
         self.layout
     }
 
+    /// The first block of the first row.
     pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.blocks.as_ptr().cast()
+        self.buffer.as_ptr()
     }
 }
 
-/// Quantizes one row of `k` floats into `dst`, one row of an [`ActLayout`] buffer (32-byte aligned, `row_bytes` long).
+/// Quantizes one row of `k` floats into `dst`, one row of a buffer of this layout (`row_bytes` long, aligned as in
+/// [`Acts::new`]).
 ///
-/// Per block of 32: scale = amax / 32639; number = x · (32639 / amax), rounded to nearest even. Blocks whose amax is below 2⁻¹⁰⁰
-/// become zeros. A NaN or infinity makes its block's scale NaN or infinite, so that it cannot pass unnoticed.
+/// Per block of 32: scale is the least power of two with amax / 32639 ≤ scale; number = x / scale, rounded to nearest even.
+/// Blocks whose amax is below 2⁻¹⁰⁰ become zeros. One that holds a NaN, an infinity or anything from 2¹⁰⁰ on gets the scale
+/// NaN, so that it cannot pass unnoticed.
 ///
 /// Panics if the lengths disagree.
-pub fn quantize_acts(isa: Isa, x: &[f32], dst: &mut [u8]) {
-    let layout = ActLayout { rows: 1, k: x.len() };
-    assert_eq!(dst.len(), layout.bytes(), "bytes for {} quantized activations", x.len());
-    assert!(dst.as_ptr().addr().is_multiple_of(32), "activation buffer not aligned to 32");
+pub fn quantize_acts(isa: Isa, layout: ActLayout, x: &[f32], dst: &mut [u8]) {
+    assert_eq!(x.len(), layout.k, "activations of a row");
+    assert_eq!(dst.len(), layout.row_bytes(), "bytes for {} quantized activations", x.len());
+    layout.check_alignment(dst);
+    let (blocks, tiles) = dst.split_at_mut(if layout.tiles { layout.tiles_at() } else { dst.len() });
     // SAFETY: length and alignment were just checked, the borrow is kept, and any bytes are a valid `ActBlock`.
-    let blocks = unsafe { std::slice::from_raw_parts_mut(dst.as_mut_ptr().cast::<ActBlock>(), x.len() / BLOCK) };
-    isa.run(QuantizeRow { x, blocks });
+    let blocks = unsafe { std::slice::from_raw_parts_mut(blocks.as_mut_ptr().cast::<ActBlock>(), x.len() / BLOCK) };
+    let (tiles, sums) = tiles.split_at_mut(if layout.tiles { layout.sums_at() - layout.tiles_at() } else { 0 });
+    isa.run(QuantizeRow { x, blocks: &mut *blocks, tiles: tiles.as_chunks_mut().0 });
+    for (sum, block) in sums.as_chunks_mut().0.iter_mut().zip(&*blocks) {
+        *sum = block.scaled_sum.to_ne_bytes();
+    }
 }
 
 struct QuantizeRow<'a> {
     x: &'a [f32],
     blocks: &'a mut [ActBlock],
+    /// As many as blocks, or none.
+    tiles: &'a mut [[u8; ACT_TILE_BYTES]],
 }
 
 impl Kernel for QuantizeRow<'_> {
@@ -113,17 +154,17 @@ impl Kernel for QuantizeRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (x, block) in self.x.as_chunks::<BLOCK>().0.iter().zip(self.blocks) {
-            quantize_block(s, x, block);
+        for (index, (x, block)) in self.x.as_chunks::<BLOCK>().0.iter().zip(self.blocks).enumerate() {
+            quantize_block(s, x, block, self.tiles.get_mut(index));
         }
     }
 }
 
 #[inline(always)]
-fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock) {
+fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock, mut tile: Option<&mut [u8; ACT_TILE_BYTES]>) {
     // SAFETY: `x` has two vectors of 16 floats.
     let halves = unsafe { [s.load(x.as_ptr()), s.load(x.as_ptr().add(LANES))] };
-    let (scale, inverse) = block_scale(s, halves[0], halves[1], ACT_MAX);
+    let (scale, inverse) = act_scale(amax(s, halves[0], halves[1]));
     let mut sums = [0i32; 2];
     for (half, values) in halves.into_iter().enumerate() {
         let number = math::round(s, s.mul(values, s.splat(inverse)));
@@ -139,6 +180,15 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock) {
         for (high, low) in high_bytes.iter().zip(low_bytes) {
             sums[half] += 256 * i32::from(*high) + i32::from(*low);
         }
+        if let Some(tile) = &mut tile {
+            let high = s.shl_i::<8>(high);
+            for (plane, numbers) in [high, s.sub_i(number, high)].into_iter().enumerate() {
+                let values = s.mul(s.float(numbers), s.splat(scale));
+                let to = &mut tile[2 * (plane * BLOCK + half * LANES)..][..2 * LANES];
+                // SAFETY: sixteen words.
+                unsafe { s.store_high_words(to.as_mut_ptr(), s.bits(values)) };
+            }
+        }
     }
     block.scale = scale;
     block.minus_sum = -(sums[0] + sums[1]);
@@ -148,9 +198,24 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock) {
     block._pad = 0;
 }
 
-/// The scale amax / steps of 32 values, and steps / amax.
+/// The scale of a block, and what to multiply by for its numbers.
 #[inline(always)]
-pub(crate) fn block_scale<S: Simd>(s: S, low: S::F, high: S::F, steps: f32) -> (f32, f32) {
+fn act_scale(amax: f32) -> (f32, f32) {
+    const MANTISSA: u32 = (1 << 23) - 1;
+    // Between these neither the scale nor its inverse, nor any sum of scaled products, leaves the range of normal floats.
+    if amax < f32::from_bits((127 - 100) << 23) {
+        (0.0, 0.0)
+    } else if amax < f32::from_bits((127 + 100) << 23) {
+        let bits = ((amax / ACT_MAX).to_bits() + MANTISSA) & !MANTISSA;
+        (f32::from_bits(bits), f32::from_bits((2 * 127 << 23) - bits))
+    } else {
+        (f32::NAN, 0.0)
+    }
+}
+
+/// The greatest magnitude among 32 values; NaN if there is one.
+#[inline(always)]
+pub(crate) fn amax<S: Simd>(s: S, low: S::F, high: S::F) -> f32 {
     // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
     let bits = s.max_i(s.bits(s.abs(low)), s.bits(s.abs(high)));
     let lanes = s.to_array(s.as_floats(bits));
@@ -158,9 +223,7 @@ pub(crate) fn block_scale<S: Simd>(s: S, low: S::F, high: S::F, steps: f32) -> (
     for lane in lanes {
         amax = amax.max(lane.to_bits());
     }
-    let amax = f32::from_bits(amax);
-    // steps / amax must not overflow.
-    if amax < f32::from_bits((127 - 100) << 23) { (0.0, 0.0) } else { (amax / steps, steps / amax) }
+    f32::from_bits(amax)
 }
 
 #[cfg(test)]

@@ -121,7 +121,7 @@ pub unsafe fn gated_delta(
     let mut tile = tiles.start;
     while tile < tiles.end {
         let whole = (value_dim / STATE_TILE).min(tiles.end) - tile.min(value_dim / STATE_TILE);
-        if isa == Isa::Avx512 && whole >= PAIR {
+        if isa >= Isa::Avx512 && whole >= PAIR {
             isa.run_widest(Tiles::<PAIR, false> { input, slots, tile, scratch, out });
             tile += PAIR;
         } else if whole > 0 {

@@ -18,15 +18,17 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same with AMX's byte products, for quantized weights and several rows.
+    Amx,
 }
 
-/// The name given to [`Isa::from_str`] is none of `portable`, `avx2`, `avx512`.
+/// The name given to [`Isa::from_str`] is none of `portable`, `avx2`, `avx512`, `amx`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownIsa(String);
 
 impl fmt::Display for UnknownIsa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown instruction set {:?}; expected portable, avx2 or avx512", self.0)
+        write!(f, "unknown instruction set {:?}; expected portable, avx2, avx512 or amx", self.0)
     }
 }
 
@@ -43,7 +45,7 @@ pub(crate) trait Kernel {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The fastest instruction set this processor has.
     pub fn detect() -> Isa {
@@ -53,6 +55,7 @@ impl Isa {
             0 => Isa::Portable,
             1 => Isa::Avx2,
             2 => Isa::Avx512,
+            3 => Isa::Amx,
             _ => {
                 let isa = probe();
                 LEVEL.store(isa as u8, Ordering::Relaxed);
@@ -66,12 +69,13 @@ impl Isa {
         self <= Isa::detect()
     }
 
-    /// The name [`FromStr`] accepts: `portable`, `avx2` or `avx512`.
+    /// The name [`FromStr`] accepts: `portable`, `avx2`, `avx512` or `amx`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 
@@ -101,7 +105,7 @@ impl Isa {
     pub(crate) fn run_widest<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if self.available() => {
+            Isa::Avx512 | Isa::Amx if self.available() => {
                 // SAFETY: the features `run_avx512` is compiled with have just been confirmed.
                 unsafe { run_avx512(kernel) }
             }
@@ -133,6 +137,7 @@ fn probe() -> Isa {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vnni");
     match (avx2, avx512) {
+        (true, true) if crate::unit::available() => Isa::Amx,
         (true, true) => Isa::Avx512,
         (true, false) => Isa::Avx2,
         _ => Isa::Portable,

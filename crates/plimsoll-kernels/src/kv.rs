@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use crate::acts::block_scale;
+use crate::acts::amax;
 use crate::half::{f32_to_bf16, f32_to_f16};
 use crate::isa::{Isa, Kernel};
 use crate::math;
@@ -212,7 +212,10 @@ impl Kernel for StoreQ8<'_> {
 fn quantize<S: Simd>(s: S, x: &[f32]) -> ([u8; KV_BLOCK], f32) {
     let low = s.load_part(x, 0.0);
     let high = s.load_part(x.get(LANES..).unwrap_or(&[]), 0.0);
-    let (scale, inverse) = block_scale(s, low, high, 127.0);
+    let amax = amax(s, low, high);
+    // 127 / amax must not overflow.
+    let tiny = amax < f32::from_bits((127 - 100) << 23);
+    let (scale, inverse) = if tiny { (0.0, 0.0) } else { (amax / 127.0, 127.0 / amax) };
     let inverse = s.splat(inverse);
     let mut codes = [0; KV_BLOCK];
     // SAFETY: `codes` has two vectors of 16 bytes.

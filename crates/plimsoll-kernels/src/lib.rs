@@ -29,6 +29,8 @@ mod route;
 mod simd;
 #[cfg(test)]
 mod testing;
+#[cfg(target_arch = "x86_64")]
+mod unit;
 
 pub use acts::{ActLayout, Acts, quantize_acts};
 pub use attention::{

@@ -4,6 +4,8 @@
 //! A tile is some rows of x times one or a few panels, over all of k, with every sum in registers; it is the unit of work
 //! and no boundary of arithmetic: a row's sums are formed in the same order in every tile.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod codes;
 mod float;
 mod quant;
@@ -65,7 +67,7 @@ pub struct Target {
 /// Float weights: `acc = fma(x[k], w[k], acc)` for k ascending, from 0.
 ///
 /// Quantized weights, for groups ascending: dot = Σ (code − zero) · number over the group, an exact integer;
-/// acc = fma(float(dot), scale_w · scale_act, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).
+/// acc = fma(float(dot) · scale_act, scale_w, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).
 ///
 /// Then the bias is added, then, in [`Mode::Add`], the result to what y holds.
 ///

@@ -16,6 +16,7 @@
 
 use std::fmt;
 
+use crate::acts::ACT_MAX;
 use crate::simd::LANES;
 
 /// Elements of k in a block, the unit in which activations and codes are stored.
@@ -185,6 +186,11 @@ impl Packing {
         self.panel_bytes * self.panels()
     }
 
+    /// Whether the matrix unit multiplies this matrix by activations in tiles ([`crate::ActLayout::tiles`]).
+    pub fn wants_tiles(&self) -> bool {
+        matches!(self.kind, PackKind::Quant(quant) if quant.fits_floats())
+    }
+
     /// Whether the matrix multiplies quantized activations ([`crate::Acts`]) rather than floats.
     pub fn wants_acts(&self) -> bool {
         matches!(self.kind, PackKind::Quant(_))
@@ -206,6 +212,14 @@ impl QuantPacking {
             return Err(PackError::ZeroWithOffset(self.zero));
         }
         Ok(())
+    }
+
+    /// Whether a group's sum of codes (less the zero point) times activations has an exact single-precision value, and so has
+    /// every part of it: then it may be summed in floats, in any order.
+    pub(crate) fn fits_floats(self) -> bool {
+        let (highest, zero) = ((1u64 << self.bits) - 1, u64::from(self.zero));
+        let widest = zero.max(highest.saturating_sub(zero));
+        zero <= highest && widest * u64::from(self.group) * ACT_MAX as u64 <= 1 << 24
     }
 
     /// Bytes of one block of codes: 32 elements of 16 outputs.
@@ -266,6 +280,19 @@ mod tests {
         let q6k = Packing::new(quant(6, 16, PackScales::Super, false), 16, 1024).unwrap();
         assert_eq!(q6k.bytes(), 16 * 768 + 4 * 288);
         assert_eq!(Packing::new(PackKind::F32, 17, 3).unwrap().bytes(), 2 * 3 * 64);
+    }
+
+    #[test]
+    fn narrow_codes_are_summed_in_floats() {
+        let fits = |bits, group, zero, offset| {
+            QuantPacking { bits, group, scales: PackScales::F16, zero, offset }.fits_floats()
+        };
+        // Q4_0, Q4_1, Q4_K, Q5_0 (a hundredth below the limit), Q6_K.
+        assert!(fits(4, 32, 8, false) && fits(4, 32, 0, true) && fits(5, 32, 16, false) && fits(6, 16, 32, false));
+        // Q5_1, six bits in groups of 32, Q8_0, and a zero point beyond all codes.
+        assert!(
+            !fits(5, 32, 0, true) && !fits(6, 32, 32, false) && !fits(8, 32, 128, false) && !fits(4, 32, 200, false)
+        );
     }
 
     #[test]

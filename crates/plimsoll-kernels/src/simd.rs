@@ -28,6 +28,10 @@ pub(crate) enum CodeWidth {
     Eight,
 }
 
+/// What [`Simd::store_words`] looks up.
+#[repr(C, align(64))]
+pub(crate) struct Words(pub(crate) [u16; 64]);
+
 /// Sixteen lanes of `f32` ([`Simd::F`]) or `i32` ([`Simd::I`]), or sixteen lanes of four bytes ([`Simd::B`]).
 ///
 /// A value of the implementing type is proof that the processor has the instructions, which is what makes the arithmetic
@@ -59,10 +63,18 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_u8(self, p: *const u8) -> Self::F;
     /// Loads 64 bytes. # Safety: `p` is valid for 64 bytes.
     unsafe fn load_bytes(self, p: *const u8) -> Self::B;
+    /// Stores 64 bytes. # Safety: `p` is valid for writing 64 bytes.
+    unsafe fn store_bytes(self, p: *mut u8, v: Self::B);
     /// Asks for the cache line at `p`, into the second-level cache, ahead of its use; any address will do.
     fn prefetch(self, p: *const u8);
     /// Stores the low byte of every lane. # Safety: `p` is valid for writing 16 bytes.
     unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I);
+    /// Stores the upper 16 bits of every lane, of every four in the order 0, 2, 1, 3 ([`Simd::store_words`]).
+    /// # Safety: `p` is valid for writing 32 bytes.
+    unsafe fn store_high_words(self, p: *mut u8, v: Self::I);
+    /// Looks bytes up, all below 32, or if `WIDE` below 64, and stores the words: of every four those of bytes 0 and 2,
+    /// then, 64 bytes behind, those of bytes 1 and 3. # Safety: `p` is valid for writing 128 bytes.
+    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Self::B);
 
     /// `a + b`.
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -107,6 +119,8 @@ pub(crate) trait Simd: Copy {
     /// Every byte shifted right by `shift` (left if negative, |shift| ≤ 7) and masked. The mask must clear the bits that a
     /// shift of wider words would drag in from the neighbour byte.
     fn shift_mask(self, v: Self::B, shift: i32, mask: u8) -> Self::B;
+    /// Every byte less `less`, wrapping.
+    fn sub_bytes(self, v: Self::B, less: u8) -> Self::B;
     /// Bitwise or.
     fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
     /// `init[lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[4·n + i]`: unsigned codes no wider than `width` times signed bytes,

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use plimsoll_kernels::{self as kernels, Acts, Input, PANEL, Target, Weights};
+use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, PANEL, Target, Weights};
 
 use super::linear::{INPUT_BLOCK_BYTES, TASKS_PER_THREAD};
 use super::{CpuDevice, kernel_activation};
@@ -72,18 +72,18 @@ impl CpuDevice {
     /// Every row's copies at their places: quantized once, then copied.
     fn copy_to_experts(&mut self, top: usize, x: Buf, space: &Space) {
         let (isa, inputs) = (self.isa, space.inputs);
-        let row_bytes = if inputs.acts.is_some() { inputs.layout.row_bytes() } else { 0 };
         // SAFETY: nobody writes the places from here on.
         let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
         self.rows(x.rows, |arena, _, row| {
             // SAFETY: inside the workspace; every choice has a place of its own, and a row's choices belong to one task.
             let x = unsafe { arena.row(x, row) };
             let (first, others) = places[row * top..][..top].split_first().expect("a row takes an expert");
-            if let Some(acts) = inputs.acts {
+            if let Some((layout, acts)) = inputs.acts {
+                let row_bytes = layout.row_bytes();
                 // SAFETY: as above.
                 let copy = |place: &u32| unsafe { arena.bytes(acts + *place as usize * row_bytes, row_bytes) };
                 let quantized = copy(first);
-                kernels::quantize_acts(isa, x, quantized);
+                kernels::quantize_acts(isa, layout, x, quantized);
                 others.iter().for_each(|place| copy(place).copy_from_slice(quantized));
             }
             if let Some(floats) = inputs.floats {
@@ -97,16 +97,17 @@ impl CpuDevice {
     /// `gate = act(gate) * up`, quantized for `down` if that wants it.
     fn activate(&mut self, spec: &Experts<'_>, space: &Space) {
         let (isa, act, arena) = (self.isa, kernel_activation(spec.act), self.arena());
-        let row_bytes = if space.hidden.acts.is_some() { space.hidden.layout.row_bytes() } else { 0 };
         self.pool.run(space.choices.div_ceil(COPIES_PER_TASK), &|_, task| {
             let first = task * COPIES_PER_TASK;
             for place in first..(first + COPIES_PER_TASK).min(space.choices) {
                 // SAFETY: inside the workspace, no overlap, each place belongs to one task.
                 let (gate, up) = unsafe { (arena.row(space.gate, place), arena.row(space.up, place)) };
                 kernels::glu(isa, act, gate, up);
-                if let Some(acts) = space.hidden.acts {
+                if let Some((layout, acts)) = space.hidden.acts {
+                    let row_bytes = layout.row_bytes();
                     // SAFETY: as above.
-                    kernels::quantize_acts(isa, gate, unsafe { arena.bytes(acts + place * row_bytes, row_bytes) });
+                    let quantized = unsafe { arena.bytes(acts + place * row_bytes, row_bytes) };
+                    kernels::quantize_acts(isa, layout, gate, quantized);
                 }
             }
         });
@@ -116,11 +117,11 @@ impl CpuDevice {
     fn grouped(&mut self, products: &[(&[LinearId], Buf)], inputs: &Inputs, space: &Space) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let experts = products[0].0.len();
-        let row_bytes = inputs.layout.k * if inputs.acts.is_some() { 3 } else { size_of::<f32>() };
+        let row_bytes = inputs.acts.map_or(inputs.cols * size_of::<f32>(), |(layout, _)| layout.row_bytes());
         let row_block = (INPUT_BLOCK_BYTES / row_bytes.max(1)).max(16);
         // SAFETY: the parts do not overlap; nobody writes them while tasks run, nor the inputs, which were written before.
         let (starts, blocks, acts) = unsafe {
-            let acts = |at| Acts::new(inputs.layout, arena.bytes(at, inputs.layout.bytes()));
+            let acts = |(layout, at): (ActLayout, usize)| Acts::new(layout, arena.bytes(at, layout.bytes()));
             (arena.words(space.starts, experts + 1), arena.words(space.blocks, experts + 1), inputs.acts.map(acts))
         };
         let cut = Cut::new(starts, blocks, row_block, products, threads);
@@ -131,7 +132,7 @@ impl CpuDevice {
             let (linear, data) = weights.linear(ids[expert]);
             let packing = &linear.packing;
             let shape = (packing.k(), packing.out());
-            assert_eq!(shape, (inputs.layout.k, out.cols), "shape of '{}'", linear.name);
+            assert_eq!(shape, (inputs.cols, out.cols), "shape of '{}'", linear.name);
             let bias = linear.bias.map(|bias| weights.vector(bias));
             let matrix = Weights { packing, data, bias };
             let target = Target { ptr: arena.pointer(out), ld: out.cols, mode: kernels::Mode::Store };

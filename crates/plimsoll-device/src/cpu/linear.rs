@@ -7,7 +7,6 @@ use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, Target, Weights}
 
 use super::CpuDevice;
 use crate::device::{Buf, Device, DeviceError, Mode};
-use crate::plan_device::acts_bytes;
 use crate::weights::LinearId;
 
 /// Input bytes that should stay in the second-level cache of a core while panels stream past.
@@ -18,14 +17,13 @@ pub(super) const TASKS_PER_THREAD: usize = 4;
 impl CpuDevice {
     pub(super) fn run_linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError> {
         let scope = self.mark();
-        let layout = ActLayout { rows: x.rows, k: x.cols };
-        let needed = acts_bytes(self.weights.table(), x, layers);
-        let acts_at = self.memory.stack.take(needed)?;
-        if needed > 0 {
-            self.quantize(x, layout, acts_at);
+        let layout = self.weights.table().act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id));
+        let at = self.memory.stack.take(layout.map_or(0, ActLayout::bytes))?;
+        if let Some(layout) = layout {
+            self.quantize(x, layout, at);
         }
         for (id, out) in layers {
-            self.multiply(x, layout, acts_at, *id, *out, mode);
+            self.multiply(x, layout.map(|layout| (layout, at)), *id, *out, mode);
         }
         self.release(scope);
         Ok(())
@@ -37,11 +35,11 @@ impl CpuDevice {
         self.rows(x.rows, |arena, _, row| {
             // SAFETY: each row's input and its quantized copy are inside the workspace and belong to one task.
             let (x, acts) = unsafe { (arena.row(x, row), arena.bytes(at + row * bytes, bytes)) };
-            kernels::quantize_acts(isa, x, acts);
+            kernels::quantize_acts(isa, layout, x, acts);
         });
     }
 
-    fn multiply(&mut self, x: Buf, layout: ActLayout, acts_at: usize, id: LinearId, out: Buf, mode: Mode) {
+    fn multiply(&mut self, x: Buf, acts: Option<(ActLayout, usize)>, id: LinearId, out: Buf, mode: Mode) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let (linear, data) = self.weights.linear(id);
         let packing = &linear.packing;
@@ -52,11 +50,10 @@ impl CpuDevice {
             Mode::Store => kernels::Mode::Store,
             Mode::Add => kernels::Mode::Add,
         };
-        let bytes = if packing.wants_acts() { layout.bytes() } else { 0 };
+        let acts = acts.filter(|_| packing.wants_acts());
+        let row_bytes = acts.map_or(x.cols * size_of::<f32>(), |(layout, _)| layout.row_bytes());
         // SAFETY: the quantized copy was written before, and during this operation it is only read.
-        let acts_bytes: &[u8] = unsafe { arena.bytes(acts_at, bytes) };
-        let acts = packing.wants_acts().then(|| Acts::new(layout, acts_bytes));
-        let row_bytes = if packing.wants_acts() { layout.row_bytes() } else { x.cols * size_of::<f32>() };
+        let acts = acts.map(|(layout, at)| Acts::new(layout, unsafe { arena.bytes(at, layout.bytes()) }));
         let cut = Cut::new(x.rows, row_bytes, packing.panels(), threads);
         self.pool.run(cut.tasks(), &|_, task| {
             let (rows, panels) = cut.task(task);
@@ -86,7 +83,8 @@ impl Cut {
         let row_blocks = rows.div_ceil(row_block);
         let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let panel_blocks = tasks.div_ceil(row_blocks).min(panels);
-        Self { rows, row_block, panels, panel_block: panels.div_ceil(panel_blocks) }
+        // Kernels take four panels at a time.
+        Self { rows, row_block, panels, panel_block: panels.div_ceil(panel_blocks).next_multiple_of(4) }
     }
 
     fn tasks(&self) -> usize {

@@ -5,11 +5,23 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Aligned, Random, isas};
 
-fn quantize(isa: Isa, x: &[f32]) -> Vec<ActBlock> {
-    let layout = ActLayout { rows: 1, k: x.len() };
+/// The blocks of a row, and its numbers for tiles: a plane of each block after the other.
+fn quantize_tiles(isa: Isa, x: &[f32]) -> (Vec<ActBlock>, Vec<[f32; BLOCK]>) {
+    let layout = ActLayout { rows: 1, k: x.len(), tiles: true };
     let mut buffer = Aligned::new(layout.bytes());
-    quantize_acts(isa, x, buffer.bytes_mut());
-    Acts::new(layout, buffer.bytes()).blocks.to_vec()
+    quantize_acts(isa, layout, x, buffer.bytes_mut());
+    let (blocks, tiles) = buffer.bytes().split_at(layout.tiles_at());
+    let word = |bytes: [u8; 2]| crate::bf16_to_f32(u16::from_le_bytes(bytes));
+    let planes = tiles.as_chunks::<{ 2 * BLOCK }>().0[..2 * x.len() / BLOCK].iter();
+    let place = |i: usize| i / 4 * 4 + [0, 2, 1, 3][i % 4];
+    let planes = planes.map(|plane| std::array::from_fn(|i| word([plane[2 * place(i)], plane[2 * place(i) + 1]])));
+    // SAFETY: blocks lie there, one after the other, from an aligned address on.
+    let block = |i: usize| unsafe { blocks.as_ptr().cast::<ActBlock>().add(i).read() };
+    ((0..x.len() / BLOCK).map(block).collect(), planes.collect())
+}
+
+fn quantize(isa: Isa, x: &[f32]) -> Vec<ActBlock> {
+    quantize_tiles(isa, x).0
 }
 
 /// Everything a block holds, floats by their bits.
@@ -23,13 +35,17 @@ proptest! {
     #[test]
     fn codes_are_near_and_sums_are_right(seed: u64, blocks in 1usize..5, magnitude in -30i32..30) {
         let x: Vec<f32> = Random::new(seed).floats(32 * blocks).iter().map(|x| x * 2f32.powi(magnitude)).collect();
-        for (x, block) in x.chunks(32).zip(quantize(Isa::detect(), &x)) {
+        let (blocks, tiles) = quantize_tiles(Isa::detect(), &x);
+        for ((x, block), planes) in x.chunks(32).zip(blocks).zip(tiles.chunks(2)) {
             let amax = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-            prop_assert_eq!(block.scale, amax / ACT_MAX);
+            // The least power of two that will do.
+            prop_assert!(block.scale.to_bits().trailing_zeros() >= 23);
+            prop_assert!(block.scale >= amax / ACT_MAX && block.scale / 2.0 < amax / ACT_MAX);
             let number = |i: usize| 256 * i32::from(block.high[i]) + i32::from(block.low[i]);
             for (i, x) in x.iter().enumerate() {
-                // Within half a step, but for the rounding of x · (32639 / amax).
-                prop_assert!((x - block.scale * number(i) as f32).abs() <= 0.51 * block.scale);
+                prop_assert!((x - block.scale * number(i) as f32).abs() <= 0.5 * block.scale);
+                prop_assert_eq!(planes[0][i], block.scale * 256.0 * f32::from(block.high[i]));
+                prop_assert_eq!(planes[1][i], block.scale * f32::from(block.low[i]));
             }
             let sums = [(0..16).map(number).sum::<i32>(), (16..32).map(number).sum()];
             prop_assert_eq!(block.minus_sum, -(sums[0] + sums[1]));
@@ -42,10 +58,12 @@ proptest! {
     #[test]
     fn instruction_sets_agree(seed: u64, blocks in 1usize..9) {
         let x = Random::new(seed).awkward(32 * blocks);
-        let expected: Vec<_> = quantize(Isa::Portable, &x).iter().map(words).collect();
+        let all = |isa| {
+            let (blocks, tiles) = quantize_tiles(isa, &x);
+            (blocks.iter().map(words).collect::<Vec<_>>(), crate::testing::bits(tiles.as_flattened()))
+        };
         for isa in isas() {
-            let actual: Vec<_> = quantize(isa, &x).iter().map(words).collect();
-            prop_assert_eq!(&actual, &expected, "{}", isa);
+            prop_assert_eq!(&all(isa), &all(Isa::Portable), "{}", isa);
         }
     }
 }
@@ -53,13 +71,14 @@ proptest! {
 #[test]
 fn nothing_hides_a_nan_or_an_infinity() {
     for isa in isas() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 2f32.powi(100)] {
             for at in [0, 15, 16, 31] {
                 let mut x = vec![1.0; 64];
                 x[32 + at] = bad;
-                let blocks = quantize(isa, &x);
-                assert!(blocks[0].scale == 1.0 / ACT_MAX, "{isa}");
-                assert!(!blocks[1].scale.is_finite(), "{isa} {bad} at {at}");
+                let (blocks, tiles) = quantize_tiles(isa, &x);
+                assert!(blocks[0].scale == 2f32.powi(-14), "{isa}");
+                assert!(blocks[1].scale.is_nan(), "{isa} {bad} at {at}");
+                assert!(tiles[2..].as_flattened().iter().all(|value| value.is_nan()), "{isa} {bad} at {at}");
             }
         }
     }
@@ -76,5 +95,5 @@ fn tiny_blocks_become_zeros() {
 #[test]
 #[should_panic(expected = "33 activations")]
 fn ragged_rows_are_refused() {
-    ActLayout { rows: 1, k: 33 }.bytes();
+    ActLayout { rows: 1, k: 33, tiles: false }.bytes();
 }

@@ -30,8 +30,8 @@ impl Split<'_> {
         let mut done = 0;
         while done < count {
             let tile = match (count - done, self.isa) {
-                (8.., Isa::Avx512) => 8,
-                (4.., Isa::Avx2 | Isa::Avx512) => 4,
+                (8.., Isa::Avx512 | Isa::Amx) => 8,
+                (4.., Isa::Avx2 | Isa::Avx512 | Isa::Amx) => 4,
                 _ => 1,
             };
             let partials = &mut partials[done * len..][..tile * len];
@@ -106,7 +106,7 @@ impl Split<'_> {
     ) {
         match (Q, self.isa) {
             (8, _) => self.isa.run_widest(Scores::<D, 8, 1> { view, queries, scores, first, end }),
-            (4, Isa::Avx512) => self.isa.run_widest(Scores::<D, 4, 2> { view, queries, scores, first, end }),
+            (4, Isa::Avx512 | Isa::Amx) => self.isa.run_widest(Scores::<D, 4, 2> { view, queries, scores, first, end }),
             (4, _) => self.isa.run_vector(Scores::<D, 4, 1> { view, queries, scores, first, end }),
             (_, Isa::Portable) => self.isa.run(Scores::<D, 1, 1> { view, queries, scores, first, end }),
             _ => self.isa.run_vector(Scores::<D, 1, 4> { view, queries, scores, first, end }),

@@ -103,8 +103,8 @@ impl Job<'_> {
         while panel < panels.end {
             let left = panels.end - panel;
             let step = match isa {
-                Isa::Avx512 if left >= 4 && rows.len() < 4 => 4,
-                Isa::Avx2 | Isa::Avx512 if left >= 2 => 2,
+                Isa::Amx | Isa::Avx512 if left >= 4 && rows.len() < 4 => 4,
+                Isa::Avx2 | Isa::Avx512 | Isa::Amx if left >= 2 => 2,
                 _ => 1,
             };
             let mut row = rows.start;
@@ -112,7 +112,7 @@ impl Job<'_> {
                 // SAFETY: no tile goes beyond `panels` or `rows`; the rest is the caller's word.
                 row += unsafe {
                     match (rows.end - row, step) {
-                        (8.., 2) if isa == Isa::Avx512 => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
+                        (8.., 2) if isa >= Isa::Avx512 => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
                         (4.., 2) => (isa.run_vector(self.tile::<KIND, 4, 2>(panel, row)), 4).1,
                         (4.., 1) if isa != Isa::Portable => (isa.run_vector(self.tile::<KIND, 4, 1>(panel, row)), 4).1,
                         // A checked draft's row takes the weights along that its neighbour has fetched.

@@ -10,6 +10,8 @@ use crate::simd::{CodeWidth, Simd};
 
 /// Quantized rows that stay in cache while panels stream by, in bytes.
 const ROW_BLOCK_BYTES: usize = 256 << 10;
+/// And how many of them at most: the matrix unit keeps their sums.
+pub(super) const MOST_ROWS: usize = 128;
 /// How far ahead of its use a part of a panel is asked for, in bytes. One row of bytes does without: there a block is so few
 /// instructions that the processor itself looks far enough ahead.
 const PREFETCH: usize = 8192;
@@ -157,17 +159,17 @@ fn scaled<S: Simd, const OFFSET: bool>(
     scaled_sum: f32,
     acc: S::F,
 ) -> S::F {
-    let acc = s.fma(s.float(dot), s.mul(scale, act_scale), acc);
+    let acc = s.fma(s.mul(s.float(dot), act_scale), scale, acc);
     if OFFSET { s.fma(offset, s.splat(scaled_sum), acc) } else { acc }
 }
 
 /// What all tiles of one call share.
-struct Job<'a> {
-    isa: Isa,
-    weights: &'a Weights<'a>,
-    quant: QuantPacking,
-    acts: &'a Acts<'a>,
-    target: Target,
+pub(super) struct Job<'a> {
+    pub(super) isa: Isa,
+    pub(super) weights: &'a Weights<'a>,
+    pub(super) quant: QuantPacking,
+    pub(super) acts: &'a Acts<'a>,
+    pub(super) target: Target,
 }
 
 impl Job<'_> {
@@ -204,6 +206,11 @@ impl Job<'_> {
         rows: Range<usize>,
     ) {
         let isa = self.isa;
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller's word; `multiply` does not ask for more rows.
+        if unsafe { self.tiled::<BITS, HALVES, OFFSET>(panels.clone(), rows.clone()) } {
+            return;
+        }
         let mut panel = panels.start;
         while panel < panels.end {
             let step = if isa != Isa::Portable && panels.end - panel >= 4 { 4 } else { 1 };
@@ -213,9 +220,11 @@ impl Job<'_> {
                 // SAFETY: no tile goes beyond `few` panels or `rows`; the rest is the caller's word.
                 row += unsafe {
                     match (isa, rows.end - row) {
-                        (Isa::Avx512, 8..) => (self.each::<BITS, HALVES, OFFSET, 8>(few.clone(), row), 8).1,
-                        (Isa::Avx512 | Isa::Avx2, 4..) => (self.each::<BITS, HALVES, OFFSET, 4>(few.clone(), row), 4).1,
-                        (Isa::Avx512, 2..) if step == 4 => {
+                        (Isa::Amx | Isa::Avx512, 8..) => (self.each::<BITS, HALVES, OFFSET, 8>(few.clone(), row), 8).1,
+                        (Isa::Amx | Isa::Avx512 | Isa::Avx2, 4..) => {
+                            (self.each::<BITS, HALVES, OFFSET, 4>(few.clone(), row), 4).1
+                        }
+                        (Isa::Amx | Isa::Avx512, 2..) if step == 4 => {
                             (isa.run_widest(self.tile::<BITS, HALVES, OFFSET, 2, 4>(panel, row)), 2).1
                         }
                         _ if step == 4 => (isa.run_vector(self.tile::<BITS, HALVES, OFFSET, 1, 4>(panel, row)), 1).1,
@@ -270,7 +279,7 @@ pub(super) unsafe fn multiply(
     target: Target,
 ) {
     let job = Job { isa, weights, quant, acts, target };
-    let step = (ROW_BLOCK_BYTES / acts.layout().row_bytes()).next_multiple_of(8).max(8);
+    let step = (ROW_BLOCK_BYTES / acts.layout().row_bytes()).next_multiple_of(16).clamp(16, MOST_ROWS);
     for start in rows.clone().step_by(step) {
         let (panels, rows) = (panels.clone(), start..rows.end.min(start + step));
         // SAFETY: within the ranges that `linear` has checked.

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CodeWidth, Simd};
+use super::{CodeWidth, Portable, Simd, Words};
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -152,6 +152,36 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, v: Ints) {
+        intrinsic!({
+            _mm256_storeu_si256(p.cast(), v.0);
+            _mm256_storeu_si256(p.add(32).cast(), v.1);
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_high_words(self, p: *mut u8, v: Ints) {
+        // Shifted with their sign, so that packing saturates nothing; it packs each half of a register by itself.
+        intrinsic!({
+            let words = _mm256_packs_epi32(_mm256_srai_epi32::<16>(v.0), _mm256_srai_epi32::<16>(v.1));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let ordered = _mm256_shufflehi_epi16::<0b11_01_10_00>(_mm256_shufflelo_epi16::<0b11_01_10_00>(words));
+            _mm256_storeu_si256(p.cast(), ordered);
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Ints) {
+        // Only the matrix unit asks for it, and where that is there is AVX-512.
+        let mut bytes = [0; 64];
+        // SAFETY: `bytes` has 64 bytes, and the rest is the caller's word.
+        unsafe {
+            self.store_bytes(bytes.as_mut_ptr(), v);
+            Portable.store_words::<WIDE>(p, table, bytes);
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut u8, v: Ints) {
         // Rare (quantizing activations), so through memory: no saturating pack changes the low bytes.
         let mut lanes = [0i32; 16];
@@ -283,6 +313,12 @@ impl Simd for Avx2 {
             };
             Ints(_mm256_and_si256(shifted.0, mask), _mm256_and_si256(shifted.1, mask))
         })
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, v: Ints, less: u8) -> Ints {
+        let less = intrinsic!(_mm256_set1_epi8(less as i8));
+        both!(Ints, _mm256_sub_epi8, v, Ints(less, less))
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CodeWidth, Simd};
+use super::{CodeWidth, Simd, Words};
 
 /// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI.
 #[derive(Clone, Copy)]
@@ -73,6 +73,38 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_bytes(self, p: *const u8) -> __m512i {
         intrinsic!(_mm512_loadu_si512(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, v: __m512i) {
+        intrinsic!(_mm512_storeu_si512(p.cast(), v))
+    }
+
+    #[inline(always)]
+    unsafe fn store_high_words(self, p: *mut u8, v: __m512i) {
+        intrinsic!({
+            let words = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(v));
+            let ordered = _mm256_shufflehi_epi16::<0b11_01_10_00>(_mm256_shufflelo_epi16::<0b11_01_10_00>(words));
+            _mm256_storeu_si256(p.cast(), ordered);
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: __m512i) {
+        intrinsic!({
+            let mask = _mm512_set1_epi16(0xff);
+            let low = _mm512_load_si512(table.0.as_ptr().cast());
+            let rows = [_mm512_and_si512(v, mask), _mm512_srli_epi16::<8>(v)];
+            for (row, codes) in rows.into_iter().enumerate() {
+                let words = if WIDE {
+                    let high = _mm512_load_si512(table.0.as_ptr().add(32).cast());
+                    _mm512_permutex2var_epi16(low, codes, high)
+                } else {
+                    _mm512_permutexvar_epi16(codes, low)
+                };
+                _mm512_storeu_si512(p.add(64 * row).cast(), words);
+            }
+        })
     }
 
     #[inline(always)]
@@ -189,6 +221,11 @@ impl Simd for Avx512 {
             _mm512_srl_epi16(v, _mm_cvtsi32_si128(shift))
         });
         intrinsic!(_mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8)))
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, v: __m512i, less: u8) -> __m512i {
+        intrinsic!(_mm512_sub_epi8(v, _mm512_set1_epi8(less as i8)))
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The oracle: sixteen lanes in plain Rust, for any processor. `f32::mul_add` is exactly rounded everywhere, if slow where
 //! the compiler may not assume a fused instruction. There are no target features to inherit, so nothing here need be inlined.
 
-use super::{CodeWidth, LANES, Simd};
+use super::{CodeWidth, LANES, Simd, Words};
 use crate::half::{bf16_to_f32, f16_to_f32};
 
 /// Plain Rust; needs nothing from the processor.
@@ -94,6 +94,29 @@ impl Simd for Portable {
     unsafe fn load_bytes(self, p: *const u8) -> Self::B {
         // SAFETY: the caller vouches for 64 readable bytes.
         unsafe { p.cast::<Self::B>().read() }
+    }
+
+    #[inline]
+    unsafe fn store_bytes(self, p: *mut u8, v: Self::B) {
+        // SAFETY: the caller vouches for 64 writable bytes.
+        unsafe { p.cast::<Self::B>().write(v) }
+    }
+
+    #[inline]
+    unsafe fn store_high_words(self, p: *mut u8, v: Self::I) {
+        let words = map(v, |v| ((v >> 16) as u16).to_le_bytes());
+        let ordered: [[u8; 2]; LANES] = std::array::from_fn(|i| words[i / 4 * 4 + [0, 2, 1, 3][i % 4]]);
+        // SAFETY: the caller vouches for 32 writable bytes.
+        unsafe { p.cast::<[[u8; 2]; LANES]>().write(ordered) }
+    }
+
+    #[inline]
+    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Self::B) {
+        for (i, code) in v.into_iter().enumerate() {
+            let [odd, pair] = [i % 2, i / 2];
+            // SAFETY: the caller vouches for 128 writable bytes.
+            unsafe { p.add(64 * odd + 2 * pair).cast::<u16>().write_unaligned(table.0[usize::from(code)].to_le()) };
+        }
     }
 
     #[inline]
@@ -217,6 +240,11 @@ impl Simd for Portable {
             *byte = mask & if shift < 0 { *byte << -shift } else { *byte >> shift };
         }
         out
+    }
+
+    #[inline]
+    fn sub_bytes(self, v: Self::B, less: u8) -> Self::B {
+        v.map(|v| v.wrapping_sub(less))
     }
 
     #[inline]

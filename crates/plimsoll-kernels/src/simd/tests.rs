@@ -56,6 +56,22 @@ impl Kernel for AllOps<'_> {
         // SAFETY: `low` has 16 bytes.
         unsafe { s.store_low_bytes(low.as_mut_ptr(), ia) };
         out.push(("store_low_bytes", low.map(u32::from).to_vec()));
+        let mut words = [0u8; 2 * LANES];
+        // SAFETY: `words` has 32 bytes.
+        unsafe { s.store_high_words(words.as_mut_ptr(), ib) };
+        out.push(("store_high_words", words.map(u32::from).to_vec()));
+        let mut looked = [0u8; 128];
+        let table = super::Words(std::array::from_fn(|i| (i * 1009) as u16));
+        // SAFETY: `looked` has 128 bytes.
+        unsafe { s.store_words::<true>(looked.as_mut_ptr(), &table, s.shift_mask(s.load_bytes(p), 0, 63)) };
+        out.push(("store_words", looked.map(u32::from).to_vec()));
+        // SAFETY: as above.
+        unsafe { s.store_words::<false>(looked.as_mut_ptr(), &table, s.shift_mask(s.load_bytes(p), 0, 31)) };
+        out.push(("store_words, narrow", looked.map(u32::from).to_vec()));
+        let mut whole = [0u8; 64];
+        // SAFETY: `whole` has 64 bytes, as many as lie at `p`.
+        unsafe { s.store_bytes(whole.as_mut_ptr(), s.sub_bytes(s.load_bytes(p), 131)) };
+        out.push(("store_bytes, sub_bytes", whole.map(u32::from).to_vec()));
         let mut part = [1.0; 5];
         s.store_part(&mut part, a);
         out.push(("store_part", bits(&part)));

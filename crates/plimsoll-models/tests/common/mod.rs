@@ -184,7 +184,7 @@ impl Rig {
         let mut declare = Declare::new(&checkpoint, dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter)
             .unwrap_or_else(|e| panic!("{}: {e}", checkpoint.dir().display()));
-        let table = declare.finish();
+        let table = declare.finish().on(Isa::detect());
         let shape = model.shape(KvDtype::F32);
         let workspace = {
             let mut plan = PlanDevice::new(&table, shape.kv);

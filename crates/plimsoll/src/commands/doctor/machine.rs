@@ -49,7 +49,10 @@ pub fn processor(args: &Args, host: &Host, report: &mut Report) {
         (Some(asked), _) if asked < best => {
             report.note("instructions", format!("{asked}, as --isa says; this processor has {best}"), "leave --isa away");
         }
-        (_, Isa::Avx512) => report.ok("instructions", "avx512 with VNNI: the fastest kernels there are here"),
+        (_, Isa::Amx) => report.ok("instructions", "amx: the fastest kernels there are here"),
+        (_, Isa::Avx512) => {
+            report.ok("instructions", "avx512 with VNNI: the same answers as with AMX; prompts and batches take longer");
+        }
         (_, Isa::Avx2) => {
             report.ok("instructions", "avx2: the same answers as with AVX-512; prompts take longer");
         }

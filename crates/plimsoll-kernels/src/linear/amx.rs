@@ -1,0 +1,461 @@
+//! Quantized panels on the matrix unit (AMX): the dot products of sixteen rows and sixteen outputs at once.
+//!
+//! A block of codes, unpacked, lies as the unit wants its second operand (quads or pairs of k down, outputs across), and the
+//! two planes of the activations lie as it wants its first. Bytes are multiplied into integers. Where every sum is an
+//! integer that a float holds (`QuantPacking::fits_floats`), bfloat16 does better: activations come scaled, by powers of
+//! two, and both planes fall into one sum. Either way the products are exact, and sums of rows are formed from them in
+//! the order of `quant.rs`: the bits are the same.
+//!
+//! The unit is fast enough to be kept waiting by its operands. So a few panels advance together, four groups of k at a time:
+//! their codes are unpacked once for all rows of the call and stay in the first-level cache; then rows pass by, sixteen at
+//! a time, each tile of them loaded once for all panels. First the unit multiplies, then the vector units scale.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::quant::{Job, MOST_ROWS};
+use super::{TileTarget, codes};
+use crate::acts::{ACT_BLOCK_BYTES, ACT_TILE_BYTES, ActBlock};
+use crate::half::f32_to_bf16;
+use crate::isa::{Isa, Kernel};
+use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
+use crate::simd::{Simd, Words};
+use crate::unit::{self, BFLOAT, SIGNED, UNSIGNED};
+
+/// Fewer rows than this are left to the vector units.
+const FEWEST_ROWS: usize = 4;
+/// Most rows of a tile.
+const TILE_ROWS: usize = 16;
+/// Groups of k that are unpacked, multiplied and scaled at a time.
+const GROUPS: usize = 3;
+/// How many groups ahead of their use codes and scales are asked for.
+const AHEAD: usize = 2 * GROUPS;
+/// Most panels that advance together.
+const PANELS: usize = 4;
+/// Most tiles of a call: the last sixteen rows may take two.
+const TILES: usize = MOST_ROWS / TILE_ROWS + 1;
+/// Floats of a tile of sums.
+const TILE: usize = TILE_ROWS * PANEL;
+
+/// What codes are multiplied as; `None` where nothing fits.
+fn kind(quant: QuantPacking, tiles: bool) -> Option<u8> {
+    let (highest, zero) = ((1i32 << quant.bits) - 1, i32::from(quant.zero));
+    match zero {
+        _ if tiles && quant.fits_floats() => Some(BFLOAT),
+        0 => Some(UNSIGNED),
+        _ if zero <= 128 && highest - zero <= 127 => Some(SIGNED),
+        _ => None,
+    }
+}
+
+/// Codes less their zero point: small integers, which bfloat16 holds exactly.
+fn words(zero: u8) -> Words {
+    Words(std::array::from_fn(|code| f32_to_bf16(code as f32 - f32::from(zero))))
+}
+
+/// Memory of one call, on the stack of its thread.
+#[repr(C, align(64))]
+struct Scratch {
+    /// Codes of each group, of each panel, as bytes or bfloat16.
+    codes: [[[[u8; 2 * PANEL]; BLOCK]; PANELS]; GROUPS],
+    /// Their scales and offsets.
+    scales: [[[[f32; PANEL]; 2]; PANELS]; GROUPS],
+    /// Dot products of each group: a tile a panel, or, as integers, one for either plane.
+    dots: [[[f32; TILE]; PANELS]; GROUPS],
+    /// The sums of every tile of rows and every panel.
+    sums: [[[f32; TILE]; PANELS]; TILES],
+}
+
+/// `size` rows from `start`, of which those from `own` on are this tile's to write: a tile may begin among rows that
+/// another has computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RowTile {
+    start: usize,
+    own: usize,
+    size: usize,
+}
+
+/// Cuts `rows`, at least [`FEWEST_ROWS`], into tiles of 16, 8 or 4.
+fn row_tiles(rows: Range<usize>) -> impl Iterator<Item = RowTile> {
+    let (mut own, end, len) = (rows.start, rows.end, rows.len());
+    std::iter::from_fn(move || {
+        let left = end.checked_sub(own).filter(|left| *left > 0)?;
+        let enough = |size: &usize| *size >= left || 2 * *size > len;
+        let size = [4, 8].into_iter().find(enough).unwrap_or(TILE_ROWS);
+        let tile = RowTile { start: own.min(end - size), own, size };
+        own = tile.start + size;
+        Some(tile)
+    })
+}
+
+/// Groups `first..first + len` of `P` panels from `panel` on.
+#[derive(Clone, Copy)]
+struct Part {
+    panel: usize,
+    first: usize,
+    len: usize,
+}
+
+/// Writes codes and scales of a part as the matrix unit and the vector units want them.
+struct Unpack<'a, const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> {
+    job: &'a Job<'a>,
+    part: Part,
+    /// What codes are as bfloat16, if they are to be.
+    table: Option<&'a Words>,
+    scratch: *mut Scratch,
+}
+
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Kernel
+    for Unpack<'_, BITS, HALVES, OFFSET, P>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Unpack { job, part, table, scratch } = self;
+        let packing = job.weights.packing;
+        let block_bytes = PANEL * BLOCK * BITS as usize / 8;
+        let (per_block, quads) = if HALVES { (2, 4) } else { (1, 8) };
+        // SAFETY: `panels` only makes parts within the matrix, laid out as `packing` says, of at most `GROUPS` groups.
+        unsafe {
+            for p in 0..P {
+                let panel = job.weights.data.as_ptr().add((part.panel + p) * packing.panel_bytes());
+                let scales = panel.add(packing.k() / BLOCK * block_bytes);
+                for g in 0..part.len {
+                    let group = part.first + g;
+                    self.prefetch(s, panel, group);
+                    let all = codes::unpack::<S, BITS>(s, panel.add(group / per_block * block_bytes));
+                    let to = (&raw mut (*scratch).codes[g][p]).cast::<u8>();
+                    for quad in 0..quads {
+                        let codes = all[group % per_block * quads + quad];
+                        match table {
+                            Some(table) if BITS > 5 => s.store_words::<true>(to.add(128 * quad), table, codes),
+                            Some(table) => s.store_words::<false>(to.add(128 * quad), table, codes),
+                            None => s.store_bytes(to.add(64 * quad), s.sub_bytes(codes, job.quant.zero)),
+                        }
+                    }
+                    let (scale, offset) = codes::scales::<S, HALVES, OFFSET>(s, job.quant.scales, scales, group);
+                    let to = (&raw mut (*scratch).scales[g][p]).cast::<f32>();
+                    s.store(to, scale);
+                    s.store(to.add(PANEL), offset);
+                }
+            }
+        }
+    }
+}
+
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unpack<'_, BITS, HALVES, OFFSET, P> {
+    /// Asks for what a later part will unpack: further along the panel, or, near its end, at the beginning of the panel
+    /// that takes its place.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, panel: *const u8, group: usize) {
+        let packing = self.job.weights.packing;
+        let (per_block, block_bytes) = (if HALVES { 2 } else { 1 }, PANEL * BLOCK * BITS as usize / 8);
+        let (blocks, ahead) = (packing.k() / BLOCK, (group + AHEAD) / per_block);
+        let (panel, block) = if ahead < blocks {
+            (panel, ahead)
+        } else {
+            (panel.wrapping_add(P * packing.panel_bytes()), ahead % blocks)
+        };
+        for line in 0..block_bytes.div_ceil(64) {
+            s.prefetch(panel.wrapping_add(block * block_bytes + 64 * line));
+        }
+        let scale_bytes = self.job.quant.super_bytes() * BLOCK / SUPER;
+        s.prefetch(panel.wrapping_add(blocks * block_bytes + block * scale_bytes));
+    }
+}
+
+/// Where a tile of rows has its activations.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// The first row's blocks, its numbers for tiles and its blocks' sums; the other rows follow at `row_bytes`.
+    blocks: *const u8,
+    tiles: *const u8,
+    sums: *const u8,
+    row_bytes: usize,
+}
+
+impl Rows {
+    /// The first row's numbers of a group, as the unit wants them.
+    ///
+    /// # Safety
+    /// The rows have the group.
+    unsafe fn group<const HALVES: bool, const KIND: u8>(&self, group: usize) -> *const u8 {
+        let (block, half) = if HALVES { (group / 2, group % 2) } else { (group, 0) };
+        // SAFETY: the caller's word.
+        unsafe {
+            if KIND == BFLOAT {
+                self.tiles.add(block * ACT_TILE_BYTES + half * BLOCK)
+            } else {
+                self.blocks.add(block * ACT_BLOCK_BYTES + half * BLOCK / 2)
+            }
+        }
+    }
+}
+
+/// Multiplies a part by a tile of rows. A panel's products are written when those of the next group are about to take
+/// their place: by then they are long done.
+///
+/// # Safety
+/// The scratch holds the part, the unit is set up for the tile, and its rows have the part's groups.
+unsafe fn multiply<const HALVES: bool, const KIND: u8, const P: usize>(part: Part, rows: Rows, scratch: *mut Scratch) {
+    // SAFETY: the caller's word; groups and panels are within the scratch.
+    unsafe {
+        for g in 0..part.len {
+            unit::load_rows::<KIND>(rows.group::<HALVES, KIND>(part.first + g), rows.row_bytes);
+            let (codes, dots) = ((&raw const (*scratch).codes[g]).cast::<u8>(), &raw mut (*scratch).dots);
+            let before = (g > 0).then(|| (&raw mut (*dots)[g - 1]).cast::<u8>());
+            unit::multiply::<KIND, P>(codes, before);
+        }
+        unit::store::<KIND, P>((&raw mut (*scratch).dots[part.len - 1]).cast());
+    }
+}
+
+/// Adds the scaled dot products of a part and one of its panels to the sums of `R` rows.
+struct Scale<const HALVES: bool, const OFFSET: bool, const KIND: u8, const R: usize> {
+    part: Part,
+    /// Which of the panels.
+    p: usize,
+    rows: Rows,
+    scratch: *const Scratch,
+    sums: *mut f32,
+}
+
+/// Writes a statement once for each row of a tile. A loop over them that the compiler left one would keep their sums in
+/// memory.
+macro_rules! each_row {
+    ($rows:expr, $row:ident => $body:expr) => {
+        each_row!(@ $rows, $row => $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $rows:expr, $row:ident => $body:expr; $($number:literal)*) => {
+        $(if $number < $rows {
+            let $row: usize = $number;
+            $body
+        })*
+    };
+}
+
+impl<const HALVES: bool, const OFFSET: bool, const KIND: u8, const R: usize> Kernel for Scale<HALVES, OFFSET, KIND, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut acc = [s.zero(); R];
+        // SAFETY: `tile` has been promised rows and sums, and has multiplied the part.
+        unsafe {
+            if self.part.first > 0 {
+                each_row!(R, row => acc[row] = s.load(self.sums.add(row * PANEL)));
+            }
+            for g in 0..self.part.len {
+                self.group(s, g, &mut acc);
+            }
+            each_row!(R, row => s.store(self.sums.add(row * PANEL), acc[row]));
+        }
+    }
+}
+
+impl<const HALVES: bool, const OFFSET: bool, const KIND: u8, const R: usize> Scale<HALVES, OFFSET, KIND, R> {
+    /// # Safety
+    /// The part has the group, and its dot products have been written.
+    #[inline(always)]
+    unsafe fn group<S: Simd>(&self, s: S, g: usize, acc: &mut [S::F; R]) {
+        let group = self.part.first + g;
+        let (block, half) = if HALVES { (group / 2, group % 2) } else { (group, 0) };
+        // SAFETY: the caller's word.
+        unsafe {
+            let scales = (&raw const (*self.scratch).scales[g][self.p]).cast::<f32>();
+            let (scale, offset) = (s.load(scales), s.load(scales.add(PANEL)));
+            let dots = (&raw const (*self.scratch).dots[g]).cast::<f32>();
+            each_row!(R, row => {
+                let at = row * self.rows.row_bytes;
+                let acts = self.rows.blocks.add(at + block * ACT_BLOCK_BYTES).cast::<ActBlock>();
+                let scaled = if KIND == BFLOAT {
+                    s.load(dots.add(self.p * TILE + row * PANEL))
+                } else {
+                    let high = s.bits(s.load(dots.add(2 * self.p * TILE + row * PANEL)));
+                    let low = s.bits(s.load(dots.add((2 * self.p + 1) * TILE + row * PANEL)));
+                    s.mul(s.float(s.add_i(s.shl_i::<8>(high), low)), s.splat((*acts).scale))
+                };
+                acc[row] = s.fma(scaled, scale, acc[row]);
+                if OFFSET {
+                    let sum = match (HALVES, KIND) {
+                        (true, _) => (*acts).scaled_half_sums[half],
+                        (false, BFLOAT) => self.rows.sums.add(at).cast::<f32>().add(block).read(),
+                        (false, _) => (*acts).scaled_sum,
+                    };
+                    acc[row] = s.fma(offset, s.splat(sum), acc[row]);
+                }
+            });
+        }
+    }
+}
+
+/// Writes the sums of a tile's own rows.
+struct Finish {
+    target: TileTarget,
+    tile: RowTile,
+    sums: *const f32,
+}
+
+impl Kernel for Finish {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for row in self.tile.own - self.tile.start..self.tile.size {
+            // SAFETY: the tile's rows are within the target, and their sums within the scratch.
+            unsafe { self.target.write(s, row, s.load(self.sums.add(row * PANEL))) };
+        }
+    }
+}
+
+impl Job<'_> {
+    /// Multiplies some panels by some rows, if there are enough of them and the unit can. Says whether it did.
+    ///
+    /// # Safety
+    /// As for [`Job::tile`], and there are at most [`MOST_ROWS`] rows.
+    pub(super) unsafe fn tiled<const BITS: u8, const HALVES: bool, const OFFSET: bool>(
+        &self,
+        panels: Range<usize>,
+        rows: Range<usize>,
+    ) -> bool {
+        if self.isa != Isa::Amx || rows.len() < FEWEST_ROWS {
+            return false;
+        }
+        // SAFETY: the caller's word. Integers take two tiles a panel, so that fewer panels advance together; beside offsets
+        // there is no zero point.
+        unsafe {
+            match kind(self.quant, self.acts.layout().tiles) {
+                Some(BFLOAT) => self.panels::<BITS, HALVES, OFFSET, BFLOAT, PANELS>(panels, rows),
+                Some(UNSIGNED) => self.panels::<BITS, HALVES, OFFSET, UNSIGNED, { PANELS / 2 }>(panels, rows),
+                Some(_) => self.panels::<BITS, HALVES, false, SIGNED, { PANELS / 2 }>(panels, rows),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// `P` panels after `P` panels, and the rest one by one.
+    ///
+    /// # Safety
+    /// As for [`Job::tiled`], with enough rows and of the packing's [`kind`].
+    unsafe fn panels<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(
+        &self,
+        panels: Range<usize>,
+        rows: Range<usize>,
+    ) {
+        let table = (KIND == BFLOAT).then(|| words(self.quant.zero));
+        let mut scratch = MaybeUninit::<Scratch>::uninit();
+        let scratch = scratch.as_mut_ptr();
+        let together = panels.len() / P * P;
+        // SAFETY: the panels are the caller's.
+        unsafe {
+            for panel in (panels.start..panels.start + together).step_by(P) {
+                self.together::<BITS, HALVES, OFFSET, KIND, P>(panel, rows.clone(), table.as_ref(), scratch);
+            }
+            for panel in panels.start + together..panels.end {
+                self.together::<BITS, HALVES, OFFSET, KIND, 1>(panel, rows.clone(), table.as_ref(), scratch);
+            }
+        }
+        unit::release();
+    }
+
+    /// `P` panels from `panel` on, times all rows.
+    ///
+    /// # Safety
+    /// As for [`Job::panels`].
+    unsafe fn together<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(
+        &self,
+        panel: usize,
+        rows: Range<usize>,
+        table: Option<&Words>,
+        scratch: *mut Scratch,
+    ) {
+        let len = if HALVES { BLOCK / 2 } else { BLOCK };
+        let bytes = if KIND == BFLOAT { 2 * len } else { len };
+        let groups = self.weights.packing.k() / len;
+        let mut shape = 0;
+        for first in (0..groups).step_by(GROUPS) {
+            let part = Part { panel, first, len: GROUPS.min(groups - first) };
+            self.isa.run_widest(Unpack::<BITS, HALVES, OFFSET, P> { job: self, part, table, scratch });
+            for (number, tile) in row_tiles(rows.clone()).enumerate() {
+                if shape != tile.size {
+                    unit::configure(tile.size, bytes);
+                    shape = tile.size;
+                }
+                // SAFETY: the part is unpacked, the unit set up, and rows are the caller's word.
+                unsafe {
+                    match tile.size {
+                        4 => self.tile_of::<HALVES, OFFSET, KIND, P, 4>(part, number, tile, scratch),
+                        8 => self.tile_of::<HALVES, OFFSET, KIND, P, 8>(part, number, tile, scratch),
+                        _ => self.tile_of::<HALVES, OFFSET, KIND, P, TILE_ROWS>(part, number, tile, scratch),
+                    }
+                }
+            }
+        }
+        for (number, tile) in row_tiles(rows).enumerate() {
+            for p in 0..P {
+                // SAFETY: panels and rows are the caller's word, and each tile has its sums.
+                unsafe {
+                    let target = TileTarget::new(self.weights, self.target, panel + p, tile.start);
+                    self.isa.run_widest(Finish { target, tile, sums: (&raw const (*scratch).sums[number][p]).cast() });
+                }
+            }
+        }
+    }
+
+    /// Adds a part to the sums of a tile of `R` rows.
+    ///
+    /// # Safety
+    /// The scratch holds the part, the unit is set up for `R` rows, and the tile is within the activations.
+    unsafe fn tile_of<const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize, const R: usize>(
+        &self,
+        part: Part,
+        number: usize,
+        tile: RowTile,
+        scratch: *mut Scratch,
+    ) {
+        let layout = self.acts.layout();
+        let row_bytes = layout.row_bytes();
+        // SAFETY: the caller's word.
+        unsafe {
+            let blocks = self.acts.as_ptr().add(tile.start * row_bytes);
+            let (tiles, sums) = (blocks.wrapping_add(layout.tiles_at()), blocks.wrapping_add(layout.sums_at()));
+            let rows = Rows { blocks, tiles, sums, row_bytes };
+            multiply::<HALVES, KIND, P>(part, rows, scratch);
+            for p in 0..P {
+                let sums = (&raw mut (*scratch).sums[number][p]).cast();
+                self.isa.run_widest(Scale::<HALVES, OFFSET, KIND, R> { part, p, rows, scratch, sums });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_write_every_row_once_and_read_no_other() {
+        for (from, len) in (FEWEST_ROWS..=MOST_ROWS).map(|len| (len % 7, len)) {
+            let mut next = from;
+            let tiles: Vec<RowTile> = row_tiles(from..from + len).collect();
+            for tile in &tiles {
+                assert_eq!(tile.own, next, "{len} rows");
+                assert!(tile.start >= from && tile.start <= tile.own && [4, 8, 16].contains(&tile.size), "{tile:?}");
+                next = tile.start + tile.size;
+            }
+            assert_eq!(next, from + len);
+            assert!(tiles.len() <= TILES, "{len} rows in {} tiles", tiles.len());
+        }
+    }
+
+    #[test]
+    fn codes_are_signed_where_their_zero_point_fits_a_byte() {
+        let quant = |bits, zero| QuantPacking { bits, group: 32, scales: crate::PackScales::F16, zero, offset: false };
+        let found = [(4, 0), (4, 8), (6, 32), (8, 128), (8, 0), (8, 1), (8, 127), (4, 129)]
+            .map(|(bits, zero)| kind(quant(bits, zero), false));
+        let (plain, signed) = (Some(UNSIGNED), Some(SIGNED));
+        assert_eq!(found, [plain, signed, signed, signed, plain, None, None, None]);
+    }
+}

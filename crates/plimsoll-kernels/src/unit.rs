@@ -1,0 +1,204 @@
+//! The matrix unit (AMX) of x86-64: eight tiles of sixteen rows of 64 bytes, products of bytes into 32-bit sums. The
+//! compiler knows no stable intrinsics for it, so its instructions are written here; what is multiplied is
+//! `linear/amx.rs`'s business.
+//!
+//! Tile 0 holds codes, 1 and 2 the rows' upper and lower plane; 3 to 6 the sums. Writing sums right behind
+//! their product would stop everything until the product is done (52 cycles), so other products are started first.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+
+/// Codes of 0..=255, against the signed bytes of both planes.
+pub(crate) const UNSIGNED: u8 = 0;
+/// Codes of −128..=127, against the same.
+pub(crate) const SIGNED: u8 = 1;
+/// Codes and planes in bfloat16; both planes are summed up in one tile.
+pub(crate) const BFLOAT: u8 = 2;
+
+/// How the unit is told what its tiles hold.
+#[repr(C, align(64))]
+struct Shapes {
+    palette: u8,
+    start: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Sets the unit of this thread up for products of `rows` rows of `group` bytes.
+pub(crate) fn configure(rows: usize, group: usize) {
+    assert!(rows <= 16 && group <= 64 && group.is_multiple_of(4), "a tile of {rows} rows of {group} bytes");
+    let (rows, quads, group) = (rows as u8, (group / 4) as u8, group as u16);
+    let mut shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    shapes.rows[..7].copy_from_slice(&[quads, rows, rows, rows, rows, rows, rows]);
+    shapes.row_bytes[..7].copy_from_slice(&[64, group, group, 64, 64, 64, 64]);
+    // SAFETY: `available` was true where an `Isa::Amx` is run; the operand is 64 bytes in the unit's format.
+    unsafe {
+        asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly),
+             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+             out("tmm5") _, out("tmm6") _, out("tmm7") _);
+    }
+}
+
+/// Gives the unit's state back: from here on the system need not save it.
+pub(crate) fn release() {
+    // SAFETY: as for `configure`.
+    unsafe {
+        asm!("tilerelease", options(nostack, nomem),
+             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+             out("tmm5") _, out("tmm6") _, out("tmm7") _);
+    }
+}
+
+/// Writes a tile of sums as the `$index`-th of those at `$dots`.
+macro_rules! write_tile {
+    ($dots:expr, $index:literal, $tile:literal) => {
+        // SAFETY: the caller's word, who has a `# Safety` of his own.
+        unsafe {
+            asm!(
+                concat!("tilestored [{dots} + {line}*1 + ", $index, "*1024], ", $tile),
+                dots = in(reg) $dots, line = in(reg) 64usize, options(nostack, preserves_flags),
+            )
+        }
+    };
+}
+
+/// Loads both planes of some rows.
+///
+/// # Safety
+/// The unit is set up for these rows; `acts` points to the first one's upper plane, the lower one follows 32 bytes behind,
+/// in bfloat16 64.
+#[inline(always)]
+pub(crate) unsafe fn load_rows<const KIND: u8>(acts: *const u8, row_bytes: usize) {
+    macro_rules! load {
+        ($plane:literal) => {
+            // SAFETY: the caller's word.
+            unsafe {
+                asm!(
+                    "tileloadd tmm1, [{acts} + {row}*1]",
+                    concat!("tileloadd tmm2, [{acts} + {row}*1 + ", $plane, "]"),
+                    acts = in(reg) acts, row = in(reg) row_bytes,
+                    out("tmm1") _, out("tmm2") _,
+                    options(nostack, preserves_flags, readonly),
+                )
+            }
+        };
+    }
+    if KIND == BFLOAT { load!("64") } else { load!("32") }
+}
+
+/// Multiplies the loaded rows by a group of `P` panels (1 or 2, in bfloat16 up to 4), whose codes lie 1 KiB apart. Before a
+/// tile of sums is used again, what it holds of the group before goes to `before`, as [`store`] would write it.
+///
+/// # Safety
+/// The unit is set up for the group, rows are loaded, and `codes` and `before` point to as much as they take.
+#[inline(always)]
+pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, before: Option<*mut u8>) {
+    macro_rules! product {
+        ($instruction:literal, $panel:literal, $high:literal, $low:literal) => {
+            // SAFETY: the caller's word.
+            unsafe {
+                asm!(
+                    concat!("tilezero ", $high),
+                    concat!("tilezero ", $low),
+                    concat!("tileloadd tmm0, [{codes} + {line}*1 + ", $panel, "*1024]"),
+                    concat!($instruction, " ", $high, ", tmm1, tmm0"),
+                    concat!($instruction, " ", $low, ", tmm2, tmm0"),
+                    codes = in(reg) codes, line = in(reg) 64usize,
+                    out("tmm0") _,
+                    options(nostack, preserves_flags, readonly),
+                )
+            }
+        };
+    }
+    macro_rules! floats {
+        ($($panel:literal $text:literal $tile:literal),*) => {{
+            $(if $panel < P {
+                if let Some(dots) = before {
+                    write_tile!(dots, $text, $tile);
+                }
+                product!("tdpbf16ps", $text, $tile, $tile);
+            })*
+        }};
+    }
+    macro_rules! integers {
+        ($instruction:literal) => {{
+            if let Some(dots) = before {
+                write_tile!(dots, "0", "tmm3");
+                write_tile!(dots, "1", "tmm4");
+            }
+            product!($instruction, "0", "tmm3", "tmm4");
+            if P > 1 {
+                if let Some(dots) = before {
+                    write_tile!(dots, "2", "tmm5");
+                    write_tile!(dots, "3", "tmm6");
+                }
+                product!($instruction, "1", "tmm5", "tmm6");
+            }
+        }};
+    }
+    match KIND {
+        BFLOAT => floats!(0 "0" "tmm3", 1 "1" "tmm4", 2 "2" "tmm5", 3 "3" "tmm6"),
+        UNSIGNED => integers!("tdpbsud"),
+        _ => integers!("tdpbssd"),
+    }
+}
+
+/// Writes the sums of `P` panels: a tile of sixteen rows of sixteen each, as integers one for each plane.
+///
+/// # Safety
+/// `dots` is valid for writing as many KiB, and [`multiply`] has filled the tiles.
+#[inline(always)]
+pub(crate) unsafe fn store<const KIND: u8, const P: usize>(dots: *mut u8) {
+    let tiles = if KIND == BFLOAT { P } else { 2 * P };
+    write_tile!(dots, "0", "tmm3");
+    if tiles > 1 {
+        write_tile!(dots, "1", "tmm4");
+    }
+    if tiles > 2 {
+        write_tile!(dots, "2", "tmm5");
+        write_tile!(dots, "3", "tmm6");
+    }
+}
+
+/// Whether processor and system let this process use the unit. Asks the system for it.
+pub(crate) fn available() -> bool {
+    // Processor: bfloat16, tiles and byte products (leaf 7: edx 22, 24 and 25); system: their state is saved (XCR0 17 and 18).
+    const UNIT: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    const STATE: u64 = 1 << 17 | 1 << 18;
+    const OSXSAVE: u32 = 1 << 27;
+    // SAFETY: leaf 7 is read where it exists, and the register only where the processor says it can be.
+    let there = __cpuid(0).eax >= 7
+        && __cpuid_count(7, 0).edx & UNIT == UNIT
+        && __cpuid(1).ecx & OSXSAVE != 0
+        && unsafe { xcr0() } & STATE == STATE;
+    there && permitted()
+}
+
+/// # Safety
+/// The system has enabled XGETBV.
+#[target_feature(enable = "xsave")]
+unsafe fn xcr0() -> u64 {
+    // SAFETY: the caller's word.
+    unsafe { _xgetbv(0) }
+}
+
+/// Asks Linux for the tiles' state, for all threads of the process: 8 KiB a thread are not given unasked.
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const TILE_DATA: usize = 18;
+    let result: isize;
+    // SAFETY: the call takes two numbers and changes nothing but the process's permission.
+    unsafe {
+        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
+             lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
