@@ -177,9 +177,7 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock, mut til
             s.store_low_bytes(high_bytes.as_mut_ptr().cast(), high);
             s.store_low_bytes(low_bytes.as_mut_ptr().cast(), number);
         }
-        for (high, low) in high_bytes.iter().zip(low_bytes) {
-            sums[half] += 256 * i32::from(*high) + i32::from(*low);
-        }
+        sums[half] = fold(s.to_array(s.as_floats(number)).map(|lane| lane.to_bits() as i32), i32::wrapping_add);
         if let Some(tile) = &mut tile {
             let high = s.shl_i::<8>(high);
             for (plane, numbers) in [high, s.sub_i(number, high)].into_iter().enumerate() {
@@ -202,11 +200,15 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock, mut til
 #[inline(always)]
 fn act_scale(amax: f32) -> (f32, f32) {
     const MANTISSA: u32 = (1 << 23) - 1;
+    const EXPONENT: u32 = 14;
+    const MOST: u32 = ACT_MAX.to_bits() & MANTISSA;
+    const _: () = assert!(ACT_MAX.to_bits() >> 23 == 127 + EXPONENT);
     // Between these neither the scale nor its inverse, nor any sum of scaled products, leaves the range of normal floats.
     if amax < f32::from_bits((127 - 100) << 23) {
         (0.0, 0.0)
     } else if amax < f32::from_bits((127 + 100) << 23) {
-        let bits = ((amax / ACT_MAX).to_bits() + MANTISSA) & !MANTISSA;
+        // ACT_MAX · scale has the exponent of amax, or, where amax has the greater mantissa, the next one.
+        let bits = ((amax.to_bits() + (MANTISSA - MOST)) & !MANTISSA) - (EXPONENT << 23);
         (f32::from_bits(bits), f32::from_bits((2 * 127 << 23) - bits))
     } else {
         (f32::NAN, 0.0)
@@ -218,12 +220,22 @@ fn act_scale(amax: f32) -> (f32, f32) {
 pub(crate) fn amax<S: Simd>(s: S, low: S::F, high: S::F) -> f32 {
     // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
     let bits = s.max_i(s.bits(s.abs(low)), s.bits(s.abs(high)));
-    let lanes = s.to_array(s.as_floats(bits));
-    let mut amax = 0u32;
-    for lane in lanes {
-        amax = amax.max(lane.to_bits());
+    f32::from_bits(fold(s.to_array(s.as_floats(bits)).map(f32::to_bits), u32::max))
+}
+
+/// Sixteen lanes as one, halves first: the compiler makes vector operations of it.
+#[inline(always)]
+fn fold<T: Copy>(mut lanes: [T; LANES], of: impl Fn(T, T) -> T) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        let mut lane = 0;
+        while lane < width {
+            lanes[lane] = of(lanes[lane], lanes[lane + width]);
+            lane += 1;
+        }
+        width /= 2;
     }
-    f32::from_bits(amax)
+    lanes[0]
 }
 
 #[cfg(test)]

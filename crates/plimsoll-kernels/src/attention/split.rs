@@ -30,9 +30,10 @@ impl Split<'_> {
         let mut done = 0;
         while done < count {
             let tile = match (count - done, self.isa) {
+                (_, Isa::Portable) => 1,
                 (8.., Isa::Avx512 | Isa::Amx) => 8,
-                (4.., Isa::Avx2 | Isa::Avx512 | Isa::Amx) => 4,
-                _ => 1,
+                (4.., _) => 4,
+                (few, _) => few,
             };
             let partials = &mut partials[done * len..][..tile * len];
             match self.kv.layout.dtype() {
@@ -49,6 +50,8 @@ impl Split<'_> {
         match partials.len() / (HEADER + self.kv.layout.head_dim()) {
             8 => self.tile::<D, 8>(first, scratch, partials),
             4 => self.tile::<D, 4>(first, scratch, partials),
+            3 => self.tile::<D, 3>(first, scratch, partials),
+            2 => self.tile::<D, 2>(first, scratch, partials),
             _ => self.tile::<D, 1>(first, scratch, partials),
         }
     }
@@ -108,6 +111,8 @@ impl Split<'_> {
             (8, _) => self.isa.run_widest(Scores::<D, 8, 1> { view, queries, scores, first, end }),
             (4, Isa::Avx512 | Isa::Amx) => self.isa.run_widest(Scores::<D, 4, 2> { view, queries, scores, first, end }),
             (4, _) => self.isa.run_vector(Scores::<D, 4, 1> { view, queries, scores, first, end }),
+            (3, _) => self.isa.run_vector(Scores::<D, 3, 2> { view, queries, scores, first, end }),
+            (2, _) => self.isa.run_vector(Scores::<D, 2, 2> { view, queries, scores, first, end }),
             (_, Isa::Portable) => self.isa.run(Scores::<D, 1, 1> { view, queries, scores, first, end }),
             _ => self.isa.run_vector(Scores::<D, 1, 4> { view, queries, scores, first, end }),
         }
@@ -130,10 +135,11 @@ impl Split<'_> {
             return;
         }
         self.own_values::<D>(view, &spans.map(|span| (span.0, low)), scores, partials);
-        if Q == 8 {
-            self.isa.run_widest(Values::<D, 8, 2> { view, scores, partials, low, high });
-        } else {
-            self.isa.run_vector(Values::<D, 4, 2> { view, scores, partials, low, high });
+        match Q {
+            8 => self.isa.run_widest(Values::<D, 8, 2> { view, scores, partials, low, high }),
+            4 => self.isa.run_vector(Values::<D, 4, 2> { view, scores, partials, low, high }),
+            3 => self.isa.run_vector(Values::<D, 3, 2> { view, scores, partials, low, high }),
+            _ => self.isa.run_vector(Values::<D, 2, 4> { view, scores, partials, low, high }),
         }
         self.own_values::<D>(view, &spans.map(|span| (high, span.1)), scores, partials);
     }

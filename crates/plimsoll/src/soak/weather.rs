@@ -174,7 +174,7 @@ fn again_and_again(trouble: &Trouble, victim: &Victim, sky: &Sky, stopped: &Rece
 fn happen(kind: Kind, count: usize, victim: &Victim, stopped: &Receiver<()>, hold: Duration) -> Result<String> {
     match kind {
         Kind::Busy => {
-            let neighbours = Neighbours::start(count, hold)?;
+            let neighbours = Neighbours::start(count)?;
             wait(stopped, hold);
             drop(neighbours);
             Ok(format!("{count} processes"))
@@ -195,17 +195,17 @@ fn happen(kind: Kind, count: usize, victim: &Victim, stopped: &Receiver<()>, hol
     }
 }
 
-/// Processes that want a core each. They end by themselves, should nobody be left to end them.
+/// Processes that want a core each. They look whether we are still there, and end by themselves when nobody is left to end
+/// them.
 struct Neighbours(Vec<Child>);
 
 impl Neighbours {
-    fn start(count: usize, hold: Duration) -> Result<Self> {
+    fn start(count: usize) -> Result<Self> {
         let mut all = Self(Vec::new());
-        let seconds = (hold.as_secs() + 1).to_string();
         for _ in 0..count {
-            let mut command = Command::new("timeout");
-            command.args([&seconds, "sh", "-c", "while :; do :; done"]);
-            all.0.push(command.stdout(Stdio::null()).spawn().context("timeout")?);
+            let mut command = Command::new("sh");
+            command.args(["-c", "while kill -0 $PPID; do :; done"]).stdout(Stdio::null()).stderr(Stdio::null());
+            all.0.push(command.spawn().context("sh")?);
         }
         Ok(all)
     }
@@ -214,8 +214,8 @@ impl Neighbours {
 impl Drop for Neighbours {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // `timeout` hands the signal on, which it could not do with SIGKILL.
-            let _ = signal("TERM", child.id());
+            // One that is gone needs nothing.
+            let _ = child.kill();
             let _ = child.wait();
         }
     }
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn neighbours_end_with_their_owner() {
-        let neighbours = Neighbours::start(2, Duration::from_secs(60)).unwrap();
+        let neighbours = Neighbours::start(2).unwrap();
         let pids: Vec<u32> = neighbours.0.iter().map(Child::id).collect();
         drop(neighbours);
         assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
