@@ -149,7 +149,7 @@ fn linear_layers(isa: Isa, filter: &str) {
         print!(" GFLOP/s:");
         for rows in [1, 8, 32, 256] {
             // Short runs, see above.
-            let few = Packing::new(kind, (8192 / rows).min(256), k).unwrap();
+            let few = Packing::new(kind, (8192 / rows).clamp(64, 256), k).unwrap();
             print!(" {rows}: {:4.0};", cached_rows(isa, &few, &memory[..few.bytes()], rows));
         }
         println!();

@@ -10,7 +10,7 @@ use crate::device::{Buf, Device, DeviceError, Mode};
 use crate::weights::LinearId;
 
 /// Input bytes that should stay in the second-level cache of a core while panels stream past.
-pub(super) const INPUT_BLOCK_BYTES: usize = 384 << 10;
+pub(super) const INPUT_BLOCK_BYTES: usize = 1 << 20;
 /// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
 pub(super) const TASKS_PER_THREAD: usize = 4;
 
@@ -79,7 +79,7 @@ struct Cut {
 
 impl Cut {
     fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize) -> Self {
-        let row_block = (INPUT_BLOCK_BYTES / row_bytes.max(1)).clamp(16, rows.max(16));
+        let row_block = (INPUT_BLOCK_BYTES / row_bytes.max(1) / 16 * 16).clamp(16, rows.max(16));
         let row_blocks = rows.div_ceil(row_block);
         let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let panel_blocks = tasks.div_ceil(row_blocks).min(panels);

@@ -8,8 +8,9 @@ use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
 use crate::simd::{CodeWidth, Simd};
 
-/// Quantized rows that stay in cache while panels stream by, in bytes.
-const ROW_BLOCK_BYTES: usize = 256 << 10;
+/// Quantized rows that stay in the second-level cache while panels stream by, in bytes: with tiles, which want as many rows
+/// as there can be for the codes that they unpack, and without.
+const ROW_BLOCK_BYTES: [usize; 2] = [256 << 10, 1 << 20];
 /// And how many of them at most: the matrix unit keeps their sums.
 pub(super) const MOST_ROWS: usize = 128;
 /// How far ahead of its use a part of a panel is asked for, in bytes. One row of bytes does without: there a block is so few
@@ -279,7 +280,9 @@ pub(super) unsafe fn multiply(
     target: Target,
 ) {
     let job = Job { isa, weights, quant, acts, target };
-    let step = (ROW_BLOCK_BYTES / acts.layout().row_bytes()).next_multiple_of(16).clamp(16, MOST_ROWS);
+    let layout = acts.layout();
+    let step = ROW_BLOCK_BYTES[usize::from(layout.tiles)] / layout.row_bytes() / 16 * 16;
+    let step = step.clamp(16, MOST_ROWS);
     for start in rows.clone().step_by(step) {
         let (panels, rows) = (panels.clone(), start..rows.end.min(start + step));
         // SAFETY: within the ranges that `linear` has checked.
