@@ -8,14 +8,16 @@ use anyhow::{Result, bail};
 use plimsoll_engine::simulate::percentile;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::client::Target;
+use super::intruder::{self, Intruder, Window};
 use super::process::Sample;
 
 /// A request that takes longer than this counts as an error.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How often the process is looked at.
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
@@ -81,15 +83,33 @@ pub struct Load {
     pub concurrency: usize,
     /// Tokens to generate per request.
     pub output_tokens: usize,
+    /// The prompt of one more request, which arrives when all streams run.
+    pub intruder: Option<String>,
 }
 
-/// What one request took. Times in seconds.
+/// When what of one request came, in seconds since the round began.
 #[derive(Clone, Debug, Default)]
-struct Timing {
-    ttft: f64,
-    gaps: Vec<f64>,
-    prompt_tokens: u64,
-    output_tokens: u64,
+pub struct Timing {
+    /// When it was sent.
+    pub sent_s: f64,
+    /// When each piece of text came.
+    pub pieces_s: Vec<f64>,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of its answer.
+    pub output_tokens: u64,
+}
+
+impl Timing {
+    /// Seconds to the first piece of text.
+    pub fn ttft_s(&self) -> f64 {
+        self.pieces_s.first().map_or(0.0, |first| first - self.sent_s)
+    }
+
+    /// Seconds between pieces of text.
+    fn gaps_s(&self) -> impl Iterator<Item = f64> {
+        self.pieces_s.windows(2).map(|pair| pair[1] - pair[0])
+    }
 }
 
 /// What a round gave.
@@ -117,6 +137,8 @@ pub struct Round {
     pub output_tokens: u64,
     /// The most memory the process had resident during the round; 0 when it was not watched.
     pub peak_resident: u64,
+    /// What an intruder did to the streams; none where none was sent.
+    pub intruder: Option<Window>,
     /// The first error's words.
     pub first_error: Option<String>,
 }
@@ -125,11 +147,13 @@ pub struct Round {
 pub async fn round(server: &Server, load: &Load) -> Round {
     let peak = Peak::watch(server.pid);
     let next = Arc::new(AtomicUsize::new(0));
-    let start = Instant::now();
+    let clock = Clock { start: Instant::now(), running: Arc::new(Semaphore::new(0)) };
     let mut workers = JoinSet::new();
-    for _ in 0..load.concurrency.min(load.prompts.len()) {
-        workers.spawn(worker(server.clone(), load.clone(), Arc::clone(&next)));
+    let streams = load.concurrency.min(load.prompts.len());
+    for _ in 0..streams {
+        workers.spawn(worker(server.clone(), load.clone(), Arc::clone(&next), clock.clone()));
     }
+    let intruder = load.intruder.clone().map(|prompt| Intruder::send(server.clone(), prompt, streams, clock.clone()));
     let mut timings = Vec::new();
     let mut errors = Vec::new();
     while let Some(done) = workers.join_next().await {
@@ -137,13 +161,37 @@ pub async fn round(server: &Server, load: &Load) -> Round {
         timings.append(&mut good);
         errors.append(&mut bad);
     }
-    summary(&timings, errors, start.elapsed().as_secs_f64(), peak.bytes())
+    let wall_s = clock.now_s();
+    let window = match intruder {
+        Some(intruder) => intruder.end().await.and_then(|timing| intruder::window(&timing, &timings)).map(Some),
+        None => Ok(None),
+    };
+    let window = window.unwrap_or_else(|error| {
+        errors.push(format!("the intruder: {error:#}"));
+        None
+    });
+    Round { intruder: window, ..summary(&timings, errors, wall_s, peak.bytes()) }
 }
 
-async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>) -> (Vec<Timing>, Vec<String>) {
+/// A round's time, and how many of its streams have begun to answer.
+#[derive(Clone)]
+pub struct Clock {
+    start: Instant,
+    /// A permit for every request that has sent its first piece.
+    pub running: Arc<Semaphore>,
+}
+
+impl Clock {
+    /// Seconds since the round began.
+    fn now_s(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+}
+
+async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>, clock: Clock) -> (Vec<Timing>, Vec<String>) {
     let (mut timings, mut errors) = (Vec::new(), Vec::new());
     while let Some(prompt) = load.prompts.get(next.fetch_add(1, Ordering::Relaxed)) {
-        match timeout(REQUEST_TIMEOUT, one(&server, prompt, load.output_tokens)).await {
+        match timeout(REQUEST_TIMEOUT, one(&server, prompt, load.output_tokens, &clock)).await {
             Ok(Ok(timing)) => timings.push(timing),
             Ok(Err(error)) => errors.push(format!("{error:#}")),
             Err(_) => errors.push(format!("no end after {REQUEST_TIMEOUT:?}")),
@@ -152,51 +200,49 @@ async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>) -> (Vec<Timi
     (timings, errors)
 }
 
-async fn one(server: &Server, prompt: &str, output_tokens: usize) -> Result<Timing> {
+/// Sends one request and reads its answer to the end.
+pub async fn one(server: &Server, prompt: &str, output_tokens: usize, clock: &Clock) -> Result<Timing> {
     let body = server.dialect.body(&server.model, prompt, output_tokens);
-    let start = Instant::now();
+    let mut timing = Timing { sent_s: clock.now_s(), ..Timing::default() };
     let mut answer = server.target.post("/v1/completions", &body, REQUEST_TIMEOUT).await?;
     if answer.status() != 200 {
         bail!("{}: {}", answer.status(), answer.text().await?.chars().take(200).collect::<String>());
     }
-    let mut timing = Timing::default();
-    let (mut pieces, mut last, mut ended) = (0u64, start, false);
+    let mut ended = false;
     while let Some(data) = answer.event().await? {
         if data == "[DONE]" {
             ended = true;
             break;
         }
-        let now = Instant::now();
+        let now_s = clock.now_s();
         let event: Value = serde_json::from_str(&data)?;
         if let Some(error) = event.get("error").filter(|e| !e.is_null()) {
             bail!("in the stream: {error}");
         }
         if event.pointer("/choices/0/text").and_then(Value::as_str).is_some_and(|text| !text.is_empty()) {
-            let since = now.duration_since(last).as_secs_f64();
-            if pieces == 0 {
-                timing.ttft = since
-            } else {
-                timing.gaps.push(since)
+            if timing.pieces_s.is_empty() {
+                clock.running.add_permits(1);
             }
-            (pieces, last) = (pieces + 1, now);
+            timing.pieces_s.push(now_s);
         }
         let count = |path: &str| event.pointer(path).and_then(Value::as_u64);
         timing.prompt_tokens = count("/usage/prompt_tokens").unwrap_or(timing.prompt_tokens);
         timing.output_tokens = count("/usage/completion_tokens").unwrap_or(timing.output_tokens);
     }
-    if !ended || pieces == 0 {
+    if !ended || timing.pieces_s.is_empty() {
         bail!("the stream ended without text or terminator");
     }
     // Without usage, a piece is taken for a token.
-    timing.output_tokens = timing.output_tokens.max(if server.dialect.usage { 0 } else { pieces });
+    let pieces = if server.dialect.usage { 0 } else { timing.pieces_s.len() as u64 };
+    timing.output_tokens = timing.output_tokens.max(pieces);
     Ok(timing)
 }
 
 fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: u64) -> Round {
     let sum = |of: fn(&Timing) -> u64| timings.iter().map(of).sum::<u64>();
     let (prompt_tokens, output_tokens) = (sum(|t| t.prompt_tokens), sum(|t| t.output_tokens));
-    let mut ttft: Vec<f64> = timings.iter().map(|t| t.ttft).collect();
-    let mut gaps: Vec<f64> = timings.iter().flat_map(|t| t.gaps.iter().copied()).collect();
+    let mut ttft: Vec<f64> = timings.iter().map(Timing::ttft_s).collect();
+    let mut gaps: Vec<f64> = timings.iter().flat_map(Timing::gaps_s).collect();
     Round {
         output_tokens_per_s: output_tokens as f64 / wall_s,
         prompt_tokens_per_s: prompt_tokens as f64 / wall_s,
@@ -209,6 +255,7 @@ fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: 
         prompt_tokens,
         output_tokens,
         peak_resident,
+        intruder: None,
         first_error: errors.into_iter().next(),
     }
 }
@@ -252,10 +299,10 @@ mod tests {
 
     #[test]
     fn a_round_counts_what_was_answered_and_keeps_the_first_error() {
-        let timing = Timing { ttft: 0.5, gaps: vec![0.1, 0.3], prompt_tokens: 10, output_tokens: 3 };
+        let timing = Timing { sent_s: 0.25, pieces_s: vec![0.75, 1.0, 1.5], prompt_tokens: 10, output_tokens: 3 };
         let round = summary(&[timing.clone(), timing], vec!["first".into(), "second".into()], 2.0, 7);
         assert_eq!((round.output_tokens_per_s, round.prompt_tokens_per_s), (3.0, 10.0));
         assert_eq!((round.errors, round.first_error.as_deref()), (2, Some("first")));
-        assert_eq!((round.gap_p50_s, round.gap_p99_s), (0.1, 0.3));
+        assert_eq!((round.ttft_p50_s, round.gap_p50_s, round.gap_p99_s), (0.5, 0.25, 0.5));
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod client;
 pub mod events;
+pub mod intruder;
 pub mod load;
 pub mod process;
 pub mod prompts;
@@ -20,7 +21,7 @@ use serde_json::Value;
 
 use client::Target;
 use load::{Dialect, Load, Server, round};
-use prompts::Scale;
+use prompts::{Recipe, Scale};
 use report::Series;
 
 /// What to measure.
@@ -44,9 +45,15 @@ pub struct Args {
     /// Tokens to generate for each.
     #[arg(long, default_value_t = 128)]
     pub output_tokens: usize,
-    /// Tokens that all prompts begin with.
+    /// Tokens that all prompts begin with, in every round: a cache of prefixes has them after the first.
     #[arg(long, default_value_t = 0)]
     pub shared_prefix: usize,
+    /// Other seeds give other prompts and another shared beginning, which no cache has seen.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Tokens of the prompt of one more request, sent when all streams run; reported is what it does to their tokens.
+    #[arg(long)]
+    pub intruder_tokens: Option<usize>,
     /// Rounds per server; the table shows medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
@@ -69,10 +76,11 @@ pub async fn run(args: &Args) -> Result<()> {
     }
     // One scale for all: every server gets the same texts.
     let scale = Scale::measure(&servers[0].target, &servers[0].model).await?;
+    let recipe = Recipe { scale, shared: args.shared_prefix, seed: args.seed };
     let mut all: Vec<Series> = args.url.iter().zip(&servers).map(|(url, server)| series(url, server)).collect();
     for number in 0..args.rounds as usize {
         for (server, series) in servers.iter().zip(&mut all) {
-            let done = round(server, &load(args, scale, number)).await;
+            let done = round(server, &load(args, recipe, number)).await;
             eprintln!(
                 "round {} {}: {:.1} output tok/s, {} errors",
                 number + 1,
@@ -133,11 +141,14 @@ fn series(url: &str, server: &Server) -> Series {
     Series { url: url.into(), model: server.model.clone(), rounds: Vec::new() }
 }
 
-fn load(args: &Args, scale: Scale, round: usize) -> Load {
-    let prompt = |i: u32| prompts::prompt(scale, args.prompt_tokens, args.shared_prefix, round, i as usize);
+fn load(args: &Args, recipe: Recipe, round: usize) -> Load {
+    let prompt = |i: u32| recipe.prompt(args.prompt_tokens, round, i as usize);
+    // Nothing of an intruder's prompt is in any cache: it is made with a seed of its own, and shares nothing.
+    let alien = Recipe { shared: 0, seed: !recipe.seed, ..recipe };
     Load {
         prompts: Arc::new((0..args.requests).map(prompt).collect()),
         concurrency: args.concurrency as usize,
         output_tokens: args.output_tokens,
+        intruder: args.intruder_tokens.map(|tokens| alien.prompt(tokens, round, 0)),
     }
 }

@@ -90,13 +90,27 @@ async fn prompt_tokens(target: &Target, model: &str, prompt: &str) -> Result<f64
     tokens.with_context(|| format!("{} reports no usage: {answer}", target.authority))
 }
 
-/// The prompt of request `index` in `round`: a shared beginning, then words of its own.
-pub fn prompt(scale: Scale, tokens: usize, shared: usize, round: usize, index: usize) -> String {
-    let all = scale.words(tokens);
-    let common = if shared == 0 { 0 } else { scale.words(shared).min(all) };
-    // The first own word differs between requests, so that no more than the beginning is shared.
-    let own = ((round as u64) << 32) | index as u64;
-    words(42, common) + &words(own ^ 0x5eed_0000_0000, all - common)
+/// What the prompts of a run are made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recipe {
+    /// How many words make how many tokens.
+    pub scale: Scale,
+    /// Tokens that all prompts begin with.
+    pub shared: usize,
+    /// Other seeds give other words throughout, the shared beginning included.
+    pub seed: u64,
+}
+
+impl Recipe {
+    /// The prompt of request `index` in `round`: a shared beginning, then words of its own.
+    pub fn prompt(&self, tokens: usize, round: usize, index: usize) -> String {
+        let all = self.scale.words(tokens);
+        let common = if self.shared == 0 { 0 } else { self.scale.words(self.shared).min(all) };
+        let seed = Random::new(self.seed).next();
+        // The first own word differs between requests, so that no more than the beginning is shared.
+        let own = ((round as u64) << 32) | index as u64;
+        words(seed ^ 42, common) + &words(seed ^ own ^ 0x5eed_0000_0000, all - common)
+    }
 }
 
 #[cfg(test)]
@@ -105,12 +119,25 @@ mod tests {
 
     #[test]
     fn prompts_share_only_what_they_should() {
-        let scale = Scale { fixed: 1.0, per_word: 1.0 };
-        let (a, b) = (prompt(scale, 101, 41, 0, 0), prompt(scale, 101, 41, 0, 1));
+        let recipe = Recipe { scale: Scale { fixed: 1.0, per_word: 1.0 }, shared: 41, seed: 0 };
+        let (a, b) = (recipe.prompt(101, 0, 0), recipe.prompt(101, 0, 1));
         assert_eq!(a.split_whitespace().count(), 100);
-        let common = a.split_whitespace().zip(b.split_whitespace()).take_while(|(x, y)| x == y).count();
-        assert!((40..50).contains(&common), "{common}");
-        assert_eq!(a, prompt(scale, 101, 41, 0, 0));
-        assert_ne!(prompt(scale, 50, 0, 0, 3), prompt(scale, 50, 0, 1, 3));
+        assert!((40..50).contains(&common(&a, &b)), "{}", common(&a, &b));
+        assert_eq!(a, recipe.prompt(101, 0, 0));
+        assert_ne!(recipe.prompt(50, 0, 3), recipe.prompt(50, 1, 3));
+    }
+
+    #[test]
+    fn another_seed_shares_nothing() {
+        let recipe = |seed| Recipe { scale: Scale { fixed: 1.0, per_word: 1.0 }, shared: 41, seed };
+        for seed in 1..20 {
+            let shared = common(&recipe(0).prompt(101, 0, 0), &recipe(seed).prompt(101, 0, 0));
+            assert!(shared < 5, "seed {seed}: {shared}");
+        }
+    }
+
+    /// How many words two texts have in common at their beginning.
+    fn common(a: &str, b: &str) -> usize {
+        a.split_whitespace().zip(b.split_whitespace()).take_while(|(x, y)| x == y).count()
     }
 }

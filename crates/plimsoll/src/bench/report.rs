@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use plimsoll_engine::simulate::percentile;
 
+use super::intruder::Window;
 use super::load::Round;
 
 /// All rounds of one server.
@@ -27,7 +28,10 @@ struct Row {
     of: fn(&Round) -> f64,
 }
 
-const ROWS: [Row; 9] = [
+/// Lines at the end of [`ROWS`] that are about an intruder.
+const INTRUDER_ROWS: usize = 4;
+
+const ROWS: [Row; 13] = [
     Row { name: "output tok/s", decimals: 1, factor: 1.0, of: |r| r.output_tokens_per_s },
     Row { name: "prompt tok/s", decimals: 1, factor: 1.0, of: |r| r.prompt_tokens_per_s },
     Row { name: "TTFT p50 ms", decimals: 1, factor: 1e3, of: |r| r.ttft_p50_s },
@@ -37,9 +41,19 @@ const ROWS: [Row; 9] = [
     Row { name: "wall s", decimals: 2, factor: 1.0, of: |r| r.wall_s },
     Row { name: "errors", decimals: 0, factor: 1.0, of: |r| r.errors as f64 },
     Row { name: "peak RSS MiB", decimals: 1, factor: 1.0 / 1_048_576.0, of: |r| r.peak_resident as f64 },
+    Row { name: "intruder: TTFT ms", decimals: 1, factor: 1e3, of: |r| intruded(r, |w| w.ttft_s) },
+    Row { name: "meanwhile p50 ms", decimals: 2, factor: 1e3, of: |r| intruded(r, |w| w.gap_p50_s) },
+    Row { name: "meanwhile p99 ms", decimals: 2, factor: 1e3, of: |r| intruded(r, |w| w.gap_p99_s) },
+    Row { name: "otherwise p50 ms", decimals: 2, factor: 1e3, of: |r| intruded(r, |w| w.quiet_gap_p50_s) },
 ];
 
-/// The table: a column per server, medians with their range over the rounds, and ratios to the first server.
+/// A value of the intruder's window; 0 without one.
+fn intruded(round: &Round, of: fn(&Window) -> f64) -> f64 {
+    round.intruder.as_ref().map_or(0.0, of)
+}
+
+/// The table: a column per server, medians with their range over the rounds, and ratios to the first server. Lines about an
+/// intruder are there only where one was sent.
 pub fn table(all: &[Series]) -> String {
     let mut lines = vec![vec![String::new()]];
     for (i, series) in all.iter().enumerate() {
@@ -48,7 +62,8 @@ pub fn table(all: &[Series]) -> String {
             lines[0].push("ratio".into());
         }
     }
-    for row in &ROWS {
+    let intruders = all.iter().flat_map(|series| &series.rounds).any(|round| round.intruder.is_some());
+    for row in ROWS.iter().take(if intruders { ROWS.len() } else { ROWS.len() - INTRUDER_ROWS }) {
         let mut cells = vec![row.name.to_owned()];
         for (i, series) in all.iter().enumerate() {
             cells.push(cell(row, &series.rounds));

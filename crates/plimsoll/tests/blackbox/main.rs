@@ -3,6 +3,7 @@
 //!
 //! One test binary, so that the workspace links it once. The default model is pulled on first use, see [`product::cache`].
 
+mod bench;
 mod cage;
 mod clients;
 mod commands;
