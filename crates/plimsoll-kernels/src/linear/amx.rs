@@ -23,7 +23,7 @@ use crate::simd::{Simd, Words};
 use crate::unit::{self, BFLOAT, SIGNED, UNSIGNED};
 
 /// Fewer rows than this are left to the vector units.
-const FEWEST_ROWS: usize = 4;
+const FEWEST_ROWS: usize = 5;
 /// Most rows of a tile.
 const TILE_ROWS: usize = 16;
 /// Groups of k that are unpacked, multiplied and scaled at a time.
