@@ -13,7 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::{Script, Server, eventually};
 use plimsoll_engine::testing::{letters, limits};
-use plimsoll_engine::{ImageSpec, Limits, MediaSpec, PlaceRule, Request, Spelling, VideoSpec};
+use plimsoll_engine::{Grid, ImageSpec, Limits, MediaSpec, PlaceRule, Request, Spelling, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::Normalize;
@@ -37,11 +37,23 @@ fn spec() -> MediaSpec {
         "size": {"shortest_edge": 256, "longest_edge": 25600}}"#;
     let files = ProcessorFiles::read(Some(sizes), None, None).unwrap();
     let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
-    let image = ImageRule::Patches(Patches::image(&files.image, None).unwrap());
-    let video = VideoRule::Patches(PatchVideo::new(&files.video, Budget::Video, None).unwrap());
+    let image = Patches::image(&files.image, None).unwrap();
+    let video = PatchVideo::new(&files.video, Budget::Video, None).unwrap();
+    let grid = |frames: u64, (a, b): (u64, u64)| Grid {
+        frames: frames as usize,
+        height: 2 * a as usize,
+        width: 2 * b as usize,
+    };
+    let pictures = image.frontier().into_iter().map(|sides| grid(1, sides)).collect();
+    let films = (1..=8).flat_map(|frames: u64| {
+        let sides = video.frontier(frames).into_iter();
+        sides.map(move |sides| grid(frames.div_ceil(2), sides))
+    });
+    let films = films.collect();
+    let (image, video) = (ImageRule::Patches(image), VideoRule::Patches(video));
     MediaSpec {
-        image: Some(ImageSpec { rule: image, normalize, placeholder: IMAGE, tokens_max: 100, bounds: [].into() }),
-        video: Some(VideoSpec { rule: video, normalize, placeholder: VIDEO, tokens_max: 400, bounds: [].into() }),
+        image: Some(ImageSpec { rule: image, normalize, placeholder: IMAGE, tokens_max: 100, bounds: pictures }),
+        video: Some(VideoSpec { rule: video, normalize, placeholder: VIDEO, tokens_max: 400, bounds: films }),
         audio: None,
         parameters: "test".into(),
         places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),

@@ -139,7 +139,10 @@ fn the_document_has_every_part() {
         json!({"type": "video_url", "video_url": {"url": moving}}),
         json!({"type": "video", "video": [still, still], "fps": 2.5}),
     ];
-    assert_eq!(kinds, parts.each_ref().map(|part| part["type"].as_str().unwrap()));
+    // Whether a model hears is not the document's to know.
+    let (heard, seen): (Vec<&str>, Vec<&str>) = kinds.iter().partition(|kind| kind.contains("audio"));
+    assert_eq!(seen, parts.each_ref().map(|part| part["type"].as_str().unwrap()));
+    assert_eq!(heard, ["input_audio", "audio_url"]);
     for part in parts {
         server.post("/v1/chat/completions", &chat(&json!([part]))).ok();
     }
