@@ -25,6 +25,18 @@ def refused(kind, words, call):
     raise AssertionError(f"{kind.__name__} expected, but the call went through")
 
 
+def nothing_is_held(within):
+    """No request, and no byte of one, is held, or will be in so many seconds.
+
+    The last byte of an answer is with its client before the server gets to letting go of it, and a busy machine may come between.
+    """
+    names = ["plimsoll_requests_running", "plimsoll_requests_in_system", "plimsoll_http_in_flight_bytes"]
+    since = time.monotonic()
+    while any((held := {name: gauge(name) for name in names}).values()):
+        assert time.monotonic() - since < within, f"after {within} s there are still {held}"
+        time.sleep(0.02)
+
+
 def run(script):
     """Runs every check of a script's `globals()`. The first that does not hold ends it with a traceback and an exit code of 1."""
     for name, check in [(name, check) for name, check in script.items() if name.startswith("check_")]:

@@ -23,7 +23,6 @@ from . import checkpoint, models, reference, vision
 from . import tokenizer as tok
 
 DTYPE = "bfloat16"
-GREEDY = 12
 PATCH_STEP = 131
 MEL_STEP = 997
 RATE = 16_000
@@ -252,17 +251,9 @@ def case(model, tokenizer, name: str, seed: int, tail: str) -> dict | None:
     for own in prompts:
         ids += own + encode("Next to it ")
     ids += encode(f"{tail}<|im_end|>\n<|im_start|>assistant\n")
-    greedy, lps = [], []
-    while len(greedy) < GREEDY:
-        logits = run(model, ids + greedy, media)[-1]
-        best = logits.topk(2)
-        if float(best.values[0] - best.values[1]) < reference.MARGIN or int(best.indices[0]) >= tok.VOCAB_SIZE - 3:
-            return None
-        lp = torch.log_softmax(logits, dim=-1)
-        if not greedy:
-            top = [[int(i), reference.short(lp[i])] for i in lp.topk(5).indices]
-        greedy.append(int(best.indices[0]))
-        lps.append(reference.short(lp[greedy[-1]]))
+    path = vision.greedy_path(lambda said: run(model, ids + said, media)[-1])
+    if path is None:
+        return None
     tokens = torch.tensor([ids])
     lengths = media.get("feature_attention_mask")
     places, deltas = model.get_rope_index(
@@ -272,7 +263,7 @@ def case(model, tokenizer, name: str, seed: int, tail: str) -> dict | None:
     return {
         "name": name, "items": items, "seconds": SECONDS, "ids": ids, "places": places[:, 0].T.tolist(),
         "next": len(ids) + float(deltas[0, 0]), "patches": sampled, "rows": rows_of(model, items, media, spectra),
-        "top5": top, "greedy": greedy, "greedy_logprobs": lps,
+        **path,
     }
 
 

@@ -136,6 +136,10 @@ impl<T> Scheduler<T> {
             false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
         };
         debug_assert!(fits(&seq), "checked at submission");
+        if self.waiting.is_empty() {
+            // An empty ring begins anew: of the memory reserved for it, no more is ever touched than for those who waited at once.
+            self.waiting.clear();
+        }
         let behind = self.waiting.iter().rposition(|w| w.order < seq.order).map_or(0, |i| i + 1);
         self.waiting.insert(behind, seq);
     }

@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::Ordering::Acquire;
 
 use common::recall::mix;
-use common::{ask, collect, engine, exact, full_pools, greedy, ids, quiet, reference};
+use common::{ask, collect, engine, exact, full_pools, greedy, ids, quiet, reference, settle};
 use plimsoll_engine::{EngineHandle, Options};
 use plimsoll_memory::heap;
 use plimsoll_memory::host::{OwnProcess, Root};
@@ -61,6 +61,7 @@ fn resident() -> u64 {
 #[test]
 fn memory_is_flat_over_thousands_of_steps() {
     for optimistic in [false, true] {
+        settle();
         let engine = engine("mtp-half", &options(optimistic));
         let mut seed = 0;
         churn(&engine, &mut seed, 256);

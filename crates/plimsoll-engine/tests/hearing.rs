@@ -5,13 +5,13 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Answer, collect, exact, fixtures, ids, quiet, reference, two_turns};
+use common::senses::{all_is_back, as_the_reference, drawn, told_apart, towers_kept_to_their_plan};
+use common::{collect, exact, fixtures, ids, reference, two_turns};
 use plimsoll_engine::media::{MediaItem, MediaSpec, Pixels};
 use plimsoll_engine::{EngineHandle, Host, Options, Refusal, Request, start};
 use plimsoll_formats::Checkpoint;
 use plimsoll_media::image::Rgb;
 use plimsoll_media::{ContentKey, Modality, Shape, Size};
-use plimsoll_memory::Component;
 use plimsoll_models::Grid;
 use plimsoll_text::Tokenizer;
 use serde_json::Value;
@@ -31,7 +31,7 @@ fn engine(options: &Options) -> EngineHandle {
     start(&checkpoint, tokenizer, options, &host, |_| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The sound and the picture of `tools/fixturelib`, by the same formulas.
+/// The sound that `tools/fixturelib/omni.py` makes by the same formula.
 fn played(seed: i64, samples: usize) -> Vec<f32> {
     let at = |i: i64| {
         let rising = (i * (i / 37 + 40 + seed)) % 16_001 - 8_000;
@@ -39,15 +39,6 @@ fn played(seed: i64, samples: usize) -> Vec<f32> {
         (rising + beating) as f32 / 32_768.0
     };
     (0..samples as i64).map(at).collect()
-}
-
-fn drawn(seed: usize, frame: usize, size: Size) -> Rgb {
-    let (height, width) = (size.height as usize, size.width as usize);
-    let colour = |y: usize, x: usize, c: usize| {
-        (((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255) as u8
-    };
-    let pixels = (0..height).flat_map(|y| (0..width).flat_map(move |x| (0..3).map(move |c| colour(y, x, c))));
-    Rgb { size, data: pixels.collect() }
 }
 
 fn sound(spec: &MediaSpec, samples: &[f32], first: usize) -> MediaItem {
@@ -117,34 +108,13 @@ fn cases() -> Vec<Value> {
     reference("omni")["cases"].as_array().unwrap().clone()
 }
 
-fn as_the_reference(case: &Value, answer: &Answer) {
-    assert_eq!(answer.error, None, "{}", case["name"]);
-    let expected = case["greedy_logprobs"].as_array().unwrap();
-    for (i, (found, token)) in answer.ids.iter().zip(ids(&case["greedy"])).enumerate() {
-        let (own, theirs) = (answer.logprobs[i].as_ref().unwrap().own.unwrap(), expected[i].as_f64().unwrap());
-        assert!((f64::from(own) - theirs).abs() < 2e-3, "{}, token {i}: {own} instead of {theirs}", case["name"]);
-        assert_eq!(*found, token, "{}, token {i}", case["name"]);
-    }
-}
-
-fn all_is_back(engine: &EngineHandle) {
-    quiet(engine);
-    let spec = engine.media().unwrap();
-    let stats = spec.outputs.stats();
-    assert_eq!((stats.pages_free + stats.pages_idle, spec.staging.used()), (stats.pages, 0));
-}
-
 #[test]
 fn qwen3_omni_hears_what_transformers_hears() {
     let engine = engine(&small(exact()));
     for case in cases() {
-        as_the_reference(&case, &collect(engine.submit(request(&engine, &case, 12)).unwrap()));
+        as_the_reference("omni", &case, &collect(engine.submit(request(&engine, &case, 12)).unwrap()));
     }
-    let ledger = engine.ledger();
-    for component in [Component::EncoderOutputs, Component::StepWorkspace] {
-        let row = ledger.row(component);
-        assert!(row.committed > 0 && row.peak <= row.planned, "{row:?}");
-    }
+    towers_kept_to_their_plan(&engine);
     all_is_back(&engine);
     engine.stop();
 }
@@ -210,14 +180,7 @@ fn two_sounds_of_one_length_are_told_apart_and_one_is_found_again() {
     let spec = engine.media().unwrap();
     let mut theirs = mine.clone();
     theirs.media[0] = sound(spec, &played(99, 5_000), mine.media[0].first as usize);
-    let logprobs = |request: &Request| {
-        let answer = collect(engine.submit(request.clone()).unwrap());
-        assert_eq!(answer.error, None);
-        answer.logprobs.into_iter().map(|report| report.unwrap().own.unwrap().to_bits()).collect::<Vec<_>>()
-    };
-    let (first, second) = (logprobs(&mine), logprobs(&theirs));
-    assert_ne!(first, second, "the same ids, another sound");
-    assert_eq!((logprobs(&mine), logprobs(&theirs)), (first, second), "and again, from the cache");
+    told_apart(&engine, &mine, &theirs);
     engine.stop();
 }
 

@@ -4,13 +4,13 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Answer, collect, exact, fixtures, ids, quiet, reference, two_turns, with_drafts};
+use common::senses::{all_is_back, as_the_reference, drawn, told_apart, towers_kept_to_their_plan};
+use common::{collect, exact, fixtures, ids, quiet, reference, two_turns, with_drafts};
 use plimsoll_engine::media::{MediaItem, MediaSpec, Pixels};
 use plimsoll_engine::{EngineHandle, Host, Options, Request, start};
 use plimsoll_formats::Checkpoint;
 use plimsoll_media::image::{Rgb, resize, tiles};
 use plimsoll_media::{ContentKey, Size};
-use plimsoll_memory::Component;
 use plimsoll_models::Grid;
 use plimsoll_text::Tokenizer;
 use serde_json::Value;
@@ -26,16 +26,6 @@ fn engine(model: &str, options: &Options) -> EngineHandle {
     let tokenizer = Arc::new(Tokenizer::from_file(&dir.join("tokenizer.json")).unwrap());
     let host = Host::read(options).unwrap();
     start(&checkpoint, tokenizer, options, &host, |_| {}).unwrap_or_else(|error| panic!("{model}: {error}"))
-}
-
-/// The picture or frame that `tools/fixturelib/vision.py` draws by the same formula.
-fn drawn(seed: usize, frame: usize, size: Size) -> Rgb {
-    let (height, width) = (size.height as usize, size.width as usize);
-    let colour = |y: usize, x: usize, c: usize| {
-        (((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255) as u8
-    };
-    let pixels = (0..height).flat_map(|y| (0..width).flat_map(move |x| (0..3).map(move |c| colour(y, x, c))));
-    Rgb { size, data: pixels.collect() }
 }
 
 /// Drawings as the model's processor makes them fit.
@@ -87,31 +77,14 @@ fn cases(model: &str) -> Vec<Value> {
     reference(model)["cases"].as_array().unwrap().clone()
 }
 
-/// Greedy tokens up to a near-tie, and the first token's log-probability within what issue 6 allows without a resize.
-fn as_the_reference(model: &str, case: &Value, answer: &Answer) {
-    assert_eq!(answer.error, None, "{model}");
-    let expected = case["greedy_logprobs"].as_array().unwrap();
-    for (i, (found, token)) in answer.ids.iter().zip(ids(&case["greedy"])).enumerate() {
-        let (own, theirs) = (answer.logprobs[i].as_ref().unwrap().own.unwrap(), expected[i].as_f64().unwrap());
-        assert!((f64::from(own) - theirs).abs() < 2e-3, "{model}, token {i}: {own} instead of {theirs}");
-        assert_eq!(*found, token, "{model}, token {i}");
-    }
-}
-
 fn right(model: &str) {
     let engine = engine(model, &small(exact()));
     for case in cases(model) {
         let answer = collect(engine.submit(request(&engine, &case, 12)).unwrap());
         as_the_reference(model, &case, &answer);
     }
-    let ledger = engine.ledger();
-    for component in [Component::EncoderOutputs, Component::StepWorkspace] {
-        let row = ledger.row(component);
-        assert!(row.committed > 0 && row.peak <= row.planned, "{model}: {row:?}");
-    }
-    quiet(&engine);
-    let (stats, staging) = (engine.media().unwrap().outputs.stats(), engine.media().unwrap().staging.used());
-    assert_eq!((stats.pages_free + stats.pages_idle, staging), (stats.pages, 0), "{model}: all is back");
+    towers_kept_to_their_plan(&engine);
+    all_is_back(&engine);
     engine.stop();
 }
 
@@ -210,13 +183,6 @@ fn two_pictures_of_one_size_are_told_apart() {
     let frame = &mine.media[0].pixels.frames[0];
     let other = Rgb { size: frame.size, data: frame.data.iter().map(|value| 255 - value).collect() };
     theirs.media[0] = item(engine.media().unwrap(), vec![other], false, mine.media[0].first as usize, None);
-    let logprobs = |request: &Request| {
-        let answer = collect(engine.submit(request.clone()).unwrap());
-        assert_eq!(answer.error, None);
-        answer.logprobs.into_iter().map(|report| report.unwrap().own.unwrap().to_bits()).collect::<Vec<_>>()
-    };
-    let (first, second) = (logprobs(&mine), logprobs(&theirs));
-    assert_ne!(first, second, "the same ids, another picture");
-    assert_eq!((logprobs(&mine), logprobs(&theirs)), (first, second), "and again, from the cache");
+    told_apart(&engine, &mine, &theirs);
     engine.stop();
 }

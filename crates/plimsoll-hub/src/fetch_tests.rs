@@ -137,7 +137,7 @@ fn a_redirect_leads_only_to_where_one_might_have_gone_at_once() {
     assert_eq!(get(&fetcher, &format!("{outer}/a/b?c"), 8).as_deref(), Ok("open"));
     // What has a scheme of its own is no path of the same server.
     for (path, why) in [
-        ("file", "it is not an address"),
+        ("file", "only http://"),
         ("script", ""),
         ("gopher", "only http://"),
         ("hostless", ""),

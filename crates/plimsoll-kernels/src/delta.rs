@@ -219,9 +219,9 @@ impl<const P: usize, const PART: bool> Kernel for Tiles<'_, P, PART> {
                 let column = first + p * STATE_TILE;
                 let values = s.load_part(&v[row * ld + column..][..width], 0.0);
                 delta[p] = s.mul(s.sub(values, s.mul(decay, kept[p])), beta);
+                let start = row * self.out.ld + column;
                 // SAFETY: the row's columns of these tiles are this call's to write.
-                let out =
-                    unsafe { std::slice::from_raw_parts_mut(self.out.ptr.add(row * self.out.ld + column), width) };
+                let out = unsafe { std::slice::from_raw_parts_mut(self.out.ptr.add(start), width) };
                 s.store_part(out, s.fma(delta[p], overlap, s.mul(decay, asked[p])));
             }
             // SAFETY: as for the start.

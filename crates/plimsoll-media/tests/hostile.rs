@@ -294,6 +294,7 @@ fn long_sound() {
     wav.extend(samples);
     let limits = AudioLimits { seconds: 60, ..AudioLimits::default() };
     let header = audio::probe(&wav, &limits).unwrap();
+    heap::restart_peak();
     let before = heap::in_use();
     let sound = hear(&wav, &limits).unwrap();
     assert_eq!(sound.samples.len(), 16_000 * 60);
@@ -303,6 +304,7 @@ fn long_sound() {
     let mut piped = wav.clone();
     piped[4..8].fill(0xFF);
     piped[40..44].fill(0xFF);
+    heap::restart_peak();
     let before = heap::in_use();
     assert_eq!(audio::probe(&piped, &limits).unwrap(), header);
     let cost = heap::peak() - before;
@@ -315,6 +317,7 @@ fn long_sound() {
 fn awkward_rates() {
     for rate in [191_999, 189_999, 8_001] {
         let sound = Sound { rate, samples: vec![0.25; 2 * rate as usize] };
+        heap::restart_peak();
         let before = heap::in_use();
         let made = resample(sound.samples, rate, 16_000, &AtomicBool::new(false)).unwrap();
         let cost = heap::peak() - before;
@@ -345,6 +348,7 @@ fn wild_numbers() {
 
 #[test]
 fn t31_bombs_and_debris_cost_little() {
+    heap::restart_peak();
     let before = heap::in_use();
     let spent = |what: &str, most: u64| {
         let peak = heap::peak() - before;

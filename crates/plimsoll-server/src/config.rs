@@ -217,6 +217,11 @@ impl ServerConfig {
         u64::from(self.max_connections) * (2 * CONNECTION_BUFFER_BYTES as u64 + CONNECTION_FIXED_BYTES)
     }
 
+    /// The most heap bytes that events of streams take which connections have no room for yet, one each.
+    pub fn event_bytes_max(&self) -> u64 {
+        u64::from(self.max_connections) * EVENT_BYTES
+    }
+
     /// Bytes for bodies that are being parsed, all together: as much as the largest one takes.
     pub(crate) fn parsing_bytes_max(&self) -> u64 {
         PARSED_FACTOR * self.max_body_bytes
@@ -224,7 +229,7 @@ impl ServerConfig {
 
     /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
     pub fn heap_bytes_max(&self) -> u64 {
-        let connections = self.connection_bytes_max() + u64::from(self.max_connections) * EVENT_BYTES;
+        let connections = self.connection_bytes_max() + self.event_bytes_max();
         // Bodies, prompts and whole answers: one budget, enforced byte by byte. What is parsed at the moment: another.
         let in_flight = self.max_bytes_in_flight + self.parsing_bytes_max();
         // Values a template makes on its way to a prompt, and the prompt.

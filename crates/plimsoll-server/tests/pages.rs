@@ -110,6 +110,7 @@ fn every_promised_metric_is_there() {
     let mut left = server.send(common::post("/v1/completions", &body));
     left.until("data: ");
     drop(left);
+    assert_eq!(server.send("GET /v1/models HTTP/1.1\r\nhost: example.com\r\n\r\n").answer().status, 421);
     server.post("/v1/completions", &json!({"prompt": "x"})).ok();
     server.assert_idle();
     let page = server.get("/metrics").ok_text().to_owned();

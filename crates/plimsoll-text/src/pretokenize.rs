@@ -5,7 +5,10 @@
 //! by hand here and the patterns run on a finite automaton: linear in the text, no step limit to hit, whatever a
 //! stranger sends. Which model uses which pattern is written in `pattern_names`.
 
-use regex::{Regex, RegexBuilder};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use regex_automata::Input;
+use regex_automata::meta::{Builder, Cache, Config, Regex};
 
 use crate::error::TextError;
 
@@ -21,6 +24,10 @@ struct Rule {
 /// Patterns applied one after the other, each to the pieces of the one before.
 pub(crate) struct Cutter {
     rules: Vec<Rule>,
+    /// What each pattern knows of its automaton by now, once for everybody who cuts at the same time.
+    ///
+    /// The patterns' own pool goes by threads: as these come and go, it makes up to nine of a cache that two would do for.
+    idle: Mutex<Vec<Vec<Cache>>>,
 }
 
 /// The most patterns; known tokenizers have five. Each is applied within the pieces of the one before.
@@ -42,12 +49,20 @@ impl Cutter {
             }
             rules.push(Rule::new(pattern)?);
         }
-        Ok(Self { rules })
+        Ok(Self { rules, idle: Mutex::default() })
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Vec<Cache>>> {
+        // A list is whole whoever panicked.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands the pieces of `text` to `each` in order. Together they are the whole text; none is empty.
     pub(crate) fn cut<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
-        cut(&self.rules, text, each);
+        let idle = self.idle().pop();
+        let mut caches = idle.unwrap_or_else(|| self.rules.iter().map(|rule| rule.regex.create_cache()).collect());
+        cut(&self.rules, &mut caches, text, each);
+        self.idle().push(caches);
     }
 }
 
@@ -58,16 +73,17 @@ impl Rule {
             Some(head) => format!(r"{head}|\s+"),
             None => pattern.to_owned(),
         };
-        let regex = RegexBuilder::new(&plain).size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX).build();
+        let sizes = Config::new().nfa_size_limit(Some(PATTERN_BYTES_MAX)).hybrid_cache_capacity(PATTERN_BYTES_MAX);
+        let regex = Builder::new().configure(sizes).build(&plain);
         let regex = regex.map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
         Ok(Self { regex, gives_back: tail.is_some(), breaks_lines: plain.contains(r"\s*[\r\n]") })
     }
 
     /// The next match in `text` at or after `from`, as its start and end.
-    fn find(&self, text: &str, from: usize) -> Option<(usize, usize)> {
+    fn find(&self, cache: &mut Cache, text: &str, from: usize) -> Option<(usize, usize)> {
         let mut from = from;
         loop {
-            let found = self.regex.find_at(text, from)?;
+            let found = self.regex.search_with(cache, &Input::new(text).range(from..))?;
             if !found.is_empty() {
                 return Some((found.start(), self.end(text, found.start(), found.end())));
             }
@@ -89,23 +105,24 @@ impl Rule {
     }
 }
 
-fn cut<'t>(rules: &[Rule], text: &'t str, each: &mut dyn FnMut(&'t str)) {
-    let Some((rule, others)) = rules.split_first() else {
+/// `caches`: one of each rule.
+fn cut<'t>(rules: &[Rule], caches: &mut [Cache], text: &'t str, each: &mut dyn FnMut(&'t str)) {
+    let (Some((rule, others)), Some((cache, caches))) = (rules.split_first(), caches.split_first_mut()) else {
         if !text.is_empty() {
             each(text);
         }
         return;
     };
     let mut done = 0;
-    while let Some((start, end)) = rule.find(text, done) {
+    while let Some((start, end)) = rule.find(cache, text, done) {
         if start > done {
-            cut(others, &text[done..start], each);
+            cut(others, caches, &text[done..start], each);
         }
-        cut(others, &text[start..end], each);
+        cut(others, caches, &text[start..end], each);
         done = end;
     }
     if done < text.len() {
-        cut(others, &text[done..], each);
+        cut(others, caches, &text[done..], each);
     }
 }
 
@@ -129,6 +146,19 @@ mod tests {
         let llama3 = [pattern_names::LLAMA3];
         assert_eq!(pieces(&llama3, "a \n\n  b"), ["a", " \n\n", " ", " b"]);
         assert_eq!(pieces(&llama3, "I'LL 12345"), ["I", "'LL", " ", "123", "45"]);
+    }
+
+    /// Sixteen threads, one after the other, leave no more behind than one: caches are as many as were in use at once.
+    #[test]
+    fn threads_that_come_and_go_leave_one_cache() {
+        let cutter = Cutter::new([pattern_names::QWEN2, pattern_names::GPT2]).unwrap();
+        for _ in 0..16 {
+            std::thread::scope(|scope| scope.spawn(|| cutter.cut("one two", &mut |_| ())).join().unwrap());
+        }
+        assert_eq!(cutter.idle().iter().map(Vec::len).collect::<Vec<_>>(), [2]);
+        // Two at once need two.
+        cutter.cut("a", &mut |_| cutter.cut("b", &mut |_| ()));
+        assert_eq!(cutter.idle().len(), 2);
     }
 
     #[test]

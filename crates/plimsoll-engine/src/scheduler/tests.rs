@@ -402,6 +402,21 @@ fn a_stream_of_newcomers_starves_nobody() {
     }
 }
 
+/// Memory at rest does not grow with the number of those who waited one after the other.
+#[test]
+fn who_waits_alone_waits_where_the_one_before_did() {
+    let limits =
+        StepLimits { rows: 8, logit_rows: 4, running: 1, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 8, true));
+    let mut places = std::collections::BTreeSet::new();
+    for _ in 0..200 {
+        world.arrive(9, 2, 0, 0, false);
+        places.insert(std::ptr::from_ref(&world.scheduler.waiting[0]));
+        world.finish_all();
+    }
+    assert_eq!(places.len(), 1);
+}
+
 /// A preempted sequence that finds all but its newest token in the index comes back decoding: it still gets its row at once.
 #[test]
 fn a_sequence_that_comes_back_decoding_is_not_left_out() {

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod recall;
+pub mod senses;
 pub mod tower;
 
 use std::path::{Path, PathBuf};

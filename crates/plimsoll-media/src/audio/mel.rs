@@ -165,7 +165,8 @@ mod tests {
             let mut out = vec![0.0; mel.frames(tone.len()) * mel.bands()];
             mel.spectrogram(&tone, &mut out);
             assert_eq!(out.len(), 20 * 128);
-            for frame in out.chunks_exact(128) {
+            // The first two frames hear the tone beside its mirror image.
+            for frame in out.chunks_exact(128).skip(2) {
                 let loudest = frame.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
                 let centre = hertz_of(mel_of(HIGHEST_HZ) * (loudest + 1) as f64 / 129.0);
                 assert!((centre - hertz).abs() < 60.0, "{centre} for {hertz}");

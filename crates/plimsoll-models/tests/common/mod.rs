@@ -9,6 +9,8 @@ use plimsoll_device::{
     PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, ThreadPool,
 };
 use plimsoll_formats::{Checkpoint, Tower};
+use plimsoll_media::Size;
+use plimsoll_media::image::Rgb;
 use plimsoll_memory::{Component, Ledger};
 use plimsoll_models::{Grid, Model, Output, Pictures, Sense};
 use serde_json::Value;
@@ -52,6 +54,19 @@ pub fn logprob(logits: &[f32], id: u32) -> f64 {
 pub fn argmax(logits: &[f32]) -> u32 {
     let best = logits.iter().enumerate().fold((0, f32::MIN), |best, (i, x)| if *x > best.1 { (i, *x) } else { best });
     best.0 as u32
+}
+
+/// The picture or frame that `tools/fixturelib/vision.py` draws by the same formula.
+pub fn picture(seed: usize, frame: usize, size: Size) -> Rgb {
+    let mut data = Vec::new();
+    for y in 0..size.height as usize {
+        for x in 0..size.width as usize {
+            for c in 0..3 {
+                data.push((((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255) as u8);
+            }
+        }
+    }
+    Rgb { size, data }
 }
 
 /// One sequence's part of a step.
@@ -239,6 +254,23 @@ impl Rig {
         let tower = self.model.tower(sense).expect("a tower");
         let output = tower.encode(&mut self.device, &Pictures { grids, patches }).unwrap();
         self.rows(output)
+    }
+
+    /// Every item alone, all of them, and all of them in another order: the same bits, which come back for each item.
+    pub fn encode_in_company(&mut self, sense: Sense, items: &[(Grid, &[f32])]) -> Vec<Vec<Vec<f32>>> {
+        let alone: Vec<_> = items.iter().map(|(grid, values)| self.encode(sense, &[*grid], values)).collect();
+        let forward: Vec<usize> = (0..items.len()).collect();
+        let mut turned = forward.clone();
+        turned.reverse();
+        turned.rotate_left(1);
+        for order in [forward, turned] {
+            let grids: Vec<Grid> = order.iter().map(|i| items[*i].0).collect();
+            let values: Vec<f32> = order.iter().flat_map(|i| items[*i].1.iter().copied()).collect();
+            let expected: Vec<Vec<f32>> = order.iter().flat_map(|i| alone[*i].clone()).collect();
+            assert_eq!(self.encode(sense, &grids, &values), expected, "in the order {order:?}");
+        }
+        assert!(alone.iter().flatten().flatten().all(|x| x.is_finite()));
+        alone
     }
 
     /// The most bytes of workspace that were in use, scratch included.

@@ -169,17 +169,30 @@ struct Plan {
     aborts: u64,
     /// Phases in which somebody must have been seen to leave.
     phases: &'static [&'static str],
-    /// Bytes that memory at rest may grow by from one tenth to the next, at the end: as much as the allocator goes on keeping.
-    slope_max: f64,
+    /// Bytes that each of these may grow by from one tenth to the next, at the end.
+    slopes_max: &'static [(&'static str, f64)],
 }
+
+/// All anonymous memory, resident or swapped. A short soak is still warming up: threads come when they are first needed, on a busy
+/// machine more of them, and the allocator keeps a little for each. Both have a plan of their own, which is checked; a slope they
+/// do not have yet.
+const ALL: &str = "memory at rest";
+/// What the heap has lent out: what is forgotten to be given back, to the byte. A prompt that is tokenized beside another for the
+/// first time leaves a cache of 146 KB behind, once.
+const LENT: &str = "the heap";
+/// What the allocator keeps of what was given back.
+const KEPT: &str = "what the allocator keeps";
+/// What no row of the ledger accounts for.
+const UNACCOUNTED: &str = "what nobody accounts for";
+
+/// What the plan has for [`KEPT`].
+const KEPT_MAX: i64 = 4 << 20;
 
 /// What a soak has come to.
 #[derive(Default)]
 struct Seen {
-    /// Anonymous memory when nothing was left, after each tenth.
-    rests: Vec<i64>,
-    /// And what the heap had lent out then.
-    heaps: Vec<i64>,
+    /// Bytes when nothing was left, after each tenth.
+    rests: BTreeMap<&'static str, Vec<i64>>,
     /// In which phase those stood who left, as the server said just before: those that the engine did not know yet too.
     left: BTreeMap<(&'static str, String), u64>,
 }
@@ -305,11 +318,14 @@ impl Soak {
         // What the watch trims after three idle seconds.
         thread::sleep(Duration::from_secs(4));
         let memory = self.server.memory();
+        let count = |value: &Value| value.as_i64().expect("a count");
         let process = &memory["process"];
-        let bytes = ["rss_anon", "vm_swap"].map(|key| process[key].as_i64().expect("Linux tells"));
         let mut seen = self.seen.lock().expect("nobody panics here");
-        seen.rests.push(bytes.iter().sum());
-        seen.heaps.push(memory["heap"]["in_use_bytes"].as_i64().expect("a count"));
+        let mut rests = |what, bytes| seen.rests.entry(what).or_default().push(bytes);
+        rests(ALL, count(&process["rss_anon"]) + count(&process["vm_swap"]));
+        rests(LENT, count(&memory["heap"]["in_use_bytes"]));
+        rests(KEPT, count(&memory["heap"]["kept_bytes"]));
+        rests(UNACCOUNTED, count(&memory["unaccounted_bytes"]));
     }
 
     fn run(&self, plan: &Plan) {
@@ -333,7 +349,7 @@ fn soon(mut seen: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that memory at rest grew by from one tenth to the next, by least squares over the last seven.
+/// Bytes that something grew by from one tenth to the next, by least squares over the last seven.
 fn slope(rests: &[i64]) -> f64 {
     let last = &rests[rests.len() - 7..];
     let mean = last.iter().sum::<i64>() as f64 / 7.0;
@@ -352,9 +368,9 @@ fn soak(plan: &Plan) {
     for ((kind, phase), count) in &seen.left {
         println!("  meant to leave in {kind}: {count} in {phase}");
     }
-    let (slope, heap) = (slope(&seen.rests), slope(&seen.heaps));
-    println!("  at rest after each tenth: {:?}; {slope:.0} bytes a tenth", seen.rests);
-    println!("  lent by the heap: {:?}; {heap:.0} bytes a tenth", seen.heaps);
+    for (what, bytes) in &seen.rests {
+        println!("  {what} after each tenth: {bytes:?}; {:.0} bytes a tenth", slope(bytes));
+    }
     for lost in ["kv_pages_lost", "state_slots_lost", "encoder_pages_lost", "panics"] {
         assert_eq!(metric(&page, &format!("plimsoll_{lost}_total")), 0, "{lost}");
     }
@@ -370,14 +386,18 @@ fn soak(plan: &Plan) {
     }
     let outputs = &memory["pools"]["encoder_outputs"];
     assert_eq!(outputs["used"], outputs["cached"], "{outputs}");
-    assert!(slope <= plan.slope_max, "memory at rest grows by {slope:.0} bytes a tenth: {:?}", seen.rests);
-    assert!(heap <= plan.slope_max, "the heap grows by {heap:.0} bytes a tenth: {:?}", seen.heaps);
+    assert!(seen.rests[KEPT].iter().all(|bytes| *bytes <= KEPT_MAX), "{:?}", seen.rests);
+    for (what, slope_max) in plan.slopes_max {
+        let slope = slope(&seen.rests[what]);
+        assert!(slope <= *slope_max, "{what} grows by {slope:.0} bytes a tenth: {:?}", seen.rests);
+    }
 }
 
 #[test]
 fn five_hundred_pictures_and_a_hundred_who_leave_in_every_phase_leave_nothing() {
     let phases = &[ABSENT, "waiting", "decode"];
-    soak(&Plan { pictures: 500, aborts: 105, phases, slope_max: 131_072.0 });
+    let slopes_max = &[(LENT, 65_536.0), (UNACCOUNTED, 16_384.0)];
+    soak(&Plan { pictures: 500, aborts: 105, phases, slopes_max });
 }
 
 /// The figures of SPECIFICATION.md: `cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture`.
@@ -385,5 +405,6 @@ fn five_hundred_pictures_and_a_hundred_who_leave_in_every_phase_leave_nothing() 
 #[ignore = "twenty minutes: cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture"]
 fn ten_thousand_pictures_and_two_thousand_who_leave_leave_nothing() {
     let phases = &[ABSENT, "waiting", "encode", "prefill", "decode"];
-    soak(&Plan { pictures: 10_000, aborts: 2002, phases, slope_max: 131_072.0 });
+    let slopes_max = &[(ALL, 131_072.0), (LENT, 65_536.0), (UNACCOUNTED, 16_384.0)];
+    soak(&Plan { pictures: 10_000, aborts: 2002, phases, slopes_max });
 }

@@ -98,7 +98,10 @@ fn a_trace_has_a_limit_and_never_overwrites_a_file() {
     eventually("the loss is counted", Duration::from_secs(5), || {
         !server.get("/metrics").text().contains("plimsoll_trace_lines_lost 0")
     });
-    assert!(std::fs::metadata(&trace.0).unwrap().len() <= 700 && server.log().contains("--record-bytes is reached"));
+    eventually("the log says so", Duration::from_secs(5), || server.log().contains("--record-bytes is reached"));
+    let written = || std::fs::read_to_string(&trace.0).unwrap().matches('\n').count();
+    eventually("what fitted is written", Duration::from_secs(5), || written() > 1);
+    assert!(std::fs::metadata(&trace.0).unwrap().len() <= 700);
     assert!(trace.lines()[1]["prompts"][0]["ids"].is_array(), "asked for content");
     server.signal("TERM");
     assert!(server.ended(Duration::from_secs(20)).success());

@@ -1,0 +1,205 @@
+//! What is refused, by which words, and before how much of it was done: hostile files, prompts without room, models without eyes.
+
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use plimsoll_engine::testing::{Step, letters};
+use plimsoll_engine::{MediaSpec, Request};
+use plimsoll_media::Staging;
+use plimsoll_server::{MediaConfig, ServerConfig};
+use serde_json::{Value, json};
+
+use super::{asked, chat, data, fixture, idle, image, seeing, seeing_as, text};
+use crate::common::{Script, Server, config, post};
+
+/// A PNG's head that announces a size, and nothing behind it.
+fn announced(width: u32, height: u32) -> Vec<u8> {
+    let mut bytes = fixture("rgb.png");
+    bytes[16..20].copy_from_slice(&width.to_be_bytes());
+    bytes[20..24].copy_from_slice(&height.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn what_is_hostile_is_refused_before_it_is_decoded() {
+    let (server, spec) = seeing(config());
+    let picture = fixture("rgb.png");
+    let part = |part: Value| chat(&json!([part]));
+    let of = |bytes: &[u8]| part(image(&data(bytes)));
+    let five = chat(&Value::Array(vec![image(&data(&picture)); 5]));
+    let refusals = [
+        (of(&announced(30_000, 30_000)), "limit is 16777216 (--max-decode-pixels)"),
+        (of(&announced(0, 10)), "no pixels"),
+        (of(&announced(1, 65_535)), "97 bytes cannot hold 65535 pixels"),
+        (of(&announced(65_535, 1)), "97 bytes cannot hold 65535 pixels"),
+        (of(&announced(u32::MAX, u32::MAX)), "--max-decode-pixels"),
+        (of(b""), "supported are PNG, JPEG, GIF and WebP"),
+        (of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "supported are PNG, JPEG, GIF and WebP"),
+        (of(&picture[..30]), "cannot be read"),
+        (part(image("data:image/png;base64,!!!!")), "not base64"),
+        (part(image("data:image/png,abc")), "data:TYPE;base64,DATA"),
+        (part(image("data:image/svg+xml;base64,AAAA")), "`image/svg+xml` is not read here"),
+        (part(image("data:")), "data:TYPE;base64,DATA"),
+        (part(image("ftp://x/y")), "must begin with data:"),
+        (part(image("x")), "must begin with data:"),
+        (part(image("file:///etc/passwd")), "--media-root"),
+        (part(json!({"type": "image_url"})), "image_url is missing"),
+        (part(json!({"type": "image_url", "image_url": {"detail": "low"}})), "image_url.url is missing"),
+        (
+            part(json!({"type": "image_url", "image_url": {"url": data(&picture), "detail": "ultra"}})),
+            "known are auto, low and high",
+        ),
+        (part(json!({"type": "image_url", "image_url": {"url": data(&picture), "colour": 1}})), "unknown field"),
+        (part(json!({"type": "image_url", "image_url": 7})), "expected"),
+        (
+            part(json!({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}})),
+            "the served model `tiny` takes no audio",
+        ),
+        (part(json!({"type": "audio_url", "audio_url": {"url": "data:,"}})), "takes no audio"),
+        (part(json!({"type": "file", "file": {}})), "reads no documents"),
+        (part(json!({"type": "hologram"})), "known are text, image_url, video_url, video, input_audio and audio_url"),
+        (five, "more than 4 media, the limit (--max-media-per-request)"),
+    ];
+    for (body, what) in &refusals {
+        let error = server.post("/v1/chat/completions", body).error(400);
+        assert!(error["message"].as_str().unwrap().contains(what), "{what}: {error}");
+        assert!(error["param"].as_str().unwrap().starts_with("messages[0].content["), "{error}");
+    }
+    assert_eq!((spec.staging.peak(), server.observed.requests.lock().unwrap().len()), (0, 0));
+    // What only decoding can find out ends this request alone (T-38), also where it is one of several.
+    let mut broken = picture.clone();
+    let at = picture.windows(4).position(|four| four == b"IDAT").unwrap() + 20;
+    broken[at..at + 40].fill(0x55);
+    for bytes in [broken, fixture("large.jpg")[..2000].to_vec()] {
+        let body = chat(&json!([image(&data(&picture)), image(&data(&bytes))]));
+        let error = server.post("/v1/chat/completions", &body).error(400);
+        assert!(error["param"].as_str().unwrap().starts_with("messages[0].content[1].image_url"), "{error}");
+    }
+    // All the odd kinds are taken: turned, of four colours, of sixteen bits, gray, moving.
+    for name in [
+        "turned.jpg",
+        "cmyk.jpg",
+        "progressive.jpg",
+        "gray16.png",
+        "gray_alpha.png",
+        "bits.png",
+        "moving.gif",
+        "lossy.webp",
+        "turned.webp",
+    ] {
+        let request = asked(&server, "/v1/chat/completions", &of(&fixture(name)));
+        assert_eq!(request.media.len(), 1, "{name}");
+    }
+    let error = server.post(
+        "/v1/messages",
+        &json!({"max_tokens": 1, "messages": [{"role": "user", "content": [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/bmp", "data": "AAAA"}}]}]}),
+    );
+    assert!(error.status == 400 && error.body.contains("`image/bmp` is not read here"), "{}", error.body);
+    let page = server.get("/metrics").ok_text().to_owned();
+    assert!(page.contains("plimsoll_media_prepared_total") && page.contains("plimsoll_media_refused_total"), "{page}");
+    idle(&server, &spec);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_before_its_pictures_are_decoded() {
+    let (server, spec) = seeing(config());
+    let long = "a".repeat(2000);
+    let body = chat(&json!([text(&long), image(&data(&fixture("large.jpg")))]));
+    let error = server.post("/v1/chat/completions", &body).error(400);
+    assert_eq!((&error["code"], spec.staging.peak()), (&json!("context_length_exceeded"), 0), "{error}");
+    let mut body = chat(&json!([image(&data(&fixture("large.jpg")))]));
+    body["max_tokens"] = json!(2040);
+    let error = server.post("/v1/chat/completions", &body).error(400);
+    assert_eq!((&error["code"], spec.staging.peak()), (&json!("context_length_exceeded"), 0), "{error}");
+    idle(&server, &spec);
+}
+
+/// The document lists exactly the parts that are taken.
+#[test]
+fn the_document_has_every_part() {
+    let (server, spec) = seeing(config());
+    let document = server.get("/openapi.json").ok();
+    let body =
+        &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
+    let content = &body["properties"]["messages"]["items"]["properties"]["content"]["anyOf"];
+    let list = content.as_array().unwrap().iter().find(|kind| kind["type"] == "array").unwrap();
+    let kinds: Vec<&str> = list["items"]["anyOf"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| part["properties"]["type"]["enum"][0].as_str().unwrap())
+        .collect();
+    let (still, moving) =
+        (data(&fixture("rgb.png")), format!("data:image/gif;base64,{}", STANDARD.encode(fixture("moving.gif"))));
+    let parts = [
+        text("x"),
+        image(&still),
+        json!({"type": "video_url", "video_url": {"url": moving}}),
+        json!({"type": "video", "video": [still, still], "fps": 2.5}),
+    ];
+    // Whether a model hears is not the document's to know.
+    let (heard, seen): (Vec<&str>, Vec<&str>) = kinds.iter().partition(|kind| kind.contains("audio"));
+    assert_eq!(seen, parts.each_ref().map(|part| part["type"].as_str().unwrap()));
+    assert_eq!(heard, ["input_audio", "audio_url"]);
+    for part in parts {
+        server.post("/v1/chat/completions", &chat(&json!([part]))).ok();
+    }
+    idle(&server, &spec);
+}
+
+#[test]
+fn a_model_without_eyes_says_so() {
+    let server = Server::start(letters);
+    let url = data(&fixture("rgb.png"));
+    for part in [
+        image(&url),
+        json!({"type": "video_url", "video_url": {"url": "data:,"}}),
+        json!({"type": "video", "video": []}),
+    ] {
+        let error = server.post("/v1/chat/completions", &chat(&json!([part]))).error(400);
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("the served model `tiny` takes no"), "{error}");
+        assert_eq!(error["param"], "messages[0].content[0].type");
+    }
+}
+
+#[test]
+fn room_is_waited_for_and_then_refused() {
+    let small = MediaSpec { staging: Staging::new(4 << 20), ..super::spec() };
+    let media = MediaConfig { room_timeout: Duration::from_millis(300), ..MediaConfig::default() };
+    let hang = |_: &Request| -> Script { Box::new([Step::Token(97, "a".into())].into_iter()) };
+    let (server, spec) = seeing_as(ServerConfig { media, ..config() }, small, hang);
+    let body = chat(&json!([image(&data(&fixture("rgb.png")))]));
+    // Somebody has nearly everything.
+    let taken = spec.staging.reserve(spec.staging.limit() - 1000).unwrap();
+    let began = Instant::now();
+    let refused = server.post("/v1/chat/completions", &body);
+    assert_eq!(refused.error(503)["code"], "unavailable");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert!(
+        refused.body.contains("bytes for media") && began.elapsed() >= Duration::from_millis(250),
+        "{}",
+        refused.body
+    );
+    // Room that comes back in time is taken.
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let mut client = server.send(post("/v1/chat/completions", &streamed.to_string()));
+    std::thread::sleep(Duration::from_millis(100));
+    drop(taken);
+    client.until("\"a\"");
+    let item = server.last_request().media[0].clone();
+    let held: usize = item.pixels.frames.iter().map(|frame| frame.data.capacity()).sum();
+    assert_eq!(spec.staging.used(), held as u64, "what is held now is the pixels");
+    drop((client, item));
+    idle(&server, &spec);
+    // What could never fit is the request's fault.
+    let body = chat(&json!([image(&data(&fixture("large.jpg")))]));
+    let tiny = MediaSpec { staging: Staging::new(1 << 20), ..super::spec() };
+    let (server, spec) = seeing_as(config(), tiny, letters);
+    let error = server.post("/v1/chat/completions", &body).error(400);
+    assert!(error["message"].as_str().unwrap().contains("--media-bytes"), "{error}");
+    idle(&server, &spec);
+}
