@@ -30,7 +30,8 @@ impl Bank {
             names.iter().map(|names| declare.linear(&names[part], out, k).unwrap()).collect()
         };
         let (gate, up, down) = (ids(0, width, hidden), ids(1, width, hidden), ids(2, hidden, width));
-        Bank { model, table: declare.finish(), gate, up, down, hidden, width }
+        // With the second form of activations too, which any machine can write.
+        Bank { model, table: declare.finish().on(Isa::Amx), gate, up, down, hidden, width }
     }
 
     /// The two layers of a dense model, mixed into eight experts.

@@ -50,6 +50,7 @@ pub fn dry_run(
     host: &Host,
     progress: impl FnMut(u64),
 ) -> Result<DryRun, StartError> {
+    host.runs_kernels()?;
     let blueprint = Blueprint::new(checkpoint, options)?;
     let planned = blueprint.plan(options, host.threads, &host.line)?;
     if planned.step.whole {

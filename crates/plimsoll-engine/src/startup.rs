@@ -136,6 +136,15 @@ impl Host {
         Ok(Self { line, threads, isa, root, limits, lease_dir: None, house: None })
     }
 
+    /// Refuses an instruction set that only another machine has, for which this one may plan.
+    pub(crate) fn runs_kernels(&self) -> Result<(), PlanError> {
+        if self.isa.available() {
+            return Ok(());
+        }
+        let problem = format!("is {}; the best that this processor runs is {}", self.isa, Isa::detect());
+        Err(PlanError::Option { flag: "--isa", problem })
+    }
+
     /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its house, and what
     /// is free.
     fn room(&self, ledger: &Arc<Ledger>) -> u64 {
@@ -239,6 +248,7 @@ fn start_as(
     cancel: &Cancel,
     adjust: impl FnOnce(ProfileConfig) -> ProfileConfig,
 ) -> Result<EngineHandle, StartError> {
+    host.runs_kernels()?;
     let ballast = Ballast::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;

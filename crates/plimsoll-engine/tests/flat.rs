@@ -73,9 +73,10 @@ fn memory_is_flat_over_thousands_of_steps() {
             looks.push((heap::in_use() as i64 - in_use as i64, resident() as i64 - process as i64));
         }
         assert!(steps(&engine) > 4096);
-        // The heap holds exactly what it held; what the process has beyond it is the allocator's, in pages.
+        // The heap holds what it held, or less: what others let go of meanwhile was in the first look. What the process has
+        // beyond it is the allocator's, in pages.
         let (heap_last, process_last) = looks[7];
-        assert!(heap_last.abs() < 4096, "optimistic {optimistic}: {looks:?}");
+        assert!(heap_last < 4096 && (heap_last - looks[3].0).abs() < 4096, "optimistic {optimistic}: {looks:?}");
         assert!(process_last - looks[0].1 <= 256 << 10, "optimistic {optimistic}: {looks:?}");
         let metrics = engine.metrics();
         assert!(metrics.accepted_tokens.get() > 1000);

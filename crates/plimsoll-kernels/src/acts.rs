@@ -42,8 +42,8 @@ pub(crate) struct ActBlock {
 
 const _: () = assert!(size_of::<ActBlock>() == ACT_BLOCK_BYTES);
 
-/// The shape of a buffer of quantized activations: `rows` rows of `k` elements, row after row, 3 bytes an element, and 4
-/// more for tiles.
+/// The shape of a buffer of quantized activations: `rows` rows of `k` elements, row after row, 3 bytes an element, with
+/// tiles some 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActLayout {
     /// Rows (tokens).
@@ -189,9 +189,11 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock, mut til
         }
     }
     block.scale = scale;
-    block.minus_sum = -(sums[0] + sums[1]);
-    block.minus_half_sums = [-sums[0], -sums[1]];
-    block.scaled_sum = scale * (sums[0] + sums[1]) as f32;
+    // Where the scale is NaN the numbers are anything.
+    let sum = sums[0].wrapping_add(sums[1]);
+    block.minus_sum = sum.wrapping_neg();
+    block.minus_half_sums = sums.map(i32::wrapping_neg);
+    block.scaled_sum = scale * sum as f32;
     block.scaled_half_sums = [scale * sums[0] as f32, scale * sums[1] as f32];
     block._pad = 0;
 }
@@ -209,7 +211,7 @@ fn act_scale(amax: f32) -> (f32, f32) {
     } else if amax < f32::from_bits((127 + 100) << 23) {
         // ACT_MAX · scale has the exponent of amax, or, where amax has the greater mantissa, the next one.
         let bits = ((amax.to_bits() + (MANTISSA - MOST)) & !MANTISSA) - (EXPONENT << 23);
-        (f32::from_bits(bits), f32::from_bits((2 * 127 << 23) - bits))
+        (f32::from_bits(bits), f32::from_bits(((2 * 127) << 23) - bits))
     } else {
         (f32::NAN, 0.0)
     }

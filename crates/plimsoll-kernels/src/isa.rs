@@ -18,7 +18,7 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The same with AMX's byte products, for quantized weights and several rows.
+    /// The same with AMX's products of bytes and of bfloat16, for quantized weights and several rows.
     Amx,
 }
 

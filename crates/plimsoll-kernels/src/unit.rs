@@ -3,7 +3,8 @@
 //! `linear/amx.rs`'s business.
 //!
 //! Tile 0 holds codes, 1 and 2 the rows' upper and lower plane; 3 to 6 the sums. Writing sums right behind
-//! their product would stop everything until the product is done (52 cycles), so other products are started first.
+//! their product would stop everything until the product is done (52 cycles), so other products are started first. What tiles
+//! hold lives from one block of assembly to the next: the compiler never uses these registers by itself.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -95,7 +96,7 @@ pub(crate) unsafe fn load_rows<const KIND: u8>(acts: *const u8, row_bytes: usize
 #[inline(always)]
 pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, before: Option<*mut u8>) {
     macro_rules! product {
-        ($instruction:literal, $panel:literal, $high:literal, $low:literal) => {
+        ($instruction:literal, $panel:literal, $high:literal, $low:literal; $($tile:tt)+) => {
             // SAFETY: the caller's word.
             unsafe {
                 asm!(
@@ -105,19 +106,19 @@ pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, 
                     concat!($instruction, " ", $high, ", tmm1, tmm0"),
                     concat!($instruction, " ", $low, ", tmm2, tmm0"),
                     codes = in(reg) codes, line = in(reg) 64usize,
-                    out("tmm0") _,
+                    out("tmm0") _, $(out($tile) _,)+
                     options(nostack, preserves_flags, readonly),
                 )
             }
         };
     }
     macro_rules! floats {
-        ($($panel:literal $text:literal $tile:literal),*) => {{
+        ($($panel:literal $text:literal $tile:tt),*) => {{
             $(if $panel < P {
                 if let Some(dots) = before {
                     write_tile!(dots, $text, $tile);
                 }
-                product!("tdpbf16ps", $text, $tile, $tile);
+                product!("tdpbf16ps", $text, $tile, $tile; $tile);
             })*
         }};
     }
@@ -127,13 +128,13 @@ pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, 
                 write_tile!(dots, "0", "tmm3");
                 write_tile!(dots, "1", "tmm4");
             }
-            product!($instruction, "0", "tmm3", "tmm4");
+            product!($instruction, "0", "tmm3", "tmm4"; "tmm3" "tmm4");
             if P > 1 {
                 if let Some(dots) = before {
                     write_tile!(dots, "2", "tmm5");
                     write_tile!(dots, "3", "tmm6");
                 }
-                product!($instruction, "1", "tmm5", "tmm6");
+                product!($instruction, "1", "tmm5", "tmm6"; "tmm5" "tmm6");
             }
         }};
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, PANEL, Target, Weights};
 
-use super::linear::{INPUT_BLOCK_BYTES, TASKS_PER_THREAD};
+use super::linear::{PANELS_TOGETHER, TASKS_PER_THREAD, row_block};
 use super::{CpuDevice, kernel_activation};
 use crate::device::{Buf, Device, DeviceError, Experts, Mode};
 use crate::experts::{Inputs, Space};
@@ -16,8 +16,6 @@ use crate::weights::LinearId;
 
 /// Copies per task of the passes between the products.
 const COPIES_PER_TASK: usize = 4;
-/// Panels that stream side by side; a task has this many or a multiple.
-const PANELS_TOGETHER: usize = 4;
 
 impl CpuDevice {
     pub(super) fn run_experts(
@@ -118,7 +116,7 @@ impl CpuDevice {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let experts = products[0].0.len();
         let row_bytes = inputs.acts.map_or(inputs.cols * size_of::<f32>(), |(layout, _)| layout.row_bytes());
-        let row_block = (INPUT_BLOCK_BYTES / row_bytes.max(1)).max(16);
+        let row_block = row_block(row_bytes);
         // SAFETY: the parts do not overlap; nobody writes them while tasks run, nor the inputs, which were written before.
         let (starts, blocks, acts) = unsafe {
             let acts = |(layout, at): (ActLayout, usize)| Acts::new(layout, arena.bytes(at, layout.bytes()));

@@ -1,7 +1,7 @@
 //! Linear layers on all cores: the input is quantized once, then tasks take panels of outputs and blocks of rows.
 //!
-//! How the work is cut has no influence on any result; it is cut so that a block of inputs stays in the second-level cache while
-//! panels stream past it, and so that there are a few tasks per thread to balance.
+//! How the work is cut has no influence on any result; it is cut so that there are a few tasks per thread to balance, with
+//! rows enough in each to be worth its panels.
 
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, Target, Weights};
 
@@ -9,8 +9,12 @@ use super::CpuDevice;
 use crate::device::{Buf, Device, DeviceError, Mode};
 use crate::weights::LinearId;
 
-/// Input bytes that should stay in the second-level cache of a core while panels stream past.
-pub(super) const INPUT_BLOCK_BYTES: usize = 1 << 20;
+/// Input bytes of a task's rows, roughly; what stays in a cache while panels stream past is the kernels' business.
+const INPUT_BLOCK_BYTES: usize = 1 << 20;
+/// Rows that the kernels take together, at most.
+const ROWS_TOGETHER: usize = 16;
+/// Panels that stream side by side; a task has this many or a multiple.
+pub(super) const PANELS_TOGETHER: usize = 4;
 /// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
 pub(super) const TASKS_PER_THREAD: usize = 4;
 
@@ -69,6 +73,11 @@ impl CpuDevice {
     }
 }
 
+/// Rows of a task, of so many bytes each.
+pub(super) fn row_block(row_bytes: usize) -> usize {
+    (INPUT_BLOCK_BYTES / row_bytes.max(1) / ROWS_TOGETHER * ROWS_TOGETHER).max(ROWS_TOGETHER)
+}
+
 /// How one matrix product is cut into tasks: blocks of rows times blocks of panels.
 struct Cut {
     rows: usize,
@@ -79,12 +88,15 @@ struct Cut {
 
 impl Cut {
     fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize) -> Self {
-        let row_block = (INPUT_BLOCK_BYTES / row_bytes.max(1) / 16 * 16).clamp(16, rows.max(16));
+        let row_block = row_block(row_bytes);
         let row_blocks = rows.div_ceil(row_block);
         let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let panel_blocks = tasks.div_ceil(row_blocks).min(panels);
-        // Kernels take four panels at a time.
-        Self { rows, row_block, panels, panel_block: panels.div_ceil(panel_blocks).next_multiple_of(4) }
+        let panel_block = panels.div_ceil(panel_blocks);
+        // Unless threads would go without.
+        let together = panels >= threads * PANELS_TOGETHER;
+        let panel_block = if together { panel_block.next_multiple_of(PANELS_TOGETHER) } else { panel_block };
+        Self { rows, row_block, panels, panel_block }
     }
 
     fn tasks(&self) -> usize {

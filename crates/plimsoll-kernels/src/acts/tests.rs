@@ -85,6 +85,19 @@ fn nothing_hides_a_nan_or_an_infinity() {
 }
 
 #[test]
+fn blocks_of_nothing_else_are_quantized_too() {
+    for isa in isas() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = [bad; 64];
+            x[32..48].fill(1.0);
+            let (blocks, tiles) = quantize_tiles(isa, &x);
+            assert!(blocks.iter().all(|block| block.scale.is_nan() && block.scaled_sum.is_nan()), "{isa} {bad}");
+            assert!(tiles.as_flattened().iter().all(|value| value.is_nan()), "{isa} {bad}");
+        }
+    }
+}
+
+#[test]
 fn tiny_blocks_become_zeros() {
     for isa in isas() {
         let block = quantize(isa, &[1e-31; 32])[0];

@@ -6,7 +6,7 @@
 //! two, and both planes fall into one sum. Either way the products are exact, and sums of rows are formed from them in
 //! the order of `quant.rs`: the bits are the same.
 //!
-//! The unit is fast enough to be kept waiting by its operands. So a few panels advance together, four groups of k at a time:
+//! The unit is fast enough to be kept waiting by its operands. So a few panels advance together, three groups of k at a time:
 //! their codes are unpacked once for all rows of the call and stay in the first-level cache; then rows pass by, sixteen at
 //! a time, each tile of them loaded once for all panels. First the unit multiplies, then the vector units scale.
 
@@ -32,8 +32,8 @@ const GROUPS: usize = 3;
 const AHEAD: usize = 2 * GROUPS;
 /// Most panels that advance together.
 const PANELS: usize = 4;
-/// Most tiles of a call: the last sixteen rows may take two.
-const TILES: usize = MOST_ROWS / TILE_ROWS + 1;
+/// Most tiles of a call.
+const TILES: usize = MOST_ROWS / TILE_ROWS;
 /// Floats of a tile of sums.
 const TILE: usize = TILE_ROWS * PANEL;
 
@@ -326,7 +326,8 @@ impl Job<'_> {
         // there is no zero point.
         unsafe {
             match kind(self.quant, self.acts.layout().tiles) {
-                Some(BFLOAT) => self.panels::<BITS, HALVES, OFFSET, BFLOAT, PANELS>(panels, rows),
+                // Codes of eight bits never fit.
+                Some(BFLOAT) if BITS < 8 => self.panels::<BITS, HALVES, OFFSET, BFLOAT, PANELS>(panels, rows),
                 Some(UNSIGNED) => self.panels::<BITS, HALVES, OFFSET, UNSIGNED, { PANELS / 2 }>(panels, rows),
                 Some(_) => self.panels::<BITS, HALVES, false, SIGNED, { PANELS / 2 }>(panels, rows),
                 None => return false,
@@ -335,10 +336,12 @@ impl Job<'_> {
         true
     }
 
-    /// `P` panels after `P` panels, and the rest one by one.
+    /// `P` panels after `P` panels, and the rest one by one. Not inlined: its scratch shall be on the stack only of those who
+    /// multiply by tiles.
     ///
     /// # Safety
     /// As for [`Job::tiled`], with enough rows and of the packing's [`kind`].
+    #[inline(never)]
     unsafe fn panels<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(
         &self,
         panels: Range<usize>,

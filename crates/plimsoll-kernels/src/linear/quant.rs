@@ -8,9 +8,10 @@ use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
 use crate::simd::{CodeWidth, Simd};
 
-/// Quantized rows that stay in the second-level cache while panels stream by, in bytes: with tiles, which want as many rows
-/// as there can be for the codes that they unpack, and without.
-const ROW_BLOCK_BYTES: [usize; 2] = [256 << 10, 1 << 20];
+/// Quantized rows that stay in the second-level cache while panels stream by, in bytes.
+const ROW_BLOCK_BYTES: usize = 256 << 10;
+/// The same for the matrix unit, which unpacks a panel for every block of rows and sits beside 2 MiB.
+const TILED_BLOCK_BYTES: usize = 1 << 20;
 /// And how many of them at most: the matrix unit keeps their sums.
 pub(super) const MOST_ROWS: usize = 128;
 /// How far ahead of its use a part of a panel is asked for, in bytes. One row of bytes does without: there a block is so few
@@ -281,7 +282,8 @@ pub(super) unsafe fn multiply(
 ) {
     let job = Job { isa, weights, quant, acts, target };
     let layout = acts.layout();
-    let step = ROW_BLOCK_BYTES[usize::from(layout.tiles)] / layout.row_bytes() / 16 * 16;
+    let block_bytes = if isa == Isa::Amx { TILED_BLOCK_BYTES } else { ROW_BLOCK_BYTES };
+    let step = block_bytes / layout.row_bytes() / 16 * 16;
     let step = step.clamp(16, MOST_ROWS);
     for start in rows.clone().step_by(step) {
         let (panels, rows) = (panels.clone(), start..rows.end.min(start + step));

@@ -127,7 +127,7 @@ proptest! {
 
     #[test]
     fn quantized_layers_follow_the_reference(
-        quant in any_quant(), out in 1usize..70, blocks in 1usize..20, rows in 1usize..20,
+        quant in any_quant(), out in 1usize..150, blocks in 1usize..20, rows in 1usize..42,
         bias: bool, add: bool, awkward: bool, tiles: bool, seed: u64,
     ) {
         let k = 32 * blocks;
@@ -176,24 +176,75 @@ proptest! {
     }
 }
 
-#[test]
-fn a_long_batch_is_its_rows_one_by_one() {
-    // Beyond the rows that one block of the walk holds.
-    let quant = QuantPacking { bits: 4, group: 32, scales: crate::PackScales::Super, zero: 0, offset: true };
-    let source = Source::new(quant, 33, 1024, 9);
-    let data = source.packed();
-    let layout = ActLayout { rows: 300, k: 1024, tiles: true };
-    let mut buffer = Aligned::new(layout.bytes());
+/// Expects all rows at once to be each by itself, on every instruction set.
+fn expect_rows_alone(quant: QuantPacking, out: usize, rows: usize, row: impl Fn(usize, &mut Random) -> Vec<f32>) {
     let mut random = Random::new(10);
-    for row in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()) {
-        quantize_acts(Isa::detect(), layout, &random.floats(1024), row);
+    let inputs: Vec<Vec<f32>> = (0..rows).map(|number| row(number, &mut random)).collect();
+    let k = inputs[0].len();
+    let source = Source::new(quant, out, k, 9);
+    let data = source.packed();
+    let layout = ActLayout { rows, k, tiles: true };
+    let mut buffer = Aligned::new(layout.bytes());
+    for (row, x) in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()).zip(&inputs) {
+        quantize_acts(Isa::detect(), layout, x, row);
     }
     let acts = Acts::new(layout, buffer.bytes());
     let extras = Extras { bias: None, before: None };
+    let single = run(Isa::Avx2.min(Isa::detect()), &source.packing, &data, Input::Acts(&acts), rows, &extras, 1, 1);
     for isa in isas().skip(1) {
-        let whole = run(isa, &source.packing, &data, Input::Acts(&acts), 300, &extras, 99, 999);
-        let single = run(isa, &source.packing, &data, Input::Acts(&acts), 300, &extras, 1, 1);
-        assert_eq!(bits(&whole), bits(&single), "{isa}");
+        let whole = run(isa, &source.packing, &data, Input::Acts(&acts), rows, &extras, 99, 999);
+        assert_eq!(bits(&whole), bits(&single), "{isa} {quant:?}");
+    }
+}
+
+/// What GGUF makes of Q4_0, Q4_K, Q5_0, Q5_K, Q6_K and Q8_0.
+fn known_quants() -> [QuantPacking; 6] {
+    use crate::PackScales::{F16, Super};
+    let quant = |bits, group, scales, zero, offset| QuantPacking { bits, group, scales, zero, offset };
+    [
+        quant(4, 32, F16, 8, false),
+        quant(4, 32, Super, 0, true),
+        quant(5, 32, F16, 16, false),
+        quant(5, 32, Super, 0, true),
+        quant(6, 16, Super, 32, false),
+        quant(8, 32, F16, 128, false),
+    ]
+}
+
+#[test]
+fn a_long_batch_is_its_rows_one_by_one() {
+    // Beyond the rows that one block of the walk holds, with every size of tile behind them, and panels left over.
+    for quant in known_quants() {
+        expect_rows_alone(quant, 100, 280, |_, random| random.floats(512));
+        expect_rows_alone(quant, 64, 44, |_, random| random.floats(96));
+    }
+}
+
+#[test]
+fn the_greatest_sums_are_exact() {
+    // Every number is ±32639, and now and then one less, so that sums are odd.
+    let row = |number: usize, random: &mut Random| {
+        let extreme = |at: usize| 32_639.0 - f32::from(u8::from((at + number) % 7 == 0));
+        (0..256).map(|at| if number % 3 == 0 || random.below(8) > 0 { extreme(at) } else { -extreme(at) }).collect()
+    };
+    for quant in known_quants() {
+        expect_rows_alone(quant, 70, 24, row);
+    }
+}
+
+#[test]
+fn a_row_of_nonsense_spoils_no_other() {
+    for quant in known_quants() {
+        expect_rows_alone(quant, 70, 24, |number, random| {
+            let mut row = random.floats(256);
+            match number % 5 {
+                1 => row[100] = f32::NAN,
+                2 => row.fill(f32::INFINITY),
+                3 => row.fill(f32::NAN),
+                _ => {}
+            }
+            row
+        });
     }
 }
 

@@ -98,12 +98,17 @@ pub(crate) fn any_quant() -> impl Strategy<Value = QuantPacking> {
     let bits = prop::sample::select(vec![2u8, 3, 4, 5, 6, 8]);
     let group = prop::sample::select(vec![16u8, 32]);
     let scales = prop::sample::select(vec![PackScales::F16, PackScales::F32, PackScales::Super]);
-    (bits, group, scales, any::<u8>(), any::<bool>()).prop_map(|(bits, group, scales, zero, offset)| QuantPacking {
+    (bits, group, scales, any::<u8>(), 0..4u8).prop_map(|(bits, group, scales, zero, form)| QuantPacking {
         bits,
         group,
         scales,
-        zero: if offset { 0 } else { zero & (0xffu16 >> (8 - bits)) as u8 },
-        offset,
+        // Offsets, no zero point, the middle (as files have it), any.
+        zero: match form {
+            0 | 1 => 0,
+            2 => 1 << (bits - 1),
+            _ => zero & (0xffu16 >> (8 - bits)) as u8,
+        },
+        offset: form == 0,
     })
 }
 

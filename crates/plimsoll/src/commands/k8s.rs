@@ -66,7 +66,8 @@ impl Manifest<'_> {
         Path::new(&self.args.model).exists()
     }
 
-    /// What the container is given: the plan's own size, so that the pod comes to the same plan whatever its node is like.
+    /// What the container is given: the plan's own size, so that the pod comes to the same plan, or where its node has no matrix
+    /// unit to a smaller one, whatever its node is like.
     fn serve_args(&self) -> Vec<String> {
         let model = match self.path.file_name().filter(|_| self.is_local()) {
             Some(name) => format!("/models/{}", name.to_string_lossy()),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll_device::Isa;
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
 use plimsoll_engine::{Blueprint, Host, Line, LoadedModel, Options, dry_run};
@@ -57,6 +58,8 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
+    // Whatever a pod's node has: no other instruction set takes as much.
+    let options = Options { isa: options.isa.or(args.k8s.k8s.then_some(Isa::Amx)), ..options };
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
     if args.k8s.k8s {
         say!("{}", super::k8s::Manifest { args: &args, path: &path, planned: &planned, threads: host.threads });
