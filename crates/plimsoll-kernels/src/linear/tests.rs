@@ -224,8 +224,10 @@ fn a_long_batch_is_its_rows_one_by_one() {
 fn the_greatest_sums_are_exact() {
     // Every number is ±32639, and now and then one less, so that sums are odd.
     let row = |number: usize, random: &mut Random| {
-        let extreme = |at: usize| 32_639.0 - f32::from(u8::from((at + number) % 7 == 0));
-        (0..256).map(|at| if number % 3 == 0 || random.below(8) > 0 { extreme(at) } else { -extreme(at) }).collect()
+        let extreme = |at: usize| 32_639.0 - f32::from(u8::from((at + number).is_multiple_of(7)));
+        (0..256)
+            .map(|at| if number.is_multiple_of(3) || random.below(8) > 0 { extreme(at) } else { -extreme(at) })
+            .collect()
     };
     for quant in known_quants() {
         expect_rows_alone(quant, 70, 24, row);
