@@ -70,8 +70,9 @@ fn v_03_places_come_back_one_by_one() {
     for i in 0..60 {
         says(&server, &greedy(&prompt(i, 8), 2));
     }
-    assert_eq!((count(&server, "finished"), count(&server, "refused_full")), (60, 0));
+    // The last answer may be read before its request is booked.
     rests(&server);
+    assert_eq!((count(&server, "finished"), count(&server, "refused_full")), (60, 0));
 }
 
 // vllm-mlx 453: a request's cache and pixels lived until the request object was collected; 232 GB beside 19 in the books.

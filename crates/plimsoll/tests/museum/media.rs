@@ -48,8 +48,9 @@ fn t_25_t_35_two_pictures_each_in_room_for_three_all_finish() {
     let server = serve("vl-qwen3", &[&ROOM_FOR_THREE[..], &["--batch-max-tokens", "64"]].concat());
     assert_eq!(server.memory()["pools"]["encoder_outputs"]["total"], 24, "pages of 32 rows");
     visitors(&server, 24, |i| vec![part(&png(128, 128, 2 * i)), part(&png(128, 128, 2 * i + 1))]);
-    assert_eq!((count(&server, "finished"), count(&server, "failed")), (24, 0));
+    // The last answer may be read before its request is booked.
     rests(&server);
+    assert_eq!((count(&server, "finished"), count(&server, "failed")), (24, 0));
     keeps_its_plan(&server);
 }
 
