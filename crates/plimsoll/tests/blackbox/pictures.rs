@@ -402,7 +402,7 @@ fn five_hundred_pictures_and_a_hundred_who_leave_in_every_phase_leave_nothing() 
 
 /// The figures of SPECIFICATION.md: `cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture`.
 #[test]
-#[ignore = "twenty minutes: cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture"]
+#[ignore = "three to twenty minutes: cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture"]
 fn ten_thousand_pictures_and_two_thousand_who_leave_leave_nothing() {
     let phases = &[ABSENT, "waiting", "encode", "prefill", "decode"];
     let slopes_max = &[(ALL, 131_072.0), (LENT, 65_536.0), (UNACCOUNTED, 16_384.0)];
