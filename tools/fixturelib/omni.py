@@ -128,27 +128,6 @@ def processors():
     return (image, Qwen2VLImageProcessor(**image)), (video, Qwen2VLVideoProcessor(**video, do_sample_frames=False))
 
 
-def fill(model, seed: int) -> None:
-    """Weights a bfloat16 file can hold, of which every one matters."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".visual." in name or ".audio_tower." in name:
-                noise = models._normal(seed, name, parameter.shape)
-                owner, last = name.split(".")[-2:]
-                if last == "bias":
-                    value = 0.3 * noise
-                elif parameter.dim() == 1:
-                    value = 1.0 + 0.2 * noise
-                elif owner == "pos_embed":
-                    value = 0.7 * noise
-                else:
-                    value = 1.3 / np.sqrt(np.prod(parameter.shape[1:])) * noise
-            else:
-                value = models._tensor(seed, TEXT, name, parameter.shape)
-            value = torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32))
-            parameter.copy_(value.to(getattr(torch, DTYPE)).float())
-
-
 def on_disk(model) -> dict[str, torch.Tensor]:
     """All tensors by their published names: a matrix for each expert."""
     out = {}
@@ -294,7 +273,7 @@ def make(folder, tokenizer, seed: int) -> None:
     )
     config._attn_implementation = "eager"
     model = kind(config).float().eval()
-    fill(model, seed)
+    vision.fill(model, TEXT, seed)
     checkpoint.fresh(folder)
     extended = Tokenizer.from_str(tokenizer.to_str())
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in EXTRA])

@@ -177,13 +177,14 @@ def processors(raw: dict):
     return (image, Qwen2VLImageProcessor(**image)), (video, kind(**video, do_sample_frames=False))
 
 
-def fill(model, raw: dict, seed: int) -> None:
-    """Weights a bfloat16 file can hold, of which every one matters."""
-    text = raw.get("text_config", raw)
-    text = text if raw["model_type"] == "internvl" else {**text, "model_type": raw["model_type"]}
+TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.", "audio_tower.")
+
+
+def fill(model, text: dict, seed: int) -> None:
+    """Weights a bfloat16 file can hold, of which every one matters; `text` says what those of the language model are."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if any(part in name for part in ("visual.", "vision_tower.", "multi_modal_projector.")):
+            if any(part in name for part in TOWERS):
                 noise = models._normal(seed, name, parameter.shape)
                 owner, last = name.split(".")[-2:]
                 if last == "bias":
@@ -355,7 +356,8 @@ def write(name, raw, folder, tokenizer, seed, extra, named, template, processors
     config = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
     config._attn_implementation = "eager"
     model = getattr(transformers, raw["architectures"][0])(config).float().eval()
-    fill(model, raw, seed)
+    text = raw.get("text_config", raw)
+    fill(model, text if raw["model_type"] == "internvl" else {**text, "model_type": raw["model_type"]}, seed)
     checkpoint.fresh(folder)
     extended = Tokenizer.from_str(tokenizer.to_str())
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in extra])

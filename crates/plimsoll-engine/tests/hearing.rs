@@ -2,11 +2,14 @@
 //! by content, and nothing larger than what was proven comes in.
 
 mod common;
+#[path = "../../plimsoll-models/tests/common/played.rs"]
+mod played;
 
 use std::sync::Arc;
 
 use common::senses::{all_is_back, as_the_reference, drawn, told_apart, towers_kept_to_their_plan};
 use common::{collect, exact, fixtures, ids, reference, two_turns};
+use played::played;
 use plimsoll_engine::media::{MediaItem, MediaSpec, Pixels};
 use plimsoll_engine::{EngineHandle, Host, Options, Refusal, Request, start};
 use plimsoll_formats::Checkpoint;
@@ -29,16 +32,6 @@ fn engine(options: &Options) -> EngineHandle {
     let tokenizer = Arc::new(Tokenizer::from_file(&dir.join("tokenizer.json")).unwrap());
     let host = Host::read(options).unwrap();
     start(&checkpoint, tokenizer, options, &host, |_| {}).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// The sound that `tools/fixturelib/omni.py` makes by the same formula.
-fn played(seed: i64, samples: usize) -> Vec<f32> {
-    let at = |i: i64| {
-        let rising = (i * (i / 37 + 40 + seed)) % 16_001 - 8_000;
-        let beating = (i * 911 + (i / 800) * seed * 733) % 4_001 - 2_000;
-        (rising + beating) as f32 / 32_768.0
-    };
-    (0..samples as i64).map(at).collect()
 }
 
 fn sound(spec: &MediaSpec, samples: &[f32], first: usize) -> MediaItem {

@@ -2,8 +2,11 @@
 //! whole steps behind a video), and the answers; and that nobody's sound depends on whose are computed beside it.
 
 mod common;
+#[path = "common/played.rs"]
+mod played;
 
 use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, picture, reference};
+use played::played;
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
 use plimsoll_formats::{Audio, Vision};
 use plimsoll_media::Size;
@@ -23,16 +26,6 @@ const MEL_TOLERANCE: f64 = 2e-5;
 /// Every so many values of the patches, and of the published spectrogram, stand in the reference.
 const PATCH_STEP: usize = 131;
 const MEL_STEP: usize = 997;
-
-/// The sound that `tools/fixturelib/omni.py` makes by the same formula.
-fn sound(seed: i64, samples: usize) -> Vec<f32> {
-    let at = |i: i64| {
-        let rising = (i * (i / 37 + 40 + seed)) % 16_001 - 8_000;
-        let beating = (i * 911 + (i / 800) * seed * 733) % 4_001 - 2_000;
-        (rising + beating) as f32 / 32_768.0
-    };
-    (0..samples as i64).map(at).collect()
-}
 
 fn files() -> ProcessorFiles {
     let text = |name: &str| std::fs::read_to_string(folder(MODEL).join(name)).ok();
@@ -78,7 +71,7 @@ fn item(value: &Value, seconds: f32) -> Item {
     let (kind, seed) = (value["kind"].as_str().unwrap(), number(&value["seed"]));
     if kind == "sound" {
         let samples = number(&value["samples"]);
-        let patches = spectrogram(&sound(seed as i64, samples), towers().1.bands);
+        let patches = spectrogram(&played(seed as i64, samples), towers().1.bands);
         let frames = number(&value["frames"]);
         assert_eq!(patches.len(), frames * towers().1.bands, "{samples} samples");
         let shape = rule().shape(samples as u64).unwrap();
@@ -241,7 +234,7 @@ fn no_sound_depends_on_its_company() {
         .into_iter()
         .enumerate()
         .map(|(seed, samples)| {
-            let values = spectrogram(&sound(seed as i64, samples), bands);
+            let values = spectrogram(&played(seed as i64, samples), bands);
             (Grid::sound(values.len() / bands), values)
         })
         .collect();
@@ -274,7 +267,7 @@ fn lengths_are_the_processors() {
 #[test]
 fn spectrograms_are_the_published_extractors() {
     let value = &reference(MODEL)["mel"];
-    let found = spectrogram(&sound(value["seed"].as_i64().unwrap(), number(&value["samples"])), 128);
+    let found = spectrogram(&played(value["seed"].as_i64().unwrap(), number(&value["samples"])), 128);
     let expected = numbers(&value["values"]);
     assert_eq!(found.len().div_ceil(MEL_STEP), expected.len());
     let off = found.iter().step_by(MEL_STEP).zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
