@@ -168,12 +168,13 @@ pub(crate) fn available() -> bool {
     const UNIT: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const STATE: u64 = 1 << 17 | 1 << 18;
     const OSXSAVE: u32 = 1 << 27;
-    // SAFETY: leaf 7 is read where it exists, and the register only where the processor says it can be.
-    let there = __cpuid(0).eax >= 7
-        && __cpuid_count(7, 0).edx & UNIT == UNIT
-        && __cpuid(1).ecx & OSXSAVE != 0
-        && unsafe { xcr0() } & STATE == STATE;
-    there && permitted()
+    let there = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & UNIT == UNIT;
+    if !there || __cpuid(1).ecx & OSXSAVE == 0 {
+        return false;
+    }
+    // SAFETY: the processor has just said that the register can be read.
+    let saved = unsafe { xcr0() };
+    saved & STATE == STATE && permitted()
 }
 
 /// # Safety

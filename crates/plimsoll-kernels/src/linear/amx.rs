@@ -322,8 +322,8 @@ impl Job<'_> {
         if self.isa != Isa::Amx || rows.len() < FEWEST_ROWS {
             return false;
         }
-        // SAFETY: the caller's word. Integers take two tiles a panel, so that fewer panels advance together; beside offsets
-        // there is no zero point.
+        // Integers take two tiles a panel, so that fewer panels advance together; beside offsets there is no zero point.
+        // SAFETY: the caller's word.
         unsafe {
             match kind(self.quant, self.acts.layout().tiles) {
                 // Codes of eight bits never fit.
