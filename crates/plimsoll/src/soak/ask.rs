@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
@@ -80,6 +80,10 @@ impl Said {
 }
 
 /// Asks and reads to the end: what was said, or what came instead.
+///
+/// # Errors
+/// When nobody answered or the answer broke off, which the soak's own doing may have brought about. What the server itself says or
+/// leaves out is an outcome.
 pub async fn ask(target: &Target, question: &Question, reading: Reading<'_>) -> Result<Result<String, Outcome>> {
     let mut body = question.body.clone();
     body["stream"] = reading.stream.into();
@@ -102,12 +106,14 @@ async fn pieces(mut answer: Answer, mut reading: Reading<'_>) -> Result<Result<S
         if data == "[DONE]" {
             return Ok(said.ended().ok_or_else(|| Outcome::Bad("a stream without a reason of its end".into())));
         }
-        let event: Value = serde_json::from_str(&data)?;
+        let Ok(event) = serde_json::from_str::<Value>(&data) else {
+            return Ok(Err(Outcome::Bad(format!("an event that is no JSON: {data}"))));
+        };
         if event.pointer("/error/code").is_some_and(|code| code == "unavailable") {
             return Ok(Err(Outcome::Refused));
         }
         if event.get("error").is_some() {
-            bail!("in the stream: {event}");
+            return Ok(Err(Outcome::Bad(format!("in the stream: {event}"))));
         }
         said.take(&event);
         if let Some((random, until)) = &mut reading.slowly {
@@ -117,7 +123,7 @@ async fn pieces(mut answer: Answer, mut reading: Reading<'_>) -> Result<Result<S
             sleep(Duration::from_millis(random.between(20, 250))).await;
         }
     }
-    bail!("the stream ended without its terminator")
+    Ok(Err(Outcome::Bad("the stream ended without its terminator".into())))
 }
 
 /// An answer that is no 200: announced refusals are in order, everything else is not.

@@ -181,7 +181,7 @@ impl Book {
         let mut findings = Vec::new();
         for index in 0..self.len() {
             match self.compare(setting, index, index % 2 == 1, index % 3 != 0).await {
-                Ok(Outcome::Good) => {}
+                Ok(Outcome::Same) => {}
                 other => findings.push(format!("{other:?}")),
             }
         }
@@ -221,7 +221,7 @@ impl Book {
 /// Whether these are the same words.
 pub fn same(name: &str, said: &str, expected: &str) -> Outcome {
     if said == expected {
-        return Outcome::Good;
+        return Outcome::Same;
     }
     let same = said.chars().zip(expected.chars()).take_while(|(a, b)| a == b).count();
     Outcome::Changed(format!("{name} differs after {same} characters: {said:?} instead of {expected:?}"))

@@ -61,7 +61,7 @@ impl Keep {
                 Ok(Err(outcome)) => outcome,
                 Err(error) => Outcome::Bad(format!("{error:#}")),
             };
-            if outcome != Outcome::Good {
+            if outcome != Outcome::Same {
                 findings.push(format!("{index}: {outcome:?}"));
             }
         }

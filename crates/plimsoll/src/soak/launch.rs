@@ -46,8 +46,48 @@ struct Scratch {
 }
 
 impl Scratch {
+    fn new() -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("plimsoll-soak-{}", std::process::id()));
+        let scratch = Self { folder, mounted: false, cage: None };
+        let disk = scratch.disk();
+        fs::create_dir_all(&disk).with_context(|| disk.display().to_string())?;
+        Ok(scratch)
+    }
+
     fn disk(&self) -> PathBuf {
         self.folder.join("disk")
+    }
+
+    /// The beginning of a command line that runs in a cgroup of the plan and some percent, if that can be had.
+    fn cage(&mut self, own: &Path, server: &Server, balloon: bool, without: &mut Vec<String>) -> Result<Vec<String>> {
+        let Some(percent) = server.cage_percent else { return Ok(Vec::new()) };
+        let planned = planned(own, server)?;
+        // What is written to the small disk is memory of whoever writes it.
+        let disk = server.disk_mib.unwrap_or(0) << 20;
+        let bytes = planned + planned * percent / 100 + disk + if balloon { BALLOON_BYTES } else { 0 };
+        let made = cage_sh(&["open", "soak", &bytes.to_string()])?;
+        if !made.status.success() {
+            shout(&format!("no memory cgroup: {}", text(&made.stderr)));
+            without.push("a memory cgroup".into());
+            return Ok(Vec::new());
+        }
+        eprintln!("a hard limit of {bytes} bytes around a plan of {planned}");
+        let cage = self.cage.insert(text(&made.stdout));
+        Ok(["bash", "-c", CAGE, "cage", "run", cage].map(str::to_owned).into())
+    }
+
+    /// A small disk of memory, if that can be had.
+    fn mount(&mut self, server: &Server, without: &mut Vec<String>) -> Result<()> {
+        let Some(mib) = server.disk_mib else { return Ok(()) };
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "plimsoll-soak"]).arg(self.disk());
+        let made = mount.output().context("mount")?;
+        self.mounted = made.status.success();
+        if !self.mounted {
+            shout(&format!("no disk of its own: {}", text(&made.stderr)));
+            without.push("a disk of its own".into());
+        }
+        Ok(())
     }
 }
 
@@ -80,39 +120,10 @@ impl Launched {
     /// When it does not become ready: with its last words.
     pub fn start(server: &Server, balloon: bool) -> Result<Self> {
         let own = std::env::current_exe().context("this program's own file")?;
-        let folder = std::env::temp_dir().join(format!("plimsoll-soak-{}", std::process::id()));
-        let mut scratch = Scratch { folder, mounted: false, cage: None };
-        let disk = scratch.disk();
-        fs::create_dir_all(&disk).with_context(|| disk.display().to_string())?;
+        let mut scratch = Scratch::new()?;
         let mut without = Vec::new();
-        let mut line: Vec<String> = Vec::new();
-        if let Some(percent) = server.cage_percent {
-            let planned = planned(&own, server)?;
-            // What is written to the small disk is memory of whoever writes it.
-            let disk = server.disk_mib.unwrap_or(0) << 20;
-            let bytes = planned + planned * percent / 100 + disk + if balloon { BALLOON_BYTES } else { 0 };
-            let made = cage_sh(&["open", "soak", &bytes.to_string()])?;
-            if made.status.success() {
-                let cage = text(&made.stdout);
-                line.extend(["bash", "-c", CAGE, "cage", "run", &cage].map(str::to_owned));
-                eprintln!("a hard limit of {bytes} bytes around a plan of {planned}");
-                scratch.cage = Some(cage);
-            } else {
-                shout(&format!("no memory cgroup: {}", text(&made.stderr)));
-                without.push("a memory cgroup".into());
-            }
-        }
-        if let Some(mib) = server.disk_mib {
-            let size = format!("size={mib}m");
-            let mut mount = Command::new("mount");
-            let made =
-                mount.args(["-t", "tmpfs", "-o", &size, "plimsoll-soak"]).arg(&disk).output().context("mount")?;
-            scratch.mounted = made.status.success();
-            if !scratch.mounted {
-                shout(&format!("no disk of its own: {}", text(&made.stderr)));
-                without.push("a disk of its own".into());
-            }
-        }
+        let mut line = scratch.cage(&own, server, balloon, &mut without)?;
+        scratch.mount(server, &mut without)?;
         if let Some(descriptors) = server.descriptors {
             // Both limits: a server may raise the soft one.
             let limit = format!("ulimit -n {descriptors}; exec \"$@\"");
@@ -121,10 +132,10 @@ impl Launched {
         line.push(own.display().to_string());
         line.extend(["serve", &server.model, "--port", "0"].map(str::to_owned));
         if server.disk_mib.is_some() {
-            line.extend(["--record".into(), disk.join("trace.jsonl").display().to_string()]);
+            line.extend(["--record".into(), scratch.disk().join("trace.jsonl").display().to_string()]);
         }
         line.extend(server.flags.iter().cloned());
-        let log = File::create(disk.join("log"))?;
+        let log = File::create(scratch.disk().join("log"))?;
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let child = command.spawn().with_context(|| line[0].clone())?;

@@ -124,40 +124,20 @@ pub async fn run(args: &Args) -> Result<bool> {
     }
 }
 
-async fn soak(args: &Args, mut crowd: Crowd, scenario: Scenario, server: Option<Launched>) -> Result<bool> {
-    let url = args.url.as_deref().or(server.as_ref().map(|server| server.url.as_str()));
-    let target = Target::parse(url.context("there is neither --url nor a [server]")?)?;
+/// Who asks, and what: measured and recorded while the server is idle.
+async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Setting> {
     let model = match &args.model {
         Some(model) => model.clone(),
-        None => first_model(&target).await?,
+        None => first_model(target).await?,
     };
-    let scale = Scale::measure(&target, &model).await?;
-    let context = context(&target, &model).await;
+    let scale = Scale::measure(target, &model).await?;
+    let context = context(target, &model).await;
     // What must be served has to fit, with room for a stalled client's longer answer.
     let prompt_tokens = crowd.prompt_tokens.min(context / 2);
     let output_tokens = crowd.output_tokens.min(context / 8).max(1);
-    let book = Book::record(&target, &model, scale, prompt_tokens).await?;
+    let book = Book::record(target, &model, scale, prompt_tokens).await?;
     crowd.mix = crowd.mix.for_server(&book).context("this server knows none of the requests in the mix")?;
-    let pid = args.pid.or(server.as_ref().map(Launched::pid)).or_else(|| find::listener(&target.authority));
-    eprintln!(
-        "{} questions answered alone; {} clients for {} s, process {}",
-        book.len(),
-        crowd.clients,
-        crowd.duration.as_secs(),
-        pid.map_or_else(|| "unseen".into(), |pid| pid.to_string())
-    );
-    let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
-    let limits = pid.and_then(Limits::of);
-    let sky = Arc::new(Sky::new());
-    let at_once = AT_ONCE.max(Duration::from_millis(crowd.health_ms));
-    let watch = Watch::start(&target, pid, limits.clone(), &sky, at_once);
-    let disk = server.as_ref().and_then(Launched::disk);
-    let mut troubles = scenario.chaos.clone();
-    // A disk that could not be had cannot be full; that it is missing is in the verdict.
-    troubles.retain(|trouble| trouble.kind != Kind::FullDisk || disk.is_some());
-    let victim = Victim { pid, authority: target.authority.clone(), disk };
-    let weather = Weather::start(troubles, &victim, &sky)?;
-    let setting = Arc::new(Setting {
+    Ok(Setting {
         target: target.clone(),
         model,
         scale,
@@ -166,11 +146,44 @@ async fn soak(args: &Args, mut crowd: Crowd, scenario: Scenario, server: Option<
         output_tokens,
         context,
         patience: Duration::from_secs(crowd.patience),
-        at_once,
-        sky: Arc::clone(&sky),
+        at_once: AT_ONCE.max(Duration::from_millis(crowd.health_ms)),
+        sky: Arc::new(Sky::new()),
         keep: Keep::default(),
         tally: Tally::default(),
-    });
+    })
+}
+
+/// Begins the scenario's trouble around a server.
+fn begin(
+    scenario: &Scenario,
+    target: &Target,
+    pid: Option<u32>,
+    disk: Option<PathBuf>,
+    sky: &Arc<Sky>,
+) -> Result<Weather> {
+    let mut troubles = scenario.chaos.clone();
+    // A disk that could not be had cannot be full; that it is missing is in the verdict.
+    troubles.retain(|trouble| trouble.kind != Kind::FullDisk || disk.is_some());
+    let victim = Victim { pid, authority: target.authority.clone(), disk };
+    Weather::start(troubles, &victim, sky)
+}
+
+async fn soak(args: &Args, mut crowd: Crowd, scenario: Scenario, server: Option<Launched>) -> Result<bool> {
+    let url = args.url.as_deref().or(server.as_ref().map(|server| server.url.as_str()));
+    let target = Target::parse(url.context("there is neither --url nor a [server]")?)?;
+    let setting = Arc::new(prepare(args, &mut crowd, &target).await?);
+    let pid = args.pid.or(server.as_ref().map(Launched::pid)).or_else(|| find::listener(&target.authority));
+    eprintln!(
+        "{} questions answered alone; {} clients for {} s, process {}",
+        setting.book.len(),
+        crowd.clients,
+        crowd.duration.as_secs(),
+        pid.map_or_else(|| "unseen".into(), |pid| pid.to_string())
+    );
+    let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
+    let limits = pid.and_then(Limits::of);
+    let watch = Watch::start(&target, pid, limits.clone(), &setting.sky, setting.at_once);
+    let weather = begin(&scenario, &target, pid, server.as_ref().and_then(Launched::disk), &setting.sky)?;
     let started = Instant::now();
     let trace = scenario.trace.as_ref().map(|trace| trace_of(&setting, trace)).transpose()?;
     come_and_go(&crowd, &setting).await;
@@ -189,7 +202,7 @@ async fn soak(args: &Args, mut crowd: Crowd, scenario: Scenario, server: Option<
     let without = server.as_ref().map_or_else(Vec::new, |server| server.without.clone());
     let ended = server.map(Launched::end);
     let (ended, complaints) = ended.map_or((None, Vec::new()), |(ended, complaints)| (Some(ended), complaints));
-    let (tally, spells, unknown) = (setting.tally.take(), sky.all(), setting.book.unknown.clone());
+    let (tally, spells, unknown) = (setting.tally.take(), setting.sky.all(), setting.book.unknown.clone());
     let (crowd, line) = (&crowd, args.line);
     let evidence = Evidence {
         crowd,
@@ -218,7 +231,11 @@ async fn soak(args: &Args, mut crowd: Crowd, scenario: Scenario, server: Option<
 
 /// A trace on its way to the server, beside the crowd.
 fn trace_of(setting: &Setting, wanted: &Replay) -> Result<tokio::task::JoinHandle<Replayed>> {
-    let trace = Arc::new(read(&wanted.file, Format::Auto).with_context(|| wanted.file.display().to_string())?);
+    let trace = read(&wanted.file, Format::Auto).with_context(|| wanted.file.display().to_string())?;
+    if let Some(line) = trace.torn {
+        bail!("{}: line {line}, the last, has no end: a soak replays whole traces", wanted.file.display());
+    }
+    let trace = Arc::new(trace);
     let models = Models { named: Some(setting.model.clone()), first: String::new() };
     // Ids below the smallest vocabulary.
     let pace = Pace { speed: wanted.speed, max_in_flight: wanted.max_in_flight.max(1), vocab: 1000 };

@@ -12,6 +12,8 @@ use super::manners::Manner;
 pub enum Outcome {
     /// As it should be.
     Good,
+    /// A fixed question got the answer that it got when it was alone.
+    Same,
     /// Refused for now, with a word on when to come back.
     Refused,
     /// Nobody could get through, because the soak itself was in the way.
@@ -30,6 +32,8 @@ const FINDINGS: usize = 50;
 pub struct Counts {
     /// As it should be.
     pub good: u64,
+    /// Of these, answers that were compared and the same.
+    pub same: u64,
     /// Refused for now.
     pub refused: u64,
     /// Kept out by the soak's own doing.
@@ -80,6 +84,11 @@ impl Tally {
         let words = match outcome {
             Outcome::Good => {
                 counts.good += 1;
+                return;
+            }
+            Outcome::Same => {
+                counts.good += 1;
+                counts.same += 1;
                 return;
             }
             Outcome::Refused => {

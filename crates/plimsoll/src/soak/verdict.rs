@@ -123,14 +123,10 @@ fn answers(evidence: &Evidence<'_>) -> Check {
 }
 
 fn fixed(evidence: &Evidence<'_>) -> Check {
-    use super::manners::Manner::{Fixed, Form, Picture, Tools};
-    let by_manner = &evidence.tally.by_manner;
-    let counts = [Fixed, Picture, Tools, Form].iter().filter_map(|manner| by_manner.get(manner));
-    let changed: u64 = counts.map(|c| c.changed).sum();
-    let compared = by_manner.get(&Fixed).map_or(0, |c| c.good + c.changed);
-    let kept = (compared + changed > 0).then_some(changed == 0);
-    let seen = format!("{changed} of {compared} of any kind, and of those among pictures, tools and forms, differed");
-    check("fixed questions keep their answers in the crowd", kept, seen)
+    let (same, changed) = (evidence.tally.sum(|c| c.same), evidence.tally.sum(|c| c.changed));
+    let compared = same + changed;
+    let kept = (compared > 0).then_some(changed == 0);
+    check("fixed questions keep their answers in the crowd", kept, format!("{changed} of {compared} differed"))
 }
 
 fn same(promise: &'static str, (count, differ): &(usize, Vec<String>)) -> Check {
