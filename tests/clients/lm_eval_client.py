@@ -4,12 +4,17 @@ Its `local-completions` model with token ids, echo and log-probabilities, over t
 network. Every function whose name starts with `check_` is one promise.
 """
 
+import doctest
 import json
 import os
+import sys
 import tempfile
 import urllib.request
+from pathlib import Path
 
-TASKS_AT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lm_eval_tasks")
+HERE = os.path.dirname(os.path.abspath(__file__))
+REPOSITORY = os.path.dirname(os.path.dirname(HERE))
+TASKS_AT = os.path.join(HERE, "lm_eval_tasks")
 os.environ |= {"HF_HOME": tempfile.mkdtemp(), "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 # The tasks name their data relative to themselves.
 os.chdir(TASKS_AT)
@@ -17,6 +22,8 @@ os.chdir(TASKS_AT)
 import lm_eval
 from lm_eval.tasks import TaskManager
 
+sys.path.append(os.path.join(REPOSITORY, "tools"))
+import perplexity
 from checks import BASE, run
 
 TASKS = ["facts_choice", "facts_words", "facts_rolling"]
@@ -70,6 +77,18 @@ def check_batches_say_the_same():
     for task in TASKS:
         of = lambda results: {name: value for name, value in results[task].items() if isinstance(value, float)}
         assert of(one) == of(many), (task, of(one), of(many))
+
+
+def check_the_perplexity_of_a_fixed_text_is_that_of_float32_and_near_llama_cpps():
+    # The first windows of benches/quality.md, as its commands give them with `--windows 4`.
+    float32, llama = 17.1343, 17.1885
+    failed, tried = doctest.testmod(perplexity)
+    assert tried > 4 and failed == 0
+    text = perplexity.text_of(Path(REPOSITORY, "benches/opticks.txt"))
+    seen = perplexity.score(BASE, text, count=4).perplexity
+    print(f"perplexity {seen:.4f}, float32 {float32}, llama.cpp {llama}")
+    assert abs(seen / float32 - 1) < 0.001, (seen, float32)
+    assert abs(seen / llama - 1) < 0.005, (seen, llama)
 
 
 ONE = evaluate(tokenized_requests=True)
