@@ -120,6 +120,9 @@ fn pixel_bombs() {
     let strip = ImageLimits::default();
     let long = probe(&png(1, 65_535, &[chunk(b"IDAT", &[0; 300])]), &strip).unwrap();
     assert_eq!(long.size, Size::new(65_535, 1), "a legal header; the resize rules refuse its aspect");
+    // The decoder unpacks the frame, whatever the canvas shows of it.
+    let frame = probe(&[gif((8, 8), (1000, 1000), 2), vec![0; 300]].concat(), &strip).unwrap();
+    assert!(frame.decode_bytes() > 4 * 1000 * 1000, "{}", frame.decode_bytes());
     let words = decode(&[0; 99], &ImageLimits { file_bytes: 98, ..strip }).unwrap_err().to_string();
     assert_eq!(words, "an image has 99 bytes; the limit is 98 (--max-image-bytes)");
 }

@@ -55,6 +55,8 @@ pub struct Header {
     pub frames: u64,
     /// How long all frames are shown, as the file says; 0 where it does not.
     pub duration_ms: u64,
+    /// Of the largest frame, which may be larger than the picture.
+    largest_pixels: u64,
     file_bytes: u64,
 }
 
@@ -63,7 +65,7 @@ impl Header {
     pub fn decode_bytes(&self) -> u64 {
         // Per pixel: the worst decoders hold three 16-bit coefficients or an RGBA canvas and a frame, and their output,
         // before ours is made. Decoders copy the file once, and their tables are small.
-        self.size.pixels() * 13 + 2 * self.file_bytes + (2 << 20)
+        self.largest_pixels * 13 + 2 * self.file_bytes + (2 << 20)
     }
 }
 
@@ -88,8 +90,8 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
         return Err(malformed(format!("{} bytes cannot hold {} pixels", bytes.len(), scan.size.pixels())));
     }
     let size = decode::upright(bytes, &scan)?;
-    let (frames, duration_ms) = (scan.frames, scan.duration_ms);
-    Ok(Header { format: scan.format, size, frames, duration_ms, file_bytes: bytes.len() as u64 })
+    let header::Scan { format, frames, duration_ms, largest_pixels, .. } = scan;
+    Ok(Header { format, size, frames, duration_ms, largest_pixels, file_bytes: bytes.len() as u64 })
 }
 
 fn over(unit: &'static str, asked: u64, limit: u64, flag: &'static str) -> Result<(), MediaError> {
