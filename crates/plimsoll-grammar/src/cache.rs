@@ -12,7 +12,7 @@ use plimsoll_text::Tokenizer;
 use thiserror::Error;
 
 use crate::budget::{Budget, Share, Usage};
-use crate::depth;
+use crate::depth::{self, Depth};
 use crate::guide::Job;
 use crate::source::{SOURCE_BYTES_MAX, Source};
 
@@ -53,7 +53,7 @@ const TRIE_BYTES_FIXED: u64 = 1 << 20;
 /// millisecond a mask, which nobody waits for, and take a trie each.
 const SLICE: &str = r#"[^"\\\x00-\x1F\x7F]{1,30}"#;
 
-/// A compiled grammar's share besides its automaton, per byte of its text.
+/// A compiled grammar's share besides its automaton: per byte of its text, and (`depth.rs`) what a stack may take of it.
 const BYTES_PER_SOURCE_BYTE: u64 = 64;
 const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
 
@@ -88,6 +88,7 @@ pub(crate) struct Compiled {
     pub start: Mutex<TokenParser>,
     pub first_mask: SimpleVob,
     pub jobs: Sender<Job>,
+    pub depth: Depth,
     share: Mutex<Share>,
     fixed_bytes: u64,
 }
@@ -145,8 +146,8 @@ impl Grammars {
             return Ok(Arc::clone(&entry.compiled));
         }
         let base = self.base.get_or_init(|| Base::new(&self.settings, &self.budget)).as_ref().map_err(Clone::clone)?;
-        let grammar = source.grammar(prefix).map_err(GrammarError::Invalid)?;
-        let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * key.len() as u64;
+        let (grammar, depth) = source.grammar(prefix).map_err(GrammarError::Invalid)?;
+        let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * key.len() as u64 + depth.bytes();
         let mut share = self.room(fixed_bytes)?;
         let built = depth::on_a_deep_stack(|| {
             let mut parser = base.factory.create_parser(grammar)?;
@@ -169,7 +170,7 @@ impl Grammars {
             }
         }
         let (start, share) = (Mutex::new(start), Mutex::new(share));
-        let compiled = Arc::new(Compiled { start, first_mask, jobs: base.jobs.clone(), share, fixed_bytes });
+        let compiled = Arc::new(Compiled { start, first_mask, jobs: base.jobs.clone(), depth, share, fixed_bytes });
         self.compiled.fetch_add(1, Ordering::Relaxed);
         self.entries().push(Entry { key, compiled: Arc::clone(&compiled), used: now });
         Ok(compiled)
@@ -259,7 +260,7 @@ impl Base {
             Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
         };
         let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
-        let worker = std::thread::Builder::new().name("grammar".into()).stack_size(depth::STACK_BYTES);
+        let worker = std::thread::Builder::new().name("grammar".into());
         // Ends with the last sender.
         worker.spawn(move || inbox.iter().for_each(Job::run)).map_err(|error| failed(error.to_string()))?;
         Ok(Self { factory, jobs, _share: share })

@@ -9,14 +9,50 @@ use serde_json::{Deserializer, Value};
 /// each other.
 const LEVELS_MAX: usize = 2048;
 
-/// The stack that grammars are compiled and followed on.
-pub(crate) const STACK_BYTES: usize = 32 << 20;
+/// The stack that grammars are compiled on, and followed if they are deep. 2,000 levels end one of 4 MiB, and do not end one of 8.
+const STACK_BYTES: usize = 16 << 20;
+
+/// What a level takes of the stack at most.
+const BYTES_PER_LEVEL: u64 = 4 << 10;
+
+/// So many levels are followed on the stack that every thread has.
+const SHALLOW: usize = 200;
 
 /// What a reference that leads nowhere here may lead to: JSON is no deeper.
 const UNKNOWN: usize = 128;
 
+/// How deep a grammar is when it is compiled, counted generously.
+#[derive(Clone, Copy)]
+pub(crate) struct Depth(usize);
+
+impl Depth {
+    /// Of a Lark grammar that has been let in.
+    pub(crate) fn of(text: &str) -> Self {
+        let deepest = schemas(text).map(|root| levels(&root)).max().unwrap_or(0);
+        Self((rules(text) + deepest).min(LEVELS_MAX))
+    }
+
+    /// What the stack may take.
+    pub(crate) fn bytes(self) -> u64 {
+        self.0 as u64 * BYTES_PER_LEVEL
+    }
+
+    /// Does `work` on a stack that is long enough; none where there is no memory for a thread.
+    pub(crate) fn follow<T: Send>(self, work: impl FnOnce() -> T + Send) -> Option<T> {
+        if self.0 <= SHALLOW {
+            return Some(work());
+        }
+        on_a_deep_stack(work)?.ok()
+    }
+}
+
 /// Refuses a schema that goes too deep.
 pub(crate) fn schema(root: &Value) -> Result<(), String> {
+    check("the schema and what it refers to are", levels(root))
+}
+
+/// The levels of a schema and of all it refers to, as far as they are counted.
+fn levels(root: &Value) -> usize {
     let (mut seen, mut left) = (BTreeSet::new(), Vec::new());
     let mut levels = below(root, &mut left);
     while let Some(reference) = left.pop() {
@@ -30,7 +66,7 @@ pub(crate) fn schema(root: &Value) -> Result<(), String> {
             break;
         }
     }
-    check("the schema and what it refers to are", levels)
+    levels
 }
 
 /// The levels of a schema, and the references in it. What it only defines is met through references.
@@ -48,17 +84,25 @@ fn below<'a>(value: &'a Value, references: &mut Vec<&'a str>) -> usize {
 
 /// Refuses a Lark grammar that goes too deep.
 pub(crate) fn lark(text: &str) -> Result<(), String> {
+    check("rules and groups are", rules(text))?;
+    schemas(text).try_for_each(|root| schema(&root))
+}
+
+/// The rules, terminals and groups of a Lark grammar.
+fn rules(text: &str) -> usize {
     // A definition begins a line; what goes on with another alternative is none.
     let lines = text.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with(['|', '/', '#']));
     let groups = text.bytes().filter(|byte| matches!(byte, b'(' | b'[')).count();
-    check("rules and groups are", lines.count() + groups)?;
-    for (at, word) in text.match_indices("%json") {
+    lines.count() + groups
+}
+
+/// The schemas in a Lark grammar.
+fn schemas(text: &str) -> impl Iterator<Item = Value> {
+    let word = "%json";
+    text.match_indices(word).filter_map(move |(at, _)| {
         let mut values = Deserializer::from_str(&text[at + word.len()..]).into_iter::<Value>();
-        if let Some(Ok(value)) = values.next() {
-            schema(&value)?;
-        }
-    }
-    Ok(())
+        values.next()?.ok()
+    })
 }
 
 fn check(what: &str, levels: usize) -> Result<(), String> {

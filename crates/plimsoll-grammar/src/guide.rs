@@ -11,6 +11,7 @@ use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::{Constraint, Grammar};
 
 use crate::cache::{Compiled, GrammarError, Grammars, reason};
+use crate::depth::Depth;
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
 
@@ -102,17 +103,18 @@ type Done = Result<(Box<TokenParser>, SimpleVob), String>;
 /// A mask to compute.
 pub(crate) struct Job {
     parser: Box<TokenParser>,
+    depth: Depth,
     reply: SyncSender<Done>,
 }
 
 impl Job {
     pub fn run(self) {
-        let Self { mut parser, reply } = self;
-        let mask = catch_unwind(AssertUnwindSafe(|| parser.compute_mask()));
+        let Self { mut parser, depth, reply } = self;
+        let mask = depth.follow(|| catch_unwind(AssertUnwindSafe(|| parser.compute_mask())));
         let done = match mask {
-            Ok(Ok(mask)) => Ok((parser, mask)),
-            Ok(Err(error)) => Err(words(&error.to_string())),
-            Err(_) => Err("the grammar's next tokens could not be computed".into()),
+            Some(Ok(Ok(mask))) => Ok((parser, mask)),
+            Some(Ok(Err(error))) => Err(words(&error.to_string())),
+            Some(Err(_)) | None => Err("the grammar's next tokens could not be computed".into()),
         };
         // A request that is gone needs no mask.
         let _ = reply.send(done);
@@ -166,7 +168,10 @@ impl Walk {
             }
         }
         let (reply, done) = sync_channel(1);
-        compiled.jobs.send(Job { parser, reply }).map_err(|_| "the grammar thread has ended".to_owned())?;
+        compiled
+            .jobs
+            .send(Job { parser, depth: compiled.depth, reply })
+            .map_err(|_| "the grammar thread has ended".to_owned())?;
         self.state = State::Away(done);
         Ok(())
     }

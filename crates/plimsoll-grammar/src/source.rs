@@ -5,7 +5,7 @@ use std::fmt::Write;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 
-use crate::depth;
+use crate::depth::{self, Depth};
 
 /// The longest text of one grammar, in bytes.
 pub const SOURCE_BYTES_MAX: usize = 128 << 10;
@@ -76,8 +76,8 @@ impl Source {
         format!("{prefix}\u{0}{self:?}")
     }
 
-    /// As llguidance takes it, with fixed text before what is no call.
-    pub(crate) fn grammar(&self, prefix: &str) -> Result<TopLevelGrammar, String> {
+    /// As llguidance takes it, with fixed text before what is no call; and how deep it is.
+    pub(crate) fn grammar(&self, prefix: &str) -> Result<(TopLevelGrammar, Depth), String> {
         let lark = match self {
             Self::Lark(text) if prefix.is_empty() => {
                 depth::lark(text)?;
@@ -97,7 +97,8 @@ impl Source {
                 2 * SOURCE_BYTES_MAX
             ));
         }
-        Ok(TopLevelGrammar::from_lark(lark))
+        let depth = Depth::of(&lark);
+        Ok((TopLevelGrammar::from_lark(lark), depth))
     }
 
     /// The end of a rule, and the rules it needs.

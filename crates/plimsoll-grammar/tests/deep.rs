@@ -101,3 +101,18 @@ fn no_grammar_ends_the_stack() {
         println!("{name}: {:?}", said.map_err(|words| words.chars().take(120).collect::<String>()));
     }
 }
+
+/// The stack that a deep grammar may take is memory like any other: it comes out of the budget.
+#[test]
+fn a_deep_grammar_is_charged_for_its_stack() {
+    let used = |length: usize| {
+        let grammars = grammars();
+        go(&grammars, chain(1, |link| link)).unwrap();
+        let before = grammars.usage().used;
+        go(&grammars, chain(length, |link| json!({"anyOf": [link, {"const": 1}]}))).unwrap();
+        grammars.usage().used - before
+    };
+    let (shallow, deep) = (used(4), used(400));
+    assert!(shallow < 1 << 20, "{shallow}");
+    assert!(deep > shallow + 400 * 4096, "{deep} for a hundred times the levels of {shallow}");
+}

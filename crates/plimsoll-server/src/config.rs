@@ -227,6 +227,12 @@ impl ServerConfig {
         PARSED_FACTOR * self.max_body_bytes
     }
 
+    /// Of [`Self::heap_bytes_max`], what every model has of its own: grammars of so many bytes, and what each of the text workers keeps
+    /// to cut texts into words.
+    pub fn model_bytes_max(&self, grammar_bytes: u64) -> u64 {
+        grammar_bytes + u64::from(self.text_workers) * plimsoll_text::CUTTING_BYTES_MAX as u64
+    }
+
     /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
     pub fn heap_bytes_max(&self) -> u64 {
         let connections = self.connection_bytes_max() + self.event_bytes_max();
@@ -239,7 +245,7 @@ impl ServerConfig {
             + in_flight
             + templates
             + self.max_tokenizing_bytes
-            + self.grammar_bytes
+            + self.model_bytes_max(self.grammar_bytes)
             + self.response_store_bytes
             + running
             + self.record.as_ref().map_or(0, |_| RECORDER_BYTES)

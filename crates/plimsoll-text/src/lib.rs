@@ -37,5 +37,6 @@ pub use error::TextError;
 pub use gguf::GgufVocab;
 pub use neighbours::chat_template_source;
 pub use pair::Pair;
+pub use pretokenize::CUTTING_BYTES_MAX;
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopMatcher};
 pub use tokenizer::{DEFAULT_TEXT_BYTES_MAX, Tokenizer};

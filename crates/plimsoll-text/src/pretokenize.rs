@@ -33,8 +33,15 @@ pub(crate) struct Cutter {
 /// The most patterns; known tokenizers have five. Each is applied within the pieces of the one before.
 const PATTERNS_MAX: usize = 16;
 
-/// What one pattern may take when it is compiled, and what its tables may while it runs.
+/// What one pattern may take when it is compiled.
 const PATTERN_BYTES_MAX: usize = 4 << 20;
+
+/// What all patterns together learn of their automatons while one text is cut; kept for the next one. What does not fit is forgotten and
+/// learnt anew.
+pub const CUTTING_BYTES_MAX: usize = 2 << 20;
+
+/// Of these, what automatons share out: searching forwards and backwards is one each. The rest is what each takes however little it has.
+const AUTOMATON_BYTES_MAX: usize = CUTTING_BYTES_MAX * 3 / 4;
 
 /// How a pattern may end, from the look-ahead on.
 const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
@@ -42,13 +49,12 @@ const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
 impl Cutter {
     /// Compiles `patterns`. A pattern with any other look-around is [`TextError::Unsupported`].
     pub(crate) fn new<'p>(patterns: impl IntoIterator<Item = &'p str>) -> Result<Self, TextError> {
-        let mut rules = Vec::new();
-        for pattern in patterns {
-            if rules.len() == PATTERNS_MAX {
-                return Err(TextError::BadTokenizer(format!("more than {PATTERNS_MAX} patterns cut its text")));
-            }
-            rules.push(Rule::new(pattern)?);
+        let patterns: Vec<&str> = patterns.into_iter().take(PATTERNS_MAX + 1).collect();
+        if patterns.len() > PATTERNS_MAX {
+            return Err(TextError::BadTokenizer(format!("more than {PATTERNS_MAX} patterns cut its text")));
         }
+        let share = AUTOMATON_BYTES_MAX / (2 * patterns.len().max(1));
+        let rules = patterns.into_iter().map(|pattern| Rule::new(pattern, share)).collect::<Result<_, _>>()?;
         Ok(Self { rules, idle: Mutex::default() })
     }
 
@@ -67,13 +73,14 @@ impl Cutter {
 }
 
 impl Rule {
-    fn new(pattern: &str) -> Result<Self, TextError> {
+    /// `share`: bytes that its automaton may learn, in each direction.
+    fn new(pattern: &str, share: usize) -> Result<Self, TextError> {
         let tail = TAILS.iter().find_map(|tail| pattern.strip_suffix(tail));
         let plain = match tail {
             Some(head) => format!(r"{head}|\s+"),
             None => pattern.to_owned(),
         };
-        let sizes = Config::new().nfa_size_limit(Some(PATTERN_BYTES_MAX)).hybrid_cache_capacity(PATTERN_BYTES_MAX);
+        let sizes = Config::new().nfa_size_limit(Some(PATTERN_BYTES_MAX)).hybrid_cache_capacity(share);
         let regex = Builder::new().configure(sizes).build(&plain);
         let regex = regex.map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
         Ok(Self { regex, gives_back: tail.is_some(), breaks_lines: plain.contains(r"\s*[\r\n]") })
@@ -159,6 +166,28 @@ mod tests {
         // Two at once need two.
         cutter.cut("a", &mut |_| cutter.cut("b", &mut |_| ()));
         assert_eq!(cutter.idle().len(), 2);
+    }
+
+    /// Whatever the text, and for as many patterns as there may be.
+    #[test]
+    fn caches_stay_within_what_is_planned_for_them() {
+        let all = [pattern_names::QWEN2, pattern_names::GPT2, pattern_names::LLAMA3, pattern_names::TEKKEN];
+        let many: Vec<&str> = all.iter().copied().cycle().take(PATTERNS_MAX).collect();
+        // Every letter there is, in an order that no automaton has a state for.
+        let letters =
+            |step: u32| (0..40_000).filter_map(move |i: u32| char::from_u32(i.wrapping_mul(step) % 0x11_0000));
+        for patterns in [&all[..1], &all[1..2], &all[..], &many[..]] {
+            let cutter = Cutter::new(patterns.iter().copied()).unwrap();
+            for step in [1, 7919, 104_729] {
+                let text: String = letters(step).collect();
+                let mut whole = String::new();
+                cutter.cut(&text, &mut |piece| whole.push_str(piece));
+                assert_eq!(whole, text);
+            }
+            let used: usize = cutter.idle().iter().flatten().map(Cache::memory_usage).sum();
+            println!("{} patterns: {used} bytes", patterns.len());
+            assert!(used <= CUTTING_BYTES_MAX, "{used} bytes for {} patterns", patterns.len());
+        }
     }
 
     #[test]

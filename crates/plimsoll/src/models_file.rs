@@ -7,6 +7,7 @@ use anyhow::{anyhow, bail};
 use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, CommandFactory, Parser};
 use plimsoll_engine::{Options, PlanError, check_options};
+use plimsoll_server::ServerConfig;
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
@@ -47,7 +48,8 @@ pub fn read(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, 
 
 /// The options of one of several models.
 pub fn options_of(model: &ModelArgs) -> Options {
-    Options { guest: true, ..model.engine.options(model.grammar_bytes) }
+    let own = ServerConfig::default().model_bytes_max(model.grammar_bytes);
+    Options { guest: true, ..model.engine.options(own) }
 }
 
 /// A key, where it is one's fault, and what is wrong.

@@ -104,9 +104,9 @@ fn words(error: &LoadError) -> &str {
     }
 }
 
-/// What the HTTP side may take for all models together: each has its grammars in its own plan.
+/// What the HTTP side may take for all models together, less what is in the plan of each.
 fn shared_bytes(config: &ServerConfig) -> u64 {
-    config.heap_bytes_max() - config.grammar_bytes
+    config.heap_bytes_max() - config.model_bytes_max(config.grammar_bytes)
 }
 
 /// The models, and the machine they share.
