@@ -51,6 +51,7 @@ mod watchdog;
 pub mod whatif;
 mod whole;
 mod worker;
+mod yielding;
 
 pub use advice::Advice;
 pub use cached::CacheReport;

@@ -352,7 +352,6 @@ impl Blueprint {
             // Every running sequence's newest token, and its drafts.
             logit_rows: (options.graph_max_batch_size * (1 + drafts)).min(options.batch_max_tokens),
             running: options.running_max_req_size,
-            prefill_rows_beside_decode: options.batch_max_tokens,
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
             whole: self.encoder.is_some(),

@@ -10,8 +10,6 @@
 mod admission;
 mod seq;
 
-use std::collections::VecDeque;
-
 use plimsoll_memory::broken;
 
 use crate::cache::PAGE_TOKENS;
@@ -27,8 +25,6 @@ pub struct StepLimits {
     pub logit_rows: usize,
     /// Sequences that run at once.
     pub running: usize,
-    /// Prefill rows of a step in which others decode, so that their tokens keep coming.
-    pub prefill_rows_beside_decode: usize,
     /// State slots that a running sequence owns; 0 for models without recurrent state.
     pub slots: usize,
     /// Drafts that a sequence may have at once; 0 without speculation.
@@ -75,10 +71,13 @@ pub struct Events {
 pub struct Scheduler<T> {
     limits: StepLimits,
     cache: SharedCache,
-    waiting: VecDeque<Seq<T>>,
+    /// Oldest first. No ring: one that is never empty walks through all the memory that is reserved for it, and touches it.
+    waiting: Vec<Seq<T>>,
     running: Vec<Seq<T>>,
     shares: Vec<Share>,
     eased: Eased,
+    /// Rows of long prompts in a step in which others decode.
+    long_rows: usize,
 }
 
 /// Bounds below those of the plan, while memory is short.
@@ -95,11 +94,18 @@ impl<T> Scheduler<T> {
             limits,
             cache,
             // A preempted sequence returns to the queue, so it can hold everybody.
-            waiting: VecDeque::with_capacity(waiting_max + limits.running),
+            waiting: Vec::with_capacity(waiting_max + limits.running),
             running: Vec::with_capacity(limits.running),
             shares: Vec::with_capacity(limits.running),
             eased: Eased { prefill_rows: limits.rows, running: limits.running },
+            long_rows: limits.rows,
         }
+    }
+
+    /// Until told otherwise, prompts that take more than a step leave those who decode the rest of it: they have at most so many rows
+    /// of it together, unless more prompts are to be computed than sequences decode.
+    pub fn long_prompts_take(&mut self, rows: usize) {
+        self.long_rows = rows.max(1);
     }
 
     /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
@@ -123,8 +129,8 @@ impl<T> Scheduler<T> {
             return None;
         }
         let newest = |seqs: Option<&Seq<T>>| seqs.map(|seq| seq.order);
-        match newest(self.waiting.back()) > newest(self.running.last()) {
-            true => self.waiting.pop_back(),
+        match newest(self.waiting.last()) > newest(self.running.last()) {
+            true => self.waiting.pop(),
             false => self.running.pop(),
         }
     }
@@ -136,10 +142,6 @@ impl<T> Scheduler<T> {
             false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
         };
         debug_assert!(fits(&seq), "checked at submission");
-        if self.waiting.is_empty() {
-            // An empty ring begins anew: of the memory reserved for it, no more is ever touched than for those who waited at once.
-            self.waiting.clear();
-        }
         let behind = self.waiting.iter().rposition(|w| w.order < seq.order).map_or(0, |i| i + 1);
         self.waiting.insert(behind, seq);
     }
@@ -173,7 +175,7 @@ impl<T> Scheduler<T> {
         }
         for i in (0..self.waiting.len()).rev() {
             if !broken("V-A") && gone(&self.waiting[i]) {
-                take(self.waiting.remove(i).expect("in range"));
+                take(self.waiting.remove(i));
             }
         }
     }
@@ -197,14 +199,13 @@ impl<T> Scheduler<T> {
         let mut logit_rows = if broken("T-01") { usize::MAX } else { self.limits.logit_rows };
         let stalls = broken("V-37") && self.running.iter().any(|seq| !seq.decoding());
         let decodes = if stalls { 0 } else { self.schedule_decodes(&mut rows, &mut logit_rows, events) };
-        if decodes > 0 {
-            rows = rows.min(self.limits.prefill_rows_beside_decode);
-        }
         rows = rows.min(self.prefill_rows());
+        let prompts = self.waiting.len() + self.running.len() - decodes.min(self.running.len());
+        let mut long_rows = if decodes >= prompts { self.long_rows } else { self.limits.rows };
         let mut i = 0;
         while i < self.running.len() {
             if !self.running[i].decoding() {
-                self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
+                self.schedule_prompt(i, &mut rows, &mut long_rows, &mut logit_rows, events);
             }
             i += 1;
         }
@@ -216,7 +217,7 @@ impl<T> Scheduler<T> {
                 break;
             }
             // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
-            self.schedule_chunk(admitted, &mut rows, &mut logit_rows, events);
+            self.schedule_prompt(admitted, &mut rows, &mut long_rows, &mut logit_rows, events);
             if self.running.get(admitted).is_some_and(|seq| seq.suspect_until.is_some()) {
                 break;
             }
@@ -230,7 +231,7 @@ impl<T> Scheduler<T> {
 
     /// Whether what waits longest, where it is to be computed whole, fits into the step's last `rows` rows.
     fn next_fits(&self, rows: usize) -> bool {
-        !self.limits.whole || self.waiting.front().is_none_or(|seq| seq.remaining() <= rows)
+        !self.limits.whole || self.waiting.first().is_none_or(|seq| seq.remaining() <= rows)
     }
 
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
@@ -304,6 +305,25 @@ impl<T> Scheduler<T> {
         let prompts = newcomers || decoding < self.running.len();
         let (rows, logit_rows) = (rows.saturating_sub(decoding), logit_rows.saturating_sub(decoding));
         if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
+    }
+
+    /// A chunk of a prompt, under the bound of long ones if it is one.
+    fn schedule_prompt(
+        &mut self,
+        i: usize,
+        rows: &mut usize,
+        long_rows: &mut usize,
+        logit_rows: &mut usize,
+        events: &mut Events,
+    ) {
+        if !self.running[i].long {
+            return self.schedule_chunk(i, rows, logit_rows, events);
+        }
+        let most = (*rows).min(*long_rows);
+        let mut left = most;
+        self.schedule_chunk(i, &mut left, logit_rows, events);
+        *rows -= most - left;
+        *long_rows -= most - left;
     }
 
     fn schedule_chunk(&mut self, i: usize, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) {

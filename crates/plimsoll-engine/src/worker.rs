@@ -33,6 +33,7 @@ use crate::scheduler::{Newcomer, Pooled, Scheduler, Seq, Share, StepLimits};
 use crate::speculation::{Done, Next, Pace};
 use crate::step::{DraftRows, StepBuffers, reuse};
 use crate::trim::{Due, Trim};
+use crate::yielding::Yielding;
 pub(crate) use encode::Encoding;
 use speculate::{Lane, Tally};
 
@@ -61,6 +62,7 @@ pub(crate) struct Worker<R> {
     /// Drafts a sequence may have at once.
     drafts_max: usize,
     pace: Pace,
+    yielding: Yielding,
     speculation: Tally,
     /// Sequences that decode in the current step.
     decodes: usize,
@@ -171,6 +173,7 @@ impl<R: Runner> Worker<R> {
             optimistic: speculation.optimistic,
             drafts_max: limits.drafts,
             pace: Pace::new(speculation.adaptive, speculation.cost),
+            yielding: Yielding::default(),
             speculation: Tally::default(),
             decodes: 0,
             passes: Vec::with_capacity(limits.running),
@@ -443,6 +446,7 @@ impl<R: Runner> Worker<R> {
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
+        self.scheduler.long_prompts_take(self.yielding.rows(self.decodes));
         let (shares, events) = self.scheduler.schedule();
         self.shares.clear();
         self.shares.extend_from_slice(shares);
@@ -472,8 +476,8 @@ impl<R: Runner> Worker<R> {
         let drafting = Instant::now();
         if self.drafts_max > 0 {
             self.draft(next);
-            self.observe_pace(began, drafting);
         }
+        self.observe_pace(began, drafting);
         for share in &self.shares {
             if !self.scheduler.running()[share.seq].work.failed() {
                 self.scheduler.publish(share.seq);
@@ -488,14 +492,12 @@ impl<R: Runner> Worker<R> {
         let (decodes, tokens) = decoding.fold((0, 0), |(n, tokens), (_, counted)| (n + 1, tokens + counted));
         let rows: usize = self.shares.iter().map(|share| share.rows).sum();
         let drafts: usize = self.shares.iter().map(|share| share.drafts).sum();
-        self.pace.observe(&Done {
-            decodes,
-            prompt_rows: rows - decodes - drafts,
-            drafts,
-            tokens,
-            seconds: (now - began).as_secs_f64(),
-            draft_seconds: (now - drafting).as_secs_f64(),
-        });
+        let (prompt_rows, seconds) = (rows - decodes - drafts, (now - began).as_secs_f64());
+        self.yielding.observe(decodes, prompt_rows, seconds);
+        if self.drafts_max > 0 {
+            let draft_seconds = (now - drafting).as_secs_f64();
+            self.pace.observe(&Done { decodes, prompt_rows, drafts, tokens, seconds, draft_seconds });
+        }
     }
 
     /// After a failed step: whoever was in it alone is ended; otherwise each of its sequences will run alone.

@@ -123,7 +123,7 @@ fn one_logit_row_and_one_request_at_a_time() {
 
 #[test]
 fn as_many_decodes_as_rows() {
-    run(Shape { logit_rows: 8, running: 8, rows: 8, beside_decode: 1, pages: 24, ..Shape::default() });
+    run(Shape { logit_rows: 8, running: 8, rows: 8, pages: 24, ..Shape::default() });
 }
 
 #[test]

@@ -67,8 +67,7 @@ fn groups_of_frames_stand_apart_or_together() {
 fn i9_chunks_neighbours_and_prefixes_change_nothing() {
     for (rows, prefix_cache, state_slots) in [(3, false, 0), (5, true, 0), (16, true, 0), (64, true, 0), (16, true, 40)]
     {
-        let shape =
-            Shape { rows, logit_rows: 3, running: 3, beside_decode: rows, prefix_cache, state_slots, ..seeing() };
+        let shape = Shape { rows, logit_rows: 3, running: 3, prefix_cache, state_slots, ..seeing() };
         let (engine, seen) = recall_engine(Shape { step_time: Duration::from_micros(200), ..shape });
         let shared = prompt(4, 20);
         let all: Vec<Mixed> = (0..12)

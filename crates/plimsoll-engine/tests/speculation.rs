@@ -159,7 +159,7 @@ fn answers_are_the_same_with_and_without_speculation_in_any_company() {
     shapes.push(Shape { pages: 8, prefix_cache: false, ..roomy(3, 220) });
     shapes.push(Shape { state_slots: 8 * 3, ..roomy(2, 200) });
     shapes.push(Shape { state_slots: 3, ..roomy(2, 200) });
-    shapes.push(Shape { rows: 9, beside_decode: 2, ..roomy(4, 220) });
+    shapes.push(Shape { rows: 9, ..roomy(4, 220) });
     shapes.push(Shape { speculation: Speculation::default(), ..roomy(2, 60) });
     shapes.push(Shape { state_slots: 0, prefix_cache: false, ..roomy(2, 200) });
     for (i, shape) in shapes.into_iter().enumerate() {
@@ -233,8 +233,7 @@ fn a_request_may_refuse_speculation() {
 fn optimistic_takes_every_draft_in_one_slot() {
     for right in [256, 128] {
         let shape = Shape::hybrid(2, right, 0).optimistic();
-        let (engine, seen) =
-            recall_engine(Shape { state_slots: shape.running, rows: 128, beside_decode: 128, ..shape });
+        let (engine, seen) = recall_engine(Shape { state_slots: shape.running, rows: 128, ..shape });
         let prompts: Vec<Vec<u32>> = (0..8).map(|i| prompt(i, 8 + i as usize)).collect();
         let readers: Vec<_> = prompts.iter().map(|p| engine.submit(greedy(p, 61)).unwrap()).collect();
         for (prompt, reader) in prompts.iter().zip(readers) {

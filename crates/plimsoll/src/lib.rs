@@ -48,7 +48,10 @@ fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
             output::say_part!("{settings}");
             Ok(())
         }
-        args::Command::Serve(serve) => commands::serve::run(serve),
+        args::Command::Serve(serve) => {
+            plimsoll_memory::malloc::nothing_by_thread();
+            commands::serve::run(serve)
+        }
         args::Command::Chat(chat) => commands::chat::run(chat),
         args::Command::Plan(plan) => commands::plan::run(plan),
         args::Command::Doctor(doctor) => match commands::doctor::run(&doctor)? {

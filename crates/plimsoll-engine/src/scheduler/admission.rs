@@ -26,7 +26,8 @@ impl<T> Scheduler<T> {
         if !self.has_room_for(&self.waiting[at]) || !self.waiting[at].enter(alone, shared) {
             return None;
         }
-        let seq = self.waiting.remove(at).expect("in range");
+        let mut seq = self.waiting.remove(at);
+        seq.long = seq.remaining() > self.limits.rows;
         let index = self.running.iter().rposition(|r| r.order < seq.order).map_or(0, |i| i + 1);
         self.running.insert(index, seq);
         // Newer ones may run already (they did not have to wait for a prefix): they move up by one.

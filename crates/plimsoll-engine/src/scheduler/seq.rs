@@ -47,6 +47,8 @@ pub struct Seq<T> {
     pub pooled: Option<Pooled>,
     /// The media in its prompt.
     pub media: SeqMedia,
+    /// Its prompt takes more than a step.
+    pub(super) long: bool,
     /// Positions that others can find.
     pub(super) published: usize,
     /// Positions at which its state is to be kept for others.
@@ -102,6 +104,7 @@ impl<T> Seq<T> {
             logits_from,
             pooled,
             media,
+            long: false,
             published: 0,
             wishes: ArrayVec::new(),
             suspect_until: None,

@@ -45,18 +45,28 @@ struct Sizes {
     pages: usize,
     slots: usize,
     prefix_cache: bool,
+    /// Rows of long prompts beside those who decode.
+    long_rows: usize,
 }
 
 impl Sizes {
     fn plain(limits: StepLimits, pages: usize, prefix_cache: bool) -> Self {
-        Self { limits, pages, slots: 0, prefix_cache }
+        Self { limits, pages, slots: 0, prefix_cache, long_rows: limits.rows }
     }
 }
 
 fn sizes() -> impl Strategy<Value = Sizes> {
     let step = (1usize..9, 0usize..8, 0usize..40, 1usize..80);
     (step, 1usize..14, prop::bool::weighted(0.8), prop::bool::ANY, 0usize..4, prop::bool::ANY, 0usize..12).prop_map(
-        |((running, more_logits, more_rows, beside), pages, prefix_cache, stateful, drafts, optimistic, more_slots)| {
+        |(
+            (running, more_logits, more_rows, long_rows),
+            pages,
+            prefix_cache,
+            stateful,
+            drafts,
+            optimistic,
+            more_slots,
+        )| {
             let logit_rows = running + more_logits;
             let rows = logit_rows + more_rows;
             let slots = if !stateful {
@@ -66,19 +76,9 @@ fn sizes() -> impl Strategy<Value = Sizes> {
             } else {
                 1 + drafts
             };
-            let prefill_rows_beside_decode = beside.min(rows);
-            let limits = StepLimits {
-                rows,
-                logit_rows,
-                running,
-                prefill_rows_beside_decode,
-                slots,
-                drafts,
-                whole: false,
-                media: false,
-            };
+            let limits = StepLimits { rows, logit_rows, running, slots, drafts, whole: false, media: false };
             // Down to the slots of a single sequence.
-            Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache }
+            Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }
         },
     )
 }
@@ -109,7 +109,8 @@ impl World {
         let states = (sizes.slots > 0).then(|| StatePool::new(sizes.slots, sizes.pages).unwrap());
         let pool = PagePool::new(sizes.pages).unwrap();
         let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
-        let scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
+        let mut scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
+        scheduler.long_prompts_take(sizes.long_rows);
         let states = vec![u64::MAX; sizes.slots];
         Self {
             scheduler,
@@ -381,8 +382,7 @@ proptest! {
 #[test]
 fn a_stream_of_newcomers_starves_nobody() {
     for shares_prefix in [true, false] {
-        let limits =
-            StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+        let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };
         let mut world = World::new(Sizes::plain(limits, 8, true));
         let mut waited_max = 0;
         for round in 0..600 {
@@ -402,26 +402,29 @@ fn a_stream_of_newcomers_starves_nobody() {
     }
 }
 
-/// Memory at rest does not grow with the number of those who waited one after the other.
+/// Memory at rest does not grow with the number of those who waited one after the other, though somebody always waited.
 #[test]
 fn who_waits_alone_waits_where_the_one_before_did() {
-    let limits =
-        StepLimits { rows: 8, logit_rows: 4, running: 1, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 1, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 8, true));
     let mut places = std::collections::BTreeSet::new();
+    world.arrive(9, 2, 0, 0, false);
+    world.step();
     for _ in 0..200 {
         world.arrive(9, 2, 0, 0, false);
+        while world.scheduler.waiting.len() > 1 {
+            world.step();
+        }
         places.insert(std::ptr::from_ref(&world.scheduler.waiting[0]));
-        world.finish_all();
     }
     assert_eq!(places.len(), 1);
+    world.finish_all();
 }
 
 /// A preempted sequence that finds all but its newest token in the index comes back decoding: it still gets its row at once.
 #[test]
 fn a_sequence_that_comes_back_decoding_is_not_left_out() {
-    let limits =
-        StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 8, true));
     world.arrive(32, 8, 0, 0, false);
     (0..4).for_each(|_| world.step());
@@ -437,40 +440,55 @@ fn a_sequence_that_comes_back_decoding_is_not_left_out() {
 /// An older sequence that takes the pages of a newer one takes its place in the step, too.
 #[test]
 fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
-    let limits =
-        StepLimits { rows: 8, logit_rows: 4, running: 4, prefill_rows_beside_decode: 4, ..StepLimits::default() };
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 2, false));
     world.arrive(16, 16, 1, 0, false);
     world.arrive(15, 16, 2, 0, false);
-    let mut newer = world.scheduler.waiting.pop_back().unwrap();
-    let older = world.scheduler.waiting.pop_back().unwrap();
+    let mut newer = world.scheduler.waiting.pop().unwrap();
+    let older = world.scheduler.waiting.pop().unwrap();
     // The newer one decodes at position 16 and holds the whole pool; the older one has computed nothing.
     newer.tokens.extend([20, 20]);
     newer.computed = 16;
     assert!(newer.pages.grow(17));
     world.scheduler.running.extend([older, newer]);
     let (shares, events) = world.scheduler.schedule();
-    assert_eq!(shares, [Share { seq: 0, start: 0, rows: 4, logit_rows: 0, drafts: 0 }]);
+    assert_eq!(shares, [Share { seq: 0, start: 0, rows: 7, logit_rows: 0, drafts: 0 }]);
     assert_eq!(events.preempted, 1);
     assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [1]);
 }
 
+/// Those who decode are not held up by a prompt of many steps, nor is a short one behind it; but the few do not hold up the many.
+#[test]
+fn a_long_prompt_leaves_others_their_share_of_a_step() {
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 32, false));
+    world.scheduler.long_prompts_take(2);
+    let rows =
+        |world: &mut World| -> Vec<usize> { world.scheduler.schedule().0.iter().map(|share| share.rows).collect() };
+    world.arrive(40, 8, 0, 0, false);
+    assert_eq!(rows(&mut world), [8], "nobody decodes");
+    for _ in 0..5 {
+        world.step();
+    }
+    assert!(world.scheduler.running()[0].decoding());
+    world.arrive(40, 8, 1, 1, false);
+    assert_eq!(rows(&mut world), [1, 2], "one against one");
+    world.step();
+    world.arrive(4, 8, 2, 2, false);
+    assert_eq!(rows(&mut world), [1, 7], "two prompts against one");
+    world.scheduler.running_mut().iter_mut().for_each(|seq| seq.long = false);
+    assert_eq!(rows(&mut world), [1, 7], "who is not long has all that is left");
+    world.finish_all();
+    world.assert_all_back();
+}
+
 /// Limits of a world with state.
 fn stateful(drafts: usize) -> StepLimits {
-    StepLimits {
-        rows: 64,
-        logit_rows: 32,
-        running: 8,
-        prefill_rows_beside_decode: 64,
-        slots: 1 + drafts,
-        drafts,
-        whole: false,
-        media: false,
-    }
+    StepLimits { rows: 64, logit_rows: 32, running: 8, slots: 1 + drafts, drafts, whole: false, media: false }
 }
 
 fn state_world(drafts: usize, pages: usize, slots: usize) -> World {
-    World::new(Sizes { limits: stateful(drafts), pages, slots, prefix_cache: true })
+    World::new(Sizes { limits: stateful(drafts), pages, slots, prefix_cache: true, long_rows: 80 })
 }
 
 fn checkpoints(world: &World) -> usize {
@@ -590,16 +608,7 @@ fn checkpoints_give_way_to_sequences() {
 /// Drafts of those who decode leave the oldest, whose prompt is still computed and wants logits, its row.
 #[test]
 fn drafts_leave_prompts_their_rows() {
-    let limits = StepLimits {
-        rows: 6,
-        logit_rows: 4,
-        running: 4,
-        prefill_rows_beside_decode: 6,
-        slots: 0,
-        drafts: 3,
-        whole: false,
-        media: false,
-    };
+    let limits = StepLimits { rows: 6, logit_rows: 4, running: 4, slots: 0, drafts: 3, whole: false, media: false };
     let mut world = World::new(Sizes::plain(limits, 16, false));
     world.arrive(40, 1, 0, 0, true);
     world.arrive(1, 60, 1, 0, false);
@@ -614,8 +623,7 @@ fn drafts_leave_prompts_their_rows() {
 
 #[test]
 fn who_starts_from_cached_pages_knows_how_far_the_draft_head_has_seen_them() {
-    let limits =
-        StepLimits { rows: 80, logit_rows: 4, running: 4, prefill_rows_beside_decode: 8, ..StepLimits::default() };
+    let limits = StepLimits { rows: 80, logit_rows: 4, running: 4, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 8, true));
     world.arrive(64, 8, 0, 0, false);
     world.step();

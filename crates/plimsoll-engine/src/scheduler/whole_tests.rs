@@ -35,7 +35,7 @@ proptest! {
         eased in (1usize..20, 1usize..9),
     ) {
         let limits = StepLimits {
-            rows, logit_rows: running.min(rows), running, prefill_rows_beside_decode: rows, whole: true, ..StepLimits::default()
+            rows, logit_rows: running.min(rows), running, whole: true, ..StepLimits::default()
         };
         let pool = PagePool::new(0).unwrap();
         let cache = Rc::new(RefCell::new(KvCache { pool, index: None, states: None }));

@@ -188,7 +188,7 @@ proptest! {
         let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), prefill_rows_beside_decode: rows, slots: 0, drafts: 0, whole: false, media: false,
+            rows, logit_rows, running: running.min(logit_rows), slots: 0, drafts: 0, whole: false, media: false,
         };
         let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);
@@ -258,8 +258,7 @@ fn a12_the_sampler_is_stressed_over_the_whole_vocabulary() {
     let vocab = blueprint.model.vocab_size();
     let mut sampler = Sampler::new(vocab).unwrap();
     let before = sampler.bytes();
-    let limits =
-        StepLimits { rows: 32, logit_rows: 8, running: 8, prefill_rows_beside_decode: 32, ..StepLimits::default() };
+    let limits = StepLimits { rows: 32, logit_rows: 8, running: 8, ..StepLimits::default() };
     let pools = Pools { pages: 64, slots: 0 };
     stress(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, pools, &Cancel::default()).unwrap();
     assert_eq!(sampler.bytes(), before, "its scratch is made for the largest row once");

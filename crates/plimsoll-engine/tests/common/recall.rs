@@ -42,7 +42,6 @@ pub struct Shape {
     pub logit_rows: usize,
     pub running: usize,
     pub waiting: usize,
-    pub beside_decode: usize,
     pub context: usize,
     pub prefix_cache: bool,
     /// How long a step takes.
@@ -68,7 +67,6 @@ impl Default for Shape {
             logit_rows: 8,
             running: 8,
             waiting: 64,
-            beside_decode: 32,
             context: 256,
             prefix_cache: true,
             step_time: Duration::ZERO,
@@ -193,7 +191,6 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         rows: shape.rows,
         logit_rows: shape.logit_rows * (1 + shape.drafts),
         running: shape.running,
-        prefill_rows_beside_decode: shape.beside_decode,
         slots: shape.ring(),
         drafts: shape.drafts,
         whole: false,

@@ -1,0 +1,124 @@
+//! How many rows of a long prompt go into a step beside those who decode, so that their tokens keep coming: as many as fit into the time
+//! that the step takes longer than one without prompts may. Pure arithmetic over what was measured: output never depends on it.
+
+/// A step with rows of a long prompt takes so many times as long as one without. Twice is what is promised; steps vary.
+const SLOWER: f64 = 1.8;
+/// Rows as long as nothing is known.
+const FIRST: usize = 32;
+/// The prompt goes on, however long it is: its keys and values are read once for all rows of a chunk, so fewer would hardly be quicker.
+const FEWEST: usize = 8;
+/// A new measurement's weight.
+const NEW: f64 = 0.25;
+/// No measurement counts as more than so many times the estimate: it was interrupted.
+const INTERRUPTED: f64 = 2.0;
+/// Times are compared among batches of the same power of two.
+const BUCKETS: usize = 18;
+
+/// What steps have taken.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Yielding {
+    /// Seconds of a step without prompts, by the number of sequences in it; 0 where none was seen.
+    plain: [f64; BUCKETS],
+    /// Seconds that a row of a prompt adds.
+    row: f64,
+}
+
+impl Yielding {
+    /// Takes note of a step with so many sequences that decode.
+    pub fn observe(&mut self, decodes: usize, prompt_rows: usize, seconds: f64) {
+        if decodes == 0 {
+            return;
+        }
+        if prompt_rows == 0 {
+            update(&mut self.plain[bucket(decodes)], seconds);
+        } else if let Some(plain) = self.plain(decodes) {
+            update(&mut self.row, (seconds - plain).max(0.0) / prompt_rows as f64);
+        }
+    }
+
+    /// Rows of long prompts in a step with so many sequences that decode.
+    pub fn rows(&self, decodes: usize) -> usize {
+        match self.plain(decodes) {
+            Some(plain) if self.row > 0.0 => (((SLOWER - 1.0) * plain / self.row) as usize).max(FEWEST),
+            _ => FIRST,
+        }
+    }
+
+    /// Of as many sequences, or of the next smaller number that is known.
+    fn plain(&self, decodes: usize) -> Option<f64> {
+        self.plain[..=bucket(decodes)].iter().rev().copied().find(|seconds| *seconds > 0.0)
+    }
+}
+
+fn bucket(decodes: usize) -> usize {
+    (decodes.max(1).ilog2() as usize).min(BUCKETS - 1)
+}
+
+fn update(estimate: &mut f64, seconds: f64) {
+    *estimate = match *estimate > 0.0 {
+        true => *estimate + NEW * (seconds.min(INTERRUPTED * *estimate) - *estimate),
+        false => seconds,
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seconds between tokens while a prompt of 8,000 is computed, and the steps it takes, on a machine whose rows cost `row(computed)`.
+    fn intruded(plain: f64, row: impl Fn(usize) -> f64, interrupted: impl Fn(usize) -> f64) -> Vec<f64> {
+        let mut yielding = Yielding::default();
+        for step in 0..100 {
+            yielding.observe(4, 0, plain * interrupted(step));
+        }
+        let (mut computed, mut gaps) = (0, Vec::new());
+        while computed < 8000 {
+            let rows = yielding.rows(4).min(512);
+            let seconds = (plain + rows as f64 * row(computed)) * interrupted(gaps.len());
+            yielding.observe(4, rows, seconds);
+            computed += rows;
+            gaps.push(seconds);
+        }
+        gaps
+    }
+
+    fn p99(mut gaps: Vec<f64>) -> f64 {
+        gaps.sort_by(f64::total_cmp);
+        gaps[gaps.len() * 99 / 100]
+    }
+
+    #[test]
+    fn streams_are_held_up_for_less_than_twice_a_step() {
+        // Rows that cost more the longer the prompt: from a sixteenth to a tenth of a plain step.
+        let gaps = intruded(0.008, |computed| 0.0005 + 0.00000004 * computed as f64, |_| 1.0);
+        assert!(p99(gaps.clone()) < 2.0 * 0.008, "{}", p99(gaps));
+        // A fast machine takes it in large pieces.
+        let gaps = intruded(0.008, |_| 0.00002, |_| 1.0);
+        assert!(gaps.len() < 40 && p99(gaps.clone()) < 2.0 * 0.008, "{} steps, {}", gaps.len(), p99(gaps));
+    }
+
+    #[test]
+    fn interruptions_do_not_starve_the_prompt() {
+        // One step in ten takes ten times as long.
+        let often = |step: usize| if step % 10 == 3 { 10.0 } else { 1.0 };
+        let (calm, gaps) = (intruded(0.008, |_| 0.0005, |_| 1.0), intruded(0.008, |_| 0.0005, often));
+        assert!(gaps.len() < 3 * calm.len(), "{} steps instead of {}", gaps.len(), calm.len());
+    }
+
+    #[test]
+    fn what_has_not_been_seen_is_taken_from_smaller_batches() {
+        let mut yielding = Yielding::default();
+        assert_eq!(yielding.rows(1), FIRST);
+        yielding.observe(4, 0, 0.01);
+        yielding.observe(5, 10, 0.015);
+        assert_eq!((yielding.rows(16), yielding.rows(4), yielding.rows(2)), (16, 16, FIRST));
+        // Nobody waits for a token.
+        yielding.observe(0, 10, 9.0);
+        assert_eq!(yielding.rows(4), 16);
+        // Slower than anything: on it goes.
+        for _ in 0..50 {
+            yielding.observe(4, 1, 60.0);
+        }
+        assert_eq!(yielding.rows(4), FEWEST);
+    }
+}
