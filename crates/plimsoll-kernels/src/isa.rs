@@ -5,6 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
@@ -14,6 +16,8 @@ use crate::simd::{Portable, Simd};
 pub enum Isa {
     /// Plain Rust for any processor: the oracle the others are tested against.
     Portable,
+    /// 64-bit ARM with NEON, which all of it has.
+    Neon,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
@@ -22,13 +26,13 @@ pub enum Isa {
     Amx,
 }
 
-/// The name given to [`Isa::from_str`] is none of `portable`, `avx2`, `avx512`, `amx`.
+/// The name given to [`Isa::from_str`] is none of `portable`, `neon`, `avx2`, `avx512`, `amx`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownIsa(String);
 
 impl fmt::Display for UnknownIsa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown instruction set {:?}; expected portable, avx2, avx512 or amx", self.0)
+        write!(f, "unknown instruction set {:?}; expected portable, neon, avx2, avx512 or amx", self.0)
     }
 }
 
@@ -44,8 +48,8 @@ pub(crate) trait Kernel {
 }
 
 impl Isa {
-    /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    /// Every instruction set, those of a processor slowest first.
+    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The fastest instruction set this processor has.
     pub fn detect() -> Isa {
@@ -53,9 +57,10 @@ impl Isa {
         static LEVEL: AtomicU8 = AtomicU8::new(u8::MAX);
         match LEVEL.load(Ordering::Relaxed) {
             0 => Isa::Portable,
-            1 => Isa::Avx2,
-            2 => Isa::Avx512,
-            3 => Isa::Amx,
+            1 => Isa::Neon,
+            2 => Isa::Avx2,
+            3 => Isa::Avx512,
+            4 => Isa::Amx,
             _ => {
                 let isa = probe();
                 LEVEL.store(isa as u8, Ordering::Relaxed);
@@ -66,13 +71,19 @@ impl Isa {
 
     /// Whether this processor can run the kernels of this instruction set.
     pub fn available(self) -> bool {
-        self <= Isa::detect()
+        // A processor has all of its kind up to its best, and none of another kind.
+        match (self, Isa::detect()) {
+            (Isa::Portable, _) => true,
+            (Isa::Neon, best) => best == Isa::Neon,
+            (_, best) => self <= best,
+        }
     }
 
-    /// The name [`FromStr`] accepts: `portable`, `avx2`, `avx512` or `amx`.
+    /// The name [`FromStr`] accepts: `portable`, `neon`, `avx2`, `avx512` or `amx`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -91,6 +102,11 @@ impl Isa {
     #[inline]
     pub(crate) fn run_vector<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon if self.available() => {
+                // SAFETY: the feature `run_neon` is compiled with has just been confirmed.
+                unsafe { run_neon(kernel) }
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 if self.available() => {
                 // SAFETY: the features `run_avx2` is compiled with have just been confirmed.
@@ -144,9 +160,23 @@ fn probe() -> Isa {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn probe() -> Isa {
+    if std::arch::is_aarch64_feature_detected!("neon") { Isa::Neon } else { Isa::Portable }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn probe() -> Isa {
     Isa::Portable
+}
+
+/// # Safety
+/// The processor has NEON.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn run_neon<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller vouches for exactly the feature the token stands for.
+    kernel.run(unsafe { Neon::assume() })
 }
 
 /// # Safety
@@ -184,5 +214,12 @@ mod tests {
     fn portable_is_always_available() {
         assert!(Isa::Portable.available());
         assert!(Isa::detect().available());
+    }
+
+    #[test]
+    fn a_processor_has_the_sets_of_its_own_kind_alone() {
+        assert_eq!(Isa::Neon.available(), cfg!(target_arch = "aarch64"));
+        let of_x86 = [Isa::Avx2, Isa::Avx512, Isa::Amx];
+        assert!(cfg!(target_arch = "x86_64") || of_x86.iter().all(|isa| !isa.available()));
     }
 }

@@ -6,18 +6,23 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
 /// Lanes of a vector, on every instruction set.
 pub(crate) const LANES: usize = 16;
 
-/// Widest code that [`Simd::dot`] may meet; AVX2 picks its instructions by it, since its byte products saturate.
+/// Widest code that [`Simd::dot`] may meet; AVX2 and NEON pick their instructions by it, since their sums of byte products
+/// have 16 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodeWidth {
     /// Codes of 0..=15.
@@ -29,6 +34,7 @@ pub(crate) enum CodeWidth {
 }
 
 /// What [`Simd::store_words`] looks up.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
 #[repr(C, align(64))]
 pub(crate) struct Words(pub(crate) [u16; 64]);
 
@@ -36,6 +42,7 @@ pub(crate) struct Words(pub(crate) [u16; 64]);
 ///
 /// A value of the implementing type is proof that the processor has the instructions, which is what makes the arithmetic
 /// methods safe to call. All methods are `#[inline(always)]`.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "some methods are the matrix unit's alone"))]
 pub(crate) trait Simd: Copy {
     /// Sixteen `f32`.
     type F: Copy;

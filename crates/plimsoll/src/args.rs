@@ -317,7 +317,7 @@ pub struct EngineArgs {
     /// Compute threads [default: usable cores].
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Instruction set: portable, avx2, avx512, amx [default: the best there is].
+    /// Instruction set: portable, neon, avx2, avx512, amx [default: the best there is].
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Do not share the pages of equal prefixes.

@@ -105,6 +105,8 @@ impl Job<'_> {
             let step = match isa {
                 Isa::Amx | Isa::Avx512 if left >= 4 && rows.len() < 4 => 4,
                 Isa::Avx2 | Isa::Avx512 | Isa::Amx if left >= 2 => 2,
+                // Sums of four rows times two panels would be all the registers there are.
+                Isa::Neon if left >= 2 && rows.len() < 4 => 2,
                 _ => 1,
             };
             let mut row = rows.start;

@@ -223,7 +223,7 @@ impl Job<'_> {
                 row += unsafe {
                     match (isa, rows.end - row) {
                         (Isa::Amx | Isa::Avx512, 8..) => (self.each::<BITS, HALVES, OFFSET, 8>(few.clone(), row), 8).1,
-                        (Isa::Amx | Isa::Avx512 | Isa::Avx2, 4..) => {
+                        (Isa::Amx | Isa::Avx512 | Isa::Avx2 | Isa::Neon, 4..) => {
                             (self.each::<BITS, HALVES, OFFSET, 4>(few.clone(), row), 4).1
                         }
                         (Isa::Amx | Isa::Avx512, 2..) if step == 4 => {

@@ -56,6 +56,9 @@ pub fn processor(args: &Args, host: &Host, report: &mut Report) {
         (_, Isa::Avx2) => {
             report.ok("instructions", "avx2: the same answers as with AVX-512; prompts take longer");
         }
+        (_, Isa::Neon) => {
+            report.ok("instructions", "neon: the same answers as on x86-64; its speed has not been measured");
+        }
         (_, Isa::Portable) => report.note(
             "instructions",
             "portable code: the same answers, several times slower",

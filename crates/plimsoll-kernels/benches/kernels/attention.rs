@@ -1,0 +1,62 @@
+//! Attention over 4096 positions of eight heads of 128, whose pages lie in the last cache.
+
+use std::fmt;
+
+use divan::Bencher;
+use divan::counter::{BytesCount, ItemsCount};
+use plimsoll_kernels::*;
+
+use crate::{bytes, isa};
+
+const KV_HEADS: usize = 8;
+const DIM: usize = 128;
+const POSITIONS: usize = 4096;
+
+/// So many rows of so many query heads to a head of keys and values.
+struct Case {
+    name: &'static str,
+    dtype: KvDtype,
+    rows: usize,
+    heads: usize,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} x {}", self.name, self.rows, self.heads)
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let dtypes = [("f32", KvDtype::F32), ("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("q8", KvDtype::Q8)];
+    let case = |(name, dtype)| [(1, 1), (1, 4), (1, 8), (16, 4)].map(|(rows, heads)| Case { name, dtype, rows, heads });
+    dtypes.into_iter().flat_map(case).collect()
+}
+
+#[divan::bench(args = cases(), max_time = 0.4)]
+fn positions_4096(bencher: Bencher, case: &Case) {
+    let &Case { dtype, rows, heads, .. } = case;
+    let layout = KvLayout::new(KV_HEADS, DIM, dtype).unwrap();
+    let count = POSITIONS / PAGE;
+    let stride = layout.bytes_per_page();
+    let mut memory = bytes(count * stride);
+    let row = [0.25f32; KV_HEADS * DIM];
+    for page in memory.chunks_exact_mut(stride) {
+        (0..PAGE).for_each(|slot| kv_store(isa(), &layout, page, slot, &row, &row));
+    }
+    let pages: Vec<u32> = (0..count as u32).map(|i| i * 37 % count as u32).collect();
+    let spans: Vec<Span> = (0..rows).map(|r| Span { first: 0, end: (POSITIONS - rows + 1 + r) as u32 }).collect();
+    let ld = heads * DIM;
+    let (data, mut out) = (vec![0.1f32; rows * ld], vec![0f32; rows * ld]);
+    let mut scratch = vec![0f32; attend_scratch_len(&layout, rows, heads)];
+    let queries = Queries { data: &data, ld, heads, spans: &spans };
+    let params = AttendParams { scale: 0.1, softcap: None, sinks: &[] };
+    let operations = ItemsCount::new(4 * rows * heads * KV_HEADS * POSITIONS * DIM);
+    bencher.counter(operations).counter(BytesCount::new(memory.len())).bench_local(|| {
+        for kv_head in 0..KV_HEADS {
+            let kv = KvPages { layout, base: memory.as_ptr(), stride, pages: &pages, kv_head };
+            let target = AttendOutput { ptr: out.as_mut_ptr(), ld };
+            // SAFETY: all pages are in `memory`, and `out` has all rows.
+            unsafe { attend(isa(), &kv, &queries, &params, &mut scratch, target) };
+        }
+    });
+}

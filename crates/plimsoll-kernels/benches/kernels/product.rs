@@ -1,0 +1,90 @@
+//! Products ready to run, and what they are products of.
+
+use std::fmt;
+use std::ops::Range;
+
+use divan::black_box;
+use plimsoll_kernels::*;
+
+use crate::{Aligned, isa};
+
+/// Columns of every matrix.
+pub const K: usize = 4096;
+
+const fn quant(bits: u8, group: u8, scales: PackScales, zero: u8, offset: bool) -> PackKind {
+    PackKind::Quant(QuantPacking { bits, group, scales, zero, offset })
+}
+
+pub const Q4_0: PackKind = quant(4, 32, PackScales::F16, 8, false);
+
+const KINDS: [(&str, PackKind); 8] = [
+    ("q4_0", Q4_0),
+    ("q4_k", quant(4, 32, PackScales::Super, 0, true)),
+    ("q5_k", quant(5, 32, PackScales::Super, 0, true)),
+    ("q6_k", quant(6, 16, PackScales::Super, 32, false)),
+    ("q8_0", quant(8, 32, PackScales::F16, 128, false)),
+    ("f16", PackKind::F16),
+    ("bf16", PackKind::Bf16),
+    ("f32", PackKind::F32),
+];
+
+/// Weights of a kind, and how many rows they meet; none: they are only read.
+#[derive(Clone, Copy)]
+pub struct Case {
+    name: &'static str,
+    pub kind: PackKind,
+    pub rows: usize,
+}
+
+// The table sorts by these names.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rows {
+            0 => write!(f, "{}, read", self.name),
+            rows => write!(f, "{}, rows {rows}", self.name),
+        }
+    }
+}
+
+/// All kinds with each of these numbers of rows.
+pub fn cases(rows: &[usize]) -> Vec<Case> {
+    KINDS.iter().flat_map(|&(name, kind)| rows.iter().map(move |&rows| Case { name, kind, rows })).collect()
+}
+
+/// Rows, quantized if the weights ask for it, and room for their results.
+pub struct Product<'a> {
+    packing: &'a Packing,
+    rows: usize,
+    x: Vec<f32>,
+    layout: ActLayout,
+    acts: Aligned<u8>,
+    y: Vec<f32>,
+}
+
+impl<'a> Product<'a> {
+    pub fn new(packing: &'a Packing, rows: usize) -> Product<'a> {
+        let k = packing.k();
+        let x: Vec<f32> = (0..rows * k).map(|i| ((i * 7919) as f32 * 1e-3).sin()).collect();
+        let layout = ActLayout { rows, k, tiles: isa() == Isa::Amx && packing.wants_tiles() };
+        let mut acts = Aligned::new(layout.bytes(), |_| 0);
+        for (x, row) in x.chunks(k).zip(acts.chunks_exact_mut(layout.row_bytes())) {
+            quantize_acts(isa(), layout, x, row);
+        }
+        Product { packing, rows, x, layout, acts, y: vec![0.0; rows * packing.out()] }
+    }
+
+    /// Multiplies by `panels` of the matrix in `data`.
+    pub fn run(&mut self, data: &[u8], panels: Range<usize>) {
+        let packing = self.packing;
+        let weights = Weights { packing, data, bias: None };
+        let target = Target { ptr: self.y.as_mut_ptr(), ld: packing.out(), mode: Mode::Store };
+        let acts = Acts::new(self.layout, &self.acts);
+        let input = match packing.wants_acts() {
+            true => Input::Acts(&acts),
+            false => Input::F32 { data: &self.x, ld: packing.k() },
+        };
+        // SAFETY: `y` has all rows and outputs, and is borrowed mutably.
+        unsafe { linear(isa(), &weights, input, panels, 0..self.rows, target) };
+        black_box(&self.y);
+    }
+}

@@ -1,0 +1,63 @@
+//! What is done to single rows of 4096.
+
+use divan::counter::ItemsCount;
+use divan::{Bencher, black_box};
+use plimsoll_kernels::*;
+
+use crate::{Aligned, isa};
+
+const N: usize = 4096;
+
+fn row() -> Vec<f32> {
+    (0..N).map(|i| (i as f32).sin() * 4.0).collect()
+}
+
+/// Measures something done to a row, beside one that stays as it is.
+fn over_row(bencher: Bencher, mut op: impl FnMut(&mut [f32], &[f32])) {
+    let (x, mut y) = (row(), row());
+    bencher.counter(ItemsCount::new(N)).bench_local(|| op(&mut y, &x));
+}
+
+#[divan::bench(max_time = 0.3)]
+fn rms_norm(bencher: Bencher) {
+    over_row(bencher, |y, x| plimsoll_kernels::rms_norm(isa(), y, x, x, 1e-6));
+}
+
+#[divan::bench(max_time = 0.3)]
+fn silu_glu(bencher: Bencher) {
+    over_row(bencher, |y, x| glu(isa(), Activation::Silu, y, x));
+}
+
+#[divan::bench(max_time = 0.3)]
+fn rope(bencher: Bencher) {
+    over_row(bencher, |y, x| plimsoll_kernels::rope(isa(), RopeStyle::Halves, y, 128, &x[..64], &x[..64]));
+}
+
+#[divan::bench(max_time = 0.3)]
+fn quantize_acts(bencher: Bencher) {
+    let layout = ActLayout { rows: 1, k: N, tiles: isa() == Isa::Amx };
+    let mut row = Aligned::new(layout.bytes(), |_| 0);
+    over_row(bencher, |_, x| plimsoll_kernels::quantize_acts(isa(), layout, x, &mut row));
+}
+
+#[divan::bench(max_time = 0.3)]
+fn log_sum_exp(bencher: Bencher) {
+    over_row(bencher, |_, x| _ = black_box(plimsoll_kernels::log_sum_exp(isa(), x)));
+}
+
+#[divan::bench(max_time = 0.3)]
+fn argmax(bencher: Bencher) {
+    over_row(bencher, |_, x| _ = black_box(plimsoll_kernels::argmax(isa(), x)));
+}
+
+/// A row finds its 10 of 512 experts.
+#[divan::bench(max_time = 0.3)]
+fn route(bencher: Bencher) {
+    let (mut ids, mut weights) = ([0; 10], [0.0; 10]);
+    let x = row();
+    let mut router = x[..512].to_vec();
+    bencher.bench_local(|| {
+        router.copy_from_slice(&x[..512]);
+        plimsoll_kernels::route(isa(), &mut router, &mut ids, &mut weights, true);
+    });
+}
