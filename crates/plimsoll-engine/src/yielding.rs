@@ -6,7 +6,7 @@ const SLOWER: f64 = 1.8;
 /// Rows as long as nothing is known.
 const FIRST: usize = 32;
 /// The prompt goes on, however long it is: its keys and values are read once for all rows of a chunk, so fewer would hardly be quicker.
-const FEWEST: usize = 8;
+const FEWEST: usize = 16;
 /// A new measurement's weight.
 const NEW: f64 = 0.25;
 /// No measurement counts as more than so many times the estimate: it was interrupted.
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn streams_are_held_up_for_less_than_twice_a_step() {
-        // Rows that cost more the longer the prompt: from a sixteenth to a tenth of a plain step.
-        let gaps = intruded(0.008, |computed| 0.0005 + 0.00000004 * computed as f64, |_| 1.0);
+        // Rows that cost more the longer the prompt: from a fortieth to a twenty-fifth of a plain step.
+        let gaps = intruded(0.008, |computed| 0.0002 + 0.000000015 * computed as f64, |_| 1.0);
         assert!(p99(gaps.clone()) < 2.0 * 0.008, "{}", p99(gaps));
         // A fast machine takes it in large pieces.
         let gaps = intruded(0.008, |_| 0.00002, |_| 1.0);
@@ -110,11 +110,11 @@ mod tests {
         let mut yielding = Yielding::default();
         assert_eq!(yielding.rows(1), FIRST);
         yielding.observe(4, 0, 0.01);
-        yielding.observe(5, 10, 0.015);
-        assert_eq!((yielding.rows(16), yielding.rows(4), yielding.rows(2)), (16, 16, FIRST));
+        yielding.observe(5, 20, 0.014);
+        assert_eq!((yielding.rows(16), yielding.rows(4), yielding.rows(2)), (40, 40, FIRST));
         // Nobody waits for a token.
         yielding.observe(0, 10, 9.0);
-        assert_eq!(yielding.rows(4), 16);
+        assert_eq!(yielding.rows(4), 40);
         // Slower than anything: on it goes.
         for _ in 0..50 {
             yielding.observe(4, 1, 60.0);
