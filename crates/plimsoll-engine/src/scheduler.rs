@@ -102,8 +102,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Until told otherwise, prompts that take more than a step leave those who decode the rest of it: they have at most so many rows
-    /// of it together, unless more prompts are to be computed than sequences decode.
+    /// Until told otherwise, prompts that take more than a step have at most so many rows, together, of a step in which others decode;
+    /// unless there are more such prompts than sequences decode.
     pub fn long_prompts_take(&mut self, rows: usize) {
         self.long_rows = rows.max(1);
     }
@@ -200,8 +200,7 @@ impl<T> Scheduler<T> {
         let stalls = broken("V-37") && self.running.iter().any(|seq| !seq.decoding());
         let decodes = if stalls { 0 } else { self.schedule_decodes(&mut rows, &mut logit_rows, events) };
         rows = rows.min(self.prefill_rows());
-        let prompts = self.waiting.len() + self.running.len() - decodes.min(self.running.len());
-        let mut long_rows = if decodes >= prompts { self.long_rows } else { self.limits.rows };
+        let mut long_rows = if decodes >= self.long_prompts() { self.long_rows } else { self.limits.rows };
         let mut i = 0;
         while i < self.running.len() {
             if !self.running[i].decoding() {
@@ -210,7 +209,7 @@ impl<T> Scheduler<T> {
             i += 1;
         }
         while rows > 0 && logit_rows > 0 && self.next_fits(rows) {
-            let Some(admitted) = self.admit() else { break };
+            let Some(admitted) = self.admit(long_rows > 0) else { break };
             events.admitted += 1;
             if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
                 // Its turn comes in the next step, alone.
@@ -222,6 +221,14 @@ impl<T> Scheduler<T> {
                 break;
             }
         }
+    }
+
+    /// Prompts of more than a step that have a place or could have one, and could be computed now.
+    fn long_prompts(&self) -> usize {
+        let running = self.running.iter().filter(|seq| seq.long && !seq.decoding() && !seq.at_wall());
+        let places = self.eased.running.saturating_sub(self.running.len());
+        let waiting = self.waiting.iter().take(places).filter(|seq| seq.remaining() > self.limits.rows);
+        running.count() + waiting.count()
     }
 
     /// Rows of prompts in a step, at most. What is computed whole cannot be computed in smaller pieces.

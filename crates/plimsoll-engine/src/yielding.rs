@@ -1,7 +1,7 @@
 //! How many rows of a long prompt go into a step beside those who decode, so that their tokens keep coming: as many as fit into the time
-//! that the step takes longer than one without prompts may. Pure arithmetic over what was measured: output never depends on it.
+//! that the step may take longer than one without prompts. Pure arithmetic over what was measured: output never depends on it.
 
-/// A step with rows of a long prompt takes so many times as long as one without. Twice is what is promised; steps vary.
+/// A step with rows of a long prompt is to take so many times as long as one without, as far as [`FEWEST`] allows.
 const SLOWER: f64 = 1.8;
 /// Rows as long as nothing is known.
 const FIRST: usize = 32;
@@ -10,7 +10,7 @@ const FEWEST: usize = 16;
 /// A new measurement's weight.
 const NEW: f64 = 0.25;
 /// No measurement counts as more than so many times the estimate: it was interrupted.
-const INTERRUPTED: f64 = 2.0;
+const INTERRUPTED: f64 = 3.0;
 /// Times are compared among batches of the same power of two.
 const BUCKETS: usize = 18;
 
@@ -31,8 +31,12 @@ impl Yielding {
         }
         if prompt_rows == 0 {
             update(&mut self.plain[bucket(decodes)], seconds);
-        } else if let Some(plain) = self.plain(decodes) {
-            update(&mut self.row, (seconds - plain).max(0.0) / prompt_rows as f64);
+        } else if let Some(plain) = self.plain(decodes).filter(|_| prompt_rows >= FEWEST) {
+            // The step as a whole is what was interrupted; the rows' share of it may be small.
+            let (rows, usual) = (prompt_rows as f64, plain + prompt_rows as f64 * self.row);
+            let seconds = if self.row > 0.0 { seconds.min(INTERRUPTED * usual) } else { seconds };
+            let row = (seconds - plain).max(0.0) / rows;
+            self.row += if self.row > 0.0 { NEW * (row - self.row) } else { row };
         }
     }
 
@@ -105,6 +109,29 @@ mod tests {
         assert!(gaps.len() < 3 * calm.len(), "{} steps instead of {}", gaps.len(), calm.len());
     }
 
+    /// Steps of few rows, which may be faster than those without, say little about a row.
+    #[test]
+    fn what_rows_cost_is_not_forgotten_over_short_prompts() {
+        let mut yielding = Yielding::default();
+        yielding.observe(4, 0, 0.01);
+        yielding.observe(4, 40, 0.02);
+        let before = yielding.rows(4);
+        for step in 0..200 {
+            yielding.observe(4, 1 + step % 15, 0.009);
+        }
+        assert_eq!(yielding.rows(4), before);
+        // As many as there may be, that cost nothing; then what is true.
+        for _ in 0..30 {
+            yielding.observe(4, 16, 0.009);
+        }
+        let mut steps = 0;
+        while yielding.rows(4) > 2 * before {
+            yielding.observe(4, yielding.rows(4).min(512), 0.01 + yielding.rows(4).min(512) as f64 * 0.000_25);
+            steps += 1;
+        }
+        assert!(steps <= 5, "{steps}");
+    }
+
     #[test]
     fn what_has_not_been_seen_is_taken_from_smaller_batches() {
         let mut yielding = Yielding::default();
@@ -117,7 +144,7 @@ mod tests {
         assert_eq!(yielding.rows(4), 40);
         // Slower than anything: on it goes.
         for _ in 0..50 {
-            yielding.observe(4, 1, 60.0);
+            yielding.observe(4, FEWEST, 60.0);
         }
         assert_eq!(yielding.rows(4), FEWEST);
     }

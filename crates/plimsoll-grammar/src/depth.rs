@@ -9,11 +9,12 @@ use serde_json::{Deserializer, Value};
 /// each other.
 const LEVELS_MAX: usize = 2048;
 
-/// The stack that grammars are compiled on, and followed if they are deep. 2,000 levels end one of 4 MiB, and do not end one of 8.
-const STACK_BYTES: usize = 16 << 20;
+/// The stack that grammars are compiled on, and followed if they are deep. 2,000 levels end one of 4 MiB, and do not end one of 8. Rules and
+/// the schemas in them do not lie within each other there, but twice [`LEVELS_MAX`] would fit.
+const STACK_BYTES: usize = 24 << 20;
 
 /// What a level takes of the stack at most.
-const BYTES_PER_LEVEL: u64 = 4 << 10;
+const BYTES_PER_LEVEL: u64 = 5 << 10;
 
 /// So many levels are followed on the stack that every thread has.
 const SHALLOW: usize = 200;
@@ -28,8 +29,9 @@ pub(crate) struct Depth(usize);
 impl Depth {
     /// Of a Lark grammar that has been let in.
     pub(crate) fn of(text: &str) -> Self {
-        let deepest = schemas(text).map(|root| levels(&root)).max().unwrap_or(0);
-        Self((rules(text) + deepest).min(LEVELS_MAX))
+        let (rules, schemas) = taken_apart(text);
+        let deepest = schemas.iter().map(levels).max().unwrap_or(0);
+        Self(rules.min(LEVELS_MAX) + deepest.min(LEVELS_MAX))
     }
 
     /// What the stack may take.
@@ -84,25 +86,33 @@ fn below<'a>(value: &'a Value, references: &mut Vec<&'a str>) -> usize {
 
 /// Refuses a Lark grammar that goes too deep.
 pub(crate) fn lark(text: &str) -> Result<(), String> {
-    check("rules and groups are", rules(text))?;
-    schemas(text).try_for_each(|root| schema(&root))
+    let (rules, schemas) = taken_apart(text);
+    check("rules and groups are", rules)?;
+    schemas.iter().try_for_each(schema)
 }
 
-/// The rules, terminals and groups of a Lark grammar.
+/// How many rules, terminals and groups a Lark grammar has, and the schemas in it.
+fn taken_apart(text: &str) -> (usize, Vec<Value>) {
+    let word = "%json";
+    let (mut count, mut found, mut rest) = (0, Vec::new(), text);
+    while let Some(at) = rest.find(word) {
+        count += rules(&rest[..at]);
+        rest = &rest[at + word.len()..];
+        let mut values = Deserializer::from_str(rest).into_iter::<Value>();
+        if let Some(Ok(value)) = values.next() {
+            found.push(value);
+            rest = &rest[values.byte_offset()..];
+        }
+    }
+    (count + rules(rest), found)
+}
+
+/// Those of a piece without schemas.
 fn rules(text: &str) -> usize {
     // A definition begins a line; what goes on with another alternative is none.
     let lines = text.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with(['|', '/', '#']));
     let groups = text.bytes().filter(|byte| matches!(byte, b'(' | b'[')).count();
     lines.count() + groups
-}
-
-/// The schemas in a Lark grammar.
-fn schemas(text: &str) -> impl Iterator<Item = Value> {
-    let word = "%json";
-    text.match_indices(word).filter_map(move |(at, _)| {
-        let mut values = Deserializer::from_str(&text[at + word.len()..]).into_iter::<Value>();
-        values.next()?.ok()
-    })
 }
 
 fn check(what: &str, levels: usize) -> Result<(), String> {
@@ -122,7 +132,7 @@ pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use super::{LEVELS_MAX, lark, schema};
+    use super::{Depth, LEVELS_MAX, lark, schema};
     use serde_json::{Map, Value, json};
 
     fn chain(length: usize) -> Value {
@@ -152,5 +162,9 @@ mod tests {
         assert!(lark(&rules(LEVELS_MAX + 1)).is_err());
         assert!(lark(&format!("start: {}", "(".repeat(LEVELS_MAX + 1))).is_err());
         assert!(lark(&format!("start: a\na: %json {}\n", chain(3000))).is_err());
+        // Wide is not deep: brackets of a schema are no groups.
+        let wide = json!({"properties": {"a": {"enum": (0..500).map(|i| format!("({i}[")).collect::<Vec<_>>()}}});
+        let depth = Depth::of(&format!("start: a\na: %json {wide}\nb: (\"x\" | [\"y\"])\n"));
+        assert!(depth.0 < 20, "{}", depth.0);
     }
 }

@@ -162,14 +162,14 @@ pub(crate) fn require_room(directory: &Path, needed: u64) -> Result<(), HubError
 
 /// Bytes an unprivileged process may still write in the file system of `path`, where the system says so.
 #[cfg(unix)]
-pub fn free_bytes(path: &Path) -> Option<u64> {
+pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(path).ok()?;
     stat.f_bavail.checked_mul(stat.f_frsize)
 }
 
 /// Unknown here: a full disk is then found while writing.
 #[cfg(not(unix))]
-pub fn free_bytes(_path: &Path) -> Option<u64> {
+pub(crate) fn free_bytes(_path: &Path) -> Option<u64> {
     None
 }
 

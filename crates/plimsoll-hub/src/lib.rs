@@ -37,7 +37,6 @@ use std::path::PathBuf;
 pub use cache::{Cache, CachedModel};
 pub use catalogue::{Beside, CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
 pub use check::{FileCheck, FileState};
-pub use disk::free_bytes;
 pub use error::HubError;
 pub use fetch::{FETCH_BYTES, FETCH_PIECE_BYTES, FetchError, FetchRules, Fetcher, host_of};
 pub use model_ref::ModelRef;

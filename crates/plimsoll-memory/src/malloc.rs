@@ -42,6 +42,11 @@ const TUNABLES: &str = "GLIBC_TUNABLES";
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const NO_THREAD_CACHE: &str = "glibc.malloc.tcache_count=0";
 
+/// Says to the program started anew that it is: where the system takes settings of the allocator out of the environment (programs with
+/// capabilities of their own), or somebody in between does, it would start itself for ever.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const ANEW: &str = "_PLIMSOLL_STARTED_ANEW";
+
 /// Starts the program anew, as the same process, with threads that keep nothing of what they free: glibc lets itself be told so by
 /// the environment only. Comes back where nothing is to be done or nothing can be; whoever has set these caches keeps their setting.
 /// To be called before anything has been done that cannot be done twice.
@@ -49,18 +54,24 @@ pub fn nothing_by_thread() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         use std::os::unix::process::CommandExt;
-        let set = std::env::var_os(TUNABLES).unwrap_or_default();
-        if set.to_string_lossy().contains("glibc.malloc.tcache_") {
+        let mut settings = std::env::var_os(TUNABLES).unwrap_or_default();
+        if std::env::var_os(ANEW).is_some() || settings.to_string_lossy().contains("glibc.malloc.tcache_") {
             return;
         }
-        let mut settings = set.clone();
-        if !set.is_empty() {
+        if !settings.is_empty() {
             settings.push(":");
         }
         settings.push(NO_THREAD_CACHE);
         let mut words = std::env::args_os();
         let (Ok(own), Some(name)) = (std::env::current_exe(), words.next()) else { return };
+        // Started by the loader's name, that is what would be started.
+        if own.file_name().is_none_or(|own| own.to_string_lossy().starts_with("ld-")) {
+            return;
+        }
         // Returns only if it failed: a server that keeps a little more is better than none, and the ledger says what it keeps.
-        let _ = std::process::Command::new(own).arg0(name).args(words).env(TUNABLES, settings).exec();
+        let _ = std::process::Command::new(own).arg0(name).args(words).env(TUNABLES, settings).env(ANEW, "1").exec();
+        // SAFETY: `signal` takes any signal and one of its constants. The attempt has left the default, by which a client that goes
+        // would end the process.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     }
 }

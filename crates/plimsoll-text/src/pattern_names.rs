@@ -161,7 +161,20 @@ pub(crate) fn recipe(name: &str) -> Result<Recipe, TextError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pretokenize::Cutter;
+    use crate::pretokenize::{Cutter, TAILS, share};
+
+    /// Otherwise they would run without an automaton, several times as slowly.
+    #[test]
+    fn every_pattern_has_room_for_its_automaton() {
+        use regex_automata::hybrid::{dfa, regex};
+        for (names, recipe) in RECIPES {
+            let room = dfa::Config::new().cache_capacity(share(recipe.patterns.len()));
+            for pattern in recipe.patterns {
+                let plain = TAILS.iter().find_map(|tail| pattern.strip_suffix(tail)).unwrap_or(pattern);
+                assert!(regex::Builder::new().dfa(room.clone()).build(plain).is_ok(), "{names:?}: {pattern}");
+            }
+        }
+    }
 
     #[test]
     fn every_recipe_compiles_and_names_are_unique() {

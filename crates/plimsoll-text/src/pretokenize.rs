@@ -37,14 +37,19 @@ const PATTERNS_MAX: usize = 16;
 const PATTERN_BYTES_MAX: usize = 4 << 20;
 
 /// What all patterns together learn of their automatons while one text is cut; kept for the next one. What does not fit is forgotten and
-/// learnt anew.
-pub const CUTTING_BYTES_MAX: usize = 2 << 20;
+/// learnt anew; a pattern whose share is too small for any of it (none that has a name here) runs without, more slowly.
+pub const CUTTING_BYTES_MAX: usize = 4 << 20;
 
 /// Of these, what automatons share out: searching forwards and backwards is one each. The rest is what each takes however little it has.
 const AUTOMATON_BYTES_MAX: usize = CUTTING_BYTES_MAX * 3 / 4;
 
+/// Bytes that the automaton of one of so many patterns may learn, in each direction.
+pub(crate) fn share(patterns: usize) -> usize {
+    AUTOMATON_BYTES_MAX / (2 * patterns.max(1))
+}
+
 /// How a pattern may end, from the look-ahead on.
-const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
+pub(crate) const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
 
 impl Cutter {
     /// Compiles `patterns`. A pattern with any other look-around is [`TextError::Unsupported`].
@@ -53,7 +58,7 @@ impl Cutter {
         if patterns.len() > PATTERNS_MAX {
             return Err(TextError::BadTokenizer(format!("more than {PATTERNS_MAX} patterns cut its text")));
         }
-        let share = AUTOMATON_BYTES_MAX / (2 * patterns.len().max(1));
+        let share = share(patterns.len());
         let rules = patterns.into_iter().map(|pattern| Rule::new(pattern, share)).collect::<Result<_, _>>()?;
         Ok(Self { rules, idle: Mutex::default() })
     }
@@ -73,7 +78,7 @@ impl Cutter {
 }
 
 impl Rule {
-    /// `share`: bytes that its automaton may learn, in each direction.
+    /// `share`: see [`share`].
     fn new(pattern: &str, share: usize) -> Result<Self, TextError> {
         let tail = TAILS.iter().find_map(|tail| pattern.strip_suffix(tail));
         let plain = match tail {
@@ -175,7 +180,7 @@ mod tests {
         let many: Vec<&str> = all.iter().copied().cycle().take(PATTERNS_MAX).collect();
         // Every letter there is, in an order that no automaton has a state for.
         let letters =
-            |step: u32| (0..40_000).filter_map(move |i: u32| char::from_u32(i.wrapping_mul(step) % 0x11_0000));
+            |step: u32| (0..12_000).filter_map(move |i: u32| char::from_u32(i.wrapping_mul(step) % 0x11_0000));
         for patterns in [&all[..1], &all[1..2], &all[..], &many[..]] {
             let cutter = Cutter::new(patterns.iter().copied()).unwrap();
             for step in [1, 7919, 104_729] {

@@ -3,6 +3,9 @@
 use super::{Scheduler, Seq};
 use crate::cache::PAGE_TOKENS;
 
+/// So many long prompts are looked up in the prefix cache in a step that has no rows for them.
+const LOOKS: usize = 4;
+
 /// What a waiting sequence shares with running ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Company {
@@ -13,15 +16,22 @@ enum Company {
 }
 
 impl<T> Scheduler<T> {
-    /// Moves the first waiting sequence that may start into the running set. Returns its index there.
-    pub(super) fn admit(&mut self) -> Option<usize> {
+    /// Moves the first waiting sequence that may start into the running set. Returns its index there. `long`: also one that takes more
+    /// than a step; otherwise these are passed over, but for a few that are looked up and found in the cache for the most part.
+    pub(super) fn admit(&mut self, long: bool) -> Option<usize> {
         if self.running.len() >= self.eased.running {
             return None;
         }
         let alone = self.running.is_empty();
-        let (at, shared) = (0..self.waiting.len()).find_map(|at| match self.company(at) {
-            Company::Follows => None,
-            Company::Alone { shared } => Some((at, shared)),
+        let mut looks = if long { 0 } else { LOOKS };
+        let (at, shared) = (0..self.waiting.len()).find_map(|at| {
+            if !long && self.takes_long(at, &mut looks) {
+                return None;
+            }
+            match self.company(at) {
+                Company::Follows => None,
+                Company::Alone { shared } => Some((at, shared)),
+            }
         })?;
         if !self.has_room_for(&self.waiting[at]) || !self.waiting[at].enter(alone, shared) {
             return None;
@@ -33,6 +43,19 @@ impl<T> Scheduler<T> {
         // Newer ones may run already (they did not have to wait for a prefix): they move up by one.
         self.shares.iter_mut().filter(|share| share.seq >= index).for_each(|share| share.seq += 1);
         Some(index)
+    }
+
+    /// Whether the `at`-th waiting sequence has more left than a step, cached or not as far as so many looks tell.
+    fn takes_long(&self, at: usize, looks: &mut usize) -> bool {
+        let (seq, rows) = (&self.waiting[at], self.limits.rows);
+        if seq.remaining() <= rows {
+            return false;
+        }
+        if *looks == 0 || !seq.reuses() || self.limits.whole {
+            return true;
+        }
+        *looks -= 1;
+        seq.remaining() - self.cache.borrow().peek(seq.key()) > rows
     }
 
     /// Lets those who may run soon ask for checkpoints in the step that was just filled: afterwards the state has moved on.

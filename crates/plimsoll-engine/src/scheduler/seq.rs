@@ -47,7 +47,7 @@ pub struct Seq<T> {
     pub pooled: Option<Pooled>,
     /// The media in its prompt.
     pub media: SeqMedia,
-    /// Its prompt takes more than a step.
+    /// What was left to compute when it was last admitted takes more than a step.
     pub(super) long: bool,
     /// Positions that others can find.
     pub(super) published: usize,

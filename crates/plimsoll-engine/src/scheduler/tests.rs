@@ -475,9 +475,20 @@ fn a_long_prompt_leaves_others_their_share_of_a_step() {
     assert_eq!(rows(&mut world), [1, 2], "one against one");
     world.step();
     world.arrive(4, 8, 2, 2, false);
-    assert_eq!(rows(&mut world), [1, 7], "two prompts against one");
-    world.scheduler.running_mut().iter_mut().for_each(|seq| seq.long = false);
-    assert_eq!(rows(&mut world), [1, 7], "who is not long has all that is left");
+    assert_eq!(rows(&mut world), [1, 2, 4], "a short one behind it has all that is left");
+    world.step();
+    world.arrive(40, 8, 3, 3, false);
+    world.arrive(3, 8, 4, 4, false);
+    // Two decode; the long one that waits would have no row, and is passed by.
+    assert_eq!(rows(&mut world), [1, 1, 2, 3]);
+    assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [3]);
+    for _ in 0..3 {
+        world.arrive(40, 8, 5, 5, false);
+    }
+    world.scheduler.long_prompts_take(1);
+    world.scheduler.ease(8, 6);
+    world.step();
+    assert!(world.scheduler.running().len() == 4, "three decode, and the places of the others count");
     world.finish_all();
     world.assert_all_back();
 }

@@ -19,6 +19,9 @@ const PIECE_BYTES: u64 = 2 << 20;
 /// Between two pieces that are given back.
 const BETWEEN_PIECES: Duration = Duration::from_millis(5);
 
+/// What the kernel ends a process with.
+const SIGKILL: i32 = 9;
+
 /// What the balloon's own process is told.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -58,6 +61,9 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// What is seen of a balloon that had to go: it has asked to be the first, and that it went is no harm to the server.
+pub const KILLED: &str = "killed by the kernel, in the server's place";
+
 /// One round to its end: what was seen of it.
 pub fn blow(beside: u32, leave: u64, hold: Duration) -> Result<String, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -65,17 +71,23 @@ pub fn blow(beside: u32, leave: u64, hold: Duration) -> Result<String, String> {
     let [beside, bytes, hold] = [u64::from(beside), leave, hold.as_secs()].map(|number| number.to_string());
     command.args(["balloon", "--beside", &beside, "--leave", &bytes, "--hold", &hold]);
     match taken(&mut command)? {
-        0 => Err(format!("found nothing to take beside the {} MiB it was to leave", leave >> 20)),
-        taken => Ok(format!("took {} MiB, left {}", taken >> 20, leave >> 20)),
+        None => Ok(KILLED.into()),
+        Some(0) => Err(format!("found nothing to take beside the {} MiB it was to leave", leave >> 20)),
+        Some(taken) => Ok(format!("took {} MiB, left {}", taken >> 20, leave >> 20)),
     }
 }
 
-fn taken(command: &mut Command) -> Result<u64, String> {
+/// Bytes that it took; none if it was killed.
+fn taken(command: &mut Command) -> Result<Option<u64>, String> {
+    use std::os::unix::process::ExitStatusExt;
     let output = command.output().map_err(|error| error.to_string())?;
+    if output.status.signal() == Some(SIGKILL) {
+        return Ok(None);
+    }
     if !output.status.success() {
         return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
     }
-    String::from_utf8_lossy(&output.stdout).trim().parse().map_err(|error| format!("{error}"))
+    String::from_utf8_lossy(&output.stdout).trim().parse().map(Some).map_err(|error| format!("{error}"))
 }
 
 #[cfg(test)]
@@ -85,6 +97,7 @@ mod tests {
     #[test]
     fn a_round_that_failed_says_why() {
         assert!(taken(&mut Command::new("false")).unwrap_err().contains("exit status"));
-        assert_eq!(taken(Command::new("echo").arg("7")), Ok(7));
+        assert_eq!(taken(Command::new("echo").arg("7")), Ok(Some(7)));
+        assert_eq!(taken(Command::new("sh").args(["-c", "kill -9 $$"])), Ok(None));
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::balloon;
 use super::book::Kind as Request;
 use super::limits::Kept;
 use super::memory::{IDLE_SLACK, POOLS, Page, RUNGS, settled};
@@ -221,9 +222,16 @@ fn killed(evidence: &Evidence<'_>) -> Check {
     if let Some(free) = free {
         seen += &format!(", at least {:.1} MiB of them free", mib(free));
     }
+    // The soak's own, which ask to be the first.
+    let killed = |spell: &&Spell| spell.seen.as_ref().is_ok_and(|seen| seen == balloon::KILLED);
+    let balloons = evidence.spells.iter().filter(killed).count() as u64;
     let kept = limits.events.map(|events| {
-        seen += &format!(", {} kills, in the way {} times", events.oom_kills, events.limit_hits);
-        events.oom_kills == 0
+        let others = events.oom_kills.saturating_sub(balloons);
+        seen += &format!(", {others} kills, in the way {} times", events.limit_hits);
+        if balloons > 0 {
+            seen += &format!("; {balloons} balloons went");
+        }
+        others == 0
     });
     check(PROMISE, kept, seen)
 }

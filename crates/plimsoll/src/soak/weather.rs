@@ -160,9 +160,7 @@ fn again_and_again(trouble: &Trouble, victim: &Victim, sky: &Sky, stopped: &Rece
         sky.spell(trouble.kind, || match trouble.kind {
             Kind::Balloon => {
                 let leave = trouble.leave_mib[round % trouble.leave_mib.len()] << 20;
-                // What the server's disk has not taken yet is memory of the same cgroup, and may be filled meanwhile.
-                let disk = victim.disk.as_deref().and_then(plimsoll_hub::free_bytes).unwrap_or(0);
-                balloon::blow(victim.pid.unwrap_or_default(), leave + disk, trouble.hold)
+                balloon::blow(victim.pid.unwrap_or_default(), leave, trouble.hold)
             }
             kind => {
                 let count = trouble.count.unwrap_or(1);

@@ -5,7 +5,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::http::request;
-use crate::product::{Server, fixture};
+use crate::product::{Server, fixture, plimsoll};
 
 /// From exec to the first token of a stream, with the model's file in the page cache and a core for each thread. Release
 /// builds take far less; this is for the build that tests run.
@@ -150,4 +150,29 @@ fn answers_do_not_depend_on_the_neighbours() {
         running.into_iter().map(|one| one.join().unwrap()).collect()
     });
     assert_eq!(alone, together);
+}
+
+/// glibc's caches by thread are off, and who has set them or anything else in its environment keeps that.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn threads_keep_no_freed_memory_unless_they_are_told_to() {
+    for (set, expected) in [
+        (None, "glibc.malloc.tcache_count=0"),
+        (Some("glibc.malloc.mxfast=64"), "glibc.malloc.mxfast=64:glibc.malloc.tcache_count=0"),
+        (Some("glibc.malloc.tcache_count=3"), "glibc.malloc.tcache_count=3"),
+    ] {
+        let model = fixture("llama");
+        let mut command = plimsoll(["serve", model.to_str().unwrap(), "--port", "0"]);
+        command.env_remove("GLIBC_TUNABLES").envs(set.map(|set| ("GLIBC_TUNABLES", set)));
+        let server = Server::try_start(command).unwrap();
+        let seen = std::fs::read(format!("/proc/{}/environ", server.pid())).unwrap();
+        let found = String::from_utf8_lossy(&seen)
+            .split('\0')
+            .find_map(|entry| Some(entry.strip_prefix("GLIBC_TUNABLES=")?.to_owned()));
+        assert_eq!(found.as_deref(), Some(expected), "{set:?}");
+    }
+    // Where the setting is taken away again, it starts anew once and not for ever.
+    let mut command = plimsoll(["serve", fixture("llama").to_str().unwrap(), "--port", "0"]);
+    command.env_remove("GLIBC_TUNABLES").env("_PLIMSOLL_STARTED_ANEW", "1");
+    assert_eq!(Server::try_start(command).unwrap().get("/health").status, 200);
 }
