@@ -181,8 +181,8 @@ mod armed {
         tally
     }
 
-    /// The `nth` heap call of the whole process is refused (0: none is). Only where a canary is armed: threads of the test
-    /// harness make calls too, and cannot live with a refusal.
+    /// The `nth` heap call of the whole process is refused (0: none is), of those made while a canary is armed: threads of the test
+    /// harness make calls too, and one of an engine that has ended may, and cannot live with a refusal that nothing pays for.
     pub fn arm_process(nth: u64) {
         PROCESS.arm(1, nth);
     }
@@ -250,7 +250,7 @@ mod armed {
                 return true;
             }
         }
-        PROCESS.filter.load(Relaxed) != 0 && PROCESS.fails()
+        PROCESS.filter.load(Relaxed) != 0 && crate::heap::armed() && PROCESS.fails()
     }
 
     pub(crate) fn refuses_region(component: Component) -> bool {
