@@ -47,6 +47,19 @@ const NO_THREAD_CACHE: &str = "glibc.malloc.tcache_count=0";
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const ANEW: &str = "_PLIMSOLL_STARTED_ANEW";
 
+/// What the variable says in this environment. glibc before 2.39 has ended each setting where it stands, with a zero in place of the
+/// colon: what follows looks like variables of their own.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn settings(environment: &str) -> Vec<String> {
+    let mut entries = environment
+        .split('\0')
+        .map(|entry| entry.strip_prefix(TUNABLES).and_then(|set| set.strip_prefix('=')).ok_or(entry));
+    let Some(first) = entries.find_map(Result::ok) else { return Vec::new() };
+    let others = entries.map_while(|entry| entry.err().filter(|entry| entry.starts_with("glibc.")));
+    let all = first.split(':').chain(others.flat_map(|entry| entry.split(':')));
+    all.filter(|set| !set.is_empty()).map(str::to_owned).collect()
+}
+
 /// Starts the program anew, as the same process, with threads that keep nothing of what they free: glibc lets itself be told so by
 /// the environment only. Comes back where nothing is to be done or nothing can be; whoever has set these caches keeps their setting.
 /// To be called before anything has been done that cannot be done twice.
@@ -54,14 +67,12 @@ pub fn nothing_by_thread() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         use std::os::unix::process::CommandExt;
-        let mut settings = std::env::var_os(TUNABLES).unwrap_or_default();
-        if std::env::var_os(ANEW).is_some() || settings.to_string_lossy().contains("glibc.malloc.tcache_") {
+        let environment = std::fs::read("/proc/self/environ").unwrap_or_default();
+        let mut settings = settings(&String::from_utf8_lossy(&environment));
+        if std::env::var_os(ANEW).is_some() || settings.iter().any(|set| set.starts_with("glibc.malloc.tcache_")) {
             return;
         }
-        if !settings.is_empty() {
-            settings.push(":");
-        }
-        settings.push(NO_THREAD_CACHE);
+        settings.push(NO_THREAD_CACHE.into());
         let mut words = std::env::args_os();
         let (Ok(own), Some(name)) = (std::env::current_exe(), words.next()) else { return };
         // Started by the loader's name, that is what would be started.
@@ -69,9 +80,34 @@ pub fn nothing_by_thread() {
             return;
         }
         // Returns only if it failed: a server that keeps a little more is better than none, and the ledger says what it keeps.
-        let _ = std::process::Command::new(own).arg0(name).args(words).env(TUNABLES, settings).env(ANEW, "1").exec();
+        let _ = std::process::Command::new(own)
+            .arg0(name)
+            .args(words)
+            .env(TUNABLES, settings.join(":"))
+            .env(ANEW, "1")
+            .exec();
         // SAFETY: `signal` takes any signal and one of its constants. The attempt has left the default, by which a client that goes
         // would end the process.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    }
+}
+
+#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
+mod tests {
+    use super::settings;
+
+    #[test]
+    fn settings_are_read_whether_or_not_they_were_cut_up() {
+        for (environment, expected) in [
+            ("A=1\0B=2", &[][..]),
+            ("A=1\0GLIBC_TUNABLES=glibc.a=1:glibc.b=2\0B=2", &["glibc.a=1", "glibc.b=2"]),
+            (
+                "GLIBC_TUNABLES=glibc.a=1\0glibc.b=2\0glibc.c=3:glibc.d=4\0B=2\0glibc.e=5",
+                &["glibc.a=1", "glibc.b=2", "glibc.c=3", "glibc.d=4"],
+            ),
+            ("GLIBC_TUNABLES=\0GLIBC_TUNABLESX=glibc.a=1", &[]),
+        ] {
+            assert_eq!(settings(environment), expected, "{environment:?}");
+        }
     }
 }
