@@ -30,8 +30,13 @@ const PROBE_EVERY: u32 = 64;
 const PROBE_STEPS: u32 = 2;
 /// Steps of silence after the draft head has failed.
 const SILENCE: u32 = 256;
-/// Times are compared among batches of the same power of two.
-const BUCKETS: usize = 18;
+/// Times are compared among batches of the same power of two: [`bucket`].
+pub(crate) const BUCKETS: usize = 18;
+
+/// Among which batches one of so many sequences that decode is compared.
+pub(crate) fn bucket(decodes: usize) -> usize {
+    (decodes.max(1).ilog2() as usize).min(BUCKETS - 1)
+}
 
 /// How many drafts a checking step gets right, newer ones counting more.
 #[derive(Clone, Copy, Debug, Default)]
@@ -238,13 +243,9 @@ impl Pace {
         }
     }
 
-    fn bucket(decodes: usize) -> usize {
-        (decodes.max(1).ilog2() as usize).min(BUCKETS - 1)
-    }
-
     /// What a step of `decodes` decoding sequences is to do.
     pub fn next(&self, decodes: usize) -> Next {
-        let batch = &self.batches[Self::bucket(decodes)];
+        let batch = &self.batches[bucket(decodes)];
         if self.silent > 0 {
             return Next::PLAIN;
         }
@@ -298,7 +299,7 @@ impl Pace {
             self.trying = self.trying.saturating_sub(u32::from(done.drafts > 0));
             return;
         }
-        let batch = &mut self.batches[Self::bucket(done.decodes)];
+        let batch = &mut self.batches[bucket(done.decodes)];
         let won = if done.drafts == 0 {
             batch.plain.add(done.seconds - done.draft_seconds);
             batch.probes = batch.probes.saturating_sub(1);

@@ -1,6 +1,8 @@
 //! How many rows of a long prompt go into a step beside those who decode, so that their tokens keep coming: as many as fit into the time
 //! that the step may take longer than one without prompts. Pure arithmetic over what was measured: output never depends on it.
 
+use crate::speculation::{BUCKETS, bucket};
+
 /// A step with rows of a long prompt is to take so many times as long as one without, as far as [`FEWEST`] allows.
 const SLOWER: f64 = 1.8;
 /// Rows as long as nothing is known.
@@ -11,8 +13,6 @@ const FEWEST: usize = 16;
 const NEW: f64 = 0.25;
 /// No measurement counts as more than so many times the estimate: it was interrupted.
 const INTERRUPTED: f64 = 3.0;
-/// Times are compared among batches of the same power of two.
-const BUCKETS: usize = 18;
 
 /// What steps have taken.
 #[derive(Clone, Debug, Default)]
@@ -52,10 +52,6 @@ impl Yielding {
     fn plain(&self, decodes: usize) -> Option<f64> {
         self.plain[..=bucket(decodes)].iter().rev().copied().find(|seconds| *seconds > 0.0)
     }
-}
-
-fn bucket(decodes: usize) -> usize {
-    (decodes.max(1).ilog2() as usize).min(BUCKETS - 1)
 }
 
 fn update(estimate: &mut f64, seconds: f64) {

@@ -81,7 +81,16 @@ pub(crate) trait Simd: Copy {
     unsafe fn store_high_words(self, p: *mut u8, v: Self::I);
     /// Looks bytes up, all below 32, or if `WIDE` below 64, and stores the words: of every four those of bytes 0 and 2,
     /// then, 64 bytes behind, those of bytes 1 and 3. # Safety: `p` is valid for writing 128 bytes.
-    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Self::B);
+    #[inline(always)]
+    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Self::B) {
+        // Only the matrix unit asks for it, and where that is there is AVX-512.
+        let mut bytes = [0; 64];
+        // SAFETY: `bytes` has 64 bytes, and the rest is the caller's word.
+        unsafe {
+            self.store_bytes(bytes.as_mut_ptr(), v);
+            Portable.store_words::<WIDE>(p, table, bytes);
+        }
+    }
 
     /// `a + b`.
     fn add(self, a: Self::F, b: Self::F) -> Self::F;

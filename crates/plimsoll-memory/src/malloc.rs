@@ -86,8 +86,8 @@ pub fn nothing_by_thread() {
             .env(TUNABLES, settings.join(":"))
             .env(ANEW, "1")
             .exec();
-        // SAFETY: `signal` takes any signal and one of its constants. The attempt has left the default, by which a client that goes
-        // would end the process.
+        // The attempt has left the signal's default, by which a client that goes would end the process.
+        // SAFETY: `signal` takes any signal and one of its constants.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     }
 }

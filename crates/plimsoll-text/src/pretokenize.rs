@@ -49,7 +49,15 @@ pub(crate) fn share(patterns: usize) -> usize {
 }
 
 /// How a pattern may end, from the look-ahead on.
-pub(crate) const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
+const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
+
+/// A pattern as an automaton can have it, and whether its look-ahead was taken off.
+pub(crate) fn plain(pattern: &str) -> (String, bool) {
+    match TAILS.iter().find_map(|tail| pattern.strip_suffix(tail)) {
+        Some(head) => (format!(r"{head}|\s+"), true),
+        None => (pattern.to_owned(), false),
+    }
+}
 
 impl Cutter {
     /// Compiles `patterns`. A pattern with any other look-around is [`TextError::Unsupported`].
@@ -80,15 +88,11 @@ impl Cutter {
 impl Rule {
     /// `share`: see [`share`].
     fn new(pattern: &str, share: usize) -> Result<Self, TextError> {
-        let tail = TAILS.iter().find_map(|tail| pattern.strip_suffix(tail));
-        let plain = match tail {
-            Some(head) => format!(r"{head}|\s+"),
-            None => pattern.to_owned(),
-        };
+        let (plain, gives_back) = plain(pattern);
         let sizes = Config::new().nfa_size_limit(Some(PATTERN_BYTES_MAX)).hybrid_cache_capacity(share);
         let regex = Builder::new().configure(sizes).build(&plain);
         let regex = regex.map_err(|error| TextError::Unsupported(format!("pattern {pattern:?}: {error}")))?;
-        Ok(Self { regex, gives_back: tail.is_some(), breaks_lines: plain.contains(r"\s*[\r\n]") })
+        Ok(Self { regex, gives_back, breaks_lines: plain.contains(r"\s*[\r\n]") })
     }
 
     /// The next match in `text` at or after `from`, as its start and end.

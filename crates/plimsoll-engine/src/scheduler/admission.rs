@@ -51,7 +51,7 @@ impl<T> Scheduler<T> {
         if seq.remaining() <= rows {
             return false;
         }
-        if *looks == 0 || !seq.reuses() || self.limits.whole {
+        if *looks == 0 || !seq.reuses() {
             return true;
         }
         *looks -= 1;

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CodeWidth, Portable, Simd, Words};
+use super::{CodeWidth, Simd};
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -168,17 +168,6 @@ impl Simd for Avx2 {
             let ordered = _mm256_shufflehi_epi16::<0b11_01_10_00>(_mm256_shufflelo_epi16::<0b11_01_10_00>(words));
             _mm256_storeu_si256(p.cast(), ordered);
         })
-    }
-
-    #[inline(always)]
-    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Ints) {
-        // Only the matrix unit asks for it, and where that is there is AVX-512.
-        let mut bytes = [0; 64];
-        // SAFETY: `bytes` has 64 bytes, and the rest is the caller's word.
-        unsafe {
-            self.store_bytes(bytes.as_mut_ptr(), v);
-            Portable.store_words::<WIDE>(p, table, bytes);
-        }
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{CodeWidth, Portable, Simd, Words};
+use super::{CodeWidth, Simd};
 
 /// Proof that the processor has NEON.
 #[derive(Clone, Copy)]
@@ -175,17 +175,6 @@ impl Simd for Neon {
             vst1q_u8(p, vqtbl1q_u8(vreinterpretq_u8_u16(vuzp2q_u16(a, b)), order));
             vst1q_u8(p.add(16), vqtbl1q_u8(vreinterpretq_u8_u16(vuzp2q_u16(c, d)), order));
         })
-    }
-
-    #[inline(always)]
-    unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Bytes) {
-        // Only the matrix unit of x86-64 asks for it.
-        let mut bytes = [0; 64];
-        // SAFETY: `bytes` has 64 bytes, and the rest is the caller's word.
-        unsafe {
-            self.store_bytes(bytes.as_mut_ptr(), v);
-            Portable.store_words::<WIDE>(p, table, bytes);
-        }
     }
 
     #[inline(always)]
