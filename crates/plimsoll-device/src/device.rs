@@ -166,6 +166,41 @@ impl GatedDelta {
     }
 }
 
+/// A gated feed-forward layer.
+#[derive(Clone, Copy, Debug)]
+pub struct FeedForward {
+    /// Gate projection.
+    pub gate: LinearId,
+    /// Up projection, of the same shape.
+    pub up: LinearId,
+    /// Down projection, back to the width of the input.
+    pub down: LinearId,
+    /// Outputs of gate and up.
+    pub width: usize,
+    /// The activation of the gate.
+    pub act: Activation,
+}
+
+impl FeedForward {
+    /// [`Device::feed_forward`] by operations of their own.
+    pub(crate) fn by_steps<D: Device + ?Sized>(
+        &self,
+        device: &mut D,
+        x: Buf,
+        out: Buf,
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let (gate, up) = (device.temp(x.rows, self.width)?, device.temp(x.rows, self.width)?);
+        device.linear_rows(x, &[(self.gate, gate), (self.up, up)], Mode::Store, prompt_rows)?;
+        device.glu(gate, up, self.act);
+        device.linear_rows(gate, &[(self.down, out)], mode, prompt_rows)?;
+        device.release(scope);
+        Ok(())
+    }
+}
+
 /// A mixture of experts, apart from its data: expert e is `gate[e]`, `up[e]`, `down[e]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts<'a> {
@@ -237,6 +272,8 @@ pub struct StepInput<'a> {
     pub places: &'a [[f32; 3]],
     /// Rows whose embeddings do not come from their tokens.
     pub media: &'a [MediaRows<'a>],
+    /// How many of its last rows are of prompts, which [`Device::linear_rows`] may compute in an arithmetic of their own.
+    pub prompt_rows: usize,
 }
 
 /// For each row, where it stands in time, height and width. A function, so that nobody must write them all down.
@@ -297,7 +334,32 @@ pub trait Device {
     fn layer_norm(&mut self, out: Buf, x: Buf, weight: VectorId, bias: VectorId, eps: f32);
 
     /// Several linear layers over the same input, which is quantized once.
-    fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError>;
+    fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError> {
+        self.linear_rows(x, layers, mode, 0)
+    }
+
+    /// The same where the last `prompt_rows` rows are of prompts: they may be computed in a faster arithmetic, which is the
+    /// same for each of them, whatever stands beside it ([`crate::WeightTable::rounding`]).
+    fn linear_rows(
+        &mut self,
+        x: Buf,
+        layers: &[(LinearId, Buf)],
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// `out (+)= down(act(gate(x)) * up(x))`; the last `prompt_rows` rows are of prompts. The planner takes it step by step, and so does a
+    /// device that knows nothing better: the bits are the same.
+    fn feed_forward(
+        &mut self,
+        layer: &FeedForward,
+        x: Buf,
+        out: Buf,
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
+        layer.by_steps(self, x, out, mode, prompt_rows)
+    }
 
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32);

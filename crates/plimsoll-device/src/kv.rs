@@ -105,6 +105,8 @@ pub struct ModelShape {
     pub hidden: usize,
     /// What of an encoder beside the model decides how much scratch a thread needs, for models that have one.
     pub encoder: Option<EncoderShape>,
+    /// Whether prompts are computed in an arithmetic of their own ([`crate::WeightTable::shaped`]).
+    pub rounded: bool,
 }
 
 /// What a device must know of an encoder that runs in the same workspace as the model ([`crate::Device::attend_all`]).

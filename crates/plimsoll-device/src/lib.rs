@@ -14,11 +14,13 @@ pub mod weights;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, MediaRows, Mode, NO_STATE,
-    Places, SeqSpan, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, MediaRows, Mode,
+    NO_STATE, Places, SeqSpan, StepInput, Unfold,
 };
 pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
-pub use weights::{Change, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, VectorId, WeightTable};
+pub use weights::{
+    Change, Declare, DeclareError, DtypePolicy, Form, LinearId, PrefillDtype, RowPiece, VectorId, WeightTable,
+};

@@ -3,7 +3,6 @@
 //! It takes temporaries from the same stack bookkeeping as the real device, in the same order and sizes, so its high-water mark is
 //! the real one. It also adds up floating-point operations and bytes moved, for what-if answers and rooflines.
 
-use plimsoll_kernels::ActLayout;
 use plimsoll_memory::step::StepStack;
 
 use crate::device::{
@@ -52,11 +51,6 @@ impl<'a> PlanDevice<'a> {
     }
 }
 
-/// Bytes of workspace for the quantized copy of a linear layer's input; 0 when no layer needs one.
-fn acts_bytes(weights: &WeightTable, x: Buf, layers: &[(LinearId, Buf)]) -> usize {
-    weights.act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id)).map_or(0, ActLayout::bytes)
-}
-
 /// Bytes of workspace for the keys and values of one layer of an encoder's step.
 pub(crate) fn within_bytes(kv: &KvShape, step: &StepInput<'_>) -> usize {
     step.pages.len() * kv.layer_bytes()
@@ -96,9 +90,15 @@ impl Device for PlanDevice<'_> {
         self.work.flops += 7 * (out.rows * out.cols) as u64;
     }
 
-    fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], _mode: Mode) -> Result<(), DeviceError> {
+    fn linear_rows(
+        &mut self,
+        x: Buf,
+        layers: &[(LinearId, Buf)],
+        _mode: Mode,
+        _prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
         let scope = self.mark();
-        self.stack.take(acts_bytes(self.weights, x, layers))?;
+        self.stack.take(self.weights.input_bytes(x.rows, x.cols, layers))?;
         for (id, _) in layers {
             let packing = &self.weights.linear(*id).packing;
             self.work.flops += 2 * (x.rows * packing.out() * packing.k()) as u64;

@@ -6,8 +6,11 @@
 use std::sync::Arc;
 
 use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
-use plimsoll_kernels::{ActLayout, Isa, PackKind, PackScales, Packing, QuantPacking};
+use plimsoll_kernels::{ActLayout, Bf16Layout, Isa, PackKind, PackScales, Packing, QuantPacking};
 use thiserror::Error;
+
+use crate::device::Buf;
+use crate::kv::ModelShape;
 
 /// Every weight starts on a cache line.
 const ALIGN: usize = 64;
@@ -41,6 +44,28 @@ impl std::str::FromStr for DtypePolicy {
             "f32" | "float32" => Ok(Self::F32),
             "bf16" | "bfloat16" => Ok(Self::Bf16),
             _ => Err(format!("'{name}' is no weight type: use auto, f32 or bf16")),
+        }
+    }
+}
+
+/// The arithmetic in which the linear layers of prompts are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefillDtype {
+    /// bfloat16 where a matrix unit multiplies it (AMX), several times as fast; otherwise as answers are.
+    #[default]
+    Auto,
+    /// As answers are.
+    F32,
+}
+
+impl std::str::FromStr for PrefillDtype {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "f32" | "float32" => Ok(Self::F32),
+            _ => Err(format!("'{name}' is no arithmetic of prompts: use auto or f32")),
         }
     }
 }
@@ -210,12 +235,45 @@ pub struct WeightTable {
     pub bytes: usize,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
     tiles: bool,
+    /// Whether those of prompts are rounded instead ([`WeightTable::rounding`]).
+    rounds: bool,
 }
 
 impl WeightTable {
     /// The table for layers that run on this instruction set: with the matrix unit the workspace holds more.
     pub fn on(self, isa: Isa) -> Self {
         Self { tiles: isa == Isa::Amx, ..self }
+    }
+
+    /// The table for prompts that are computed so.
+    pub fn rounding(self, dtype: PrefillDtype) -> Self {
+        Self { rounds: self.tiles && dtype == PrefillDtype::Auto, ..self }
+    }
+
+    /// Whether some layer multiplies rows of prompts in an arithmetic of their own.
+    pub fn rounds_prompts(&self) -> bool {
+        self.linears.iter().any(|linear| self.rounds(&linear.packing))
+    }
+
+    /// The shape of a model with these weights.
+    pub fn shaped(&self, shape: ModelShape) -> ModelShape {
+        ModelShape { rounded: self.rounds_prompts(), ..shape }
+    }
+
+    /// Whether a layer of this packing does.
+    pub(crate) fn rounds(&self, packing: &Packing) -> bool {
+        self.rounds && packing.takes_rounded()
+    }
+
+    /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are of prompts.
+    pub(crate) fn input_bytes(&self, rows: usize, k: usize, layers: &[(LinearId, Buf)]) -> usize {
+        let quantized = self.act_layout(rows, k, layers.iter().map(|(id, _)| id)).map(|layout| layout.bytes());
+        if !layers.iter().any(|(id, _)| self.rounds(&self.linear(*id).packing)) {
+            return quantized.unwrap_or(0);
+        }
+        // A rounded row is smaller than a quantized one, but there are always sixteen; and they begin on a cache line.
+        let rounded = |rows| Bf16Layout { rows, k }.bytes();
+        quantized.map_or_else(|| rounded(rows), |quantized| quantized.next_multiple_of(64) + rounded(1))
     }
 
     /// How an input of `rows` rows of `k` is quantized for these layers; `None` if none of them wants it.

@@ -1,6 +1,6 @@
 //! What the operator asked for. Names are those of the flags; absent means "decide from the model and the machine".
 
-use plimsoll_device::{DtypePolicy, KvDtype};
+use plimsoll_device::{DtypePolicy, KvDtype, PrefillDtype};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 
@@ -42,6 +42,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Instruction set; absent: the best this machine has.
     pub isa: Option<plimsoll_device::Isa>,
+    /// Arithmetic of prompts.
+    pub prefill_dtype: PrefillDtype,
     /// Share the pages of equal prefixes.
     pub prefix_cache: bool,
     /// Keep notes of what the prefix cache holds, for routers.
@@ -106,6 +108,7 @@ impl Default for Options {
             dtype: DtypePolicy::Auto,
             threads: None,
             isa: None,
+            prefill_dtype: PrefillDtype::Auto,
             prefix_cache: true,
             kv_events: false,
             elastic: false,

@@ -304,6 +304,7 @@ impl Blueprint {
         let mut declare = Declare::new(checkpoint, options.dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
         let weights = declare.finish().on(options.isa.unwrap_or_else(Isa::detect));
+        let weights = weights.rounding(options.prefill_dtype);
         let media = match model.vision() {
             Some(_) => MediaRules::read(checkpoint)?,
             None => None,
@@ -345,7 +346,7 @@ impl Blueprint {
     pub(crate) fn try_plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
         check_options(options)?;
         self.check_encoder(options)?;
-        let shape = self.model.shape(options.kv_dtype);
+        let shape = self.weights.shaped(self.model.shape(options.kv_dtype));
         let drafts = options.drafts();
         let step = StepLimits {
             rows: options.batch_max_tokens,
@@ -356,6 +357,7 @@ impl Blueprint {
             drafts,
             whole: self.encoder.is_some(),
             media: self.media.is_some(),
+            apart: self.encoder.is_none() && self.weights.rounds_prompts(),
         };
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };

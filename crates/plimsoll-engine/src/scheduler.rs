@@ -33,6 +33,9 @@ pub struct StepLimits {
     pub whole: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
+    /// Rows of prompts are computed in an arithmetic of their own: they stand last in a step, and what an answer has computed is no
+    /// part of anybody's prompt.
+    pub apart: bool,
 }
 
 /// One sequence's share of a step.
@@ -191,6 +194,9 @@ impl<T> Scheduler<T> {
         for share in self.shares.iter().filter(|share| share.drafts == 0) {
             self.running[share.seq].plan_checkpoints(share.rows);
         }
+        if self.limits.apart {
+            self.shares.sort_unstable_by_key(|share| (self.running[share.seq].in_prompt(share.start), share.seq));
+        }
         (&self.shares, events)
     }
 
@@ -341,6 +347,9 @@ impl<T> Scheduler<T> {
         let mut chunk = seq.ready().min(*rows);
         if self.limits.whole && chunk < seq.remaining() {
             return;
+        }
+        if self.limits.apart && seq.in_prompt(seq.computed) {
+            chunk = chunk.min(seq.prompt_len - seq.computed);
         }
         while seq.logit_rows(chunk) > *logit_rows {
             chunk -= seq.logit_rows(chunk) - *logit_rows;

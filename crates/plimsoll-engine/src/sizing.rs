@@ -360,7 +360,7 @@ mod tests {
         let mut asked = 0;
         let mut builder = CpuGenerations {
             plan: &plan,
-            shape: model.shape(options.kv_dtype),
+            shape: weights.table().shaped(model.shape(options.kv_dtype)),
             model: Arc::from(model),
             isa: Isa::detect(),
             ledger,

@@ -330,7 +330,7 @@ pub(crate) fn generations<'a>(
     let own = Arc::clone(ledger);
     Ok(CpuGenerations {
         plan: planned,
-        shape: model.shape(options.kv_dtype),
+        shape: parts.0.table().shaped(model.shape(options.kv_dtype)),
         model,
         isa: host.isa,
         ledger: Arc::clone(ledger),

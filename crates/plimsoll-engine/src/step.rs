@@ -15,6 +15,7 @@ pub struct StepBuffers {
     state_out: Vec<u32>,
     types: Vec<u32>,
     places: Vec<[f32; 3]>,
+    prompt_rows: usize,
     /// Rows of the pass before that a draft pass goes on from.
     from: Vec<u32>,
     limits: StepLimits,
@@ -47,6 +48,7 @@ impl StepBuffers {
             state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
             types: Vec::with_capacity(if limits.whole { limits.rows } else { 0 }),
             places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
+            prompt_rows: 0,
             from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
             limits: *limits,
         }
@@ -69,6 +71,7 @@ impl StepBuffers {
         self.state_out.clear();
         self.types.clear();
         self.places.clear();
+        self.prompt_rows = 0;
         self.from.clear();
     }
 
@@ -116,6 +119,9 @@ impl StepBuffers {
                 media.push(MediaRows { first_row: first_row + offset, values });
             });
             self.span(seq, share.start, share.rows, 0, seq.states.source());
+            if self.limits.apart && seq.in_prompt(share.start) {
+                self.prompt_rows += share.rows;
+            }
             let known = share.rows - share.drafts;
             self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
             self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
@@ -168,6 +174,7 @@ impl StepBuffers {
             state_out: &self.state_out,
             places: &self.places,
             media: &[],
+            prompt_rows: self.prompt_rows,
         }
     }
 }

@@ -31,6 +31,8 @@ struct Rows {
     rows: usize,
     /// The state after each row is kept, as when drafts are checked.
     each: bool,
+    /// They are a prompt's; such rows come last.
+    prompt: bool,
 }
 
 /// Runs every worst case on `runner`, whose pools are `pools`.
@@ -50,27 +52,28 @@ pub fn stress(
     let mut stress = Stress { runner, limits, pools, cancel };
     // The largest prefill; with as many logits as a step may have it is also the largest prompt-logprobs step.
     let rows = limits.rows.min(longest);
-    stress.run(&[Rows { start: 0, rows, each: false }], limits.logit_rows.min(rows))?;
+    stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
     // A chunk at the far end of the longest context: the longest prefix to attend to.
     let tail = rows.min(PAGE_TOKENS);
-    stress.run(&[Rows { start: longest - tail, rows: tail, each: false }], 1)?;
+    stress.run(&[Rows { start: longest - tail, rows: tail, each: false, prompt: true }], 1)?;
     // The largest decode batch, plain and with every draft to be checked, then decodes beside a prefill chunk that fills the step.
     let with_drafts = 1 + limits.drafts;
     let by_slots = pools.slots.checked_div(limits.slots).unwrap_or(usize::MAX);
     let decodes = limits.running.min(limits.logit_rows / with_drafts).min(pools.pages).min(by_slots).max(1);
     let deep = (pool / decodes).min(longest);
-    let mut mixed = vec![Rows { start: deep - 1, rows: 1, each: false }; decodes];
+    let mut mixed = vec![Rows { start: deep - 1, rows: 1, each: false, prompt: false }; decodes];
     stress.run(&mixed, decodes)?;
     sample(stress.runner, sampler, decodes)?;
     let checked = with_drafts.min(deep);
     if checked > 1 && decodes * checked <= limits.rows {
         let start = deep - checked;
-        stress.run(&vec![Rows { start, rows: checked, each: limits.slots > 1 }; decodes], decodes * checked)?;
+        let checks = Rows { start, rows: checked, each: limits.slots > 1, prompt: false };
+        stress.run(&vec![checks; decodes], decodes * checked)?;
     }
     let rest = limits.rows.saturating_sub(decodes).min(longest);
     if rest > 0 {
         mixed.pop();
-        mixed.push(Rows { start: 0, rows: rest, each: false });
+        mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
         stress.run(&mixed, decodes)?;
     }
     Ok(())
@@ -143,7 +146,7 @@ impl Stress<'_> {
         let mut spans = Vec::new();
         let (mut tokens, mut positions, mut pages, mut state_out) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (i, seq) in seqs.iter().enumerate() {
-            let Rows { start, rows, each } = *seq;
+            let Rows { start, rows, each, prompt: _ } = *seq;
             let count = (start + rows).div_ceil(PAGE_TOKENS);
             let ring = self.limits.slots;
             let slot = |at: usize| (i * ring + at % ring) as u32;
@@ -180,6 +183,7 @@ impl Stress<'_> {
             state_out: &state_out,
             places: &places,
             media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
+            prompt_rows: seqs.iter().filter(|seq| seq.prompt).map(|seq| seq.rows).sum(),
             ..StepInput::default()
         };
         self.runner.forward(&step)?;
@@ -191,7 +195,7 @@ impl Stress<'_> {
         let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
         let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
         let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
-        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], ..*step };
+        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], prompt_rows: 0, ..*step };
         self.runner.draft(&rows, &first)?;
         let seqs: Vec<u32> = (0..spans.len() as u32).collect();
         let tokens = vec![1; spans.len()];

@@ -6,6 +6,8 @@
 //! Splits combine in ascending order. This is always so, in prefill and decode, on one thread or many; a query's result
 //! therefore does not depend on the rows beside it nor on who computed which split.
 
+#[cfg(target_arch = "x86_64")]
+mod rounded;
 mod split;
 mod tile;
 
@@ -17,7 +19,7 @@ use split::Split;
 
 /// Positions in a split.
 pub const SPLIT: usize = 512;
-/// Queries (row, head) computed together.
+/// Queries (row, head) computed together; when rounded, twice as many.
 const TILE: usize = 8;
 /// Floats before the accumulator of a partial result: maximum, sum, padding.
 const HEADER: usize = LANES;
@@ -68,6 +70,8 @@ pub struct AttendParams<'a> {
     pub softcap: Option<f32>,
     /// One logit per head of the group that takes part in the softmax without a value; or empty.
     pub sinks: &'a [f32],
+    /// Queries, keys, probabilities and values are rounded to bfloat16: several times as fast, on [`Isa::Amx`] alone.
+    pub rounded: bool,
 }
 
 /// Where results go: row r, head h at `ptr + r · ld + h · width`.
@@ -85,13 +89,22 @@ pub fn attend_partial_len(layout: &KvLayout) -> usize {
 }
 
 /// Floats of scratch that [`attend`] needs for `rows` rows of `heads` heads.
-pub fn attend_scratch_len(layout: &KvLayout, rows: usize, heads: usize) -> usize {
-    attend_split_scratch_len(layout) + (rows * heads + TILE) * attend_partial_len(layout)
+pub fn attend_scratch_len(layout: &KvLayout, rounded: bool, rows: usize, heads: usize) -> usize {
+    attend_split_scratch_len(layout, rounded) + (rows * heads + tile(rounded)) * attend_partial_len(layout)
 }
 
-/// Floats of scratch that [`attend_split`] needs: a tile's scaled queries and scores.
-pub fn attend_split_scratch_len(layout: &KvLayout) -> usize {
-    TILE * (layout.head_dim() + SPLIT)
+/// Floats of scratch that [`attend_split`] needs: a tile's scaled queries and scores; when rounded, the split's keys and values too.
+pub fn attend_split_scratch_len(layout: &KvLayout, rounded: bool) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if rounded {
+        return rounded::scratch_len(layout);
+    }
+    tile(rounded) * (layout.head_dim() + SPLIT)
+}
+
+/// Queries computed together.
+fn tile(rounded: bool) -> usize {
+    if rounded { 2 * TILE } else { TILE }
 }
 
 impl KvPages<'_> {
@@ -127,7 +140,7 @@ impl Queries<'_> {
     }
 }
 
-fn check(kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
+fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
     let positions = kv.pages.len() * PAGE;
     assert!(kv.kv_head < kv.layout.kv_heads(), "kv head {} of {}", kv.kv_head, kv.layout.kv_heads());
     for span in queries.spans {
@@ -135,6 +148,7 @@ fn check(kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
     }
     let sinks = params.sinks.len();
     assert!(sinks == 0 || sinks == queries.heads, "{sinks} sinks for {} heads", queries.heads);
+    assert!(!params.rounded || isa == Isa::Amx && isa.available(), "{isa} does not multiply what is rounded");
 }
 
 /// Attention of all rows of `queries` over all they see. A row that sees nothing becomes zeros.
@@ -152,21 +166,23 @@ pub unsafe fn attend(
     scratch: &mut [f32],
     out: AttendOutput,
 ) {
-    check(kv, queries, params);
-    let len = attend_partial_len(&kv.layout);
-    let needed = attend_scratch_len(&kv.layout, queries.spans.len(), queries.heads);
+    check(isa, kv, queries, params);
+    let (len, tile) = (attend_partial_len(&kv.layout), tile(params.rounded));
+    let needed = attend_scratch_len(&kv.layout, params.rounded, queries.spans.len(), queries.heads);
     assert!(scratch.len() >= needed, "{} floats of scratch, {needed} needed", scratch.len());
-    let (tile_scratch, rest) = scratch.split_at_mut(attend_split_scratch_len(&kv.layout));
-    let (partials, states) = rest[..(queries.count() + TILE) * len].split_at_mut(TILE * len);
+    let (own, rest) = scratch.split_at_mut(attend_split_scratch_len(&kv.layout, params.rounded));
+    let (partials, states) = rest[..(queries.count() + tile) * len].split_at_mut(tile * len);
     states.chunks_exact_mut(len).for_each(clear);
     for split in attend_splits(queries.spans) {
-        for (tile, states) in states.chunks_mut(TILE * len).enumerate() {
-            let count = states.len() / len;
-            let partials = &mut partials[..count * len];
-            // SAFETY: the caller's word on pages; spans were checked.
-            unsafe { Split { isa, kv, queries, params, split }.run(tile * TILE, tile_scratch, partials) };
+        // SAFETY: the caller's word on pages; spans were checked.
+        let running = unsafe { Running::new(isa, kv, queries, params, split, own) };
+        for (number, states) in states.chunks_mut(tile * len).enumerate() {
+            let partials = &mut partials[..states.len()];
+            // SAFETY: likewise.
+            unsafe { running.run(number * tile, own, partials) };
             isa.run(Merge { len, states, partials });
         }
+        running.done();
     }
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
@@ -188,13 +204,65 @@ pub unsafe fn attend_split(
     scratch: &mut [f32],
     partials: &mut [f32],
 ) {
-    check(kv, queries, params);
+    check(isa, kv, queries, params);
     let len = attend_partial_len(&kv.layout);
     assert_eq!(partials.len(), queries.count() * len, "floats of partial results");
-    let scratch = &mut scratch[..attend_split_scratch_len(&kv.layout)];
-    for (tile, partials) in partials.chunks_mut(TILE * len).enumerate() {
-        // SAFETY: the caller's word on pages; spans were checked.
-        unsafe { Split { isa, kv, queries, params, split }.run(tile * TILE, scratch, partials) };
+    let scratch = &mut scratch[..attend_split_scratch_len(&kv.layout, params.rounded)];
+    let tile = tile(params.rounded);
+    // SAFETY: the caller's word on pages; spans were checked.
+    let running = unsafe { Running::new(isa, kv, queries, params, split, scratch) };
+    for (number, partials) in partials.chunks_mut(tile * len).enumerate() {
+        // SAFETY: likewise.
+        unsafe { running.run(number * tile, scratch, partials) };
+    }
+    running.done();
+}
+
+/// A split in either arithmetic, tile by tile.
+enum Running<'a> {
+    Full(Split<'a>),
+    #[cfg(target_arch = "x86_64")]
+    Rounded(rounded::RoundedSplit<'a>),
+}
+
+impl<'a> Running<'a> {
+    /// # Safety
+    /// As for [`attend_split`], whose checks have been made.
+    unsafe fn new(
+        isa: Isa,
+        kv: &'a KvPages<'a>,
+        queries: &'a Queries<'a>,
+        params: &'a AttendParams<'a>,
+        split: usize,
+        scratch: &mut [f32],
+    ) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if params.rounded {
+            // SAFETY: the caller's word; `check` has asked for the unit.
+            return Running::Rounded(unsafe { rounded::RoundedSplit::new(isa, kv, queries, params, split, scratch) });
+        }
+        let _ = scratch;
+        Running::Full(Split { isa, kv, queries, params, split })
+    }
+
+    /// # Safety
+    /// As for [`Self::new`], with the same scratch.
+    unsafe fn run(&self, first: usize, scratch: &mut [f32], partials: &mut [f32]) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match self {
+                Running::Full(split) => split.run(first, scratch, partials),
+                #[cfg(target_arch = "x86_64")]
+                Running::Rounded(split) => split.run(first, scratch, partials),
+            }
+        }
+    }
+
+    fn done(self) {
+        #[cfg(target_arch = "x86_64")]
+        if let Running::Rounded(split) = self {
+            split.done();
+        }
     }
 }
 

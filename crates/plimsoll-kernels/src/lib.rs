@@ -2,7 +2,8 @@
 //! owning memory is `plimsoll-device`'s business, reading files `plimsoll-formats`'.
 //!
 //! **One arithmetic.** The result of a row depends on nothing but that row and the weights: not on how many rows are computed
-//! together, not on tiles or threads, and not on the instruction set. Every floating-point kernel is written once over
+//! together, not on tiles or threads, and not on the instruction set. What is rounded to bfloat16 first ([`round_acts`],
+//! [`AttendParams::rounded`]) is another input, which AMX alone multiplies, in an order of its own. Every floating-point kernel is written once over
 //! sixteen lanes (`simd::Simd`), whose operations are exactly rounded everywhere; sums have one fixed order; elementary
 //! functions are our own polynomials. [`Isa::Portable`] is therefore an oracle for the others, bit for bit. (NaN stays NaN,
 //! but its payload may differ.)
@@ -25,6 +26,7 @@ mod pack;
 mod packing;
 mod reduce;
 mod rope;
+mod rounded;
 mod route;
 mod simd;
 #[cfg(test)]
@@ -44,11 +46,12 @@ pub use delta::{
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use isa::{Isa, UnknownIsa};
 pub use kv::{KvDtype, KvLayout, KvLayoutError, PAGE, kv_store};
-pub use linear::{Input, Mode, Target, Weights, linear};
+pub use linear::{Input, Mode, Target, Weights, linear, linear_glu};
 pub use norm::{layer_norm, rms_norm};
 pub use ops::{Activation, activate, add, copy, glu, mul, scale, softcap};
 pub use pack::{QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant, unpack_row};
 pub use packing::{BLOCK, PANEL, PackError, PackKind, PackScales, Packing, QuantPacking, SUPER};
 pub use reduce::{LogSumExp, argmax, log_sum_exp, softmax};
 pub use rope::{RopeStyle, rope};
+pub use rounded::{Bf16Acts, Bf16Layout, round_acts};
 pub use route::{add_gated, combine, group_by_expert, route};

@@ -9,12 +9,16 @@ mod amx;
 mod codes;
 mod float;
 mod quant;
+#[cfg(target_arch = "x86_64")]
+mod rounded;
 
 use std::ops::Range;
 
 use crate::acts::Acts;
 use crate::isa::Isa;
-use crate::packing::{PANEL, PackKind, Packing};
+use crate::ops::Activation;
+use crate::packing::{BLOCK, PANEL, PackKind, Packing};
+use crate::rounded::Bf16Acts;
 use crate::simd::Simd;
 
 /// A packed weight matrix with its optional bias.
@@ -40,6 +44,8 @@ pub enum Input<'a> {
     },
     /// Quantized activations, for quantized weights.
     Acts(&'a Acts<'a>),
+    /// Rounded activations, for weights that [`Packing::takes_rounded`], on [`Isa::Amx`] alone.
+    Bf16(&'a Bf16Acts<'a>),
 }
 
 /// What becomes of a result.
@@ -69,6 +75,10 @@ pub struct Target {
 /// Quantized weights, for groups ascending: dot = Σ (code − zero) · number over the group, an exact integer;
 /// acc = fma(float(dot) · scale_act, scale_w, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).
 ///
+/// Rounded activations: weights are rounded likewise; for every 32 of k, ascending, two sums are formed from 0 by fused
+/// multiplications and additions, one over the elements 0 and 1 and one over the elements 2 and 3 of every four, and
+/// acc = acc + (the one + the other). What is below 2⁻¹²⁶ counts as 0.
+///
 /// Then the bias is added, then, in [`Mode::Add`], the result to what y holds.
 ///
 /// Panics if a range, a length or the kind of input does not fit.
@@ -85,11 +95,7 @@ pub unsafe fn linear(
     target: Target,
 ) {
     let packing = weights.packing;
-    assert!(panels.end <= packing.panels(), "panels {panels:?} of {}", packing.panels());
-    assert_eq!(weights.data.len(), packing.bytes(), "bytes of the packed matrix");
-    if let Some(bias) = weights.bias {
-        assert_eq!(bias.len(), packing.out(), "biases");
-    }
+    check_weights(weights, &panels);
     if panels.is_empty() || rows.is_empty() {
         return;
     }
@@ -107,8 +113,63 @@ pub unsafe fn linear(
             // SAFETY: shapes were just checked; the target is the caller's word.
             unsafe { float::multiply(isa, weights, data, ld, panels, rows, target) }
         }
-        (kind, _) => panic!("weights of kind {kind:?} multiply the other kind of input"),
+        #[cfg(target_arch = "x86_64")]
+        (_, Input::Bf16(acts)) if packing.takes_rounded() && isa == Isa::Amx => {
+            check_rounded(isa, weights, acts, &rows);
+            // SAFETY: shapes were just checked; the target is the caller's word.
+            unsafe { rounded::multiply(isa, weights, acts, panels, rows, target) }
+        }
+        (kind, _) => panic!("weights of kind {kind:?} multiply another kind of input on {isa}"),
     }
+}
+
+/// The gate of a feed-forward layer: activation(x · Gᵀ) · (x · Uᵀ), rounded, for the outputs of `panels` of both matrices and `rows`;
+/// each result is what [`linear`], [`crate::glu`] and [`crate::round_acts`] give. `out` is the first byte of a buffer of rounded
+/// activations, as many rows as `acts` and as wide as the matrices' outputs.
+///
+/// Panics if shapes do not fit, or if `isa` is not [`Isa::Amx`].
+///
+/// # Safety
+/// `out` is valid for writing the whole buffer, and nobody else accesses these rows' results of `panels` during the call.
+pub unsafe fn linear_glu(
+    isa: Isa,
+    [gate, up]: [&Weights<'_>; 2],
+    activation: Activation,
+    acts: &Bf16Acts<'_>,
+    panels: Range<usize>,
+    rows: Range<usize>,
+    out: *mut u8,
+) {
+    for weights in [gate, up] {
+        check_weights(weights, &panels);
+        check_rounded(isa, weights, acts, &rows);
+    }
+    let wide = gate.packing.out();
+    assert!(wide == up.packing.out() && wide.is_multiple_of(BLOCK), "{wide} and {} outputs", up.packing.out());
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: shapes were just checked; the target is the caller's word.
+    unsafe {
+        rounded::multiply_glu(isa, [gate, up], activation, acts, panels, rows, out);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (activation, panels, out);
+}
+
+fn check_weights(weights: &Weights<'_>, panels: &Range<usize>) {
+    let packing = weights.packing;
+    assert!(panels.end <= packing.panels(), "panels {panels:?} of {}", packing.panels());
+    assert_eq!(weights.data.len(), packing.bytes(), "bytes of the packed matrix");
+    if let Some(bias) = weights.bias {
+        assert_eq!(bias.len(), packing.out(), "biases");
+    }
+}
+
+fn check_rounded(isa: Isa, weights: &Weights<'_>, acts: &Bf16Acts<'_>, rows: &Range<usize>) {
+    let (packing, layout) = (weights.packing, acts.layout());
+    assert!(isa == Isa::Amx && isa.available() && packing.takes_rounded(), "{packing:?} on {isa}");
+    assert!(layout.k == packing.k() && rows.end <= layout.rows, "{rows:?} × {} of {layout:?}", packing.k());
+    let whole = |row: usize| row.is_multiple_of(16) || row == layout.rows;
+    assert!(rows.start.is_multiple_of(16) && whole(rows.end), "{rows:?} of {} cut a tile", layout.rows);
 }
 
 /// The part of y that a tile of one panel writes: its first row and the panel's first output.

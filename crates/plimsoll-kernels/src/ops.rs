@@ -27,7 +27,7 @@ pub enum Activation {
 
 impl Activation {
     #[inline(always)]
-    fn apply<S: Simd>(self, s: S, x: S::F) -> S::F {
+    pub(crate) fn apply<S: Simd>(self, s: S, x: S::F) -> S::F {
         match self {
             Activation::Silu => math::swish(s, x, x),
             Activation::GeluTanh => math::gelu_tanh(s, x),

@@ -191,6 +191,11 @@ impl Packing {
         matches!(self.kind, PackKind::Quant(quant) if quant.fits_floats())
     }
 
+    /// Whether the matrix unit multiplies this matrix by rounded activations ([`crate::Bf16Acts`]).
+    pub fn takes_rounded(&self) -> bool {
+        matches!(self.kind, PackKind::Quant(_) | PackKind::Bf16) && self.k.is_multiple_of(BLOCK)
+    }
+
     /// Whether the matrix multiplies quantized activations ([`crate::Acts`]) rather than floats.
     pub fn wants_acts(&self) -> bool {
         matches!(self.kind, PackKind::Quant(_))

@@ -139,6 +139,18 @@ pub(crate) trait Simd: Copy {
     fn sub_bytes(self, v: Self::B, less: u8) -> Self::B;
     /// Bitwise or.
     fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
+    /// Byte `N` of every lane.
+    #[inline(always)]
+    fn byte<const N: usize>(self, v: Self::B) -> Self::I {
+        // Only the matrix unit's weights ask for it, and where that is there is AVX-512.
+        let mut bytes = [0; 4 * LANES];
+        // SAFETY: as many bytes, and as many floats.
+        unsafe {
+            self.store_bytes(bytes.as_mut_ptr(), v);
+            let lanes: [f32; LANES] = std::array::from_fn(|lane| f32::from_bits(u32::from(bytes[4 * lane + N])));
+            self.bits(self.load(lanes.as_ptr()))
+        }
+    }
     /// `init[lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[4·n + i]`: unsigned codes no wider than `width` times signed bytes,
     /// exact. `N` ≤ 8. # Safety: `acts` is valid for `4 · N` bytes.
     unsafe fn dot<const N: usize>(

@@ -33,9 +33,25 @@ pub(crate) fn configure(rows: usize, group: usize) {
     let mut shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
     shapes.rows[..7].copy_from_slice(&[quads, rows, rows, rows, rows, rows, rows]);
     shapes.row_bytes[..7].copy_from_slice(&[64, group, group, 64, 64, 64, 64]);
+    load_shapes(&shapes);
+}
+
+/// Sets the unit of this thread up for [`square`]: eight full tiles.
+pub(crate) fn configure_full() {
+    let shapes = Shapes {
+        palette: 1,
+        start: 0,
+        reserved: [0; 14],
+        row_bytes: std::array::from_fn(|tile| if tile < 8 { 64 } else { 0 }),
+        rows: std::array::from_fn(|tile| if tile < 8 { 16 } else { 0 }),
+    };
+    load_shapes(&shapes);
+}
+
+fn load_shapes(shapes: &Shapes) {
     // SAFETY: `available` was true where an `Isa::Amx` is run; the operand is 64 bytes in the unit's format.
     unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly),
+        asm!("ldtilecfg [{}]", in(reg) &raw const *shapes, options(nostack, readonly),
              out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
              out("tmm5") _, out("tmm6") _, out("tmm7") _);
     }
@@ -160,6 +176,93 @@ pub(crate) unsafe fn store<const KIND: u8, const P: usize>(dots: *mut u8) {
         write_tile!(dots, "2", "tmm5");
         write_tile!(dots, "3", "tmm6");
     }
+}
+
+/// Adds to the sums of two times two tiles, or begins them: `rows` are two tiles of sixteen rows, `codes` two panels' tiles in
+/// turn, all of `groups` groups, tiles of a row and pairs of the panels' one behind the other. Sums lie as tiles of row 0, panel
+/// 0; row 0, panel 1; row 1, panel 0; row 1, panel 1. In each, elements are multiplied into two sums, those of the first and
+/// those of the second of every pair, from zero, in order; then the two are added to each other, and that to what was there.
+///
+/// # Safety
+/// [`configure_full`] was called, and all pointers are valid for as much as this says.
+pub(crate) unsafe fn square(rows: [*const u8; 2], codes: *const u8, groups: usize, sums: *mut f32, begin: bool) {
+    debug_assert!(groups > 0, "nothing to multiply");
+    // SAFETY: the caller's word.
+    unsafe {
+        if begin {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, options(nostack, nomem));
+        } else {
+            asm!("tileloadd tmm0, [{sums} + {line}*1]",
+                 "tileloadd tmm1, [{sums} + {line}*1 + 1024]",
+                 "tileloadd tmm2, [{sums} + {line}*1 + 2048]",
+                 "tileloadd tmm3, [{sums} + {line}*1 + 3072]",
+                 sums = in(reg) sums, line = in(reg) 64usize,
+                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, options(nostack, readonly));
+        }
+        asm!("2:",
+             "tileloadd tmm4, [{first} + {line}*1]",
+             "tileloadd tmm6, [{codes} + {line}*1]",
+             "tileloadd tmm7, [{codes} + {line}*1 + 1024]",
+             "tileloadd tmm5, [{second} + {line}*1]",
+             "tdpbf16ps tmm0, tmm4, tmm6",
+             "tdpbf16ps tmm1, tmm4, tmm7",
+             "tdpbf16ps tmm2, tmm5, tmm6",
+             "tdpbf16ps tmm3, tmm5, tmm7",
+             "add {first}, 1024",
+             "add {second}, 1024",
+             "add {codes}, 2048",
+             "dec {groups}",
+             "jnz 2b",
+             "tilestored [{sums} + {line}*1], tmm0",
+             "tilestored [{sums} + {line}*1 + 1024], tmm1",
+             "tilestored [{sums} + {line}*1 + 2048], tmm2",
+             "tilestored [{sums} + {line}*1 + 3072], tmm3",
+             first = inout(reg) rows[0] => _, second = inout(reg) rows[1] => _, codes = inout(reg) codes => _,
+             groups = inout(reg) groups => _, sums = in(reg) sums, line = in(reg) 64usize,
+             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+             out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
+    }
+}
+
+/// One tile of sixteen rows times `P` (up to 4) panels, of `groups` groups each: tiles of the row and of a panel lie one behind the
+/// other, panels `panel_bytes` apart. Sums are formed as in [`square`]; a panel's are sixteen floats of each row, rows `row_bytes` apart.
+///
+/// # Safety
+/// [`configure_full`] was called, and all pointers are valid for as much as this says.
+pub(crate) unsafe fn strip<const P: usize>(
+    row: *const u8,
+    (panels, panel_bytes): (*const u8, usize),
+    groups: usize,
+    (sums, row_bytes): (*mut f32, usize),
+) {
+    debug_assert!(groups > 0 && P > 0 && P <= 4, "nothing to multiply");
+    macro_rules! each {
+        ($($panel:literal $tile:tt),*) => {
+            // SAFETY: the caller's word.
+            unsafe {
+                $(if $panel < P {
+                    asm!(concat!("tilezero ", $tile), out($tile) _, options(nostack, nomem));
+                })*
+                for group in 0..groups {
+                    let (row, panels) = (row.add(1024 * group), panels.add(1024 * group));
+                    asm!("tileloadd tmm4, [{row} + {line}*1]", row = in(reg) row, line = in(reg) 64usize,
+                         out("tmm4") _, options(nostack, readonly, preserves_flags));
+                    $(if $panel < P {
+                        asm!("tileloadd tmm5, [{panel} + {line}*1]", concat!("tdpbf16ps ", $tile, ", tmm4, tmm5"),
+                             panel = in(reg) panels.add($panel * panel_bytes), line = in(reg) 64usize,
+                             out("tmm5") _, out($tile) _, options(nostack, readonly, preserves_flags));
+                    })*
+                }
+                $(if $panel < P {
+                    asm!(concat!("tilestored [{sums} + {row}*1], ", $tile),
+                         sums = in(reg) sums.add(16 * $panel), row = in(reg) row_bytes,
+                         options(nostack, preserves_flags));
+                })*
+            }
+        };
+    }
+    each!(0 "tmm0", 1 "tmm1", 2 "tmm2", 3 "tmm3");
 }
 
 /// Whether processor and system let this process use the unit. Asks the system for it.

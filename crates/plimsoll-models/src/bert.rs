@@ -198,7 +198,7 @@ impl Model for Bert {
     fn shape(&self, _: KvDtype) -> ModelShape {
         // Nothing is kept, so nothing is to be saved: what lies in the workspace for one layer is exact.
         let kv = KvShape { layers: 0, kv_heads: self.heads, head_dim: self.head_dim, dtype: KvDtype::F32 };
-        ModelShape { kv, state: None, heads: self.heads, hidden: self.hidden, encoder: None }
+        ModelShape { kv, state: None, heads: self.heads, hidden: self.hidden, encoder: None, rounded: false }
     }
 
     fn vocab_size(&self) -> usize {

@@ -3,8 +3,8 @@
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, RowPiece, StepInput,
-    VectorId,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, LinearId, Mode, RowPiece,
+    StepInput, VectorId,
 };
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
 
@@ -137,11 +137,12 @@ impl AttentionBlock {
         let gate = match self.gate {
             Some(gate) => {
                 let buf = device.temp(x.rows, q.cols)?;
-                device.linear(x, &[(self.q, q), (self.k, k), (self.v, v), (gate, buf)], Mode::Store)?;
+                let layers = [(self.q, q), (self.k, k), (self.v, v), (gate, buf)];
+                device.linear_rows(x, &layers, Mode::Store, step.prompt_rows)?;
                 Some(buf)
             }
             None => {
-                device.linear(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store)?;
+                device.linear_rows(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store, step.prompt_rows)?;
                 None
             }
         };
@@ -158,54 +159,31 @@ impl AttentionBlock {
             device.glu(gate, attended, Activation::Sigmoid);
             gate
         });
-        device.linear(gated, &[(self.o, out)], mode)?;
+        device.linear_rows(gated, &[(self.o, out)], mode, step.prompt_rows)?;
         device.release(scope);
         Ok(())
     }
 }
 
-/// Weights of one gated feed-forward layer.
-pub struct FeedForward {
-    gate: LinearId,
-    up: LinearId,
-    down: LinearId,
+/// Declares `{prefix}.gate_proj` and its sisters, `width` wide between them.
+pub fn feed_forward(
+    config: &ModelConfig,
+    prefix: &str,
     width: usize,
-    act: Activation,
-}
-
-impl FeedForward {
-    /// Declares `{prefix}.gate_proj` and its sisters, `width` wide between them.
-    pub fn declare(
-        config: &ModelConfig,
-        prefix: &str,
-        width: usize,
-        declare: &mut Declare<'_>,
-    ) -> Result<Self, DeclareError> {
-        let hidden = config.hidden_size;
-        let mut matrix = |name: &str, out: usize, k: usize| match config.mlp_bias {
-            true => declare.linear_with_bias(&format!("{prefix}.{name}"), out, k),
-            false => declare.linear(&format!("{prefix}.{name}.weight"), out, k),
-        };
-        Ok(Self {
-            gate: matrix("gate_proj", width, hidden)?,
-            up: matrix("up_proj", width, hidden)?,
-            down: matrix("down_proj", hidden, width)?,
-            width,
-            act: activation(config.hidden_act),
-        })
-    }
-
-    /// `out (+)= down(act(gate(x)) * up(x))`.
-    pub fn forward(&self, device: &mut dyn Device, x: Buf, out: Buf, mode: Mode) -> Result<(), DeviceError> {
-        let scope = device.mark();
-        let gate = device.temp(x.rows, self.width)?;
-        let up = device.temp(x.rows, self.width)?;
-        device.linear(x, &[(self.gate, gate), (self.up, up)], Mode::Store)?;
-        device.glu(gate, up, self.act);
-        device.linear(gate, &[(self.down, out)], mode)?;
-        device.release(scope);
-        Ok(())
-    }
+    declare: &mut Declare<'_>,
+) -> Result<FeedForward, DeclareError> {
+    let hidden = config.hidden_size;
+    let mut matrix = |name: &str, out: usize, k: usize| match config.mlp_bias {
+        true => declare.linear_with_bias(&format!("{prefix}.{name}"), out, k),
+        false => declare.linear(&format!("{prefix}.{name}.weight"), out, k),
+    };
+    Ok(FeedForward {
+        gate: matrix("gate_proj", width, hidden)?,
+        up: matrix("up_proj", width, hidden)?,
+        down: matrix("down_proj", hidden, width)?,
+        width,
+        act: activation(config.hidden_act),
+    })
 }
 
 /// The device's name for the configuration's activation.

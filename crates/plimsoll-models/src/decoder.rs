@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, KvShape, Mode, ModelShape, StateShape,
-    StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, KvDtype, KvShape, Mode, ModelShape,
+    StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::ModelConfig;
 
-use crate::block::{AttentionBlock, AttentionPlace, Ends, FeedForward, norm};
+use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
 use crate::delta::{DeltaBlock, state_shape};
 use crate::moe::MoeBlock;
 use crate::mtp::MtpHead;
@@ -65,7 +65,7 @@ impl Layer {
         let prefix = format!("{prefix}.mlp");
         let transform = match &config.experts {
             Some(of) if experts => Transform::Experts(MoeBlock::declare(config, of, &prefix, declare)?),
-            _ => Transform::Dense(FeedForward::declare(config, &prefix, config.intermediate_size, declare)?),
+            _ => Transform::Dense(feed_forward(config, &prefix, config.intermediate_size, declare)?),
         };
         Ok(Self { mixer_norm, mixer, transform_norm, transform, eps: config.norm_eps })
     }
@@ -86,8 +86,8 @@ impl Layer {
         }
         device.rms_norm(normed, x, self.transform_norm, self.eps);
         match &self.transform {
-            Transform::Dense(feed_forward) => feed_forward.forward(device, normed, x, Mode::Add),
-            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add),
+            Transform::Dense(dense) => device.feed_forward(dense, normed, x, Mode::Add, step.prompt_rows),
+            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add, step.prompt_rows),
         }
     }
 }
@@ -217,7 +217,7 @@ impl Model for Decoder {
             head_dim: one.head_dim.max(other.head_dim),
             widest: one.widest.max(other.widest),
         });
-        ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden, encoder }
+        ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden, encoder, rounded: false }
     }
 
     fn vocab_size(&self) -> usize {

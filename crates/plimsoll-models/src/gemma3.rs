@@ -4,11 +4,11 @@
 //! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
 
 use plimsoll_device::{
-    Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
+    Declare, DeclareError, Device, DeviceError, FeedForward, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
-use crate::block::{AttentionBlock, AttentionPlace, Ends, FeedForward, norm};
+use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
 use crate::rope::rope;
 use crate::{Model, Output};
 
@@ -67,7 +67,7 @@ fn declare_layer(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) 
         feed_forward_norm: norm("pre_feedforward_layernorm")?,
         after_feed_forward_norm: norm("post_feedforward_layernorm")?,
         attention: AttentionBlock::declare(config, &prefix, place, declare)?,
-        feed_forward: FeedForward::declare(config, &format!("{prefix}.mlp"), config.intermediate_size, declare)?,
+        feed_forward: feed_forward(config, &format!("{prefix}.mlp"), config.intermediate_size, declare)?,
         sliding,
     })
 }
@@ -89,7 +89,7 @@ impl Model for Gemma3 {
             device.rms_norm(part, part, layer.after_attention_norm, self.eps);
             device.add(x, part);
             device.rms_norm(normed, x, layer.feed_forward_norm, self.eps);
-            layer.feed_forward.forward(device, normed, part, Mode::Store)?;
+            device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, step.prompt_rows)?;
             device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
             device.add(x, part);
         }
@@ -99,7 +99,7 @@ impl Model for Gemma3 {
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {
         let kv = KvShape { layers: self.layers.len(), kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        ModelShape { kv, state: None, heads: self.heads, hidden: self.ends.hidden, encoder: None }
+        ModelShape { kv, state: None, heads: self.heads, hidden: self.ends.hidden, encoder: None, rounded: false }
     }
 
     fn vocab_size(&self) -> usize {

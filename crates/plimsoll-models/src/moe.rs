@@ -3,10 +3,12 @@
 //!
 //! Checkpoints store experts one by one, or stacked with gate and up projection apart or together; here they are the same.
 
-use plimsoll_device::{Activation, Buf, Declare, DeclareError, Device, DeviceError, Experts, LinearId, Mode, RowPiece};
+use plimsoll_device::{
+    Activation, Buf, Declare, DeclareError, Device, DeviceError, Experts, FeedForward, LinearId, Mode, RowPiece,
+};
 use plimsoll_formats::{Architecture, Experts as ExpertsConfig, ModelConfig};
 
-use crate::block::{FeedForward, activation};
+use crate::block::{activation, feed_forward};
 
 /// Weights of one layer's experts.
 pub struct MoeBlock {
@@ -40,7 +42,7 @@ impl MoeBlock {
         let shared = match experts.shared_width {
             0 => None,
             width => Some(Shared {
-                expert: FeedForward::declare(config, &format!("{prefix}.shared_expert"), width, declare)?,
+                expert: feed_forward(config, &format!("{prefix}.shared_expert"), width, declare)?,
                 gate: declare.linear(&format!("{prefix}.shared_expert_gate.weight"), 1, hidden)?,
             }),
         };
@@ -62,8 +64,15 @@ impl MoeBlock {
         })
     }
 
-    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`.
-    pub fn forward(&self, device: &mut dyn Device, x: Buf, out: Buf, mode: Mode) -> Result<(), DeviceError> {
+    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`; the last `prompt_rows` rows are of prompts.
+    pub fn forward(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        out: Buf,
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
         let scope = device.mark();
         let router = device.temp(x.rows, self.gate.len())?;
         // Allocated in any case; a model without a shared expert writes nothing there.
@@ -83,7 +92,7 @@ impl MoeBlock {
         device.experts(&experts, out, x, router, mode)?;
         if let Some(shared) = &self.shared {
             let part = device.temp(x.rows, x.cols)?;
-            shared.expert.forward(device, x, part, Mode::Store)?;
+            device.feed_forward(&shared.expert, x, part, Mode::Store, prompt_rows)?;
             device.add_gated(out, part, gate);
         }
         device.release(scope);

@@ -14,12 +14,22 @@ use crate::kv::{PAGE_TOKENS, encoder_layout};
 
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
+/// Queries of one task of a prompt, about: they share the conversion of keys and values.
+const PROMPT_QUERIES: usize = 192;
+/// Query rows of one task, at most.
+const ROWS_MAX: usize = PROMPT_QUERIES;
 /// With fewer units than this for each thread, splits are worth their tasks.
 const UNITS_PER_THREAD: usize = 2;
 
-/// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each.
-pub(super) fn scratch_floats(layout: &KvLayout, group: usize) -> usize {
-    kernels::attend_scratch_len(layout, ROWS, group)
+/// Rows of a task over `group` query heads.
+fn task_rows(rounded: bool, group: usize) -> usize {
+    if rounded { (PROMPT_QUERIES / group / ROWS * ROWS).max(ROWS) } else { ROWS }
+}
+
+/// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `rounded`: those of prompts too.
+pub(super) fn scratch_floats(layout: &KvLayout, group: usize, rounded: bool) -> usize {
+    let needed = |rounded| kernels::attend_scratch_len(layout, rounded, task_rows(rounded, group), group);
+    if rounded { needed(false).max(needed(true)) } else { needed(false) }
 }
 
 impl CpuDevice {
@@ -98,6 +108,7 @@ impl CpuDevice {
     /// Attends over what is stored.
     pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
+        let prompts_from = if self.memory.rounded { q.rows - step.prompt_rows } else { q.rows };
         let job = Job {
             isa,
             arena,
@@ -109,7 +120,7 @@ impl CpuDevice {
             base: place.base,
             stride: place.stride,
             causal: place.causal,
-            tasks: Tasks::new(step.seqs, place.layout.kv_heads()),
+            tasks: Tasks::new(step.seqs, place.layout.kv_heads(), spec.heads, prompts_from),
         };
         let scratch = threads * self.memory.scratch;
         match Waves::new(&job, threads, scratch) {
@@ -167,16 +178,17 @@ unsafe impl Sync for Job<'_> {}
 
 impl Job<'_> {
     fn group(&self) -> usize {
-        self.spec.heads / self.tasks.kv_heads
+        self.tasks.group
     }
 
-    fn params(&self) -> AttendParams<'static> {
-        AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, sinks: &[] }
+    fn params(&self, share: &Share<'_>) -> AttendParams<'static> {
+        let rounded = self.tasks.rounded(share.seq);
+        AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, sinks: &[], rounded }
     }
 
     /// What each row of a share sees.
-    fn spans(&self, share: &Share<'_>) -> ([Span; ROWS], usize) {
-        let mut spans = [Span { first: 0, end: 0 }; ROWS];
+    fn spans(&self, share: &Share<'_>) -> ([Span; ROWS_MAX], usize) {
+        let mut spans = [Span { first: 0, end: 0 }; ROWS_MAX];
         for (i, span) in spans[..share.rows].iter_mut().enumerate() {
             let seen = if self.causal { share.first + i + 1 } else { share.seq.rows };
             let end = share.seq.start + seen;
@@ -216,7 +228,7 @@ impl Job<'_> {
         // the pool (the engine takes them from it), and nobody writes the cache during this operation.
         unsafe {
             let scratch = self.arena.scratch(thread);
-            kernels::attend(self.isa, &kv, &queries, &self.params(), scratch, self.target(&share));
+            kernels::attend(self.isa, &kv, &queries, &self.params(&share), scratch, self.target(&share));
         }
     }
 }
@@ -251,7 +263,9 @@ impl Waves {
             longest = longest.max(kernels::attend_splits(&spans[..rows]).len());
             tallest = tallest.max(rows);
         }
-        let own = kernels::attend_split_scratch_len(&job.layout).next_multiple_of(16);
+        let own =
+            [false, job.tasks.any_rounded()].map(|rounded| kernels::attend_split_scratch_len(&job.layout, rounded));
+        let own = own[0].max(own[1]).next_multiple_of(16);
         let result = tallest * job.group() * kernels::attend_partial_len(&job.layout);
         let results = scratch.checked_sub(threads * own)? / (units * result);
         let splits = results.saturating_sub(1).min(longest);
@@ -276,7 +290,7 @@ impl Waves {
                 unsafe {
                     let own = job.arena.all_scratch(thread * self.own, self.own);
                     let partials = job.arena.all_scratch(at, len);
-                    kernels::attend_split(job.isa, &kv, &queries, &job.params(), split, own, partials);
+                    kernels::attend_split(job.isa, &kv, &queries, &job.params(&share), split, own, partials);
                 }
             });
             pool.run(units, &|_, unit| self.join(job, wave, unit));
@@ -302,7 +316,7 @@ impl Waves {
         if done + count == all {
             // SAFETY: in bounds of `out`; each unit writes its own rows and heads.
             unsafe {
-                let (params, target) = (job.params(), job.target(&share));
+                let (params, target) = (job.params(&share), job.target(&share));
                 kernels::attend_combine(job.isa, &job.layout, &params, rows, job.group(), partials, target);
             }
         } else {
@@ -316,6 +330,10 @@ impl Waves {
 struct Tasks<'a> {
     seqs: &'a [SeqSpan],
     kv_heads: usize,
+    /// Query heads of each.
+    group: usize,
+    /// Sequences from this row on attend as prompts do.
+    prompts_from: usize,
     count: usize,
 }
 
@@ -331,18 +349,33 @@ struct Share<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    fn new(seqs: &'a [SeqSpan], kv_heads: usize) -> Self {
-        let chunks: usize = seqs.iter().map(|seq| seq.rows.div_ceil(ROWS)).sum();
-        Self { seqs, kv_heads, count: chunks * kv_heads }
+    fn new(seqs: &'a [SeqSpan], kv_heads: usize, heads: usize, prompts_from: usize) -> Self {
+        let mut tasks = Self { seqs, kv_heads, group: heads / kv_heads, prompts_from, count: 0 };
+        tasks.count = kv_heads * seqs.iter().map(|seq| seq.rows.div_ceil(tasks.rows(seq))).sum::<usize>();
+        tasks
+    }
+
+    fn rounded(&self, seq: &SeqSpan) -> bool {
+        seq.first_row >= self.prompts_from
+    }
+
+    fn any_rounded(&self) -> bool {
+        self.seqs.iter().any(|seq| self.rounded(seq))
+    }
+
+    /// Rows of a sequence that are one task.
+    fn rows(&self, seq: &SeqSpan) -> usize {
+        task_rows(self.rounded(seq), self.group)
     }
 
     fn share(&self, task: usize) -> Share<'a> {
         let (mut chunk, head) = (task / self.kv_heads, task % self.kv_heads);
         for seq in self.seqs {
-            let chunks = seq.rows.div_ceil(ROWS);
+            let rows = self.rows(seq);
+            let chunks = seq.rows.div_ceil(rows);
             if chunk < chunks {
-                let first = chunk * ROWS;
-                return Share { seq, first, rows: ROWS.min(seq.rows - first), head };
+                let first = chunk * rows;
+                return Share { seq, first, rows: rows.min(seq.rows - first), head };
             }
             chunk -= chunks;
         }
@@ -359,7 +392,7 @@ mod tests {
         let span =
             |first_row, rows| SeqSpan { first_row, rows, start: 3, pages_at: 0, pages: 9, seen_from: 0, state: None };
         let seqs = [span(0, 1), span(1, 16), span(17, 33), span(50, 1)];
-        let tasks = Tasks::new(&seqs, 3);
+        let tasks = Tasks::new(&seqs, 3, 6, 17);
         let mut seen = vec![0; 51 * 3];
         for task in 0..tasks.count {
             let share = tasks.share(task);

@@ -3,7 +3,8 @@
 //! How the work is cut has no influence on any result; it is cut so that there are a few tasks per thread to balance, with
 //! rows enough in each to be worth its panels.
 
-use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, Target, Weights};
+use arrayvec::ArrayVec;
+use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Input, Target, Weights};
 
 use super::CpuDevice;
 use crate::device::{Buf, Device, DeviceError, Mode};
@@ -18,19 +19,64 @@ pub(super) const PANELS_TOGETHER: usize = 4;
 /// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
 pub(super) const TASKS_PER_THREAD: usize = 4;
 
+/// Most layers of one operation.
+const LAYERS: usize = 4;
+
+/// What was made of an input that layers share, and where in the workspace it lies: first its ordinary rows, quantized if a layer wants
+/// that, then those of prompts.
+pub(super) struct Shared {
+    quantized: Option<(ActLayout, usize)>,
+    pub rounded: Bf16Layout,
+    pub rounded_at: usize,
+}
+
+/// One layer times some rows, and where its tasks begin among those of the operation.
+struct Product<'a> {
+    weights: Weights<'a>,
+    input: Input<'a>,
+    out: Buf,
+    cut: Cut,
+    first_task: usize,
+}
+
 impl CpuDevice {
-    pub(super) fn run_linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError> {
+    pub(super) fn run_linear(
+        &mut self,
+        x: Buf,
+        layers: &[(LinearId, Buf)],
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
         let scope = self.mark();
-        let layout = self.weights.table().act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id));
-        let at = self.memory.stack.take(layout.map_or(0, ActLayout::bytes))?;
-        if let Some(layout) = layout {
-            self.quantize(x, layout, at);
+        let any = prompt_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
+        let prompts = if any { prompt_rows } else { 0 };
+        let others = x.rows - prompts;
+        let shared = self.share(x.span(0, others), prompts, layers)?;
+        if any {
+            self.round(x.span(others, prompts), shared.rounded, shared.rounded_at);
         }
-        for (id, out) in layers {
-            self.multiply(x, layout.map(|layout| (layout, at)), *id, *out, mode);
-        }
+        self.multiply_rows(x, &shared, layers, mode);
         self.release(scope);
         Ok(())
+    }
+
+    /// Whether a layer multiplies rows of prompts rounded. One whose input is quantized does, if any does.
+    pub(super) fn rounds(&self, id: LinearId) -> bool {
+        let table = self.weights.table();
+        table.rounds(&table.linear(id).packing)
+    }
+
+    /// Takes workspace for what `layers` make of an input of these rows and so many of prompts, and quantizes these.
+    pub(super) fn share(&mut self, x: Buf, prompts: usize, layers: &[(LinearId, Buf)]) -> Result<Shared, DeviceError> {
+        let table = self.weights.table();
+        let layout = table.act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id));
+        let at = self.memory.stack.take(table.input_bytes(x.rows + prompts, x.cols, layers))?;
+        let rounded_at = at + layout.map_or(0, |layout| layout.bytes().next_multiple_of(64));
+        if let Some(layout) = layout.filter(|_| x.rows > 0) {
+            self.quantize(x, layout, at);
+        }
+        let quantized = layout.map(|layout| (layout, at));
+        Ok(Shared { quantized, rounded: Bf16Layout { rows: prompts, k: x.cols }, rounded_at })
     }
 
     fn quantize(&mut self, x: Buf, layout: ActLayout, at: usize) {
@@ -43,32 +89,72 @@ impl CpuDevice {
         });
     }
 
-    fn multiply(&mut self, x: Buf, acts: Option<(ActLayout, usize)>, id: LinearId, out: Buf, mode: Mode) {
+    pub(super) fn round(&mut self, x: Buf, layout: Bf16Layout, at: usize) {
+        let (isa, arena, bytes) = (self.isa, self.arena(), layout.tile_bytes());
+        self.pool.run(layout.tiles(), &|_, tile| {
+            let rows = layout.tile(tile);
+            // SAFETY: the rows of a tile and their rounded copy are inside the workspace and belong to one task.
+            let (x, acts) =
+                unsafe { (arena.matrix(x.span(rows.start, rows.len())), arena.bytes(at + tile * bytes, bytes)) };
+            kernels::round_acts(isa, layout, x, acts);
+        });
+    }
+
+    /// Multiplies `x`, of which `shared` was made, by all layers: one job, so that no thread waits for another between two of them.
+    pub(super) fn multiply_rows(&mut self, x: Buf, shared: &Shared, layers: &[(LinearId, Buf)], mode: Mode) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let (linear, data) = self.weights.linear(id);
-        let packing = &linear.packing;
-        assert_eq!((out.rows, out.cols, x.cols), (x.rows, packing.out(), packing.k()), "shape of '{}'", linear.name);
-        let bias = linear.bias.map(|bias| self.weights.vector(bias));
-        let weights = Weights { packing, data, bias };
-        let target_mode = match mode {
+        let prompts = shared.rounded.rows;
+        // SAFETY: `x` and what was made of it were written before, and during this operation they are only read.
+        let (floats, quantized, rounded) = unsafe {
+            let quantized = shared.quantized.map(|(layout, at)| Acts::new(layout, arena.bytes(at, layout.bytes())));
+            let bytes = |layout: Bf16Layout| arena.bytes(shared.rounded_at, layout.bytes());
+            let rounded = (prompts > 0).then(|| Bf16Acts::new(shared.rounded, bytes(shared.rounded)));
+            (arena.matrix(x), quantized, rounded)
+        };
+        let mut products = ArrayVec::<Product<'_>, { 2 * LAYERS }>::new();
+        let mut tasks = 0;
+        for (id, out) in layers {
+            let (linear, data) = self.weights.linear(*id);
+            let packing = &linear.packing;
+            assert_eq!(
+                (out.rows, out.cols, x.cols),
+                (x.rows, packing.out(), packing.k()),
+                "shape of '{}'",
+                linear.name
+            );
+            let weights = Weights { packing, data, bias: linear.bias.map(|bias| self.weights.vector(bias)) };
+            let mut add = |out: Buf, input, row_bytes, together| {
+                let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads, together);
+                products.push(Product { weights, input, out, cut, first_task: tasks });
+                tasks += products.last().map_or(0, |product| product.cut.tasks());
+            };
+            let rounded = rounded.as_ref().filter(|_| self.rounds(*id));
+            let rows = x.rows - rounded.map_or(0, |acts| acts.layout().rows);
+            match &quantized {
+                _ if rows == 0 => {}
+                Some(acts) if packing.wants_acts() => {
+                    add(out.span(0, rows), Input::Acts(acts), acts.layout().row_bytes(), PANELS_TOGETHER);
+                }
+                _ => {
+                    let floats = Input::F32 { data: floats, ld: x.cols };
+                    add(out.span(0, rows), floats, x.cols * size_of::<f32>(), PANELS_TOGETHER);
+                }
+            }
+            if let Some(acts) = rounded {
+                // Two panels pass the unit together.
+                add(out.span(rows, acts.layout().rows), Input::Bf16(acts), x.cols * size_of::<u16>(), 2);
+            }
+        }
+        let mode = match mode {
             Mode::Store => kernels::Mode::Store,
             Mode::Add => kernels::Mode::Add,
         };
-        let acts = acts.filter(|_| packing.wants_acts());
-        let row_bytes = acts.map_or(x.cols * size_of::<f32>(), |(layout, _)| layout.row_bytes());
-        // SAFETY: the quantized copy was written before, and during this operation it is only read.
-        let acts = acts.map(|(layout, at)| Acts::new(layout, unsafe { arena.bytes(at, layout.bytes()) }));
-        let cut = Cut::new(x.rows, row_bytes, packing.panels(), threads);
-        self.pool.run(cut.tasks(), &|_, task| {
-            let (rows, panels) = cut.task(task);
-            let input = match &acts {
-                Some(acts) => Input::Acts(acts),
-                // SAFETY: `x` is only read during this operation.
-                None => Input::F32 { data: unsafe { arena.matrix(x) }, ld: x.cols },
-            };
-            let target = Target { ptr: arena.pointer(out), ld: out.cols, mode: target_mode };
-            // SAFETY: `out` is inside the workspace and overlaps neither input; tasks have disjoint rows or panels.
-            unsafe { kernels::linear(isa, &weights, input, panels, rows, target) };
+        self.pool.run(tasks, &|_, task| {
+            let product = products.iter().rev().find(|product| product.first_task <= task).expect("the first is 0");
+            let (rows, panels) = product.cut.task(task - product.first_task);
+            let target = Target { ptr: arena.pointer(product.out), ld: product.out.cols, mode };
+            // SAFETY: outputs are inside the workspace and overlap neither input nor each other; tasks have disjoint rows or panels.
+            unsafe { kernels::linear(isa, &product.weights, product.input, panels, rows, target) };
         });
     }
 }
@@ -79,7 +165,7 @@ pub(super) fn row_block(row_bytes: usize) -> usize {
 }
 
 /// How one matrix product is cut into tasks: blocks of rows times blocks of panels.
-struct Cut {
+pub(super) struct Cut {
     rows: usize,
     row_block: usize,
     panels: usize,
@@ -87,24 +173,25 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize) -> Self {
+    /// `together`: so many panels stream side by side.
+    pub fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize, together: usize) -> Self {
         let row_block = row_block(row_bytes);
         let row_blocks = rows.div_ceil(row_block);
         let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let panel_blocks = tasks.div_ceil(row_blocks).min(panels);
         let panel_block = panels.div_ceil(panel_blocks);
         // Unless threads would go without.
-        let together = panels >= threads * PANELS_TOGETHER;
-        let panel_block = if together { panel_block.next_multiple_of(PANELS_TOGETHER) } else { panel_block };
+        let enough = panels >= threads * together;
+        let panel_block = if enough { panel_block.next_multiple_of(together) } else { panel_block };
         Self { rows, row_block, panels, panel_block }
     }
 
-    fn tasks(&self) -> usize {
+    pub fn tasks(&self) -> usize {
         self.rows.div_ceil(self.row_block) * self.panels.div_ceil(self.panel_block)
     }
 
     /// Rows and panels of a task; consecutive tasks share their rows.
-    fn task(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+    pub fn task(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let panel_blocks = self.panels.div_ceil(self.panel_block);
         let row = task / panel_blocks * self.row_block;
         let panel = task % panel_blocks * self.panel_block;
@@ -114,14 +201,14 @@ impl Cut {
 
 #[cfg(test)]
 mod tests {
-    use super::Cut;
+    use super::{Cut, PANELS_TOGETHER};
 
     #[test]
     fn a_cut_covers_every_row_and_panel_once() {
         for (rows, row_bytes, panels, threads) in
             [(1, 648, 36, 2), (512, 648, 3072, 2), (512, 30_000, 5, 8), (7, 100, 1, 4), (33, 1 << 20, 9, 1)]
         {
-            let cut = Cut::new(rows, row_bytes, panels, threads);
+            let cut = Cut::new(rows, row_bytes, panels, threads, PANELS_TOGETHER);
             let mut seen = vec![0; rows * panels];
             for task in 0..cut.tasks() {
                 let (r, p) = cut.task(task);

@@ -7,6 +7,7 @@ mod arena;
 mod attention;
 mod delta;
 mod experts;
+mod feed_forward;
 mod linear;
 mod weights;
 
@@ -17,7 +18,8 @@ use plimsoll_memory::step::StepStack;
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, Places, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, Mode, Places,
+    StepInput, Unfold,
 };
 use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
 use crate::plan_device::{sequence_bytes, within_bytes};
@@ -36,10 +38,10 @@ pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
 }
 
 fn thread_scratch_floats(shape: &ModelShape) -> usize {
-    let attention = attention::scratch_floats(&shape.kv.layout(), shape.heads / shape.kv.kv_heads);
+    let attention = attention::scratch_floats(&shape.kv.layout(), shape.heads / shape.kv.kv_heads, shape.rounded);
     let state = shape.state.as_ref().map_or(0, delta::scratch_floats);
     let encoder = shape.encoder.map_or(0, |encoder| {
-        attention::scratch_floats(&encoder_layout(1, encoder.head_dim), 1).max(2 * encoder.widest)
+        attention::scratch_floats(&encoder_layout(1, encoder.head_dim), 1, false).max(2 * encoder.widest)
     });
     attention.max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
 }
@@ -49,6 +51,8 @@ pub struct CpuMemory {
     kv: Region,
     shape: KvShape,
     layout: KvLayout,
+    /// Whether rows of prompts attend in an arithmetic of their own.
+    rounded: bool,
     /// None for a model without recurrent state.
     states: Option<Region>,
     state_shape: Option<StateShape>,
@@ -83,6 +87,7 @@ impl CpuMemory {
             kv,
             shape: shape.kv,
             layout: shape.kv.layout(),
+            rounded: shape.rounded,
             states,
             state_shape: shape.state,
             workspace,
@@ -296,8 +301,25 @@ impl Device for CpuDevice {
         });
     }
 
-    fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError> {
-        self.run_linear(x, layers, mode)
+    fn linear_rows(
+        &mut self,
+        x: Buf,
+        layers: &[(LinearId, Buf)],
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
+        self.run_linear(x, layers, mode, prompt_rows)
+    }
+
+    fn feed_forward(
+        &mut self,
+        layer: &FeedForward,
+        x: Buf,
+        out: Buf,
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
+        self.run_feed_forward(layer, x, out, mode, prompt_rows)
     }
 
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {

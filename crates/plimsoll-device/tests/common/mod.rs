@@ -20,7 +20,7 @@ pub fn checkpoint(name: &str) -> Checkpoint {
 /// What the device must know, beside the state.
 pub fn shape(state: Option<StateShape>) -> ModelShape {
     let kv = KvShape { layers: 1, kv_heads: 2, head_dim: 16, dtype: KvDtype::F16 };
-    ModelShape { kv, state, heads: 4, hidden: 256, encoder: None }
+    ModelShape { kv, state, heads: 4, hidden: 256, encoder: None, rounded: false }
 }
 
 /// A device with `slots` slots of state and 32 MiB of workspace.

@@ -174,7 +174,8 @@ fn tower_and_model_share_one_workspace() {
     let (mut blueprint, _) = planned(&options()).unwrap();
     blueprint.media = None;
     let text = blueprint.plan(&options(), 1, &Line::of_budget(400 << 20, "a test")).unwrap();
-    let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.model.shape(options().kv_dtype), 1);
+    let scratch =
+        plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(options().kv_dtype)), 1);
     assert_eq!(plan.workspace, text.workspace.max(media.workspace + scratch), "the larger of the two, not both");
     let text = plan.plan.to_string();
     for words in ["encoder_outputs", "media_staging", "between steps"] {

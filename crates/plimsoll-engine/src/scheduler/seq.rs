@@ -47,6 +47,8 @@ pub struct Seq<T> {
     pub pooled: Option<Pooled>,
     /// The media in its prompt.
     pub media: SeqMedia,
+    /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9).
+    apart: bool,
     /// What was left to compute when it was last admitted takes more than a step.
     pub(super) long: bool,
     /// Positions that others can find.
@@ -82,6 +84,8 @@ pub struct Newcomer<T> {
     pub page_ids: Vec<u32>,
     /// The media in its prompt.
     pub media: SeqMedia,
+    /// As in [`StepLimits::apart`](super::StepLimits::apart).
+    pub apart: bool,
     /// What the owner attaches.
     pub work: T,
 }
@@ -89,7 +93,20 @@ pub struct Newcomer<T> {
 impl<T> Seq<T> {
     /// A sequence that holds nothing yet.
     pub fn new(cache: &SharedCache, new: Newcomer<T>) -> Self {
-        let Newcomer { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, media, work } = new;
+        let Newcomer {
+            order,
+            salt,
+            tokens,
+            total_max,
+            logits_from,
+            pooled,
+            slots,
+            pages,
+            page_ids,
+            media,
+            apart,
+            work,
+        } = new;
         Self {
             order,
             salt,
@@ -104,6 +121,7 @@ impl<T> Seq<T> {
             logits_from,
             pooled,
             media,
+            apart,
             long: false,
             published: 0,
             wishes: ArrayVec::new(),
@@ -115,6 +133,11 @@ impl<T> Seq<T> {
     /// Whether only the newest token, and drafts after it, are left to compute.
     pub fn decoding(&self) -> bool {
         self.computed + 1 == self.tokens.len() && self.tokens.len() > self.prompt_len
+    }
+
+    /// Whether a position is one of its prompt's.
+    pub fn in_prompt(&self, position: usize) -> bool {
+        position < self.prompt_len
     }
 
     /// Positions that are left to compute.
@@ -134,7 +157,12 @@ impl<T> Seq<T> {
 
     /// What its pages are found by.
     pub(super) fn key(&self) -> PageKey<'_> {
-        PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() }
+        PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() }
+    }
+
+    /// So many of its tokens have pages that it may find and others may.
+    fn findable(&self) -> usize {
+        if self.apart { self.prompt_len } else { self.tokens.len() }
     }
 
     /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
@@ -198,7 +226,8 @@ impl<T> Seq<T> {
     pub(super) fn enter(&mut self, alone: bool, shared: usize) -> bool {
         let found = match self.reuses() {
             true => {
-                let key = PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() };
+                let key =
+                    PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() };
                 self.pages.take_prefix(key, &mut self.states)
             }
             false => Default::default(),
@@ -258,7 +287,7 @@ impl<T> Seq<T> {
 
     /// Lets others find what was computed up to the end of the prompt.
     pub(super) fn publish(&mut self) {
-        let key = PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() };
+        let key = PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() };
         if self.states.needed() {
             let end = self.end_of_input();
             if self.pages.publish_checkpoints(key, &mut self.states, end) {
@@ -277,8 +306,8 @@ impl<T> Seq<T> {
         if self.states.needed() {
             self.pages.clear();
         } else {
-            let key = PageKey { salt: self.salt, tokens: &self.tokens, media: self.media.marks() };
-            self.pages.donate(key.first(self.computed));
+            let key = PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() };
+            self.pages.donate(key.first(self.computed.min(key.tokens.len())));
         }
     }
 }

@@ -4,6 +4,7 @@
 //! accepted at random.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use proptest::prelude::*;
@@ -57,30 +58,41 @@ impl Sizes {
 
 fn sizes() -> impl Strategy<Value = Sizes> {
     let step = (1usize..9, 0usize..8, 0usize..40, 1usize..80);
-    (step, 1usize..14, prop::bool::weighted(0.8), prop::bool::ANY, 0usize..4, prop::bool::ANY, 0usize..12).prop_map(
-        |(
-            (running, more_logits, more_rows, long_rows),
-            pages,
-            prefix_cache,
-            stateful,
-            drafts,
-            optimistic,
-            more_slots,
-        )| {
-            let logit_rows = running + more_logits;
-            let rows = logit_rows + more_rows;
-            let slots = if !stateful {
-                0
-            } else if optimistic {
-                1
-            } else {
-                1 + drafts
-            };
-            let limits = StepLimits { rows, logit_rows, running, slots, drafts, whole: false, media: false };
-            // Down to the slots of a single sequence.
-            Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }
-        },
+    (
+        step,
+        1usize..14,
+        prop::bool::weighted(0.8),
+        prop::bool::ANY,
+        0usize..4,
+        prop::bool::ANY,
+        0usize..12,
+        prop::bool::ANY,
     )
+        .prop_map(
+            |(
+                (running, more_logits, more_rows, long_rows),
+                pages,
+                prefix_cache,
+                stateful,
+                drafts,
+                optimistic,
+                more_slots,
+                apart,
+            )| {
+                let logit_rows = running + more_logits;
+                let rows = logit_rows + more_rows;
+                let slots = if !stateful {
+                    0
+                } else if optimistic {
+                    1
+                } else {
+                    1 + drafts
+                };
+                let limits = StepLimits { rows, logit_rows, running, slots, drafts, whole: false, media: false, apart };
+                // Down to the slots of a single sequence.
+                Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }
+            },
+        )
 }
 
 /// A scheduler in a world without a model.
@@ -94,6 +106,8 @@ struct World {
     preempted: u64,
     /// For each state slot the history it stands after: a hash of the tokens. Garbage after a failed step.
     states: Vec<u64>,
+    /// For each page and position in it, whether it was computed as a prompt's.
+    made: HashMap<u32, [bool; PAGE_TOKENS]>,
     fails: bool,
     dice: u64,
 }
@@ -120,6 +134,7 @@ impl World {
             work: 0,
             preempted: 0,
             states,
+            made: HashMap::new(),
             fails: false,
             dice: 7,
         }
@@ -162,8 +177,9 @@ impl World {
         // Without output a request only asks for its prompt's log-probabilities.
         let total_max = (prompt_len + output.max(usize::from(!reports))).min(pool).max(prompt_len);
         let order = self.arrived;
-        // The first half of the prompt is the family's.
-        let token = |i: usize| if i < prompt_len / 2 { family } else { 10 + (order as u32 % 4) };
+        // The first half of the prompt is the family's, of every second one all of it.
+        let own = |i: usize| i >= prompt_len / 2 && order % 2 == 1;
+        let token = |i: usize| if own(i) { 10 + (order as u32 % 4) } else { family };
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
         let logits_from = if reports { 0 } else { prompt_len - 1 };
         let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
@@ -178,6 +194,7 @@ impl World {
             pages,
             page_ids,
             media: SeqMedia::default(),
+            apart: self.limits.apart,
             work: (),
         };
         self.scheduler.push(Seq::new(&self.cache, new));
@@ -193,6 +210,9 @@ impl World {
         let shares = shares.to_vec();
         self.preempted += events.preempted;
         self.check(&shares, oldest, &decoding);
+        if self.limits.apart {
+            self.check_apart(&shares);
+        }
         self.compute(&shares);
         if std::mem::take(&mut self.fails) && !shares.is_empty() {
             if self.scheduler.step_failed() {
@@ -215,7 +235,8 @@ impl World {
             seq.tokens.extend_from_slice(&drafted[..hits]);
             seq.logits_from = seq.logits_from.max(seq.computed.min(seq.prompt_len));
             if seq.computed == seq.tokens.len() && seq.tokens.len() < seq.total_max {
-                seq.tokens.push(20 + (seq.order as u32 + seq.tokens.len() as u32) % 3);
+                // What one sequence generates may be another's prompt.
+                seq.tokens.push(seq.tokens[seq.prompt_len - 1]);
                 seq.logits_from = seq.tokens.len() - 1;
                 let room = seq.room_for_drafts(drafts_max);
                 seq.drafts.extend((0..room as u32).map(|i| 400 + roll + i));
@@ -229,6 +250,27 @@ impl World {
             }
         }
         self.check_tables();
+    }
+
+    /// A position is computed in one arithmetic, whoever computes it and whoever finds it; and rows of prompts stand last.
+    fn check_apart(&mut self, shares: &[Share]) {
+        let running = self.scheduler.running();
+        let of_prompt = |share: &Share| running[share.seq].in_prompt(share.start);
+        assert!(shares.is_sorted_by_key(of_prompt), "prompts come last");
+        for share in shares {
+            let seq = &running[share.seq];
+            for position in share.start..share.start + share.rows {
+                assert_eq!(seq.in_prompt(position), of_prompt(share), "a share is all of a prompt or not at all");
+                let page = seq.pages.ids()[position / PAGE_TOKENS];
+                self.made.entry(page).or_default()[position % PAGE_TOKENS] = seq.in_prompt(position);
+            }
+        }
+        for seq in running {
+            for position in 0..seq.computed {
+                let made = self.made[&seq.pages.ids()[position / PAGE_TOKENS]][position % PAGE_TOKENS];
+                assert_eq!(made, seq.in_prompt(position), "position {position} of a prompt of {}", seq.prompt_len);
+            }
+        }
     }
 
     /// What a model with state would do: every row's state from the one before it, into the slots that are named.
@@ -495,7 +537,16 @@ fn a_long_prompt_leaves_others_their_share_of_a_step() {
 
 /// Limits of a world with state.
 fn stateful(drafts: usize) -> StepLimits {
-    StepLimits { rows: 64, logit_rows: 32, running: 8, slots: 1 + drafts, drafts, whole: false, media: false }
+    StepLimits {
+        rows: 64,
+        logit_rows: 32,
+        running: 8,
+        slots: 1 + drafts,
+        drafts,
+        whole: false,
+        media: false,
+        apart: false,
+    }
 }
 
 fn state_world(drafts: usize, pages: usize, slots: usize) -> World {
@@ -521,6 +572,7 @@ fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u
         pages: Vec::new(),
         page_ids: Vec::new(),
         media: SeqMedia::default(),
+        apart: false,
         work: (),
     };
     world.scheduler.push(Seq::new(&world.cache, new));
@@ -574,6 +626,7 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
             pages: Vec::new(),
             page_ids: Vec::new(),
             media: SeqMedia::default(),
+            apart: false,
             work: (),
         };
         world.scheduler.push(Seq::new(&world.cache, new));
@@ -619,7 +672,16 @@ fn checkpoints_give_way_to_sequences() {
 /// Drafts of those who decode leave the oldest, whose prompt is still computed and wants logits, its row.
 #[test]
 fn drafts_leave_prompts_their_rows() {
-    let limits = StepLimits { rows: 6, logit_rows: 4, running: 4, slots: 0, drafts: 3, whole: false, media: false };
+    let limits = StepLimits {
+        rows: 6,
+        logit_rows: 4,
+        running: 4,
+        slots: 0,
+        drafts: 3,
+        whole: false,
+        media: false,
+        apart: false,
+    };
     let mut world = World::new(Sizes::plain(limits, 16, false));
     world.arrive(40, 1, 0, 0, true);
     world.arrive(1, 60, 1, 0, false);

@@ -125,6 +125,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             pages: Vec::new(),
             page_ids: Vec::new(),
             media: crate::media::SeqMedia::default(),
+            apart: false,
             work: (),
         };
         scheduler.push(Seq::new(&cache, newcomer));
@@ -188,7 +189,7 @@ proptest! {
         let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), slots: 0, drafts: 0, whole: false, media: false,
+            rows, logit_rows, running: running.min(logit_rows), slots: 0, drafts: 0, whole: false, media: false, apart: false,
         };
         let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);
@@ -211,7 +212,7 @@ proptest! {
         };
         let line = Line { chosen: false, ..Line::of_budget(4 << 30, "a test") };
         let plan = blueprint.plan(&options, 1, &line).unwrap();
-        let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.model.shape(KvDtype::F32), 1);
+        let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(KvDtype::F32)), 1);
         prop_assert!(served.workspace + scratch <= plan.workspace, "{} + {scratch} of {}", served.workspace, plan.workspace);
         if rows <= context {
             prop_assert_eq!(most.workspace + scratch, plan.workspace, "the stress takes all that was planned");
@@ -240,7 +241,7 @@ proptest! {
         let (limits, pools) = (plan.step, Pools { pages: plan.pages, slots: plan.slots });
         let context = 128.min(pages * PAGE_TOKENS);
         let requests: Vec<_> = requests.into_iter().map(|(p, o, r)| (p.min(context - 1), o.min(context - p.min(context - 1)), r)).collect();
-        let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.model.shape(KvDtype::F32), 1);
+        let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(KvDtype::F32)), 1);
         let mut stressed = Recorder::new(&blueprint);
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
         stress(&mut stressed, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();

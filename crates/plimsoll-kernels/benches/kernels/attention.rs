@@ -47,9 +47,9 @@ fn positions_4096(bencher: Bencher, case: &Case) {
     let spans: Vec<Span> = (0..rows).map(|r| Span { first: 0, end: (POSITIONS - rows + 1 + r) as u32 }).collect();
     let ld = heads * DIM;
     let (data, mut out) = (vec![0.1f32; rows * ld], vec![0f32; rows * ld]);
-    let mut scratch = vec![0f32; attend_scratch_len(&layout, rows, heads)];
+    let mut scratch = vec![0f32; attend_scratch_len(&layout, false, rows, heads)];
     let queries = Queries { data: &data, ld, heads, spans: &spans };
-    let params = AttendParams { scale: 0.1, softcap: None, sinks: &[] };
+    let params = AttendParams { scale: 0.1, softcap: None, sinks: &[], rounded: false };
     let operations = ItemsCount::new(4 * rows * heads * KV_HEADS * POSITIONS * DIM);
     bencher.counter(operations).counter(BytesCount::new(memory.len())).bench_local(|| {
         for kv_head in 0..KV_HEADS {

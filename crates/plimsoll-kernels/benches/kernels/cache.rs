@@ -2,10 +2,10 @@
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use plimsoll_kernels::Packing;
+use plimsoll_kernels::{Isa, Packing};
 
-use crate::bytes;
 use crate::product::{Case, K, Product, cases};
+use crate::{bytes, isa};
 
 #[divan::bench(args = cases(&[1, 8, 32, 256]), max_time = 0.4)]
 fn linear(bencher: Bencher, case: &Case) {
@@ -13,6 +13,19 @@ fn linear(bencher: Bencher, case: &Case) {
     let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), K).unwrap();
     let data = bytes(packing.bytes());
     let mut product = Product::new(&packing, case.rows);
+    let operations = ItemsCount::new(2 * case.rows * packing.out() * K);
+    bencher.counter(operations).bench_local(|| product.run(&data, 0..packing.panels()));
+}
+
+/// The same of a prompt's rows, rounded to bfloat16, where there is a matrix unit.
+#[divan::bench(args = cases(&[16, 64, 256, 512]), max_time = 0.4)]
+fn rounded(bencher: Bencher, case: &Case) {
+    let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), K).unwrap();
+    if isa() != Isa::Amx || !packing.takes_rounded() {
+        return;
+    }
+    let data = bytes(packing.bytes());
+    let mut product = Product::rounded(&packing, case.rows);
     let operations = ItemsCount::new(2 * case.rows * packing.out() * K);
     bencher.counter(operations).bench_local(|| product.run(&data, 0..packing.panels()));
 }

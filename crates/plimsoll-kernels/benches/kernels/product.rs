@@ -56,21 +56,43 @@ pub struct Product<'a> {
     packing: &'a Packing,
     rows: usize,
     x: Vec<f32>,
-    layout: ActLayout,
-    acts: Aligned<u8>,
+    acts: Prepared,
     y: Vec<f32>,
+}
+
+/// Rows as the weights want them.
+enum Prepared {
+    Floats,
+    Quantized(ActLayout, Aligned<u8>),
+    Rounded(Bf16Layout, Aligned<u8>),
 }
 
 impl<'a> Product<'a> {
     pub fn new(packing: &'a Packing, rows: usize) -> Product<'a> {
         let k = packing.k();
         let x: Vec<f32> = (0..rows * k).map(|i| ((i * 7919) as f32 * 1e-3).sin()).collect();
-        let layout = ActLayout { rows, k, tiles: isa() == Isa::Amx && packing.wants_tiles() };
-        let mut acts = Aligned::new(layout.bytes(), |_| 0);
-        for (x, row) in x.chunks(k).zip(acts.chunks_exact_mut(layout.row_bytes())) {
-            quantize_acts(isa(), layout, x, row);
+        let mut acts = Prepared::Floats;
+        if packing.wants_acts() {
+            let layout = ActLayout { rows, k, tiles: isa() == Isa::Amx && packing.wants_tiles() };
+            let mut buffer = Aligned::new(layout.bytes(), |_| 0);
+            for (x, row) in x.chunks(k).zip(buffer.chunks_exact_mut(layout.row_bytes())) {
+                quantize_acts(isa(), layout, x, row);
+            }
+            acts = Prepared::Quantized(layout, buffer);
         }
-        Product { packing, rows, x, layout, acts, y: vec![0.0; rows * packing.out()] }
+        Product { packing, rows, x, acts, y: vec![0.0; rows * packing.out()] }
+    }
+
+    /// Of a prompt's rows.
+    pub fn rounded(packing: &'a Packing, rows: usize) -> Product<'a> {
+        let mut product = Product::new(packing, rows);
+        let layout = Bf16Layout { rows, k: packing.k() };
+        let mut buffer = Aligned::new(layout.bytes(), |_| 0);
+        for (x, tile) in product.x.chunks(16 * layout.k).zip(buffer.chunks_exact_mut(layout.tile_bytes())) {
+            round_acts(isa(), layout, x, tile);
+        }
+        product.acts = Prepared::Rounded(layout, buffer);
+        product
     }
 
     /// Multiplies by `panels` of the matrix in `data`.
@@ -78,13 +100,15 @@ impl<'a> Product<'a> {
         let packing = self.packing;
         let weights = Weights { packing, data, bias: None };
         let target = Target { ptr: self.y.as_mut_ptr(), ld: packing.out(), mode: Mode::Store };
-        let acts = Acts::new(self.layout, &self.acts);
-        let input = match packing.wants_acts() {
-            true => Input::Acts(&acts),
-            false => Input::F32 { data: &self.x, ld: packing.k() },
+        let run = |input| {
+            // SAFETY: `y` has all rows and outputs, and is borrowed mutably.
+            unsafe { linear(isa(), &weights, input, panels, 0..self.rows, target) }
         };
-        // SAFETY: `y` has all rows and outputs, and is borrowed mutably.
-        unsafe { linear(isa(), &weights, input, panels, 0..self.rows, target) };
+        match &self.acts {
+            Prepared::Floats => run(Input::F32 { data: &self.x, ld: packing.k() }),
+            Prepared::Quantized(layout, buffer) => run(Input::Acts(&Acts::new(*layout, buffer))),
+            Prepared::Rounded(layout, buffer) => run(Input::Bf16(&Bf16Acts::new(*layout, buffer))),
+        }
         black_box(&self.y);
     }
 }

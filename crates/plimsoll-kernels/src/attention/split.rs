@@ -75,7 +75,8 @@ impl Split<'_> {
         }
         let (queries, scores) = scratch.split_at_mut(Q * dim);
         self.scale_queries::<Q>(first, queries);
-        let view = TileView { kv: self.kv, softcap: self.params.softcap, start };
+        let ahead = self.queries.spans.len() == 1;
+        let view = TileView { kv: self.kv, softcap: self.params.softcap, start, ahead };
         self.scores::<D, Q>(view, queries, scores, low / PAGE, high.div_ceil(PAGE));
         for (q, span) in spans.into_iter().enumerate().filter(|(_, span)| span.0 < span.1) {
             let scores = &mut scores[q * SPLIT..][..SPLIT];

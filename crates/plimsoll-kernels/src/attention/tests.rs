@@ -7,15 +7,15 @@ use crate::kv::{KvDtype, kv_store};
 use crate::testing::{Aligned, Random, bits, isas};
 
 /// A cache of shuffled pages with some positions stored and poison everywhere else.
-struct Cache {
+pub(super) struct Cache {
     layout: KvLayout,
-    memory: Aligned,
-    stride: usize,
-    pages: Vec<u32>,
+    pub(super) memory: Aligned,
+    pub(super) stride: usize,
+    pub(super) pages: Vec<u32>,
 }
 
 impl Cache {
-    fn new(layout: KvLayout, positions: usize, seed: u64) -> Cache {
+    pub(super) fn new(layout: KvLayout, positions: usize, seed: u64) -> Cache {
         let mut random = Random::new(seed);
         let count = positions.div_ceil(PAGE);
         let stride = layout.bytes_per_page() + 64;
@@ -34,7 +34,7 @@ impl Cache {
         Cache { layout, memory, stride, pages }
     }
 
-    fn view(&self, kv_head: usize) -> KvPages<'_> {
+    pub(super) fn view(&self, kv_head: usize) -> KvPages<'_> {
         let base = self.memory.bytes().as_ptr();
         KvPages { layout: self.layout, base, stride: self.stride, pages: &self.pages, kv_head }
     }
@@ -45,14 +45,14 @@ impl Cache {
     }
 }
 
-const PLAIN: AttendParams<'static> = AttendParams { scale: 0.3, softcap: None, sinks: &[] };
+pub(super) const PLAIN: AttendParams<'static> = AttendParams { scale: 0.3, softcap: None, sinks: &[], rounded: false };
 
 /// Attention of all rows at once; the output is rows × heads × head_dim.
-fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) -> Vec<f32> {
+pub(super) fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) -> Vec<f32> {
     let dim = kv.layout.width();
     let (rows, width) = (queries.spans.len(), queries.heads * dim);
     let mut out = vec![-77.0; rows * (width + 2)];
-    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, rows, queries.heads)];
+    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, params.rounded, rows, queries.heads)];
     let target = AttendOutput { ptr: out.as_mut_ptr(), ld: width + 2 };
     // SAFETY: the cache is whole and the output is this function's own.
     unsafe { attend(isa, kv, queries, params, &mut scratch, target) };
@@ -61,11 +61,17 @@ fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<
 }
 
 /// The same through splits computed apart.
-fn run_splits(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>, splits: usize) -> Vec<f32> {
+pub(super) fn run_splits(
+    isa: Isa,
+    kv: &KvPages<'_>,
+    queries: &Queries<'_>,
+    params: &AttendParams<'_>,
+    splits: usize,
+) -> Vec<f32> {
     let (dim, rows) = (kv.layout.width(), queries.spans.len());
     let len = rows * queries.heads * attend_partial_len(&kv.layout);
     let mut partials = vec![f32::NAN; splits * len];
-    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, rows, queries.heads)];
+    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, params.rounded, rows, queries.heads)];
     let mut out = vec![0.0; rows * queries.heads * dim];
     let target = AttendOutput { ptr: out.as_mut_ptr(), ld: queries.heads * dim };
     // SAFETY: as above.
@@ -79,7 +85,14 @@ fn run_splits(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &Attend
 }
 
 /// One query in double precision.
-fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &AttendParams<'_>, head: usize) -> Vec<f64> {
+pub(super) fn reference(
+    cache: &Cache,
+    kv_head: usize,
+    q: &[f32],
+    span: Span,
+    params: &AttendParams<'_>,
+    head: usize,
+) -> Vec<f64> {
     let positions = span.first as usize..span.end as usize;
     let score = |position: usize| {
         let dot = |(d, q): (usize, &f32)| f64::from(*q) * cache.get(kv_head, position, d, false);
@@ -97,7 +110,7 @@ fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &Atte
 }
 
 /// Rows at consecutive positions up to `end`, seeing at most `window` positions.
-fn causal(rows: usize, end: usize, window: usize) -> Vec<Span> {
+pub(super) fn causal(rows: usize, end: usize, window: usize) -> Vec<Span> {
     let row = |r: usize| end - rows + 1 + r;
     let span = |r: usize| Span { first: row(r).saturating_sub(window) as u32, end: row(r) as u32 };
     (0..rows).map(span).collect()

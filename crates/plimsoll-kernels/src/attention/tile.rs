@@ -21,7 +21,12 @@ pub(super) struct TileView<'a> {
     pub(super) softcap: Option<f32>,
     /// First position of the split, that of column 0 of the scores.
     pub(super) start: usize,
+    /// Keys and values come from memory, for one row: pages are asked for before their turn.
+    pub(super) ahead: bool,
 }
+
+/// So many pages before its turn a page of keys is asked for.
+const AHEAD: usize = 2;
 
 /// Scores of `Q` queries (scaled, side by side per dimension) over pages `first..end` of a cache of format `D`, `P` pages at
 /// a time. Rows of scores are [`SPLIT`] apart.
@@ -40,11 +45,35 @@ impl<const D: u8, const Q: usize, const P: usize> Kernel for Scores<'_, D, Q, P>
     fn run<S: Simd>(mut self, s: S) {
         let mut page = self.first;
         while page + P <= self.end {
+            self.ask::<S>(s, page, P);
             self.pages::<S, P>(s, page);
             page += P;
         }
         while page < self.end {
+            self.ask::<S>(s, page, 1);
             self.pages::<S, 1>(s, page);
+            page += 1;
+        }
+    }
+}
+
+impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
+    /// Asks for the keys of later pages, and for the values of these, whose turn comes after all keys.
+    #[inline(always)]
+    fn ask<S: Simd>(&self, s: S, page: usize, pages: usize) {
+        let half = self.view.kv.layout.half_bytes();
+        let mut page = if self.view.ahead { page } else { self.end };
+        let end = self.end.min(page + pages);
+        while page < end {
+            // SAFETY: both pages hold positions that a query sees.
+            let (keys, values) = unsafe {
+                let later = (page + AHEAD).min(self.end - 1);
+                (self.view.kv.page(later), self.view.kv.page(page).wrapping_add(half))
+            };
+            for line in 0..half / 64 {
+                s.prefetch(keys.wrapping_add(64 * line));
+                s.prefetch(values.wrapping_add(64 * line));
+            }
             page += 1;
         }
     }
@@ -163,7 +192,7 @@ impl Kernel for Softmax<'_> {
 
 /// Lanes whose position (`at` + lane) is in `low..high` keep their score, the others become −∞.
 #[inline(always)]
-fn visible<S: Simd>(s: S, at: usize, low: usize, high: usize, score: S::F) -> S::F {
+pub(super) fn visible<S: Simd>(s: S, at: usize, low: usize, high: usize, score: S::F) -> S::F {
     if at >= low && at + LANES <= high {
         return score;
     }
@@ -280,7 +309,7 @@ impl<const D: u8, const N: usize, const M: usize> Values<'_, D, N, M> {
 /// # Safety
 /// They lie there, counted from `base`.
 #[inline(always)]
-unsafe fn load<S: Simd, const D: u8>(s: S, base: *const u8, index: usize) -> S::F {
+pub(super) unsafe fn load<S: Simd, const D: u8>(s: S, base: *const u8, index: usize) -> S::F {
     // SAFETY: the caller's word.
     unsafe {
         match D {

@@ -16,7 +16,6 @@ use std::ops::Range;
 use super::quant::{Job, MOST_ROWS};
 use super::{TileTarget, codes};
 use crate::acts::{ACT_BLOCK_BYTES, ACT_TILE_BYTES, ActBlock};
-use crate::half::f32_to_bf16;
 use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
 use crate::simd::{Simd, Words};
@@ -50,7 +49,8 @@ fn kind(quant: QuantPacking, tiles: bool) -> Option<u8> {
 
 /// Codes less their zero point: small integers, which bfloat16 holds exactly.
 fn words(zero: u8) -> Words {
-    Words(std::array::from_fn(|code| f32_to_bf16(code as f32 - f32::from(zero))))
+    // Their floats end in zeros.
+    Words(std::array::from_fn(|code| ((code as f32 - f32::from(zero)).to_bits() >> 16) as u16))
 }
 
 /// Memory of one call, on the stack of its thread.

@@ -251,7 +251,7 @@ fn a_row_of_nonsense_spoils_no_other() {
 }
 
 #[test]
-#[should_panic(expected = "multiply the other kind")]
+#[should_panic(expected = "multiply another kind")]
 fn quantized_weights_refuse_floats() {
     let quant = QuantPacking { bits: 8, group: 32, scales: crate::PackScales::F16, zero: 128, offset: false };
     let source = Source::new(quant, 16, 32, 1);

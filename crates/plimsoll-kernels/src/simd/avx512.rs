@@ -234,6 +234,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn byte<const N: usize>(self, v: __m512i) -> __m512i {
+        // A constant after inlining, as for `shift_mask`.
+        intrinsic!(_mm512_and_si512(_mm512_srl_epi32(v, _mm_cvtsi32_si128(8 * N as i32)), _mm512_set1_epi32(255)))
+    }
+
+    #[inline(always)]
     unsafe fn dot<const N: usize>(
         self,
         _width: CodeWidth,

@@ -1,0 +1,65 @@
+//! Gated feed-forward layers. What stands between the two products of a prompt's rows is written once, rounded as the second takes
+//! it, instead of twice in single precision, read, multiplied, written, read and rounded: it is what does not fit a cache.
+
+use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout, Weights};
+
+use super::linear::{Cut, Shared};
+use super::{CpuDevice, kernel_activation};
+use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Mode};
+use crate::weights::LinearId;
+
+impl CpuDevice {
+    pub(super) fn run_feed_forward(
+        &mut self,
+        layer: &FeedForward,
+        x: Buf,
+        out: Buf,
+        mode: Mode,
+        prompt_rows: usize,
+    ) -> Result<(), DeviceError> {
+        let FeedForward { gate, up, down, width, act } = *layer;
+        let input = Bf16Layout { rows: prompt_rows, k: x.cols };
+        let rounds = prompt_rows > 0 && [gate, up, down].into_iter().all(|id| self.rounds(id));
+        // The rounded input takes the place of a product that is not written.
+        if !rounds || input.bytes() > prompt_rows * width * size_of::<f32>() {
+            return layer.by_steps(self, x, out, mode, prompt_rows);
+        }
+        // The planner takes the same workspace in the same order.
+        let scope = self.mark();
+        let (gates, ups) = (self.temp(x.rows, width)?, self.temp(x.rows, width)?);
+        let others = x.rows - prompt_rows;
+        if others > 0 {
+            let (gates, ups) = (gates.span(0, others), ups.span(0, others));
+            self.linear(x.span(0, others), &[(gate, gates), (up, ups)], Mode::Store)?;
+            self.glu(gates, ups, act);
+        }
+        let rounded_at = ups.span(others, prompt_rows).offset;
+        self.round(x.span(others, prompt_rows), input, rounded_at);
+        let inner = self.share(gates.span(0, others), prompt_rows, &[(down, out)])?;
+        self.multiply_gate([gate, up], act, (input, rounded_at), &inner);
+        self.multiply_rows(gates, &inner, &[(down, out)], mode);
+        self.release(scope);
+        Ok(())
+    }
+
+    /// activation(x · Gᵀ) · (x · Uᵀ) of rounded rows, rounded.
+    fn multiply_gate(&mut self, ids: [LinearId; 2], act: Activation, (input, at): (Bf16Layout, usize), inner: &Shared) {
+        let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
+        let matrices = ids.map(|id| {
+            let (linear, data) = self.weights.linear(id);
+            let bias = linear.bias.map(|bias| self.weights.vector(bias));
+            Weights { packing: &linear.packing, data, bias }
+        });
+        // SAFETY: it was written before, and during this operation it is only read.
+        let acts = Bf16Acts::new(input, unsafe { arena.bytes(at, input.bytes()) });
+        let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };
+        let cut = Cut::new(input.rows, input.k * size_of::<u16>(), matrices[0].packing.panels(), threads, 1);
+        let act = kernel_activation(act);
+        self.pool.run(cut.tasks(), &|_, task| {
+            let (rows, panels) = cut.task(task);
+            let out = arena.pointer(out).cast();
+            // SAFETY: the buffer is inside the workspace and nobody else's; tasks have disjoint rows or panels.
+            unsafe { kernels::linear_glu(isa, matrices.each_ref(), act, &acts, panels, rows, out) };
+        });
+    }
+}

@@ -1,0 +1,115 @@
+//! Rounded attention: near the reference, and independent of tiles, splits and neighbours, wherever there is the unit.
+
+use super::super::tests::{Cache, PLAIN, causal, reference, run, run_splits};
+use super::*;
+use crate::attention::Span;
+use crate::kv::kv_store;
+use crate::kv::tests::DTYPES;
+use crate::testing::{Random, bits};
+
+const ROUNDED: AttendParams<'static> = AttendParams { rounded: true, ..PLAIN };
+
+fn unit() -> bool {
+    Isa::Amx.available()
+}
+
+#[test]
+fn results_are_near_double_precision() {
+    if !unit() {
+        return;
+    }
+    let mut random = Random::new(30);
+    for dtype in DTYPES {
+        for (head_dim, positions, rows, heads) in [
+            (64, 1100, 3, 5),
+            (48, 40, 4, 1),
+            (128, 530, 1, 1),
+            (80, 17, 9, 2),
+            // No multiples of sixteen.
+            (72, 600, 9, 1),
+            (20, 33, 3, 2),
+        ] {
+            let cache = Cache::new(KvLayout::padded(2, head_dim, dtype).unwrap(), positions, 31);
+            let sinks = random.floats(heads);
+            let capped = AttendParams { softcap: Some(1.5), ..ROUNDED };
+            for params in [ROUNDED, capped, AttendParams { sinks: &sinks, ..ROUNDED }] {
+                for window in [usize::MAX, 20] {
+                    let spans = causal(rows, positions, window);
+                    let data = random.floats(rows * heads * head_dim);
+                    let queries = Queries { data: &data, ld: heads * head_dim, heads, spans: &spans };
+                    let out = run(Isa::Amx, &cache.view(1), &queries, &params);
+                    for (query, (q, out)) in data.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
+                        let expected = reference(&cache, 1, q, spans[query / heads], &params, query % heads);
+                        for (actual, expected) in out.iter().zip(expected) {
+                            // Eight bits of everything: some thousandths of values up to 1.
+                            assert!((f64::from(*actual) - expected).abs() < 8e-3, "{dtype:?} {actual} {expected}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_the_same_alone_and_in_a_tile() {
+    if !unit() {
+        return;
+    }
+    let mut random = Random::new(32);
+    for dtype in DTYPES {
+        for (head_dim, positions, rows, heads, window) in
+            [(64, 1050, 70, 3, usize::MAX), (32, 530, 40, 2, 10), (16, 600, 37, 1, 500), (144, 33, 33, 4, 17)]
+        {
+            let cache = Cache::new(KvLayout::new(2, head_dim, dtype).unwrap(), positions, 33);
+            let spans = causal(rows, positions, window);
+            let width = heads * head_dim;
+            let data = random.floats(rows * width);
+            let queries = Queries { data: &data, ld: width, heads, spans: &spans };
+            let params = AttendParams { softcap: Some(5.0), ..ROUNDED };
+            let whole = run(Isa::Amx, &cache.view(0), &queries, &params);
+            assert!(whole.iter().all(|y| y.is_finite()), "{dtype:?}: poison leaked");
+            let splits = run_splits(Isa::Amx, &cache.view(0), &queries, &params, positions.div_ceil(SPLIT));
+            assert_eq!(bits(&splits), bits(&whole), "{dtype:?} by splits");
+            for row in 0..rows {
+                let one = Queries { data: &data[row * width..], ld: width, heads, spans: &spans[row..][..1] };
+                let alone = run(Isa::Amx, &cache.view(0), &one, &params);
+                assert_eq!(bits(&alone), bits(&whole[row * width..][..width]), "{dtype:?} row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn infinite_values_outside_the_span_do_not_leak() {
+    if !unit() {
+        return;
+    }
+    let layout = KvLayout::new(1, 16, KvDtype::F32).unwrap();
+    let clean = Cache::new(layout, 64, 36);
+    let mut cache = Cache::new(layout, 64, 36);
+    let page = cache.pages[1] as usize * cache.stride;
+    let bad = [f32::INFINITY; 16];
+    kv_store(Isa::Amx, &layout, &mut cache.memory.bytes_mut()[page..][..layout.bytes_per_page()], 4, &bad, &bad);
+    let span = |first, end| Span { first, end };
+    let spans = [span(0, 20), span(3, 19), span(21, 64), span(0, 64)];
+    let data = vec![0.5; 4 * 16];
+    let queries = Queries { data: &data, ld: 16, heads: 1, spans: &spans };
+    let out = run(Isa::Amx, &cache.view(0), &queries, &ROUNDED);
+    let without = run(Isa::Amx, &clean.view(0), &queries, &ROUNDED);
+    assert_eq!(bits(&out[..48]), bits(&without[..48]));
+    assert!(out[48..].iter().all(|y| !y.is_finite()), "a visible infinity must show");
+}
+
+#[test]
+fn seeing_nothing_gives_zeros() {
+    if !unit() {
+        return;
+    }
+    let cache = Cache::new(KvLayout::new(1, 32, KvDtype::Q8).unwrap(), 16, 37);
+    let spans = [Span { first: 5, end: 5 }, Span { first: 0, end: 3 }];
+    let queries = Queries { data: &[1.0; 64], ld: 32, heads: 1, spans: &spans };
+    let out = run(Isa::Amx, &cache.view(0), &queries, &ROUNDED);
+    assert_eq!(out[..32], [0.0; 32]);
+    assert!(out[32..].iter().any(|y| *y != 0.0));
+}

@@ -1,0 +1,215 @@
+//! Rounded layers against a scalar reference that follows the documented order, bit for bit, wherever there is the unit.
+
+use proptest::prelude::*;
+
+use crate::half::{bf16_to_f32, f32_to_bf16};
+use crate::pack::tests::{Source, any_quant};
+use crate::pack::{pack_panel_f32, unpack_row};
+use crate::testing::{Aligned, Random, bits, isas};
+use crate::{
+    Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, Packing, Target, Weights, linear, linear_glu, round_acts,
+};
+
+/// The nearest bfloat16, ties away from zero; subnormals count as 0, as the unit has it.
+fn rounded(value: f32) -> f32 {
+    let rounded = f32::from_bits((value.to_bits() + 0x8000) & !0xffff);
+    if rounded.abs() < f32::MIN_POSITIVE { 0.0 } else { rounded }
+}
+
+fn reference(weights: &[f32], x: &[f32]) -> f32 {
+    let mut acc = 0f32;
+    for (weights, x) in weights.chunks(32).zip(x.chunks(32)) {
+        let mut sums = [0f32; 2];
+        for (i, (weight, x)) in weights.iter().zip(x).enumerate() {
+            let sum = &mut sums[i % 4 / 2];
+            *sum = rounded(*x).mul_add(rounded(*weight), *sum);
+        }
+        acc += sums[0] + sums[1];
+    }
+    acc
+}
+
+/// Rows of activations, rounded, in a buffer whose unused part is full of what must not matter.
+fn round(layout: Bf16Layout, x: &[f32]) -> Aligned {
+    let mut buffer = Aligned::new(layout.bytes());
+    buffer.bytes_mut().fill(0xff);
+    for (tile, dst) in buffer.bytes_mut().chunks_exact_mut(layout.tile_bytes()).enumerate() {
+        let rows = layout.tile(tile);
+        round_acts(Isa::detect(), layout, &x[rows.start * layout.k..rows.end * layout.k], dst);
+    }
+    buffer
+}
+
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    packing: &'a Packing,
+    data: &'a [u8],
+    bias: Option<&'a [f32]>,
+    before: &'a [f32],
+}
+
+impl Call<'_> {
+    /// All rows, cut up into calls of so many panels and so many tiles of rows.
+    fn run(&self, layout: Bf16Layout, x: &[f32], panel_step: usize, tile_step: usize) -> Vec<f32> {
+        let buffer = round(layout, x);
+        let acts = Bf16Acts::new(layout, buffer.bytes());
+        let (packing, out) = (self.packing, self.packing.out());
+        let weights = Weights { packing, data: self.data, bias: self.bias };
+        let mut y = self.before.to_vec();
+        for panel in (0..packing.panels()).step_by(panel_step) {
+            for row in (0..layout.rows).step_by(16 * tile_step) {
+                let panels = panel..packing.panels().min(panel + panel_step);
+                let rows = row..layout.rows.min(row + 16 * tile_step);
+                let target = Target { ptr: y.as_mut_ptr(), ld: out, mode: Mode::Add };
+                // SAFETY: `y` has all rows of `out` floats and nobody else uses it.
+                unsafe { linear(Isa::Amx, &weights, Input::Bf16(&acts), panels, rows, target) };
+            }
+        }
+        y
+    }
+}
+
+fn unit() -> bool {
+    isas().any(|isa| isa == Isa::Amx)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn quantized_weights_follow_the_reference(
+        quant in any_quant(), out in 1usize..70, blocks in 1usize..30, rows in 1usize..80, seed: u64,
+    ) {
+        prop_assume!(unit());
+        let k = 32 * blocks;
+        let source = Source::new(quant, out, k, seed);
+        let data = source.packed();
+        let mut random = Random::new(seed ^ 1);
+        let (x, bias, before) = (random.floats(rows * k), random.floats(out), random.floats(rows * out));
+        let weights: Vec<Vec<f32>> = (0..out).map(|row| {
+            let mut weights = vec![0.0; k];
+            unpack_row(&source.packing, &data, row, &mut weights);
+            weights
+        }).collect();
+        let sums = x.chunks(k).flat_map(|x| weights.iter().map(|weights| reference(weights, x)));
+        let expected: Vec<f32> =
+            sums.zip(&before).enumerate().map(|(i, (sum, before))| before + (sum + bias[i % out])).collect();
+        let call = Call { packing: &source.packing, data: &data, bias: Some(&bias), before: &before };
+        for (panels, tiles) in [(99, 99), (1, 1), (3, 2)] {
+            let y = call.run(Bf16Layout { rows, k }, &x, panels, tiles);
+            prop_assert_eq!(bits(&y), bits(&expected), "{} panels, {} tiles", panels, tiles);
+        }
+    }
+
+    #[test]
+    fn weights_in_bfloat16_follow_the_reference(
+        out in 1usize..70, blocks in 1usize..30, rows in 1usize..40, awkward: bool, seed: u64,
+    ) {
+        prop_assume!(unit());
+        let k = 32 * blocks;
+        let mut random = Random::new(seed);
+        // Not what is awkward beyond measure: where a product is subnormal the unit and this processor's arithmetic differ.
+        let mut draw = |n| if awkward { random.awkward(n).iter().map(|v| v.clamp(-1e9, 1e9)).collect() } else { random.floats(n) };
+        let weights: Vec<Vec<f32>> = (0..out).map(|_| draw(k)).collect();
+        let x: Vec<f32> = draw(rows * k).iter().map(|v: &f32| if v.abs() < 1e-10 { 0.0 } else { *v }).collect();
+        let packing = Packing::new(PackKind::Bf16, out, k).unwrap();
+        let mut data = vec![0; packing.bytes()];
+        for (rows, panel) in weights.chunks(PANEL).zip(data.chunks_exact_mut(packing.panel_bytes())) {
+            let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+            pack_panel_f32(&packing, &rows, panel).unwrap();
+        }
+        let stored: Vec<Vec<f32>> =
+            weights.iter().map(|row| row.iter().map(|v| bf16_to_f32(f32_to_bf16(*v))).collect()).collect();
+        let before = vec![0.0; rows * out];
+        let expected: Vec<f32> = x.chunks(k).flat_map(|x| stored.iter().map(|row| reference(row, x))).collect();
+        let call = Call { packing: &packing, data: &data, bias: None, before: &before };
+        let y = call.run(Bf16Layout { rows, k }, &x, 99, 99);
+        prop_assert_eq!(bits(&y), bits(&expected));
+    }
+}
+
+#[test]
+fn more_rows_than_one_unpacking_serves_are_the_same_rows() {
+    if !unit() {
+        return;
+    }
+    let quant = crate::QuantPacking { bits: 4, group: 32, scales: crate::PackScales::F16, zero: 0, offset: true };
+    let (rows, k, out) = (600, 416, 40);
+    let source = Source::new(quant, out, k, 5);
+    let data = source.packed();
+    let x = Random::new(6).floats(rows * k);
+    let before = vec![0.0; rows * out];
+    let call = Call { packing: &source.packing, data: &data, bias: None, before: &before };
+    let whole = call.run(Bf16Layout { rows, k }, &x, 99, 99);
+    for row in [0, 1, 17, 511, 512, 543, 599] {
+        let alone = Call { before: &before[..out], ..call };
+        let alone = alone.run(Bf16Layout { rows: 1, k }, &x[row * k..][..k], 99, 99);
+        assert_eq!(bits(&whole[row * out..][..out]), bits(&alone), "row {row}");
+    }
+}
+
+#[test]
+fn a_gate_is_what_its_parts_are() {
+    if !unit() {
+        return;
+    }
+    let quant = crate::QuantPacking { bits: 4, group: 32, scales: crate::PackScales::F16, zero: 8, offset: false };
+    let (rows, k, out) = (77, 160, 96);
+    let sources = [1, 2].map(|seed| Source::new(quant, out, k, seed));
+    let data = sources.each_ref().map(|source| source.packed());
+    let mut random = Random::new(6);
+    let (x, bias, before) = (random.floats(rows * k), random.floats(out), vec![0.0; rows * out]);
+    let biases = [Some(&bias[..]), None];
+    let of = |i: usize| {
+        let call = Call { packing: &sources[i].packing, data: &data[i], bias: biases[i], before: &before };
+        call.run(Bf16Layout { rows, k }, &x, 99, 99)
+    };
+    let (mut gate, up) = (of(0), of(1));
+    crate::glu(Isa::Amx, crate::Activation::Silu, &mut gate, &up);
+    let layout = Bf16Layout { rows, k: out };
+    let mut expected = round(layout, &gate);
+    let buffer = round(Bf16Layout { rows, k }, &x);
+    let acts = Bf16Acts::new(Bf16Layout { rows, k }, buffer.bytes());
+    let weights = [0, 1].map(|i| Weights { packing: &sources[i].packing, data: &data[i], bias: biases[i] });
+    for (panel_step, tile_step) in [(6, 5), (1, 2)] {
+        let mut found = Aligned::new(layout.bytes());
+        found.bytes_mut().fill(0xff);
+        for panel in (0..6).step_by(panel_step) {
+            for row in (0..rows).step_by(16 * tile_step) {
+                let (panels, rows) = (panel..panel + panel_step, row..rows.min(row + 16 * tile_step));
+                let (activation, to) = (crate::Activation::Silu, found.bytes_mut().as_mut_ptr());
+                // SAFETY: the buffer is whole and this test's own.
+                unsafe { linear_glu(Isa::Amx, weights.each_ref(), activation, &acts, panels, rows, to) };
+            }
+        }
+        assert_eq!(found.bytes(), expected.bytes(), "{panel_step} panels, {tile_step} tiles");
+    }
+    // That the comparison can fail:
+    expected.bytes_mut()[0] ^= 1;
+    assert_ne!(expected.bytes(), round(layout, &gate).bytes());
+}
+
+#[test]
+fn what_is_not_a_number_spoils_no_other_row() {
+    if !unit() {
+        return;
+    }
+    let quant = crate::QuantPacking { bits: 6, group: 16, scales: crate::PackScales::Super, zero: 32, offset: false };
+    let (rows, k, out) = (20, 256, 17);
+    let source = Source::new(quant, out, k, 5);
+    let data = source.packed();
+    let mut x = Random::new(6).floats(rows * k);
+    let before = vec![0.0; rows * out];
+    let call = Call { packing: &source.packing, data: &data, bias: None, before: &before };
+    let clean = call.run(Bf16Layout { rows, k }, &x, 99, 99);
+    x[3 * k + 100] = f32::NAN;
+    x[18 * k + 7] = f32::INFINITY;
+    let spoilt = call.run(Bf16Layout { rows, k }, &x, 99, 99);
+    for row in 0..rows {
+        let (clean, spoilt) = (&clean[row * out..][..out], &spoilt[row * out..][..out]);
+        match row {
+            3 | 18 => assert!(spoilt.iter().all(|y| !y.is_finite()), "row {row}: {spoilt:?}"),
+            _ => assert_eq!(bits(clean), bits(spoilt), "row {row}"),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Rows of a prompt rounded to bfloat16 and laid out as the matrix unit takes them: half the bytes of a row, and products whose
+//! sums the unit keeps to itself (`linear/rounded.rs`). Rows that an answer depends on one by one are `acts`'.
+
+use crate::isa::{Isa, Kernel};
+use crate::packing::BLOCK;
+use crate::simd::{LANES, Simd};
+
+/// Rows of a tile.
+pub(crate) const TILE_ROWS: usize = 16;
+/// Bytes of a tile: 32 elements of sixteen rows.
+pub(crate) const TILE_BYTES: usize = TILE_ROWS * 2 * BLOCK;
+
+/// The shape of a buffer of rounded activations: for every sixteen rows, for every 32 elements, those of the first row, of the
+/// second, and so on; of every four elements in the order 0, 2, 1, 3. The last tiles are as large as the others; what is there beyond the last row never matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bf16Layout {
+    /// Rows (tokens).
+    pub rows: usize,
+    /// Elements per row; a multiple of 32.
+    pub k: usize,
+}
+
+impl Bf16Layout {
+    /// Bytes of the buffer, which must be aligned to 64. Panics if `k` is not a multiple of 32 or the size overflows.
+    pub fn bytes(self) -> usize {
+        self.tiles().checked_mul(self.tile_bytes()).expect("activation buffer exceeds the address space")
+    }
+
+    /// How many times sixteen rows there are.
+    pub fn tiles(self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// The rows of one of them.
+    pub fn tile(self, tile: usize) -> std::ops::Range<usize> {
+        tile * TILE_ROWS..self.rows.min((tile + 1) * TILE_ROWS)
+    }
+
+    /// Bytes of sixteen rows.
+    pub fn tile_bytes(self) -> usize {
+        assert!(self.k.is_multiple_of(BLOCK), "{} activations are not a multiple of {BLOCK}", self.k);
+        (self.k / BLOCK).checked_mul(TILE_BYTES).expect("activation rows exceed the address space")
+    }
+}
+
+/// Rounded activations, borrowed from the caller's buffer.
+#[derive(Clone, Copy)]
+pub struct Bf16Acts<'a> {
+    layout: Bf16Layout,
+    buffer: &'a [u8],
+}
+
+impl<'a> Bf16Acts<'a> {
+    /// Reads a buffer that [`round_acts`] has filled. Panics if it is shorter than the layout or not aligned to 64 bytes.
+    pub fn new(layout: Bf16Layout, buffer: &'a [u8]) -> Bf16Acts<'a> {
+        let bytes = layout.bytes();
+        assert!(buffer.len() >= bytes, "activation buffer of {} bytes, {bytes} needed", buffer.len());
+        assert!(buffer.as_ptr().addr().is_multiple_of(64), "activation buffer not aligned to 64");
+        Bf16Acts { layout, buffer }
+    }
+
+    /// Rows and elements per row.
+    pub fn layout(&self) -> Bf16Layout {
+        self.layout
+    }
+
+    /// The tile of sixteen rows and the 32 elements of a group.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
+    pub(crate) fn tile(&self, tile: usize, group: usize) -> *const u8 {
+        self.buffer[tile * self.layout.tile_bytes() + group * TILE_BYTES..].as_ptr()
+    }
+}
+
+/// The nearest bfloat16, of two equally near ones the greater in magnitude, as the upper half of a float.
+#[inline(always)]
+pub(crate) fn round_bf16<S: Simd>(s: S, value: S::F) -> S::I {
+    s.and_i(s.add_i(s.bits(value), s.splat_i(1 << 15)), s.splat_i(!0xffff))
+}
+
+/// Stores two values a lane, rounded, side by side.
+///
+/// # Safety
+/// `to` is valid for writing 64 bytes.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
+pub(crate) unsafe fn store_pairs<S: Simd>(s: S, to: *mut u8, [first, second]: [S::F; 2]) {
+    let low = s.and_i(s.sra_i::<16>(round_bf16(s, first)), s.splat_i(0xffff));
+    let both = s.as_floats(s.or_i(low, round_bf16(s, second)));
+    // SAFETY: the caller's word.
+    unsafe { s.store(to.cast(), both) }
+}
+
+/// Rounds up to sixteen rows of `k` floats, which follow each other in `x`, into `dst`, one tile of rows of a buffer of this
+/// layout (`tile_bytes` long). An infinity or NaN stays one.
+///
+/// Panics if the lengths disagree.
+pub fn round_acts(isa: Isa, layout: Bf16Layout, x: &[f32], dst: &mut [u8]) {
+    assert!(x.len().is_multiple_of(layout.k) && x.len() <= TILE_ROWS * layout.k, "{} activations", x.len());
+    assert_eq!(dst.len(), layout.tile_bytes(), "bytes for rounded activations of {}", layout.k);
+    isa.run(RoundRows { x, k: layout.k, dst });
+}
+
+struct RoundRows<'a> {
+    x: &'a [f32],
+    k: usize,
+    dst: &'a mut [u8],
+}
+
+impl Kernel for RoundRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (row, x) in self.x.chunks_exact(self.k).enumerate() {
+            for (half, x) in x.as_chunks::<LANES>().0.iter().enumerate() {
+                let to = &mut self.dst[half / 2 * TILE_BYTES + row * 2 * BLOCK + half % 2 * 2 * LANES..][..2 * LANES];
+                // SAFETY: sixteen floats and sixteen words.
+                unsafe { s.store_high_words(to.as_mut_ptr(), round_bf16(s, s.load(x.as_ptr()))) };
+            }
+        }
+    }
+}
