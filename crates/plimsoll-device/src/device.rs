@@ -272,7 +272,7 @@ pub struct StepInput<'a> {
     pub places: &'a [[f32; 3]],
     /// Rows whose embeddings do not come from their tokens.
     pub media: &'a [MediaRows<'a>],
-    /// How many of its last rows are of prompts, which [`Device::linear_rows`] may compute in an arithmetic of their own.
+    /// How many of its last rows are of prompts, which linear layers and attention may compute in an arithmetic of their own.
     pub prompt_rows: usize,
 }
 

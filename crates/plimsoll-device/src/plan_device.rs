@@ -32,17 +32,23 @@ pub struct PlanDevice<'a> {
     kv: KvShape,
     stack: StepStack,
     work: Work,
+    rounds: bool,
 }
 
 impl<'a> PlanDevice<'a> {
     /// A planner over a model's weights and cache shape.
     pub fn new(weights: &'a WeightTable, kv: KvShape) -> Self {
-        Self { weights, kv, stack: StepStack::new(usize::MAX), work: Work::default() }
+        Self { weights, kv, stack: StepStack::new(usize::MAX), work: Work::default(), rounds: false }
     }
 
     /// The most bytes of step workspace that were in use.
     pub fn high_water(&self) -> usize {
         self.stack.high_water()
+    }
+
+    /// Whether rows of prompts would have been multiplied in an arithmetic of their own.
+    pub fn rounds(&self) -> bool {
+        self.rounds
     }
 
     /// Work of everything that ran.
@@ -95,8 +101,10 @@ impl Device for PlanDevice<'_> {
         x: Buf,
         layers: &[(LinearId, Buf)],
         _mode: Mode,
-        _prompt_rows: usize,
+        prompt_rows: usize,
     ) -> Result<(), DeviceError> {
+        self.rounds |=
+            prompt_rows > 0 && layers.iter().any(|(id, _)| self.weights.rounds(&self.weights.linear(*id).packing));
         let scope = self.mark();
         self.stack.take(self.weights.input_bytes(x.rows, x.cols, layers))?;
         for (id, _) in layers {

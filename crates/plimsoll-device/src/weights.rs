@@ -48,7 +48,7 @@ impl std::str::FromStr for DtypePolicy {
     }
 }
 
-/// The arithmetic in which the linear layers of prompts are computed.
+/// The arithmetic in which the linear layers and the attention of prompts are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefillDtype {
     /// bfloat16 where a matrix unit multiplies it (AMX), several times as fast; otherwise as answers are.
@@ -250,9 +250,9 @@ impl WeightTable {
         Self { rounds: self.tiles && dtype == PrefillDtype::Auto, ..self }
     }
 
-    /// Whether some layer multiplies rows of prompts in an arithmetic of their own.
+    /// Whether rows of prompts are multiplied in an arithmetic of their own by layers that can.
     pub fn rounds_prompts(&self) -> bool {
-        self.linears.iter().any(|linear| self.rounds(&linear.packing))
+        self.rounds
     }
 
     /// The shape of a model with these weights.

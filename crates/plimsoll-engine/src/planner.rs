@@ -6,7 +6,7 @@ mod check;
 
 use plimsoll_device::{
     Declare, DeclareError, DeviceError, Isa, KvShape, MediaRows, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice,
-    SeqSpan, StepInput, WeightTable, Work,
+    PrefillDtype, SeqSpan, StepInput, WeightTable, Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_media::MediaError;
@@ -294,6 +294,7 @@ struct Run {
 #[derive(Clone, Copy, Debug)]
 struct Ran {
     workspace: usize,
+    rounds: bool,
     forward: Work,
     draft: Work,
 }
@@ -309,14 +310,25 @@ impl Blueprint {
             Some(_) => MediaRules::read(checkpoint)?,
             None => None,
         };
-        Ok(Self {
+        let mut blueprint = Self {
             model,
             weights,
             media,
             max_context: checkpoint.config.max_context,
             eos: checkpoint.config.eos_token_ids.clone(),
             encoder: checkpoint.config.encoder,
-        })
+        };
+        if !blueprint.rounds(options)? {
+            blueprint.weights = std::mem::take(&mut blueprint.weights).rounding(PrefillDtype::F32);
+        }
+        Ok(blueprint)
+    }
+
+    /// Whether any layer that a prompt passes has an arithmetic of its own for it: an encoder's have not, nor floats, nor experts.
+    fn rounds(&self, options: &Options) -> Result<bool, PlanError> {
+        let one = Run { rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
+        let shape = self.model.shape(options.kv_dtype);
+        Ok(self.encoder.is_none() && self.weights.rounds_prompts() && self.run(&shape, one)?.rounds)
     }
 
     /// Plans an engine under `line`; if it does not fit, with advice.
@@ -357,7 +369,7 @@ impl Blueprint {
             drafts,
             whole: self.encoder.is_some(),
             media: self.media.is_some(),
-            apart: self.encoder.is_none() && self.weights.rounds_prompts(),
+            apart: self.weights.rounds_prompts(),
         };
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };
@@ -438,7 +450,7 @@ impl Blueprint {
     fn run_whole(&self, shape: &ModelShape, rows: &[usize]) -> Result<Ran, PlanError> {
         let mut device = PlanDevice::new(&self.weights, shape.kv);
         Passes::default().forward(&*self.model, &mut device, &WholeStep::new(rows).input())?;
-        Ok(Ran { workspace: device.high_water(), forward: device.work(), draft: Work::default() })
+        Ok(Ran { workspace: device.high_water(), rounds: false, forward: device.work(), draft: Work::default() })
     }
 
     /// Runs a step on the planner's device.
@@ -462,6 +474,7 @@ impl Blueprint {
             state_out: &state_out,
             places: &places,
             media: if self.media.is_some() { &ROWS_OF_MEDIA } else { &[] },
+            prompt_rows: rows,
             ..StepInput::default()
         };
         let mut device = PlanDevice::new(&self.weights, shape.kv);
@@ -484,14 +497,14 @@ impl Blueprint {
             };
             passes.draft(&*self.model, &mut device, &from, &input)?;
         }
-        let (workspace, all) = (device.high_water(), device.work());
+        let (workspace, rounds, all) = (device.high_water(), device.rounds(), device.work());
         let draft = Work {
             flops: all.flops - forward.flops,
             weight_bytes: all.weight_bytes - forward.weight_bytes,
             kv_bytes: all.kv_bytes - forward.kv_bytes,
             state_bytes: 0,
         };
-        Ok(Ran { workspace, forward, draft })
+        Ok(Ran { workspace, rounds, forward, draft })
     }
 
     /// Sizes for the arithmetic, and the part of the line that is worth using: no more than all running requests at full

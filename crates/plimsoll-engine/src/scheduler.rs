@@ -422,7 +422,7 @@ impl<T> Scheduler<T> {
         self.running[index].publish();
     }
 
-    /// Takes a finished sequence out; what it computed stays findable.
+    /// Takes a finished sequence out; what it computed stays findable, as far as others could start from it.
     pub fn finish(&mut self, index: usize) -> Seq<T> {
         let mut seq = self.running.remove(index);
         seq.donate();

@@ -119,9 +119,13 @@ impl StepBuffers {
                 media.push(MediaRows { first_row: first_row + offset, values });
             });
             self.span(seq, share.start, share.rows, 0, seq.states.source());
-            if self.limits.apart && seq.in_prompt(share.start) {
-                self.prompt_rows += share.rows;
-            }
+            let of_prompt = self.limits.apart && seq.in_prompt(share.start);
+            debug_assert!(of_prompt || self.prompt_rows == 0, "rows of prompts stand last");
+            debug_assert!(
+                !of_prompt || share.start + share.rows <= seq.prompt_len,
+                "a chunk ends where its prompt does"
+            );
+            self.prompt_rows += if of_prompt { share.rows } else { 0 };
             let known = share.rows - share.drafts;
             self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
             self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);

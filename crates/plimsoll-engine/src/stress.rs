@@ -53,6 +53,10 @@ pub fn stress(
     // The largest prefill; with as many logits as a step may have it is also the largest prompt-logprobs step.
     let rows = limits.rows.min(longest);
     stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
+    if limits.apart {
+        // As many rows of an answer that was preempted and is computed again.
+        stress.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
+    }
     // A chunk at the far end of the longest context: the longest prefix to attend to.
     let tail = rows.min(PAGE_TOKENS);
     stress.run(&[Rows { start: longest - tail, rows: tail, each: false, prompt: true }], 1)?;

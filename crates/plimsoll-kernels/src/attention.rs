@@ -3,7 +3,8 @@
 //!
 //! Positions are cut into *splits* of [`SPLIT`] at absolute positions. Within a split: scores (lane = position, one chain over
 //! head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over positions, ascending).
-//! Splits combine in ascending order. This is always so, in prefill and decode, on one thread or many; a query's result
+//! Splits combine in ascending order. This is always so, in prefill and decode, on one thread or many (what is rounded has other
+//! chains, `attention/rounded.rs`, and they too are always the same); a query's result
 //! therefore does not depend on the rows beside it nor on who computed which split.
 
 #[cfg(target_arch = "x86_64")]

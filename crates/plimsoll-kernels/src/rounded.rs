@@ -91,7 +91,7 @@ pub(crate) unsafe fn store_pairs<S: Simd>(s: S, to: *mut u8, [first, second]: [S
 }
 
 /// Rounds up to sixteen rows of `k` floats, which follow each other in `x`, into `dst`, one tile of rows of a buffer of this
-/// layout (`tile_bytes` long). An infinity or NaN stays one.
+/// layout (`tile_bytes` long). An infinity stays one, and so does what arithmetic makes of it (a NaN without payload).
 ///
 /// Panics if the lengths disagree.
 pub fn round_acts(isa: Isa, layout: Bf16Layout, x: &[f32], dst: &mut [u8]) {

@@ -78,7 +78,7 @@ impl<T> Scheduler<T> {
         }
         let same = |other: &Seq<T>| {
             let same = other.key().common(&seq.key());
-            same.min(seq.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS
+            same.min(seq.key().tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS
         };
         let (mut leader, mut best, mut shared) = (None, 0, 0);
         for (i, other) in running.iter().enumerate().filter(|(_, other)| other.salt == seq.salt) {

@@ -90,6 +90,11 @@ pub struct Newcomer<T> {
     pub work: T,
 }
 
+/// A key over some fields of a sequence, so that others may change meanwhile.
+fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> {
+    PageKey { salt, tokens, media: media.marks() }
+}
+
 impl<T> Seq<T> {
     /// A sequence that holds nothing yet.
     pub fn new(cache: &SharedCache, new: Newcomer<T>) -> Self {
@@ -157,7 +162,7 @@ impl<T> Seq<T> {
 
     /// What its pages are found by.
     pub(super) fn key(&self) -> PageKey<'_> {
-        PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() }
+        key_of(self.salt, &self.tokens[..self.findable()], &self.media)
     }
 
     /// So many of its tokens have pages that it may find and others may.
@@ -226,8 +231,7 @@ impl<T> Seq<T> {
     pub(super) fn enter(&mut self, alone: bool, shared: usize) -> bool {
         let found = match self.reuses() {
             true => {
-                let key =
-                    PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() };
+                let key = key_of(self.salt, &self.tokens[..self.findable()], &self.media);
                 self.pages.take_prefix(key, &mut self.states)
             }
             false => Default::default(),
@@ -287,7 +291,7 @@ impl<T> Seq<T> {
 
     /// Lets others find what was computed up to the end of the prompt.
     pub(super) fn publish(&mut self) {
-        let key = PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() };
+        let key = key_of(self.salt, &self.tokens[..self.findable()], &self.media);
         if self.states.needed() {
             let end = self.end_of_input();
             if self.pages.publish_checkpoints(key, &mut self.states, end) {
@@ -306,7 +310,7 @@ impl<T> Seq<T> {
         if self.states.needed() {
             self.pages.clear();
         } else {
-            let key = PageKey { salt: self.salt, tokens: &self.tokens[..self.findable()], media: self.media.marks() };
+            let key = key_of(self.salt, &self.tokens[..self.findable()], &self.media);
             self.pages.donate(key.first(self.computed.min(key.tokens.len())));
         }
     }

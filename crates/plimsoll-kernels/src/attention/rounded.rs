@@ -17,6 +17,7 @@ use crate::unit;
 
 /// Groups of 32 positions in a split.
 const GROUPS: usize = SPLIT / BLOCK;
+const _: () = assert!(TILE_ROWS == 2 * super::TILE, "queries of a tile");
 /// Floats of a tile of bfloat16.
 const TILE_FLOATS: usize = TILE_BYTES / size_of::<f32>();
 /// Pages of a group.
@@ -176,23 +177,23 @@ impl<'a> RoundedSplit<'a> {
     /// its business. In the unit's order.
     fn sum_alone(&self, q: usize, (low, high): (usize, usize), scratch: &[f32], sums: &mut [f32]) {
         let (low, high) = (low - self.start, high - self.start);
-        // Element 4i + n of a line of pairs: elements 0 and 2 of the first, 1 and 3 of the second.
-        let word = |floats: usize, line: usize, pair: usize, n: usize| {
-            let bits = scratch[floats + (line + n % 2 * 16 + pair)].to_bits();
-            f32::from_bits(if n / 2 == 0 { bits << 16 } else { bits & !0xffff })
+        // Of the two words there, the first or the second.
+        let word = |at: usize, second: bool| {
+            let bits = scratch[at].to_bits();
+            f32::from_bits(if second { bits & !0xffff } else { bits << 16 })
         };
         for (d, sum) in sums.iter_mut().enumerate() {
             *sum = 0.0;
             for block in low / BLOCK..high.div_ceil(BLOCK) {
                 let mut pair = [0f32; 2];
                 for i in (0..BLOCK).filter(|i| (low..high).contains(&(block * BLOCK + i))) {
-                    let (quad, n) = (i / 4, i % 4);
-                    // A line of the weights holds all 32 positions, in the order 0, 2, 1, 3 of every four.
-                    let at = self.parts.weights + block * TILE_FLOATS + q * 16 + 2 * quad + n % 2;
-                    let bits = scratch[at].to_bits();
-                    let weight = f32::from_bits(if n / 2 == 0 { bits << 16 } else { bits & !0xffff });
-                    let tile = self.parts.values + (d / LANES * GROUPS + block) * TILE_FLOATS;
-                    pair[n / 2] = weight.mul_add(word(tile, 32 * quad, d % LANES, n), pair[n / 2]);
+                    // Of every four positions 0 and 2 are the words of a first pair, 1 and 3 of a second: beside each other in a query's
+                    // line of weights, in lines of their own, a pair for each dimension, in a tile of values.
+                    let (line, second) = (2 * (i / 4) + i % 2, i % 4 / 2);
+                    let weight = self.parts.weights + block * TILE_FLOATS + q * LANES + line;
+                    let value =
+                        self.parts.values + (d / LANES * GROUPS + block) * TILE_FLOATS + line * LANES + d % LANES;
+                    pair[second] = word(weight, second > 0).mul_add(word(value, second > 0), pair[second]);
                 }
                 *sum += pair[0] + pair[1];
             }
@@ -360,7 +361,7 @@ impl Kernel for Softmax<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> (f32, f32) {
         let Softmax { scores, softcap, span: (low, high), blocks, to } = self;
-        let own = low / LANES..if low < high { high.div_ceil(LANES) } else { low / LANES };
+        let own = if low < high { low / LANES..high.div_ceil(LANES) } else { 0..0 };
         let scores = scores.as_chunks_mut::<LANES>().0;
         let mut best = s.splat(f32::NEG_INFINITY);
         for (vector, scores) in scores[own.clone()].iter_mut().enumerate() {

@@ -9,13 +9,9 @@ use crate::testing::{Random, bits};
 
 const ROUNDED: AttendParams<'static> = AttendParams { rounded: true, ..PLAIN };
 
-fn unit() -> bool {
-    Isa::Amx.available()
-}
-
 #[test]
 fn results_are_near_double_precision() {
-    if !unit() {
+    if !Isa::Amx.available() {
         return;
     }
     let mut random = Random::new(30);
@@ -53,7 +49,7 @@ fn results_are_near_double_precision() {
 
 #[test]
 fn a_row_is_the_same_alone_and_in_a_tile() {
-    if !unit() {
+    if !Isa::Amx.available() {
         return;
     }
     let mut random = Random::new(32);
@@ -82,7 +78,7 @@ fn a_row_is_the_same_alone_and_in_a_tile() {
 
 #[test]
 fn infinite_values_outside_the_span_do_not_leak() {
-    if !unit() {
+    if !Isa::Amx.available() {
         return;
     }
     let layout = KvLayout::new(1, 16, KvDtype::F32).unwrap();
@@ -103,7 +99,7 @@ fn infinite_values_outside_the_span_do_not_leak() {
 
 #[test]
 fn seeing_nothing_gives_zeros() {
-    if !unit() {
+    if !Isa::Amx.available() {
         return;
     }
     let cache = Cache::new(KvLayout::new(1, 32, KvDtype::Q8).unwrap(), 16, 37);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::half::{bf16_to_f32, f32_to_bf16};
 use crate::pack::tests::{Source, any_quant};
 use crate::pack::{pack_panel_f32, unpack_row};
-use crate::testing::{Aligned, Random, bits, isas};
+use crate::testing::{Aligned, Random, bits};
 use crate::{
     Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, Packing, Target, Weights, linear, linear_glu, round_acts,
 };
@@ -69,10 +69,6 @@ impl Call<'_> {
     }
 }
 
-fn unit() -> bool {
-    isas().any(|isa| isa == Isa::Amx)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -80,7 +76,9 @@ proptest! {
     fn quantized_weights_follow_the_reference(
         quant in any_quant(), out in 1usize..70, blocks in 1usize..30, rows in 1usize..80, seed: u64,
     ) {
-        prop_assume!(unit());
+        if !Isa::Amx.available() {
+            return Ok(());
+        }
         let k = 32 * blocks;
         let source = Source::new(quant, out, k, seed);
         let data = source.packed();
@@ -105,7 +103,9 @@ proptest! {
     fn weights_in_bfloat16_follow_the_reference(
         out in 1usize..70, blocks in 1usize..30, rows in 1usize..40, awkward: bool, seed: u64,
     ) {
-        prop_assume!(unit());
+        if !Isa::Amx.available() {
+            return Ok(());
+        }
         let k = 32 * blocks;
         let mut random = Random::new(seed);
         // Not what is awkward beyond measure: where a product is subnormal the unit and this processor's arithmetic differ.
@@ -130,7 +130,7 @@ proptest! {
 
 #[test]
 fn more_rows_than_one_unpacking_serves_are_the_same_rows() {
-    if !unit() {
+    if !Isa::Amx.available() {
         return;
     }
     let quant = crate::QuantPacking { bits: 4, group: 32, scales: crate::PackScales::F16, zero: 0, offset: true };
@@ -150,7 +150,7 @@ fn more_rows_than_one_unpacking_serves_are_the_same_rows() {
 
 #[test]
 fn a_gate_is_what_its_parts_are() {
-    if !unit() {
+    if !Isa::Amx.available() {
         return;
     }
     let quant = crate::QuantPacking { bits: 4, group: 32, scales: crate::PackScales::F16, zero: 8, offset: false };
@@ -167,7 +167,7 @@ fn a_gate_is_what_its_parts_are() {
     let (mut gate, up) = (of(0), of(1));
     crate::glu(Isa::Amx, crate::Activation::Silu, &mut gate, &up);
     let layout = Bf16Layout { rows, k: out };
-    let mut expected = round(layout, &gate);
+    let expected = round(layout, &gate);
     let buffer = round(Bf16Layout { rows, k }, &x);
     let acts = Bf16Acts::new(Bf16Layout { rows, k }, buffer.bytes());
     let weights = [0, 1].map(|i| Weights { packing: &sources[i].packing, data: &data[i], bias: biases[i] });
@@ -184,14 +184,11 @@ fn a_gate_is_what_its_parts_are() {
         }
         assert_eq!(found.bytes(), expected.bytes(), "{panel_step} panels, {tile_step} tiles");
     }
-    // That the comparison can fail:
-    expected.bytes_mut()[0] ^= 1;
-    assert_ne!(expected.bytes(), round(layout, &gate).bytes());
 }
 
 #[test]
 fn what_is_not_a_number_spoils_no_other_row() {
-    if !unit() {
+    if !Isa::Amx.available() {
         return;
     }
     let quant = crate::QuantPacking { bits: 6, group: 16, scales: crate::PackScales::Super, zero: 32, offset: false };
