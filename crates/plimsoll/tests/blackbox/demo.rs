@@ -33,7 +33,7 @@ fn the_demo_model_reads_pictures_and_everybody_gets_their_own_answer() {
         answer["choices"][0]["message"]["content"].as_str().unwrap().trim().to_owned()
     };
     assert_eq!(ask(&json!([{"role": "user", "content": "What is 12 + 30?"}])), "42");
-    // A hundred and ninety-two, sixteen at a time: a neighbour's picture would show as a neighbour's answer.
+    // A hundred and seventy-six, sixteen at a time: a neighbour's picture would show as a neighbour's answer.
     thread::scope(|scope| {
         for client in 0..16 {
             let (questions, ask) = (&questions, &ask);
