@@ -3,10 +3,11 @@
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
 mod check;
+mod run;
 
 use plimsoll_device::{
-    Declare, DeclareError, DeviceError, Isa, KvShape, MediaRows, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice,
-    PrefillDtype, SeqSpan, StepInput, WeightTable, Work,
+    Declare, DeclareError, DeviceError, Isa, KvShape, MediaRows, ModelShape, PAGE_TOKENS, PrefillDtype, WeightTable,
+    Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_media::MediaError;
@@ -19,7 +20,6 @@ use thiserror::Error;
 use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::advice::{Advice, advice};
 use crate::cache::PagePool;
-use crate::cpu::Passes;
 use crate::media::{MediaPlan, MediaRules};
 use crate::options::Options;
 use crate::request::Limits;
@@ -27,9 +27,10 @@ use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
 use crate::sizing::Sizes;
 use crate::stress::Pools;
-use crate::whole::{self, WholeStep};
+use crate::whole;
 use crate::worker::Speculation;
 pub use check::check_options;
+use run::Run;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
 /// ready, 1.1 MiB under the attacks of `plimsoll soak`.
@@ -276,29 +277,6 @@ impl Draft<'_> {
     }
 }
 
-/// A step of one sequence, for the planner's device.
-#[derive(Clone, Copy, Debug, Default)]
-struct Run {
-    start: usize,
-    rows: usize,
-    logit_rows: usize,
-    /// Rows that are drafted after.
-    lanes: usize,
-    /// Draft passes.
-    drafts: usize,
-    /// The state after each row is kept.
-    each: bool,
-}
-
-/// What it came to.
-#[derive(Clone, Copy, Debug)]
-struct Ran {
-    workspace: usize,
-    rounds: bool,
-    forward: Work,
-    draft: Work,
-}
-
 impl Blueprint {
     /// Declares the checkpoint's model.
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
@@ -322,13 +300,6 @@ impl Blueprint {
             blueprint.weights = std::mem::take(&mut blueprint.weights).rounding(PrefillDtype::F32);
         }
         Ok(blueprint)
-    }
-
-    /// Whether any layer that a prompt passes has an arithmetic of its own for it: an encoder's have not, nor floats, nor experts.
-    fn rounds(&self, options: &Options) -> Result<bool, PlanError> {
-        let one = Run { rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
-        let shape = self.model.shape(options.kv_dtype);
-        Ok(self.encoder.is_none() && self.weights.rounds_prompts() && self.run(&shape, one)?.rounds)
     }
 
     /// Plans an engine under `line`; if it does not fit, with advice.
@@ -444,67 +415,6 @@ impl Blueprint {
             }),
             None => Ok(()),
         }
-    }
-
-    /// Runs a step of whole sequences on the planner's device.
-    fn run_whole(&self, shape: &ModelShape, rows: &[usize]) -> Result<Ran, PlanError> {
-        let mut device = PlanDevice::new(&self.weights, shape.kv);
-        Passes::default().forward(&*self.model, &mut device, &WholeStep::new(rows).input())?;
-        Ok(Ran { workspace: device.high_water(), rounds: false, forward: device.work(), draft: Work::default() })
-    }
-
-    /// Runs a step on the planner's device.
-    fn run(&self, shape: &ModelShape, run: Run) -> Result<Ran, PlanError> {
-        let Run { start, rows, logit_rows, lanes, drafts, each } = run;
-        let tokens = vec![0; rows];
-        let positions: Vec<u32> = (start as u32..(start + rows) as u32).collect();
-        let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
-        let wanted: Vec<u32> = (0..logit_rows as u32).collect();
-        let places = vec![[0.0; 3]; if self.media.is_some() { rows } else { 0 }];
-        let state = shape.state.filter(|_| start > 0).map(|_| 0);
-        let mut seqs = [SeqSpan { first_row: 0, rows, start, pages_at: 0, pages: pages.len(), seen_from: 0, state }];
-        let kept = |row: usize| if each || row + 1 == rows { row as u32 + 1 } else { NO_STATE };
-        let state_out: Vec<u32> = shape.state.map_or(Vec::new(), |_| (0..rows).map(kept).collect());
-        let input = StepInput {
-            tokens: &tokens,
-            positions: &positions,
-            seqs: &seqs,
-            pages: &pages,
-            logit_rows: &wanted,
-            state_out: &state_out,
-            places: &places,
-            media: if self.media.is_some() { &ROWS_OF_MEDIA } else { &[] },
-            prompt_rows: rows,
-            ..StepInput::default()
-        };
-        let mut device = PlanDevice::new(&self.weights, shape.kv);
-        let mut passes = Passes::default();
-        passes.forward(&*self.model, &mut device, &input)?;
-        let forward = device.work();
-        seqs[0].state = None;
-        for pass in 0..drafts {
-            let rows = if pass == 0 { rows } else { lanes };
-            seqs[0].rows = rows;
-            let from: Vec<u32> = (0..rows as u32).collect();
-            let input = StepInput {
-                tokens: &tokens[..rows],
-                positions: &positions[..rows],
-                places: &places[..if places.is_empty() { 0 } else { rows }],
-                seqs: &seqs,
-                pages: &pages,
-                logit_rows: &from[..lanes],
-                ..StepInput::default()
-            };
-            passes.draft(&*self.model, &mut device, &from, &input)?;
-        }
-        let (workspace, rounds, all) = (device.high_water(), device.rounds(), device.work());
-        let draft = Work {
-            flops: all.flops - forward.flops,
-            weight_bytes: all.weight_bytes - forward.weight_bytes,
-            kv_bytes: all.kv_bytes - forward.kv_bytes,
-            state_bytes: 0,
-        };
-        Ok(Ran { workspace, rounds, forward, draft })
     }
 
     /// Sizes for the arithmetic, and the part of the line that is worth using: no more than all running requests at full

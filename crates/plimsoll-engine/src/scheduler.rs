@@ -139,7 +139,8 @@ impl<T> Scheduler<T> {
     }
 
     /// Queues a sequence behind all older ones.
-    pub fn push(&mut self, seq: Seq<T>) {
+    pub fn push(&mut self, mut seq: Seq<T>) {
+        seq.apart = self.limits.apart;
         let fits = |seq: &Seq<T>| match self.limits.whole {
             true => seq.total_max <= self.limits.rows,
             false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),

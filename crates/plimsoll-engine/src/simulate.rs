@@ -251,7 +251,6 @@ impl<'a> Simulation<'a> {
             pages: Vec::new(),
             page_ids: Vec::new(),
             media: SeqMedia::default(),
-            apart: self.plan.step.apart,
             tokens,
             work,
         };

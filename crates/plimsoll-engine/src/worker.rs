@@ -398,7 +398,6 @@ impl<R: Runner> Worker<R> {
             media: std::mem::take(&mut room.media),
             pages: std::mem::take(&mut room.pages),
             page_ids: std::mem::take(&mut room.page_ids),
-            apart: self.limits.apart,
             tokens,
             work: Delivery::new(request, outbox, place, came, room, drafts),
         };

@@ -16,6 +16,8 @@ use std::ops::Range;
 
 use crate::acts::Acts;
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Kernel;
 use crate::ops::Activation;
 use crate::packing::{BLOCK, PANEL, PackKind, Packing};
 use crate::rounded::Bf16Acts;
@@ -220,6 +222,27 @@ impl TileTarget {
             result = s.add(s.load_part(y, 0.0), result);
         }
         s.store_part(y, result);
+    }
+}
+
+/// Finishes the sums of some rows of a tile, which lie in memory, sixteen outputs a row.
+#[cfg(target_arch = "x86_64")]
+struct Finish {
+    target: TileTarget,
+    rows: Range<usize>,
+    sums: *const f32,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Kernel for Finish {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for row in self.rows {
+            // SAFETY: whoever makes one says that the rows are within the target and have sums.
+            unsafe { self.target.write(s, row, s.load(self.sums.add(row * PANEL))) };
+        }
     }
 }
 

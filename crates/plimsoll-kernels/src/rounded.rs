@@ -10,6 +10,10 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// Bytes of a tile: 32 elements of sixteen rows.
 pub(crate) const TILE_BYTES: usize = TILE_ROWS * 2 * BLOCK;
 
+/// Bytes of four elements of sixteen columns.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
+pub(crate) const QUAD_BYTES: usize = 4 * 2 * LANES;
+
 /// The shape of a buffer of rounded activations: for every sixteen rows, for every 32 elements, those of the first row, of the
 /// second, and so on; of every four elements in the order 0, 2, 1, 3. The last tiles are as large as the others; what is there beyond the last row never matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,17 +81,30 @@ pub(crate) fn round_bf16<S: Simd>(s: S, value: S::F) -> S::I {
     s.and_i(s.add_i(s.bits(value), s.splat_i(1 << 15)), s.splat_i(!0xffff))
 }
 
-/// Stores two values a lane, rounded, side by side.
+/// Stores sixteen elements of a row of tiles, rounded: `half` counts them along the row, whose line begins in every tile as in the first.
 ///
 /// # Safety
-/// `to` is valid for writing 64 bytes.
+/// `line` is the row's line in its first tile, and the row has these elements.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
-pub(crate) unsafe fn store_pairs<S: Simd>(s: S, to: *mut u8, [first, second]: [S::F; 2]) {
-    let low = s.and_i(s.sra_i::<16>(round_bf16(s, first)), s.splat_i(0xffff));
-    let both = s.as_floats(s.or_i(low, round_bf16(s, second)));
+pub(crate) unsafe fn store_half<S: Simd>(s: S, line: *mut u8, half: usize, value: S::F) {
     // SAFETY: the caller's word.
-    unsafe { s.store(to.cast(), both) }
+    unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), round_bf16(s, value)) }
+}
+
+/// Stores four consecutive elements of sixteen columns, rounded, as the unit takes its second operand: the first and third side by side
+/// for each column, then the second and fourth.
+///
+/// # Safety
+/// `to` is valid for writing [`QUAD_BYTES`].
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
+#[inline(always)]
+pub(crate) unsafe fn store_quad<S: Simd>(s: S, to: *mut u8, elements: [S::F; 4]) {
+    for odd in 0..2 {
+        let low = s.and_i(s.sra_i::<16>(round_bf16(s, elements[odd])), s.splat_i(0xffff));
+        let both = s.as_floats(s.or_i(low, round_bf16(s, elements[odd + 2])));
+        // SAFETY: the caller's word.
+        unsafe { s.store(to.add(odd * QUAD_BYTES / 2).cast(), both) }
+    }
 }
 
 /// Rounds up to sixteen rows of `k` floats, which follow each other in `x`, into `dst`, one tile of rows of a buffer of this
@@ -113,9 +130,8 @@ impl Kernel for RoundRows<'_> {
     fn run<S: Simd>(self, s: S) {
         for (row, x) in self.x.chunks_exact(self.k).enumerate() {
             for (half, x) in x.as_chunks::<LANES>().0.iter().enumerate() {
-                let to = &mut self.dst[half / 2 * TILE_BYTES + row * 2 * BLOCK + half % 2 * 2 * LANES..][..2 * LANES];
-                // SAFETY: sixteen floats and sixteen words.
-                unsafe { s.store_high_words(to.as_mut_ptr(), round_bf16(s, s.load(x.as_ptr()))) };
+                // SAFETY: sixteen floats; the buffer has a line of every tile for each of sixteen rows.
+                unsafe { store_half(s, self.dst.as_mut_ptr().add(row * 2 * BLOCK), half, s.load(x.as_ptr())) };
             }
         }
     }

@@ -28,8 +28,8 @@ fn task_rows(rounded: bool, group: usize) -> usize {
 
 /// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `rounded`: those of prompts too.
 pub(super) fn scratch_floats(layout: &KvLayout, group: usize, rounded: bool) -> usize {
-    let needed = |rounded| kernels::attend_scratch_len(layout, rounded, task_rows(rounded, group), group);
-    if rounded { needed(false).max(needed(true)) } else { needed(false) }
+    // Rounded tasks have more rows, and need more for each: all others fit there too.
+    kernels::attend_scratch_len(layout, rounded, task_rows(rounded, group), group)
 }
 
 impl CpuDevice {
@@ -263,9 +263,8 @@ impl Waves {
             longest = longest.max(kernels::attend_splits(&spans[..rows]).len());
             tallest = tallest.max(rows);
         }
-        let own =
-            [false, job.tasks.any_rounded()].map(|rounded| kernels::attend_split_scratch_len(&job.layout, rounded));
-        let own = own[0].max(own[1]).next_multiple_of(16);
+        // What is enough for a rounded one is for the others.
+        let own = kernels::attend_split_scratch_len(&job.layout, job.tasks.any_rounded()).next_multiple_of(16);
         let result = tallest * job.group() * kernels::attend_partial_len(&job.layout);
         let results = scratch.checked_sub(threads * own)? / (units * result);
         let splits = results.saturating_sub(1).min(longest);

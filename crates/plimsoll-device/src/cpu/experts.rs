@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, PANEL, Target, Weights};
+use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, PANEL, Target};
 
 use super::linear::{PANELS_TOGETHER, TASKS_PER_THREAD, row_block};
 use super::{CpuDevice, kernel_activation};
@@ -127,12 +127,10 @@ impl CpuDevice {
         self.pool.run(cut.tasks(), &|_, task| {
             let Task { product, expert, rows, panels } = cut.task(task);
             let (ids, out) = products[product];
-            let (linear, data) = weights.linear(ids[expert]);
-            let packing = &linear.packing;
-            let shape = (packing.k(), packing.out());
-            assert_eq!(shape, (inputs.cols, out.cols), "shape of '{}'", linear.name);
-            let bias = linear.bias.map(|bias| weights.vector(bias));
-            let matrix = Weights { packing, data, bias };
+            let matrix = weights.matrix(ids[expert]);
+            let packing = matrix.packing;
+            let (shape, name) = ((packing.k(), packing.out()), &weights.table().linear(ids[expert]).name);
+            assert_eq!(shape, (inputs.cols, out.cols), "shape of '{name}'");
             let target = Target { ptr: arena.pointer(out), ld: out.cols, mode: kernels::Mode::Store };
             // SAFETY: inputs are only read here; `out` is inside the workspace and overlaps none; tasks have disjoint rows or
             // panels.

@@ -1,7 +1,7 @@
 //! Gated feed-forward layers. What stands between the two products of a prompt's rows is written once, rounded as the second takes
 //! it, instead of twice in single precision, read, multiplied, written, read and rounded: it is what does not fit a cache.
 
-use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout, Weights};
+use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 
 use super::linear::{Cut, Shared};
 use super::{CpuDevice, kernel_activation};
@@ -45,11 +45,7 @@ impl CpuDevice {
     /// activation(x · Gᵀ) · (x · Uᵀ) of rounded rows, rounded.
     fn multiply_gate(&mut self, ids: [LinearId; 2], act: Activation, (input, at): (Bf16Layout, usize), inner: &Shared) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let matrices = ids.map(|id| {
-            let (linear, data) = self.weights.linear(id);
-            let bias = linear.bias.map(|bias| self.weights.vector(bias));
-            Weights { packing: &linear.packing, data, bias }
-        });
+        let matrices = ids.map(|id| self.weights.matrix(id));
         // SAFETY: it was written before, and during this operation it is only read.
         let acts = Bf16Acts::new(input, unsafe { arena.bytes(at, input.bytes()) });
         let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };

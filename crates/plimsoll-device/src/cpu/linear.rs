@@ -4,9 +4,10 @@
 //! rows enough in each to be worth its panels.
 
 use arrayvec::ArrayVec;
-use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Input, Target, Weights};
+use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Input, Isa, Target, Weights};
 
 use super::CpuDevice;
+use super::arena::Arena;
 use crate::device::{Buf, Device, DeviceError, Mode};
 use crate::weights::LinearId;
 
@@ -30,13 +31,12 @@ pub(super) struct Shared {
     pub rounded_at: usize,
 }
 
-/// One layer times some rows, and where its tasks begin among those of the operation.
+/// One layer times some rows.
 struct Product<'a> {
     weights: Weights<'a>,
     input: Input<'a>,
     out: Buf,
     cut: Cut,
-    first_task: usize,
 }
 
 impl CpuDevice {
@@ -93,9 +93,9 @@ impl CpuDevice {
         let (isa, arena, bytes) = (self.isa, self.arena(), layout.tile_bytes());
         self.pool.run(layout.tiles(), &|_, tile| {
             let rows = layout.tile(tile);
+            let x = x.span(rows.start, rows.len());
             // SAFETY: the rows of a tile and their rounded copy are inside the workspace and belong to one task.
-            let (x, acts) =
-                unsafe { (arena.matrix(x.span(rows.start, rows.len())), arena.bytes(at + tile * bytes, bytes)) };
+            let (x, acts) = unsafe { (arena.matrix(x), arena.bytes(at + tile * bytes, bytes)) };
             kernels::round_acts(isa, layout, x, acts);
         });
     }
@@ -112,50 +112,50 @@ impl CpuDevice {
             (arena.matrix(x), quantized, rounded)
         };
         let mut products = ArrayVec::<Product<'_>, { 2 * LAYERS }>::new();
-        let mut tasks = 0;
         for (id, out) in layers {
-            let (linear, data) = self.weights.linear(*id);
-            let packing = &linear.packing;
-            assert_eq!(
-                (out.rows, out.cols, x.cols),
-                (x.rows, packing.out(), packing.k()),
-                "shape of '{}'",
-                linear.name
-            );
-            let weights = Weights { packing, data, bias: linear.bias.map(|bias| self.weights.vector(bias)) };
+            let weights = self.weights.matrix(*id);
+            let (packing, name) = (weights.packing, &self.weights.table().linear(*id).name);
+            let shape = (out.rows, out.cols, x.cols);
+            assert_eq!(shape, (x.rows, packing.out(), packing.k()), "shape of '{name}'");
+            let rounded = rounded.as_ref().filter(|_| self.rounds(*id));
+            let apart = rounded.map_or(0, |acts| acts.layout().rows);
+            let (input, row_bytes) = match &quantized {
+                Some(acts) if packing.wants_acts() => (Input::Acts(acts), acts.layout().row_bytes()),
+                _ => (Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
+            };
             let mut add = |out: Buf, input, row_bytes, together| {
                 let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads, together);
-                products.push(Product { weights, input, out, cut, first_task: tasks });
-                tasks += products.last().map_or(0, |product| product.cut.tasks());
+                products.push(Product { weights, input, out, cut });
             };
-            let rounded = rounded.as_ref().filter(|_| self.rounds(*id));
-            let rows = x.rows - rounded.map_or(0, |acts| acts.layout().rows);
-            match &quantized {
-                _ if rows == 0 => {}
-                Some(acts) if packing.wants_acts() => {
-                    add(out.span(0, rows), Input::Acts(acts), acts.layout().row_bytes(), PANELS_TOGETHER);
-                }
-                _ => {
-                    let floats = Input::F32 { data: floats, ld: x.cols };
-                    add(out.span(0, rows), floats, x.cols * size_of::<f32>(), PANELS_TOGETHER);
-                }
+            if apart < x.rows {
+                add(out.span(0, x.rows - apart), input, row_bytes, PANELS_TOGETHER);
             }
             if let Some(acts) = rounded {
                 // Two panels pass the unit together.
-                add(out.span(rows, acts.layout().rows), Input::Bf16(acts), x.cols * size_of::<u16>(), 2);
+                add(out.span(x.rows - apart, apart), Input::Bf16(acts), x.cols * size_of::<u16>(), 2);
             }
         }
         let mode = match mode {
             Mode::Store => kernels::Mode::Store,
             Mode::Add => kernels::Mode::Add,
         };
-        self.pool.run(tasks, &|_, task| {
-            let product = products.iter().rev().find(|product| product.first_task <= task).expect("the first is 0");
-            let (rows, panels) = product.cut.task(task - product.first_task);
-            let target = Target { ptr: arena.pointer(product.out), ld: product.out.cols, mode };
-            // SAFETY: outputs are inside the workspace and overlap neither input nor each other; tasks have disjoint rows or panels.
-            unsafe { kernels::linear(isa, &product.weights, product.input, panels, rows, target) };
+        self.pool.run(products.iter().map(|product| product.cut.tasks()).sum(), &|_, mut task| {
+            for product in &products {
+                if task < product.cut.tasks() {
+                    return product.run(isa, &arena, mode, task);
+                }
+                task -= product.cut.tasks();
+            }
         });
+    }
+}
+
+impl Product<'_> {
+    fn run(&self, isa: Isa, arena: &Arena, mode: kernels::Mode, task: usize) {
+        let (rows, panels) = self.cut.task(task);
+        let target = Target { ptr: arena.pointer(self.out), ld: self.out.cols, mode };
+        // SAFETY: outputs are inside the workspace and overlap neither input nor each other; tasks have disjoint rows or panels.
+        unsafe { kernels::linear(isa, &self.weights, self.input, panels, rows, target) };
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use plimsoll_formats::{Checkpoint, FormatError, Row, RowBuf, RowScales};
 use plimsoll_kernels::{
-    PANEL, PackError, PackKind, Packing, QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant,
+    PANEL, PackError, PackKind, Packing, QuantRow, QuantRowScales, Weights, pack_panel_f32, pack_panel_quant,
 };
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use thiserror::Error;
@@ -98,6 +98,12 @@ impl CpuWeights {
     pub(crate) fn linear(&self, id: LinearId) -> (&LinearDecl, &[u8]) {
         let linear = self.table.linear(id);
         (linear, &self.region.bytes()[linear.offset..][..linear.packing.bytes()])
+    }
+
+    /// A packed matrix as kernels take it, with its bias.
+    pub(crate) fn matrix(&self, id: LinearId) -> Weights<'_> {
+        let (linear, data) = self.linear(id);
+        Weights { packing: &linear.packing, data, bias: linear.bias.map(|bias| self.vector(bias)) }
     }
 
     /// A vector's values.

@@ -76,10 +76,8 @@ impl<T> Scheduler<T> {
         if cache.index.is_none() || !seq.reuses() {
             return Company::Alone { shared: 0 };
         }
-        let same = |other: &Seq<T>| {
-            let same = other.key().common(&seq.key());
-            same.min(seq.key().tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS
-        };
+        let key = seq.key();
+        let same = |other: &Seq<T>| other.key().common(&key).min(key.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS;
         let (mut leader, mut best, mut shared) = (None, 0, 0);
         for (i, other) in running.iter().enumerate().filter(|(_, other)| other.salt == seq.salt) {
             let prefilling = other.remaining() > 1;
@@ -93,7 +91,7 @@ impl<T> Scheduler<T> {
                 (leader, best) = (Some(i), same);
             }
         }
-        let found = cache.peek(seq.key());
+        let found = cache.peek(key);
         let stateful = seq.states.needed();
         drop(cache);
         let follows = |leader: usize| best > found && (!stateful || running[leader].wish(best));

@@ -47,8 +47,9 @@ pub struct Seq<T> {
     pub pooled: Option<Pooled>,
     /// The media in its prompt.
     pub media: SeqMedia,
-    /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9).
-    apart: bool,
+    /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9): the scheduler's
+    /// [`StepLimits::apart`](super::StepLimits::apart).
+    pub(super) apart: bool,
     /// What was left to compute when it was last admitted takes more than a step.
     pub(super) long: bool,
     /// Positions that others can find.
@@ -84,8 +85,6 @@ pub struct Newcomer<T> {
     pub page_ids: Vec<u32>,
     /// The media in its prompt.
     pub media: SeqMedia,
-    /// As in [`StepLimits::apart`](super::StepLimits::apart).
-    pub apart: bool,
     /// What the owner attaches.
     pub work: T,
 }
@@ -98,20 +97,7 @@ fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> 
 impl<T> Seq<T> {
     /// A sequence that holds nothing yet.
     pub fn new(cache: &SharedCache, new: Newcomer<T>) -> Self {
-        let Newcomer {
-            order,
-            salt,
-            tokens,
-            total_max,
-            logits_from,
-            pooled,
-            slots,
-            pages,
-            page_ids,
-            media,
-            apart,
-            work,
-        } = new;
+        let Newcomer { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, media, work } = new;
         Self {
             order,
             salt,
@@ -126,7 +112,7 @@ impl<T> Seq<T> {
             logits_from,
             pooled,
             media,
-            apart,
+            apart: false,
             long: false,
             published: 0,
             wishes: ArrayVec::new(),

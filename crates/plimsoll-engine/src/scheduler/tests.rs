@@ -194,7 +194,6 @@ impl World {
             pages,
             page_ids,
             media: SeqMedia::default(),
-            apart: self.limits.apart,
             work: (),
         };
         self.scheduler.push(Seq::new(&self.cache, new));
@@ -572,7 +571,6 @@ fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u
         pages: Vec::new(),
         page_ids: Vec::new(),
         media: SeqMedia::default(),
-        apart: false,
         work: (),
     };
     world.scheduler.push(Seq::new(&world.cache, new));
@@ -626,7 +624,6 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
             pages: Vec::new(),
             page_ids: Vec::new(),
             media: SeqMedia::default(),
-            apart: false,
             work: (),
         };
         world.scheduler.push(Seq::new(&world.cache, new));

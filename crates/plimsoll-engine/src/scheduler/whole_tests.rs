@@ -21,7 +21,6 @@ fn newcomer(order: u64, len: usize, logits: bool) -> Newcomer<()> {
         pages: Vec::new(),
         page_ids: Vec::new(),
         media: crate::media::SeqMedia::default(),
-        apart: false,
         work: (),
     }
 }

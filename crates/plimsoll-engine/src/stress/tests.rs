@@ -125,7 +125,6 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             pages: Vec::new(),
             page_ids: Vec::new(),
             media: crate::media::SeqMedia::default(),
-            apart: false,
             work: (),
         };
         scheduler.push(Seq::new(&cache, newcomer));

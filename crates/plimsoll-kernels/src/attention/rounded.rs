@@ -11,7 +11,7 @@ use crate::isa::{Isa, Kernel};
 use crate::kv::{KV_BLOCK, KvDtype, KvLayout, PAGE};
 use crate::math;
 use crate::packing::BLOCK;
-use crate::rounded::{TILE_BYTES, TILE_ROWS, round_bf16, store_pairs};
+use crate::rounded::{QUAD_BYTES, TILE_BYTES, TILE_ROWS, store_half, store_quad};
 use crate::simd::{LANES, Simd};
 use crate::unit;
 
@@ -274,8 +274,12 @@ impl<const D: u8> Convert<'_, D> {
                 s.mul(key, s.load(from.add(PAGE * dim + d / KV_BLOCK * 4 * PAGE).cast()))
             };
             for quad in 0..groups * BLOCK / 4 {
-                store_pairs(s, to.add(128 * quad), [element(4 * quad), element(4 * quad + 2)]);
-                store_pairs(s, to.add(128 * quad + 64), [element(4 * quad + 1), element(4 * quad + 3)]);
+                let at = 4 * quad;
+                store_quad(
+                    s,
+                    to.add(QUAD_BYTES * quad),
+                    [element(at), element(at + 1), element(at + 2), element(at + 3)],
+                );
             }
         }
     }
@@ -313,8 +317,12 @@ impl<const D: u8> Convert<'_, D> {
             unsafe {
                 let to = self.values.add((tile * GROUPS + block % GROUPS) * TILE_BYTES);
                 for quad in 0..BLOCK / 4 {
-                    store_pairs(s, to.add(128 * quad), [element(4 * quad), element(4 * quad + 2)]);
-                    store_pairs(s, to.add(128 * quad + 64), [element(4 * quad + 1), element(4 * quad + 3)]);
+                    let at = 4 * quad;
+                    store_quad(
+                        s,
+                        to.add(QUAD_BYTES * quad),
+                        [element(at), element(at + 1), element(at + 2), element(at + 3)],
+                    );
                 }
             }
         }
@@ -337,10 +345,8 @@ impl Kernel for RoundQuery<'_> {
         for half in 0..2 * self.groups {
             let part = self.x.get(half * LANES..).unwrap_or(&[]);
             let value = s.mul(s.load_part(part, 0.0), s.splat(self.scale));
-            // SAFETY: the row's line in the tile of this group.
-            unsafe {
-                s.store_high_words(self.to.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), round_bf16(s, value))
-            };
+            // SAFETY: the row has as many halves.
+            unsafe { store_half(s, self.to, half, value) };
         }
     }
 }
@@ -382,8 +388,8 @@ impl Kernel for Softmax<'_> {
                 p = math::exp_rough(s, s.sub(s.load_part(scores, 0.0), s.splat(max)));
                 sum = s.add(sum, p);
             }
-            // SAFETY: the row's line in the tile of this group.
-            unsafe { s.store_high_words(to.add(vector / 2 * TILE_BYTES + vector % 2 * 2 * LANES), round_bf16(s, p)) };
+            // SAFETY: the row has as many halves as the split vectors.
+            unsafe { store_half(s, to, vector, p) };
         }
         (max, s.sum(sum))
     }

@@ -85,14 +85,7 @@ pub(super) fn run_splits(
 }
 
 /// One query in double precision.
-pub(super) fn reference(
-    cache: &Cache,
-    kv_head: usize,
-    q: &[f32],
-    span: Span,
-    params: &AttendParams<'_>,
-    head: usize,
-) -> Vec<f64> {
+fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &AttendParams<'_>, head: usize) -> Vec<f64> {
     let positions = span.first as usize..span.end as usize;
     let score = |position: usize| {
         let dot = |(d, q): (usize, &f32)| f64::from(*q) * cache.get(kv_head, position, d, false);
@@ -116,8 +109,8 @@ pub(super) fn causal(rows: usize, end: usize, window: usize) -> Vec<Span> {
     (0..rows).map(span).collect()
 }
 
-#[test]
-fn results_match_double_precision() {
+/// Expects results within `limit` of the reference, over formats, shapes, softcaps, sinks and windows.
+pub(super) fn expect_near_double_precision(isa: Isa, plain: AttendParams<'_>, limit: f64) {
     let mut random = Random::new(30);
     for dtype in DTYPES {
         for (head_dim, positions, rows, heads) in [
@@ -132,23 +125,28 @@ fn results_match_double_precision() {
         ] {
             let cache = Cache::new(KvLayout::padded(2, head_dim, dtype).unwrap(), positions, 31);
             let sinks = random.floats(heads);
-            for params in [PLAIN, AttendParams { softcap: Some(1.5), ..PLAIN }, AttendParams { sinks: &sinks, ..PLAIN }]
+            for params in [plain, AttendParams { softcap: Some(1.5), ..plain }, AttendParams { sinks: &sinks, ..plain }]
             {
                 for window in [usize::MAX, 20] {
                     let spans = causal(rows, positions, window);
                     let data = random.floats(rows * heads * head_dim);
                     let queries = Queries { data: &data, ld: heads * head_dim, heads, spans: &spans };
-                    let out = run(Isa::detect(), &cache.view(1), &queries, &params);
+                    let out = run(isa, &cache.view(1), &queries, &params);
                     for (query, (q, out)) in data.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
                         let expected = reference(&cache, 1, q, spans[query / heads], &params, query % heads);
                         for (actual, expected) in out.iter().zip(expected) {
-                            assert!((f64::from(*actual) - expected).abs() < 3e-6, "{dtype:?} {actual} {expected}");
+                            assert!((f64::from(*actual) - expected).abs() < limit, "{dtype:?} {actual} {expected}");
                         }
                     }
                 }
             }
         }
     }
+}
+
+#[test]
+fn results_match_double_precision() {
+    expect_near_double_precision(Isa::detect(), PLAIN, 3e-6);
 }
 
 #[test]

@@ -14,17 +14,16 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::quant::{Job, MOST_ROWS};
-use super::{TileTarget, codes};
+use super::{Finish, TileTarget, codes};
 use crate::acts::{ACT_BLOCK_BYTES, ACT_TILE_BYTES, ActBlock};
 use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
+use crate::rounded::TILE_ROWS;
 use crate::simd::{Simd, Words};
 use crate::unit::{self, BFLOAT, SIGNED, UNSIGNED};
 
 /// Fewer rows than this are left to the vector units.
 const FEWEST_ROWS: usize = 5;
-/// Most rows of a tile.
-const TILE_ROWS: usize = 16;
 /// Groups of k that are unpacked, multiplied and scaled at a time.
 const GROUPS: usize = 3;
 /// How many groups ahead of their use codes and scales are asked for.
@@ -290,25 +289,6 @@ impl<const HALVES: bool, const OFFSET: bool, const KIND: u8, const R: usize> Sca
     }
 }
 
-/// Writes the sums of a tile's own rows.
-struct Finish {
-    target: TileTarget,
-    tile: RowTile,
-    sums: *const f32,
-}
-
-impl Kernel for Finish {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for row in self.tile.own - self.tile.start..self.tile.size {
-            // SAFETY: the tile's rows are within the target, and their sums within the scratch.
-            unsafe { self.target.write(s, row, s.load(self.sums.add(row * PANEL))) };
-        }
-    }
-}
-
 impl Job<'_> {
     /// Multiplies some panels by some rows, if there are enough of them and the unit can. Says whether it did.
     ///
@@ -401,7 +381,8 @@ impl Job<'_> {
                 // SAFETY: panels and rows are the caller's word, and each tile has its sums.
                 unsafe {
                     let target = TileTarget::new(self.weights, self.target, panel + p, tile.start);
-                    self.isa.run_widest(Finish { target, tile, sums: (&raw const (*scratch).sums[number][p]).cast() });
+                    let sums = (&raw const (*scratch).sums[number][p]).cast();
+                    self.isa.run_widest(Finish { target, rows: tile.own - tile.start..tile.size, sums });
                 }
             }
         }

@@ -8,11 +8,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::{Target, TileTarget, Weights, codes};
+use super::{Finish, Target, TileTarget, Weights, codes};
 use crate::isa::{Isa, Kernel};
 use crate::ops::Activation;
 use crate::packing::{BLOCK, PANEL, PackKind, QuantPacking};
-use crate::rounded::{Bf16Acts, Bf16Layout, TILE_BYTES, TILE_ROWS, round_bf16, store_pairs};
+use crate::rounded::{Bf16Acts, Bf16Layout, QUAD_BYTES, TILE_BYTES, TILE_ROWS, round_bf16, store_quad};
 use crate::simd::Simd;
 use crate::unit;
 
@@ -73,10 +73,9 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool> Kernel for Unpack<B
                 for half in 0..halves {
                     let of = codes::scales::<S, HALVES, OFFSET>(s, quant.scales, scales, block * halves + half);
                     for (quad, codes) in all.iter().enumerate().skip(half * 4).take(8 / halves) {
-                        let even = [value(s.byte::<0>(*codes), of), value(s.byte::<2>(*codes), of)];
-                        let odd = [value(s.byte::<1>(*codes), of), value(s.byte::<3>(*codes), of)];
-                        store_pairs(s, to.add(128 * quad), even);
-                        store_pairs(s, to.add(128 * quad + 64), odd);
+                        let low = [value(s.byte::<0>(*codes), of), value(s.byte::<1>(*codes), of)];
+                        let high = [value(s.byte::<2>(*codes), of), value(s.byte::<3>(*codes), of)];
+                        store_quad(s, to.add(QUAD_BYTES * quad), [low[0], low[1], high[0], high[1]]);
                     }
                 }
             }
@@ -103,29 +102,9 @@ impl Kernel for Interleave {
                 let to = (&raw mut (*scratch).weights[g][part.place]).cast::<u8>();
                 for quad in 0..BLOCK / 4 {
                     let element = |i: usize| s.load_bf16(from.add((4 * quad + i) * 2 * PANEL));
-                    store_pairs(s, to.add(128 * quad), [element(0), element(2)]);
-                    store_pairs(s, to.add(128 * quad + 64), [element(1), element(3)]);
+                    store_quad(s, to.add(QUAD_BYTES * quad), [element(0), element(1), element(2), element(3)]);
                 }
             }
-        }
-    }
-}
-
-/// Writes the sums of a tile's rows for one panel.
-struct Finish {
-    target: TileTarget,
-    rows: usize,
-    sums: *const f32,
-}
-
-impl Kernel for Finish {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for row in 0..self.rows {
-            // SAFETY: the tile's rows are within the target, and their sums within the scratch.
-            unsafe { self.target.write(s, row, s.load(self.sums.add(row * PANEL))) };
         }
     }
 }
@@ -289,7 +268,7 @@ pub(super) unsafe fn multiply(
                     let rows = acts.layout().tile(tile);
                     for (place, panel) in pair.iter().enumerate() {
                         let target = TileTarget::new(weights, target, panel.number, rows.start);
-                        isa.run_widest(Finish { target, rows: rows.len(), sums: sums(scratch, number, place) });
+                        isa.run_widest(Finish { target, rows: 0..rows.len(), sums: sums(scratch, number, place) });
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! Rounded attention: near the reference, and independent of tiles, splits and neighbours, wherever there is the unit.
 
-use super::super::tests::{Cache, PLAIN, causal, reference, run, run_splits};
+use super::super::tests::{Cache, PLAIN, causal, expect_near_double_precision, run, run_splits};
 use super::*;
 use crate::attention::Span;
 use crate::kv::kv_store;
@@ -14,37 +14,8 @@ fn results_are_near_double_precision() {
     if !Isa::Amx.available() {
         return;
     }
-    let mut random = Random::new(30);
-    for dtype in DTYPES {
-        for (head_dim, positions, rows, heads) in [
-            (64, 1100, 3, 5),
-            (48, 40, 4, 1),
-            (128, 530, 1, 1),
-            (80, 17, 9, 2),
-            // No multiples of sixteen.
-            (72, 600, 9, 1),
-            (20, 33, 3, 2),
-        ] {
-            let cache = Cache::new(KvLayout::padded(2, head_dim, dtype).unwrap(), positions, 31);
-            let sinks = random.floats(heads);
-            let capped = AttendParams { softcap: Some(1.5), ..ROUNDED };
-            for params in [ROUNDED, capped, AttendParams { sinks: &sinks, ..ROUNDED }] {
-                for window in [usize::MAX, 20] {
-                    let spans = causal(rows, positions, window);
-                    let data = random.floats(rows * heads * head_dim);
-                    let queries = Queries { data: &data, ld: heads * head_dim, heads, spans: &spans };
-                    let out = run(Isa::Amx, &cache.view(1), &queries, &params);
-                    for (query, (q, out)) in data.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
-                        let expected = reference(&cache, 1, q, spans[query / heads], &params, query % heads);
-                        for (actual, expected) in out.iter().zip(expected) {
-                            // Eight bits of everything: some thousandths of values up to 1.
-                            assert!((f64::from(*actual) - expected).abs() < 8e-3, "{dtype:?} {actual} {expected}");
-                        }
-                    }
-                }
-            }
-        }
-    }
+    // Eight bits of everything: some thousandths of values up to 1.
+    expect_near_double_precision(Isa::Amx, ROUNDED, 8e-3);
 }
 
 #[test]
