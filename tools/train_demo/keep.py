@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Keeps held-out pictures that running demo servers read rightly, all of them, with their questions and answers, for the repository's own tests:
-`keep.py http://127.0.0.1:8000 http://127.0.0.1:8001 ../../tests/fixtures/demo`, one of them with `--prefill-dtype f32`: what is right by a
+`keep.py http://127.0.0.1:8000 http://127.0.0.1:8001 ../../tests/fixtures/demo`, one of them with `--compute-dtype f32`: what is right by a
 coin's flip (log-probabilities -0.695 and -0.697) is no question."""
 
 import base64

@@ -189,13 +189,13 @@ impl FeedForward {
         x: Buf,
         out: Buf,
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
         let scope = device.mark();
         let (gate, up) = (device.temp(x.rows, self.width)?, device.temp(x.rows, self.width)?);
-        device.linear_rows(x, &[(self.gate, gate), (self.up, up)], Mode::Store, prompt_rows)?;
+        device.linear_rows(x, &[(self.gate, gate), (self.up, up)], Mode::Store, rounded_rows)?;
         device.glu(gate, up, self.act);
-        device.linear_rows(gate, &[(self.down, out)], mode, prompt_rows)?;
+        device.linear_rows(gate, &[(self.down, out)], mode, rounded_rows)?;
         device.release(scope);
         Ok(())
     }
@@ -272,8 +272,10 @@ pub struct StepInput<'a> {
     pub places: &'a [[f32; 3]],
     /// Rows whose embeddings do not come from their tokens.
     pub media: &'a [MediaRows<'a>],
-    /// How many of its last rows are of prompts, which linear layers and attention may compute in an arithmetic of their own.
-    pub prompt_rows: usize,
+    /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::ComputeDtype`]).
+    pub rounded_rows: usize,
+    /// Whether logits are computed so, too.
+    pub rounded_logits: bool,
 }
 
 /// For each row, where it stands in time, height and width. A function, so that nobody must write them all down.
@@ -338,17 +340,17 @@ pub trait Device {
         self.linear_rows(x, layers, mode, 0)
     }
 
-    /// The same where the last `prompt_rows` rows are of prompts: they may be computed in a faster arithmetic, which is the
+    /// The same where the last `rounded_rows` rows are computed in bfloat16 by layers that can, which is the
     /// same for each of them, whatever stands beside it ([`crate::WeightTable::rounding`]).
     fn linear_rows(
         &mut self,
         x: Buf,
         layers: &[(LinearId, Buf)],
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// `out (+)= down(act(gate(x)) * up(x))`; the last `prompt_rows` rows are of prompts. The planner takes it step by step, and so does a
+    /// `out (+)= down(act(gate(x)) * up(x))`; the last `rounded_rows` rows are rounded. The planner takes it step by step, and so does a
     /// device that knows nothing better: the bits are the same.
     fn feed_forward(
         &mut self,
@@ -356,9 +358,9 @@ pub trait Device {
         x: Buf,
         out: Buf,
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        layer.by_steps(self, x, out, mode, prompt_rows)
+        layer.by_steps(self, x, out, mode, rounded_rows)
     }
 
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.

@@ -105,7 +105,7 @@ pub struct ModelShape {
     pub hidden: usize,
     /// What of an encoder beside the model decides how much scratch a thread needs, for models that have one.
     pub encoder: Option<EncoderShape>,
-    /// Whether prompts are computed in an arithmetic of their own ([`crate::WeightTable::shaped`]).
+    /// Whether some rows are computed in bfloat16 ([`crate::WeightTable::shaped`]).
     pub rounded: bool,
 }
 

@@ -22,5 +22,5 @@ pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
 pub use weights::{
-    Change, Declare, DeclareError, DtypePolicy, Form, LinearId, PrefillDtype, RowPiece, VectorId, WeightTable,
+    Change, ComputeDtype, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, VectorId, WeightTable,
 };

@@ -46,7 +46,7 @@ impl<'a> PlanDevice<'a> {
         self.stack.high_water()
     }
 
-    /// Whether rows of prompts would have been multiplied in an arithmetic of their own.
+    /// Whether rows would have been multiplied in bfloat16.
     pub fn rounds(&self) -> bool {
         self.rounds
     }
@@ -101,10 +101,10 @@ impl Device for PlanDevice<'_> {
         x: Buf,
         layers: &[(LinearId, Buf)],
         _mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
         self.rounds |=
-            prompt_rows > 0 && layers.iter().any(|(id, _)| self.weights.rounds(&self.weights.linear(*id).packing));
+            rounded_rows > 0 && layers.iter().any(|(id, _)| self.weights.rounds(&self.weights.linear(*id).packing));
         let scope = self.mark();
         self.stack.take(self.weights.input_bytes(x.rows, x.cols, layers))?;
         for (id, _) in layers {

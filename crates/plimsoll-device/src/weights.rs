@@ -48,24 +48,27 @@ impl std::str::FromStr for DtypePolicy {
     }
 }
 
-/// The arithmetic in which the linear layers and the attention of prompts are computed.
+/// The arithmetic of linear layers and attention, where a matrix unit multiplies bfloat16 (AMX).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PrefillDtype {
-    /// bfloat16 where a matrix unit multiplies it (AMX), several times as fast; otherwise as answers are.
+pub enum ComputeDtype {
+    /// Prompts in bfloat16, several times as fast; answers as without the unit.
     #[default]
     Auto,
-    /// As answers are.
+    /// All as without the unit.
     F32,
+    /// All in bfloat16: answers to many are faster, those to one slower.
+    Bf16,
 }
 
-impl std::str::FromStr for PrefillDtype {
+impl std::str::FromStr for ComputeDtype {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
             "auto" => Ok(Self::Auto),
             "f32" | "float32" => Ok(Self::F32),
-            _ => Err(format!("'{name}' is no arithmetic of prompts: use auto or f32")),
+            "bf16" | "bfloat16" => Ok(Self::Bf16),
+            _ => Err(format!("'{name}' is no arithmetic: use auto, f32 or bf16")),
         }
     }
 }
@@ -235,8 +238,8 @@ pub struct WeightTable {
     pub bytes: usize,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
     tiles: bool,
-    /// Whether those of prompts are rounded instead ([`WeightTable::rounding`]).
-    rounds: bool,
+    /// Which of them are rounded instead ([`WeightTable::computed_in`]).
+    compute: ComputeDtype,
 }
 
 impl WeightTable {
@@ -245,27 +248,27 @@ impl WeightTable {
         Self { tiles: isa == Isa::Amx, ..self }
     }
 
-    /// The table for prompts that are computed so.
-    pub fn rounding(self, dtype: PrefillDtype) -> Self {
-        Self { rounds: self.tiles && dtype == PrefillDtype::Auto, ..self }
+    /// The table for steps that are computed so; without the matrix unit there is one way.
+    pub fn computed_in(self, dtype: ComputeDtype) -> Self {
+        Self { compute: if self.tiles { dtype } else { ComputeDtype::F32 }, ..self }
     }
 
-    /// Whether rows of prompts are multiplied in an arithmetic of their own by layers that can.
-    pub fn rounds_prompts(&self) -> bool {
-        self.rounds
+    /// How steps are computed by layers that can.
+    pub fn compute(&self) -> ComputeDtype {
+        self.compute
     }
 
     /// The shape of a model with these weights.
     pub fn shaped(&self, shape: ModelShape) -> ModelShape {
-        ModelShape { rounded: self.rounds_prompts(), ..shape }
+        ModelShape { rounded: self.compute != ComputeDtype::F32, ..shape }
     }
 
-    /// Whether a layer of this packing does.
+    /// Whether a layer of this packing multiplies rounded rows.
     pub(crate) fn rounds(&self, packing: &Packing) -> bool {
-        self.rounds && packing.takes_rounded()
+        self.compute != ComputeDtype::F32 && packing.takes_rounded()
     }
 
-    /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are of prompts.
+    /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are rounded.
     pub(crate) fn input_bytes(&self, rows: usize, k: usize, layers: &[(LinearId, Buf)]) -> usize {
         let quantized = self.act_layout(rows, k, layers.iter().map(|(id, _)| id)).map(|layout| layout.bytes());
         if !layers.iter().any(|(id, _)| self.rounds(&self.linear(*id).packing)) {

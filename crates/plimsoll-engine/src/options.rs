@@ -1,6 +1,6 @@
 //! What the operator asked for. Names are those of the flags; absent means "decide from the model and the machine".
 
-use plimsoll_device::{DtypePolicy, KvDtype, PrefillDtype};
+use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 
@@ -41,9 +41,9 @@ pub struct Options {
     /// Compute threads; absent: the usable cores.
     pub threads: Option<usize>,
     /// Instruction set; absent: the best this machine has.
-    pub isa: Option<plimsoll_device::Isa>,
-    /// Arithmetic of prompts.
-    pub prefill_dtype: PrefillDtype,
+    pub isa: Option<Isa>,
+    /// Arithmetic of linear layers and attention.
+    pub compute_dtype: ComputeDtype,
     /// Share the pages of equal prefixes.
     pub prefix_cache: bool,
     /// Keep notes of what the prefix cache holds, for routers.
@@ -108,7 +108,7 @@ impl Default for Options {
             dtype: DtypePolicy::Auto,
             threads: None,
             isa: None,
-            prefill_dtype: PrefillDtype::Auto,
+            compute_dtype: ComputeDtype::Auto,
             prefix_cache: true,
             kv_events: false,
             elastic: false,
@@ -139,6 +139,11 @@ impl Default for Options {
 impl Options {
     /// The most drafts at once.
     pub const DRAFTS_MAX: usize = 8;
+
+    /// The instruction set that is used.
+    pub fn isa(&self) -> Isa {
+        self.isa.unwrap_or_else(Isa::detect)
+    }
 
     /// Drafts that a sequence may have at once; 0 without speculation.
     pub fn drafts(&self) -> usize {

@@ -6,8 +6,7 @@ mod check;
 mod run;
 
 use plimsoll_device::{
-    Declare, DeclareError, DeviceError, Isa, KvShape, MediaRows, ModelShape, PAGE_TOKENS, PrefillDtype, WeightTable,
-    Work,
+    ComputeDtype, Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, PAGE_TOKENS, WeightTable, Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_media::MediaError;
@@ -282,8 +281,7 @@ impl Blueprint {
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
         let mut declare = Declare::new(checkpoint, options.dtype);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
-        let weights = declare.finish().on(options.isa.unwrap_or_else(Isa::detect));
-        let weights = weights.rounding(options.prefill_dtype);
+        let weights = declare.finish().on(options.isa()).computed_in(options.compute_dtype);
         let media = match model.vision() {
             Some(_) => MediaRules::read(checkpoint)?,
             None => None,
@@ -297,7 +295,7 @@ impl Blueprint {
             encoder: checkpoint.config.encoder,
         };
         if !blueprint.rounds(options)? {
-            blueprint.weights = std::mem::take(&mut blueprint.weights).rounding(PrefillDtype::F32);
+            blueprint.weights = std::mem::take(&mut blueprint.weights).computed_in(ComputeDtype::F32);
         }
         Ok(blueprint)
     }
@@ -340,7 +338,8 @@ impl Blueprint {
             drafts,
             whole: self.encoder.is_some(),
             media: self.media.is_some(),
-            apart: self.weights.rounds_prompts(),
+            rounded: self.weights.compute() == ComputeDtype::Bf16,
+            apart: self.weights.compute() == ComputeDtype::Auto,
         };
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };

@@ -33,8 +33,9 @@ pub struct StepLimits {
     pub whole: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
-    /// Rows of prompts are computed in an arithmetic of their own: they stand last in a step, and what an answer has computed is no
-    /// part of anybody's prompt.
+    /// All rows are computed in bfloat16.
+    pub rounded: bool,
+    /// Rows of prompts are, and no others: they stand last in a step, and what an answer has computed is no part of anybody's prompt.
     pub apart: bool,
 }
 

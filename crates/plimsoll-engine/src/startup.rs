@@ -132,7 +132,7 @@ impl Host {
             remedy: binding.remedy,
         };
         let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
-        let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa.unwrap_or_else(Isa::detect));
+        let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa());
         Ok(Self { line, threads, isa, root, limits, lease_dir: None, house: None })
     }
 

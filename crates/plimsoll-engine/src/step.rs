@@ -15,7 +15,7 @@ pub struct StepBuffers {
     state_out: Vec<u32>,
     types: Vec<u32>,
     places: Vec<[f32; 3]>,
-    prompt_rows: usize,
+    rounded_rows: usize,
     /// Rows of the pass before that a draft pass goes on from.
     from: Vec<u32>,
     limits: StepLimits,
@@ -48,7 +48,7 @@ impl StepBuffers {
             state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
             types: Vec::with_capacity(if limits.whole { limits.rows } else { 0 }),
             places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
-            prompt_rows: 0,
+            rounded_rows: 0,
             from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
             limits: *limits,
         }
@@ -71,7 +71,7 @@ impl StepBuffers {
         self.state_out.clear();
         self.types.clear();
         self.places.clear();
-        self.prompt_rows = 0;
+        self.rounded_rows = 0;
         self.from.clear();
     }
 
@@ -120,12 +120,12 @@ impl StepBuffers {
             });
             self.span(seq, share.start, share.rows, 0, seq.states.source());
             let of_prompt = self.limits.apart && seq.in_prompt(share.start);
-            debug_assert!(of_prompt || self.prompt_rows == 0, "rows of prompts stand last");
+            debug_assert!(of_prompt || self.rounded_rows == 0, "rows of prompts stand last");
             debug_assert!(
                 !of_prompt || share.start + share.rows <= seq.prompt_len,
                 "a chunk ends where its prompt does"
             );
-            self.prompt_rows += if of_prompt { share.rows } else { 0 };
+            self.rounded_rows += if of_prompt { share.rows } else { 0 };
             let known = share.rows - share.drafts;
             self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
             self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
@@ -178,7 +178,8 @@ impl StepBuffers {
             state_out: &self.state_out,
             places: &self.places,
             media: &[],
-            prompt_rows: self.prompt_rows,
+            rounded_rows: if self.limits.rounded { self.tokens.len() } else { self.rounded_rows },
+            rounded_logits: self.limits.rounded,
         }
     }
 }

@@ -187,7 +187,8 @@ impl Stress<'_> {
             state_out: &state_out,
             places: &places,
             media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
-            prompt_rows: seqs.iter().filter(|seq| seq.prompt).map(|seq| seq.rows).sum(),
+            rounded_rows: seqs.iter().filter(|seq| self.limits.rounded || seq.prompt).map(|seq| seq.rows).sum(),
+            rounded_logits: self.limits.rounded,
             ..StepInput::default()
         };
         self.runner.forward(&step)?;
@@ -199,7 +200,8 @@ impl Stress<'_> {
         let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
         let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
         let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
-        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], prompt_rows: 0, ..*step };
+        let rounded_rows = if self.limits.rounded { step.tokens.len() } else { 0 };
+        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], rounded_rows, ..*step };
         self.runner.draft(&rows, &first)?;
         let seqs: Vec<u32> = (0..spans.len() as u32).collect();
         let tokens = vec![1; spans.len()];
@@ -223,6 +225,8 @@ impl Stress<'_> {
                     pages: step.pages,
                     logit_rows: &seqs,
                     places: &places,
+                    rounded_rows: if self.limits.rounded { tokens.len() } else { 0 },
+                    rounded_logits: self.limits.rounded,
                     ..StepInput::default()
                 },
             )?;

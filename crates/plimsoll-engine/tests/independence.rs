@@ -5,7 +5,7 @@ mod common;
 
 use common::recall::mix;
 use common::{Answer, ask, collect, engine, greedy, quiet};
-use plimsoll_device::{Isa, KvDtype, PrefillDtype};
+use plimsoll_device::{ComputeDtype, Isa, KvDtype};
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Options, Request};
 
@@ -70,14 +70,14 @@ fn assert_same(answer: &Answer, alone: &Answer, what: &str) {
     assert!(answer.prompt_logprobs == alone.prompt_logprobs, "{what}: log-probabilities of the prompt");
 }
 
-fn check(model: &str, kv_dtype: KvDtype) {
-    let alone = engine(model, &Options { prefix_cache: false, ..options(kv_dtype) });
+fn check(model: &str, kv_dtype: KvDtype, compute_dtype: ComputeDtype) {
+    let alone = engine(model, &Options { prefix_cache: false, compute_dtype, ..options(kv_dtype) });
     let crowds: Vec<Vec<Request>> = (1..=2).map(crowd).collect();
     let answers: Vec<Vec<Answer>> = crowds.iter().map(|c| c.iter().map(|r| ask(&alone, r.clone())).collect()).collect();
     drop(alone);
     let (mut preemptions, mut cached) = (0, 0);
-    for (number, shape) in shapes(kv_dtype).iter().enumerate() {
-        let engine = engine(model, shape);
+    for (number, shape) in shapes(kv_dtype).into_iter().enumerate() {
+        let engine = engine(model, &Options { compute_dtype, ..shape });
         for (seed, (requests, answers)) in crowds.iter().zip(&answers).enumerate() {
             let dice = |i: usize, n: u64| mix((seed * 77 + number * 1000 + i) as u64) % n;
             let mut readers = Vec::new();
@@ -105,7 +105,7 @@ fn check(model: &str, kv_dtype: KvDtype) {
 
 macro_rules! crowds {
     ($($test:ident: $model:literal, $kv:ident;)*) => {
-        $(#[test] fn $test() { check($model, KvDtype::$kv) })*
+        $(#[test] fn $test() { check($model, KvDtype::$kv, ComputeDtype::Auto) })*
     };
 }
 
@@ -118,18 +118,34 @@ crowds! {
     qwen2_q4_0_q8: "gguf-qwen2-q4_0", Q8;
 }
 
+/// Answers in bfloat16, too, where there is a matrix unit; elsewhere that is refused.
+#[test]
+fn qwen2_q4_0_all_in_bf16() {
+    if Isa::detect() == Isa::Amx {
+        check("gguf-qwen2-q4_0", KvDtype::F16, ComputeDtype::Bf16);
+    }
+}
+
+#[test]
+fn bf16_without_the_unit_is_refused_by_its_flag() {
+    let options = Options { isa: Some(Isa::Portable), compute_dtype: ComputeDtype::Bf16, ..options(KvDtype::F16) };
+    let refused = plimsoll_engine::check_options(&options).unwrap_err().to_string();
+    assert!(refused.contains("--compute-dtype is bf16") && refused.contains("this is portable"), "{refused}");
+}
+
 /// A conversation of three turns whose earlier turns come from the cache, answers included where those are computed as prompts are.
 #[test]
 fn warm_is_cold() {
     let models = [("llama", KvDtype::F16), ("gemma3", KvDtype::Q8), ("gguf-qwen2-q4_0", KvDtype::Q8)];
-    for prefill_dtype in [PrefillDtype::F32, PrefillDtype::Auto] {
-        models.iter().for_each(|(model, kv_dtype)| converse(model, Options { prefill_dtype, ..options(*kv_dtype) }));
+    let all = (Isa::detect() == Isa::Amx).then_some(ComputeDtype::Bf16);
+    for compute_dtype in [ComputeDtype::F32, ComputeDtype::Auto].into_iter().chain(all) {
+        models.iter().for_each(|(model, kv_dtype)| converse(model, Options { compute_dtype, ..options(*kv_dtype) }));
     }
 }
 
 fn converse(model: &str, options: Options) {
     // Of these models, llama's weights are single precision.
-    let apart = options.prefill_dtype == PrefillDtype::Auto && Isa::detect() == Isa::Amx && model != "llama";
+    let apart = options.compute_dtype == ComputeDtype::Auto && Isa::detect() == Isa::Amx && model != "llama";
     let warm = engine(model, &Options { threads: Some(2), ..options.clone() });
     let cold = engine(model, &Options { prefix_cache: false, batch_max_tokens: 16, ..options });
     let mut prompt: Vec<u32> = (0..37).map(|i| (mix(i) % 300) as u32).collect();
@@ -158,7 +174,7 @@ fn converse(model: &str, options: Options) {
 fn every_instruction_set_gives_the_same_bits() {
     for (model, kv_dtype) in [("llama", KvDtype::F16), ("gemma3", KvDtype::F16), ("gguf-qwen2-q4_0", KvDtype::Q8)] {
         let of = |isa| {
-            let options = Options { isa: Some(isa), prefill_dtype: PrefillDtype::F32, ..options(kv_dtype) };
+            let options = Options { isa: Some(isa), compute_dtype: ComputeDtype::F32, ..options(kv_dtype) };
             let engine = engine(model, &options);
             crowd(3).into_iter().map(|request| ask(&engine, request)).collect::<Vec<_>>()
         };

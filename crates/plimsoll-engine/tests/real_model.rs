@@ -7,12 +7,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{ask, fixtures, greedy, ids};
-use plimsoll_device::PrefillDtype;
+use plimsoll_device::{ComputeDtype, Isa};
 use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, start};
 use plimsoll_hub::{Cache, Quiet};
 use serde_json::Value;
 
-fn open(prefill_dtype: PrefillDtype) -> (LoadedModel, EngineHandle) {
+fn open(compute_dtype: ComputeDtype) -> (LoadedModel, EngineHandle) {
     let path = plimsoll_hub::resolve("smollm2", &Cache::default_location().unwrap(), &mut Quiet)
         .unwrap_or_else(|e| panic!("{e}"));
     let model = LoadedModel::open(&path).unwrap();
@@ -20,7 +20,7 @@ fn open(prefill_dtype: PrefillDtype) -> (LoadedModel, EngineHandle) {
         max_total_token_num: Some(4096),
         running_max_req_size: 8,
         graph_max_batch_size: 8,
-        prefill_dtype,
+        compute_dtype,
         ..Options::default()
     };
     let host = Host::read(&options).unwrap();
@@ -34,17 +34,25 @@ fn reference() -> Value {
 
 #[test]
 fn quantized_kernels_agree_with_the_f32_reference() {
-    agree(PrefillDtype::F32, 0.002, 0.99);
+    agree(ComputeDtype::F32, 0.002, 0.99);
 }
 
 /// Where a matrix unit computes prompts in bfloat16; elsewhere as above.
 #[test]
 fn prompts_agree_with_the_f32_reference() {
-    agree(PrefillDtype::Auto, 0.02, 0.97);
+    agree(ComputeDtype::Auto, 0.02, 0.97);
 }
 
-fn agree(prefill_dtype: PrefillDtype, most: f64, least: f64) {
-    let (_, engine) = open(prefill_dtype);
+/// Logits, too, where answers are computed like prompts.
+#[test]
+fn logits_in_bf16_agree_with_the_f32_reference() {
+    if Isa::detect() == Isa::Amx {
+        agree(ComputeDtype::Bf16, 0.02, 0.97);
+    }
+}
+
+fn agree(compute_dtype: ComputeDtype, most: f64, least: f64) {
+    let (_, engine) = open(compute_dtype);
     let reference = reference();
     let tokens = ids(&reference["ids"]);
     let mut request = greedy(&tokens, 1);
@@ -65,7 +73,7 @@ fn agree(prefill_dtype: PrefillDtype, most: f64, least: f64) {
 
 #[test]
 fn chats_answer_as_the_reference_does() {
-    let (model, engine) = open(PrefillDtype::Auto);
+    let (model, engine) = open(ComputeDtype::Auto);
     for chat in reference()["greedy"].as_array().unwrap() {
         let tokens = ids(&chat["ids"]);
         let rendered =

@@ -75,10 +75,10 @@ impl<'a> Bf16Acts<'a> {
     }
 }
 
-/// The nearest bfloat16, of two equally near ones the greater in magnitude, as the upper half of a float.
+/// The nearest bfloat16, of two equally near ones the greater in magnitude, is the upper half of this.
 #[inline(always)]
-pub(crate) fn round_bf16<S: Simd>(s: S, value: S::F) -> S::I {
-    s.and_i(s.add_i(s.bits(value), s.splat_i(1 << 15)), s.splat_i(!0xffff))
+pub(crate) fn round_up<S: Simd>(s: S, value: S::F) -> S::F {
+    s.as_floats(s.add_i(s.bits(value), s.splat_i(1 << 15)))
 }
 
 /// Stores sixteen elements of a row of tiles, rounded: `half` counts them along the row, whose line begins in every tile as in the first.
@@ -88,22 +88,21 @@ pub(crate) fn round_bf16<S: Simd>(s: S, value: S::F) -> S::I {
 #[inline(always)]
 pub(crate) unsafe fn store_half<S: Simd>(s: S, line: *mut u8, half: usize, value: S::F) {
     // SAFETY: the caller's word.
-    unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), round_bf16(s, value)) }
+    unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), s.bits(round_up(s, value))) }
 }
 
-/// Stores four consecutive elements of sixteen columns, rounded, as the unit takes its second operand: the first and third side by side
-/// for each column, then the second and fourth.
+/// Stores the upper halves of four consecutive elements of sixteen columns as the unit takes its second operand: the first and third side
+/// by side for each column, then the second and fourth.
 ///
 /// # Safety
 /// `to` is valid for writing [`QUAD_BYTES`].
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
 #[inline(always)]
 pub(crate) unsafe fn store_quad<S: Simd>(s: S, to: *mut u8, elements: [S::F; 4]) {
-    for odd in 0..2 {
-        let low = s.and_i(s.sra_i::<16>(round_bf16(s, elements[odd])), s.splat_i(0xffff));
-        let both = s.as_floats(s.or_i(low, round_bf16(s, elements[odd + 2])));
-        // SAFETY: the caller's word.
-        unsafe { s.store(to.add(odd * QUAD_BYTES / 2).cast(), both) }
+    // SAFETY: the caller's word.
+    unsafe {
+        s.store(to.cast(), s.upper_halves(elements[0], elements[2]));
+        s.store(to.add(QUAD_BYTES / 2).cast(), s.upper_halves(elements[1], elements[3]));
     }
 }
 

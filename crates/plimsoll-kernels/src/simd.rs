@@ -151,6 +151,27 @@ pub(crate) trait Simd: Copy {
             self.bits(self.load(lanes.as_ptr()))
         }
     }
+    /// Looks the four bits of every lane from bit `SHIFT` on up among sixteen floats.
+    #[inline(always)]
+    fn pick<const SHIFT: u32>(self, table: Self::F, v: Self::B) -> Self::F {
+        // As for `byte`.
+        let (mut bytes, table) = ([0; 4 * LANES], self.to_array(table));
+        // SAFETY: as many bytes, and as many floats.
+        unsafe {
+            self.store_bytes(bytes.as_mut_ptr(), v);
+            let lanes: [f32; LANES] = std::array::from_fn(|lane| {
+                let all = u32::from_le_bytes(bytes.as_chunks().0[lane]);
+                table[(all >> SHIFT & 15) as usize]
+            });
+            self.load(lanes.as_ptr())
+        }
+    }
+    /// The upper halves of every lane of `low`, and beside them, upwards, those of `high`.
+    #[inline(always)]
+    fn upper_halves(self, low: Self::F, high: Self::F) -> Self::F {
+        let low = self.and_i(self.sra_i::<16>(self.bits(low)), self.splat_i(0xffff));
+        self.as_floats(self.or_i(low, self.and_i(self.bits(high), self.splat_i(!0xffff))))
+    }
     /// `init[lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[4·n + i]`: unsigned codes no wider than `width` times signed bytes,
     /// exact. `N` ≤ 8. # Safety: `acts` is valid for `4 · N` bytes.
     unsafe fn dot<const N: usize>(

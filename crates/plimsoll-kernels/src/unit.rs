@@ -36,14 +36,22 @@ pub(crate) fn configure(rows: usize, group: usize) {
     load_shapes(&shapes);
 }
 
-/// Sets the unit of this thread up for [`square`]: eight full tiles.
+/// Sets the unit of this thread up for [`square`] and [`strip`]: eight full tiles.
 pub(crate) fn configure_full() {
+    configure_rows(16);
+}
+
+/// Sets the unit of this thread up for [`column`], of tiles of `rows` rows; unless these are sixteen, of one.
+pub(crate) fn configure_rows(rows: usize) {
+    assert!(rows <= 16, "a tile of {rows} rows");
+    let all = |each: &dyn Fn(usize) -> u8| std::array::from_fn(|tile| if tile < 8 { each(tile) } else { 0 });
     let shapes = Shapes {
         palette: 1,
         start: 0,
         reserved: [0; 14],
-        row_bytes: std::array::from_fn(|tile| if tile < 8 { 64 } else { 0 }),
-        rows: std::array::from_fn(|tile| if tile < 8 { 16 } else { 0 }),
+        row_bytes: all(&|_| 64).map(u16::from),
+        // Tile 0 is of sums, 4 of rows.
+        rows: all(&|tile| if tile == 0 || tile == 4 { rows as u8 } else { 16 }),
     };
     load_shapes(&shapes);
 }
@@ -223,6 +231,76 @@ pub(crate) unsafe fn square(rows: [*const u8; 2], codes: *const u8, groups: usiz
              out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
              out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
     }
+}
+
+/// Runs `$each` for the first `$count` of four tiles of sums: with a number, its tile, and another for its rows.
+macro_rules! each_tile {
+    ($count:expr, $each:ident) => {{
+        $each!(0 "tmm0" "tmm4");
+        if $count > 1 {
+            $each!(1 "tmm1" "tmm5");
+        }
+        if $count > 2 {
+            $each!(2 "tmm2" "tmm4");
+        }
+        if $count > 3 {
+            $each!(3 "tmm3" "tmm5");
+        }
+    }};
+}
+
+/// Begins the sums of `N` (up to 4) tiles of rows times one panel: [`column`] adds to them, [`end_column`] writes them.
+///
+/// # Safety
+/// [`configure_rows`] was called, for sixteen rows if there are several tiles.
+#[inline(always)]
+pub(crate) unsafe fn begin_column<const N: usize>() {
+    macro_rules! zero {
+        ($number:literal $sums:tt $rows:tt) => {
+            asm!(concat!("tilezero ", $sums), out($sums) _, options(nostack, nomem))
+        };
+    }
+    // SAFETY: the caller's word.
+    unsafe { each_tile!(N, zero) }
+}
+
+/// Multiplies a group of `N` tiles of rows, the first at `rows.0` and each `rows.1` bytes behind the one before, by that of a panel.
+/// Sums are formed as in [`square`].
+///
+/// # Safety
+/// [`begin_column`] was called; all pointers are valid for reading a tile.
+#[inline(always)]
+pub(crate) unsafe fn column<const N: usize>(panel: *const u8, rows: (*const u8, usize)) {
+    macro_rules! product {
+        ($number:literal $sums:tt $rows:tt) => {
+            asm!(concat!("tileloadd ", $rows, ", [{rows} + {line}*1]"), concat!("tdpbf16ps ", $sums, ", ", $rows, ", tmm6"),
+                 rows = in(reg) rows.0.add($number * rows.1), line = in(reg) 64usize,
+                 out($sums) _, out($rows) _, options(nostack, readonly, preserves_flags))
+        };
+    }
+    // SAFETY: the caller's word.
+    unsafe {
+        asm!("tileloadd tmm6, [{panel} + {line}*1]", panel = in(reg) panel, line = in(reg) 64usize,
+             out("tmm6") _, options(nostack, readonly, preserves_flags));
+        each_tile!(N, product);
+    }
+}
+
+/// Writes the sums of [`column`], sixteen floats of each row: a tile every `sums.1` floats.
+///
+/// # Safety
+/// They are valid for writing, and [`begin_column`] was called.
+#[inline(always)]
+pub(crate) unsafe fn end_column<const N: usize>(sums: (*mut f32, usize)) {
+    macro_rules! write {
+        ($number:literal $sums:tt $rows:tt) => {
+            asm!(concat!("tilestored [{sums} + {line}*1], ", $sums),
+                 sums = in(reg) sums.0.add($number * sums.1), line = in(reg) 64usize,
+                 options(nostack, preserves_flags))
+        };
+    }
+    // SAFETY: the caller's word.
+    unsafe { each_tile!(N, write) }
 }
 
 /// One tile of sixteen rows times `P` (up to 4) panels, of `groups` groups each: tiles of the row and of a panel lie one behind the

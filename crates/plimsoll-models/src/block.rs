@@ -138,11 +138,11 @@ impl AttentionBlock {
             Some(gate) => {
                 let buf = device.temp(x.rows, q.cols)?;
                 let layers = [(self.q, q), (self.k, k), (self.v, v), (gate, buf)];
-                device.linear_rows(x, &layers, Mode::Store, step.prompt_rows)?;
+                device.linear_rows(x, &layers, Mode::Store, step.rounded_rows)?;
                 Some(buf)
             }
             None => {
-                device.linear_rows(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store, step.prompt_rows)?;
+                device.linear_rows(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store, step.rounded_rows)?;
                 None
             }
         };
@@ -159,7 +159,7 @@ impl AttentionBlock {
             device.glu(gate, attended, Activation::Sigmoid);
             gate
         });
-        device.linear_rows(gated, &[(self.o, out)], mode, step.prompt_rows)?;
+        device.linear_rows(gated, &[(self.o, out)], mode, step.rounded_rows)?;
         device.release(scope);
         Ok(())
     }
@@ -275,7 +275,8 @@ impl Ends {
         }
         let last = device.temp(step.logit_rows.len(), self.hidden)?;
         device.gather(last, x, step.logit_rows);
-        device.linear(last, &[(self.head, logits)], Mode::Store)?;
+        let rounded = if step.rounded_logits { last.rows } else { 0 };
+        device.linear_rows(last, &[(self.head, logits)], Mode::Store, rounded)?;
         if let Some(cap) = self.softcap {
             device.softcap(logits, cap);
         }

@@ -86,8 +86,8 @@ impl Layer {
         }
         device.rms_norm(normed, x, self.transform_norm, self.eps);
         match &self.transform {
-            Transform::Dense(dense) => device.feed_forward(dense, normed, x, Mode::Add, step.prompt_rows),
-            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add, step.prompt_rows),
+            Transform::Dense(dense) => device.feed_forward(dense, normed, x, Mode::Add, step.rounded_rows),
+            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add, step.rounded_rows),
         }
     }
 }

@@ -111,13 +111,13 @@ impl DeltaBlock {
         let b = device.temp(x.rows, spec.value_heads)?;
         let a = device.temp(x.rows, spec.value_heads)?;
         let layers = [(self.qkv, qkv), (self.z, z), (self.b, b), (self.a, a)];
-        device.linear_rows(x, &layers, Mode::Store, step.prompt_rows)?;
+        device.linear_rows(x, &layers, Mode::Store, step.rounded_rows)?;
         let mixed = device.temp(x.rows, values)?;
         device.gated_delta(spec, mixed, qkv, a, b, step)?;
         let heads = mixed.reshape(spec.value_dim);
         device.rms_norm(heads, heads, self.norm, self.eps);
         device.glu(z, mixed, Activation::Silu);
-        device.linear_rows(z, &[(self.out, out)], mode, step.prompt_rows)?;
+        device.linear_rows(z, &[(self.out, out)], mode, step.rounded_rows)?;
         device.release(scope);
         Ok(())
     }

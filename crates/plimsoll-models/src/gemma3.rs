@@ -89,7 +89,7 @@ impl Model for Gemma3 {
             device.rms_norm(part, part, layer.after_attention_norm, self.eps);
             device.add(x, part);
             device.rms_norm(normed, x, layer.feed_forward_norm, self.eps);
-            device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, step.prompt_rows)?;
+            device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, step.rounded_rows)?;
             device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
             device.add(x, part);
         }

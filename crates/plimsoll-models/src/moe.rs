@@ -64,14 +64,14 @@ impl MoeBlock {
         })
     }
 
-    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`; the last `prompt_rows` rows are of prompts.
+    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`; the last `rounded_rows` rows are rounded where they can be.
     pub fn forward(
         &self,
         device: &mut dyn Device,
         x: Buf,
         out: Buf,
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
         let scope = device.mark();
         let router = device.temp(x.rows, self.gate.len())?;
@@ -92,7 +92,7 @@ impl MoeBlock {
         device.experts(&experts, out, x, router, mode)?;
         if let Some(shared) = &self.shared {
             let part = device.temp(x.rows, x.cols)?;
-            device.feed_forward(&shared.expert, x, part, Mode::Store, prompt_rows)?;
+            device.feed_forward(&shared.expert, x, part, Mode::Store, rounded_rows)?;
             device.add_gated(out, part, gate);
         }
         device.release(scope);

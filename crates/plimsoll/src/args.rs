@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plimsoll_device::{DtypePolicy, Isa, KvDtype, PrefillDtype, parse_kv_dtype};
+use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype, parse_kv_dtype};
 use plimsoll_engine::{Options, Pooling};
 use plimsoll_memory::broken;
 use plimsoll_memory::host::MemoryBudget;
@@ -320,9 +320,9 @@ pub struct EngineArgs {
     /// Instruction set: portable, neon, avx2, avx512, amx [default: the best there is].
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// Arithmetic of prompts: auto (bfloat16 where the processor has AMX), f32 (as answers are computed).
-    #[arg(long, alias = "prefill_dtype", default_value = "auto")]
-    pub prefill_dtype: PrefillDtype,
+    /// Arithmetic on AMX: auto (prompts in bfloat16), f32 (as on other processors), bf16 (answers too: many at once are faster, one slower).
+    #[arg(long, alias = "compute_dtype", default_value = "auto")]
+    pub compute_dtype: ComputeDtype,
     /// Do not share the pages of equal prefixes.
     #[arg(long, alias = "disable_prefix_cache")]
     pub disable_prefix_cache: bool,
@@ -409,7 +409,7 @@ impl EngineArgs {
             dtype: self.dtype,
             threads: self.threads,
             isa: self.isa,
-            prefill_dtype: self.prefill_dtype,
+            compute_dtype: self.compute_dtype,
             prefix_cache: !self.disable_prefix_cache || broken("V-22"),
             kv_events: self.kv_events,
             elastic: self.elastic,

@@ -14,19 +14,19 @@ use crate::kv::{PAGE_TOKENS, encoder_layout};
 
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
-/// Queries of one task of a prompt, about: they share the conversion of keys and values.
-const PROMPT_QUERIES: usize = 192;
+/// Queries of one rounded task, about: they share the conversion of keys and values.
+const ROUNDED_QUERIES: usize = 192;
 /// Query rows of one task, at most.
-const ROWS_MAX: usize = PROMPT_QUERIES;
+const ROWS_MAX: usize = ROUNDED_QUERIES;
 /// With fewer units than this for each thread, splits are worth their tasks.
 const UNITS_PER_THREAD: usize = 2;
 
 /// Rows of a task over `group` query heads.
 fn task_rows(rounded: bool, group: usize) -> usize {
-    if rounded { (PROMPT_QUERIES / group / ROWS * ROWS).max(ROWS) } else { ROWS }
+    if rounded { (ROUNDED_QUERIES / group / ROWS * ROWS).max(ROWS) } else { ROWS }
 }
 
-/// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `rounded`: those of prompts too.
+/// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `rounded`: rounded ones too.
 pub(super) fn scratch_floats(layout: &KvLayout, group: usize, rounded: bool) -> usize {
     // Rounded tasks have more rows, and need more for each: all others fit there too.
     kernels::attend_scratch_len(layout, rounded, task_rows(rounded, group), group)
@@ -108,7 +108,7 @@ impl CpuDevice {
     /// Attends over what is stored.
     pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let prompts_from = if self.memory.rounded { q.rows - step.prompt_rows } else { q.rows };
+        let rounded_from = if self.memory.rounded { q.rows - step.rounded_rows } else { q.rows };
         let job = Job {
             isa,
             arena,
@@ -120,7 +120,7 @@ impl CpuDevice {
             base: place.base,
             stride: place.stride,
             causal: place.causal,
-            tasks: Tasks::new(step.seqs, place.layout.kv_heads(), spec.heads, prompts_from),
+            tasks: Tasks::new(step.seqs, place.layout.kv_heads(), spec.heads, rounded_from),
         };
         let scratch = threads * self.memory.scratch;
         match Waves::new(&job, threads, scratch) {
@@ -331,8 +331,8 @@ struct Tasks<'a> {
     kv_heads: usize,
     /// Query heads of each.
     group: usize,
-    /// Sequences from this row on attend as prompts do.
-    prompts_from: usize,
+    /// Sequences from this row on are rounded.
+    rounded_from: usize,
     count: usize,
 }
 
@@ -348,14 +348,14 @@ struct Share<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    fn new(seqs: &'a [SeqSpan], kv_heads: usize, heads: usize, prompts_from: usize) -> Self {
-        let mut tasks = Self { seqs, kv_heads, group: heads / kv_heads, prompts_from, count: 0 };
+    fn new(seqs: &'a [SeqSpan], kv_heads: usize, heads: usize, rounded_from: usize) -> Self {
+        let mut tasks = Self { seqs, kv_heads, group: heads / kv_heads, rounded_from, count: 0 };
         tasks.count = kv_heads * seqs.iter().map(|seq| seq.rows.div_ceil(tasks.rows(seq))).sum::<usize>();
         tasks
     }
 
     fn rounded(&self, seq: &SeqSpan) -> bool {
-        seq.first_row >= self.prompts_from
+        seq.first_row >= self.rounded_from
     }
 
     fn any_rounded(&self) -> bool {

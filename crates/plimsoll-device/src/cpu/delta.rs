@@ -56,7 +56,7 @@ impl CpuDevice {
         let isa = self.isa;
         let (a_log, dt_bias) = (self.weights.vector(spec.a_log), self.weights.vector(spec.dt_bias));
         let arena = Arena::new(&mut self.memory.workspace, self.memory.scratch_at, self.memory.scratch);
-        for_rows(&mut self.pool, a.rows, |_, row| {
+        for_rows(&mut self.pool, a, |_, row| {
             // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
             let (a, b) = unsafe { (arena.row(a, row), arena.row(b, row)) };
             kernels::delta_gates(isa, a, b, a_log, dt_bias);

@@ -47,7 +47,7 @@ impl CpuDevice {
     /// Each row's experts and weights, and every choice's place.
     fn choose(&mut self, spec: &Experts<'_>, router: Buf, space: &Space) {
         let (isa, top) = (self.isa, spec.top_k);
-        self.rows(router.rows, |arena, _, row| {
+        self.rows(router, |arena, _, row| {
             // SAFETY: rows are inside the workspace, the parts do not overlap, each row belongs to one task.
             unsafe {
                 let ids = arena.words(space.ids + row * top * size_of::<u32>(), top);
@@ -72,7 +72,7 @@ impl CpuDevice {
         let (isa, inputs) = (self.isa, space.inputs);
         // SAFETY: nobody writes the places from here on.
         let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
-        self.rows(x.rows, |arena, _, row| {
+        self.rows(x, |arena, _, row| {
             // SAFETY: inside the workspace; every choice has a place of its own, and a row's choices belong to one task.
             let x = unsafe { arena.row(x, row) };
             let (first, others) = places[row * top..][..top].split_first().expect("a row takes an expert");
@@ -154,7 +154,7 @@ impl CpuDevice {
         };
         // SAFETY: nobody writes the places any more.
         let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
-        self.rows(out.rows, |arena, _, row| {
+        self.rows(out, |arena, _, row| {
             let places = &places[row * top..][..top];
             // SAFETY: inside the workspace; the results are only read, each row of `out` belongs to one task.
             unsafe {

@@ -1,4 +1,4 @@
-//! Gated feed-forward layers. What stands between the two products of a prompt's rows is written once, rounded as the second takes
+//! Gated feed-forward layers. What stands between the two products of rounded rows is written once, rounded as the second takes
 //! it, instead of twice in single precision, read, multiplied, written, read and rounded: it is what does not fit a cache.
 
 use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
@@ -15,27 +15,27 @@ impl CpuDevice {
         x: Buf,
         out: Buf,
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
         let FeedForward { gate, up, down, width, act } = *layer;
-        let input = Bf16Layout { rows: prompt_rows, k: x.cols };
-        let rounds = prompt_rows > 0 && [gate, up, down].into_iter().all(|id| self.rounds(id));
+        let input = Bf16Layout { rows: rounded_rows, k: x.cols };
+        let rounds = rounded_rows > 0 && [gate, up, down].into_iter().all(|id| self.rounds(id));
         // The rounded input takes the place of a product that is not written.
-        if !rounds || input.bytes() > prompt_rows * width * size_of::<f32>() {
-            return layer.by_steps(self, x, out, mode, prompt_rows);
+        if !rounds || input.bytes() > rounded_rows * width * size_of::<f32>() {
+            return layer.by_steps(self, x, out, mode, rounded_rows);
         }
         // The planner takes the same workspace in the same order.
         let scope = self.mark();
         let (gates, ups) = (self.temp(x.rows, width)?, self.temp(x.rows, width)?);
-        let others = x.rows - prompt_rows;
+        let others = x.rows - rounded_rows;
         if others > 0 {
             let (gates, ups) = (gates.span(0, others), ups.span(0, others));
             self.linear(x.span(0, others), &[(gate, gates), (up, ups)], Mode::Store)?;
             self.glu(gates, ups, act);
         }
-        let rounded_at = ups.span(others, prompt_rows).offset;
-        self.round(x.span(others, prompt_rows), input, rounded_at);
-        let inner = self.share(gates.span(0, others), prompt_rows, &[(down, out)])?;
+        let rounded_at = ups.span(others, rounded_rows).offset;
+        self.round(x.span(others, rounded_rows), input, rounded_at);
+        let inner = self.share(gates.span(0, others), rounded_rows, &[(down, out)])?;
         self.multiply_gate([gate, up], act, (input, rounded_at), &inner);
         self.multiply_rows(gates, &inner, &[(down, out)], mode);
         self.release(scope);

@@ -24,7 +24,7 @@ pub(super) const TASKS_PER_THREAD: usize = 4;
 const LAYERS: usize = 4;
 
 /// What was made of an input that layers share, and where in the workspace it lies: first its ordinary rows, quantized if a layer wants
-/// that, then those of prompts.
+/// that, then the rounded ones.
 pub(super) struct Shared {
     quantized: Option<(ActLayout, usize)>,
     pub rounded: Bf16Layout,
@@ -45,44 +45,44 @@ impl CpuDevice {
         x: Buf,
         layers: &[(LinearId, Buf)],
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
         let scope = self.mark();
-        let any = prompt_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
-        let prompts = if any { prompt_rows } else { 0 };
-        let others = x.rows - prompts;
-        let shared = self.share(x.span(0, others), prompts, layers)?;
+        let any = rounded_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
+        let rounded = if any { rounded_rows } else { 0 };
+        let others = x.rows - rounded;
+        let shared = self.share(x.span(0, others), rounded, layers)?;
         if any {
-            self.round(x.span(others, prompts), shared.rounded, shared.rounded_at);
+            self.round(x.span(others, rounded), shared.rounded, shared.rounded_at);
         }
         self.multiply_rows(x, &shared, layers, mode);
         self.release(scope);
         Ok(())
     }
 
-    /// Whether a layer multiplies rows of prompts rounded. One whose input is quantized does, if any does.
+    /// Whether a layer multiplies rounded rows. One whose input is quantized does, if any does.
     pub(super) fn rounds(&self, id: LinearId) -> bool {
         let table = self.weights.table();
         table.rounds(&table.linear(id).packing)
     }
 
-    /// Takes workspace for what `layers` make of an input of these rows and so many of prompts, and quantizes these.
-    pub(super) fn share(&mut self, x: Buf, prompts: usize, layers: &[(LinearId, Buf)]) -> Result<Shared, DeviceError> {
+    /// Takes workspace for what `layers` make of an input of these rows and so many rounded ones, and quantizes these.
+    pub(super) fn share(&mut self, x: Buf, rounded: usize, layers: &[(LinearId, Buf)]) -> Result<Shared, DeviceError> {
         let table = self.weights.table();
         let layout = table.act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id));
-        let at = self.memory.stack.take(table.input_bytes(x.rows + prompts, x.cols, layers))?;
+        let at = self.memory.stack.take(table.input_bytes(x.rows + rounded, x.cols, layers))?;
         let rounded_at = at + layout.map_or(0, |layout| layout.bytes().next_multiple_of(64));
         if let Some(layout) = layout.filter(|_| x.rows > 0) {
             self.quantize(x, layout, at);
         }
         let quantized = layout.map(|layout| (layout, at));
-        Ok(Shared { quantized, rounded: Bf16Layout { rows: prompts, k: x.cols }, rounded_at })
+        Ok(Shared { quantized, rounded: Bf16Layout { rows: rounded, k: x.cols }, rounded_at })
     }
 
     fn quantize(&mut self, x: Buf, layout: ActLayout, at: usize) {
         let isa = self.isa;
         let bytes = layout.row_bytes();
-        self.rows(x.rows, |arena, _, row| {
+        self.rows(x, |arena, _, row| {
             // SAFETY: each row's input and its quantized copy are inside the workspace and belong to one task.
             let (x, acts) = unsafe { (arena.row(x, row), arena.bytes(at + row * bytes, bytes)) };
             kernels::quantize_acts(isa, layout, x, acts);
@@ -103,12 +103,11 @@ impl CpuDevice {
     /// Multiplies `x`, of which `shared` was made, by all layers: one job, so that no thread waits for another between two of them.
     pub(super) fn multiply_rows(&mut self, x: Buf, shared: &Shared, layers: &[(LinearId, Buf)], mode: Mode) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let prompts = shared.rounded.rows;
         // SAFETY: `x` and what was made of it were written before, and during this operation they are only read.
         let (floats, quantized, rounded) = unsafe {
             let quantized = shared.quantized.map(|(layout, at)| Acts::new(layout, arena.bytes(at, layout.bytes())));
             let bytes = |layout: Bf16Layout| arena.bytes(shared.rounded_at, layout.bytes());
-            let rounded = (prompts > 0).then(|| Bf16Acts::new(shared.rounded, bytes(shared.rounded)));
+            let rounded = (shared.rounded.rows > 0).then(|| Bf16Acts::new(shared.rounded, bytes(shared.rounded)));
             (arena.matrix(x), quantized, rounded)
         };
         let mut products = ArrayVec::<Product<'_>, { 2 * LAYERS }>::new();

@@ -29,8 +29,8 @@ use arena::Arena;
 
 pub use weights::{CpuWeights, LoadError};
 
-/// Rows of small operations per task; fewer rows than this are not worth waking another thread.
-const ROWS_PER_TASK: usize = 16;
+/// Elements of small operations per task, about: fewer are not worth another thread's while.
+const ELEMENTS_PER_TASK: usize = 4096;
 
 /// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised, a tile of state.
 pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
@@ -51,7 +51,7 @@ pub struct CpuMemory {
     kv: Region,
     shape: KvShape,
     layout: KvLayout,
-    /// Whether rows of prompts attend in an arithmetic of their own.
+    /// Whether attention can be rounded.
     rounded: bool,
     /// None for a model without recurrent state.
     states: Option<Region>,
@@ -171,7 +171,7 @@ impl CpuDevice {
         let inv_freq = self.weights.vector(inv_freq);
         let half = inv_freq.len();
         assert_eq!(out.cols, 2 * half, "cosines and sines");
-        for_rows(&mut self.pool, out.rows, |_, row| {
+        for_rows(&mut self.pool, out, |_, row| {
             // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
             let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
             let place = place(row);
@@ -190,17 +190,18 @@ impl CpuDevice {
     }
 
     /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the arena, the thread and the row.
-    fn rows(&mut self, rows: usize, each: impl Fn(&Arena, usize, usize) + Sync) {
+    fn rows(&mut self, x: Buf, each: impl Fn(&Arena, usize, usize) + Sync) {
         let arena = self.arena();
-        for_rows(&mut self.pool, rows, |thread, row| each(&arena, thread, row));
+        for_rows(&mut self.pool, x, |thread, row| each(&arena, thread, row));
     }
 }
 
-/// Runs `each` for every row, in parallel when it is worth it. `each` gets the thread and the row.
-fn for_rows(pool: &mut ThreadPool, rows: usize, each: impl Fn(usize, usize) + Sync) {
-    pool.run(rows.div_ceil(ROWS_PER_TASK), &|thread, task| {
-        let first = task * ROWS_PER_TASK;
-        (first..(first + ROWS_PER_TASK).min(rows)).for_each(|row| each(thread, row));
+/// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the thread and the row.
+fn for_rows(pool: &mut ThreadPool, x: Buf, each: impl Fn(usize, usize) + Sync) {
+    let together = (ELEMENTS_PER_TASK / x.cols.max(1)).max(1);
+    pool.run(x.rows.div_ceil(together), &|thread, task| {
+        let first = task * together;
+        (first..(first + together).min(x.rows)).for_each(|row| each(thread, row));
     });
 }
 
@@ -234,7 +235,7 @@ impl Device for CpuDevice {
         assert_eq!(out.rows, tokens.len(), "one token a row");
         let (isa, arena) = (self.isa, self.arena());
         let (linear, data) = self.weights.linear(table);
-        for_rows(&mut self.pool, tokens.len(), |_, row| {
+        for_rows(&mut self.pool, out, |_, row| {
             // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
             let out = unsafe { arena.row(out, row) };
             kernels::unpack_row(&linear.packing, data, tokens[row] as usize, out);
@@ -248,7 +249,7 @@ impl Device for CpuDevice {
         let arena = self.arena();
         let (linear, data) = self.weights.linear(table);
         assert_eq!(x.cols, linear.packing.k(), "the table's width");
-        for_rows(&mut self.pool, x.rows, |thread, row| {
+        for_rows(&mut self.pool, x, |thread, row| {
             // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread.
             let (x, scratch) = unsafe { (arena.row(x, row), arena.scratch(thread)) };
             let (sum, one) = scratch[..2 * x.len()].split_at_mut(x.len());
@@ -264,7 +265,7 @@ impl Device for CpuDevice {
     fn add_rows(&mut self, x: Buf, table: VectorId, which: &(dyn Fn(usize) -> usize + Sync)) {
         let (isa, arena) = (self.isa, self.arena());
         let table = self.weights.vector(table);
-        for_rows(&mut self.pool, x.rows, |_, row| {
+        for_rows(&mut self.pool, x, |_, row| {
             // SAFETY: rows are inside the workspace and each belongs to one task.
             kernels::add(isa, unsafe { arena.row(x, row) }, &table[which(row) * x.cols..][..x.cols]);
         });
@@ -274,7 +275,7 @@ impl Device for CpuDevice {
         assert_eq!((out.rows, out.cols), (x.rows, x.cols), "rms_norm keeps the shape");
         let (isa, arena) = (self.isa, self.arena());
         let weight = self.weights.vector(weight);
-        for_rows(&mut self.pool, x.rows, |thread, row| {
+        for_rows(&mut self.pool, x, |thread, row| {
             // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread. `out` may be `x`:
             // the row is copied before `out` is formed.
             let (copy, out) = unsafe {
@@ -290,7 +291,7 @@ impl Device for CpuDevice {
         assert_eq!((out.rows, out.cols), (x.rows, x.cols), "layer_norm keeps the shape");
         let (isa, arena) = (self.isa, self.arena());
         let (weight, bias) = (self.weights.vector(weight), self.weights.vector(bias));
-        for_rows(&mut self.pool, x.rows, |thread, row| {
+        for_rows(&mut self.pool, x, |thread, row| {
             // SAFETY: as in `rms_norm`.
             let (copy, out) = unsafe {
                 let copy = &mut arena.scratch(thread)[..x.cols];
@@ -306,9 +307,9 @@ impl Device for CpuDevice {
         x: Buf,
         layers: &[(LinearId, Buf)],
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_linear(x, layers, mode, prompt_rows)
+        self.run_linear(x, layers, mode, rounded_rows)
     }
 
     fn feed_forward(
@@ -317,9 +318,9 @@ impl Device for CpuDevice {
         x: Buf,
         out: Buf,
         mode: Mode,
-        prompt_rows: usize,
+        rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_feed_forward(layer, x, out, mode, prompt_rows)
+        self.run_feed_forward(layer, x, out, mode, rounded_rows)
     }
 
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {
@@ -337,7 +338,7 @@ impl Device for CpuDevice {
         let style = if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves };
         // `x` may be seen as one row per head; a row of angles serves all heads of its token.
         let x = Buf { rows: angles.rows, cols: x.rows * x.cols / angles.rows, ..x };
-        self.rows(x.rows, |arena, _, row| {
+        self.rows(x, |arena, _, row| {
             // SAFETY: rows are inside the workspace, `x` and `angles` do not overlap, each row belongs to one task.
             let (x, angles) = unsafe { (arena.row(x, row), arena.row(angles, row)) };
             let (cos, sin) = angles.split_at(angles.len() / 2);
@@ -349,7 +350,7 @@ impl Device for CpuDevice {
         assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
         let isa = self.isa;
         let act = kernel_activation(act);
-        self.rows(gate.rows, |arena, _, row| {
+        self.rows(gate, |arena, _, row| {
             // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
             let (gate, up) = unsafe { (arena.row(gate, row), arena.row(up, row)) };
             kernels::glu(isa, act, gate, up);
@@ -358,7 +359,7 @@ impl Device for CpuDevice {
 
     fn activate(&mut self, x: Buf, act: Activation) {
         let (isa, act) = (self.isa, kernel_activation(act));
-        self.rows(x.rows, |arena, _, row| {
+        self.rows(x, |arena, _, row| {
             // SAFETY: rows are inside the workspace and each belongs to one task.
             kernels::activate(isa, act, unsafe { arena.row(x, row) });
         });
@@ -367,7 +368,7 @@ impl Device for CpuDevice {
     fn multiply(&mut self, x: Buf, weight: VectorId) {
         let (isa, arena) = (self.isa, self.arena());
         let weight = self.weights.vector(weight);
-        for_rows(&mut self.pool, x.rows, |_, row| {
+        for_rows(&mut self.pool, x, |_, row| {
             // SAFETY: rows are inside the workspace and each belongs to one task.
             kernels::mul(isa, unsafe { arena.row(x, row) }, weight);
         });
@@ -376,7 +377,7 @@ impl Device for CpuDevice {
     fn add(&mut self, x: Buf, y: Buf) {
         assert_eq!((x.rows, x.cols), (y.rows, y.cols), "both have one shape");
         let isa = self.isa;
-        self.rows(x.rows, |arena, _, row| {
+        self.rows(x, |arena, _, row| {
             // SAFETY: as in `glu`.
             let (x, y) = unsafe { (arena.row(x, row), arena.row(y, row)) };
             kernels::add(isa, x, y);
@@ -436,7 +437,7 @@ impl Device for CpuDevice {
     fn add_gated(&mut self, x: Buf, y: Buf, gate: Buf) {
         assert_eq!((x.rows, x.cols, x.rows, 1), (y.rows, y.cols, gate.rows, gate.cols), "one shape, one gate a row");
         let isa = self.isa;
-        self.rows(x.rows, |arena, _, row| {
+        self.rows(x, |arena, _, row| {
             // SAFETY: as in `glu`.
             let (x, y, gate) = unsafe { (arena.row(x, row), arena.row(y, row), arena.row(gate, row)) };
             kernels::add_gated(isa, x, y, gate[0]);
@@ -445,7 +446,7 @@ impl Device for CpuDevice {
 
     fn put(&mut self, out: Buf, x: Buf, column: usize) {
         assert!(out.rows == x.rows && column + x.cols <= out.cols, "columns {column}.. of {}", out.cols);
-        self.rows(out.rows, |arena, _, row| {
+        self.rows(out, |arena, _, row| {
             // SAFETY: as in `glu`.
             let (out, x) = unsafe { (arena.row(out, row), arena.row(x, row)) };
             out[column..column + x.len()].copy_from_slice(x);
@@ -477,7 +478,7 @@ impl Device for CpuDevice {
         );
         assert_eq!(out.cols, x.cols * taps, "a column for every channel and tap");
         let outer = x.rows / inner;
-        self.rows(out.rows, |arena, _, row| {
+        self.rows(out, |arena, _, row| {
             // SAFETY: both are inside the workspace and do not overlap, each row of `out` belongs to one task, nobody writes `x`.
             let (out, points) = unsafe { (arena.row(out, row), arena.matrix(x)) };
             let corner = [row / windows * step[0], row % windows * step[1]];
@@ -508,7 +509,7 @@ impl Device for CpuDevice {
 
     fn softcap(&mut self, x: Buf, cap: f32) {
         let isa = self.isa;
-        self.rows(x.rows, |arena, _, row| {
+        self.rows(x, |arena, _, row| {
             // SAFETY: rows are inside the workspace and each belongs to one task.
             kernels::softcap(isa, unsafe { arena.row(x, row) }, cap);
         });

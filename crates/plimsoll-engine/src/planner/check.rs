@@ -1,5 +1,7 @@
 //! Options that no plan can be made of, each refused by its flag's name.
 
+use plimsoll_device::{ComputeDtype, Isa};
+
 use super::PlanError;
 use crate::options::Options;
 
@@ -50,6 +52,10 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
         if value == 0 || value > 1024 {
             return problem(flag, format!("is {value}; 1 to 1024 are allowed"));
         }
+    }
+    if options.compute_dtype == ComputeDtype::Bf16 && options.isa() != Isa::Amx {
+        let problem = format!("is bf16, which takes a processor with AMX; this is {}", options.isa());
+        return Err(PlanError::Option { flag: "--compute-dtype", problem });
     }
     let untold = [
         (!options.prefix_cache, "and --disable-prefix-cache leaves nothing to tell"),

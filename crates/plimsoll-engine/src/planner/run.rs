@@ -1,6 +1,6 @@
 //! Steps on the planner's device: what one takes, and what a model makes of it.
 
-use plimsoll_device::{ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, Work};
+use plimsoll_device::{ComputeDtype, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, Work};
 
 use super::{Blueprint, PlanError, ROWS_OF_MEDIA};
 use crate::cpu::Passes;
@@ -31,11 +31,11 @@ pub(super) struct Ran {
 }
 
 impl Blueprint {
-    /// Whether any layer that a prompt passes has an arithmetic of its own for it: an encoder's have not, nor floats, nor experts.
+    /// Whether any layer that a row passes computes in bfloat16: an encoder's do not, nor those of floats, nor experts.
     pub(super) fn rounds(&self, options: &Options) -> Result<bool, PlanError> {
         let one = Run { rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
         let shape = self.model.shape(options.kv_dtype);
-        Ok(self.encoder.is_none() && self.weights.rounds_prompts() && self.run(&shape, one)?.rounds)
+        Ok(self.encoder.is_none() && self.weights.compute() != ComputeDtype::F32 && self.run(&shape, one)?.rounds)
     }
 
     /// Runs a step of whole sequences on the planner's device.
@@ -66,7 +66,7 @@ impl Blueprint {
             state_out: &state_out,
             places: &places,
             media: if self.media.is_some() { &ROWS_OF_MEDIA } else { &[] },
-            prompt_rows: rows,
+            rounded_rows: rows,
             ..StepInput::default()
         };
         let mut device = PlanDevice::new(&self.weights, shape.kv);

@@ -88,7 +88,17 @@ fn sizes() -> impl Strategy<Value = Sizes> {
                 } else {
                     1 + drafts
                 };
-                let limits = StepLimits { rows, logit_rows, running, slots, drafts, whole: false, media: false, apart };
+                let limits = StepLimits {
+                    rows,
+                    logit_rows,
+                    running,
+                    slots,
+                    drafts,
+                    whole: false,
+                    media: false,
+                    rounded: false,
+                    apart,
+                };
                 // Down to the slots of a single sequence.
                 Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }
             },
@@ -544,6 +554,7 @@ fn stateful(drafts: usize) -> StepLimits {
         drafts,
         whole: false,
         media: false,
+        rounded: false,
         apart: false,
     }
 }
@@ -677,6 +688,7 @@ fn drafts_leave_prompts_their_rows() {
         drafts: 3,
         whole: false,
         media: false,
+        rounded: false,
         apart: false,
     };
     let mut world = World::new(Sizes::plain(limits, 16, false));

@@ -188,7 +188,7 @@ proptest! {
         let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), slots: 0, drafts: 0, whole: false, media: false, apart: false,
+            rows, logit_rows, running: running.min(logit_rows), ..StepLimits::default()
         };
         let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);

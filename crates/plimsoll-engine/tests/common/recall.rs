@@ -195,6 +195,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         drafts: shape.drafts,
         whole: false,
         media: shape.tower.is_some(),
+        rounded: false,
         apart: false,
     };
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");

@@ -11,7 +11,7 @@ use crate::isa::{Isa, Kernel};
 use crate::kv::{KV_BLOCK, KvDtype, KvLayout, PAGE};
 use crate::math;
 use crate::packing::BLOCK;
-use crate::rounded::{QUAD_BYTES, TILE_BYTES, TILE_ROWS, store_half, store_quad};
+use crate::rounded::{QUAD_BYTES, TILE_BYTES, TILE_ROWS, round_up, store_half, store_quad};
 use crate::simd::{LANES, Simd};
 use crate::unit;
 
@@ -269,9 +269,9 @@ impl<const D: u8> Convert<'_, D> {
                 }
                 let key = load::<S, D>(s, from, d * PAGE);
                 if D != Q8 {
-                    return key;
+                    return round_up(s, key);
                 }
-                s.mul(key, s.load(from.add(PAGE * dim + d / KV_BLOCK * 4 * PAGE).cast()))
+                round_up(s, s.mul(key, s.load(from.add(PAGE * dim + d / KV_BLOCK * 4 * PAGE).cast())))
             };
             for quad in 0..groups * BLOCK / 4 {
                 let at = 4 * quad;
@@ -307,10 +307,10 @@ impl<const D: u8> Convert<'_, D> {
                 unsafe {
                     let value = load::<S, D>(s, page, slot * dim + tile * LANES);
                     if D != Q8 {
-                        return value;
+                        return round_up(s, value);
                     }
                     let scale = page.add(PAGE * dim).cast::<f32>().add(slot * scales + tile * LANES / KV_BLOCK);
-                    s.mul(value, s.splat(scale.read_unaligned()))
+                    round_up(s, s.mul(value, s.splat(scale.read_unaligned())))
                 }
             };
             // SAFETY: the tiles are within the part for values.

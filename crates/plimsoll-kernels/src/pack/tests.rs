@@ -8,7 +8,7 @@ use crate::testing::{FLOAT_KINDS, Random, bits};
 /// Rows of quantized weights of any packing, owned.
 pub(crate) struct Source {
     pub(crate) packing: Packing,
-    quant: QuantPacking,
+    pub(crate) quant: QuantPacking,
     codes: Vec<Vec<u8>>,
     /// d or scale, then dmin or offset; sc and m in `small`.
     halves: [Vec<Vec<u16>>; 2],

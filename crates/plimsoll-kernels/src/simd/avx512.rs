@@ -1,5 +1,6 @@
 //! Sixteen lanes as one 512-bit register; byte products by VNNI.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::{CodeWidth, Simd, Words};
@@ -240,6 +241,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn pick<const SHIFT: u32>(self, table: __m512, v: __m512i) -> __m512 {
+        // Only the lowest four bits of an index count.
+        intrinsic!(_mm512_permutexvar_ps(_mm512_srli_epi32::<SHIFT>(v), table))
+    }
+
+    #[inline(always)]
+    fn upper_halves(self, low: __m512, high: __m512) -> __m512 {
+        // SAFETY: the value is proof of the features.
+        unsafe { upper_halves(low, high) }
+    }
+
+    #[inline(always)]
     unsafe fn dot<const N: usize>(
         self,
         _width: CodeWidth,
@@ -258,4 +271,19 @@ impl Simd for Avx512 {
         }
         sum
     }
+}
+
+/// Written out: of the intrinsic the compiler makes a permutation of two registers, three times as slow.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn upper_halves(low: __m512, high: __m512) -> __m512 {
+    let order = _mm512_set4_epi32(0x0f0e_0f0e, 0x0b0a_0b0a, 0x0706_0706, 0x0302_0302);
+    let mut both = high;
+    // SAFETY: only registers are touched.
+    unsafe {
+        asm!("vpshufb {both}{{{low_words}}}, {low}, {order}",
+             both = inout(zmm_reg) both, low = in(zmm_reg) low, order = in(zmm_reg) order,
+             low_words = in(kreg) 0x3333_3333_3333_3333u64, options(pure, nomem, nostack, preserves_flags));
+    }
+    both
 }

@@ -33,9 +33,12 @@ impl Kernel for AllOps<'_> {
         float("splat", s.splat(self.a[3]));
         float("float", s.float(ia));
         float("load_part", s.load_part(&self.a[..5], 7.0));
+        float("upper_halves", s.upper_halves(a, b));
         // SAFETY: there are 64 bytes.
         unsafe {
             float("load_f16", s.load_f16(p));
+            float("pick", s.pick::<20>(a, s.load_bytes(p)));
+            float("pick the last", s.pick::<28>(a, s.load_bytes(p)));
             float("load_bf16", s.load_bf16(p));
             float("load_i8", s.load_i8(p));
             float("load_u8", s.load_u8(p.add(3)));

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use crate::half::{bf16_to_f32, f32_to_bf16};
+use crate::pack::pack_panel_f32;
 use crate::pack::tests::{Source, any_quant};
-use crate::pack::{pack_panel_f32, unpack_row};
 use crate::testing::{Aligned, Random, bits};
 use crate::{
     Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, Packing, Target, Weights, linear, linear_glu, round_acts,
@@ -27,6 +27,14 @@ fn reference(weights: &[f32], x: &[f32]) -> f32 {
         acc += sums[0] + sums[1];
     }
     acc
+}
+
+/// A quantized weight, as documented.
+fn weight(source: &Source, row: usize, k: usize) -> f32 {
+    let (quant, zero) = (source.quant, i32::from(source.quant.zero));
+    let (scale, offset) = source.scale(row, k / usize::from(quant.group));
+    let offset = if quant.offset { offset } else { -(zero as f32) * scale };
+    ((source.code(row, k) + zero) as f32).mul_add(scale, offset)
 }
 
 /// Rows of activations, rounded, in a buffer whose unused part is full of what must not matter.
@@ -74,7 +82,7 @@ proptest! {
 
     #[test]
     fn quantized_weights_follow_the_reference(
-        quant in any_quant(), out in 1usize..70, blocks in 1usize..30, rows in 1usize..80, seed: u64,
+        quant in any_quant(), out in 1usize..70, blocks in 1usize..30, rows in 1usize..100, seed: u64,
     ) {
         if !Isa::Amx.available() {
             return Ok(());
@@ -84,11 +92,7 @@ proptest! {
         let data = source.packed();
         let mut random = Random::new(seed ^ 1);
         let (x, bias, before) = (random.floats(rows * k), random.floats(out), random.floats(rows * out));
-        let weights: Vec<Vec<f32>> = (0..out).map(|row| {
-            let mut weights = vec![0.0; k];
-            unpack_row(&source.packing, &data, row, &mut weights);
-            weights
-        }).collect();
+        let weights: Vec<Vec<f32>> = (0..out).map(|row| (0..k).map(|k| weight(&source, row, k)).collect()).collect();
         let sums = x.chunks(k).flat_map(|x| weights.iter().map(|weights| reference(weights, x)));
         let expected: Vec<f32> =
             sums.zip(&before).enumerate().map(|(i, (sum, before))| before + (sum + bias[i % out])).collect();
