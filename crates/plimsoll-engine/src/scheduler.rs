@@ -16,6 +16,9 @@ use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
 pub use seq::{Newcomer, Pooled, Seq};
 
+/// Rows of answers that a step computes again, beside those that its streams need, where [`StepLimits::apart`].
+const RECOMPUTED_ROWS: usize = 64;
+
 /// The bounds of a step and of the running set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepLimits {
@@ -37,6 +40,15 @@ pub struct StepLimits {
     pub rounded: bool,
     /// Rows of prompts are, and no others: they stand last in a step, and what an answer has computed is no part of anybody's prompt.
     pub apart: bool,
+}
+
+impl StepLimits {
+    /// Rows of a step that are no prompt's, at most: newest tokens, drafts, and what answers that were preempted compute again. Where
+    /// prompts have a faster arithmetic these are the slow ones, so that a step has no more of them than serve its streams and let every
+    /// answer come back some time.
+    pub fn answer_rows(&self) -> usize {
+        if self.apart { self.rows.min(self.logit_rows + RECOMPUTED_ROWS) } else { self.rows }
+    }
 }
 
 /// One sequence's share of a step.
@@ -352,6 +364,9 @@ impl<T> Scheduler<T> {
         }
         if self.limits.apart && seq.in_prompt(seq.computed) {
             chunk = chunk.min(seq.prompt_len - seq.computed);
+        } else if self.limits.apart {
+            let answers = self.shares.iter().filter(|share| !self.running[share.seq].in_prompt(share.start));
+            chunk = chunk.min(self.limits.answer_rows().saturating_sub(answers.map(|share| share.rows).sum()));
         }
         while seq.logit_rows(chunk) > *logit_rows {
             chunk -= seq.logit_rows(chunk) - *logit_rows;

@@ -54,7 +54,8 @@ pub fn stress(
     let rows = limits.rows.min(longest);
     stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
     if limits.apart {
-        // As many rows of an answer that was preempted and is computed again.
+        // The most rows of an answer that was preempted and is computed again.
+        let rows = limits.answer_rows().min(longest);
         stress.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
     }
     // A chunk at the far end of the longest context: the longest prefix to attend to.

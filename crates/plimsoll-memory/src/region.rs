@@ -13,6 +13,9 @@ use crate::{Bytes, Component, Ledger, faults};
 /// The largest page size of the systems we run on (Linux on aarch64 with 64 KiB pages).
 const OS_PAGE: usize = 64 << 10;
 
+/// Bytes that are worth a thread of their own; a multiple of the largest pages.
+const TOUCH_SHARE: usize = 32 << 20;
+
 /// Why a region could not be had.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OutOfMemory {
@@ -68,7 +71,7 @@ impl Region {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // only a hint: without it the pages are small ones
         if touch {
-            map.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
+            write_pages(&mut map).map_err(|e| refused(format!("no thread to write its pages: {e}")))?;
         }
         ledger.commit(component, bytes);
         faults::region(map.len() as u64, 0);
@@ -121,6 +124,22 @@ impl Region {
     }
 }
 
+/// Writes every page once, on all cores: clearing them is the longest part of a start.
+fn write_pages(bytes: &mut [u8]) -> std::io::Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = bytes.len().div_ceil(cores).next_multiple_of(TOUCH_SHARE);
+    let write = |bytes: &mut [u8]| bytes.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
+    let mut shares = bytes.chunks_mut(share);
+    std::thread::scope(|scope| {
+        let first = shares.next();
+        for share in shares {
+            std::thread::Builder::new().spawn_scoped(scope, move || write(share))?;
+        }
+        first.map(write);
+        Ok(())
+    })
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         let bytes = self.map.len() as u64;
@@ -158,6 +177,19 @@ mod tests {
         assert!(region.bytes()[..from].iter().chain(&region.bytes()[to..]).all(|byte| *byte == 7));
         #[cfg(target_os = "linux")]
         assert!(region.bytes()[from..to].contains(&0), "nothing was given back");
+    }
+
+    #[test]
+    fn what_several_threads_touch_is_all_there() {
+        let resident = || {
+            let all = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+            all.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).map(|pages| pages * 4096)
+        };
+        let (ledger, bytes, before) = (Arc::new(Ledger::new()), 5 * TOUCH_SHARE / 2 + 4096, resident());
+        ledger.plan(Component::KvPages, bytes as u64);
+        let region = Region::map(&ledger, Component::KvPages, bytes as u64, true).unwrap();
+        let grown = resident().zip(before).map_or(bytes as u64, |(after, before)| after.saturating_sub(before));
+        assert!(grown >= bytes as u64 / 10 * 9, "{grown} of {} bytes are resident", region.len());
     }
 
     #[test]

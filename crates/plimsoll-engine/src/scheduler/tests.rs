@@ -266,6 +266,8 @@ impl World {
         let running = self.scheduler.running();
         let of_prompt = |share: &Share| running[share.seq].in_prompt(share.start);
         assert!(shares.is_sorted_by_key(of_prompt), "prompts come last");
+        let answers: usize = shares.iter().filter(|share| !of_prompt(share)).map(|share| share.rows).sum();
+        assert!(answers <= self.limits.answer_rows(), "{answers} rows of answers in a step");
         for share in shares {
             let seq = &running[share.seq];
             for position in share.start..share.start + share.rows {
@@ -451,6 +453,29 @@ fn a_stream_of_newcomers_starves_nobody() {
         world.finish_all();
         world.assert_all_back();
     }
+}
+
+/// Answers that begin again come back by bounded steps (`World` checks each), and all do.
+#[test]
+fn long_answers_are_computed_again_bit_by_bit() {
+    let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, apart: true, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 200, false));
+    for _ in 0..3 {
+        world.arrive(9, 150, 0, 0, false);
+    }
+    (0..120).for_each(|_| world.step());
+    let left =
+        |world: &World| world.scheduler.running().iter().map(|seq| seq.tokens.len() - seq.computed).sum::<usize>();
+    assert!(left(&world) <= 3, "three streams decode");
+    (0..3).rev().for_each(|i| world.scheduler.preempt(i));
+    let mut most = 0;
+    for _ in 0..8 {
+        world.step();
+        most = most.max(world.scheduler.running().len());
+    }
+    assert!(most == 3 && left(&world) <= 3, "{most} run, {} tokens are left", left(&world));
+    world.finish_all();
+    world.assert_all_back();
 }
 
 /// Memory at rest does not grow with the number of those who waited one after the other, though somebody always waited.
