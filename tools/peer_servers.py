@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = os.environ.get("PLIMSOLL", str(ROOT / "target/release/plimsoll"))
 THREADS = str(len(os.sched_getaffinity(0)))
+AMX = "amx_bf16" in Path("/proc/cpuinfo").read_text()
 PORTS = {"plimsoll": 8401, "llama": 8402, "vllm": 8403, "openvino": 8404}
 READY_S = 600
 # The file, and the folder with the same weights in bfloat16.
@@ -50,7 +51,9 @@ def command(name: str, row: Row, args: argparse.Namespace) -> tuple[list[str], d
     length = 8192 if row.intruder else 4096 if row.prompt > 900 else 1024
     if name == "plimsoll":
         room = ["--max-total-token-num", str(slots * length), "--max-req-total-len", str(length)]
-        return [BINARY, "serve", file, "--port", port, "--threads", THREADS, *room, *args.flags], {}
+        told = AMX and not {"--isa", "--compute-dtype"} & {flag.split("=")[0] for flag in args.flags}
+        arithmetic = ["--compute-dtype", "bf16"] if row.streams >= 8 and told else []
+        return [BINARY, "serve", file, "--port", port, "--threads", THREADS, *room, *arithmetic, *args.flags], {}
     if name == "llama":
         attention = "off" if row.prompt < 100 and not row.intruder else "on"
         room = ["--parallel", str(slots), "-c", str(slots * length), "--cache-ram", "0", "-fa", attention]

@@ -341,7 +341,7 @@ pub trait Device {
     }
 
     /// The same where the last `rounded_rows` rows are computed in bfloat16 by layers that can, which is the
-    /// same for each of them, whatever stands beside it ([`crate::WeightTable::rounding`]).
+    /// same for each of them, whatever stands beside it ([`crate::WeightTable::computed_in`]).
     fn linear_rows(
         &mut self,
         x: Buf,

@@ -56,7 +56,7 @@ pub enum ComputeDtype {
     Auto,
     /// All as without the unit.
     F32,
-    /// All in bfloat16: answers to many are faster, those to one slower.
+    /// All in bfloat16, by layers that can: answers to many are faster, those to one slower.
     Bf16,
 }
 

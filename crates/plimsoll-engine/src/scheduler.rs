@@ -36,7 +36,7 @@ pub struct StepLimits {
     pub whole: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
-    /// All rows are computed in bfloat16.
+    /// All rows are computed in bfloat16, by layers that can.
     pub rounded: bool,
     /// Rows of prompts are, and no others: they stand last in a step, and what an answer has computed is no part of anybody's prompt.
     pub apart: bool,

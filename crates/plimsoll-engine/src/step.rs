@@ -141,6 +141,10 @@ impl StepBuffers {
                 self.logit_rows.extend((last - share.logit_rows) as u32..last as u32);
             }
         }
+        debug_assert!(
+            self.limits.rounded || self.tokens.len() - self.rounded_rows <= self.limits.answer_rows(),
+            "I6: more rows of answers than were proven"
+        );
         self.input()
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use common::recall::mix;
 use common::{Answer, ask, collect, engine, exact, fixtures, greedy, ids, quiet, reference, with_drafts};
-use plimsoll_device::KvDtype;
+use plimsoll_device::{ComputeDtype, Isa, KvDtype};
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Blueprint, Line, Options, PlanError, Request};
 use plimsoll_formats::Checkpoint;
@@ -136,45 +136,55 @@ fn assert_same(answer: &Answer, alone: &Answer, what: &str) {
 /// prompt is cut, preempted, or found in the cache.
 #[test]
 fn a_crowd_of_hybrids_says_what_each_says_alone() {
-    for model in HYBRIDS {
-        let base = Options { kv_dtype: KvDtype::F16, threads: Some(1), ..with_drafts(0) };
-        let alone = engine(model, &Options { prefix_cache: false, running_max_req_size: 1, ..base.clone() });
-        let requests = crowd(7);
-        let answers: Vec<Answer> = requests.iter().map(|request| ask(&alone, request.clone())).collect();
-        drop(alone);
-        let tiny = Some(LONGEST as u64 + 16);
-        let draft = |drafts| Options { enable_mtp: true, mtp_num_draft_tokens: drafts, ..base.clone() };
-        let shapes = [
-            Options { threads: Some(2), ..base.clone() },
-            Options { batch_max_tokens: 16, max_total_token_num: tiny, ..base.clone() },
-            draft(1),
-            Options { threads: Some(2), ..draft(3) },
-            Options { batch_max_tokens: 16, ..draft(2) },
-            Options { max_total_token_num: tiny, ..draft(2) },
-            Options { max_total_token_num: tiny, prefix_cache: false, ..draft(1) },
-            Options { mtp_adaptive: true, state_checkpoints: 0, ..draft(1) },
-        ];
-        let (mut preemptions, mut cached, mut drafted) = (0, 0, 0);
-        for (number, shape) in shapes.iter().enumerate() {
-            let engine = engine(model, shape);
-            let mut readers = Vec::new();
-            for (i, request) in requests.iter().enumerate() {
-                readers.push(Some(engine.submit(request.clone()).unwrap()));
-                if mix((number * 100 + i) as u64).is_multiple_of(5) {
-                    readers[i / 2] = None;
-                }
-            }
-            for (i, reader) in readers.into_iter().enumerate() {
-                let Some(reader) = reader else { continue };
-                let answer = collect(reader);
-                (cached, drafted) = (cached + answer.cached_tokens, drafted + answer.drafts.0);
-                assert_same(&answer, &answers[i], &format!("{model}, shape {number}, request {i}"));
-            }
-            quiet(&engine);
-            preemptions += engine.metrics().preemptions.get();
-        }
-        assert!(preemptions > 0 && cached > 0 && drafted > 0, "{preemptions} {cached} {drafted} prove nothing");
+    HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Auto));
+}
+
+/// The same where all is computed in bfloat16, drafts and logits included.
+#[test]
+fn a_crowd_of_hybrids_in_bf16() {
+    if Isa::detect() == Isa::Amx {
+        HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Bf16));
     }
+}
+
+fn check(model: &str, compute_dtype: ComputeDtype) {
+    let base = Options { kv_dtype: KvDtype::F16, threads: Some(1), compute_dtype, ..with_drafts(0) };
+    let alone = engine(model, &Options { prefix_cache: false, running_max_req_size: 1, ..base.clone() });
+    let requests = crowd(7);
+    let answers: Vec<Answer> = requests.iter().map(|request| ask(&alone, request.clone())).collect();
+    drop(alone);
+    let tiny = Some(LONGEST as u64 + 16);
+    let draft = |drafts| Options { enable_mtp: true, mtp_num_draft_tokens: drafts, ..base.clone() };
+    let shapes = [
+        Options { threads: Some(2), ..base.clone() },
+        Options { batch_max_tokens: 16, max_total_token_num: tiny, ..base.clone() },
+        draft(1),
+        Options { threads: Some(2), ..draft(3) },
+        Options { batch_max_tokens: 16, ..draft(2) },
+        Options { max_total_token_num: tiny, ..draft(2) },
+        Options { max_total_token_num: tiny, prefix_cache: false, ..draft(1) },
+        Options { mtp_adaptive: true, state_checkpoints: 0, ..draft(1) },
+    ];
+    let (mut preemptions, mut cached, mut drafted) = (0, 0, 0);
+    for (number, shape) in shapes.iter().enumerate() {
+        let engine = engine(model, shape);
+        let mut readers = Vec::new();
+        for (i, request) in requests.iter().enumerate() {
+            readers.push(Some(engine.submit(request.clone()).unwrap()));
+            if mix((number * 100 + i) as u64).is_multiple_of(5) {
+                readers[i / 2] = None;
+            }
+        }
+        for (i, reader) in readers.into_iter().enumerate() {
+            let Some(reader) = reader else { continue };
+            let answer = collect(reader);
+            (cached, drafted) = (cached + answer.cached_tokens, drafted + answer.drafts.0);
+            assert_same(&answer, &answers[i], &format!("{model}, shape {number}, request {i}"));
+        }
+        quiet(&engine);
+        preemptions += engine.metrics().preemptions.get();
+    }
+    assert!(preemptions > 0 && cached > 0 && drafted > 0, "{preemptions} {cached} {drafted} prove nothing");
 }
 
 /// Turn by turn: each starts from the state after the last one's input, and says what a cold engine says.

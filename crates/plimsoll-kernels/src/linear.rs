@@ -77,7 +77,8 @@ pub struct Target {
 /// Quantized weights, for groups ascending: dot = Σ (code − zero) · number over the group, an exact integer;
 /// acc = fma(float(dot) · scale_act, scale_w, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).
 ///
-/// Rounded activations: weights are rounded likewise; for every 32 of k, ascending, two sums are formed from 0 by fused
+/// Rounded activations: a quantized weight is code · scale + offset, rounded once (without offsets that is −(zero · scale)), and every weight
+/// is then rounded likewise; for every 32 of k, ascending, two sums are formed from 0 by fused
 /// multiplications and additions, one over the elements 0 and 1 and one over the elements 2 and 3 of every four, and
 /// acc = acc + (the one + the other). What is below 2⁻¹²⁶ counts as 0.
 ///

@@ -1,6 +1,6 @@
 //! The matrix unit (AMX) of x86-64: eight tiles of sixteen rows of 64 bytes, products of bytes into 32-bit sums and of bfloat16 into
 //! floats. The compiler knows no stable intrinsics for it, so its instructions are written here; what is multiplied is the business
-//! of `linear/amx.rs` and, by [`square`] and [`strip`], of `linear/rounded.rs` and `attention/rounded.rs`.
+//! of `linear/amx.rs` and, by [`square`], [`column`] and [`strip`], of `linear/rounded.rs` and `attention/rounded.rs`.
 //!
 //! For the first tile 0 holds codes, 1 and 2 the rows' upper and lower plane; 3 to 6 the sums. Writing sums right behind
 //! their product would stop everything until the product is done (52 cycles), so other products are started first. What tiles

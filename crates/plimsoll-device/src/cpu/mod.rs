@@ -31,6 +31,8 @@ pub use weights::{CpuWeights, LoadError};
 
 /// Elements of small operations per task, about: fewer are not worth another thread's while.
 const ELEMENTS_PER_TASK: usize = 4096;
+/// And their rows, at most.
+const ROWS_PER_TASK: usize = 16;
 
 /// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised, a tile of state.
 pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
@@ -198,7 +200,7 @@ impl CpuDevice {
 
 /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the thread and the row.
 fn for_rows(pool: &mut ThreadPool, x: Buf, each: impl Fn(usize, usize) + Sync) {
-    let together = (ELEMENTS_PER_TASK / x.cols.max(1)).max(1);
+    let together = (ELEMENTS_PER_TASK / x.cols.max(1)).clamp(1, ROWS_PER_TASK);
     pool.run(x.rows.div_ceil(together), &|thread, task| {
         let first = task * together;
         (first..(first + together).min(x.rows)).for_each(|row| each(thread, row));

@@ -17,8 +17,8 @@ fn linear(bencher: Bencher, case: &Case) {
     bencher.counter(operations).bench_local(|| product.run(&data, 0..packing.panels()));
 }
 
-/// The same of a prompt's rows, rounded to bfloat16, where there is a matrix unit.
-#[divan::bench(args = cases(&[16, 64, 256, 512]), max_time = 0.4)]
+/// The same of rows rounded to bfloat16, where there is a matrix unit.
+#[divan::bench(args = cases(&[1, 16, 32, 64, 256, 512]), max_time = 0.4)]
 fn rounded(bencher: Bencher, case: &Case) {
     let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), K).unwrap();
     if isa() != Isa::Amx || !packing.takes_rounded() {

@@ -1,4 +1,4 @@
-//! One split of a prompt's attention on the matrix unit: queries, keys, values and probabilities are rounded to bfloat16, sums are
+//! One split of attention on the matrix unit, for rows that are rounded: queries, keys, values and probabilities are rounded to bfloat16, sums are
 //! single precision (`unit::strip` says in which order), and so is everything between scores and probabilities.
 //!
 //! The split's keys and values are converted once for all queries of the call. Then sixteen queries at a time have their scores, their

@@ -1,9 +1,9 @@
-//! Rows of prompts, in bfloat16, on the matrix unit: weights are unpacked once for many rows, into bfloat16 as well, and every sum
-//! over k stays in the unit. Two panels times two tiles of sixteen rows advance together, so that each tile that is loaded is
-//! multiplied twice.
+//! Rows in bfloat16 on the matrix unit: weights are unpacked into bfloat16 as well, and every sum over k stays in the unit. Many rows
+//! share an unpacking, and two panels times two tiles of sixteen rows advance together, so that each tile that is loaded is
+//! multiplied twice; few rows are `few`'s.
 //!
-//! What a weight is: its value as `pack::unpack_row` gives it, rounded like the activations. In which order products are summed:
-//! `unit::square`. Neither depends on the rows beside it or on how the work is cut.
+//! What a weight is: `unpack` says it. In which order products are summed: `unit::square`. Neither depends on the rows beside it or on
+//! how the work is cut.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -141,7 +141,8 @@ unsafe fn multiply_panels(
         for (number, tile) in tiles.clone().enumerate().step_by(2) {
             let pair = [tile, (tile + 1).min(tiles.end - 1)];
             let rows = pair.map(|tile| acts.tile(tile, first));
-            // SAFETY: the caller's word; a panel or tile that stands alone is multiplied twice, and one result left.
+            // SAFETY: the caller's word. A tile that stands alone is multiplied twice; beside a panel that does there is whatever was unpacked
+            // last. Nobody reads these sums.
             unsafe { unit::square(rows, (&raw const (*scratch).weights).cast(), len, sums(number)[0], first == 0) };
             if first + len == groups {
                 (tile..=pair[1])
