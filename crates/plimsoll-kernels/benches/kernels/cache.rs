@@ -2,7 +2,7 @@
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use plimsoll_kernels::{Isa, Packing};
+use plimsoll_kernels::{Isa, PackKind, Packing};
 
 use crate::product::{Case, K, Product, cases};
 use crate::{bytes, isa};
@@ -18,14 +18,17 @@ fn linear(bencher: Bencher, case: &Case) {
 }
 
 /// The same of rows rounded to bfloat16, where there is a matrix unit.
-#[divan::bench(args = cases(&[1, 16, 32, 64, 256, 512]), max_time = 0.4)]
+#[divan::bench(args = rounded_cases(), max_time = 0.4)]
 fn rounded(bencher: Bencher, case: &Case) {
     let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), K).unwrap();
-    if isa() != Isa::Amx || !packing.takes_rounded() {
-        return;
-    }
     let data = bytes(packing.bytes());
     let mut product = Product::rounded(&packing, case.rows);
     let operations = ItemsCount::new(2 * case.rows * packing.out() * K);
     bencher.counter(operations).bench_local(|| product.run(&data, 0..packing.panels()));
+}
+
+/// Weights that can be rounded, if there is the unit.
+fn rounded_cases() -> Vec<Case> {
+    let can = |case: &Case| isa() == Isa::Amx && !matches!(case.kind, PackKind::F16 | PackKind::F32);
+    cases(&[1, 16, 32, 64, 256, 512]).into_iter().filter(can).collect()
 }
