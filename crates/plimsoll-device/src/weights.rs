@@ -52,9 +52,9 @@ impl std::str::FromStr for DtypePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeDtype {
     /// Prompts in bfloat16, several times as fast; answers as without the unit.
-    #[default]
     Auto,
     /// All as without the unit.
+    #[default]
     F32,
     /// All in bfloat16, by layers that can: answers to many are faster, those to one slower.
     Bf16,

@@ -338,8 +338,7 @@ impl Blueprint {
             drafts,
             whole: self.encoder.is_some(),
             media: self.media.is_some(),
-            rounded: self.weights.compute() == ComputeDtype::Bf16,
-            apart: self.weights.compute() == ComputeDtype::Auto,
+            compute: self.weights.compute(),
         };
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };

@@ -12,6 +12,8 @@ mod seq;
 
 use plimsoll_memory::broken;
 
+use plimsoll_device::ComputeDtype;
+
 use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
 pub use seq::{Newcomer, Pooled, Seq};
@@ -36,18 +38,36 @@ pub struct StepLimits {
     pub whole: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
-    /// All rows are computed in bfloat16, by layers that can.
-    pub rounded: bool,
-    /// Rows of prompts are, and no others: they stand last in a step, and what an answer has computed is no part of anybody's prompt.
-    pub apart: bool,
+    /// How rows are computed.
+    pub compute: ComputeDtype,
 }
 
 impl StepLimits {
+    /// Rows of prompts have an arithmetic of their own: they stand last in a step, and what an answer has computed is no part of
+    /// anybody's prompt.
+    pub fn apart(&self) -> bool {
+        self.compute == ComputeDtype::Auto
+    }
+
+    /// How many of `rows` rows, of which the last `of_prompts` are of prompts, are computed in bfloat16: the last ones.
+    pub fn rounded_rows(&self, rows: usize, of_prompts: usize) -> usize {
+        match self.compute {
+            ComputeDtype::F32 => 0,
+            ComputeDtype::Auto => of_prompts,
+            ComputeDtype::Bf16 => rows,
+        }
+    }
+
+    /// Whether logits are.
+    pub fn rounded_logits(&self) -> bool {
+        self.compute == ComputeDtype::Bf16
+    }
+
     /// Rows of a step that are no prompt's, at most: newest tokens, drafts, and what answers that were preempted compute again. Where
     /// prompts have a faster arithmetic these are the slow ones, so that a step has no more of them than serve its streams and let every
     /// answer come back some time.
     pub fn answer_rows(&self) -> usize {
-        if self.apart { self.rows.min(self.logit_rows + RECOMPUTED_ROWS) } else { self.rows }
+        if self.apart() { self.rows.min(self.logit_rows + RECOMPUTED_ROWS) } else { self.rows }
     }
 }
 
@@ -153,7 +173,7 @@ impl<T> Scheduler<T> {
 
     /// Queues a sequence behind all older ones.
     pub fn push(&mut self, mut seq: Seq<T>) {
-        seq.apart = self.limits.apart;
+        seq.apart = self.limits.apart();
         let fits = |seq: &Seq<T>| match self.limits.whole {
             true => seq.total_max <= self.limits.rows,
             false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
@@ -208,7 +228,7 @@ impl<T> Scheduler<T> {
         for share in self.shares.iter().filter(|share| share.drafts == 0) {
             self.running[share.seq].plan_checkpoints(share.rows);
         }
-        if self.limits.apart {
+        if self.limits.apart() {
             self.shares.sort_unstable_by_key(|share| (self.running[share.seq].in_prompt(share.start), share.seq));
         }
         (&self.shares, events)
@@ -362,9 +382,9 @@ impl<T> Scheduler<T> {
         if self.limits.whole && chunk < seq.remaining() {
             return;
         }
-        if self.limits.apart && seq.in_prompt(seq.computed) {
+        if self.limits.apart() && seq.in_prompt(seq.computed) {
             chunk = chunk.min(seq.prompt_len - seq.computed);
-        } else if self.limits.apart {
+        } else if self.limits.apart() {
             let answers = self.shares.iter().filter(|share| !self.running[share.seq].in_prompt(share.start));
             chunk = chunk.min(self.limits.answer_rows().saturating_sub(answers.map(|share| share.rows).sum()));
         }

@@ -15,7 +15,8 @@ pub struct StepBuffers {
     state_out: Vec<u32>,
     types: Vec<u32>,
     places: Vec<[f32; 3]>,
-    rounded_rows: usize,
+    /// Rows of prompts, where these stand apart.
+    prompt_rows: usize,
     /// Rows of the pass before that a draft pass goes on from.
     from: Vec<u32>,
     limits: StepLimits,
@@ -48,7 +49,7 @@ impl StepBuffers {
             state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
             types: Vec::with_capacity(if limits.whole { limits.rows } else { 0 }),
             places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
-            rounded_rows: 0,
+            prompt_rows: 0,
             from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
             limits: *limits,
         }
@@ -71,7 +72,7 @@ impl StepBuffers {
         self.state_out.clear();
         self.types.clear();
         self.places.clear();
-        self.rounded_rows = 0;
+        self.prompt_rows = 0;
         self.from.clear();
     }
 
@@ -119,13 +120,13 @@ impl StepBuffers {
                 media.push(MediaRows { first_row: first_row + offset, values });
             });
             self.span(seq, share.start, share.rows, 0, seq.states.source());
-            let of_prompt = self.limits.apart && seq.in_prompt(share.start);
-            debug_assert!(of_prompt || self.rounded_rows == 0, "rows of prompts stand last");
+            let of_prompt = self.limits.apart() && seq.in_prompt(share.start);
+            debug_assert!(of_prompt || self.prompt_rows == 0, "rows of prompts stand last");
             debug_assert!(
                 !of_prompt || share.start + share.rows <= seq.prompt_len,
                 "a chunk ends where its prompt does"
             );
-            self.rounded_rows += if of_prompt { share.rows } else { 0 };
+            self.prompt_rows += if of_prompt { share.rows } else { 0 };
             let known = share.rows - share.drafts;
             self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
             self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
@@ -142,7 +143,7 @@ impl StepBuffers {
             }
         }
         debug_assert!(
-            self.limits.rounded || self.tokens.len() - self.rounded_rows <= self.limits.answer_rows(),
+            self.tokens.len() - self.prompt_rows <= self.limits.answer_rows(),
             "I6: more rows of answers than were proven"
         );
         self.input()
@@ -182,8 +183,8 @@ impl StepBuffers {
             state_out: &self.state_out,
             places: &self.places,
             media: &[],
-            rounded_rows: if self.limits.rounded { self.tokens.len() } else { self.rounded_rows },
-            rounded_logits: self.limits.rounded,
+            rounded_rows: self.limits.rounded_rows(self.tokens.len(), self.prompt_rows),
+            rounded_logits: self.limits.rounded_logits(),
         }
     }
 }

@@ -53,7 +53,7 @@ pub fn stress(
     // The largest prefill; with as many logits as a step may have it is also the largest prompt-logprobs step.
     let rows = limits.rows.min(longest);
     stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
-    if limits.apart {
+    if limits.apart() {
         // The most rows of an answer that was preempted and is computed again.
         let rows = limits.answer_rows().min(longest);
         stress.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
@@ -177,6 +177,7 @@ impl Stress<'_> {
             true => positions.iter().map(|position| [*position as f32; 3]).collect(),
             false => Vec::new(),
         };
+        let of_prompts = seqs.iter().filter(|seq| seq.prompt).map(|seq| seq.rows).sum();
         let first = tokens.len() - logit_rows;
         let wanted: Vec<u32> = (first as u32..tokens.len() as u32).collect();
         let step = StepInput {
@@ -188,8 +189,8 @@ impl Stress<'_> {
             state_out: &state_out,
             places: &places,
             media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
-            rounded_rows: seqs.iter().filter(|seq| self.limits.rounded || seq.prompt).map(|seq| seq.rows).sum(),
-            rounded_logits: self.limits.rounded,
+            rounded_rows: self.limits.rounded_rows(tokens.len(), of_prompts),
+            rounded_logits: self.limits.rounded_logits(),
             ..StepInput::default()
         };
         self.runner.forward(&step)?;
@@ -201,7 +202,7 @@ impl Stress<'_> {
         let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
         let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
         let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
-        let rounded_rows = if self.limits.rounded { step.tokens.len() } else { 0 };
+        let rounded_rows = self.limits.rounded_rows(step.tokens.len(), 0);
         let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], rounded_rows, ..*step };
         self.runner.draft(&rows, &first)?;
         let seqs: Vec<u32> = (0..spans.len() as u32).collect();
@@ -226,8 +227,8 @@ impl Stress<'_> {
                     pages: step.pages,
                     logit_rows: &seqs,
                     places: &places,
-                    rounded_rows: if self.limits.rounded { tokens.len() } else { 0 },
-                    rounded_logits: self.limits.rounded,
+                    rounded_rows: self.limits.rounded_rows(tokens.len(), 0),
+                    rounded_logits: self.limits.rounded_logits(),
                     ..StepInput::default()
                 },
             )?;

@@ -98,8 +98,7 @@ fn sizes() -> impl Strategy<Value = Sizes> {
                     drafts,
                     whole: false,
                     media: false,
-                    rounded: false,
-                    apart,
+                    compute: if apart { ComputeDtype::Auto } else { ComputeDtype::F32 },
                 };
                 // Down to the slots of a single sequence.
                 Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }
@@ -221,7 +220,7 @@ impl World {
         let shares = shares.to_vec();
         self.preempted += events.preempted;
         self.check(&shares, oldest, &decoding);
-        if self.limits.apart {
+        if self.limits.apart() {
             self.check_apart(&shares);
         }
         self.compute(&shares);
@@ -460,7 +459,7 @@ fn a_stream_of_newcomers_starves_nobody() {
 /// Answers that begin again come back by bounded steps (`World` checks each), and all do.
 #[test]
 fn long_answers_are_computed_again_bit_by_bit() {
-    let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, apart: true, ..StepLimits::default() };
+    let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, compute: ComputeDtype::Auto, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 200, false));
     for _ in 0..3 {
         world.arrive(9, 150, 0, 0, false);
@@ -581,8 +580,7 @@ fn stateful(drafts: usize) -> StepLimits {
         drafts,
         whole: false,
         media: false,
-        rounded: false,
-        apart: false,
+        compute: ComputeDtype::F32,
     }
 }
 
@@ -715,8 +713,7 @@ fn drafts_leave_prompts_their_rows() {
         drafts: 3,
         whole: false,
         media: false,
-        rounded: false,
-        apart: false,
+        compute: ComputeDtype::F32,
     };
     let mut world = World::new(Sizes::plain(limits, 16, false));
     world.arrive(40, 1, 0, 0, true);

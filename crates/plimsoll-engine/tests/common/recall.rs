@@ -195,8 +195,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         drafts: shape.drafts,
         whole: false,
         media: shape.tower.is_some(),
-        rounded: false,
-        apart: false,
+        compute: plimsoll_device::ComputeDtype::F32,
     };
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());
