@@ -6,8 +6,8 @@ mod common;
 use std::sync::atomic::Ordering::Acquire;
 
 use common::recall::mix;
-use common::{Answer, ask, collect, engine, exact, fixtures, greedy, ids, quiet, reference, with_drafts};
-use plimsoll_device::{ComputeDtype, Isa, KvDtype};
+use common::{Answer, all_bf16, ask, collect, engine, exact, fixtures, greedy, ids, quiet, reference, with_drafts};
+use plimsoll_device::{ComputeDtype, KvDtype};
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Blueprint, Line, Options, PlanError, Request};
 use plimsoll_formats::Checkpoint;
@@ -142,8 +142,8 @@ fn a_crowd_of_hybrids_says_what_each_says_alone() {
 /// The same where all is computed in bfloat16, drafts and logits included.
 #[test]
 fn a_crowd_of_hybrids_in_bf16() {
-    if Isa::detect() == Isa::Amx {
-        HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Bf16));
+    if let Some(compute_dtype) = all_bf16() {
+        HYBRIDS.iter().for_each(|model| check(model, compute_dtype));
     }
 }
 

@@ -4,7 +4,7 @@
 mod common;
 
 use common::recall::mix;
-use common::{Answer, ask, collect, engine, greedy, quiet};
+use common::{Answer, all_bf16, ask, collect, engine, greedy, quiet};
 use plimsoll_device::{ComputeDtype, Isa, KvDtype};
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Options, Request};
@@ -118,11 +118,10 @@ crowds! {
     qwen2_q4_0_q8: "gguf-qwen2-q4_0", Q8;
 }
 
-/// Answers in bfloat16, too, where there is a matrix unit; elsewhere that is refused.
 #[test]
 fn qwen2_q4_0_all_in_bf16() {
-    if Isa::detect() == Isa::Amx {
-        check("gguf-qwen2-q4_0", KvDtype::F16, ComputeDtype::Bf16);
+    if let Some(compute_dtype) = all_bf16() {
+        check("gguf-qwen2-q4_0", KvDtype::F16, compute_dtype);
     }
 }
 
@@ -137,8 +136,7 @@ fn bf16_without_the_unit_is_refused_by_its_flag() {
 #[test]
 fn warm_is_cold() {
     let models = [("llama", KvDtype::F16), ("gemma3", KvDtype::Q8), ("gguf-qwen2-q4_0", KvDtype::Q8)];
-    let all = (Isa::detect() == Isa::Amx).then_some(ComputeDtype::Bf16);
-    for compute_dtype in [ComputeDtype::F32, ComputeDtype::Auto].into_iter().chain(all) {
+    for compute_dtype in [ComputeDtype::F32, ComputeDtype::Auto].into_iter().chain(all_bf16()) {
         models.iter().for_each(|(model, kv_dtype)| converse(model, Options { compute_dtype, ..options(*kv_dtype) }));
     }
 }

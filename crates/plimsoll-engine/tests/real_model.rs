@@ -6,8 +6,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{ask, fixtures, greedy, ids};
-use plimsoll_device::{ComputeDtype, Isa};
+use common::{all_bf16, ask, fixtures, greedy, ids};
+use plimsoll_device::ComputeDtype;
 use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, start};
 use plimsoll_hub::{Cache, Quiet};
 use serde_json::Value;
@@ -46,8 +46,8 @@ fn prompts_agree_with_the_f32_reference() {
 /// Logits, too, where answers are computed like prompts.
 #[test]
 fn logits_in_bf16_agree_with_the_f32_reference() {
-    if Isa::detect() == Isa::Amx {
-        agree(ComputeDtype::Bf16, 0.02, 0.97);
+    if let Some(compute_dtype) = all_bf16() {
+        agree(compute_dtype, 0.02, 0.97);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Rows of a prompt, or all rows if a server was told so, rounded to bfloat16 and laid out as the matrix unit takes them: half the bytes of a row, and products whose
-//! sums the unit keeps to itself (`linear/rounded.rs`). Exact rows are `acts`'.
+//! Rows of a prompt, or all rows if a server was told so, rounded to bfloat16 and laid out as the matrix unit takes them: half the
+//! bytes of a row, and products whose sums the unit keeps to itself (`linear/rounded.rs`). Exact rows are `acts`'.
 
 use crate::isa::{Isa, Kernel};
 use crate::packing::BLOCK;

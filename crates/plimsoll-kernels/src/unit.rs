@@ -26,11 +26,16 @@ struct Shapes {
     rows: [u8; 16],
 }
 
+impl Shapes {
+    /// No tiles yet.
+    const NONE: Shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+}
+
 /// Sets the unit of this thread up for products of `rows` rows of `group` bytes.
 pub(crate) fn configure(rows: usize, group: usize) {
     assert!(rows <= 16 && group <= 64 && group.is_multiple_of(4), "a tile of {rows} rows of {group} bytes");
     let (rows, quads, group) = (rows as u8, (group / 4) as u8, group as u16);
-    let mut shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut shapes = Shapes::NONE;
     shapes.rows[..7].copy_from_slice(&[quads, rows, rows, rows, rows, rows, rows]);
     shapes.row_bytes[..7].copy_from_slice(&[64, group, group, 64, 64, 64, 64]);
     load_shapes(&shapes);
@@ -44,15 +49,10 @@ pub(crate) fn configure_full() {
 /// Sets the unit of this thread up for [`column`], of tiles of `rows` rows; unless these are sixteen, of one.
 pub(crate) fn configure_rows(rows: usize) {
     assert!(rows <= 16, "a tile of {rows} rows");
-    let all = |each: &dyn Fn(usize) -> u8| std::array::from_fn(|tile| if tile < 8 { each(tile) } else { 0 });
-    let shapes = Shapes {
-        palette: 1,
-        start: 0,
-        reserved: [0; 14],
-        row_bytes: all(&|_| 64).map(u16::from),
-        // Tile 0 is of sums, 4 of rows.
-        rows: all(&|tile| if tile == 0 || tile == 4 { rows as u8 } else { 16 }),
-    };
+    let (rows, mut shapes) = (rows as u8, Shapes::NONE);
+    // Tile 0 is of sums, 4 of rows.
+    shapes.rows[..8].copy_from_slice(&[rows, 16, 16, 16, rows, 16, 16, 16]);
+    shapes.row_bytes[..8].fill(64);
     load_shapes(&shapes);
 }
 
@@ -233,7 +233,7 @@ pub(crate) unsafe fn square(rows: [*const u8; 2], codes: *const u8, groups: usiz
     }
 }
 
-/// Runs `$each` for the first `$count` of four tiles of sums: with a number, its tile, and another for its rows.
+/// Runs `$each` for the first `$count` of four tiles of sums: with a number, its tile, and another for an operand.
 macro_rules! each_tile {
     ($count:expr, $each:ident) => {{
         $each!(0 "tmm0" "tmm4");
@@ -249,14 +249,14 @@ macro_rules! each_tile {
     }};
 }
 
-/// Begins the sums of `N` (up to 4) tiles of rows times one panel: [`column`] adds to them, [`end_column`] writes them.
+/// Begins `N` (up to 4) tiles of sums: [`column`] and [`strip`] add to them, [`end_sums`] writes them.
 ///
 /// # Safety
-/// [`configure_rows`] was called, for sixteen rows if there are several tiles.
+/// The unit is set up.
 #[inline(always)]
-pub(crate) unsafe fn begin_column<const N: usize>() {
+pub(crate) unsafe fn begin_sums<const N: usize>() {
     macro_rules! zero {
-        ($number:literal $sums:tt $rows:tt) => {
+        ($number:literal $sums:tt $operand:tt) => {
             asm!(concat!("tilezero ", $sums), out($sums) _, options(nostack, nomem))
         };
     }
@@ -264,11 +264,29 @@ pub(crate) unsafe fn begin_column<const N: usize>() {
     unsafe { each_tile!(N, zero) }
 }
 
+/// Writes them: a tile every `step` floats, its rows every `row_bytes` bytes.
+///
+/// # Safety
+/// All that is valid for writing, and [`begin_sums`] was called.
+#[inline(always)]
+pub(crate) unsafe fn end_sums<const N: usize>(sums: *mut f32, step: usize, row_bytes: usize) {
+    macro_rules! write {
+        ($number:literal $sums:tt $operand:tt) => {
+            asm!(concat!("tilestored [{sums} + {row}*1], ", $sums),
+                 sums = in(reg) sums.add($number * step), row = in(reg) row_bytes,
+                 options(nostack, preserves_flags))
+        };
+    }
+    // SAFETY: the caller's word.
+    unsafe { each_tile!(N, write) }
+}
+
 /// Multiplies a group of `N` tiles of rows, the first at `rows.0` and each `rows.1` bytes behind the one before, by that of a panel.
 /// Sums are formed as in [`square`].
 ///
 /// # Safety
-/// [`begin_column`] was called; all pointers are valid for reading a tile.
+/// [`configure_rows`] was called, for sixteen rows if there are several tiles, and [`begin_sums`]; all pointers are valid for reading a
+/// tile.
 #[inline(always)]
 pub(crate) unsafe fn column<const N: usize>(panel: *const u8, rows: (*const u8, usize)) {
     macro_rules! product {
@@ -286,23 +304,6 @@ pub(crate) unsafe fn column<const N: usize>(panel: *const u8, rows: (*const u8, 
     }
 }
 
-/// Writes the sums of [`column`], sixteen floats of each row: a tile every `sums.1` floats.
-///
-/// # Safety
-/// They are valid for writing, and [`begin_column`] was called.
-#[inline(always)]
-pub(crate) unsafe fn end_column<const N: usize>(sums: (*mut f32, usize)) {
-    macro_rules! write {
-        ($number:literal $sums:tt $rows:tt) => {
-            asm!(concat!("tilestored [{sums} + {line}*1], ", $sums),
-                 sums = in(reg) sums.0.add($number * sums.1), line = in(reg) 64usize,
-                 options(nostack, preserves_flags))
-        };
-    }
-    // SAFETY: the caller's word.
-    unsafe { each_tile!(N, write) }
-}
-
 /// One tile of sixteen rows times `P` (up to 4) panels, of `groups` groups each: tiles of the row and of a panel lie one behind the
 /// other, panels `panel_bytes` apart. Sums are formed as in [`square`]; a panel's are sixteen floats of each row, rows `row_bytes` apart.
 ///
@@ -315,32 +316,24 @@ pub(crate) unsafe fn strip<const P: usize>(
     (sums, row_bytes): (*mut f32, usize),
 ) {
     debug_assert!(groups > 0 && P > 0 && P <= 4, "nothing to multiply");
-    macro_rules! each {
-        ($($panel:literal $tile:tt),*) => {
-            // SAFETY: the caller's word.
-            unsafe {
-                $(if $panel < P {
-                    asm!(concat!("tilezero ", $tile), out($tile) _, options(nostack, nomem));
-                })*
-                for group in 0..groups {
-                    let (row, panels) = (row.add(1024 * group), panels.add(1024 * group));
-                    asm!("tileloadd tmm4, [{row} + {line}*1]", row = in(reg) row, line = in(reg) 64usize,
-                         out("tmm4") _, options(nostack, readonly, preserves_flags));
-                    $(if $panel < P {
-                        asm!("tileloadd tmm5, [{panel} + {line}*1]", concat!("tdpbf16ps ", $tile, ", tmm4, tmm5"),
-                             panel = in(reg) panels.add($panel * panel_bytes), line = in(reg) 64usize,
-                             out("tmm5") _, out($tile) _, options(nostack, readonly, preserves_flags));
-                    })*
-                }
-                $(if $panel < P {
-                    asm!(concat!("tilestored [{sums} + {row}*1], ", $tile),
-                         sums = in(reg) sums.add(16 * $panel), row = in(reg) row_bytes,
-                         options(nostack, preserves_flags));
-                })*
+    // SAFETY: the caller's word.
+    unsafe {
+        begin_sums::<P>();
+        for group in 0..groups {
+            let (row, panels) = (row.add(1024 * group), panels.add(1024 * group));
+            macro_rules! product {
+                ($number:literal $sums:tt $panel:tt) => {
+                    asm!(concat!("tileloadd ", $panel, ", [{panel} + {line}*1]"), concat!("tdpbf16ps ", $sums, ", tmm6, ", $panel),
+                         panel = in(reg) panels.add($number * panel_bytes), line = in(reg) 64usize,
+                         out($sums) _, out($panel) _, options(nostack, readonly, preserves_flags))
+                };
             }
-        };
+            asm!("tileloadd tmm6, [{row} + {line}*1]", row = in(reg) row, line = in(reg) 64usize,
+                 out("tmm6") _, options(nostack, readonly, preserves_flags));
+            each_tile!(P, product);
+        }
+        end_sums::<P>(sums, 16, row_bytes);
     }
-    each!(0 "tmm0", 1 "tmm1", 2 "tmm2", 3 "tmm3");
 }
 
 /// Whether processor and system let this process use the unit. Asks the system for it.

@@ -459,7 +459,8 @@ fn a_stream_of_newcomers_starves_nobody() {
 /// Answers that begin again come back by bounded steps (`World` checks each), and all do.
 #[test]
 fn long_answers_are_computed_again_bit_by_bit() {
-    let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, compute: ComputeDtype::Auto, ..StepLimits::default() };
+    let limits =
+        StepLimits { rows: 200, logit_rows: 4, running: 4, compute: ComputeDtype::Auto, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 200, false));
     for _ in 0..3 {
         world.arrive(9, 150, 0, 0, false);

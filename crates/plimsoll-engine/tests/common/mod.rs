@@ -8,7 +8,7 @@ pub mod tower;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use plimsoll_device::{DtypePolicy, KvDtype};
+use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype};
 use plimsoll_engine::runner::Runner;
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::testing::ByHand;
@@ -16,6 +16,11 @@ use plimsoll_engine::{Delta, EngineHandle, FinishReason, Host, Options, Reader, 
 use plimsoll_formats::Checkpoint;
 use plimsoll_text::Tokenizer;
 use serde_json::Value;
+
+/// All in bfloat16, where there is a matrix unit; elsewhere that is refused.
+pub fn all_bf16() -> Option<ComputeDtype> {
+    (Isa::detect() == Isa::Amx).then_some(ComputeDtype::Bf16)
+}
 
 /// The repository's fixtures.
 pub fn fixtures() -> PathBuf {

@@ -1,5 +1,5 @@
-//! One split of attention on the matrix unit, for rows that are rounded: queries, keys, values and probabilities are rounded to bfloat16, sums are
-//! single precision (`unit::strip` says in which order), and so is everything between scores and probabilities.
+//! One split of attention on the matrix unit, for rows that are rounded: queries, keys, values and probabilities are rounded to
+//! bfloat16, sums are single precision (`unit::strip` says in which order), and so is everything between scores and probabilities.
 //!
 //! The split's keys and values are converted once for all queries of the call. Then sixteen queries at a time have their scores, their
 //! softmax, which is that of all attention, and their sums. What a query must not see has the probability 0; what nobody sees,
@@ -267,11 +267,11 @@ impl<const D: u8> Convert<'_, D> {
                 if d >= dim {
                     return s.zero();
                 }
-                let key = load::<S, D>(s, from, d * PAGE);
-                if D != Q8 {
-                    return round_up(s, key);
+                let mut key = load::<S, D>(s, from, d * PAGE);
+                if D == Q8 {
+                    key = s.mul(key, s.load(from.add(PAGE * dim + d / KV_BLOCK * 4 * PAGE).cast()));
                 }
-                round_up(s, s.mul(key, s.load(from.add(PAGE * dim + d / KV_BLOCK * 4 * PAGE).cast())))
+                round_up(s, key)
             };
             for quad in 0..groups * BLOCK / 4 {
                 let at = 4 * quad;
@@ -305,12 +305,12 @@ impl<const D: u8> Convert<'_, D> {
                 let (page, slot) = (pages[i / PAGE], i % PAGE);
                 // SAFETY: a position that a query sees: its page is there; scales follow the codes.
                 unsafe {
-                    let value = load::<S, D>(s, page, slot * dim + tile * LANES);
-                    if D != Q8 {
-                        return round_up(s, value);
+                    let mut value = load::<S, D>(s, page, slot * dim + tile * LANES);
+                    if D == Q8 {
+                        let scale = page.add(PAGE * dim).cast::<f32>().add(slot * scales + tile * LANES / KV_BLOCK);
+                        value = s.mul(value, s.splat(scale.read_unaligned()));
                     }
-                    let scale = page.add(PAGE * dim).cast::<f32>().add(slot * scales + tile * LANES / KV_BLOCK);
-                    round_up(s, s.mul(value, s.splat(scale.read_unaligned())))
+                    round_up(s, value)
                 }
             };
             // SAFETY: the tiles are within the part for values.

@@ -1,8 +1,51 @@
 //! Reading a packed panel into registers: codes out of their bit planes, scales and offsets as floats. The layout is
-//! `packing`'s; what is computed with them is `quant.rs`'s.
+//! `packing`'s; what is computed with them is `quant.rs`'s and `rounded`'s.
 
-use crate::packing::{PANEL, PackScales, SUPER};
+use crate::packing::{BLOCK, PANEL, PackScales, QuantPacking, SUPER};
 use crate::simd::Simd;
+
+/// How far ahead of its use a part of a panel is asked for, in bytes. One row of bytes does without: there a block is so few
+/// instructions that the processor itself looks far enough ahead.
+pub(super) const PREFETCH: usize = 8192;
+
+/// What is compiled once for every way to quantize: `BITS`-bit codes in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a
+/// zero point.
+pub(super) trait ByFormat: Sized {
+    fn run<const BITS: u8, const HALVES: bool, const OFFSET: bool>(self);
+
+    /// Runs what is compiled for weights that are quantized so.
+    fn run_for(self, quant: QuantPacking) {
+        match quant.bits {
+            2 => sized::<2>(self, quant),
+            3 => sized::<3>(self, quant),
+            4 => sized::<4>(self, quant),
+            5 => sized::<5>(self, quant),
+            6 => sized::<6>(self, quant),
+            _ => sized::<8>(self, quant),
+        }
+    }
+}
+
+fn sized<const BITS: u8>(what: impl ByFormat, quant: QuantPacking) {
+    match (quant.group == 16, quant.offset) {
+        (false, false) => what.run::<BITS, false, false>(),
+        (false, true) => what.run::<BITS, false, true>(),
+        (true, false) => what.run::<BITS, true, false>(),
+        (true, true) => what.run::<BITS, true, true>(),
+    }
+}
+
+/// Asks for the codes of some later block and for its scales, `scale_bytes` a block, roughly: whole panels follow each other, so that
+/// both come round to the next panel by themselves.
+#[inline(always)]
+pub(super) fn prefetch<S: Simd, const BITS: u8>(s: S, panel: *const u8, k: usize, block: usize, scale_bytes: usize) {
+    let block_bytes = PANEL * BLOCK * BITS as usize / 8;
+    let codes = panel.wrapping_add(block * block_bytes + PREFETCH);
+    for line in 0..block_bytes / 64 {
+        s.prefetch(codes.wrapping_add(64 * line));
+    }
+    s.prefetch(panel.wrapping_add(k / BLOCK * block_bytes + (block + PREFETCH / block_bytes) * scale_bytes));
+}
 
 /// The 8 quads of a block, as bytes.
 ///

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Target, TileTarget, Weights, codes};
+use super::codes::{self, ByFormat};
+use super::{Target, TileTarget, Weights};
 use crate::acts::{ACT_BLOCK_BYTES, ActBlock, Acts};
 use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
@@ -14,10 +15,6 @@ const ROW_BLOCK_BYTES: usize = 256 << 10;
 const TILED_BLOCK_BYTES: usize = 1 << 20;
 /// And how many of them at most: the matrix unit keeps their sums.
 pub(super) const MOST_ROWS: usize = 128;
-/// How far ahead of its use a part of a panel is asked for, in bytes. One row of bytes does without: there a block is so few
-/// instructions that the processor itself looks far enough ahead.
-const PREFETCH: usize = 8192;
-
 /// `R` rows times `P` panels of `BITS`-bit codes, in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a zero point.
 ///
 /// The panels advance together, a block each in turn: several streams get more out of the memory than one.
@@ -74,7 +71,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
             let panel = self.panel.add(p * self.panel_bytes);
             let codes = codes::unpack::<S, BITS>(s, panel.add(block * block_bytes));
             if R > 1 || BITS < 8 {
-                self.prefetch(s, panel, block);
+                codes::prefetch::<S, BITS>(s, panel, self.k, block, self.scale_bytes);
             }
             let all_scales = panel.add(self.k / BLOCK * block_bytes);
             let mut scales = [(s.zero(), s.zero()); 2];
@@ -87,19 +84,6 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
                 *acc = self.row(s, &codes, &scales, &*acts, *acc);
             }
         }
-    }
-
-    /// Asks for the codes of some later block, and for a share of the scales: whole panels follow each other, so that both
-    /// come round to the next panel by themselves.
-    #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, panel: *const u8, block: usize) {
-        let block_bytes = PANEL * BLOCK * BITS as usize / 8;
-        let codes = panel.wrapping_add(block * block_bytes + PREFETCH);
-        for line in 0..block_bytes / 64 {
-            s.prefetch(codes.wrapping_add(64 * line));
-        }
-        let scales = panel.wrapping_add(self.k / BLOCK * block_bytes + block * self.scale_bytes + PREFETCH / 8);
-        s.prefetch(scales);
     }
 
     /// Adds a block to the sum of one row.
@@ -253,19 +237,19 @@ impl Job<'_> {
             if R > 4 { self.isa.run_widest(tile) } else { self.isa.run_vector(tile) }
         }
     }
+}
 
-    /// # Safety
-    /// As for [`Job::tile`].
-    unsafe fn bits<const BITS: u8>(&self, panels: Range<usize>, rows: Range<usize>) {
-        // SAFETY: the caller's word.
-        unsafe {
-            match (self.quant.group == 16, self.quant.offset) {
-                (false, false) => self.tiles::<BITS, false, false>(panels, rows),
-                (false, true) => self.tiles::<BITS, false, true>(panels, rows),
-                (true, false) => self.tiles::<BITS, true, false>(panels, rows),
-                (true, true) => self.tiles::<BITS, true, true>(panels, rows),
-            }
-        }
+/// Some panels times some rows of a job, within its matrix, its activations and its target.
+struct Part<'a> {
+    job: &'a Job<'a>,
+    panels: Range<usize>,
+    rows: Range<usize>,
+}
+
+impl ByFormat for Part<'_> {
+    fn run<const BITS: u8, const HALVES: bool, const OFFSET: bool>(self) {
+        // SAFETY: `multiply` makes them within the ranges that `linear` has checked.
+        unsafe { self.job.tiles::<BITS, HALVES, OFFSET>(self.panels, self.rows) }
     }
 }
 
@@ -286,17 +270,7 @@ pub(super) unsafe fn multiply(
     let step = block_bytes / layout.row_bytes() / 16 * 16;
     let step = step.clamp(16, MOST_ROWS);
     for start in rows.clone().step_by(step) {
-        let (panels, rows) = (panels.clone(), start..rows.end.min(start + step));
-        // SAFETY: within the ranges that `linear` has checked.
-        unsafe {
-            match quant.bits {
-                2 => job.bits::<2>(panels, rows),
-                3 => job.bits::<3>(panels, rows),
-                4 => job.bits::<4>(panels, rows),
-                5 => job.bits::<5>(panels, rows),
-                6 => job.bits::<6>(panels, rows),
-                _ => job.bits::<8>(panels, rows),
-            }
-        }
+        let part = Part { job: &job, panels: panels.clone(), rows: start..rows.end.min(start + step) };
+        part.run_for(quant);
     }
 }

@@ -12,7 +12,7 @@ use super::{Finish, Target, TileTarget, Weights};
 use crate::isa::{Isa, Kernel};
 use crate::ops::Activation;
 use crate::packing::{BLOCK, PANEL};
-use crate::rounded::{Bf16Acts, Bf16Layout, TILE_BYTES, TILE_ROWS, round_up};
+use crate::rounded::{Bf16Acts, Bf16Layout, TILE_BYTES, TILE_ROWS, store_half};
 use crate::simd::Simd;
 use crate::unit;
 use unpack::{Panel, Unpack};
@@ -24,6 +24,8 @@ mod unpack;
 const GROUPS: usize = 12;
 /// Most tiles of rows for which panels are unpacked once.
 const TILES: usize = 32;
+
+const _: () = assert!(2 * GROUPS >= few::RING, "the ring lies where many groups do");
 
 /// Floats of a tile's sums for one panel.
 const SUMS: usize = TILE_ROWS * PANEL;
@@ -44,7 +46,9 @@ struct FinishGlu<'a> {
     biases: [Option<&'a [f32]>; 2],
     rows: usize,
     sums: [*const f32; 2],
+    /// The tile's first line, and where along it: panels fill half a tile each.
     to: *mut u8,
+    half: usize,
 }
 
 impl Kernel for FinishGlu<'_> {
@@ -65,7 +69,7 @@ impl Kernel for FinishGlu<'_> {
                 let gate = s.add(s.load(self.sums[0].add(row * PANEL)), biases[0]);
                 let up = s.add(s.load(self.sums[1].add(row * PANEL)), biases[1]);
                 let value = s.mul(self.activation.apply(s, gate), up);
-                s.store_high_words(self.to.add(row * 2 * BLOCK), s.bits(round_up(s, value)));
+                store_half(s, self.to.add(row * 2 * BLOCK), self.half, value);
             }
         }
     }
@@ -119,7 +123,7 @@ unsafe fn multiply_panels(
 ) {
     let groups = acts.layout().k / BLOCK;
     // Of a pair of tiles the first one's sums, then the second's.
-    let sums = |number: usize| {
+    let sums = move |number: usize| {
         // SAFETY: the scratch has them.
         let all = unsafe { (&raw mut (*scratch).sums[number / 2]).cast::<f32>() };
         let first = all.wrapping_add(number % 2 * 2 * SUMS);
@@ -127,8 +131,11 @@ unsafe fn multiply_panels(
     };
     if tiles.len() <= few::TILES {
         for (place, (weights, number)) in panels.iter().enumerate() {
-            // SAFETY: the caller's word, and the scratch's first sums are these.
-            unsafe { few::multiply(isa, weights, *number, acts, tiles.clone(), (sums(0)[place], 2 * SUMS)) };
+            // SAFETY: the caller's word; the scratch has room for the ring, and its first sums are these.
+            unsafe {
+                let ring = (&raw mut (*scratch).weights).cast();
+                few::multiply(isa, weights, *number, acts, tiles.clone(), ring, (sums(0)[place], 2 * SUMS));
+            }
         }
         tiles.clone().enumerate().for_each(|(number, tile)| done(tile, sums(number).map(<*mut f32>::cast_const)));
         return;
@@ -141,8 +148,9 @@ unsafe fn multiply_panels(
         for (number, tile) in tiles.clone().enumerate().step_by(2) {
             let pair = [tile, (tile + 1).min(tiles.end - 1)];
             let rows = pair.map(|tile| acts.tile(tile, first));
-            // SAFETY: the caller's word. A tile that stands alone is multiplied twice; beside a panel that does there is whatever was unpacked
-            // last. Nobody reads these sums.
+            // A tile that stands alone is multiplied twice; beside a panel that does there is whatever was unpacked last. Nobody reads
+            // these sums.
+            // SAFETY: the caller's word.
             unsafe { unit::square(rows, (&raw const (*scratch).weights).cast(), len, sums(number)[0], first == 0) };
             if first + len == groups {
                 (tile..=pair[1])
@@ -218,8 +226,8 @@ pub(super) unsafe fn multiply_glu(
             unsafe {
                 multiply_panels(isa, &pair, acts, tiles.clone(), scratch, |tile, sums| {
                     let rows = written.tile(tile).len();
-                    let to = out.add(tile * written.tile_bytes() + number / 2 * TILE_BYTES + number % 2 * 2 * PANEL);
-                    isa.run_widest(FinishGlu { activation, biases, rows, sums, to });
+                    let to = out.add(tile * written.tile_bytes());
+                    isa.run_widest(FinishGlu { activation, biases, rows, sums, to, half: number });
                 });
             }
         }

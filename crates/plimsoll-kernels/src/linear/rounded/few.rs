@@ -1,87 +1,82 @@
 //! Few rows: each panel is unpacked once, group by group, and multiplied right behind, so that the unit works while the next group
 //! is unpacked, and nothing but the panel comes from memory.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::unpack::{self, Panel, Unpack};
 use crate::isa::{Isa, Kernel};
 use crate::linear::Weights;
-use crate::packing::BLOCK;
+use crate::packing::{BLOCK, PANEL};
 use crate::rounded::{Bf16Acts, TILE_BYTES};
 use crate::simd::Simd;
 use crate::unit;
 
 /// Most tiles of rows: the unit keeps their sums.
 pub(super) const TILES: usize = 4;
-/// Groups that are unpacked but not yet multiplied, and the one that is: a tile that was written just now would have to be waited for.
-const RING: usize = 4;
-
-/// Memory of one panel, on the stack of its thread.
-#[repr(C, align(64))]
-struct Ring([[u8; TILE_BYTES]; RING]);
+/// Tiles that groups are unpacked into in turn: while one is, that before it is multiplied, and those before may still be read.
+pub(super) const RING: usize = 4;
 
 /// One panel times all rows of `tiles`; sums of sixteen rows and outputs follow each other every `sums.1` floats.
 ///
 /// # Safety
-/// Panel, tiles and sums are within the matrix, the activations, which have as many columns, and what may be written; the unit is set up
-/// for these rows.
+/// Panel, tiles and sums are within the matrix, the activations, which have as many columns, and what may be written, as are [`RING`]
+/// tiles at `ring`; the unit is set up for these rows.
 pub(super) unsafe fn multiply(
     isa: Isa,
     weights: &Weights<'_>,
     number: usize,
     acts: &Bf16Acts<'_>,
     tiles: Range<usize>,
+    ring: *mut u8,
     sums: (*mut f32, usize),
 ) {
     let layout = acts.layout();
     let rows =
-        Rows { isa, first: acts.tile(tiles.start, 0), step: layout.tile_bytes(), groups: layout.k / BLOCK, sums };
+        Rows { isa, first: acts.tile(tiles.start, 0), step: layout.tile_bytes(), groups: layout.k / BLOCK, ring, sums };
     match tiles.len() {
-        1 => unpack::of(weights, number, Few::<1>(rows)),
-        2 => unpack::of(weights, number, Few::<2>(rows)),
-        3 => unpack::of(weights, number, Few::<3>(rows)),
-        _ => unpack::of(weights, number, Few::<TILES>(rows)),
+        1 => unpack::of(weights, number, Few::<1>(&rows)),
+        2 => unpack::of(weights, number, Few::<2>(&rows)),
+        3 => unpack::of(weights, number, Few::<3>(&rows)),
+        _ => unpack::of(weights, number, Few::<TILES>(&rows)),
     }
 }
 
-/// Where the rows lie, and where their sums go.
-#[derive(Clone, Copy)]
+/// Where the rows lie, and where tiles and sums go. Borrowed on the way: a copy of what was just written, so soon after tiles of sums,
+/// waits until these are in the cache.
 struct Rows {
     isa: Isa,
     first: *const u8,
     /// Bytes from a tile of rows to the next.
     step: usize,
     groups: usize,
+    ring: *mut u8,
     sums: (*mut f32, usize),
 }
 
 /// `N` tiles of rows.
-struct Few<const N: usize>(Rows);
+struct Few<'a, const N: usize>(&'a Rows);
 
-impl<const N: usize> Panel for Few<N> {
+impl<const N: usize> Panel for Few<'_, N> {
     fn with(self, unpack: impl Unpack) {
-        let mut ring = MaybeUninit::<Ring>::uninit();
-        self.0.isa.run_widest(Multiply::<_, N> { unpack, rows: self.0, ring: ring.as_mut_ptr().cast() });
+        self.0.isa.run_widest(Multiply::<_, N> { unpack, rows: self.0 });
     }
 }
 
-struct Multiply<U, const N: usize> {
+struct Multiply<'a, U, const N: usize> {
     unpack: U,
-    rows: Rows,
-    ring: *mut u8,
+    rows: &'a Rows,
 }
 
-impl<U: Unpack, const N: usize> Kernel for Multiply<U, N> {
+impl<U: Unpack, const N: usize> Kernel for Multiply<'_, U, N> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Rows { first, step, groups, sums, .. } = self.rows;
-        let tile = |group: usize| self.ring.wrapping_add(group % RING * TILE_BYTES);
+        let Rows { first, step, groups, ring, sums, .. } = *self.rows;
+        let tile = |group: usize| ring.wrapping_add(group % RING * TILE_BYTES);
         // SAFETY: `multiply` was promised panel, rows and sums, and the unit.
         unsafe {
-            unit::begin_column::<N>();
+            unit::begin_sums::<N>();
             for group in 0..=groups {
                 if group < groups {
                     self.unpack.group(s, group, tile(group));
@@ -91,7 +86,7 @@ impl<U: Unpack, const N: usize> Kernel for Multiply<U, N> {
                     unit::column::<N>(tile(group - 1), (rows, step));
                 }
             }
-            unit::end_column::<N>(sums);
+            unit::end_sums::<N>(sums.0, sums.1, PANEL * size_of::<f32>());
         }
     }
 }

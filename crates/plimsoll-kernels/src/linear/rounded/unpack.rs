@@ -4,13 +4,11 @@
 //! What a weight is: its code times its scale plus its offset, rounded once to single precision, and once more, like an activation,
 //! to bfloat16. Without offsets that of the zero point takes its place.
 
-use super::super::{Weights, codes};
+use crate::linear::Weights;
+use crate::linear::codes::{self, ByFormat};
 use crate::packing::{BLOCK, PANEL, PackKind, QuantPacking, SUPER};
 use crate::rounded::{QUAD_BYTES, round_up, store_quad};
 use crate::simd::Simd;
-
-/// How far ahead of its use a part of a panel is asked for, in bytes: panels follow each other.
-const PREFETCH: usize = 8192;
 
 /// A panel, group after group.
 pub(super) trait Unpack: Copy {
@@ -33,55 +31,43 @@ pub(super) fn of(weights: &Weights<'_>, number: usize, panel: impl Panel) {
     let PackKind::Quant(quant) = packing.kind() else {
         return panel.with(Plain { data });
     };
-    let all = Any { quant, k: packing.k(), data };
-    match quant.bits {
-        2 => all.sized::<2>(panel),
-        3 => all.sized::<3>(panel),
-        4 => all.sized::<4>(panel),
-        5 => all.sized::<5>(panel),
-        6 => all.sized::<6>(panel),
-        _ => all.sized::<8>(panel),
-    }
+    let scale_bytes = quant.super_bytes() * BLOCK / SUPER;
+    Done(&Any { quant, k: packing.k(), scale_bytes, data }, panel).run_for(quant);
 }
 
-/// Quantized weights before it is said which.
-#[derive(Clone, Copy)]
+/// Quantized weights before it is said how.
 struct Any {
     quant: QuantPacking,
     k: usize,
+    /// Bytes of scales per block, roughly.
+    scale_bytes: usize,
     data: *const u8,
 }
 
-impl Any {
-    fn sized<const BITS: u8>(self, panel: impl Panel) {
-        match (self.quant.group == 16, self.quant.offset) {
-            (false, false) => panel.with(Quantized::<BITS, false, false>(self)),
-            (false, true) => panel.with(Quantized::<BITS, false, true>(self)),
-            (true, false) => panel.with(Quantized::<BITS, true, false>(self)),
-            (true, true) => panel.with(Quantized::<BITS, true, true>(self)),
-        }
+/// What is done with them.
+struct Done<'a, P>(&'a Any, P);
+
+impl<P: Panel> ByFormat for Done<'_, P> {
+    fn run<const BITS: u8, const HALVES: bool, const OFFSET: bool>(self) {
+        self.1.with(Quantized::<BITS, HALVES, OFFSET>(self.0));
     }
 }
 
 /// `BITS`-bit codes in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a zero point.
 #[derive(Clone, Copy)]
-struct Quantized<const BITS: u8, const HALVES: bool, const OFFSET: bool>(Any);
+struct Quantized<'a, const BITS: u8, const HALVES: bool, const OFFSET: bool>(&'a Any);
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool> Unpack for Quantized<BITS, HALVES, OFFSET> {
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool> Unpack for Quantized<'_, BITS, HALVES, OFFSET> {
     #[inline(always)]
     unsafe fn group<S: Simd>(self, s: S, group: usize, to: *mut u8) {
-        let Any { quant, k, data } = self.0;
+        let Any { quant, k, scale_bytes, data } = *self.0;
         let block_bytes = PANEL * BLOCK * BITS as usize / 8;
         let halves = if HALVES { 2 } else { 1 };
         // SAFETY: the panel lies as `packing` says, and has the group; the rest is the caller's word.
         unsafe {
             let block = data.add(group * block_bytes);
             let all_scales = data.add(k / BLOCK * block_bytes);
-            for line in 0..block_bytes / 64 {
-                s.prefetch(block.wrapping_add(PREFETCH + 64 * line));
-            }
-            let scale_bytes = quant.super_bytes() * BLOCK / SUPER;
-            s.prefetch(all_scales.wrapping_add(group * scale_bytes + PREFETCH / 4));
+            codes::prefetch::<S, BITS>(s, data, k, group, scale_bytes);
             let mut scales = [(s.zero(), s.zero()); 2];
             for (half, of) in scales[..halves].iter_mut().enumerate() {
                 *of = codes::scales::<S, HALVES, OFFSET>(s, quant.scales, all_scales, group * halves + half);
@@ -147,7 +133,7 @@ impl Unpack for Plain {
         unsafe {
             let from = self.data.add(group * BLOCK * 2 * PANEL);
             for line in 0..BLOCK * 2 * PANEL / 64 {
-                s.prefetch(from.wrapping_add(PREFETCH + 64 * line));
+                s.prefetch(from.wrapping_add(codes::PREFETCH + 64 * line));
             }
             for quad in 0..BLOCK / 4 {
                 let mut elements = [s.zero(); 4];
