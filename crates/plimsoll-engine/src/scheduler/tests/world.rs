@@ -1,0 +1,396 @@
+//! A scheduler with everything it needs, a crowd that comes and goes, and what must hold after every step.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::*;
+use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
+
+/// One thing that happens between steps.
+#[derive(Clone, Debug)]
+pub(super) enum Happening {
+    /// A request: prompt length, output length, whose prefix it shares, whether every position's logits are wanted.
+    Arrives { prompt: usize, output: usize, family: u32, salt: u64, reports: bool },
+    /// The client of the n-th live sequence goes.
+    Leaves(usize),
+    /// The n-th running sequence ends early.
+    Ends(usize),
+    /// Steps are taken.
+    Steps(usize),
+    /// The next step fails.
+    Fails,
+}
+
+pub(super) fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        4 => (1usize..90, 0usize..60, 0u32..3, 0u64..2, prop::bool::weighted(0.4))
+            .prop_map(|(prompt, output, family, salt, reports)| Happening::Arrives { prompt, output, family, salt, reports }),
+        1 => (0usize..64).prop_map(Happening::Leaves),
+        1 => (0usize..64).prop_map(Happening::Ends),
+        4 => (1usize..12).prop_map(Happening::Steps),
+        1 => Just(Happening::Fails),
+    ]
+}
+
+/// Sizes of a scheduler and its pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) limits: StepLimits,
+    pub(super) pages: usize,
+    pub(super) slots: usize,
+    pub(super) prefix_cache: bool,
+    /// Rows of long prompts beside those who decode.
+    pub(super) long_rows: usize,
+}
+
+impl Sizes {
+    pub(super) fn plain(limits: StepLimits, pages: usize, prefix_cache: bool) -> Self {
+        Self { limits, pages, slots: 0, prefix_cache, long_rows: limits.rows }
+    }
+}
+
+pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
+    // Beyond 64 rows more than there are logits, answers that are computed again have a bound of their own.
+    let more_rows = prop_oneof![3 => 0usize..40, 1 => 65usize..150];
+    let step = (1usize..9, 0usize..8, more_rows, 1usize..80);
+    (
+        step,
+        1usize..14,
+        prop::bool::weighted(0.8),
+        prop::bool::ANY,
+        0usize..4,
+        prop::bool::ANY,
+        0usize..12,
+        prop::bool::ANY,
+    )
+        .prop_map(
+            |(
+                (running, more_logits, more_rows, long_rows),
+                pages,
+                prefix_cache,
+                stateful,
+                drafts,
+                optimistic,
+                more_slots,
+                apart,
+            )| {
+                let logit_rows = running + more_logits;
+                let rows = logit_rows + more_rows;
+                let slots = if !stateful {
+                    0
+                } else if optimistic {
+                    1
+                } else {
+                    1 + drafts
+                };
+                let limits = StepLimits {
+                    rows,
+                    logit_rows,
+                    running,
+                    slots,
+                    drafts,
+                    whole: false,
+                    media: false,
+                    compute: if apart { ComputeDtype::Auto } else { ComputeDtype::F32 },
+                };
+                // Down to the slots of a single sequence.
+                Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }
+            },
+        )
+}
+
+/// A scheduler in a world without a model.
+pub(super) struct World {
+    pub(super) scheduler: Scheduler<()>,
+    pub(super) cache: SharedCache,
+    pub(super) limits: StepLimits,
+    pub(super) arrived: u64,
+    /// Tokens of all sequences that ever arrived, outputs included.
+    pub(super) work: usize,
+    pub(super) preempted: u64,
+    /// For each state slot the history it stands after: a hash of the tokens. Garbage after a failed step.
+    pub(super) states: Vec<u64>,
+    /// For each page and position in it, whether it was computed as a prompt's.
+    made: HashMap<u32, [bool; PAGE_TOKENS]>,
+    fails: bool,
+    dice: u64,
+}
+
+/// The state after `token` from the state before it.
+pub(super) fn after(state: u64, token: u32) -> u64 {
+    (state ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+}
+
+impl World {
+    pub(super) fn new(sizes: Sizes) -> Self {
+        let index = sizes.prefix_cache.then(|| PrefixIndex::new(sizes.pages).unwrap());
+        let states = (sizes.slots > 0).then(|| StatePool::new(sizes.slots, sizes.pages).unwrap());
+        let pool = PagePool::new(sizes.pages).unwrap();
+        let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
+        let mut scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
+        scheduler.long_prompts_take(sizes.long_rows);
+        let states = vec![u64::MAX; sizes.slots];
+        Self {
+            scheduler,
+            cache,
+            limits: sizes.limits,
+            arrived: 0,
+            work: 0,
+            preempted: 0,
+            states,
+            made: HashMap::new(),
+            fails: false,
+            dice: 7,
+        }
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 33) % sides
+    }
+
+    pub(super) fn happen(&mut self, happening: &Happening) {
+        match *happening {
+            Happening::Arrives { prompt, output, family, salt, reports } => {
+                self.arrive(prompt, output, family, salt, reports)
+            }
+            Happening::Leaves(n) => {
+                let live: Vec<u64> =
+                    self.scheduler.running().iter().chain(self.scheduler.waiting()).map(|s| s.order).collect();
+                if !live.is_empty() {
+                    let gone = live[n % live.len()];
+                    let mut taken = 0;
+                    self.scheduler.remove(|seq| seq.order == gone, |_| taken += 1);
+                    assert_eq!(taken, 1);
+                }
+            }
+            Happening::Ends(n) => {
+                let running = self.scheduler.running().len();
+                if running > 0 {
+                    drop(self.scheduler.finish(n % running));
+                }
+            }
+            Happening::Steps(n) => (0..n).for_each(|_| self.step()),
+            Happening::Fails => self.fails = true,
+        }
+    }
+
+    pub(super) fn arrive(&mut self, prompt: usize, output: usize, family: u32, salt: u64, reports: bool) {
+        let pool = self.cache.borrow().pool.total() * PAGE_TOKENS;
+        let prompt_len = prompt.min(pool);
+        // Without output a request only asks for its prompt's log-probabilities.
+        let total_max = (prompt_len + output.max(usize::from(!reports))).min(pool).max(prompt_len);
+        let order = self.arrived;
+        // The first half of the prompt is the family's, of every second one all of it.
+        let own = |i: usize| i >= prompt_len / 2 && order % 2 == 1;
+        let token = |i: usize| if own(i) { 10 + (order as u32 % 4) } else { family };
+        let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
+        let logits_from = if reports { 0 } else { prompt_len - 1 };
+        let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
+        let new = Newcomer {
+            order,
+            salt,
+            tokens,
+            total_max,
+            logits_from,
+            pooled: None,
+            slots,
+            pages,
+            page_ids,
+            media: SeqMedia::default(),
+            work: (),
+        };
+        self.scheduler.push(Seq::new(&self.cache, new));
+        self.arrived += 1;
+        self.work += total_max;
+    }
+
+    /// Schedules, checks, and does what the engine would do with the result.
+    pub(super) fn step(&mut self) {
+        let oldest = self.scheduler.running().first().map(|seq| seq.order);
+        let decoding: Vec<u64> = self.scheduler.running().iter().filter(|s| s.decoding()).map(|s| s.order).collect();
+        let (shares, events) = self.scheduler.schedule();
+        let shares = shares.to_vec();
+        self.preempted += events.preempted;
+        self.check(&shares, oldest, &decoding);
+        if self.limits.apart() {
+            self.check_apart(&shares);
+        }
+        self.compute(&shares);
+        if std::mem::take(&mut self.fails) && !shares.is_empty() {
+            if self.scheduler.step_failed() {
+                self.preempted += shares.len() as u64;
+            } else {
+                drop(self.scheduler.running.remove(shares[0].seq));
+            }
+            return self.check_tables();
+        }
+        for share in &shares {
+            let drafted = self.scheduler.running()[share.seq].drafts.clone();
+            // With one slot there is no way back: drafts are taken as they are.
+            let optimistic = self.limits.slots == 1;
+            let hits = (0..share.drafts).take_while(|_| optimistic || self.roll(3) > 0).count();
+            let known = share.rows - share.drafts;
+            self.scheduler.commit(*share, known + hits);
+            let (roll, drafts_max) = (self.roll(97) as u32, self.limits.drafts);
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            seq.drafts.clear();
+            seq.tokens.extend_from_slice(&drafted[..hits]);
+            seq.logits_from = seq.logits_from.max(seq.computed.min(seq.prompt_len));
+            if seq.computed == seq.tokens.len() && seq.tokens.len() < seq.total_max {
+                // What one sequence generates may be another's prompt.
+                seq.tokens.push(seq.tokens[seq.prompt_len - 1]);
+                seq.logits_from = seq.tokens.len() - 1;
+                let room = seq.room_for_drafts(drafts_max);
+                seq.drafts.extend((0..room as u32).map(|i| 400 + roll + i));
+            }
+            self.scheduler.publish(share.seq);
+        }
+        for i in (0..self.scheduler.running().len()).rev() {
+            let seq = &self.scheduler.running()[i];
+            if seq.computed == seq.total_max || (seq.tokens.len() == seq.total_max && seq.total_max > seq.prompt_len) {
+                drop(self.scheduler.finish(i));
+            }
+        }
+        self.check_tables();
+    }
+
+    /// A position is computed in one arithmetic, whoever computes it and whoever finds it; and rows of prompts stand last.
+    fn check_apart(&mut self, shares: &[Share]) {
+        let running = self.scheduler.running();
+        let of_prompt = |share: &Share| running[share.seq].in_prompt(share.start);
+        assert!(shares.is_sorted_by_key(of_prompt), "prompts come last");
+        let answers: usize = shares.iter().filter(|share| !of_prompt(share)).map(|share| share.rows).sum();
+        assert!(answers <= self.limits.answer_rows(), "{answers} rows of answers in a step");
+        for share in shares {
+            let seq = &running[share.seq];
+            for position in share.start..share.start + share.rows {
+                assert_eq!(seq.in_prompt(position), of_prompt(share), "a share is all of a prompt or not at all");
+                let page = seq.pages.ids()[position / PAGE_TOKENS];
+                self.made.entry(page).or_default()[position % PAGE_TOKENS] = seq.in_prompt(position);
+            }
+        }
+        for seq in running {
+            for position in 0..seq.computed {
+                let made = self.made[&seq.pages.ids()[position / PAGE_TOKENS]][position % PAGE_TOKENS];
+                assert_eq!(made, seq.in_prompt(position), "position {position} of a prompt of {}", seq.prompt_len);
+            }
+        }
+    }
+
+    /// What a model with state would do: every row's state from the one before it, into the slots that are named.
+    pub(super) fn compute(&mut self, shares: &[Share]) {
+        if self.limits.slots == 0 {
+            return;
+        }
+        let mut written = Vec::new();
+        for share in shares {
+            let seq = &self.scheduler.running()[share.seq];
+            let mut out = Vec::new();
+            seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut out);
+            assert_eq!(out.len(), share.rows);
+            let source = seq.states.source();
+            assert_eq!(source.is_some(), share.start > 0, "state is there wherever something was computed");
+            let mut state = source.map_or(0, |slot| self.states[slot as usize]);
+            let history = seq.tokens[..share.start].iter().fold(0, |state, token| after(state, *token));
+            assert_eq!(state, history, "it starts from the state of its own history");
+            let rows = seq.tokens[share.start..].iter().chain(&seq.drafts).take(share.rows);
+            for (row, token) in rows.enumerate() {
+                state = after(state, *token);
+                if out[row] == plimsoll_device::NO_STATE {
+                    assert!(row + 1 < share.rows, "the last row's state is kept");
+                    continue;
+                }
+                let slot = out[row];
+                assert!(!written.contains(&slot), "a slot is written once");
+                let in_place = source == Some(slot) && row + 1 == share.rows;
+                assert!(source != Some(slot) || in_place, "the slot that is read is not written before it was");
+                let cache = self.cache.borrow();
+                let writable = cache.states.as_ref().unwrap().writable(crate::cache::SlotId(slot));
+                assert!(writable, "who writes a slot is its one holder, and it is no checkpoint");
+                written.push(slot);
+                self.states[slot as usize] = if self.fails { u64::MAX } else { state };
+            }
+        }
+        for share in shares {
+            let source = self.scheduler.running()[share.seq].states.source();
+            let others = shares.iter().filter(|other| other.seq != share.seq);
+            let mut theirs = Vec::new();
+            for other in others {
+                let seq = &self.scheduler.running()[other.seq];
+                seq.states.outputs(other.start, other.rows, other.keeps_each(self.limits.slots), &mut theirs);
+            }
+            assert!(source.is_none_or(|slot| !theirs.contains(&slot)), "nobody writes what another reads");
+        }
+    }
+
+    fn check(&self, shares: &[Share], oldest: Option<u64>, decoding: &[u64]) {
+        let running = self.scheduler.running();
+        assert!(running.len() <= self.limits.running);
+        assert!(running.is_sorted_by_key(|seq| seq.order), "oldest first");
+        assert_eq!(shares.is_empty(), self.scheduler.is_empty(), "I5: a step with work to do does some");
+        assert!(shares.iter().map(|s| s.rows).sum::<usize>() <= self.limits.rows);
+        assert!(shares.iter().map(|s| s.logit_rows).sum::<usize>() <= self.limits.logit_rows);
+        let mut served: Vec<u64> = Vec::new();
+        for share in shares {
+            let seq = &running[share.seq];
+            let end = share.start + share.rows;
+            assert!(!served.contains(&seq.order), "one share a sequence");
+            served.push(seq.order);
+            assert!(share.rows > 0 && share.start == seq.computed && end <= seq.tokens.len() + share.drafts);
+            assert!(
+                share.drafts == 0 || end == seq.tokens.len() + seq.drafts.len(),
+                "drafts are checked from the first on"
+            );
+            assert!(end < seq.total_max || share.drafts == 0, "nothing is drafted beyond the end");
+            assert!(seq.pages.capacity() >= end && seq.pages.ids().len() <= seq.total_max.div_ceil(PAGE_TOKENS));
+            assert!(share.logit_rows <= share.rows && (share.logit_rows > share.drafts || end < seq.tokens.len()));
+            let written = &seq.pages.ids()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+            let others = running.iter().filter(|other| other.order != seq.order);
+            let mut read = others.flat_map(|other| other.pages.ids());
+            assert!(!read.any(|page| written.contains(page)), "a page that is written belongs to one sequence");
+        }
+        let quarantine = running.iter().any(|seq| seq.suspect_until.is_some());
+        if let Some(oldest) = oldest.filter(|_| !quarantine) {
+            assert!(served.contains(&oldest), "I5: the oldest running sequence goes on");
+        }
+        for order in decoding.iter().filter(|order| running.iter().any(|seq| seq.order == **order)) {
+            assert!(quarantine || served.contains(order), "a running sequence decodes in every step");
+        }
+        assert!(self.scheduler.waiting().all(|seq| seq.pages.ids().is_empty() && seq.computed == 0));
+        assert!(self.scheduler.waiting().is_sorted_by_key(|seq| seq.order), "the queue keeps the order of arrival");
+    }
+
+    fn check_tables(&self) {
+        let cache = self.cache.borrow();
+        cache.check();
+        assert_eq!(cache.pool.faults(), 0);
+    }
+
+    /// No more arrivals: everybody finishes in at most one step per token of work, recomputation included.
+    pub(super) fn finish_all(&mut self) {
+        // After a preemption at most everything that the victim had is computed again, a step a row at worst.
+        let longest = self.cache.borrow().pool.total() * PAGE_TOKENS;
+        let mut steps = 0;
+        while !self.scheduler.is_empty() {
+            self.step();
+            steps += 1;
+            let bound = self.work + self.preempted as usize * longest;
+            assert!(steps <= bound, "I5: {steps} steps for {bound} tokens");
+        }
+    }
+
+    pub(super) fn assert_all_back(&self) {
+        let cache = &mut *self.cache.borrow_mut();
+        assert_eq!(cache.pool.used(), cache.pool.idle(), "I4: only the index holds pages");
+        let kept = cache.states.as_ref().map_or(0, |states| states.stats().kept);
+        if let Some(states) = &cache.states {
+            assert_eq!(states.available(), states.total(), "I4: sequences hold no slots");
+            assert_eq!(states.free() + kept, states.total());
+        }
+        cache.clear();
+        assert_eq!(cache.pool.used(), 0, "I4");
+        assert!(cache.states.as_ref().is_none_or(|states| states.free() == states.total()), "I4");
+    }
+}
