@@ -136,6 +136,8 @@ pub struct Status {
     pub waiting: AtomicU64,
     /// Pages in use, by requests or by the prefix index.
     pub pages_used: AtomicU64,
+    /// The most that ever were.
+    pub pages_peak: AtomicU64,
     /// Pages of the pool.
     pub pages_total: AtomicU64,
     /// Pages held by the prefix index alone.

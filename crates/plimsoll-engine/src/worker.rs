@@ -557,6 +557,7 @@ impl<R: Runner> Worker<R> {
         status.running.store(self.scheduler.running().len() as u64, Release);
         status.waiting.store(self.scheduler.waiting().len() as u64, Release);
         status.pages_used.store(cache.pool.used() as u64, Release);
+        status.pages_peak.fetch_max(cache.pool.peak() as u64, Release);
         status.pages_total.store(cache.pool.total() as u64, Release);
         status.pages_cached.store(cache.pool.idle() as u64, Release);
         if let Some(index) = &cache.index {

@@ -88,6 +88,8 @@ pub struct PagePool {
     slots: Box<[Slot]>,
     free_head: u32,
     free_len: usize,
+    /// The most pages in use at once.
+    peak: usize,
     idle_head: u32,
     idle_tail: u32,
     idle_len: usize,
@@ -113,6 +115,7 @@ impl PagePool {
             slots: slots.into_boxed_slice(),
             free_head: NIL,
             free_len: 0,
+            peak: 0,
             idle_head: NIL,
             idle_tail: NIL,
             idle_len: 0,
@@ -168,6 +171,12 @@ impl PagePool {
         self.slots.len() - self.free_len
     }
 
+    /// The most pages that were in use at once since the pool was built.
+    #[must_use]
+    pub fn peak(&self) -> usize {
+        self.peak
+    }
+
     /// Pages that only the prefix index holds, so that evicting them makes them free.
     #[must_use]
     pub fn idle(&self) -> usize {
@@ -200,6 +209,7 @@ impl PagePool {
         self.free_head = slot.next;
         *slot = Slot { refs: 1, prev: NIL, next: NIL, drafted: false };
         self.free_len -= 1;
+        self.peak = self.peak.max(self.used());
         Some(PageId(page))
     }
 

@@ -69,7 +69,7 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
 }
 
 impl EngineGauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 21] {
+    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 22] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (pools, grammars, allocations) = (&page.pools, &self.grammars, &page.device_allocations);
@@ -78,6 +78,7 @@ impl EngineGauges {
             ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
             ("plimsoll_requests_in_system", "Requests accepted and not yet ended", signed(pools.requests.in_system)),
             ("plimsoll_kv_pages_used", "Pages in use, those of the prefix index included", read(&status.pages_used)),
+            ("plimsoll_kv_pages_peak", "The most pages that were in use at once since start", read(&status.pages_peak)),
             ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
             ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
             ("plimsoll_state_slots_used", "State slots held or kept as checkpoints", read(&status.slots_used)),
