@@ -17,7 +17,7 @@ pub use device::{
     Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, MediaRows, Mode,
     NO_STATE, Places, SeqSpan, StepInput, Unfold,
 };
-pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, StateShape, parse_kv_dtype};
+pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, SPLIT_PAGES, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;

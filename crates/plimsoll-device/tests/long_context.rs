@@ -1,73 +1,108 @@
-//! Attention over long contexts: a step of few sequences is cut into splits where there are threads for them, and nothing shows.
+//! Attention over long contexts: a step of few sequences is cut into splits where there are threads for them, sequences that begin
+//! alike are computed together, and nothing shows.
 
 mod common;
 
-use common::{Random, checkpoint, device, matrix, rows, shape};
-use plimsoll_device::{Attention, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS, SeqSpan, StepInput};
+use common::{Random, checkpoint, device_of, matrix, rows, shape};
+use plimsoll_device::{
+    Attention, CpuDevice, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS, SPLIT_PAGES, SeqSpan, StepInput,
+};
 
 const CONTEXT: usize = 4000;
+/// Pages of a list.
+const LIST: usize = 256;
 
-/// What rows attend to after `CONTEXT` positions are stored: single rows, verified drafts, rows of two sequences, with and without a
-/// window.
-fn run(threads: usize) -> Vec<Vec<u32>> {
-    let checkpoint = checkpoint("llama");
-    let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
-    let shape = shape(None);
-    let mut device = device(&table, &checkpoint, &shape, 0, threads, Isa::detect());
-    let mut random = Random::new(9);
-    let pages: Vec<u32> = (0..256).map(|page| page * 37 % 256).collect();
-    let mut step = |rows_of: &[(usize, usize)], window: Option<usize>, seen_from: usize| {
-        device.begin_step();
-        let mut first_row = 0;
-        let seqs: Vec<SeqSpan> = rows_of
+/// Some rows of a sequence: which list its pages are in, the position of the first, and how many.
+type Rows = (usize, usize, usize);
+
+struct Rig {
+    device: CpuDevice,
+    /// Lists of pages: all begin with four splits of the first, the third with two.
+    pages: Vec<u32>,
+}
+
+impl Rig {
+    /// With all positions of all lists stored up to `CONTEXT`.
+    fn new(threads: usize) -> Rig {
+        let checkpoint = checkpoint("llama");
+        let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
+        let device = device_of(&table, &checkpoint, &shape(None), [3 * LIST, 0], threads, Isa::detect());
+        let page = |list: usize, i: usize| {
+            let common = if list == 2 { 2 * SPLIT_PAGES } else { 4 * SPLIT_PAGES };
+            (i * 37 % LIST + if i < common { 0 } else { list * LIST }) as u32
+        };
+        let pages = (0..3).flat_map(|list| (0..LIST).map(move |i| page(list, i))).collect();
+        let mut rig = Rig { device, pages };
+        for list in 0..3 {
+            for start in (0..CONTEXT).step_by(250) {
+                // What is common is stored three times, the same.
+                rig.step(&[(list, start, 250)], None, 0);
+            }
+        }
+        rig
+    }
+
+    /// What rows attend to. What they are depends on nothing but their place.
+    fn step(&mut self, rows_of: &[Rows], window: Option<usize>, seen_from: usize) -> Vec<Vec<u32>> {
+        self.device.begin_step();
+        let (mut seqs, mut at) = (Vec::new(), Vec::new());
+        for (list, start, rows) in rows_of.iter().copied() {
+            let (pages_at, pages) = (list * LIST, (start + rows).div_ceil(PAGE_TOKENS));
+            seqs.push(SeqSpan { first_row: at.len(), rows, start, pages_at, pages, seen_from, state: None });
+            at.extend((start..start + rows).map(|position| (list, position)));
+        }
+        let numbers: Vec<Vec<f32>> = at
             .iter()
-            .map(|(start, rows)| {
-                let (first, used) = (first_row, (start + rows).div_ceil(PAGE_TOKENS));
-                first_row += rows;
-                SeqSpan {
-                    first_row: first,
-                    rows: *rows,
-                    start: *start,
-                    pages_at: 0,
-                    pages: used,
-                    seen_from,
-                    state: None,
-                }
+            .map(|(list, position)| {
+                let own = if position / PAGE_TOKENS < 2 * SPLIT_PAGES { 0 } else { 2 * CONTEXT * list };
+                Random::new((position + own) as u64).floats(64 + 32 + 32)
             })
             .collect();
-        let mut filled = |cols: usize| -> Vec<Vec<f32>> { (0..first_row).map(|_| random.floats(cols)).collect() };
-        let (q, k, v) = (filled(64), filled(32), filled(32));
-        let [q, k, v] = [q, k, v].map(|rows| matrix(&mut device, &rows));
-        let out = device.temp(first_row, 64).unwrap();
-        let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
+        let [q, k, v] = [0..64, 64..96, 96..128].map(|columns| {
+            let rows: Vec<_> = numbers.iter().map(|row| row[columns.clone()].to_vec()).collect();
+            matrix(&mut self.device, &rows)
+        });
+        let out = self.device.temp(at.len(), 64).unwrap();
+        let step = StepInput { seqs: &seqs, pages: &self.pages, ..StepInput::default() };
         let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, softcap: None };
-        device.attention(&spec, out, q, k, v, &step);
-        rows(&mut device, out)
-    };
-    let mut all = Vec::new();
-    for start in (0..CONTEXT).step_by(250) {
-        all.extend(step(&[(start, 250)], None, 0));
+        self.device.attention(&spec, out, q, k, v, &step);
+        rows(&mut self.device, out)
     }
-    // One row, also where a split begins; drafts, in several waves; a window; a draft head that resumed late.
-    for (rows_of, window, seen_from) in [
-        (&[(CONTEXT, 1)][..], None, 0),
-        (&[(3584, 1)], None, 0),
-        (&[(CONTEXT + 1, 6)], None, 0),
-        (&[(3000, 16)], None, 0),
-        (&[(CONTEXT + 7, 3)], Some(1500), 0),
-        (&[(CONTEXT + 10, 1)], None, 2000),
-        (&[(2100, 1), (CONTEXT + 11, 2)], None, 0),
-        (&[(5, 1), (CONTEXT + 13, 1)], None, 0),
-    ] {
-        all.extend(step(rows_of, window, seen_from));
-    }
-    all
 }
+
+/// One row, also where a split begins; drafts, in several waves; a window; a draft head that resumed late; several of one beginning.
+const STEPS: [(&[Rows], Option<usize>, usize); 9] = [
+    (&[(0, CONTEXT, 1)], None, 0),
+    (&[(0, 3584, 1)], None, 0),
+    (&[(0, CONTEXT + 1, 6)], None, 0),
+    (&[(0, 3000, 16)], None, 0),
+    (&[(0, CONTEXT + 7, 3)], Some(1500), 0),
+    (&[(0, CONTEXT + 10, 1)], None, 2000),
+    (&[(1, 2100, 1), (0, CONTEXT + 11, 2)], None, 0),
+    (&[(1, 5, 1), (0, CONTEXT + 13, 1)], None, 0),
+    (&[(0, CONTEXT + 14, 1), (1, CONTEXT, 3), (2, 3500, 2)], None, 0),
+];
 
 #[test]
 fn threads_do_not_show() {
+    let run = |threads| -> Vec<_> {
+        let mut rig = Rig::new(threads);
+        STEPS.iter().map(|(rows, window, seen_from)| rig.step(rows, *window, *seen_from)).collect()
+    };
     let expected = run(1);
     for threads in 2..=4 {
         assert!(run(threads) == expected, "{threads} threads");
+    }
+}
+
+#[test]
+fn those_who_begin_alike_do_not_show() {
+    for threads in 1..=3 {
+        let mut rig = Rig::new(threads);
+        for (rows, window, seen_from) in STEPS {
+            let together = rig.step(rows, window, seen_from);
+            let alone: Vec<_> = rows.iter().flat_map(|rows| rig.step(&[*rows], window, seen_from)).collect();
+            assert!(alone == together, "{rows:?} on {threads} threads");
+        }
     }
 }

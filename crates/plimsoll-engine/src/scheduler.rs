@@ -12,7 +12,7 @@ mod seq;
 
 use plimsoll_memory::broken;
 
-use plimsoll_device::ComputeDtype;
+use plimsoll_device::{ComputeDtype, SPLIT_PAGES};
 
 use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
@@ -228,10 +228,19 @@ impl<T> Scheduler<T> {
         for share in self.shares.iter().filter(|share| share.drafts == 0) {
             self.running[share.seq].plan_checkpoints(share.rows);
         }
-        if self.limits.apart() {
-            self.shares.sort_unstable_by_key(|share| (self.running[share.seq].in_prompt(share.start), share.seq));
-        }
+        self.order_shares();
         (&self.shares, events)
+    }
+
+    /// Rows of prompts last, where they stand apart; and those that begin alike side by side.
+    fn order_shares(&mut self) {
+        let Self { shares, running, limits, .. } = self;
+        let last = |share: &Share| limits.apart() && running[share.seq].in_prompt(share.start);
+        let splits = |share: &Share| running[share.seq].pages.ids().iter().skip(SPLIT_PAGES - 1).step_by(SPLIT_PAGES);
+        shares.sort_unstable_by(|a, b| {
+            let alike = || splits(a).cmp(splits(b));
+            last(a).cmp(&last(b)).then_with(alike).then(a.seq.cmp(&b.seq))
+        });
     }
 
     fn schedule_all(&mut self, events: &mut Events) {

@@ -1,11 +1,14 @@
-//! Attention of a few query rows over one sequence's paged keys and values, for one key/value head and its group of query
-//! heads: entry points, checks, and how partial results combine. A split is computed in `attention/split.rs`.
+//! Attention of a few query rows over paged keys and values, for one key/value head and its group of query heads: entry points,
+//! checks, and how partial results combine. A split is computed in `attention/split.rs`.
 //!
 //! Positions are cut into *splits* of [`SPLIT`] at absolute positions. Within a split: scores (lane = position, one chain over
 //! head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over positions, ascending).
 //! Splits combine in ascending order. This is always so, in prefill and decode, on one thread or many (what is rounded has other
 //! chains, `attention/rounded.rs`, and they too are always the same); a query's result
 //! therefore does not depend on the rows beside it nor on who computed which split.
+//!
+//! Neighbouring rows that have all pages of a split in common, of one sequence or of several that begin alike, are a *run*: its keys
+//! and values are loaded once for all of them.
 
 #[cfg(target_arch = "x86_64")]
 mod rounded;
@@ -20,21 +23,24 @@ use split::Split;
 
 /// Positions in a split.
 pub const SPLIT: usize = 512;
+const SPLIT_PAGES: usize = SPLIT / PAGE;
 /// Queries (row, head) computed together; when rounded, twice as many.
 const TILE: usize = 8;
 /// Floats before the accumulator of a partial result: maximum, sum, padding.
 const HEADER: usize = LANES;
 
-/// The positions a query row sees: `first..end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The positions a query row sees: `first..end` of its sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
+    /// Where the sequence's pages begin in [`KvPages::pages`].
+    pub pages_at: u32,
     /// First visible position.
     pub first: u32,
     /// One past the last visible position; the row's own position + 1 for causal attention.
     pub end: u32,
 }
 
-/// One sequence's cache, as one key/value head of one layer sees it.
+/// The cache, as one key/value head of one layer sees it.
 #[derive(Clone, Copy)]
 pub struct KvPages<'a> {
     /// The layer's shape.
@@ -43,7 +49,8 @@ pub struct KvPages<'a> {
     pub base: *const u8,
     /// Bytes from a page to the next.
     pub stride: usize,
-    /// Page ids: positions `16 i .. 16 i + 16` are in page `pages[i]`, at `base + pages[i] · stride`.
+    /// Page ids of all sequences: positions `16 i .. 16 i + 16` of the one that begins at `at` are in page `pages[at + i]`, which
+    /// lies at `base + pages[at + i] · stride`.
     pub pages: &'a [u32],
     /// The key/value head.
     pub kv_head: usize,
@@ -108,8 +115,18 @@ fn tile(rounded: bool) -> usize {
     if rounded { 2 * TILE } else { TILE }
 }
 
-impl KvPages<'_> {
-    /// K of this head in the page of position `16 · page`; V follows at `layout.half_bytes()`.
+impl<'a> KvPages<'a> {
+    /// Those of the sequence that begins at `at`.
+    fn of(&self, at: u32) -> KvPages<'a> {
+        KvPages { pages: &self.pages[at as usize..], ..*self }
+    }
+
+    /// The ids of a split's pages; None if the list ends before.
+    fn of_split(&self, at: u32, split: usize) -> Option<&'a [u32]> {
+        self.pages.get(at as usize + split * SPLIT_PAGES..)?.get(..SPLIT_PAGES)
+    }
+
+    /// K of this head in the page of position `16 · page` of the first sequence; V follows at `layout.half_bytes()`.
     ///
     /// # Safety
     /// The page is within the sequence.
@@ -123,7 +140,12 @@ impl KvPages<'_> {
     }
 }
 
-impl Queries<'_> {
+impl<'a> Queries<'a> {
+    /// So many rows from `first` on.
+    fn rows(&self, first: usize, count: usize) -> Queries<'a> {
+        Queries { data: &self.data[first * self.ld..], spans: &self.spans[first..][..count], ..*self }
+    }
+
     fn count(&self) -> usize {
         self.spans.len() * self.heads
     }
@@ -142,10 +164,10 @@ impl Queries<'_> {
 }
 
 fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
-    let positions = kv.pages.len() * PAGE;
     assert!(kv.kv_head < kv.layout.kv_heads(), "kv head {} of {}", kv.kv_head, kv.layout.kv_heads());
     for span in queries.spans {
-        assert!(span.end as usize <= positions, "{span:?} beyond the {positions} positions of the pages");
+        let end = span.pages_at as usize + (span.end as usize).div_ceil(PAGE);
+        assert!(end <= kv.pages.len(), "{span:?} beyond the {} pages", kv.pages.len());
     }
     let sinks = params.sinks.len();
     assert!(sinks == 0 || sinks == queries.heads, "{sinks} sinks for {} heads", queries.heads);
@@ -175,15 +197,19 @@ pub unsafe fn attend(
     let (partials, states) = rest[..(queries.count() + tile) * len].split_at_mut(tile * len);
     states.chunks_exact_mut(len).for_each(clear);
     for split in attend_splits(queries.spans) {
-        // SAFETY: the caller's word on pages; spans were checked.
-        let running = unsafe { Running::new(isa, kv, queries, params, split, own) };
-        for (number, states) in states.chunks_mut(tile * len).enumerate() {
-            let partials = &mut partials[..states.len()];
-            // SAFETY: likewise.
-            unsafe { running.run(number * tile, own, partials) };
-            isa.run(Merge { len, states, partials });
+        for (first, count) in runs(kv, queries.spans, split) {
+            let (kv, queries) = (kv.of(queries.spans[first].pages_at), queries.rows(first, count));
+            // SAFETY: the caller's word on pages; spans were checked.
+            let running = unsafe { Running::new(isa, &kv, &queries, params, split, own) };
+            let states = &mut states[first * queries.heads * len..][..queries.count() * len];
+            for (number, states) in states.chunks_mut(tile * len).enumerate() {
+                let partials = &mut partials[..states.len()];
+                // SAFETY: likewise.
+                unsafe { running.run(number * tile, own, partials) };
+                isa.run(Merge { len, states, partials });
+            }
+            running.done();
         }
-        running.done();
     }
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
@@ -210,13 +236,34 @@ pub unsafe fn attend_split(
     assert_eq!(partials.len(), queries.count() * len, "floats of partial results");
     let scratch = &mut scratch[..attend_split_scratch_len(&kv.layout, params.rounded)];
     let tile = tile(params.rounded);
-    // SAFETY: the caller's word on pages; spans were checked.
-    let running = unsafe { Running::new(isa, kv, queries, params, split, scratch) };
-    for (number, partials) in partials.chunks_mut(tile * len).enumerate() {
-        // SAFETY: likewise.
-        unsafe { running.run(number * tile, scratch, partials) };
+    partials.chunks_exact_mut(len).for_each(clear);
+    for (first, count) in runs(kv, queries.spans, split) {
+        let (kv, queries) = (kv.of(queries.spans[first].pages_at), queries.rows(first, count));
+        // SAFETY: the caller's word on pages; spans were checked.
+        let running = unsafe { Running::new(isa, &kv, &queries, params, split, scratch) };
+        let partials = &mut partials[first * queries.heads * len..][..queries.count() * len];
+        for (number, partials) in partials.chunks_mut(tile * len).enumerate() {
+            // SAFETY: likewise.
+            unsafe { running.run(number * tile, scratch, partials) };
+        }
+        running.done();
     }
-    running.done();
+}
+
+/// The rows that see something of a split, as runs of neighbours that have its pages in common: their first row and how many.
+fn runs<'a>(kv: &KvPages<'a>, spans: &'a [Span], split: usize) -> impl Iterator<Item = (usize, usize)> {
+    let sees = move |span: &Span| attend_splits(std::slice::from_ref(span)).contains(&split);
+    let alike = move |a: &Span, b: &Span| {
+        a.pages_at == b.pages_at
+            || kv.of_split(a.pages_at, split).is_some_and(|ids| kv.of_split(b.pages_at, split) == Some(ids))
+    };
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let first = next + spans[next..].iter().position(sees)?;
+        let count = spans[first..].iter().take_while(|span| sees(span) && alike(&spans[first], span)).count();
+        next = first + count;
+        Some((first, count))
+    })
 }
 
 /// A split in either arithmetic, tile by tile.

@@ -1,4 +1,5 @@
-//! Attention on all cores: one task is a few rows of one sequence for one key/value head and the query heads it serves.
+//! Attention on all cores: one task is a few rows for one key/value head and the query heads it serves: of one sequence, or of
+//! neighbours that begin alike, so that what they have in common is loaded once.
 //!
 //! A few sequences of long context make fewer tasks than threads: then a task is one *split* of such a unit (positions are cut at
 //! absolute places, whoever computes), and partial results are joined in the order in which one task would have joined them. No bit
@@ -10,7 +11,7 @@ use super::CpuDevice;
 use super::arena::Arena;
 use super::linear::TASKS_PER_THREAD;
 use crate::device::{Attention, Buf, SeqSpan, StepInput};
-use crate::kv::{PAGE_TOKENS, encoder_layout};
+use crate::kv::{PAGE_TOKENS, SPLIT_PAGES, encoder_layout};
 
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
@@ -120,7 +121,7 @@ impl CpuDevice {
             base: place.base,
             stride: place.stride,
             causal: place.causal,
-            tasks: Tasks::new(step.seqs, place.layout.kv_heads(), spec.heads, rounded_from),
+            tasks: Tasks::new(step, place.layout.kv_heads(), spec.heads, rounded_from),
         };
         let scratch = threads * self.memory.scratch;
         match Waves::new(&job, threads, scratch) {
@@ -182,35 +183,37 @@ impl Job<'_> {
     }
 
     fn params(&self, share: &Share<'_>) -> AttendParams<'static> {
-        let rounded = self.tasks.rounded(share.seq);
+        let rounded = self.tasks.rounded(&share.seqs[0]);
         AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, sinks: &[], rounded }
     }
 
     /// What each row of a share sees.
     fn spans(&self, share: &Share<'_>) -> ([Span; ROWS_MAX], usize) {
-        let mut spans = [Span { first: 0, end: 0 }; ROWS_MAX];
-        for (i, span) in spans[..share.rows].iter_mut().enumerate() {
-            let seen = if self.causal { share.first + i + 1 } else { share.seq.rows };
-            let end = share.seq.start + seen;
-            let first = self.spec.window.map_or(0, |window| end.saturating_sub(window)).max(share.seq.seen_from);
-            *span = Span { first: first as u32, end: end as u32 };
+        let mut spans = [Span::default(); ROWS_MAX];
+        // Several sequences are one unit, and begin with their first rows.
+        let rows = share.seqs.iter().flat_map(|seq| (share.first..seq.rows).map(move |row| (seq, row)));
+        for ((seq, row), span) in rows.zip(&mut spans[..share.rows]) {
+            let seen = if self.causal { row + 1 } else { seq.rows };
+            let end = seq.start + seen;
+            assert!(end <= seq.pages * PAGE_TOKENS, "{end} positions in {} pages", seq.pages);
+            let first = self.spec.window.map_or(0, |window| end.saturating_sub(window)).max(seq.seen_from);
+            *span = Span { pages_at: seq.pages_at as u32, first: first as u32, end: end as u32 };
         }
         (spans, share.rows)
     }
 
     /// A share's rows and its cache.
     fn inputs<'s>(&'s self, share: &Share<'_>, spans: &'s [Span]) -> (KvPages<'s>, Queries<'s>) {
-        let Share { seq, head, .. } = *share;
-        let pages = &self.step.pages[seq.pages_at..][..seq.pages];
         // SAFETY: `q` is only read during this operation.
         let q = unsafe { &self.arena.matrix(self.q)[self.place(share, self.q)..] };
-        let kv = KvPages { layout: self.layout, base: self.base, stride: self.stride, pages, kv_head: head };
+        let Self { layout, base, stride, .. } = *self;
+        let kv = KvPages { layout, base, stride, pages: self.step.pages, kv_head: share.head };
         (kv, Queries { data: q, ld: self.q.cols, heads: self.group(), spans })
     }
 
     /// Where a share begins in a matrix of rows of all query heads.
     fn place(&self, share: &Share<'_>, x: Buf) -> usize {
-        (share.seq.first_row + share.first) * x.cols + share.head * self.group() * self.layout.width()
+        (share.seqs[0].first_row + share.first) * x.cols + share.head * self.group() * self.layout.width()
     }
 
     /// Where a share's results go.
@@ -325,9 +328,10 @@ impl Waves {
     }
 }
 
-/// The units of one step's attention: sequence by sequence, in chunks of rows, for every key/value head.
+/// The units of one step's attention, for every key/value head: sequence by sequence, in chunks of rows; or neighbouring sequences
+/// that begin alike, as many as have the rows of one chunk.
 struct Tasks<'a> {
-    seqs: &'a [SeqSpan],
+    step: &'a StepInput<'a>,
     kv_heads: usize,
     /// Query heads of each.
     group: usize,
@@ -339,8 +343,8 @@ struct Tasks<'a> {
 /// One unit.
 #[derive(Clone, Copy)]
 struct Share<'a> {
-    seq: &'a SeqSpan,
-    /// First row within the sequence's rows.
+    seqs: &'a [SeqSpan],
+    /// First row within the sequences' rows.
     first: usize,
     rows: usize,
     /// Key/value head.
@@ -348,9 +352,9 @@ struct Share<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    fn new(seqs: &'a [SeqSpan], kv_heads: usize, heads: usize, rounded_from: usize) -> Self {
-        let mut tasks = Self { seqs, kv_heads, group: heads / kv_heads, rounded_from, count: 0 };
-        tasks.count = kv_heads * seqs.iter().map(|seq| seq.rows.div_ceil(tasks.rows(seq))).sum::<usize>();
+    fn new(step: &'a StepInput<'a>, kv_heads: usize, heads: usize, rounded_from: usize) -> Self {
+        let mut tasks = Self { step, kv_heads, group: heads / kv_heads, rounded_from, count: 0 };
+        tasks.count = kv_heads * tasks.groups().map(|(seqs, rows)| rows.div_ceil(tasks.rows(&seqs[0]))).sum::<usize>();
         tasks
     }
 
@@ -359,22 +363,47 @@ impl<'a> Tasks<'a> {
     }
 
     fn any_rounded(&self) -> bool {
-        self.seqs.iter().any(|seq| self.rounded(seq))
+        self.step.seqs.iter().any(|seq| self.rounded(seq))
     }
 
-    /// Rows of a sequence that are one task.
+    /// Rows of a task among which are those of a sequence.
     fn rows(&self, seq: &SeqSpan) -> usize {
         task_rows(self.rounded(seq), self.group)
     }
 
+    /// Sequences whose units are theirs together, and their rows.
+    fn groups(&self) -> impl Iterator<Item = (&'a [SeqSpan], usize)> {
+        let mut rest = self.step.seqs;
+        std::iter::from_fn(move || {
+            let first = rest.first()?;
+            let (mut count, mut rows) = (1, first.rows);
+            while let Some(next) = rest.get(count)
+                && rows + next.rows <= self.rows(first)
+                && self.begin_alike(first, next)
+            {
+                (count, rows) = (count + 1, rows + next.rows);
+            }
+            let group;
+            (group, rest) = rest.split_at(count);
+            Some((group, rows))
+        })
+    }
+
+    /// Whether two sequences have the last page of the first split in common, and then the pages before it: it is worth it to compute
+    /// them together.
+    fn begin_alike(&self, a: &SeqSpan, b: &SeqSpan) -> bool {
+        let page = |seq: &SeqSpan| self.step.pages[seq.pages_at..][..seq.pages].get(SPLIT_PAGES - 1);
+        self.rounded(a) == self.rounded(b) && page(a).is_some() && page(a) == page(b)
+    }
+
     fn share(&self, task: usize) -> Share<'a> {
         let (mut chunk, head) = (task / self.kv_heads, task % self.kv_heads);
-        for seq in self.seqs {
-            let rows = self.rows(seq);
-            let chunks = seq.rows.div_ceil(rows);
+        for (seqs, all) in self.groups() {
+            let rows = self.rows(&seqs[0]);
+            let chunks = all.div_ceil(rows);
             if chunk < chunks {
                 let first = chunk * rows;
-                return Share { seq, first, rows: rows.min(seq.rows - first), head };
+                return Share { seqs, first, rows: rows.min(all - first), head };
             }
             chunk -= chunks;
         }
@@ -386,17 +415,44 @@ impl<'a> Tasks<'a> {
 mod tests {
     use super::*;
 
+    /// Sequences of so many rows and pages; all those of more than 32 pages begin alike.
+    fn spans(sequences: &[(usize, usize)]) -> (Vec<SeqSpan>, Vec<u32>) {
+        let (mut pages, mut first_row) = (Vec::new(), 0);
+        let span = |(rows, count): &(usize, usize)| {
+            let pages_at = pages.len();
+            pages.extend((0..*count).map(|page| if page < 32 && *count > 32 { page } else { pages_at + page } as u32));
+            first_row += rows;
+            SeqSpan {
+                first_row: first_row - rows,
+                rows: *rows,
+                start: 3,
+                pages_at,
+                pages: *count,
+                seen_from: 0,
+                state: None,
+            }
+        };
+        let seqs = sequences.iter().map(span).collect();
+        (seqs, pages)
+    }
+
     #[test]
     fn every_row_and_head_is_in_one_task() {
-        let span =
-            |first_row, rows| SeqSpan { first_row, rows, start: 3, pages_at: 0, pages: 9, seen_from: 0, state: None };
-        let seqs = [span(0, 1), span(1, 16), span(17, 33), span(50, 1)];
-        let tasks = Tasks::new(&seqs, 3, 6, 17);
-        let mut seen = vec![0; 51 * 3];
+        let (seqs, pages) =
+            spans(&[(1, 9), (16, 9), (1, 40), (2, 33), (14, 50), (1, 33), (33, 60), (1, 9), (1, 40), (1, 40)]);
+        let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
+        let tasks = Tasks::new(&step, 3, 6, 70);
+        let groups: Vec<_> = tasks.groups().map(|(seqs, rows)| (seqs.len(), rows)).collect();
+        assert_eq!(
+            groups,
+            [(1, 1), (1, 16), (2, 3), (2, 15), (1, 33), (1, 1), (1, 1), (1, 1)],
+            "16 rows, one arithmetic"
+        );
+        let mut seen = vec![0; 71 * 3];
         for task in 0..tasks.count {
             let share = tasks.share(task);
             for row in 0..share.rows {
-                seen[(share.seq.first_row + share.first + row) * 3 + share.head] += 1;
+                seen[(share.seqs[0].first_row + share.first + row) * 3 + share.head] += 1;
             }
         }
         assert!(seen.iter().all(|n| *n == 1));

@@ -151,8 +151,11 @@ fn a_long_prompt_leaves_others_their_share_of_a_step() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
     world.scheduler.long_prompts_take(2);
-    let rows =
-        |world: &mut World| -> Vec<usize> { world.scheduler.schedule().0.iter().map(|share| share.rows).collect() };
+    let rows = |world: &mut World| {
+        let mut rows: Vec<usize> = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
+        rows.sort_unstable();
+        rows
+    };
     world.arrive(40, 8, 0, 0, false);
     assert_eq!(rows(&mut world), [8], "nobody decodes");
     for _ in 0..5 {
@@ -288,6 +291,24 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
     let hits = (1..8).filter(|order| starts[order] == 96).count();
     assert_eq!(hits, 7, "{starts:?}");
     world.assert_all_back();
+}
+
+/// Two prefixes in turn: in a step those who share one are neighbours, so that attention reads it once for them.
+#[test]
+fn those_who_begin_alike_stand_side_by_side() {
+    let limits =
+        StepLimits { rows: 600, logit_rows: 8, running: 8, compute: ComputeDtype::Auto, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 400, true));
+    for i in 0..6 {
+        world.arrive(1100, 20, i % 2, 0, false);
+    }
+    while world.scheduler.running().iter().filter(|seq| seq.decoding()).count() < 6 {
+        world.step();
+    }
+    let (shares, _) = world.scheduler.schedule();
+    let begin: Vec<u32> = shares.to_vec().iter().map(|share| world.scheduler.running()[share.seq].tokens[0]).collect();
+    assert_eq!(begin.len(), 6);
+    assert_eq!(begin.chunk_by(|a, b| a == b).count(), 2, "{begin:?}");
 }
 
 /// When every slot is taken by running sequences, prompts go on without checkpoints, and when sequences need slots the coldest

@@ -44,7 +44,8 @@ fn positions_4096(bencher: Bencher, case: &Case) {
         (0..PAGE).for_each(|slot| kv_store(isa(), &layout, page, slot, &row, &row));
     }
     let pages: Vec<u32> = (0..count as u32).map(|i| i * 37 % count as u32).collect();
-    let spans: Vec<Span> = (0..rows).map(|r| Span { first: 0, end: (POSITIONS - rows + 1 + r) as u32 }).collect();
+    let spans: Vec<Span> =
+        (0..rows).map(|r| Span { first: 0, end: (POSITIONS - rows + 1 + r) as u32, pages_at: 0 }).collect();
     let ld = heads * DIM;
     let (data, mut out) = (vec![0.1f32; rows * ld], vec![0f32; rows * ld]);
     let mut scratch = vec![0f32; attend_scratch_len(&layout, false, rows, heads)];

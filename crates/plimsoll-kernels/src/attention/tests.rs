@@ -105,7 +105,7 @@ fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &Atte
 /// Rows at consecutive positions up to `end`, seeing at most `window` positions.
 pub(super) fn causal(rows: usize, end: usize, window: usize) -> Vec<Span> {
     let row = |r: usize| end - rows + 1 + r;
-    let span = |r: usize| Span { first: row(r).saturating_sub(window) as u32, end: row(r) as u32 };
+    let span = |r: usize| Span { first: row(r).saturating_sub(window) as u32, end: row(r) as u32, pages_at: 0 };
     (0..rows).map(span).collect()
 }
 
@@ -180,6 +180,51 @@ fn a_row_is_the_same_alone_and_in_a_tile() {
     }
 }
 
+/// Expects that sequences that begin alike, each with what follows of its own, get together what each gets alone.
+pub(super) fn expect_the_same_beside_those_that_begin_alike(isa: Isa, plain: AttendParams<'_>) {
+    let (heads, dim) = (3, 32);
+    let mut random = Random::new(39);
+    for dtype in DTYPES {
+        let cache = Cache::new(KvLayout::new(2, dim, dtype).unwrap(), 4096, 40);
+        // How many pages each has of the list that begins all of them, where its own begin, how many positions it has, and rows.
+        let sequences = [
+            (64, 100, 1029_usize, 1),
+            (64, 140, 1300, 2),
+            (32, 180, 530, 1),
+            (32, 200, 512, 1),
+            (70, 100, 1120, 1),
+            (0, 60, 700, 3),
+        ];
+        let (mut pages, mut spans) = (Vec::new(), Vec::new());
+        for (common, own, positions, rows) in sequences {
+            let at = pages.len() as u32;
+            pages.extend_from_slice(&cache.pages[..common]);
+            pages.extend_from_slice(&cache.pages[own..][..positions.div_ceil(PAGE) - common]);
+            spans.extend(causal(rows, positions, usize::MAX).into_iter().map(|span| Span { pages_at: at, ..span }));
+        }
+        let kv = KvPages { pages: &pages, ..cache.view(1) };
+        let split_0: Vec<_> = runs(&kv, &spans, 0).collect();
+        let split_1: Vec<_> = runs(&kv, &spans, 1).collect();
+        assert_eq!(split_0, [(0, 6), (6, 3)], "all but the last begin alike");
+        assert_eq!(split_1, [(0, 3), (3, 1), (5, 1), (6, 3)], "the fourth sees nothing there");
+        let width = heads * dim;
+        let data = random.floats(spans.len() * width);
+        let queries = Queries { data: &data, ld: width, heads, spans: &spans };
+        let together = run(isa, &kv, &queries, &plain);
+        let splits = run_splits(isa, &kv, &queries, &plain, 3);
+        assert_eq!(bits(&splits), bits(&together), "{isa} {dtype:?} by splits");
+        for row in 0..spans.len() {
+            let alone = run(isa, &kv, &queries.rows(row, 1), &plain);
+            assert_eq!(bits(&alone), bits(&together[row * width..][..width]), "{isa} {dtype:?} row {row}");
+        }
+    }
+}
+
+#[test]
+fn sequences_that_begin_alike_do_not_see_each_other() {
+    isas().for_each(|isa| expect_the_same_beside_those_that_begin_alike(isa, PLAIN));
+}
+
 #[test]
 fn single_heads_equal_their_group() {
     let cache = Cache::new(KvLayout::new(1, 64, KvDtype::Bf16).unwrap(), 700, 34);
@@ -206,10 +251,10 @@ fn infinite_values_outside_the_span_do_not_leak() {
         let page = &mut cache.memory.bytes_mut()[page..][..layout.bytes_per_page()];
         kv_store(isa, &layout, page, 4, &bad, &bad);
         let spans = [
-            Span { first: 0, end: 20 },
-            Span { first: 3, end: 19 },
-            Span { first: 21, end: 64 },
-            Span { first: 0, end: 64 },
+            Span { first: 0, end: 20, pages_at: 0 },
+            Span { first: 3, end: 19, pages_at: 0 },
+            Span { first: 21, end: 64, pages_at: 0 },
+            Span { first: 0, end: 64, pages_at: 0 },
         ];
         let data = vec![0.5; 4 * 16];
         let out = run(isa, &cache.view(0), &Queries { data: &data, ld: 16, heads: 1, spans: &spans }, &PLAIN);
@@ -221,7 +266,7 @@ fn infinite_values_outside_the_span_do_not_leak() {
 #[test]
 fn seeing_nothing_gives_zeros() {
     let cache = Cache::new(KvLayout::new(1, 32, KvDtype::Q8).unwrap(), 16, 37);
-    let spans = [Span { first: 5, end: 5 }, Span { first: 0, end: 3 }];
+    let spans = [Span { first: 5, end: 5, pages_at: 0 }, Span { first: 0, end: 3, pages_at: 0 }];
     let queries = Queries { data: &[1.0; 64], ld: 32, heads: 1, spans: &spans };
     let out = run(Isa::detect(), &cache.view(0), &queries, &PLAIN);
     assert_eq!(out[..32], [0.0; 32]);
@@ -229,9 +274,9 @@ fn seeing_nothing_gives_zeros() {
 }
 
 #[test]
-#[should_panic(expected = "beyond the 16 positions")]
+#[should_panic(expected = "beyond the 1 pages")]
 fn spans_beyond_the_pages_are_refused() {
     let cache = Cache::new(KvLayout::new(1, 32, KvDtype::F32).unwrap(), 16, 38);
-    let spans = [Span { first: 0, end: 17 }];
+    let spans = [Span { first: 0, end: 17, pages_at: 0 }];
     run(Isa::Portable, &cache.view(0), &Queries { data: &[1.0; 32], ld: 32, heads: 1, spans: &spans }, &PLAIN);
 }

@@ -1,6 +1,8 @@
 //! Rounded attention: near the reference, and independent of tiles, splits and neighbours, wherever there is the unit.
 
-use super::super::tests::{Cache, PLAIN, causal, expect_near_double_precision, run, run_splits};
+use super::super::tests::{
+    Cache, PLAIN, causal, expect_near_double_precision, expect_the_same_beside_those_that_begin_alike, run, run_splits,
+};
 use super::*;
 use crate::attention::Span;
 use crate::kv::kv_store;
@@ -48,6 +50,13 @@ fn a_row_is_the_same_alone_and_in_a_tile() {
 }
 
 #[test]
+fn sequences_that_begin_alike_do_not_see_each_other() {
+    if Isa::Amx.available() {
+        expect_the_same_beside_those_that_begin_alike(Isa::Amx, ROUNDED);
+    }
+}
+
+#[test]
 fn infinite_values_outside_the_span_do_not_leak() {
     if !Isa::Amx.available() {
         return;
@@ -58,7 +67,7 @@ fn infinite_values_outside_the_span_do_not_leak() {
     let page = cache.pages[1] as usize * cache.stride;
     let bad = [f32::INFINITY; 16];
     kv_store(Isa::Amx, &layout, &mut cache.memory.bytes_mut()[page..][..layout.bytes_per_page()], 4, &bad, &bad);
-    let span = |first, end| Span { first, end };
+    let span = |first, end| Span { first, end, pages_at: 0 };
     let spans = [span(0, 20), span(3, 19), span(21, 64), span(0, 64)];
     let data = vec![0.5; 4 * 16];
     let queries = Queries { data: &data, ld: 16, heads: 1, spans: &spans };
@@ -74,7 +83,7 @@ fn seeing_nothing_gives_zeros() {
         return;
     }
     let cache = Cache::new(KvLayout::new(1, 32, KvDtype::Q8).unwrap(), 16, 37);
-    let spans = [Span { first: 5, end: 5 }, Span { first: 0, end: 3 }];
+    let spans = [Span { first: 5, end: 5, pages_at: 0 }, Span { first: 0, end: 3, pages_at: 0 }];
     let queries = Queries { data: &[1.0; 64], ld: 32, heads: 1, spans: &spans };
     let out = run(Isa::Amx, &cache.view(0), &queries, &ROUNDED);
     assert_eq!(out[..32], [0.0; 32]);
