@@ -24,7 +24,7 @@ use split::Split;
 /// Positions in a split.
 pub const SPLIT: usize = 512;
 const SPLIT_PAGES: usize = SPLIT / PAGE;
-/// Queries (row, head) computed together; when rounded, twice as many.
+/// Queries (row, head) computed together, when nothing is rounded.
 const TILE: usize = 8;
 /// Floats before the accumulator of a partial result: maximum, sum, padding.
 const HEADER: usize = LANES;
@@ -112,7 +112,11 @@ pub fn attend_split_scratch_len(layout: &KvLayout, rounded: bool) -> usize {
 
 /// Queries computed together.
 fn tile(rounded: bool) -> usize {
-    if rounded { 2 * TILE } else { TILE }
+    #[cfg(target_arch = "x86_64")]
+    if rounded {
+        return rounded::QUERIES;
+    }
+    TILE
 }
 
 impl<'a> KvPages<'a> {

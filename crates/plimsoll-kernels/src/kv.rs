@@ -5,13 +5,16 @@
 //! - K: `[head_dim][16 positions]`; under Q8 followed by f32 scales `[ceil(head_dim / 32)][16 positions]`.
 //! - V: `[16 positions][head_dim]`; under Q8 followed by f32 scales `[16 positions][ceil(head_dim / 32)]`.
 //!
+//! Under bf16 they lie as the matrix unit multiplies them, what it sums up in pairs: K `[head_dim / 16][8][16 positions][2]`, dimensions
+//! i and i + 8 of every sixteen beside each other, and V `[8][head_dim][2]`, positions i and i + 8.
+//!
 //! Heads of another width than a multiple of 16 are stored with zeros behind them ([`KvLayout::padded`]). Slots that were never
 //! stored may hold anything.
 
 use std::fmt;
 
 use crate::acts::amax;
-use crate::half::{f32_to_bf16, f32_to_f16};
+use crate::half::f32_to_bf16;
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
@@ -143,39 +146,40 @@ pub fn kv_store(isa: Isa, layout: &KvLayout, page: &mut [u8], slot: usize, k_row
     assert!(k_row.len() == width && v_row.len() == width, "{} and {} values, {width} each", k_row.len(), v_row.len());
     assert_eq!(page.len(), layout.bytes_per_page(), "bytes of a page");
     assert!(slot < PAGE, "slot {slot} of {PAGE}");
-    let heads = k_row.chunks_exact(layout.width).zip(v_row.chunks_exact(layout.width));
-    for ((k, v), part) in heads.zip(page.chunks_exact_mut(layout.head_bytes())) {
-        let (k_part, v_part) = part.split_at_mut(layout.half_bytes());
-        match layout.dtype {
-            KvDtype::F32 => store_floats(layout, slot, (k, v), (k_part, v_part), f32::to_le_bytes),
-            KvDtype::F16 => store_floats(layout, slot, (k, v), (k_part, v_part), |x| f32_to_f16(x).to_le_bytes()),
-            KvDtype::Bf16 => store_floats(layout, slot, (k, v), (k_part, v_part), |x| f32_to_bf16(x).to_le_bytes()),
-            KvDtype::Q8 => isa.run(StoreQ8 { layout, slot, k, v, k_part, v_part }),
+    isa.run(Store { layout, page, slot, k_row, v_row });
+}
+
+struct Store<'a> {
+    layout: &'a KvLayout,
+    page: &'a mut [u8],
+    slot: usize,
+    k_row: &'a [f32],
+    v_row: &'a [f32],
+}
+
+impl Kernel for Store<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Store { layout, page, slot, k_row, v_row } = self;
+        let heads = k_row.chunks_exact(layout.width).zip(v_row.chunks_exact(layout.width));
+        for ((k, v), part) in heads.zip(page.chunks_exact_mut(layout.head_bytes())) {
+            let (k_part, v_part) = part.split_at_mut(layout.half_bytes());
+            let head = Head { dim: layout.head_dim, slot, k, v, k_part, v_part };
+            match layout.dtype {
+                KvDtype::F32 => head.store(|x| x.map(f32::to_le_bytes)),
+                KvDtype::F16 => head.store(|x| halves(s, x)),
+                KvDtype::Bf16 => head.store_pairs(),
+                KvDtype::Q8 => head.store_q8(s),
+            }
         }
     }
 }
 
-/// One head of a float cache: K as a column of slots, V as a row.
-fn store_floats<const N: usize>(
-    layout: &KvLayout,
-    slot: usize,
-    (k, v): (&[f32], &[f32]),
-    (k_part, v_part): (&mut [u8], &mut [u8]),
-    bytes: impl Fn(f32) -> [u8; N],
-) {
-    let filled = |x: &[f32], i: usize| x.get(i).copied().unwrap_or(0.0);
-    for (i, slots) in k_part.as_chunks_mut::<N>().0.chunks_exact_mut(PAGE).take(layout.head_dim).enumerate() {
-        slots[slot] = bytes(filled(k, i));
-    }
-    let row = &mut v_part.as_chunks_mut::<N>().0[slot * layout.head_dim..][..layout.head_dim];
-    for (i, value) in row.iter_mut().enumerate() {
-        *value = bytes(filled(v, i));
-    }
-}
-
-/// One head of a Q8 cache.
-struct StoreQ8<'a> {
-    layout: &'a KvLayout,
+/// One position of one head.
+struct Head<'a> {
+    dim: usize,
     slot: usize,
     k: &'a [f32],
     v: &'a [f32],
@@ -183,28 +187,81 @@ struct StoreQ8<'a> {
     v_part: &'a mut [u8],
 }
 
-impl Kernel for StoreQ8<'_> {
-    type Output = ();
+/// Sixteen elements from `from` on; zeros behind the last one.
+#[inline(always)]
+fn sixteen(row: &[f32], from: usize) -> [f32; LANES] {
+    let mut all = [0.0; LANES];
+    let given = &row[from.min(row.len())..(from + LANES).min(row.len())];
+    all[..given.len()].copy_from_slice(given);
+    all
+}
 
+impl Head<'_> {
+    /// K as a column of slots, V as a row.
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let dim = self.layout.head_dim;
-        // Codes behind a narrower head stay what they are: the queries have zeros there, and nobody reads such results.
-        let (k_codes, k_scales) = self.k_part.split_at_mut(PAGE * dim);
-        let (v_codes, v_scales) = self.v_part.split_at_mut(PAGE * dim);
-        for (index, x) in self.k.chunks(KV_BLOCK).enumerate() {
-            let (codes, scale) = quantize(s, x);
-            for (offset, code) in codes[..x.len()].iter().enumerate() {
-                k_codes[(index * KV_BLOCK + offset) * PAGE + self.slot] = *code;
+    fn store<const N: usize>(self, bytes: impl Fn([f32; LANES]) -> [[u8; N]; LANES]) {
+        let slot = self.slot % PAGE;
+        let keys = self.k_part.as_chunks_mut::<N>().0.chunks_exact_mut(LANES * PAGE);
+        for (keys, from) in keys.zip((0..self.dim).step_by(LANES)) {
+            for (i, value) in bytes(sixteen(self.k, from)).into_iter().enumerate() {
+                keys[i * PAGE + slot] = value;
             }
-            k_scales.as_chunks_mut::<4>().0[index * PAGE + self.slot] = scale.to_le_bytes();
         }
-        for (index, x) in self.v.chunks(KV_BLOCK).enumerate() {
-            let (codes, scale) = quantize(s, x);
-            v_codes[self.slot * dim + index * KV_BLOCK..][..x.len()].copy_from_slice(&codes[..x.len()]);
-            v_scales.as_chunks_mut::<4>().0[self.slot * self.layout.scale_blocks() + index] = scale.to_le_bytes();
+        let values = &mut self.v_part.as_chunks_mut::<N>().0[slot * self.dim..][..self.dim];
+        for (values, from) in values.as_chunks_mut::<LANES>().0.iter_mut().zip((0..).step_by(LANES)) {
+            *values = bytes(sixteen(self.v, from));
         }
     }
+
+    /// In bfloat16, in pairs.
+    #[inline(always)]
+    fn store_pairs(self) {
+        const PAIRS: usize = LANES / 2;
+        let round = |x: [f32; LANES]| x.map(|x| f32_to_bf16(x).to_le_bytes());
+        let slot = self.slot % PAGE;
+        let keys = self.k_part.as_chunks_mut::<2>().0.chunks_exact_mut(LANES * PAGE);
+        for (keys, from) in keys.zip((0..self.dim).step_by(LANES)) {
+            let stored = round(sixteen(self.k, from));
+            for i in 0..PAIRS {
+                let at = 2 * (i * PAGE + slot);
+                (keys[at], keys[at + 1]) = (stored[i], stored[i + PAIRS]);
+            }
+        }
+        let line = &mut self.v_part.as_chunks_mut::<2>().0[slot % PAIRS * 2 * self.dim..][..2 * self.dim];
+        for (values, from) in line.as_chunks_mut::<{ 2 * LANES }>().0.iter_mut().zip((0..).step_by(LANES)) {
+            for (i, value) in round(sixteen(self.v, from)).into_iter().enumerate() {
+                values[2 * i + slot / PAIRS] = value;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn store_q8<S: Simd>(self, s: S) {
+        let Head { dim, slot, k, v, k_part, v_part } = self;
+        // Codes behind a narrower head stay what they are: the queries have zeros there, and nobody reads such results.
+        let (k_codes, k_scales) = k_part.split_at_mut(PAGE * dim);
+        let (v_codes, v_scales) = v_part.split_at_mut(PAGE * dim);
+        for (index, x) in k.chunks(KV_BLOCK).enumerate() {
+            let (codes, scale) = quantize(s, x);
+            for (offset, code) in codes[..x.len()].iter().enumerate() {
+                k_codes[(index * KV_BLOCK + offset) * PAGE + slot] = *code;
+            }
+            k_scales.as_chunks_mut::<4>().0[index * PAGE + slot] = scale.to_le_bytes();
+        }
+        for (index, x) in v.chunks(KV_BLOCK).enumerate() {
+            let (codes, scale) = quantize(s, x);
+            v_codes[slot * dim + index * KV_BLOCK..][..x.len()].copy_from_slice(&codes[..x.len()]);
+            v_scales.as_chunks_mut::<4>().0[slot * dim.div_ceil(KV_BLOCK) + index] = scale.to_le_bytes();
+        }
+    }
+}
+
+#[inline(always)]
+fn halves<S: Simd>(s: S, x: [f32; LANES]) -> [[u8; 2]; LANES] {
+    let mut halves = [[0; 2]; LANES];
+    // SAFETY: sixteen floats, and room for as many halves.
+    unsafe { s.store_f16(halves.as_mut_ptr().cast(), s.load(x.as_ptr())) };
+    halves
 }
 
 /// Up to 32 values as signed bytes with their scale.

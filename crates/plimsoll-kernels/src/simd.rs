@@ -18,6 +18,8 @@ pub(crate) use avx512::Avx512;
 pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
+use crate::half::f32_to_f16;
+
 /// Lanes of a vector, on every instruction set.
 pub(crate) const LANES: usize = 16;
 
@@ -166,6 +168,34 @@ pub(crate) trait Simd: Copy {
             self.load(lanes.as_ptr())
         }
     }
+    /// Stores every lane as the nearest IEEE half, ties to even. # Safety: `p` is valid for 32 bytes.
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u8, v: Self::F) {
+        for (lane, value) in self.to_array(v).into_iter().enumerate() {
+            // SAFETY: the caller's word.
+            unsafe { p.cast::<u16>().add(lane).write_unaligned(f32_to_f16(value).to_le()) };
+        }
+    }
+    /// `v · 2ⁿ`, rounded once, for whole `n` of −300 to 100.
+    #[inline(always)]
+    fn scale(self, v: Self::F, n: Self::F) -> Self::F {
+        // As the lowest bits of a float of this size; in two factors, of which the first keeps a number a normal one.
+        let rounder = self.splat(1.5 * (1 << 23) as f32);
+        let n = self.sub_i(self.bits(self.add(n, rounder)), self.bits(rounder));
+        let half = self.sra_i::<1>(n);
+        let power = |n| self.as_floats(self.shl_i::<23>(self.add_i(n, self.splat_i(127))));
+        self.mul(self.mul(v, power(half)), power(self.sub_i(n, half)))
+    }
+    /// The first eight lanes of both, and the last eight of both.
+    #[inline(always)]
+    fn eights(self, a: Self::F, b: Self::F) -> [Self::F; 2] {
+        let (a, b) = (self.to_array(a), self.to_array(b));
+        let lanes = |from: usize| -> [f32; LANES] {
+            std::array::from_fn(|lane| if lane < 8 { a[from + lane] } else { b[from + lane - 8] })
+        };
+        // SAFETY: arrays of sixteen.
+        [0, 8].map(|from| unsafe { self.load(lanes(from).as_ptr()) })
+    }
     /// The upper halves of every lane of `low`, and beside them, upwards, those of `high`.
     #[inline(always)]
     fn upper_halves(self, low: Self::F, high: Self::F) -> Self::F {
@@ -247,12 +277,17 @@ pub(crate) trait Simd: Copy {
     /// The greatest lane, by the rule of [`Simd::max`]; lanes must not be NaN.
     #[inline(always)]
     fn max_lane(self, v: Self::F) -> f32 {
-        let lanes = self.to_array(v);
-        let mut best = lanes[0];
-        for lane in lanes {
-            best = if lane > best { lane } else { best };
+        let mut lanes = self.to_array(v);
+        let mut width = LANES / 2;
+        while width > 0 {
+            let mut lane = 0;
+            while lane < width {
+                lanes[lane] = if lanes[lane + width] > lanes[lane] { lanes[lane + width] } else { lanes[lane] };
+                lane += 1;
+            }
+            width /= 2;
         }
-        best
+        lanes[0]
     }
 }
 

@@ -41,17 +41,25 @@ pub(crate) fn configure(rows: usize, group: usize) {
     load_shapes(&shapes);
 }
 
-/// Sets the unit of this thread up for [`square`] and [`strip`]: eight full tiles.
-pub(crate) fn configure_full() {
-    configure_rows(16);
+/// Sets the unit of this thread up for [`column`], of tiles of `rows` rows; unless these are sixteen, of one. With sixteen also for
+/// [`square`].
+pub(crate) fn configure_rows(rows: usize) {
+    // Tile 0 is of sums, 4 of rows.
+    configure_tiles(rows, [0, 4]);
 }
 
-/// Sets the unit of this thread up for [`column`], of tiles of `rows` rows; unless these are sixteen, of one.
-pub(crate) fn configure_rows(rows: usize) {
+/// Sets the unit of this thread up for [`strip`], of a tile of `rows` rows. With sixteen also for [`column`] and [`square`].
+pub(crate) fn configure_strip(rows: usize) {
+    // The first four are of sums, 6 of rows.
+    configure_tiles(rows, [0, 1, 2, 3, 6]);
+}
+
+/// Eight tiles, all of them full but for `few`.
+fn configure_tiles<const N: usize>(rows: usize, few: [usize; N]) {
     assert!(rows <= 16, "a tile of {rows} rows");
-    let (rows, mut shapes) = (rows as u8, Shapes::NONE);
-    // Tile 0 is of sums, 4 of rows.
-    shapes.rows[..8].copy_from_slice(&[rows, 16, 16, 16, rows, 16, 16, 16]);
+    let mut shapes = Shapes::NONE;
+    shapes.rows[..8].fill(16);
+    few.into_iter().for_each(|tile| shapes.rows[tile] = rows as u8);
     shapes.row_bytes[..8].fill(64);
     load_shapes(&shapes);
 }
@@ -192,7 +200,7 @@ pub(crate) unsafe fn store<const KIND: u8, const P: usize>(dots: *mut u8) {
 /// those of the second of every pair, from zero, in order; then the two are added to each other, and that to what was there.
 ///
 /// # Safety
-/// [`configure_full`] was called, and all pointers are valid for as much as this says.
+/// [`configure_rows`] was called for sixteen, and all pointers are valid for as much as this says.
 pub(crate) unsafe fn square(rows: [*const u8; 2], codes: *const u8, groups: usize, sums: *mut f32, begin: bool) {
     debug_assert!(groups > 0, "nothing to multiply");
     // SAFETY: the caller's word.
@@ -304,14 +312,14 @@ pub(crate) unsafe fn column<const N: usize>(panel: *const u8, rows: (*const u8, 
     }
 }
 
-/// One tile of sixteen rows times `P` (up to 4) panels, of `groups` groups each: tiles of the row and of a panel lie one behind the
-/// other, panels `panel_bytes` apart. Sums are formed as in [`square`]; a panel's are sixteen floats of each row, rows `row_bytes` apart.
+/// One tile of rows times the first `P` of some panels, of `groups` groups each: tiles of the row and of a panel lie one behind the
+/// other. Sums are formed as in [`square`]; a panel's are sixteen floats of each row, rows `row_bytes` apart.
 ///
 /// # Safety
-/// [`configure_full`] was called, and all pointers are valid for as much as this says.
+/// [`configure_strip`] was called for these rows, and all pointers are valid for as much as this says.
 pub(crate) unsafe fn strip<const P: usize>(
     row: *const u8,
-    (panels, panel_bytes): (*const u8, usize),
+    panels: [*const u8; 4],
     groups: usize,
     (sums, row_bytes): (*mut f32, usize),
 ) {
@@ -320,11 +328,11 @@ pub(crate) unsafe fn strip<const P: usize>(
     unsafe {
         begin_sums::<P>();
         for group in 0..groups {
-            let (row, panels) = (row.add(1024 * group), panels.add(1024 * group));
+            let row = row.add(1024 * group);
             macro_rules! product {
                 ($number:literal $sums:tt $panel:tt) => {
                     asm!(concat!("tileloadd ", $panel, ", [{panel} + {line}*1]"), concat!("tdpbf16ps ", $sums, ", tmm6, ", $panel),
-                         panel = in(reg) panels.add($number * panel_bytes), line = in(reg) 64usize,
+                         panel = in(reg) panels[$number].add(1024 * group), line = in(reg) 64usize,
                          out($sums) _, out($panel) _, options(nostack, readonly, preserves_flags))
                 };
             }

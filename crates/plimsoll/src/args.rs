@@ -308,9 +308,9 @@ pub struct EngineArgs {
     /// Prompt plus output of one request [default: the model's context].
     #[arg(long, alias = "max_req_total_len")]
     pub max_req_total_len: Option<usize>,
-    /// Storage of keys and values: f32, f16, bf16, q8.
-    #[arg(long, alias = "kv_dtype", default_value = "f16", value_parser = parse_kv_dtype)]
-    pub kv_dtype: KvDtype,
+    /// Storage of keys and values: f32, f16, bf16, q8 [default: f16; bf16 with --compute-dtype bf16].
+    #[arg(long, alias = "kv_dtype", value_parser = parse_kv_dtype)]
+    pub kv_dtype: Option<KvDtype>,
     /// Storage of weights: auto (as in the file), f32, bf16.
     #[arg(long, default_value = "auto")]
     pub dtype: DtypePolicy,
@@ -405,7 +405,11 @@ impl EngineArgs {
             running_max_req_size: self.running_max_req_size.unwrap_or(self.graph_max_batch_size),
             max_waiting: self.max_waiting,
             max_req_total_len: self.max_req_total_len,
-            kv_dtype: self.kv_dtype,
+            kv_dtype: self.kv_dtype.unwrap_or(match self.compute_dtype {
+                // What rounds keys and values reads them as they are.
+                ComputeDtype::Bf16 => KvDtype::Bf16,
+                ComputeDtype::Auto | ComputeDtype::F32 => KvDtype::F16,
+            }),
             dtype: self.dtype,
             threads: self.threads,
             isa: self.isa,

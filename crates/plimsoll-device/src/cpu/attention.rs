@@ -5,6 +5,7 @@
 //! absolute places, whoever computes), and partial results are joined in the order in which one task would have joined them. No bit
 //! depends on which of the two was done.
 
+use arrayvec::ArrayVec;
 use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayout, KvPages, Queries, Span};
 
 use super::CpuDevice;
@@ -19,6 +20,8 @@ const ROWS: usize = 16;
 const ROUNDED_QUERIES: usize = 192;
 /// Query rows of one task, at most.
 const ROWS_MAX: usize = ROUNDED_QUERIES;
+/// What each row of a task sees.
+type Spans = ArrayVec<Span, ROWS_MAX>;
 /// With fewer units than this for each thread, splits are worth their tasks.
 const UNITS_PER_THREAD: usize = 2;
 
@@ -188,18 +191,18 @@ impl Job<'_> {
     }
 
     /// What each row of a share sees.
-    fn spans(&self, share: &Share<'_>) -> ([Span; ROWS_MAX], usize) {
-        let mut spans = [Span::default(); ROWS_MAX];
+    fn spans(&self, share: &Share<'_>) -> Spans {
+        let mut spans = Spans::new();
         // Several sequences are one unit, and begin with their first rows.
         let rows = share.seqs.iter().flat_map(|seq| (share.first..seq.rows).map(move |row| (seq, row)));
-        for ((seq, row), span) in rows.zip(&mut spans[..share.rows]) {
+        for (seq, row) in rows.take(share.rows) {
             let seen = if self.causal { row + 1 } else { seq.rows };
             let end = seq.start + seen;
             assert!(end <= seq.pages * PAGE_TOKENS, "{end} positions in {} pages", seq.pages);
             let first = self.spec.window.map_or(0, |window| end.saturating_sub(window)).max(seq.seen_from);
-            *span = Span { pages_at: seq.pages_at as u32, first: first as u32, end: end as u32 };
+            spans.push(Span { pages_at: seq.pages_at as u32, first: first as u32, end: end as u32 });
         }
-        (spans, share.rows)
+        spans
     }
 
     /// A share's rows and its cache.
@@ -225,8 +228,8 @@ impl Job<'_> {
     /// One unit by one thread.
     fn whole(&self, thread: usize, task: usize) {
         let share = self.tasks.share(task);
-        let (spans, rows) = self.spans(&share);
-        let (kv, queries) = self.inputs(&share, &spans[..rows]);
+        let spans = self.spans(&share);
+        let (kv, queries) = self.inputs(&share, &spans);
         // SAFETY: scratch belongs to this thread. In bounds of `out`; each task writes its own rows and heads. Page ids are within
         // the pool (the engine takes them from it), and nobody writes the cache during this operation.
         unsafe {
@@ -262,9 +265,9 @@ impl Waves {
         let (mut longest, mut tallest) = (0, 0);
         for unit in 0..units {
             let share = job.tasks.share(unit);
-            let (spans, rows) = job.spans(&share);
-            longest = longest.max(kernels::attend_splits(&spans[..rows]).len());
-            tallest = tallest.max(rows);
+            let spans = job.spans(&share);
+            longest = longest.max(kernels::attend_splits(&spans).len());
+            tallest = tallest.max(share.rows);
         }
         // What is enough for a rounded one is for the others.
         let own = kernels::attend_split_scratch_len(&job.layout, job.tasks.any_rounded()).next_multiple_of(16);
@@ -281,12 +284,12 @@ impl Waves {
             pool.run(units * self.splits, &|thread, task| {
                 let (unit, index) = (task / self.splits, task % self.splits);
                 let share = job.tasks.share(unit);
-                let (spans, rows) = job.spans(&share);
-                let Some(split) = kernels::attend_splits(&spans[..rows]).nth(wave * self.splits + index) else {
+                let spans = job.spans(&share);
+                let Some(split) = kernels::attend_splits(&spans).nth(wave * self.splits + index) else {
                     return;
                 };
-                let (kv, queries) = job.inputs(&share, &spans[..rows]);
-                let len = rows * job.group() * kernels::attend_partial_len(&job.layout);
+                let (kv, queries) = job.inputs(&share, &spans);
+                let len = share.rows * job.group() * kernels::attend_partial_len(&job.layout);
                 let at = self.units_at + unit * self.unit + (index + 1) * len;
                 // SAFETY: this thread's own part, and a result that is this task's alone; pages as in `whole`.
                 unsafe {
@@ -302,13 +305,13 @@ impl Waves {
     /// Adds a wave's results to a unit's state; after its last one, writes what it came to.
     fn join(&self, job: &Job<'_>, wave: usize, unit: usize) {
         let share = job.tasks.share(unit);
-        let (spans, rows) = job.spans(&share);
-        let (all, done) = (kernels::attend_splits(&spans[..rows]).len(), wave * self.splits);
+        let spans = job.spans(&share);
+        let (all, done) = (kernels::attend_splits(&spans).len(), wave * self.splits);
         if wave > 0 && done >= all {
             return;
         }
         let count = self.splits.min(all - done);
-        let len = rows * job.group() * kernels::attend_partial_len(&job.layout);
+        let len = share.rows * job.group() * kernels::attend_partial_len(&job.layout);
         // SAFETY: no split is being computed, and the unit belongs to this task.
         let partials = unsafe { job.arena.all_scratch(self.units_at + unit * self.unit, (count + 1) * len) };
         if wave == 0 {
@@ -319,7 +322,7 @@ impl Waves {
             // SAFETY: in bounds of `out`; each unit writes its own rows and heads.
             unsafe {
                 let (params, target) = (job.params(&share), job.target(&share));
-                kernels::attend_combine(job.isa, &job.layout, &params, rows, job.group(), partials, target);
+                kernels::attend_combine(job.isa, &job.layout, &params, share.rows, job.group(), partials, target);
             }
         } else {
             let (state, results) = partials.split_at_mut(len);

@@ -1,40 +1,47 @@
 //! One split of attention on the matrix unit, for rows that are rounded: queries, keys, values and probabilities are rounded to
 //! bfloat16, sums are single precision (`unit::strip` says in which order), and so is everything between scores and probabilities.
 //!
-//! The split's keys and values are converted once for all queries of the call. Then sixteen queries at a time have their scores, their
-//! softmax, which is that of all attention, and their sums. What a query must not see has the probability 0; what nobody sees,
-//! which may be anything, is replaced by zeros.
+//! The split's keys and values are laid out once for all queries of the call (`convert`); keys that are stored in bfloat16 stay where
+//! they are. Then sixteen queries, or up to four times as many side by side, have their scores, their softmax, which is that of all
+//! attention, and their sums. What a query must not see has the probability 0; values that nobody sees, which may be anything, are
+//! replaced by zeros.
 
-use super::tile::{BF16, F16, F32, Q8, load, visible};
+use super::tile::visible;
 use super::{AttendParams, HEADER, KvPages, Queries, SPLIT, clear};
 use crate::isa::{Isa, Kernel};
-use crate::kv::{KV_BLOCK, KvDtype, KvLayout, PAGE};
+use crate::kv::{KvLayout, PAGE};
 use crate::math;
 use crate::packing::BLOCK;
-use crate::rounded::{QUAD_BYTES, TILE_BYTES, TILE_ROWS, round_up, store_half, store_quad};
+use crate::rounded::{TILE_BYTES, TILE_ROWS, round_up};
 use crate::simd::{LANES, Simd};
 use crate::unit;
+use convert::Source;
+
+mod convert;
 
 /// Groups of 32 positions in a split.
 const GROUPS: usize = SPLIT / BLOCK;
-const _: () = assert!(TILE_ROWS == 2 * super::TILE, "queries of a tile");
+/// Pages of a split.
+const PAGES: usize = SPLIT / PAGE;
+/// Most tiles of queries that pass keys and values together: the unit keeps their sums.
+const TILES: usize = 4;
+/// Queries of a call of [`RoundedSplit::run`].
+pub(super) const QUERIES: usize = TILES * TILE_ROWS;
 /// Floats of a tile of bfloat16.
 const TILE_FLOATS: usize = TILE_BYTES / size_of::<f32>();
-/// Pages of a group.
-const PAGES: usize = BLOCK / PAGE;
 
 /// Where the parts of a call's scratch begin, in floats.
 #[derive(Clone, Copy)]
 struct Parts {
-    /// Tiles of keys: page after page, groups of 32 dimensions.
+    /// Tiles of keys: page after page, groups of 32 dimensions. Those of the cache may do.
     keys: usize,
     /// Tiles of values: sixteen dimensions after sixteen, groups of 32 positions.
     values: usize,
-    /// A tile of queries.
+    /// Tiles of queries: sixteen after sixteen, groups of 32 dimensions.
     queries: usize,
-    /// Its scores, then probabilities: rows [`SPLIT`] apart.
+    /// Their scores: rows [`SPLIT`] apart.
     scores: usize,
-    /// The probabilities as tiles.
+    /// The probabilities as tiles: sixteen queries after sixteen, groups of 32 positions.
     weights: usize,
     /// The queries' sums.
     sums: usize,
@@ -44,12 +51,12 @@ struct Parts {
 impl Parts {
     fn of(layout: &KvLayout) -> Parts {
         let (dim, groups) = (layout.head_dim(), layout.head_dim().div_ceil(BLOCK));
-        let values = SPLIT / PAGE * groups * TILE_FLOATS;
+        let values = if convert::keys_stay(layout) { 0 } else { PAGES * groups * TILE_FLOATS };
         let queries = values + dim / LANES * GROUPS * TILE_FLOATS;
-        let scores = queries + groups * TILE_FLOATS;
-        let weights = scores + TILE_ROWS * SPLIT;
-        let sums = weights + GROUPS * TILE_FLOATS;
-        Parts { keys: 0, values, queries, scores, weights, sums, end: sums + TILE_ROWS * dim }
+        let scores = queries + TILES * groups * TILE_FLOATS;
+        let weights = scores + QUERIES * SPLIT;
+        let sums = weights + TILES * GROUPS * TILE_FLOATS;
+        Parts { keys: 0, values, queries, scores, weights, sums, end: sums + QUERIES * dim }
     }
 }
 
@@ -69,8 +76,15 @@ pub(super) struct RoundedSplit<'a> {
     parts: Parts,
 }
 
+/// Queries of a call of [`RoundedSplit::run`], and what any of them sees of the split.
+struct Seen {
+    first: usize,
+    pages: std::ops::Range<usize>,
+    blocks: std::ops::Range<usize>,
+}
+
 impl<'a> RoundedSplit<'a> {
-    /// Converts what the queries see of split `split`, and sets the unit up. [`Self::done`] comes last.
+    /// Lays out what the queries see of split `split`, and sets the unit up. [`Self::done`] comes last.
     ///
     /// # Safety
     /// As for [`super::attend_split`], whose checks have been made; the processor has the unit; `scratch` is [`scratch_len`] long.
@@ -86,19 +100,15 @@ impl<'a> RoundedSplit<'a> {
         assert!(scratch.len() >= parts.end, "{} floats of scratch, {} needed", scratch.len(), parts.end);
         let all = Self { isa, kv, queries, params, start, parts };
         let seen = (0..queries.spans.len()).map(|row| all.seen(row * queries.heads)).filter(|(low, high)| low < high);
-        let (low, high) = seen.fold((usize::MAX, 0), |(low, high), (from, to)| (low.min(from), high.max(to)));
-        if low < high {
+        if let Some((low, high)) = seen.reduce(|(low, high), (from, to)| (low.min(from), high.max(to))) {
             let base = scratch.as_mut_ptr();
             // SAFETY: the caller's word; the parts are within the scratch.
-            let (keys, values) = unsafe { (base.add(parts.keys).cast(), base.add(parts.values).cast()) };
-            match kv.layout.dtype() {
-                KvDtype::F32 => isa.run_widest(Convert::<F32> { kv, start, low, high, keys, values }),
-                KvDtype::F16 => isa.run_widest(Convert::<F16> { kv, start, low, high, keys, values }),
-                KvDtype::Bf16 => isa.run_widest(Convert::<BF16> { kv, start, low, high, keys, values }),
-                KvDtype::Q8 => isa.run_widest(Convert::<Q8> { kv, start, low, high, keys, values }),
+            unsafe {
+                let (keys, values) = (base.add(parts.keys).cast(), base.add(parts.values).cast());
+                convert::run(isa, Source { kv, start, low, high, keys, values });
             }
         }
-        unit::configure_full();
+        unit::configure_strip(queries.count().min(TILE_ROWS));
         all
     }
 
@@ -108,7 +118,7 @@ impl<'a> RoundedSplit<'a> {
         (low.max(self.start), high.min(self.start + SPLIT))
     }
 
-    /// Runs the queries `first ..` of as many partial results as are given, at most sixteen.
+    /// Runs the queries `first ..` of as many partial results as are given, at most [`QUERIES`].
     ///
     /// # Safety
     /// As for [`Self::new`], with the same scratch.
@@ -116,61 +126,181 @@ impl<'a> RoundedSplit<'a> {
         let (dim, parts) = (self.kv.layout.head_dim(), self.parts);
         let len = HEADER + dim;
         let count = partials.len() / len;
-        assert!(count <= TILE_ROWS && scratch.len() >= parts.end, "{count} queries in {} floats", scratch.len());
+        assert!(count <= QUERIES && scratch.len() >= parts.end, "{count} queries in {} floats", scratch.len());
         partials.chunks_exact_mut(len).for_each(clear);
-        let mut spans = [(0, 0); TILE_ROWS];
-        let (mut low, mut high) = (usize::MAX, 0);
-        for (q, span) in spans[..count].iter_mut().enumerate() {
-            *span = self.seen(first + q);
-            if span.0 < span.1 {
-                (low, high) = (low.min(span.0), high.max(span.1));
+        let Some(seen) = self.all_seen(first, count) else { return };
+        let base = scratch.as_mut_ptr();
+        // SAFETY: all parts are within the scratch, as `Parts` has it; keys and values are there for these positions.
+        unsafe {
+            self.round_queries(first, count, base);
+            match count.div_ceil(TILE_ROWS) {
+                1 => self.scores_of_few(&seen, base),
+                2 => self.scores::<2>(&seen, base),
+                3 => self.scores::<3>(&seen, base),
+                _ => self.scores::<TILES>(&seen, base),
+            }
+            self.softmax(&seen, base, partials);
+            match count.div_ceil(TILE_ROWS) {
+                1 => self.sums_of_few(&seen, base),
+                2 => self.sums::<2>(&seen, base),
+                3 => self.sums::<3>(&seen, base),
+                _ => self.sums::<TILES>(&seen, base),
             }
         }
-        if low >= high {
-            return;
+        for (q, partial) in partials.chunks_exact_mut(len).enumerate() {
+            let (low, high) = self.seen(first + q);
+            let (sums, to) = (&scratch[parts.sums + q * dim..][..dim], &mut partial[HEADER..]);
+            if low < high && !self.isa.run_widest(CopyFinite { sums, to }) {
+                self.sum_alone(q, (low, high), scratch, to);
+            }
         }
-        let base = scratch.as_mut_ptr();
-        let groups = dim.div_ceil(BLOCK);
-        let pages = (low - self.start) / PAGE..(high - self.start).div_ceil(PAGE);
-        let blocks = (low - self.start) / BLOCK..(high - self.start).div_ceil(BLOCK);
-        // SAFETY: all parts are within the scratch, as `Parts` has it; keys and values were converted for these positions.
-        unsafe {
-            for q in 0..count {
-                let x = self.queries.get(first + q, self.kv.layout.width());
-                let to = base.add(parts.queries).cast::<u8>().add(q * 2 * BLOCK);
+    }
+
+    /// None: nobody sees anything.
+    fn all_seen(&self, first: usize, count: usize) -> Option<Seen> {
+        let spans = (first..first + count).map(|query| self.seen(query)).filter(|(low, high)| low < high);
+        let all = spans.reduce(|(low, high), (from, to)| (low.min(from), high.max(to)));
+        all.map(|(low, high)| {
+            let (low, high) = (low - self.start, high - self.start);
+            Seen { first, pages: low / PAGE..high.div_ceil(PAGE), blocks: low / BLOCK..high.div_ceil(BLOCK) }
+        })
+    }
+
+    /// # Safety
+    /// `base` is that of the scratch.
+    unsafe fn round_queries(&self, first: usize, count: usize, base: *mut f32) {
+        let groups = self.kv.layout.head_dim().div_ceil(BLOCK);
+        for q in 0..count {
+            let x = self.queries.get(first + q, self.kv.layout.width());
+            // SAFETY: the part has a line in every group for so many queries.
+            unsafe {
+                let tile = base.add(self.parts.queries + q / TILE_ROWS * groups * TILE_FLOATS);
+                let to = tile.add(q % TILE_ROWS * LANES).cast();
                 self.isa.run_widest(RoundQuery { x, scale: self.params.scale, groups, to });
             }
-            let (keys, page_bytes) = (base.add(parts.keys).cast::<u8>(), groups * TILE_BYTES);
-            let queries = base.add(parts.queries).cast();
-            strips(pages.len(), |page, n| {
-                let page = pages.start + page;
-                let keys = (keys.add(page * page_bytes).cast_const(), page_bytes);
-                let scores = (base.add(parts.scores + page * PAGE), SPLIT * size_of::<f32>());
-                by_panels(n, queries, keys, groups, scores);
-            });
-            for (q, (low, high)) in spans[..count].iter().copied().enumerate() {
-                let scores = std::slice::from_raw_parts_mut(base.add(parts.scores + q * SPLIT), SPLIT);
-                let to = base.add(parts.weights).cast::<u8>().add(q * 2 * BLOCK);
-                let span = (low.max(self.start) - self.start, high.max(self.start) - self.start);
-                let softcap = self.params.softcap;
-                let softmax = Softmax { scores, softcap, span, blocks: blocks.clone(), to };
-                let partial = &mut partials[q * len..];
-                (partial[0], partial[1]) = self.isa.run_widest(softmax);
-            }
-            let weights = base.add(parts.weights).cast::<u8>().add(blocks.start * TILE_BYTES);
-            let values = base.add(parts.values).cast::<u8>().add(blocks.start * TILE_BYTES);
-            strips(dim / LANES, |tile, n| {
-                let values = (values.add(tile * GROUPS * TILE_BYTES).cast_const(), GROUPS * TILE_BYTES);
-                let sums = (base.add(parts.sums + tile * LANES), dim * size_of::<f32>());
-                by_panels(n, weights, values, blocks.len(), sums);
-            });
         }
-        for (q, partial) in partials.chunks_exact_mut(len).enumerate().filter(|(q, _)| spans[*q].0 < spans[*q].1) {
-            let (sums, to) = (&scratch[parts.sums + q * dim..][..dim], &mut partial[HEADER..]);
-            if !self.isa.run_widest(CopyFinite { sums, to }) {
-                self.sum_alone(q, spans[q], scratch, to);
+    }
+
+    /// A page's tiles of keys: one for every group of dimensions.
+    ///
+    /// # Safety
+    /// `base` is that of the scratch, and the page, counted from the split's first, is seen.
+    unsafe fn keys(&self, page: usize, base: *mut f32) -> *const u8 {
+        // SAFETY: the caller's word.
+        unsafe {
+            if convert::keys_stay(&self.kv.layout) {
+                self.kv.page(self.start / PAGE + page)
+            } else {
+                let groups = self.kv.layout.head_dim().div_ceil(BLOCK);
+                base.add(self.parts.keys + page * groups * TILE_FLOATS).cast::<u8>().cast_const()
             }
         }
+    }
+
+    /// Scores of a single tile of queries: four pages at a time.
+    ///
+    /// # Safety
+    /// `base` is that of the scratch; queries and keys are there.
+    unsafe fn scores_of_few(&self, seen: &Seen, base: *mut f32) {
+        let groups = self.kv.layout.head_dim().div_ceil(BLOCK);
+        for page in seen.pages.clone().step_by(TILES) {
+            let n = (seen.pages.end - page).min(TILES);
+            // SAFETY: the caller's word.
+            unsafe {
+                let mut keys = [std::ptr::null(); TILES];
+                for (i, keys) in keys[..n].iter_mut().enumerate() {
+                    *keys = self.keys(page + i, base);
+                }
+                let (queries, to) = (base.add(self.parts.queries), base.add(self.parts.scores + page * PAGE));
+                strip(n, queries.cast(), keys, groups, (to, SPLIT * size_of::<f32>()));
+            }
+        }
+    }
+
+    /// Scores of `N` tiles of queries: each page's keys are loaded once for all of them.
+    ///
+    /// # Safety
+    /// As for [`Self::scores_of_few`].
+    unsafe fn scores<const N: usize>(&self, seen: &Seen, base: *mut f32) {
+        let groups = self.kv.layout.head_dim().div_ceil(BLOCK);
+        for page in seen.pages.clone() {
+            // SAFETY: the caller's word.
+            unsafe {
+                let (keys, queries) = (self.keys(page, base), base.add(self.parts.queries).cast::<u8>());
+                unit::begin_sums::<N>();
+                for group in 0..groups {
+                    let queries = queries.add(group * TILE_BYTES).cast_const();
+                    unit::column::<N>(keys.add(group * TILE_BYTES), (queries, groups * TILE_BYTES));
+                }
+                let to = base.add(self.parts.scores + page * PAGE);
+                unit::end_sums::<N>(to, TILE_ROWS * SPLIT, SPLIT * size_of::<f32>());
+            }
+        }
+    }
+
+    /// # Safety
+    /// `base` is that of the scratch; scores are there.
+    unsafe fn softmax(&self, seen: &Seen, base: *mut f32, partials: &mut [f32]) {
+        let len = HEADER + self.kv.layout.head_dim();
+        for (q, partial) in partials.chunks_exact_mut(len).enumerate() {
+            let (low, high) = self.seen(seen.first + q);
+            let span = (low.max(self.start) - self.start, high.max(self.start) - self.start);
+            // SAFETY: rows of scores, and lines of tiles, for so many queries.
+            let (scores, to) = unsafe {
+                let scores = base.add(self.parts.scores + q * SPLIT);
+                let tile = base.add(self.parts.weights + q / TILE_ROWS * GROUPS * TILE_FLOATS);
+                (std::slice::from_raw_parts_mut(scores, SPLIT), tile.add(q % TILE_ROWS * LANES).cast())
+            };
+            let (softcap, blocks) = (self.params.softcap, seen.blocks.clone());
+            (partial[0], partial[1]) = self.isa.run_widest(Softmax { scores, softcap, span, blocks, to });
+        }
+    }
+
+    /// Sums of a single tile of queries: sixty-four dimensions at a time.
+    ///
+    /// # Safety
+    /// `base` is that of the scratch; probabilities and values are there.
+    unsafe fn sums_of_few(&self, seen: &Seen, base: *mut f32) {
+        let dim = self.kv.layout.head_dim();
+        for tile in (0..dim / LANES).step_by(TILES) {
+            let n = (dim / LANES - tile).min(TILES);
+            // SAFETY: the caller's word.
+            unsafe {
+                let weights = base.add(self.parts.weights + seen.blocks.start * TILE_FLOATS).cast();
+                let values = std::array::from_fn(|i| self.values(tile + i.min(n - 1), seen.blocks.start, base));
+                let to = base.add(self.parts.sums + tile * LANES);
+                strip(n, weights, values, seen.blocks.len(), (to, dim * size_of::<f32>()));
+            }
+        }
+    }
+
+    /// Sums of `N` tiles of queries: each tile of values is loaded once for all of them.
+    ///
+    /// # Safety
+    /// As for [`Self::sums_of_few`].
+    unsafe fn sums<const N: usize>(&self, seen: &Seen, base: *mut f32) {
+        let dim = self.kv.layout.head_dim();
+        for tile in 0..dim / LANES {
+            // SAFETY: the caller's word.
+            unsafe {
+                unit::begin_sums::<N>();
+                for block in seen.blocks.clone() {
+                    let weights = base.add(self.parts.weights + block * TILE_FLOATS).cast::<u8>().cast_const();
+                    unit::column::<N>(self.values(tile, block, base), (weights, GROUPS * TILE_BYTES));
+                }
+                let to = base.add(self.parts.sums + tile * LANES);
+                unit::end_sums::<N>(to, TILE_ROWS * dim, dim * size_of::<f32>());
+            }
+        }
+    }
+
+    /// The tile of values of sixteen dimensions and 32 positions.
+    ///
+    /// # Safety
+    /// `base` is that of the scratch, which has the tile.
+    unsafe fn values(&self, tile: usize, block: usize, base: *mut f32) -> *const u8 {
+        // SAFETY: the caller's word.
+        unsafe { base.add(self.parts.values + (tile * GROUPS + block) * TILE_FLOATS).cast::<u8>().cast_const() }
     }
 
     /// The sums of one query over what it sees and nothing else: an infinity that another sees, times the probability 0, is none of
@@ -182,17 +312,17 @@ impl<'a> RoundedSplit<'a> {
             let bits = scratch[at].to_bits();
             f32::from_bits(if second { bits & !0xffff } else { bits << 16 })
         };
+        let weights = self.parts.weights + q / TILE_ROWS * GROUPS * TILE_FLOATS + q % TILE_ROWS * LANES;
         for (d, sum) in sums.iter_mut().enumerate() {
             *sum = 0.0;
             for block in low / BLOCK..high.div_ceil(BLOCK) {
+                let values = self.parts.values + (d / LANES * GROUPS + block) * TILE_FLOATS + d % LANES;
                 let mut pair = [0f32; 2];
                 for i in (0..BLOCK).filter(|i| (low..high).contains(&(block * BLOCK + i))) {
-                    // Of every four positions 0 and 2 are the words of a first pair, 1 and 3 of a second: beside each other in a query's
-                    // line of weights, in lines of their own, a pair for each dimension, in a tile of values.
-                    let (line, second) = (2 * (i / 4) + i % 2, i % 4 / 2);
-                    let weight = self.parts.weights + block * TILE_FLOATS + q * LANES + line;
-                    let value =
-                        self.parts.values + (d / LANES * GROUPS + block) * TILE_FLOATS + line * LANES + d % LANES;
+                    // Of every sixteen positions the first eight are paired with the others: words beside each other in a query's line of
+                    // weights, in lines of their own, a pair for each dimension, in a tile of values.
+                    let (line, second) = (i / LANES * 8 + i % 8, i / 8 % 2);
+                    let (weight, value) = (weights + block * TILE_FLOATS + line, values + line * LANES);
                     pair[second] = word(weight, second > 0).mul_add(word(value, second > 0), pair[second]);
                 }
                 *sum += pair[0] + pair[1];
@@ -206,14 +336,9 @@ impl<'a> RoundedSplit<'a> {
     }
 }
 
-/// Cuts `count` panels into strips of at most four.
-fn strips(count: usize, mut each: impl FnMut(usize, usize)) {
-    (0..count).step_by(4).for_each(|first| each(first, (count - first).min(4)));
-}
-
 /// # Safety
-/// As for [`unit::strip`].
-unsafe fn by_panels(n: usize, row: *const u8, panels: (*const u8, usize), groups: usize, sums: (*mut f32, usize)) {
+/// As for [`unit::strip`], of `n` panels.
+unsafe fn strip(n: usize, row: *const u8, panels: [*const u8; TILES], groups: usize, sums: (*mut f32, usize)) {
     // SAFETY: the caller's word.
     unsafe {
         match n {
@@ -225,111 +350,18 @@ unsafe fn by_panels(n: usize, row: *const u8, panels: (*const u8, usize), groups
     }
 }
 
-/// Writes the keys and values of positions `low..high`, which are of one split, as the unit takes them. Values beside them are zeros.
-struct Convert<'a, const D: u8> {
-    kv: &'a KvPages<'a>,
-    /// The split's first position.
-    start: usize,
-    low: usize,
-    high: usize,
-    keys: *mut u8,
-    values: *mut u8,
+/// Stores 32 numbers, rounded, as a line of a tile of rows: of every sixteen the first eight paired with the others.
+///
+/// # Safety
+/// `line` is valid for writing 64 bytes.
+#[inline(always)]
+unsafe fn store_line<S: Simd>(s: S, line: *mut u8, numbers: [S::F; 2]) {
+    let [first, second] = s.eights(round_up(s, numbers[0]), round_up(s, numbers[1]));
+    // SAFETY: the caller's word.
+    unsafe { s.store(line.cast(), s.upper_halves(first, second)) }
 }
 
-impl<const D: u8> Kernel for Convert<'_, D> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for page in self.low / PAGE..self.high.div_ceil(PAGE) {
-            // SAFETY: the page holds a position that a query sees.
-            unsafe { self.keys(s, page) };
-        }
-        for block in self.low / BLOCK..self.high.div_ceil(BLOCK) {
-            // SAFETY: likewise.
-            unsafe { self.values(s, block) };
-        }
-    }
-}
-
-impl<const D: u8> Convert<'_, D> {
-    /// # Safety
-    /// The page is within the sequence.
-    #[inline(always)]
-    unsafe fn keys<S: Simd>(&self, s: S, page: usize) {
-        let dim = self.kv.layout.head_dim();
-        let groups = dim.div_ceil(BLOCK);
-        // SAFETY: the caller's word; the tiles are within the part for keys.
-        unsafe {
-            let from = self.kv.page(page);
-            let to = self.keys.add((page * PAGE - self.start) / PAGE * groups * TILE_BYTES);
-            let element = |d: usize| {
-                if d >= dim {
-                    return s.zero();
-                }
-                let mut key = load::<S, D>(s, from, d * PAGE);
-                if D == Q8 {
-                    key = s.mul(key, s.load(from.add(PAGE * dim + d / KV_BLOCK * 4 * PAGE).cast()));
-                }
-                round_up(s, key)
-            };
-            for quad in 0..groups * BLOCK / 4 {
-                let at = 4 * quad;
-                store_quad(
-                    s,
-                    to.add(QUAD_BYTES * quad),
-                    [element(at), element(at + 1), element(at + 2), element(at + 3)],
-                );
-            }
-        }
-    }
-
-    /// # Safety
-    /// A position of the block is within the sequence.
-    #[inline(always)]
-    unsafe fn values<S: Simd>(&self, s: S, block: usize) {
-        let layout = &self.kv.layout;
-        let (dim, scales) = (layout.head_dim(), layout.scale_blocks());
-        let mut pages = [std::ptr::null::<u8>(); PAGES];
-        for (page, at) in (block * PAGES..).zip(&mut pages) {
-            if page * PAGE < self.high && (page + 1) * PAGE > self.low {
-                // SAFETY: the page holds a position that a query sees.
-                *at = unsafe { self.kv.page(page).add(layout.half_bytes()) };
-            }
-        }
-        for tile in 0..dim / LANES {
-            let element = |i: usize| {
-                if !(self.low..self.high).contains(&(block * BLOCK + i)) {
-                    return s.zero();
-                }
-                let (page, slot) = (pages[i / PAGE], i % PAGE);
-                // SAFETY: a position that a query sees: its page is there; scales follow the codes.
-                unsafe {
-                    let mut value = load::<S, D>(s, page, slot * dim + tile * LANES);
-                    if D == Q8 {
-                        let scale = page.add(PAGE * dim).cast::<f32>().add(slot * scales + tile * LANES / KV_BLOCK);
-                        value = s.mul(value, s.splat(scale.read_unaligned()));
-                    }
-                    round_up(s, value)
-                }
-            };
-            // SAFETY: the tiles are within the part for values.
-            unsafe {
-                let to = self.values.add((tile * GROUPS + block % GROUPS) * TILE_BYTES);
-                for quad in 0..BLOCK / 4 {
-                    let at = 4 * quad;
-                    store_quad(
-                        s,
-                        to.add(QUAD_BYTES * quad),
-                        [element(at), element(at + 1), element(at + 2), element(at + 3)],
-                    );
-                }
-            }
-        }
-    }
-}
-
-/// Writes one query, scaled, as a row of tiles.
+/// Writes one query, scaled, as a line of tiles.
 struct RoundQuery<'a> {
     x: &'a [f32],
     scale: f32,
@@ -342,16 +374,20 @@ impl Kernel for RoundQuery<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for half in 0..2 * self.groups {
-            let part = self.x.get(half * LANES..).unwrap_or(&[]);
-            let value = s.mul(s.load_part(part, 0.0), s.splat(self.scale));
-            // SAFETY: the row has as many halves.
-            unsafe { store_half(s, self.to, half, value) };
+        let scale = s.splat(self.scale);
+        for group in 0..self.groups {
+            let x = &self.x[(group * BLOCK).min(self.x.len())..];
+            let numbers = [s.load_part(x, 0.0), s.load_part(x.get(LANES..).unwrap_or(&[]), 0.0)];
+            // SAFETY: a line of every group's tile.
+            unsafe {
+                let line = self.to.add(group * TILE_BYTES);
+                store_line(s, line, [s.mul(numbers[0], scale), s.mul(numbers[1], scale)]);
+            }
         }
     }
 }
 
-/// The softmax of one query's scores, of which it sees those of `span`: writes exp(score − max), rounded, as a row of tiles, with zeros
+/// The softmax of one query's scores, of which it sees those of `span`: writes exp(score − max), rounded, as a line of tiles, with zeros
 /// in the rest of `blocks`. Returns the maximum and the sum of what is not rounded yet; of no position −∞ and 0.
 struct Softmax<'a> {
     scores: &'a mut [f32],
@@ -367,32 +403,47 @@ impl Kernel for Softmax<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> (f32, f32) {
         let Softmax { scores, softcap, span: (low, high), blocks, to } = self;
-        let own = if low < high { low / LANES..high.div_ceil(LANES) } else { 0..0 };
         let scores = scores.as_chunks_mut::<LANES>().0;
-        let mut best = s.splat(f32::NEG_INFINITY);
-        for (vector, scores) in scores[own.clone()].iter_mut().enumerate() {
-            let mut score = s.load_part(scores, 0.0);
-            if let Some(cap) = softcap {
-                score = s.mul(s.splat(cap), math::tanh(s, s.div(score, s.splat(cap))));
-            }
-            let score = visible(s, (own.start + vector) * LANES, low, high, score);
-            best = s.max(score, best);
-            s.store_part(scores, score);
-        }
-        let max = s.max_lane(best);
+        let max = s.splat(prepare(s, scores, softcap, (low, high)));
+        let own = if low < high { low / LANES..high.div_ceil(LANES) } else { 0..0 };
         let mut sum = s.zero();
-        let first = 2 * blocks.start;
-        for (vector, scores) in (first..).zip(&scores[first..2 * blocks.end]) {
-            let mut p = s.zero();
-            if own.contains(&vector) {
-                p = math::exp_rough(s, s.sub(s.load_part(scores, 0.0), s.splat(max)));
-                sum = s.add(sum, p);
+        for block in blocks {
+            let mut numbers = [s.zero(); 2];
+            for (half, p) in numbers.iter_mut().enumerate() {
+                if own.contains(&(2 * block + half)) {
+                    *p = math::exp_rough(s, s.sub(s.load_part(&scores[2 * block + half], 0.0), max));
+                    sum = s.add(sum, *p);
+                }
             }
-            // SAFETY: the row has as many halves as the split vectors.
-            unsafe { store_half(s, to, vector, p) };
+            // SAFETY: a line of every block's tile.
+            unsafe { store_line(s, to.add(block * TILE_BYTES), numbers) };
         }
-        (max, s.sum(sum))
+        (s.to_array(max)[0], s.sum(sum))
     }
+}
+
+/// Caps the scores that are seen and makes those beside them, up to whole vectors, −∞. Returns the highest.
+#[inline(always)]
+fn prepare<S: Simd>(s: S, scores: &mut [[f32; LANES]], softcap: Option<f32>, (low, high): (usize, usize)) -> f32 {
+    if low >= high {
+        return f32::NEG_INFINITY;
+    }
+    let (first, last) = (low / LANES, (high - 1) / LANES);
+    if let Some(cap) = softcap {
+        for scores in &mut scores[first..=last] {
+            let score = s.div(s.load_part(scores, 0.0), s.splat(cap));
+            s.store_part(scores, s.mul(s.splat(cap), math::tanh(s, score)));
+        }
+    }
+    for vector in [first, last] {
+        let score = s.load_part(&scores[vector], 0.0);
+        s.store_part(&mut scores[vector], visible(s, vector * LANES, low, high, score));
+    }
+    let mut best = s.splat(f32::NEG_INFINITY);
+    for scores in &scores[first..=last] {
+        best = s.max(s.load_part(scores, 0.0), best);
+    }
+    s.max_lane(best)
 }
 
 /// Copies sums and says whether all of them are finite.

@@ -139,17 +139,19 @@ unsafe fn chains<S: Simd, const D: u8, const Q: usize, const N: usize>(
 ) {
     // A copy that is never borrowed stays in registers.
     let mut sums = *acc;
-    for d in from..to {
-        // SAFETY: the caller's word.
-        unsafe {
-            let mut keys = [s.zero(); N];
-            for n in 0..N {
-                keys[n] = load::<S, D>(s, pages[n], d * PAGE);
-            }
-            for q in 0..Q {
-                let query = s.splat(*queries.add(d * Q + q));
+    for first in (from..to).step_by(PAIRS) {
+        for d in first..first + PAIRS {
+            // SAFETY: the caller's word; the dimensions are a multiple of sixteen.
+            unsafe {
+                let mut keys = [s.zero(); N];
                 for n in 0..N {
-                    sums[n][q] = s.fma(query, keys[n], sums[n][q]);
+                    keys[n] = load_key::<S, D>(s, pages[n], (first, d - first));
+                }
+                for q in 0..Q {
+                    let query = s.splat(*queries.add(d * Q + q));
+                    for n in 0..N {
+                        sums[n][q] = s.fma(query, keys[n], sums[n][q]);
+                    }
                 }
             }
         }
@@ -293,7 +295,7 @@ impl<const D: u8, const N: usize, const M: usize> Values<'_, D, N, M> {
         for (w, value) in values.iter_mut().enumerate() {
             // SAFETY: the caller's word; scales follow the codes.
             unsafe {
-                value.0 = load::<S, D>(s, page, slot * dim + (vector + w) * LANES);
+                value.0 = load_value::<S, D>(s, page, dim, slot, (vector + w) * LANES);
                 if D == Q8 {
                     let scale = page.add(PAGE * dim).cast::<f32>().add(slot * blocks + (vector + w) * LANES / KV_BLOCK);
                     value.1 = s.splat(scale.read_unaligned());
@@ -304,18 +306,67 @@ impl<const D: u8, const N: usize, const M: usize> Values<'_, D, N, M> {
     }
 }
 
+/// Of sixteen dimensions or positions in bfloat16 the first eight are paired with the others.
+pub(super) const PAIRS: usize = LANES / 2;
+
+/// Dimension `first + i` of a page's keys of format `D`, of Q8 the codes: `first` is a multiple of eight, and `i` below that.
+///
+/// # Safety
+/// The page has the dimension.
+#[inline(always)]
+pub(super) unsafe fn load_key<S: Simd, const D: u8>(s: S, keys: *const u8, (first, i): (usize, usize)) -> S::F {
+    // SAFETY: the caller's word.
+    unsafe {
+        match D {
+            BF16 => load_half(s, keys.add(4 * PAGE * (first / LANES * PAIRS + i)), first % LANES >= PAIRS),
+            _ => load::<S, D>(s, keys, (first + i) * PAGE),
+        }
+    }
+}
+
+/// Sixteen dimensions of a page's values of format `D` from `d` on, at one position; of Q8 the codes.
+///
+/// # Safety
+/// The page has heads of `dim` dimensions, these among them.
+#[inline(always)]
+pub(super) unsafe fn load_value<S: Simd, const D: u8>(
+    s: S,
+    values: *const u8,
+    dim: usize,
+    slot: usize,
+    d: usize,
+) -> S::F {
+    // SAFETY: the caller's word.
+    unsafe {
+        match D {
+            BF16 => load_half(s, values.add(4 * (slot % PAIRS * dim + d)), slot >= PAIRS),
+            _ => load::<S, D>(s, values, slot * dim + d),
+        }
+    }
+}
+
+/// Of sixteen pairs of bfloat16 the first ones or the second ones.
+///
+/// # Safety
+/// They lie there.
+#[inline(always)]
+unsafe fn load_half<S: Simd>(s: S, pairs: *const u8, second: bool) -> S::F {
+    // SAFETY: the caller's word.
+    let pairs = s.bits(unsafe { s.load(pairs.cast()) });
+    s.as_floats(if second { s.and_i(pairs, s.splat_i(!0xffff)) } else { s.shl_i::<16>(pairs) })
+}
+
 /// Loads the 16 values from `index` on of format `D`; of Q8 the codes.
 ///
 /// # Safety
 /// They lie there, counted from `base`.
 #[inline(always)]
-pub(super) unsafe fn load<S: Simd, const D: u8>(s: S, base: *const u8, index: usize) -> S::F {
+unsafe fn load<S: Simd, const D: u8>(s: S, base: *const u8, index: usize) -> S::F {
     // SAFETY: the caller's word.
     unsafe {
         match D {
             F32 => s.load(base.add(4 * index).cast()),
             F16 => s.load_f16(base.add(2 * index)),
-            BF16 => s.load_bf16(base.add(2 * index)),
             _ => s.load_i8(base.add(index)),
         }
     }

@@ -8,7 +8,12 @@ use crate::testing::{Random, isas};
 pub(crate) fn read(layout: &KvLayout, page: &[u8], head: usize, slot: usize, d: usize, value: bool) -> f32 {
     let part = &page[head * layout.head_bytes() + if value { layout.half_bytes() } else { 0 }..][..layout.half_bytes()];
     let dim = layout.head_dim();
-    let index = if value { slot * dim + d } else { d * PAGE + slot };
+    let index = match (layout.dtype(), value) {
+        (KvDtype::Bf16, true) => 2 * (slot % 8 * dim + d) + slot / 8,
+        (KvDtype::Bf16, false) => 2 * ((d / 16 * 8 + d % 8) * PAGE + slot) + d / 8 % 2,
+        (_, true) => slot * dim + d,
+        (_, false) => d * PAGE + slot,
+    };
     let half = || u16::from_le_bytes([part[2 * index], part[2 * index + 1]]);
     let float = |at: usize| f32::from_le_bytes(part[at..at + 4].try_into().unwrap());
     match layout.dtype() {

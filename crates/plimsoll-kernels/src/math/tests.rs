@@ -125,7 +125,7 @@ fn limits_are_what_they_should_be() {
     assert_eq!(bits(&run(Function::Exp)), bits(&[0.0, f32::INFINITY, f32::NAN, 1.0, 1.0, 0.0, f32::INFINITY]));
     let rough = run(Function::ExpRough);
     assert_eq!(bits(&[rough[0], rough[2], rough[3], rough[5]]), bits(&[0.0, f32::NAN, 1.0, 0.0]));
-    assert_eq!(crate::Isa::Portable.run(Apply { function: Function::ExpRough, x: &[-88.0; 3] }), [0.0; 3]);
+    assert_eq!(crate::Isa::Portable.run(Apply { function: Function::ExpRough, x: &[-105.0; 3] }), [0.0; 3]);
     assert_eq!(bits(&run(Function::Tanh)), bits(&[-1.0, 1.0, f32::NAN, 0.0, 0.0, -1.0, 1.0]));
     assert_eq!(bits(&run(Function::Erf)), bits(&[-1.0, 1.0, f32::NAN, 0.0, -0.0, -1.0, 1.0]));
     let softplus = run(Function::Softplus);
@@ -140,10 +140,13 @@ fn instruction_sets_agree() {
     let mut x = random.any(20_000);
     x.extend(random.awkward(5_000));
     x.extend(random.floats(20_000).iter().map(|x| x * 20.0));
+    let below: Vec<f32> = x.iter().map(|x| -x.abs()).collect();
     for function in ALL {
-        let expected = bits(&crate::Isa::Portable.run(Apply { function, x: &x }));
+        // The rough one is for these.
+        let x = if let Function::ExpRough = function { &below } else { &x };
+        let expected = bits(&crate::Isa::Portable.run(Apply { function, x }));
         for isa in isas() {
-            let actual = bits(&isa.run(Apply { function, x: &x }));
+            let actual = bits(&isa.run(Apply { function, x }));
             let differs = actual.iter().zip(&expected).position(|(a, b)| a != b);
             assert_eq!(differs.map(|i| x[i]), None, "{isa} {function:?}");
         }

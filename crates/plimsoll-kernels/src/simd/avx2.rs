@@ -119,6 +119,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u8, v: Floats) {
+        intrinsic!({
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0));
+            _mm_storeu_si128(p.add(16).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.1));
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(self, p: *const u8) -> Floats {
         intrinsic!({
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));

@@ -57,6 +57,21 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u8, v: __m512) {
+        intrinsic!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+
+    #[inline(always)]
+    fn scale(self, v: __m512, n: __m512) -> __m512 {
+        intrinsic!(_mm512_scalef_ps(v, n))
+    }
+
+    #[inline(always)]
+    fn eights(self, a: __m512, b: __m512) -> [__m512; 2] {
+        intrinsic!([_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b)])
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(self, p: *const u8) -> __m512 {
         intrinsic!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))))
     }

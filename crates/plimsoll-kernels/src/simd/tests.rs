@@ -34,6 +34,12 @@ impl Kernel for AllOps<'_> {
         float("float", s.float(ia));
         float("load_part", s.load_part(&self.a[..5], 7.0));
         float("upper_halves", s.upper_halves(a, b));
+        s.eights(a, b).into_iter().for_each(|v| float("eights", v));
+        for n in [-160.0, -127.0, -30.0, 0.0, 5.0] {
+            // Between ½ and 1.
+            let v = s.as_floats(s.or_i(s.and_i(ia, s.splat_i(0x7f_ffff)), s.splat_i(0x3f00_0000)));
+            float("scale", s.scale(v, s.splat(n)));
+        }
         // SAFETY: there are 64 bytes.
         unsafe {
             float("load_f16", s.load_f16(p));
@@ -55,6 +61,10 @@ impl Kernel for AllOps<'_> {
         int("shl_i", s.shl_i::<23>(ia));
         int("sra_i", s.sra_i::<5>(ia));
         int("splat_i", s.splat_i(-7));
+        let mut halves = [0f32; LANES / 2];
+        // SAFETY: room for sixteen halves.
+        unsafe { s.store_f16(halves.as_mut_ptr().cast(), a) };
+        out.push(("store_f16", bits(&halves)));
         let mut low = [0u8; LANES];
         // SAFETY: `low` has 16 bytes.
         unsafe { s.store_low_bytes(low.as_mut_ptr(), ia) };

@@ -5,8 +5,8 @@ use super::super::tests::{
 };
 use super::*;
 use crate::attention::Span;
-use crate::kv::kv_store;
 use crate::kv::tests::DTYPES;
+use crate::kv::{KvDtype, kv_store};
 use crate::testing::{Random, bits};
 
 const ROUNDED: AttendParams<'static> = AttendParams { rounded: true, ..PLAIN };
