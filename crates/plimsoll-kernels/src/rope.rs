@@ -53,25 +53,17 @@ impl Kernel for Rope<'_> {
                         s.store_part(b, new_b);
                     }
                     RopeStyle::Pairs => {
-                        let pairs = &mut head.as_chunks_mut::<2>().0[index * LANES..][..cos.len()];
-                        rotate_pairs(s, pairs, cos_all, sin_all);
+                        let pairs = &mut head[2 * index * LANES..][..2 * cos.len()];
+                        let (low, high) = pairs.split_at_mut(pairs.len().min(LANES));
+                        let [a, b] = s.unzip(s.load_part(low, 0.0), s.load_part(high, 0.0));
+                        let (a, b) = rotate(s, a, b, cos_all, sin_all);
+                        let [new_low, new_high] = s.zip(a, b);
+                        s.store_part(low, new_low);
+                        s.store_part(high, new_high);
                     }
                 }
             }
         }
-    }
-}
-
-#[inline(always)]
-fn rotate_pairs<S: Simd>(s: S, pairs: &mut [[f32; 2]], cos: S::F, sin: S::F) {
-    let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
-    for (i, pair) in pairs.iter().enumerate() {
-        (a[i], b[i]) = (pair[0], pair[1]);
-    }
-    let (a, b) = rotate(s, s.load_part(&a, 0.0), s.load_part(&b, 0.0), cos, sin);
-    let (a, b) = (s.to_array(a), s.to_array(b));
-    for (i, pair) in pairs.iter_mut().enumerate() {
-        *pair = [a[i], b[i]];
     }
 }
 

@@ -176,12 +176,21 @@ pub(crate) trait Simd: Copy {
             unsafe { p.cast::<u16>().add(lane).write_unaligned(f32_to_f16(value).to_le()) };
         }
     }
-    /// `v · 2ⁿ`, rounded once, for whole `n` of −300 to 100.
+    /// `v` less the greatest whole number that is no greater, rounded down: below 1, and 0 of −∞, of either sign. For `v` up to 2²².
+    #[inline(always)]
+    fn fraction(self, v: Self::F) -> Self::F {
+        let v = self.max(self.splat(LOWEST), v);
+        let whole = floor(self, v);
+        let rest = self.sub(v, whole);
+        let less = self.as_floats(self.sub_i(self.bits(rest), self.splat_i(1)));
+        self.select_lt(v, self.add(rest, whole), less, rest)
+    }
+    /// `v · 2ⁿ`, rounded once, of the greatest whole number that is no greater than `n`: of −∞ up to 100.
     #[inline(always)]
     fn scale(self, v: Self::F, n: Self::F) -> Self::F {
-        // As the lowest bits of a float of this size; in two factors, of which the first keeps a number a normal one.
-        let rounder = self.splat(1.5 * (1 << 23) as f32);
-        let n = self.sub_i(self.bits(self.add(n, rounder)), self.bits(rounder));
+        let n = floor(self, self.max(self.splat(LOWEST), n));
+        let n = self.sub_i(self.bits(self.add(n, self.splat(ROUNDER))), self.splat_i(ROUNDER.to_bits() as i32));
+        // Two factors, of which the first keeps a number a normal one.
         let half = self.sra_i::<1>(n);
         let power = |n| self.as_floats(self.shl_i::<23>(self.add_i(n, self.splat_i(127))));
         self.mul(self.mul(v, power(half)), power(self.sub_i(n, half)))
@@ -195,6 +204,23 @@ pub(crate) trait Simd: Copy {
         };
         // SAFETY: arrays of sixteen.
         [0, 8].map(|from| unsafe { self.load(lanes(from).as_ptr()) })
+    }
+    /// Of sixteen pairs, which lie in one vector and the next, the first elements and the second ones.
+    #[inline(always)]
+    fn unzip(self, low: Self::F, high: Self::F) -> [Self::F; 2] {
+        let (low, high) = (self.to_array(low), self.to_array(high));
+        let lane =
+            |which: usize, lane: usize| if lane < 8 { low[2 * lane + which] } else { high[2 * lane - 16 + which] };
+        // SAFETY: arrays of sixteen.
+        [0, 1].map(|which| unsafe { self.load(std::array::from_fn::<_, LANES, _>(|i| lane(which, i)).as_ptr()) })
+    }
+    /// Sixteen pairs of these elements, in one vector and the next.
+    #[inline(always)]
+    fn zip(self, first: Self::F, second: Self::F) -> [Self::F; 2] {
+        let (first, second) = (self.to_array(first), self.to_array(second));
+        let lane = |at: usize| if at.is_multiple_of(2) { first[at / 2] } else { second[at / 2] };
+        // SAFETY: arrays of sixteen.
+        [0, LANES].map(|from| unsafe { self.load(std::array::from_fn::<_, LANES, _>(|i| lane(from + i)).as_ptr()) })
     }
     /// The upper halves of every lane of `low`, and beside them, upwards, those of `high`.
     #[inline(always)]
@@ -289,6 +315,17 @@ pub(crate) trait Simd: Copy {
         }
         lanes[0]
     }
+}
+
+/// Added to a float it leaves the nearest whole number in the lowest bits.
+const ROUNDER: f32 = 12_582_912.0;
+/// Numbers of ordinary size times a power of two as low as this are 0; half of it is that of a normal number.
+const LOWEST: f32 = -250.0;
+
+#[inline(always)]
+fn floor<S: Simd>(s: S, v: S::F) -> S::F {
+    let nearest = s.sub(s.add(v, s.splat(ROUNDER)), s.splat(ROUNDER));
+    s.select_lt(v, nearest, s.sub(nearest, s.splat(1.0)), nearest)
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 //! attention, and their sums. What a query must not see has the probability 0; values that nobody sees, which may be anything, are
 //! replaced by zeros.
 
+use std::f32::consts::LOG2_E;
+
 use super::tile::visible;
 use super::{AttendParams, HEADER, KvPages, Queries, SPLIT, clear};
 use crate::isa::{Isa, Kernel};
@@ -404,21 +406,22 @@ impl Kernel for Softmax<'_> {
     fn run<S: Simd>(self, s: S) -> (f32, f32) {
         let Softmax { scores, softcap, span: (low, high), blocks, to } = self;
         let scores = scores.as_chunks_mut::<LANES>().0;
-        let max = s.splat(prepare(s, scores, softcap, (low, high)));
+        let max = prepare(s, scores, softcap, (low, high));
         let own = if low < high { low / LANES..high.div_ceil(LANES) } else { 0..0 };
+        let (scale, less) = (s.splat(LOG2_E), s.splat(-max * LOG2_E));
         let mut sum = s.zero();
         for block in blocks {
             let mut numbers = [s.zero(); 2];
             for (half, p) in numbers.iter_mut().enumerate() {
                 if own.contains(&(2 * block + half)) {
-                    *p = math::exp_rough(s, s.sub(s.load_part(&scores[2 * block + half], 0.0), max));
+                    *p = math::exp2_rough(s, s.fma(s.load_part(&scores[2 * block + half], 0.0), scale, less));
                     sum = s.add(sum, *p);
                 }
             }
             // SAFETY: a line of every block's tile.
             unsafe { store_line(s, to.add(block * TILE_BYTES), numbers) };
         }
-        (s.to_array(max)[0], s.sum(sum))
+        (max, s.sum(sum))
     }
 }
 

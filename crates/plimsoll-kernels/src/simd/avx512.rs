@@ -62,6 +62,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn fraction(self, v: __m512) -> __m512 {
+        // By the greatest whole number below, without exceptions.
+        intrinsic!(_mm512_reduce_ps::<0x09>(v))
+    }
+
+    #[inline(always)]
     fn scale(self, v: __m512, n: __m512) -> __m512 {
         intrinsic!(_mm512_scalef_ps(v, n))
     }
@@ -259,6 +265,24 @@ impl Simd for Avx512 {
     fn pick<const SHIFT: u32>(self, table: __m512, v: __m512i) -> __m512 {
         // Only the lowest four bits of an index count.
         intrinsic!(_mm512_permutexvar_ps(_mm512_srli_epi32::<SHIFT>(v), table))
+    }
+
+    #[inline(always)]
+    fn unzip(self, low: __m512, high: __m512) -> [__m512; 2] {
+        intrinsic!({
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            [_mm512_permutex2var_ps(low, even, high), _mm512_permutex2var_ps(low, odd, high)]
+        })
+    }
+
+    #[inline(always)]
+    fn zip(self, first: __m512, second: __m512) -> [__m512; 2] {
+        intrinsic!({
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+            [_mm512_permutex2var_ps(first, low, second), _mm512_permutex2var_ps(first, high, second)]
+        })
     }
 
     #[inline(always)]

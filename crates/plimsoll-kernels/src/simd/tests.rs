@@ -34,11 +34,15 @@ impl Kernel for AllOps<'_> {
         float("float", s.float(ia));
         float("load_part", s.load_part(&self.a[..5], 7.0));
         float("upper_halves", s.upper_halves(a, b));
+        s.unzip(a, b).into_iter().for_each(|v| float("unzip", v));
+        s.zip(a, b).into_iter().for_each(|v| float("zip", v));
         s.eights(a, b).into_iter().for_each(|v| float("eights", v));
-        for n in [-160.0, -127.0, -30.0, 0.0, 5.0] {
+        for n in [f32::NEG_INFINITY, -1e9, -160.5, -127.0, -30.1, 0.0, 5.9] {
             // Between ½ and 1.
             let v = s.as_floats(s.or_i(s.and_i(ia, s.splat_i(0x7f_ffff)), s.splat_i(0x3f00_0000)));
             float("scale", s.scale(v, s.splat(n)));
+            float("fraction", s.abs(s.fraction(s.fma(v, s.splat(100.0), s.splat(n)))));
+            float("fraction of less", s.abs(s.fraction(s.mul(v, s.splat(-1e-6)))));
         }
         // SAFETY: there are 64 bytes.
         unsafe {

@@ -161,32 +161,38 @@ impl<const D: u8> Convert<'_, D> {
     /// A position of the page is seen.
     #[inline(always)]
     unsafe fn values<S: Simd>(&self, s: S, page: usize) {
-        for tile in 0..self.0.kv.layout.head_dim() / LANES {
+        let Source { kv, low, high, .. } = self.0;
+        // SAFETY: the caller's word.
+        let from = unsafe { kv.page(page).add(kv.layout.half_bytes()) };
+        let whole = page * PAGE >= low && (page + 1) * PAGE <= high;
+        let seen = |slot: usize| whole || (low..high).contains(&(page * PAGE + slot));
+        for tile in 0..kv.layout.head_dim() / LANES {
             let to = self.lines(page, tile);
             for line in 0..PAIRS {
-                // SAFETY: the caller's word; the lines are within the part for values.
-                unsafe {
-                    let pair = [self.value(s, page, line, tile), self.value(s, page, line + PAIRS, tile)];
-                    s.store(to.add(line * LINE).cast(), s.upper_halves(pair[0], pair[1]));
+                let mut pair = [s.zero(); 2];
+                for (half, value) in pair.iter_mut().enumerate() {
+                    let slot = line + half * PAIRS;
+                    if seen(slot) {
+                        // SAFETY: the caller's word.
+                        *value = unsafe { self.value(s, from, slot, tile) };
+                    }
                 }
+                // SAFETY: the lines are within the part for values.
+                unsafe { s.store(to.add(line * LINE).cast(), s.upper_halves(pair[0], pair[1])) };
             }
         }
     }
 
-    /// Sixteen dimensions of one position, to be cut to bfloat16; zeros if it is not seen.
+    /// Sixteen dimensions of one position, to be cut to bfloat16.
     ///
     /// # Safety
-    /// A position of the page is seen.
+    /// `from` is a page's values, and the position is stored there.
     #[inline(always)]
-    unsafe fn value<S: Simd>(&self, s: S, page: usize, slot: usize, tile: usize) -> S::F {
-        let Source { kv, low, high, .. } = self.0;
-        if !(low..high).contains(&(page * PAGE + slot)) {
-            return s.zero();
-        }
-        let (dim, scales) = (kv.layout.head_dim(), kv.layout.scale_blocks());
+    unsafe fn value<S: Simd>(&self, s: S, from: *const u8, slot: usize, tile: usize) -> S::F {
+        let layout = &self.0.kv.layout;
+        let (dim, scales) = (layout.head_dim(), layout.scale_blocks());
         // SAFETY: the caller's word; scales follow the codes.
         unsafe {
-            let from = kv.page(page).add(kv.layout.half_bytes());
             let mut value = load_value::<S, D>(s, from, dim, slot, tile * LANES);
             if D == BF16 {
                 return value;
