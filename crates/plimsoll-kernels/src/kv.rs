@@ -217,11 +217,10 @@ impl Head<'_> {
     #[inline(always)]
     fn store_pairs(self) {
         const PAIRS: usize = LANES / 2;
-        let round = |x: [f32; LANES]| x.map(|x| f32_to_bf16(x).to_le_bytes());
         let slot = self.slot % PAGE;
         let keys = self.k_part.as_chunks_mut::<2>().0.chunks_exact_mut(LANES * PAGE);
         for (keys, from) in keys.zip((0..self.dim).step_by(LANES)) {
-            let stored = round(sixteen(self.k, from));
+            let stored = rounded(sixteen(self.k, from));
             for i in 0..PAIRS {
                 let at = 2 * (i * PAGE + slot);
                 (keys[at], keys[at + 1]) = (stored[i], stored[i + PAIRS]);
@@ -229,7 +228,7 @@ impl Head<'_> {
         }
         let line = &mut self.v_part.as_chunks_mut::<2>().0[slot % PAIRS * 2 * self.dim..][..2 * self.dim];
         for (values, from) in line.as_chunks_mut::<{ 2 * LANES }>().0.iter_mut().zip((0..).step_by(LANES)) {
-            for (i, value) in round(sixteen(self.v, from)).into_iter().enumerate() {
+            for (i, value) in rounded(sixteen(self.v, from)).into_iter().enumerate() {
                 values[2 * i + slot / PAIRS] = value;
             }
         }
@@ -254,6 +253,16 @@ impl Head<'_> {
             v_scales.as_chunks_mut::<4>().0[slot * dim.div_ceil(KV_BLOCK) + index] = scale.to_le_bytes();
         }
     }
+}
+
+/// A loop, not a map, which would not be inlined.
+#[inline(always)]
+fn rounded(x: [f32; LANES]) -> [[u8; 2]; LANES] {
+    let mut stored = [[0; 2]; LANES];
+    for (stored, x) in stored.iter_mut().zip(x) {
+        *stored = f32_to_bf16(x).to_le_bytes();
+    }
+    stored
 }
 
 #[inline(always)]

@@ -17,7 +17,7 @@ use crate::kv::{PAGE_TOKENS, SPLIT_PAGES, encoder_layout};
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
 /// Queries of one rounded task, about: they share the conversion of keys and values.
-const ROUNDED_QUERIES: usize = 192;
+const ROUNDED_QUERIES: usize = 384;
 /// Query rows of one task, at most.
 const ROWS_MAX: usize = ROUNDED_QUERIES;
 /// What each row of a task sees.
@@ -190,9 +190,9 @@ impl Job<'_> {
         AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, sinks: &[], rounded }
     }
 
-    /// What each row of a share sees.
-    fn spans(&self, share: &Share<'_>) -> Spans {
-        let mut spans = Spans::new();
+    /// Has `spans` say what each row of a share sees. It is too large to be handed back.
+    fn fill(&self, spans: &mut Spans, share: &Share<'_>) {
+        spans.clear();
         // Several sequences are one unit, and begin with their first rows.
         let rows = share.seqs.iter().flat_map(|seq| (share.first..seq.rows).map(move |row| (seq, row)));
         for (seq, row) in rows.take(share.rows) {
@@ -202,7 +202,6 @@ impl Job<'_> {
             let first = self.spec.window.map_or(0, |window| end.saturating_sub(window)).max(seq.seen_from);
             spans.push(Span { pages_at: seq.pages_at as u32, first: first as u32, end: end as u32 });
         }
-        spans
     }
 
     /// A share's rows and its cache.
@@ -228,7 +227,8 @@ impl Job<'_> {
     /// One unit by one thread.
     fn whole(&self, thread: usize, task: usize) {
         let share = self.tasks.share(task);
-        let spans = self.spans(&share);
+        let mut spans = Spans::new();
+        self.fill(&mut spans, &share);
         let (kv, queries) = self.inputs(&share, &spans);
         // SAFETY: scratch belongs to this thread. In bounds of `out`; each task writes its own rows and heads. Page ids are within
         // the pool (the engine takes them from it), and nobody writes the cache during this operation.
@@ -262,10 +262,10 @@ impl Waves {
         if threads == 1 || units == 0 || units >= threads * UNITS_PER_THREAD {
             return None;
         }
-        let (mut longest, mut tallest) = (0, 0);
+        let (mut longest, mut tallest, mut spans) = (0, 0, Spans::new());
         for unit in 0..units {
             let share = job.tasks.share(unit);
-            let spans = job.spans(&share);
+            job.fill(&mut spans, &share);
             longest = longest.max(kernels::attend_splits(&spans).len());
             tallest = tallest.max(share.rows);
         }
@@ -284,7 +284,8 @@ impl Waves {
             pool.run(units * self.splits, &|thread, task| {
                 let (unit, index) = (task / self.splits, task % self.splits);
                 let share = job.tasks.share(unit);
-                let spans = job.spans(&share);
+                let mut spans = Spans::new();
+                job.fill(&mut spans, &share);
                 let Some(split) = kernels::attend_splits(&spans).nth(wave * self.splits + index) else {
                     return;
                 };
@@ -305,7 +306,8 @@ impl Waves {
     /// Adds a wave's results to a unit's state; after its last one, writes what it came to.
     fn join(&self, job: &Job<'_>, wave: usize, unit: usize) {
         let share = job.tasks.share(unit);
-        let spans = job.spans(&share);
+        let mut spans = Spans::new();
+        job.fill(&mut spans, &share);
         let (all, done) = (kernels::attend_splits(&spans).len(), wave * self.splits);
         if wave > 0 && done >= all {
             return;
