@@ -116,12 +116,46 @@ crowds! {
     gemma3_q8: "gemma3", Q8;
     qwen2_q4_0_f16: "gguf-qwen2-q4_0", F16;
     qwen2_q4_0_q8: "gguf-qwen2-q4_0", Q8;
+    qwen2_q4_0_bf16: "gguf-qwen2-q4_0", Bf16;
 }
 
 #[test]
 fn qwen2_q4_0_all_in_bf16() {
     if let Some(compute_dtype) = all_bf16() {
         check("gguf-qwen2-q4_0", KvDtype::F16, compute_dtype);
+        check("gguf-qwen2-q4_0", KvDtype::Bf16, compute_dtype);
+    }
+}
+
+/// Prompts with 550 tokens in common, which attention reads once for all, each with some of its own; two such families.
+#[test]
+fn those_who_begin_alike_answer_as_alone() {
+    let requests: Vec<Request> = (0..8)
+        .map(|i| {
+            let prompt: Vec<u32> =
+                (0..550 + i).map(|j| (mix(j + if j < 550 { i % 2 } else { i } * 1000) % 300) as u32).collect();
+            let mut request = greedy(&prompt, 30);
+            request.logprobs = Some(2);
+            request
+        })
+        .collect();
+    for (model, kv_dtype) in [("gemma3", KvDtype::F16), ("gguf-qwen2-q4_0", KvDtype::Bf16), ("llama", KvDtype::Q8)] {
+        for compute_dtype in [ComputeDtype::F32, ComputeDtype::Auto].into_iter().chain(all_bf16()) {
+            let base = Options { compute_dtype, max_total_token_num: Some(8192), ..options(kv_dtype) };
+            let alone = engine(model, &Options { prefix_cache: false, ..base.clone() });
+            let answers: Vec<Answer> = requests.iter().map(|request| ask(&alone, request.clone())).collect();
+            drop(alone);
+            let together = engine(model, &Options { threads: Some(2), ..base });
+            let readers: Vec<_> = requests.iter().map(|request| together.submit(request.clone()).unwrap()).collect();
+            let mut cached = 0;
+            for (i, (reader, expected)) in readers.into_iter().zip(&answers).enumerate() {
+                let answer = collect(reader);
+                cached += answer.cached_tokens;
+                assert_same(&answer, expected, &format!("{model}, {compute_dtype:?}, request {i}"));
+            }
+            assert!(cached >= 6 * 512, "{model}, {compute_dtype:?}: {cached} tokens of a cache prove nothing");
+            quiet(&together);
+        }
     }
 }
 
@@ -170,7 +204,9 @@ fn converse(model: &str, options: Options) {
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
-    for (model, kv_dtype) in [("llama", KvDtype::F16), ("gemma3", KvDtype::F16), ("gguf-qwen2-q4_0", KvDtype::Q8)] {
+    for (model, kv_dtype) in
+        [("llama", KvDtype::F16), ("llama", KvDtype::Bf16), ("gemma3", KvDtype::F16), ("gguf-qwen2-q4_0", KvDtype::Q8)]
+    {
         let of = |isa| {
             let options = Options { isa: Some(isa), compute_dtype: ComputeDtype::F32, ..options(kv_dtype) };
             let engine = engine(model, &options);

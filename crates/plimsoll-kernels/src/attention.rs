@@ -24,8 +24,10 @@ use split::Split;
 /// Positions in a split.
 pub const SPLIT: usize = 512;
 const SPLIT_PAGES: usize = SPLIT / PAGE;
-/// Queries (row, head) computed together, when nothing is rounded.
+/// Queries (row, head) computed together.
 const TILE: usize = 8;
+/// The same when they are rounded: four tiles of the matrix unit.
+const ROUNDED_TILE: usize = 64;
 /// Floats before the accumulator of a partial result: maximum, sum, padding.
 const HEADER: usize = LANES;
 
@@ -112,11 +114,7 @@ pub fn attend_split_scratch_len(layout: &KvLayout, rounded: bool) -> usize {
 
 /// Queries computed together.
 fn tile(rounded: bool) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if rounded {
-        return rounded::QUERIES;
-    }
-    TILE
+    if rounded { ROUNDED_TILE } else { TILE }
 }
 
 impl<'a> KvPages<'a> {

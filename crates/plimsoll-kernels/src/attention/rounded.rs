@@ -9,7 +9,7 @@
 use std::f32::consts::LOG2_E;
 
 use super::tile::visible;
-use super::{AttendParams, HEADER, KvPages, Queries, SPLIT, clear};
+use super::{AttendParams, HEADER, KvPages, Queries, ROUNDED_TILE as QUERIES, SPLIT, clear};
 use crate::isa::{Isa, Kernel};
 use crate::kv::{KvLayout, PAGE};
 use crate::math;
@@ -26,9 +26,7 @@ const GROUPS: usize = SPLIT / BLOCK;
 /// Pages of a split.
 const PAGES: usize = SPLIT / PAGE;
 /// Most tiles of queries that pass keys and values together: the unit keeps their sums.
-const TILES: usize = 4;
-/// Queries of a call of [`RoundedSplit::run`].
-pub(super) const QUERIES: usize = TILES * TILE_ROWS;
+const TILES: usize = QUERIES / TILE_ROWS;
 /// Floats of a tile of bfloat16.
 const TILE_FLOATS: usize = TILE_BYTES / size_of::<f32>();
 
