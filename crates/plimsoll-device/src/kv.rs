@@ -11,7 +11,7 @@ pub const PAGE_TOKENS: usize = plimsoll_kernels::PAGE;
 
 /// Pages that are read together: sequences that have the first so many in common, the next so many, and so on, are best neighbours in
 /// a step. Their decode rows then read them once.
-pub const SPLIT_PAGES: usize = plimsoll_kernels::SPLIT / PAGE_TOKENS;
+pub const SPLIT_PAGES: usize = plimsoll_kernels::SPLIT_PAGES;
 
 /// The storage type that `name` stands for: f32, f16, bf16 or q8.
 pub fn parse_kv_dtype(name: &str) -> Result<KvDtype, String> {

@@ -136,7 +136,7 @@ pub struct Status {
     pub waiting: AtomicU64,
     /// Pages in use, by requests or by the prefix index.
     pub pages_used: AtomicU64,
-    /// The most that ever were.
+    /// The most pages in use at once since start, whatever became of the pool.
     pub pages_peak: AtomicU64,
     /// Pages of the pool.
     pub pages_total: AtomicU64,

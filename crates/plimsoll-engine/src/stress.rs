@@ -166,8 +166,8 @@ impl Stress<'_> {
             });
             positions.extend(start as u32..(start + rows) as u32);
             tokens.extend((0..rows).map(|i| (i % 7) as u32));
-            // Sequences may share pages here: what they compute is not looked at.
-            pages.extend((0..count as u32).map(|page| page % self.pools.pages as u32));
+            // Sequences may share pages here: what they compute is not looked at. They begin with others, so that each is read by itself.
+            pages.extend((0..count).map(|page| ((i + page) % self.pools.pages) as u32));
             if ring > 0 {
                 let kept = |row: usize| each || row == rows;
                 state_out.extend((1..=rows).map(|row| if kept(row) { slot(row) } else { NO_STATE }));

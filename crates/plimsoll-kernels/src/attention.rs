@@ -10,20 +10,22 @@
 //! Neighbouring rows that have all pages of a split in common, of one sequence or of several that begin alike, are a *run*: its keys
 //! and values are loaded once for all of them.
 
+mod combine;
 #[cfg(target_arch = "x86_64")]
 mod rounded;
 mod split;
 mod tile;
 
-use crate::isa::{Isa, Kernel};
+use crate::isa::Isa;
 use crate::kv::{KvLayout, PAGE};
-use crate::math;
-use crate::simd::{LANES, Simd};
+use crate::simd::LANES;
+use combine::{Merge, clear, finish};
 use split::Split;
 
 /// Positions in a split.
 pub const SPLIT: usize = 512;
-const SPLIT_PAGES: usize = SPLIT / PAGE;
+/// Its pages.
+pub const SPLIT_PAGES: usize = SPLIT / PAGE;
 /// Queries (row, head) computed together.
 const TILE: usize = 8;
 /// The same when they are rounded: four tiles of the matrix unit.
@@ -123,7 +125,8 @@ impl<'a> KvPages<'a> {
         KvPages { pages: &self.pages[at as usize..], ..*self }
     }
 
-    /// The ids of a split's pages; None if the list ends before.
+    /// The ids of a split's pages. Of a sequence that ends before, the next one's may be among them, which does no harm: equal ids are
+    /// equal pages. None where the list of all ends.
     fn of_split(&self, at: u32, split: usize) -> Option<&'a [u32]> {
         self.pages.get(at as usize + split * SPLIT_PAGES..)?.get(..SPLIT_PAGES)
     }
@@ -181,8 +184,8 @@ fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParam
 /// `scratch` holds at least [`attend_scratch_len`] floats. Panics if it does not, or if spans exceed the pages.
 ///
 /// # Safety
-/// Every page that a row sees lies at `kv.base + id · kv.stride`, is readable for `bytes_per_page`, and is not written during
-/// the call. The output of every row and head is valid for writing and nobody else accesses it during the call.
+/// Every page of a sequence, from the first to the last in which any row of the call sees something, lies at `kv.base + id · kv.stride`, is
+/// readable for `bytes_per_page`, and is not written during the call. The output of every row and head is valid for writing and nobody else accesses it during the call.
 pub unsafe fn attend(
     isa: Isa,
     kv: &KvPages<'_>,
@@ -206,6 +209,7 @@ pub unsafe fn attend(
             let states = &mut states[first * queries.heads * len..][..queries.count() * len];
             for (number, states) in states.chunks_mut(tile * len).enumerate() {
                 let partials = &mut partials[..states.len()];
+                partials.chunks_exact_mut(len).for_each(clear);
                 // SAFETY: likewise.
                 unsafe { running.run(number * tile, own, partials) };
                 isa.run(Merge { len, states, partials });
@@ -362,95 +366,6 @@ pub unsafe fn attend_combine(
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
         unsafe { finish(isa, (heads, layout.width()), params, query, state, out) };
-    }
-}
-
-/// Makes a partial result that of no position at all.
-fn clear(state: &mut [f32]) {
-    state.fill(0.0);
-    state[0] = f32::NEG_INFINITY;
-}
-
-/// # Safety
-/// The output of the query is valid for writing.
-unsafe fn finish(
-    isa: Isa,
-    (heads, width): (usize, usize),
-    params: &AttendParams<'_>,
-    query: usize,
-    state: &mut [f32],
-    out: AttendOutput,
-) {
-    let (row, head) = (query / heads, query % heads);
-    // SAFETY: the caller's word on the output.
-    let out = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.ld + head * width), width) };
-    isa.run(Finish { state, sink: params.sinks.get(head).copied(), out });
-}
-
-/// Adds later partial results to earlier ones.
-struct Merge<'a> {
-    len: usize,
-    states: &'a mut [f32],
-    partials: &'a [f32],
-}
-
-impl Kernel for Merge<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for (state, partial) in self.states.chunks_exact_mut(self.len).zip(self.partials.chunks_exact(self.len)) {
-            // Nothing seen on one side: the other is the result, untouched, however many empty splits there were.
-            if partial[1] == 0.0 {
-                continue;
-            }
-            if state[1] == 0.0 {
-                state.copy_from_slice(partial);
-                continue;
-            }
-            let (m1, m2) = (s.splat(state[0]), s.splat(partial[0]));
-            let m = s.max(m1, m2);
-            let (a, b) = (math::exp(s, s.sub(m1, m)), math::exp(s, s.sub(m2, m)));
-            let l = s.fma(s.splat(state[1]), a, s.mul(s.splat(partial[1]), b));
-            state[0] = s.to_array(m)[0];
-            state[1] = s.to_array(l)[0];
-            let partial = partial[HEADER..].as_chunks::<LANES>().0;
-            for (acc, partial) in state[HEADER..].as_chunks_mut::<LANES>().0.iter_mut().zip(partial) {
-                let sum = s.fma(s.load_part(acc, 0.0), a, s.mul(s.load_part(partial, 0.0), b));
-                s.store_part(acc, sum);
-            }
-        }
-    }
-}
-
-/// Divides by the sum, after the sink has joined it.
-struct Finish<'a> {
-    state: &'a [f32],
-    sink: Option<f32>,
-    out: &'a mut [f32],
-}
-
-impl Kernel for Finish<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        if self.state[1] == 0.0 {
-            self.out.fill(0.0);
-            return;
-        }
-        let (mut l, mut a) = (s.splat(self.state[1]), s.splat(1.0));
-        if let Some(sink) = self.sink {
-            let (m1, sink) = (s.splat(self.state[0]), s.splat(sink));
-            let m = s.max(m1, sink);
-            a = math::exp(s, s.sub(m1, m));
-            l = s.fma(l, a, math::exp(s, s.sub(sink, m)));
-        }
-        let factor = s.div(a, l);
-        let acc = self.state[HEADER..].as_chunks::<LANES>().0;
-        for (out, acc) in self.out.chunks_mut(LANES).zip(acc) {
-            s.store_part(out, s.mul(s.load_part(acc, 0.0), factor));
-        }
     }
 }
 

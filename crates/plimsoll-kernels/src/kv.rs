@@ -23,6 +23,8 @@ use crate::simd::{LANES, Simd};
 pub const PAGE: usize = 16;
 /// Dimensions that share a scale under [`KvDtype::Q8`].
 pub(crate) const KV_BLOCK: usize = 32;
+/// Under bf16, of sixteen dimensions of K and of the positions of V the first so many are paired with the others.
+pub(crate) const PAIRS: usize = LANES / 2;
 /// Largest head dimension.
 const HEAD_DIM_MAX: usize = 1024;
 
@@ -216,7 +218,6 @@ impl Head<'_> {
     /// In bfloat16, in pairs.
     #[inline(always)]
     fn store_pairs(self) {
-        const PAIRS: usize = LANES / 2;
         let slot = self.slot % PAGE;
         let keys = self.k_part.as_chunks_mut::<2>().0.chunks_exact_mut(LANES * PAGE);
         for (keys, from) in keys.zip((0..self.dim).step_by(LANES)) {

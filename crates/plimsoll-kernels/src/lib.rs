@@ -36,7 +36,7 @@ mod unit;
 
 pub use acts::{ActLayout, Acts, quantize_acts};
 pub use attention::{
-    AttendOutput, AttendParams, KvPages, Queries, SPLIT, Span, attend, attend_combine, attend_merge,
+    AttendOutput, AttendParams, KvPages, Queries, SPLIT, SPLIT_PAGES, Span, attend, attend_combine, attend_merge,
     attend_partial_len, attend_scratch_len, attend_split, attend_split_scratch_len, attend_splits,
 };
 pub use conv::{ConvRows, ConvSpec, HeadNorm, causal_conv, conv_scratch_len, conv_weights, conv_weights_len};

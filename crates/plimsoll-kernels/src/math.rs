@@ -1,10 +1,8 @@
 //! Elementary functions from multiplications, additions and bit moves only, so that they give the same bits on every
 //! instruction set. Polynomials are Chebyshev fits of our own; the comments give their errors. No slices here.
 
-use crate::simd::Simd;
+use crate::simd::{ROUNDER, Simd};
 
-/// 1.5 · 2²³: adding it rounds to an integer, ties to even, which then sits in the low mantissa bits.
-const ROUNDER: f32 = 12_582_912.0;
 const LN2_HIGH: f32 = 0.693_145_75;
 const LN2_LOW: f32 = 1.428_606_8e-6;
 

@@ -176,7 +176,8 @@ pub(crate) trait Simd: Copy {
             unsafe { p.cast::<u16>().add(lane).write_unaligned(f32_to_f16(value).to_le()) };
         }
     }
-    /// `v` less the greatest whole number that is no greater, rounded down: below 1, and 0 of −∞, of either sign. For `v` up to 2²².
+    /// `v` less the greatest whole number that is no greater, rounded down: below 1, and 0, of either sign, of −∞. For `v` of −250 to
+    /// 2²²; of lesser ones it may be any fraction.
     #[inline(always)]
     fn fraction(self, v: Self::F) -> Self::F {
         let v = self.max(self.splat(LOWEST), v);
@@ -185,7 +186,7 @@ pub(crate) trait Simd: Copy {
         let less = self.as_floats(self.sub_i(self.bits(rest), self.splat_i(1)));
         self.select_lt(v, self.add(rest, whole), less, rest)
     }
-    /// `v · 2ⁿ`, rounded once, of the greatest whole number that is no greater than `n`: of −∞ up to 100.
+    /// `v · 2ⁿ`, rounded once, of the greatest whole number that is no greater than `n`: for `v` of ½ to 2, and `n` of −∞ up to 100.
     #[inline(always)]
     fn scale(self, v: Self::F, n: Self::F) -> Self::F {
         let n = floor(self, self.max(self.splat(LOWEST), n));
@@ -209,18 +210,25 @@ pub(crate) trait Simd: Copy {
     #[inline(always)]
     fn unzip(self, low: Self::F, high: Self::F) -> [Self::F; 2] {
         let (low, high) = (self.to_array(low), self.to_array(high));
-        let lane =
-            |which: usize, lane: usize| if lane < 8 { low[2 * lane + which] } else { high[2 * lane - 16 + which] };
+        let (mut first, mut second) = ([0.0; LANES], [0.0; LANES]);
+        for lane in 0..LANES / 2 {
+            (first[lane], second[lane]) = (low[2 * lane], low[2 * lane + 1]);
+            (first[lane + LANES / 2], second[lane + LANES / 2]) = (high[2 * lane], high[2 * lane + 1]);
+        }
         // SAFETY: arrays of sixteen.
-        [0, 1].map(|which| unsafe { self.load(std::array::from_fn::<_, LANES, _>(|i| lane(which, i)).as_ptr()) })
+        unsafe { [self.load(first.as_ptr()), self.load(second.as_ptr())] }
     }
     /// Sixteen pairs of these elements, in one vector and the next.
     #[inline(always)]
     fn zip(self, first: Self::F, second: Self::F) -> [Self::F; 2] {
         let (first, second) = (self.to_array(first), self.to_array(second));
-        let lane = |at: usize| if at.is_multiple_of(2) { first[at / 2] } else { second[at / 2] };
+        let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
+        for lane in 0..LANES / 2 {
+            (low[2 * lane], low[2 * lane + 1]) = (first[lane], second[lane]);
+            (high[2 * lane], high[2 * lane + 1]) = (first[lane + LANES / 2], second[lane + LANES / 2]);
+        }
         // SAFETY: arrays of sixteen.
-        [0, LANES].map(|from| unsafe { self.load(std::array::from_fn::<_, LANES, _>(|i| lane(from + i)).as_ptr()) })
+        unsafe { [self.load(low.as_ptr()), self.load(high.as_ptr())] }
     }
     /// The upper halves of every lane of `low`, and beside them, upwards, those of `high`.
     #[inline(always)]
@@ -317,8 +325,8 @@ pub(crate) trait Simd: Copy {
     }
 }
 
-/// Added to a float it leaves the nearest whole number in the lowest bits.
-const ROUNDER: f32 = 12_582_912.0;
+/// 1.5 · 2²³: adding it rounds to an integer, ties to even, which then sits in the low mantissa bits.
+pub(crate) const ROUNDER: f32 = 12_582_912.0;
 /// Numbers of ordinary size times a power of two as low as this are 0; half of it is that of a normal number.
 const LOWEST: f32 = -250.0;
 

@@ -200,7 +200,7 @@ pub(crate) unsafe fn store<const KIND: u8, const P: usize>(dots: *mut u8) {
 /// those of the second of every pair, from zero, in order; then the two are added to each other, and that to what was there.
 ///
 /// # Safety
-/// [`configure_rows`] was called for sixteen, and all pointers are valid for as much as this says.
+/// [`configure_rows`] or [`configure_strip`] was called for sixteen, and all pointers are valid for as much as this says.
 pub(crate) unsafe fn square(rows: [*const u8; 2], codes: *const u8, groups: usize, sums: *mut f32, begin: bool) {
     debug_assert!(groups > 0, "nothing to multiply");
     // SAFETY: the caller's word.
@@ -293,8 +293,8 @@ pub(crate) unsafe fn end_sums<const N: usize>(sums: *mut f32, step: usize, row_b
 /// Sums are formed as in [`square`].
 ///
 /// # Safety
-/// [`configure_rows`] was called, for sixteen rows if there are several tiles, and [`begin_sums`]; all pointers are valid for reading a
-/// tile.
+/// [`configure_rows`] was called, for sixteen rows if there are several tiles, or [`configure_strip`] for sixteen; then [`begin_sums`].
+/// All pointers are valid for reading a tile.
 #[inline(always)]
 pub(crate) unsafe fn column<const N: usize>(panel: *const u8, rows: (*const u8, usize)) {
     macro_rules! product {

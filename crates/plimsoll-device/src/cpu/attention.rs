@@ -12,23 +12,15 @@ use super::CpuDevice;
 use super::arena::Arena;
 use super::linear::TASKS_PER_THREAD;
 use crate::device::{Attention, Buf, SeqSpan, StepInput};
-use crate::kv::{PAGE_TOKENS, SPLIT_PAGES, encoder_layout};
+use crate::kv::{PAGE_TOKENS, encoder_layout};
+use tasks::{ROWS_MAX, Share, Tasks, task_rows};
 
-/// Query rows of one task: they share every load of keys and values.
-const ROWS: usize = 16;
-/// Queries of one rounded task, about: they share the conversion of keys and values.
-const ROUNDED_QUERIES: usize = 384;
-/// Query rows of one task, at most.
-const ROWS_MAX: usize = ROUNDED_QUERIES;
+mod tasks;
+
 /// What each row of a task sees.
 type Spans = ArrayVec<Span, ROWS_MAX>;
 /// With fewer units than this for each thread, splits are worth their tasks.
 const UNITS_PER_THREAD: usize = 2;
-
-/// Rows of a task over `group` query heads.
-fn task_rows(rounded: bool, group: usize) -> usize {
-    if rounded { (ROUNDED_QUERIES / group / ROWS * ROWS).max(ROWS) } else { ROWS }
-}
 
 /// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `rounded`: rounded ones too.
 pub(super) fn scratch_floats(layout: &KvLayout, group: usize, rounded: bool) -> usize {
@@ -113,7 +105,7 @@ impl CpuDevice {
     pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let rounded_from = if self.memory.rounded { q.rows - step.rounded_rows } else { q.rows };
-        let job = Job {
+        let mut job = Job {
             isa,
             arena,
             spec,
@@ -127,7 +119,12 @@ impl CpuDevice {
             tasks: Tasks::new(step, place.layout.kv_heads(), spec.heads, rounded_from),
         };
         let scratch = threads * self.memory.scratch;
-        match Waves::new(&job, threads, scratch) {
+        let mut waves = Waves::new(&job, threads, scratch);
+        if waves.is_none() && job.tasks.count < threads * UNITS_PER_THREAD {
+            job.tasks = job.tasks.apart();
+            waves = Waves::new(&job, threads, scratch);
+        }
+        match waves {
             Some(waves) => waves.run(&job, &mut self.pool),
             None => self.pool.run(job.tasks.count, &|thread, task| job.whole(thread, task)),
         }
@@ -330,136 +327,5 @@ impl Waves {
             let (state, results) = partials.split_at_mut(len);
             kernels::attend_merge(job.isa, &job.layout, state, results);
         }
-    }
-}
-
-/// The units of one step's attention, for every key/value head: sequence by sequence, in chunks of rows; or neighbouring sequences
-/// that begin alike, as many as have the rows of one chunk.
-struct Tasks<'a> {
-    step: &'a StepInput<'a>,
-    kv_heads: usize,
-    /// Query heads of each.
-    group: usize,
-    /// Sequences from this row on are rounded.
-    rounded_from: usize,
-    count: usize,
-}
-
-/// One unit.
-#[derive(Clone, Copy)]
-struct Share<'a> {
-    seqs: &'a [SeqSpan],
-    /// First row within the sequences' rows.
-    first: usize,
-    rows: usize,
-    /// Key/value head.
-    head: usize,
-}
-
-impl<'a> Tasks<'a> {
-    fn new(step: &'a StepInput<'a>, kv_heads: usize, heads: usize, rounded_from: usize) -> Self {
-        let mut tasks = Self { step, kv_heads, group: heads / kv_heads, rounded_from, count: 0 };
-        tasks.count = kv_heads * tasks.groups().map(|(seqs, rows)| rows.div_ceil(tasks.rows(&seqs[0]))).sum::<usize>();
-        tasks
-    }
-
-    fn rounded(&self, seq: &SeqSpan) -> bool {
-        seq.first_row >= self.rounded_from
-    }
-
-    fn any_rounded(&self) -> bool {
-        self.step.seqs.iter().any(|seq| self.rounded(seq))
-    }
-
-    /// Rows of a task among which are those of a sequence.
-    fn rows(&self, seq: &SeqSpan) -> usize {
-        task_rows(self.rounded(seq), self.group)
-    }
-
-    /// Sequences whose units are theirs together, and their rows.
-    fn groups(&self) -> impl Iterator<Item = (&'a [SeqSpan], usize)> {
-        let mut rest = self.step.seqs;
-        std::iter::from_fn(move || {
-            let first = rest.first()?;
-            let (mut count, mut rows) = (1, first.rows);
-            while let Some(next) = rest.get(count)
-                && rows + next.rows <= self.rows(first)
-                && self.begin_alike(first, next)
-            {
-                (count, rows) = (count + 1, rows + next.rows);
-            }
-            let group;
-            (group, rest) = rest.split_at(count);
-            Some((group, rows))
-        })
-    }
-
-    /// Whether two sequences have the last page of the first split in common, and then the pages before it: it is worth it to compute
-    /// them together.
-    fn begin_alike(&self, a: &SeqSpan, b: &SeqSpan) -> bool {
-        let page = |seq: &SeqSpan| self.step.pages[seq.pages_at..][..seq.pages].get(SPLIT_PAGES - 1);
-        self.rounded(a) == self.rounded(b) && page(a).is_some() && page(a) == page(b)
-    }
-
-    fn share(&self, task: usize) -> Share<'a> {
-        let (mut chunk, head) = (task / self.kv_heads, task % self.kv_heads);
-        for (seqs, all) in self.groups() {
-            let rows = self.rows(&seqs[0]);
-            let chunks = all.div_ceil(rows);
-            if chunk < chunks {
-                let first = chunk * rows;
-                return Share { seqs, first, rows: rows.min(all - first), head };
-            }
-            chunk -= chunks;
-        }
-        unreachable!("task {task} of {}", self.count)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Sequences of so many rows and pages; all those of more than 32 pages begin alike.
-    fn spans(sequences: &[(usize, usize)]) -> (Vec<SeqSpan>, Vec<u32>) {
-        let (mut pages, mut first_row) = (Vec::new(), 0);
-        let span = |(rows, count): &(usize, usize)| {
-            let pages_at = pages.len();
-            pages.extend((0..*count).map(|page| if page < 32 && *count > 32 { page } else { pages_at + page } as u32));
-            first_row += rows;
-            SeqSpan {
-                first_row: first_row - rows,
-                rows: *rows,
-                start: 3,
-                pages_at,
-                pages: *count,
-                seen_from: 0,
-                state: None,
-            }
-        };
-        let seqs = sequences.iter().map(span).collect();
-        (seqs, pages)
-    }
-
-    #[test]
-    fn every_row_and_head_is_in_one_task() {
-        let (seqs, pages) =
-            spans(&[(1, 9), (16, 9), (1, 40), (2, 33), (14, 50), (1, 33), (33, 60), (1, 9), (1, 40), (1, 40)]);
-        let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
-        let tasks = Tasks::new(&step, 3, 6, 70);
-        let groups: Vec<_> = tasks.groups().map(|(seqs, rows)| (seqs.len(), rows)).collect();
-        assert_eq!(
-            groups,
-            [(1, 1), (1, 16), (2, 3), (2, 15), (1, 33), (1, 1), (1, 1), (1, 1)],
-            "16 rows, one arithmetic"
-        );
-        let mut seen = vec![0; 71 * 3];
-        for task in 0..tasks.count {
-            let share = tasks.share(task);
-            for row in 0..share.rows {
-                seen[(share.seqs[0].first_row + share.first + row) * 3 + share.head] += 1;
-            }
-        }
-        assert!(seen.iter().all(|n| *n == 1));
     }
 }

@@ -6,25 +6,21 @@
 //! attention, and their sums. What a query must not see has the probability 0; values that nobody sees, which may be anything, are
 //! replaced by zeros.
 
-use std::f32::consts::LOG2_E;
-
-use super::tile::visible;
-use super::{AttendParams, HEADER, KvPages, Queries, ROUNDED_TILE as QUERIES, SPLIT, clear};
-use crate::isa::{Isa, Kernel};
-use crate::kv::{KvLayout, PAGE};
-use crate::math;
+use super::{AttendParams, HEADER, KvPages, Queries, ROUNDED_TILE as QUERIES, SPLIT, SPLIT_PAGES};
+use crate::isa::Isa;
+use crate::kv::{KvLayout, PAGE, PAIRS};
 use crate::packing::BLOCK;
-use crate::rounded::{TILE_BYTES, TILE_ROWS, round_up};
-use crate::simd::{LANES, Simd};
+use crate::rounded::{TILE_BYTES, TILE_ROWS};
+use crate::simd::LANES;
 use crate::unit;
 use convert::Source;
+use vectors::{CopyFinite, RoundQuery, Softmax};
 
 mod convert;
+mod vectors;
 
 /// Groups of 32 positions in a split.
 const GROUPS: usize = SPLIT / BLOCK;
-/// Pages of a split.
-const PAGES: usize = SPLIT / PAGE;
 /// Most tiles of queries that pass keys and values together: the unit keeps their sums.
 const TILES: usize = QUERIES / TILE_ROWS;
 /// Floats of a tile of bfloat16.
@@ -51,7 +47,7 @@ struct Parts {
 impl Parts {
     fn of(layout: &KvLayout) -> Parts {
         let (dim, groups) = (layout.head_dim(), layout.head_dim().div_ceil(BLOCK));
-        let values = if convert::keys_stay(layout) { 0 } else { PAGES * groups * TILE_FLOATS };
+        let values = if convert::keys_stay(layout) { 0 } else { SPLIT_PAGES * groups * TILE_FLOATS };
         let queries = values + dim / LANES * GROUPS * TILE_FLOATS;
         let scores = queries + TILES * groups * TILE_FLOATS;
         let weights = scores + QUERIES * SPLIT;
@@ -127,7 +123,6 @@ impl<'a> RoundedSplit<'a> {
         let len = HEADER + dim;
         let count = partials.len() / len;
         assert!(count <= QUERIES && scratch.len() >= parts.end, "{count} queries in {} floats", scratch.len());
-        partials.chunks_exact_mut(len).for_each(clear);
         let Some(seen) = self.all_seen(first, count) else { return };
         let base = scratch.as_mut_ptr();
         // SAFETY: all parts are within the scratch, as `Parts` has it; keys and values are there for these positions.
@@ -304,13 +299,14 @@ impl<'a> RoundedSplit<'a> {
     }
 
     /// The sums of one query over what it sees and nothing else: an infinity that another sees, times the probability 0, is none of
-    /// its business. In the unit's order.
+    /// its business. In the unit's order, and with 0 for what is smaller than normal numbers, as the unit has it.
     fn sum_alone(&self, q: usize, (low, high): (usize, usize), scratch: &[f32], sums: &mut [f32]) {
         let (low, high) = (low - self.start, high - self.start);
         // Of the two words there, the first or the second.
+        let normal = |x: f32| if x.is_subnormal() { 0.0f32.copysign(x) } else { x };
         let word = |at: usize, second: bool| {
             let bits = scratch[at].to_bits();
-            f32::from_bits(if second { bits & !0xffff } else { bits << 16 })
+            normal(f32::from_bits(if second { bits & !0xffff } else { bits << 16 }))
         };
         let weights = self.parts.weights + q / TILE_ROWS * GROUPS * TILE_FLOATS + q % TILE_ROWS * LANES;
         for (d, sum) in sums.iter_mut().enumerate() {
@@ -321,11 +317,12 @@ impl<'a> RoundedSplit<'a> {
                 for i in (0..BLOCK).filter(|i| (low..high).contains(&(block * BLOCK + i))) {
                     // Of every sixteen positions the first eight are paired with the others: words beside each other in a query's line of
                     // weights, in lines of their own, a pair for each dimension, in a tile of values.
-                    let (line, second) = (i / LANES * 8 + i % 8, i / 8 % 2);
+                    let (line, second) = (i / LANES * PAIRS + i % PAIRS, i / PAIRS % 2);
                     let (weight, value) = (weights + block * TILE_FLOATS + line, values + line * LANES);
-                    pair[second] = word(weight, second > 0).mul_add(word(value, second > 0), pair[second]);
+                    let product = word(weight, second > 0).mul_add(word(value, second > 0), pair[second]);
+                    pair[second] = normal(product);
                 }
-                *sum += pair[0] + pair[1];
+                *sum = normal(*sum + normal(pair[0] + pair[1]));
             }
         }
     }
@@ -347,124 +344,6 @@ unsafe fn strip(n: usize, row: *const u8, panels: [*const u8; TILES], groups: us
             2 => unit::strip::<2>(row, panels, groups, sums),
             _ => unit::strip::<1>(row, panels, groups, sums),
         }
-    }
-}
-
-/// Stores 32 numbers, rounded, as a line of a tile of rows: of every sixteen the first eight paired with the others.
-///
-/// # Safety
-/// `line` is valid for writing 64 bytes.
-#[inline(always)]
-unsafe fn store_line<S: Simd>(s: S, line: *mut u8, numbers: [S::F; 2]) {
-    let [first, second] = s.eights(round_up(s, numbers[0]), round_up(s, numbers[1]));
-    // SAFETY: the caller's word.
-    unsafe { s.store(line.cast(), s.upper_halves(first, second)) }
-}
-
-/// Writes one query, scaled, as a line of tiles.
-struct RoundQuery<'a> {
-    x: &'a [f32],
-    scale: f32,
-    groups: usize,
-    to: *mut u8,
-}
-
-impl Kernel for RoundQuery<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let scale = s.splat(self.scale);
-        for group in 0..self.groups {
-            let x = &self.x[(group * BLOCK).min(self.x.len())..];
-            let numbers = [s.load_part(x, 0.0), s.load_part(x.get(LANES..).unwrap_or(&[]), 0.0)];
-            // SAFETY: a line of every group's tile.
-            unsafe {
-                let line = self.to.add(group * TILE_BYTES);
-                store_line(s, line, [s.mul(numbers[0], scale), s.mul(numbers[1], scale)]);
-            }
-        }
-    }
-}
-
-/// The softmax of one query's scores, of which it sees those of `span`: writes exp(score − max), rounded, as a line of tiles, with zeros
-/// in the rest of `blocks`. Returns the maximum and the sum of what is not rounded yet; of no position −∞ and 0.
-struct Softmax<'a> {
-    scores: &'a mut [f32],
-    softcap: Option<f32>,
-    span: (usize, usize),
-    blocks: std::ops::Range<usize>,
-    to: *mut u8,
-}
-
-impl Kernel for Softmax<'_> {
-    type Output = (f32, f32);
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> (f32, f32) {
-        let Softmax { scores, softcap, span: (low, high), blocks, to } = self;
-        let scores = scores.as_chunks_mut::<LANES>().0;
-        let max = prepare(s, scores, softcap, (low, high));
-        let own = if low < high { low / LANES..high.div_ceil(LANES) } else { 0..0 };
-        let (scale, less) = (s.splat(LOG2_E), s.splat(-max * LOG2_E));
-        let mut sum = s.zero();
-        for block in blocks {
-            let mut numbers = [s.zero(); 2];
-            for (half, p) in numbers.iter_mut().enumerate() {
-                if own.contains(&(2 * block + half)) {
-                    *p = math::exp2_rough(s, s.fma(s.load_part(&scores[2 * block + half], 0.0), scale, less));
-                    sum = s.add(sum, *p);
-                }
-            }
-            // SAFETY: a line of every block's tile.
-            unsafe { store_line(s, to.add(block * TILE_BYTES), numbers) };
-        }
-        (max, s.sum(sum))
-    }
-}
-
-/// Caps the scores that are seen and makes those beside them, up to whole vectors, −∞. Returns the highest.
-#[inline(always)]
-fn prepare<S: Simd>(s: S, scores: &mut [[f32; LANES]], softcap: Option<f32>, (low, high): (usize, usize)) -> f32 {
-    if low >= high {
-        return f32::NEG_INFINITY;
-    }
-    let (first, last) = (low / LANES, (high - 1) / LANES);
-    if let Some(cap) = softcap {
-        for scores in &mut scores[first..=last] {
-            let score = s.div(s.load_part(scores, 0.0), s.splat(cap));
-            s.store_part(scores, s.mul(s.splat(cap), math::tanh(s, score)));
-        }
-    }
-    for vector in [first, last] {
-        let score = s.load_part(&scores[vector], 0.0);
-        s.store_part(&mut scores[vector], visible(s, vector * LANES, low, high, score));
-    }
-    let mut best = s.splat(f32::NEG_INFINITY);
-    for scores in &scores[first..=last] {
-        best = s.max(s.load_part(scores, 0.0), best);
-    }
-    s.max_lane(best)
-}
-
-/// Copies sums and says whether all of them are finite.
-struct CopyFinite<'a> {
-    sums: &'a [f32],
-    to: &'a mut [f32],
-}
-
-impl Kernel for CopyFinite<'_> {
-    type Output = bool;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> bool {
-        let mut worst = s.splat_i(0);
-        for (sums, to) in self.sums.as_chunks::<LANES>().0.iter().zip(self.to.as_chunks_mut::<LANES>().0) {
-            let sums = s.load_part(sums, 0.0);
-            worst = s.max_i(worst, s.bits(s.abs(sums)));
-            s.store_part(to, sums);
-        }
-        s.to_array(s.as_floats(worst)).iter().all(|worst| worst.is_finite())
     }
 }
 

@@ -6,7 +6,7 @@
 //! its sum, not even by zero.
 
 use super::tile::{BF16, F16, F32, Q8, Scores, Softmax, TileView, Values};
-use super::{AttendParams, HEADER, KvPages, Queries, SPLIT, clear};
+use super::{AttendParams, HEADER, KvPages, Queries, SPLIT};
 use crate::isa::Isa;
 use crate::kv::{KvDtype, PAGE};
 
@@ -69,7 +69,6 @@ impl Split<'_> {
                 (low, high) = (low.min(span.0), high.max(span.1));
             }
         }
-        partials.chunks_exact_mut(HEADER + dim).for_each(clear);
         if low >= high {
             return;
         }

@@ -225,6 +225,45 @@ fn sequences_that_begin_alike_do_not_see_each_other() {
     isas().for_each(|isa| expect_the_same_beside_those_that_begin_alike(isa, PLAIN));
 }
 
+/// Expects that rows of one run that see other parts of a split get what each gets alone, whatever lies between and whatever one of
+/// them must see.
+pub(super) fn expect_parts_of_a_split_apart(isa: Isa, plain: AttendParams<'_>) {
+    let (heads, mut random) = (2, Random::new(41));
+    for (dtype, dim) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 64), (dtype, 48)]) {
+        let layout = KvLayout::new(1, dim, dtype).unwrap();
+        let mut cache = Cache::new(layout, 512, 42);
+        for position in 150..350 {
+            let page = cache.pages[position / PAGE] as usize * cache.stride;
+            let page = &mut cache.memory.bytes_mut()[page..][..layout.bytes_per_page()];
+            let bad = vec![if position < 300 { f32::INFINITY } else { f32::NAN }; dim];
+            kv_store(isa, &layout, page, position % PAGE, &bad, &bad);
+        }
+        let spans: Vec<Span> = [(0, 100), (400, 512), (90, 150), (0, 512), (355, 399), (7, 8)]
+            .into_iter()
+            .zip((0..).step_by(32))
+            .map(|((first, end), pages_at)| Span { first, end, pages_at })
+            .collect();
+        let pages = cache.pages.repeat(spans.len());
+        let kv = KvPages { pages: &pages, ..cache.view(0) };
+        assert_eq!(runs(&kv, &spans, 0).collect::<Vec<_>>(), [(0, 6)]);
+        let data = random.floats(spans.len() * heads * dim);
+        let queries = Queries { data: &data, ld: heads * dim, heads, spans: &spans };
+        for params in [plain, AttendParams { softcap: Some(2.0), ..plain }] {
+            let together = run(isa, &kv, &queries, &params);
+            for (row, together) in together.chunks(heads * dim).enumerate().filter(|(row, _)| *row != 3) {
+                assert!(together.iter().all(|y| y.is_finite()), "{isa} {dtype:?} row {row}: poison leaked");
+                let alone = run(isa, &kv, &queries.rows(row, 1), &params);
+                assert_eq!(bits(&alone), bits(together), "{isa} {dtype:?} row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_one_run_see_what_is_theirs() {
+    isas().for_each(|isa| expect_parts_of_a_split_apart(isa, PLAIN));
+}
+
 #[test]
 fn single_heads_equal_their_group() {
     let cache = Cache::new(KvLayout::new(1, 64, KvDtype::Bf16).unwrap(), 700, 34);

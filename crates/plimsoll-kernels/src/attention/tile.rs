@@ -5,7 +5,7 @@
 
 use super::{HEADER, KvPages, SPLIT};
 use crate::isa::Kernel;
-use crate::kv::{KV_BLOCK, PAGE};
+use crate::kv::{KV_BLOCK, PAGE, PAIRS};
 use crate::math;
 use crate::simd::{LANES, Simd};
 
@@ -305,9 +305,6 @@ impl<const D: u8, const N: usize, const M: usize> Values<'_, D, N, M> {
         values
     }
 }
-
-/// Of sixteen dimensions or positions in bfloat16 the first eight are paired with the others.
-pub(super) const PAIRS: usize = LANES / 2;
 
 /// Dimension `first + i` of a page's keys of format `D`, of Q8 the codes: `first` is a multiple of eight, and `i` below that.
 ///

@@ -3,10 +3,10 @@
 //! (`kv.rs`): its keys stay where they are, and lines of values are only copied.
 
 use super::super::KvPages;
-use super::super::tile::{BF16, F16, F32, PAIRS, Q8, load_key, load_value};
+use super::super::tile::{BF16, F16, F32, Q8, load_key, load_value};
 use super::{GROUPS, TILE_BYTES};
 use crate::isa::{Isa, Kernel};
-use crate::kv::{KV_BLOCK, KvDtype, KvLayout, PAGE};
+use crate::kv::{KV_BLOCK, KvDtype, KvLayout, PAGE, PAIRS};
 use crate::packing::BLOCK;
 use crate::rounded::round_up;
 use crate::simd::{LANES, Simd};
@@ -34,7 +34,7 @@ pub(super) struct Source<'a> {
 /// Writes the tiles of keys, unless they stay, and of values, with zeros where positions are not among them.
 ///
 /// # Safety
-/// The positions are within the sequence; there is room for the tiles of a split.
+/// All pages of the positions are readable; there is room for the tiles of a split.
 pub(super) unsafe fn run(isa: Isa, source: Source<'_>) {
     match source.kv.layout.dtype() {
         KvDtype::F32 => isa.run_widest(Convert::<F32>(source)),
@@ -134,7 +134,8 @@ impl<const D: u8> Convert<'_, D> {
         }
     }
 
-    /// Of a page in bfloat16 all of whose positions are seen. Its keys, which come next, and the next page's values are asked for.
+    /// Of a page in bfloat16 all of whose positions are seen. Its keys, which come next where they stay, and the next page's values are
+    /// asked for.
     ///
     /// # Safety
     /// The page is within the sequence.
@@ -148,7 +149,9 @@ impl<const D: u8> Convert<'_, D> {
             for line in 0..PAIRS {
                 for tile in 0..tiles {
                     let at = (line * tiles + tile) * LINE;
-                    s.prefetch(keys.wrapping_add(at));
+                    if keys_stay(&kv.layout) {
+                        s.prefetch(keys.wrapping_add(at));
+                    }
                     s.prefetch(next.wrapping_add(at));
                     let values = s.load(keys.add(half + at).cast());
                     s.store(self.lines(page, tile).add(line * LINE).cast(), values);

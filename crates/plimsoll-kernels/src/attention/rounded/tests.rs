@@ -1,7 +1,8 @@
 //! Rounded attention: near the reference, and independent of tiles, splits and neighbours, wherever there is the unit.
 
 use super::super::tests::{
-    Cache, PLAIN, causal, expect_near_double_precision, expect_the_same_beside_those_that_begin_alike, run, run_splits,
+    Cache, PLAIN, causal, expect_near_double_precision, expect_parts_of_a_split_apart,
+    expect_the_same_beside_those_that_begin_alike, run, run_splits,
 };
 use super::*;
 use crate::attention::Span;
@@ -54,6 +55,49 @@ fn sequences_that_begin_alike_do_not_see_each_other() {
     if Isa::Amx.available() {
         expect_the_same_beside_those_that_begin_alike(Isa::Amx, ROUNDED);
     }
+}
+
+#[test]
+fn rows_of_one_run_see_what_is_theirs() {
+    if Isa::Amx.available() {
+        expect_parts_of_a_split_apart(Isa::Amx, ROUNDED);
+    }
+}
+
+/// Weights below normal numbers count as nothing, with an infinity beside them or without.
+#[test]
+fn tiny_weights_are_nothing_to_whoever_computes_them() {
+    if !Isa::Amx.available() {
+        return;
+    }
+    let layout = KvLayout::new(1, 16, KvDtype::F32).unwrap();
+    let mut cache = Cache::new(layout, 16, 43);
+    let page = cache.pages[0] as usize * cache.stride;
+    // Scores 88 apart: e⁻⁸⁸ is no normal number, and times such values it would be seen.
+    for position in 0..16 {
+        let (k, v) = if position == 0 { ([1.0; 16], [0.0; 16]) } else { ([-0.5; 16], [3e38; 16]) };
+        kv_store(Isa::Amx, &layout, &mut cache.memory.bytes_mut()[page..][..layout.bytes_per_page()], position, &k, &v);
+    }
+    let bad = [f32::INFINITY; 16];
+    let mut infinite = Cache::new(layout, 16, 43);
+    infinite.memory.bytes_mut().copy_from_slice(cache.memory.bytes());
+    kv_store(
+        Isa::Amx,
+        &layout,
+        &mut infinite.memory.bytes_mut()[page..][..layout.bytes_per_page()],
+        15,
+        &[0.0; 16],
+        &bad,
+    );
+    let spans = [Span { first: 0, end: 8, pages_at: 0 }, Span { first: 0, end: 16, pages_at: 0 }];
+    let data = [88.0 / 24.0; 32];
+    let queries = Queries { data: &data, ld: 16, heads: 1, spans: &spans };
+    let params = AttendParams { scale: 1.0, ..ROUNDED };
+    let (out, beside) =
+        (run(Isa::Amx, &cache.view(0), &queries, &params), run(Isa::Amx, &infinite.view(0), &queries, &params));
+    assert!(beside[16..].iter().all(|y| !y.is_finite()), "the second row sees an infinity");
+    assert_eq!(bits(&out[..16]), bits(&beside[..16]));
+    assert_eq!(out[..16], [0.0; 16]);
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! How partial results of splits become one, and that the output: a maximum, a sum relative to it, and an accumulator.
+
+use super::{AttendOutput, AttendParams, HEADER};
+use crate::isa::{Isa, Kernel};
+use crate::math;
+use crate::simd::{LANES, Simd};
+
+/// Makes a partial result that of no position at all.
+pub(super) fn clear(state: &mut [f32]) {
+    state.fill(0.0);
+    state[0] = f32::NEG_INFINITY;
+}
+
+/// # Safety
+/// The output of the query is valid for writing.
+pub(super) unsafe fn finish(
+    isa: Isa,
+    (heads, width): (usize, usize),
+    params: &AttendParams<'_>,
+    query: usize,
+    state: &mut [f32],
+    out: AttendOutput,
+) {
+    let (row, head) = (query / heads, query % heads);
+    // SAFETY: the caller's word on the output.
+    let out = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.ld + head * width), width) };
+    isa.run(Finish { state, sink: params.sinks.get(head).copied(), out });
+}
+
+/// Adds later partial results to earlier ones.
+pub(super) struct Merge<'a> {
+    pub(super) len: usize,
+    pub(super) states: &'a mut [f32],
+    pub(super) partials: &'a [f32],
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (state, partial) in self.states.chunks_exact_mut(self.len).zip(self.partials.chunks_exact(self.len)) {
+            // Nothing seen on one side: the other is the result, untouched, however many empty splits there were.
+            if partial[1] == 0.0 {
+                continue;
+            }
+            if state[1] == 0.0 {
+                state.copy_from_slice(partial);
+                continue;
+            }
+            let (m1, m2) = (s.splat(state[0]), s.splat(partial[0]));
+            let m = s.max(m1, m2);
+            let (a, b) = (math::exp(s, s.sub(m1, m)), math::exp(s, s.sub(m2, m)));
+            let l = s.fma(s.splat(state[1]), a, s.mul(s.splat(partial[1]), b));
+            state[0] = s.to_array(m)[0];
+            state[1] = s.to_array(l)[0];
+            let partial = partial[HEADER..].as_chunks::<LANES>().0;
+            for (acc, partial) in state[HEADER..].as_chunks_mut::<LANES>().0.iter_mut().zip(partial) {
+                let sum = s.fma(s.load_part(acc, 0.0), a, s.mul(s.load_part(partial, 0.0), b));
+                s.store_part(acc, sum);
+            }
+        }
+    }
+}
+
+/// Divides by the sum, after the sink has joined it.
+struct Finish<'a> {
+    state: &'a [f32],
+    sink: Option<f32>,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if self.state[1] == 0.0 {
+            self.out.fill(0.0);
+            return;
+        }
+        let (mut l, mut a) = (s.splat(self.state[1]), s.splat(1.0));
+        if let Some(sink) = self.sink {
+            let (m1, sink) = (s.splat(self.state[0]), s.splat(sink));
+            let m = s.max(m1, sink);
+            a = math::exp(s, s.sub(m1, m));
+            l = s.fma(l, a, math::exp(s, s.sub(sink, m)));
+        }
+        let factor = s.div(a, l);
+        let acc = self.state[HEADER..].as_chunks::<LANES>().0;
+        for (out, acc) in self.out.chunks_mut(LANES).zip(acc) {
+            s.store_part(out, s.mul(s.load_part(acc, 0.0), factor));
+        }
+    }
+}
