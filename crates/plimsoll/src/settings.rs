@@ -332,6 +332,8 @@ fn literal(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_device::KvDtype;
+
     use super::*;
 
     fn given(args: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<(Cli, String)> {
@@ -463,7 +465,7 @@ mod tests {
             (one.served_model_name.len(), one.idle_seconds, one.engine.memory_budget.is_none()),
             (2, None, true)
         );
-        assert_eq!(format!("{:?} {:?}", one.engine.kv_dtype, two.engine.kv_dtype), "F32 Q8");
+        assert_eq!([one.engine.kv_dtype, two.engine.kv_dtype], [Some(KvDtype::F32), Some(KvDtype::Q8)]);
         assert_eq!((two.engine.elastic, two.idle_seconds, two.engine.memory_budget.is_some()), (true, Some(9), true));
     }
 }

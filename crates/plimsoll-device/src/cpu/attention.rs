@@ -126,7 +126,12 @@ impl CpuDevice {
         }
         match waves {
             Some(waves) => waves.run(&job, &mut self.pool),
-            None => self.pool.run(job.tasks.count, &|thread, task| job.whole(thread, task)),
+            None => {
+                // Heads of the same rows have neighbouring keys and values, and are found once, where there are rows enough for all threads.
+                let heads = place.layout.kv_heads();
+                let heads = if job.tasks.count >= heads * threads * TASKS_PER_THREAD { heads } else { 1 };
+                self.pool.run(job.tasks.count / heads, &|thread, task| job.whole(thread, task * heads, heads));
+            }
         }
     }
 }
@@ -221,17 +226,20 @@ impl Job<'_> {
         AttendOutput { ptr: self.arena.pointer(self.out).wrapping_add(self.place(share, self.out)), ld: self.out.cols }
     }
 
-    /// One unit by one thread.
-    fn whole(&self, thread: usize, task: usize) {
-        let share = self.tasks.share(task);
+    /// One unit by one thread, or those of the same rows and so many heads from its own on.
+    fn whole(&self, thread: usize, unit: usize, heads: usize) {
+        let first = self.tasks.share(unit);
         let mut spans = Spans::new();
-        self.fill(&mut spans, &share);
-        let (kv, queries) = self.inputs(&share, &spans);
-        // SAFETY: scratch belongs to this thread. In bounds of `out`; each task writes its own rows and heads. Page ids are within
-        // the pool (the engine takes them from it), and nobody writes the cache during this operation.
-        unsafe {
-            let scratch = self.arena.scratch(thread);
-            kernels::attend(self.isa, &kv, &queries, &self.params(&share), scratch, self.target(&share));
+        self.fill(&mut spans, &first);
+        for head in first.head..first.head + heads {
+            let share = Share { head, ..first };
+            let (kv, queries) = self.inputs(&share, &spans);
+            // SAFETY: scratch belongs to this thread. In bounds of `out`; each task writes its own rows and heads. Page ids are within
+            // the pool (the engine takes them from it), and nobody writes the cache during this operation.
+            unsafe {
+                let scratch = self.arena.scratch(thread);
+                kernels::attend(self.isa, &kv, &queries, &self.params(&share), scratch, self.target(&share));
+            }
         }
     }
 }
