@@ -184,8 +184,9 @@ fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParam
 /// `scratch` holds at least [`attend_scratch_len`] floats. Panics if it does not, or if spans exceed the pages.
 ///
 /// # Safety
-/// Every page of a sequence, from the first to the last in which any row of the call sees something, lies at `kv.base + id · kv.stride`, is
-/// readable for `bytes_per_page`, and is not written during the call. The output of every row and head is valid for writing and nobody else accesses it during the call.
+/// Every page of a sequence, from the first to the last in which any row of the call sees something, lies at
+/// `kv.base + id · kv.stride`, is readable for `bytes_per_page`, and is not written during the call. The output of every row and
+/// head is valid for writing and nobody else accesses it during the call.
 pub unsafe fn attend(
     isa: Isa,
     kv: &KvPages<'_>,
@@ -202,20 +203,14 @@ pub unsafe fn attend(
     let (partials, states) = rest[..(queries.count() + tile) * len].split_at_mut(tile * len);
     states.chunks_exact_mut(len).for_each(clear);
     for split in attend_splits(queries.spans) {
-        for (first, count) in runs(kv, queries.spans, split) {
-            let (kv, queries) = (kv.of(queries.spans[first].pages_at), queries.rows(first, count));
-            // SAFETY: the caller's word on pages; spans were checked.
-            let running = unsafe { Running::new(isa, &kv, &queries, params, split, own) };
-            let states = &mut states[first * queries.heads * len..][..queries.count() * len];
-            for (number, states) in states.chunks_mut(tile * len).enumerate() {
-                let partials = &mut partials[..states.len()];
-                partials.chunks_exact_mut(len).for_each(clear);
-                // SAFETY: likewise.
-                unsafe { running.run(number * tile, own, partials) };
-                isa.run(Merge { len, states, partials });
-            }
-            running.done();
-        }
+        let add = |first: usize, count: usize, compute: &mut dyn FnMut(&mut [f32])| {
+            let partials = &mut partials[..count * len];
+            partials.chunks_exact_mut(len).for_each(clear);
+            compute(partials);
+            isa.run(Merge { len, states: &mut states[first * len..][..count * len], partials });
+        };
+        // SAFETY: the caller's word on pages; spans were checked.
+        unsafe { tiles(isa, kv, queries, params, split, own, add) };
     }
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
@@ -241,16 +236,37 @@ pub unsafe fn attend_split(
     let len = attend_partial_len(&kv.layout);
     assert_eq!(partials.len(), queries.count() * len, "floats of partial results");
     let scratch = &mut scratch[..attend_split_scratch_len(&kv.layout, params.rounded)];
-    let tile = tile(params.rounded);
     partials.chunks_exact_mut(len).for_each(clear);
-    for (first, count) in runs(kv, queries.spans, split) {
-        let (kv, queries) = (kv.of(queries.spans[first].pages_at), queries.rows(first, count));
-        // SAFETY: the caller's word on pages; spans were checked.
+    let write = |first: usize, count: usize, compute: &mut dyn FnMut(&mut [f32])| {
+        compute(&mut partials[first * len..][..count * len]);
+    };
+    // SAFETY: the caller's word on pages; spans were checked.
+    unsafe { tiles(isa, kv, queries, params, split, scratch, write) };
+}
+
+/// Gives `each` every tile of every run of a split: its first query, how many, and what computes their partial results, which must be
+/// clear.
+///
+/// # Safety
+/// As for [`attend_split`], whose checks have been made, with as much scratch.
+unsafe fn tiles(
+    isa: Isa,
+    kv: &KvPages<'_>,
+    queries: &Queries<'_>,
+    params: &AttendParams<'_>,
+    split: usize,
+    scratch: &mut [f32],
+    mut each: impl FnMut(usize, usize, &mut dyn FnMut(&mut [f32])),
+) {
+    let tile = tile(params.rounded);
+    for (row, rows) in runs(kv, queries.spans, split) {
+        let (kv, queries) = (kv.of(queries.spans[row].pages_at), queries.rows(row, rows));
+        // SAFETY: the caller's word.
         let running = unsafe { Running::new(isa, &kv, &queries, params, split, scratch) };
-        let partials = &mut partials[first * queries.heads * len..][..queries.count() * len];
-        for (number, partials) in partials.chunks_mut(tile * len).enumerate() {
+        for from in (0..queries.count()).step_by(tile) {
+            let (first, count) = (row * queries.heads + from, tile.min(queries.count() - from));
             // SAFETY: likewise.
-            unsafe { running.run(number * tile, scratch, partials) };
+            each(first, count, &mut |partials| unsafe { running.run(from, scratch, partials) });
         }
         running.done();
     }

@@ -10,10 +10,6 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// Bytes of a tile: 32 elements of sixteen rows.
 pub(crate) const TILE_BYTES: usize = TILE_ROWS * 2 * BLOCK;
 
-/// Bytes of four elements of sixteen columns.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
-pub(crate) const QUAD_BYTES: usize = 4 * 2 * LANES;
-
 /// The shape of a buffer of rounded activations: for every sixteen rows, for every 32 elements, those of the first row, of the
 /// second, and so on; of every four elements in the order 0, 2, 1, 3. The last tiles are as large as the others; what is there beyond the last row never matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,21 +85,6 @@ pub(crate) fn round_up<S: Simd>(s: S, value: S::F) -> S::F {
 pub(crate) unsafe fn store_half<S: Simd>(s: S, line: *mut u8, half: usize, value: S::F) {
     // SAFETY: the caller's word.
     unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), s.bits(round_up(s, value))) }
-}
-
-/// Stores the upper halves of four consecutive elements of sixteen columns as the unit takes its second operand: the first and third side
-/// by side for each column, then the second and fourth.
-///
-/// # Safety
-/// `to` is valid for writing [`QUAD_BYTES`].
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
-#[inline(always)]
-pub(crate) unsafe fn store_quad<S: Simd>(s: S, to: *mut u8, elements: [S::F; 4]) {
-    // SAFETY: the caller's word.
-    unsafe {
-        s.store(to.cast(), s.upper_halves(elements[0], elements[2]));
-        s.store(to.add(QUAD_BYTES / 2).cast(), s.upper_halves(elements[1], elements[3]));
-    }
 }
 
 /// Rounds up to sixteen rows of `k` floats, which follow each other in `x`, into `dst`, one tile of rows of a buffer of this

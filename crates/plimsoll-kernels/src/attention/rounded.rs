@@ -95,8 +95,7 @@ impl<'a> RoundedSplit<'a> {
         let (start, parts) = (split * SPLIT, Parts::of(&kv.layout));
         assert!(scratch.len() >= parts.end, "{} floats of scratch, {} needed", scratch.len(), parts.end);
         let all = Self { isa, kv, queries, params, start, parts };
-        let seen = (0..queries.spans.len()).map(|row| all.seen(row * queries.heads)).filter(|(low, high)| low < high);
-        if let Some((low, high)) = seen.reduce(|(low, high), (from, to)| (low.min(from), high.max(to))) {
+        if let Some((low, high)) = all.all_seen((0..queries.count()).step_by(queries.heads)) {
             let base = scratch.as_mut_ptr();
             // SAFETY: the caller's word; the parts are within the scratch.
             unsafe {
@@ -123,23 +122,23 @@ impl<'a> RoundedSplit<'a> {
         let len = HEADER + dim;
         let count = partials.len() / len;
         assert!(count <= QUERIES && scratch.len() >= parts.end, "{count} queries in {} floats", scratch.len());
-        let Some(seen) = self.all_seen(first, count) else { return };
+        let Some((low, high)) = self.all_seen(first..first + count) else { return };
+        let (low, high) = (low - self.start, high - self.start);
+        let (pages, blocks) = (low / PAGE..high.div_ceil(PAGE), low / BLOCK..high.div_ceil(BLOCK));
+        let seen = Seen { first, pages, blocks };
         let base = scratch.as_mut_ptr();
         // SAFETY: all parts are within the scratch, as `Parts` has it; keys and values are there for these positions.
         unsafe {
             self.round_queries(first, count, base);
             match count.div_ceil(TILE_ROWS) {
-                1 => self.scores_of_few(&seen, base),
-                2 => self.scores::<2>(&seen, base),
-                3 => self.scores::<3>(&seen, base),
-                _ => self.scores::<TILES>(&seen, base),
-            }
-            self.softmax(&seen, base, partials);
-            match count.div_ceil(TILE_ROWS) {
-                1 => self.sums_of_few(&seen, base),
-                2 => self.sums::<2>(&seen, base),
-                3 => self.sums::<3>(&seen, base),
-                _ => self.sums::<TILES>(&seen, base),
+                1 => {
+                    self.scores_of_few(&seen, base);
+                    self.softmax(&seen, base, partials);
+                    self.sums_of_few(&seen, base);
+                }
+                2 => self.side_by_side::<2>(&seen, base, partials),
+                3 => self.side_by_side::<3>(&seen, base, partials),
+                _ => self.side_by_side::<TILES>(&seen, base, partials),
             }
         }
         for (q, partial) in partials.chunks_exact_mut(len).enumerate() {
@@ -151,14 +150,23 @@ impl<'a> RoundedSplit<'a> {
         }
     }
 
-    /// None: nobody sees anything.
-    fn all_seen(&self, first: usize, count: usize) -> Option<Seen> {
-        let spans = (first..first + count).map(|query| self.seen(query)).filter(|(low, high)| low < high);
-        let all = spans.reduce(|(low, high), (from, to)| (low.min(from), high.max(to)));
-        all.map(|(low, high)| {
-            let (low, high) = (low - self.start, high - self.start);
-            Seen { first, pages: low / PAGE..high.div_ceil(PAGE), blocks: low / BLOCK..high.div_ceil(BLOCK) }
-        })
+    /// The positions of the split from the first to the last that any of some queries sees; None if there is none.
+    fn all_seen(&self, queries: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
+        let spans = queries.map(|query| self.seen(query)).filter(|(low, high)| low < high);
+        spans.reduce(|(low, high), (from, to)| (low.min(from), high.max(to)))
+    }
+
+    /// `N` tiles of queries, from scores to sums.
+    ///
+    /// # Safety
+    /// `base` is that of the scratch; queries, keys and values are there.
+    unsafe fn side_by_side<const N: usize>(&self, seen: &Seen, base: *mut f32, partials: &mut [f32]) {
+        // SAFETY: the caller's word.
+        unsafe {
+            self.scores::<N>(seen, base);
+            self.softmax(seen, base, partials);
+            self.sums::<N>(seen, base);
+        }
     }
 
     /// # Safety

@@ -31,6 +31,13 @@ pub(super) struct Source<'a> {
     pub(super) values: *mut u8,
 }
 
+impl Source<'_> {
+    /// Whether all positions of a page are among these.
+    fn whole(&self, page: usize) -> bool {
+        page * PAGE >= self.low && (page + 1) * PAGE <= self.high
+    }
+}
+
 /// Writes the tiles of keys, unless they stay, and of values, with zeros where positions are not among them.
 ///
 /// # Safety
@@ -61,7 +68,7 @@ impl<const D: u8> Kernel for Convert<'_, D> {
             for page in low / BLOCK * 2..high.div_ceil(BLOCK) * 2 {
                 if !pages.contains(&page) {
                     self.no_values(s, page);
-                } else if D == BF16 && page * PAGE >= low && (page + 1) * PAGE <= high {
+                } else if D == BF16 && self.0.whole(page) {
                     self.copy_values(s, page);
                 } else {
                     self.values(s, page);
@@ -167,7 +174,7 @@ impl<const D: u8> Convert<'_, D> {
         let Source { kv, low, high, .. } = self.0;
         // SAFETY: the caller's word.
         let from = unsafe { kv.page(page).add(kv.layout.half_bytes()) };
-        let whole = page * PAGE >= low && (page + 1) * PAGE <= high;
+        let whole = self.0.whole(page);
         let seen = |slot: usize| whole || (low..high).contains(&(page * PAGE + slot));
         for tile in 0..kv.layout.head_dim() / LANES {
             let to = self.lines(page, tile);

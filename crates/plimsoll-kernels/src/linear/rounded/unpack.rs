@@ -7,8 +7,11 @@
 use crate::linear::Weights;
 use crate::linear::codes::{self, ByFormat};
 use crate::packing::{BLOCK, PANEL, PackKind, QuantPacking, SUPER};
-use crate::rounded::{QUAD_BYTES, round_up, store_quad};
-use crate::simd::Simd;
+use crate::rounded::round_up;
+use crate::simd::{LANES, Simd};
+
+/// Bytes of four elements of sixteen columns.
+const QUAD_BYTES: usize = 4 * 2 * LANES;
 
 /// A panel, group after group.
 pub(super) trait Unpack: Copy {
@@ -103,6 +106,20 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool> Unpack for Quantize
                 store_weights(s, to.add(QUAD_BYTES * quad), codes, scales[quad / 4]);
             }
         }
+    }
+}
+
+/// Stores the upper halves of four consecutive elements of sixteen columns as the unit takes its second operand: the first and third side
+/// by side for each column, then the second and fourth.
+///
+/// # Safety
+/// `to` is valid for writing [`QUAD_BYTES`].
+#[inline(always)]
+unsafe fn store_quad<S: Simd>(s: S, to: *mut u8, elements: [S::F; 4]) {
+    // SAFETY: the caller's word.
+    unsafe {
+        s.store(to.cast(), s.upper_halves(elements[0], elements[2]));
+        s.store(to.add(QUAD_BYTES / 2).cast(), s.upper_halves(elements[1], elements[3]));
     }
 }
 
