@@ -1,7 +1,9 @@
-//! The thread pool: one per device, one job at a time, tasks claimed by a counter.
+//! The thread pool: one per device, one job at a time.
 //!
-//! Workers spin briefly for the next job, then park, so that an idle server costs nothing and a busy neighbour on one core does not
-//! stop the other threads: whoever is awake claims the tasks that are left. Which thread runs a task never changes its result.
+//! Every thread has a share of a job's tasks, always the same part of them, so that what it wrote in one job it finds in its own cache in
+//! the next; when it is done with these it claims what others have left. Workers spin briefly for the next job, then park, so that an
+//! idle server costs nothing and a busy neighbour on one core does not stop the other threads. Which thread runs a task never changes its
+//! result.
 
 #[cfg(test)]
 use shuttle::{
@@ -10,6 +12,7 @@ use shuttle::{
     sync::{Arc, Condvar, Mutex, MutexGuard},
     thread::{Builder, JoinHandle, yield_now},
 };
+use std::cell::UnsafeCell;
 #[cfg(not(test))]
 use std::{
     hint::spin_loop,
@@ -25,31 +28,60 @@ const SPINS: usize = if cfg!(test) { 2 } else { 4000 };
 /// A task: called with the thread's number and the task's.
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-type Job = *const Task<'static>;
+/// A job: what its tasks do, and how many they are.
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const Task<'static>,
+    tasks: usize,
+}
 
-/// The job being run, as the workers see it.
-struct Current {
-    job: Option<Job>,
-    generation: usize,
-    parked: usize,
-    stop: bool,
+/// The job being run and who is in it, together on a cache line.
+#[repr(align(64))]
+struct Gate {
+    /// Number of the job in units of [`JOB`], whether it is [`OPEN`], and how many workers are inside.
+    word: AtomicUsize,
+    /// Written by `run` alone, while the gate is shut and nobody inside.
+    job: UnsafeCell<Option<Job>>,
+}
+
+/// Workers may enter.
+const OPEN: usize = 1 << 16;
+/// From one job's number to the next.
+const JOB: usize = 2 * OPEN;
+
+/// What of the gate's word says which job it is.
+const fn number(word: usize) -> usize {
+    word / JOB
+}
+
+/// Workers inside, by the gate's word.
+const fn inside(word: usize) -> usize {
+    word % OPEN
+}
+
+/// Neighbouring tasks that one thread claims before all others, on a cache line of their own.
+#[repr(align(64))]
+struct Share {
+    /// Next task of it to claim, counted from its first.
+    next: AtomicUsize,
 }
 
 struct Shared {
-    current: Mutex<Current>,
+    gate: Gate,
+    /// One for each thread.
+    shares: Box<[Share]>,
+    /// Workers that wait for `wake`, or are about to.
+    parked: AtomicUsize,
+    /// Held between looking at the gate and waiting.
+    lock: Mutex<()>,
     wake: Condvar,
-    /// Bumped for each job, so that spinning workers notice without the lock.
-    generation: AtomicUsize,
-    /// Next task to claim.
-    next: AtomicUsize,
-    tasks: AtomicUsize,
-    /// Workers that may still be inside the current job.
-    inside: AtomicUsize,
+    /// There will be no more jobs.
+    stop: AtomicBool,
     panicked: AtomicBool,
 }
 
-// SAFETY: the raw job pointer is only dereferenced between `run`'s publication and its return, while the closure it
-// points to is borrowed by `run`; the closure is `Sync`.
+// SAFETY: `Gate::job` is written while nobody is inside the gate and read by those inside. What it points to is borrowed by `run`, which
+// returns when the gate is shut and empty, and is `Sync`.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -63,13 +95,14 @@ pub struct ThreadPool {
 impl ThreadPool {
     /// A pool in which `threads` threads work, the caller of [`ThreadPool::run`] included.
     pub fn new(threads: usize) -> std::io::Result<Self> {
+        let threads = threads.clamp(1, OPEN - 1);
         let shared = Arc::new(Shared {
-            current: Mutex::new(Current { job: None, generation: 0, parked: 0, stop: false }),
+            gate: Gate { word: AtomicUsize::new(0), job: UnsafeCell::new(None) },
+            shares: (0..threads).map(|_| Share { next: AtomicUsize::new(0) }).collect(),
+            parked: AtomicUsize::new(0),
+            lock: Mutex::new(()),
             wake: Condvar::new(),
-            generation: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
-            tasks: AtomicUsize::new(0),
-            inside: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
         let spawn = |index: usize| {
@@ -77,7 +110,7 @@ impl ThreadPool {
             let name = format!("plimsoll-cpu-{index}");
             Builder::new().name(name).spawn(move || work(&shared, index))
         };
-        let workers = (1..threads.max(1)).map(spawn).collect::<Result<_, _>>()?;
+        let workers = (1..threads).map(spawn).collect::<Result<_, _>>()?;
         Ok(Self { shared, workers })
     }
 
@@ -86,7 +119,8 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
-    /// Runs `task(thread, 0)` … `task(thread, tasks - 1)`, in any order, on any thread, and returns when all are done.
+    /// Runs `task(thread, 0)` … `task(thread, tasks - 1)`, in any order, on any thread, and returns when all are done. Tasks of the same
+    /// part of a job, its first half say, are run by the same thread in every job, if no other had to help.
     /// No two tasks run at once with the same thread number, so it can name that thread's scratch.
     /// `&mut self`: one job at a time.
     ///
@@ -99,26 +133,23 @@ impl ThreadPool {
         }
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased; `run` does not return before every worker has left the job.
-        let job: Job = unsafe { std::mem::transmute::<&Task<'_>, Job>(task) };
-        let parked = {
-            let mut current = lock(&shared.current);
-            shared.next.store(0, Ordering::Relaxed);
-            shared.tasks.store(tasks, Ordering::Relaxed);
-            current.job = Some(job);
-            current.generation += 1;
-            shared.generation.store(current.generation, Ordering::Release);
-            current.parked
-        };
-        if parked > 0 {
-            shared.wake.notify_all();
-        }
+        let job = Job { task: unsafe { std::mem::transmute::<&Task<'_>, *const Task<'static>>(task) }, tasks };
+        // SAFETY: the last call left the gate shut and empty.
+        unsafe { *shared.gate.job.get() = Some(job) };
+        shared.shares.iter().for_each(|share| share.next.store(0, Ordering::Relaxed));
+        shared.call(OPEN);
         // A panic in the caller's share must not leave the workers with a dangling job.
-        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, 0, task)));
-        lock(&shared.current).job = None;
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, 0, tasks, task)));
+        let mut word = shared.gate.word.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
-        while shared.inside.load(Ordering::Acquire) > 0 {
+        while inside(word) > 0 {
             spins += 1;
-            if spins < SPINS { spin_loop() } else { yield_now() }
+            if spins < SPINS {
+                spin_loop()
+            } else {
+                yield_now()
+            }
+            word = shared.gate.word.load(Ordering::Acquire);
         }
         if let Err(panic) = own {
             shared.panicked.store(false, Ordering::Relaxed);
@@ -130,9 +161,8 @@ impl ThreadPool {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        lock(&self.shared.current).stop = true;
-        self.shared.generation.fetch_add(1, Ordering::Release);
-        self.shared.wake.notify_all();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.call(0);
         for worker in self.workers.drain(..) {
             // A worker only panics outside of jobs if the pool itself is broken; there is nothing left to save then.
             let _ = worker.join();
@@ -140,19 +170,61 @@ impl Drop for ThreadPool {
     }
 }
 
-fn lock(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
-    current.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+impl Shared {
+    /// Tells all workers that there is something new: a job, if it is `OPEN`. Nobody is inside.
+    fn call(&self, open: usize) {
+        let next = number(self.gate.word.load(Ordering::Relaxed)).wrapping_add(1);
+        // In one order with `park`: either the worker that is about to park sees this, or it is seen here.
+        self.gate.word.store(next.wrapping_mul(JOB) | open, Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst) > 0 {
+            drop(self.locked());
+            self.wake.notify_all();
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns when there is something newer than the job of this number.
+    fn wait(&self, seen: usize) {
+        for _ in 0..SPINS {
+            if number(self.gate.word.load(Ordering::Acquire)) != seen {
+                return;
+            }
+            spin_loop();
+        }
+        let mut locked = self.locked();
+        self.parked.fetch_add(1, Ordering::SeqCst);
+        while number(self.gate.word.load(Ordering::SeqCst)) == seen {
+            locked = self.wake.wait(locked).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Enters the gate if it is open: the number of what was found there, and whether it was.
+    fn enter(&self) -> (usize, bool) {
+        let more = |word| (word & OPEN > 0).then_some(word + 1);
+        match self.gate.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(word) => (number(word), true),
+            Err(word) => (number(word), false),
+        }
+    }
 }
 
-/// Takes tasks until none is left.
-fn claim(shared: &Shared, thread: usize, task: &Task<'_>) {
-    let tasks = shared.tasks.load(Ordering::Relaxed);
-    loop {
-        let index = shared.next.fetch_add(1, Ordering::Relaxed);
-        if index >= tasks {
-            return;
+/// Takes tasks until none is left: those of the thread's own share, then what others have left of theirs.
+fn claim(shared: &Shared, thread: usize, tasks: usize, task: &Task<'_>) {
+    let threads = shared.shares.len();
+    for owner in (thread..threads).chain(0..thread) {
+        let [first, end] = [owner, owner + 1].map(|owner| owner * tasks / threads);
+        let next = &shared.shares[owner].next;
+        // Looked at first: the owner would lose its cache line to who finds nothing.
+        while first + next.load(Ordering::Relaxed) < end {
+            let index = first + next.fetch_add(1, Ordering::Relaxed);
+            if index < end {
+                task(thread, index);
+            }
         }
-        task(thread, index);
     }
 }
 
@@ -160,37 +232,25 @@ fn claim(shared: &Shared, thread: usize, task: &Task<'_>) {
 fn work(shared: &Shared, thread: usize) {
     let mut seen = 0;
     loop {
-        for _ in 0..SPINS {
-            if shared.generation.load(Ordering::Acquire) != seen {
-                break;
-            }
-            spin_loop();
-        }
-        let job = {
-            let mut current = lock(&shared.current);
-            while current.generation == seen && !current.stop {
-                current.parked += 1;
-                current = shared.wake.wait(current).unwrap_or_else(|poisoned| poisoned.into_inner());
-                current.parked -= 1;
-            }
-            if current.stop {
+        shared.wait(seen);
+        let entered;
+        (seen, entered) = shared.enter();
+        if !entered {
+            // It was set before the gate was shut for good, and not while it is open.
+            if shared.stop.load(Ordering::Relaxed) {
                 return;
             }
-            seen = current.generation;
-            if current.job.is_some() {
-                // Counted under the lock: `run` clears the job under the same lock before it waits for zero.
-                shared.inside.fetch_add(1, Ordering::AcqRel);
-            }
-            current.job
-        };
-        if let Some(job) = job {
-            // SAFETY: `inside` was raised while the job was published, so `run` is still waiting for this thread.
-            let task = unsafe { &*job };
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, thread, task))).is_err() {
-                shared.panicked.store(true, Ordering::Relaxed);
-            }
-            shared.inside.fetch_sub(1, Ordering::AcqRel);
+            continue;
         }
+        // SAFETY: `run` wrote the job before it opened the gate, and waits for this thread to leave before it returns.
+        let Job { task, tasks } = unsafe { (*shared.gate.job.get()).expect("the gate is open") };
+        // SAFETY: likewise.
+        let task = unsafe { &*task };
+        let claimed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, thread, tasks, task)));
+        if claimed.is_err() {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        shared.gate.word.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -202,7 +262,7 @@ mod tests {
     use super::*;
 
     /// Random schedules per case.
-    const SCHEDULES: usize = 2000;
+    const SCHEDULES: usize = 20_000;
 
     fn explore(threads: usize, jobs: &'static [usize]) {
         let body = move || {

@@ -10,7 +10,7 @@ use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayou
 
 use super::CpuDevice;
 use super::arena::Arena;
-use super::linear::TASKS_PER_THREAD;
+use super::cut::TASKS_PER_THREAD;
 use crate::device::{Attention, Buf, SeqSpan, StepInput};
 use crate::kv::{PAGE_TOKENS, encoder_layout};
 use tasks::{ROWS_MAX, Share, Tasks, task_rows};

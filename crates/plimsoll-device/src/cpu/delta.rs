@@ -9,7 +9,7 @@ use plimsoll_kernels::{
 };
 
 use super::arena::Arena;
-use super::linear::TASKS_PER_THREAD;
+use super::cut::TASKS_PER_THREAD;
 use super::{CpuDevice, for_rows};
 use crate::device::{Buf, GatedDelta, NO_STATE, SeqSpan, StepInput};
 use crate::kv::StateShape;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, PANEL, Target};
 
-use super::linear::{PANELS_TOGETHER, TASKS_PER_THREAD, row_block};
+use super::cut::{PANELS_TOGETHER, TASKS_PER_THREAD, row_block};
 use super::{CpuDevice, kernel_activation};
 use crate::device::{Buf, Device, DeviceError, Experts, Mode};
 use crate::experts::{Inputs, Space};

@@ -3,7 +3,8 @@
 
 use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 
-use super::linear::{Cut, Shared};
+use super::cut::Cut;
+use super::linear::Shared;
 use super::{CpuDevice, kernel_activation};
 use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Mode};
 use crate::weights::LinearId;
@@ -49,10 +50,13 @@ impl CpuDevice {
         // SAFETY: it was written before, and during this operation it is only read.
         let acts = Bf16Acts::new(input, unsafe { arena.bytes(at, input.bytes()) });
         let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };
-        let cut = Cut::new(input.rows, input.k * size_of::<u16>(), matrices[0].packing.panels(), threads, 1);
+        let cut = Cut::new(input.rows, input.k * size_of::<u16>(), matrices[0].packing.panels(), threads);
         let act = kernel_activation(act);
-        self.pool.run(cut.tasks(), &|_, task| {
-            let (rows, panels) = cut.task(task);
+        self.pool.run(threads * cut.tasks(), &|_, task| {
+            let (rows, panels) = cut.task(task / cut.tasks(), task % cut.tasks());
+            if rows.is_empty() || panels.is_empty() {
+                return;
+            }
             let out = arena.pointer(out).cast();
             // SAFETY: the buffer is inside the workspace and nobody else's; tasks have disjoint rows or panels.
             unsafe { kernels::linear_glu(isa, matrices.each_ref(), act, &acts, panels, rows, out) };

@@ -1,24 +1,14 @@
-//! Linear layers on all cores: the input is quantized once, then tasks take panels of outputs and blocks of rows.
-//!
-//! How the work is cut has no influence on any result; it is cut so that there are a few tasks per thread to balance, with
-//! rows enough in each to be worth its panels.
+//! Linear layers on all cores: the input is quantized once, then tasks take panels of outputs and blocks of rows, as `cut` says.
+//! How the work is cut has no influence on any result.
 
 use arrayvec::ArrayVec;
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Input, Isa, Target, Weights};
 
 use super::CpuDevice;
 use super::arena::Arena;
+use super::cut::Cut;
 use crate::device::{Buf, Device, DeviceError, Mode};
 use crate::weights::LinearId;
-
-/// Input bytes of a task's rows, roughly; what stays in a cache while panels stream past is the kernels' business.
-const INPUT_BLOCK_BYTES: usize = 1 << 20;
-/// Rows that the kernels take together, at most.
-const ROWS_TOGETHER: usize = 16;
-/// Panels that stream side by side; a task has this many or a multiple.
-pub(super) const PANELS_TOGETHER: usize = 4;
-/// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
-pub(super) const TASKS_PER_THREAD: usize = 4;
 
 /// Most layers of one operation.
 const LAYERS: usize = 4;
@@ -122,26 +112,27 @@ impl CpuDevice {
                 Some(acts) if packing.wants_acts() => (Input::Acts(acts), acts.layout().row_bytes()),
                 _ => (Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
             };
-            let mut add = |out: Buf, input, row_bytes, together| {
-                let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads, together);
+            let mut add = |out: Buf, input, row_bytes| {
+                let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads);
                 products.push(Product { weights, input, out, cut });
             };
             if apart < x.rows {
-                add(out.span(0, x.rows - apart), input, row_bytes, PANELS_TOGETHER);
+                add(out.span(0, x.rows - apart), input, row_bytes);
             }
             if let Some(acts) = rounded {
-                // Two panels pass the unit together.
-                add(out.span(x.rows - apart, apart), Input::Bf16(acts), x.cols * size_of::<u16>(), 2);
+                add(out.span(x.rows - apart, apart), Input::Bf16(acts), x.cols * size_of::<u16>());
             }
         }
         let mode = match mode {
             Mode::Store => kernels::Mode::Store,
             Mode::Add => kernels::Mode::Add,
         };
-        self.pool.run(products.iter().map(|product| product.cut.tasks()).sum(), &|_, mut task| {
+        let of_part: usize = products.iter().map(|product| product.cut.tasks()).sum();
+        self.pool.run(threads * of_part, &|_, task| {
+            let (part, mut task) = (task / of_part, task % of_part);
             for product in &products {
                 if task < product.cut.tasks() {
-                    return product.run(isa, &arena, mode, task);
+                    return product.run(isa, &arena, mode, (part, task));
                 }
                 task -= product.cut.tasks();
             }
@@ -150,72 +141,13 @@ impl CpuDevice {
 }
 
 impl Product<'_> {
-    fn run(&self, isa: Isa, arena: &Arena, mode: kernels::Mode, task: usize) {
-        let (rows, panels) = self.cut.task(task);
+    fn run(&self, isa: Isa, arena: &Arena, mode: kernels::Mode, (part, task): (usize, usize)) {
+        let (rows, panels) = self.cut.task(part, task);
+        if rows.is_empty() || panels.is_empty() {
+            return;
+        }
         let target = Target { ptr: arena.pointer(self.out), ld: self.out.cols, mode };
         // SAFETY: outputs are inside the workspace and overlap neither input nor each other; tasks have disjoint rows or panels.
         unsafe { kernels::linear(isa, &self.weights, self.input, panels, rows, target) };
-    }
-}
-
-/// Rows of a task, of so many bytes each.
-pub(super) fn row_block(row_bytes: usize) -> usize {
-    (INPUT_BLOCK_BYTES / row_bytes.max(1) / ROWS_TOGETHER * ROWS_TOGETHER).max(ROWS_TOGETHER)
-}
-
-/// How one matrix product is cut into tasks: blocks of rows times blocks of panels.
-pub(super) struct Cut {
-    rows: usize,
-    row_block: usize,
-    panels: usize,
-    panel_block: usize,
-}
-
-impl Cut {
-    /// `together`: so many panels stream side by side.
-    pub fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize, together: usize) -> Self {
-        let row_block = row_block(row_bytes);
-        let row_blocks = rows.div_ceil(row_block);
-        let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
-        let panel_blocks = tasks.div_ceil(row_blocks).min(panels);
-        let panel_block = panels.div_ceil(panel_blocks);
-        // Unless threads would go without.
-        let enough = panels >= threads * together;
-        let panel_block = if enough { panel_block.next_multiple_of(together) } else { panel_block };
-        Self { rows, row_block, panels, panel_block }
-    }
-
-    pub fn tasks(&self) -> usize {
-        self.rows.div_ceil(self.row_block) * self.panels.div_ceil(self.panel_block)
-    }
-
-    /// Rows and panels of a task; consecutive tasks share their rows.
-    pub fn task(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let panel_blocks = self.panels.div_ceil(self.panel_block);
-        let row = task / panel_blocks * self.row_block;
-        let panel = task % panel_blocks * self.panel_block;
-        (row..(row + self.row_block).min(self.rows), panel..(panel + self.panel_block).min(self.panels))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Cut, PANELS_TOGETHER};
-
-    #[test]
-    fn a_cut_covers_every_row_and_panel_once() {
-        for (rows, row_bytes, panels, threads) in
-            [(1, 648, 36, 2), (512, 648, 3072, 2), (512, 30_000, 5, 8), (7, 100, 1, 4), (33, 1 << 20, 9, 1)]
-        {
-            let cut = Cut::new(rows, row_bytes, panels, threads, PANELS_TOGETHER);
-            let mut seen = vec![0; rows * panels];
-            for task in 0..cut.tasks() {
-                let (r, p) = cut.task(task);
-                for row in r {
-                    p.clone().for_each(|panel| seen[row * panels + panel] += 1);
-                }
-            }
-            assert!(seen.iter().all(|n| *n == 1), "{rows} rows, {panels} panels, {threads} threads");
-        }
     }
 }

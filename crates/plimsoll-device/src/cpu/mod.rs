@@ -5,6 +5,7 @@
 
 mod arena;
 mod attention;
+mod cut;
 mod delta;
 mod experts;
 mod feed_forward;

@@ -1,0 +1,128 @@
+//! How one matrix product is cut: into as many parts as there are threads, and each part into tasks.
+//!
+//! The same part of every operation is the same thread's, if it has the time, so what it wrote it finds in its own cache. Parts are as
+//! many panels of outputs for all rows; where rows are so many that every thread may well unpack all weights for its own, as many rows.
+
+use std::ops::Range;
+
+/// Input bytes of a task's rows, roughly; what stays in a cache while panels stream past is the kernels' business.
+const INPUT_BLOCK_BYTES: usize = 1 << 20;
+/// Rows that the kernels take together, at most.
+const ROWS_TOGETHER: usize = 16;
+/// Panels that stream side by side; most tasks have this many or a multiple.
+pub(super) const PANELS_TOGETHER: usize = 4;
+/// Panels that pass the matrix unit side by side.
+const PANELS_PAIRED: usize = 2;
+/// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
+pub(super) const TASKS_PER_THREAD: usize = 4;
+/// So many rows are worth an unpacking of their own.
+const ROWS_APART: usize = 256;
+
+/// Rows of a task, of so many bytes each.
+pub(super) fn row_block(row_bytes: usize) -> usize {
+    (INPUT_BLOCK_BYTES / row_bytes.max(1) / ROWS_TOGETHER * ROWS_TOGETHER).max(ROWS_TOGETHER)
+}
+
+/// The tasks of a product.
+pub(super) struct Cut {
+    rows: Parts,
+    panels: Parts,
+    /// Rows and panels of a task.
+    row_block: usize,
+    panel_block: usize,
+}
+
+impl Cut {
+    /// `threads` parts of a product of rows of so many bytes.
+    pub fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize) -> Self {
+        let apart = threads > 1 && rows >= threads * ROWS_APART;
+        let (row_parts, panel_parts) = if apart { (threads, 1) } else { (1, threads) };
+        // Unless threads would go without.
+        let paired = if panels >= threads * PANELS_PAIRED { PANELS_PAIRED } else { 1 };
+        let rows = Parts { len: rows, unit: ROWS_TOGETHER, parts: row_parts };
+        let panels = Parts { len: panels, unit: paired, parts: panel_parts };
+        let row_block = row_block(row_bytes).min(rows.most());
+        let panel_block = panels.most() / TASKS_PER_THREAD / PANELS_TOGETHER * PANELS_TOGETHER;
+        Self { rows, panels, row_block: row_block.max(1), panel_block: panel_block.max(PANELS_TOGETHER) }
+    }
+
+    fn panel_blocks(&self) -> usize {
+        self.panels.most().div_ceil(self.panel_block)
+    }
+
+    /// Tasks of every part, if some of them without rows or panels.
+    pub fn tasks(&self) -> usize {
+        self.rows.most().div_ceil(self.row_block) * self.panel_blocks()
+    }
+
+    /// Rows and panels of a part's task; consecutive tasks share their rows.
+    pub fn task(&self, part: usize, task: usize) -> (Range<usize>, Range<usize>) {
+        let (row, panel) = (task / self.panel_blocks(), task % self.panel_blocks());
+        (self.rows.block(part, row, self.row_block), self.panels.block(part, panel, self.panel_block))
+    }
+}
+
+/// A length in parts as equal as its units allow; one part is everybody's.
+struct Parts {
+    len: usize,
+    unit: usize,
+    parts: usize,
+}
+
+impl Parts {
+    /// The length of the longest part.
+    fn most(&self) -> usize {
+        (self.len.div_ceil(self.unit).div_ceil(self.parts) * self.unit).min(self.len)
+    }
+
+    /// The `number`-th `block` of a part.
+    fn block(&self, part: usize, number: usize, block: usize) -> Range<usize> {
+        let units = self.len.div_ceil(self.unit);
+        let part = if self.parts == 1 { 0 } else { part };
+        let [start, end] = [part, part + 1].map(|part| (part * units / self.parts * self.unit).min(self.len));
+        let first = (start + number * block).min(end);
+        first..(first + block).min(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cut;
+
+    #[test]
+    fn a_cut_covers_every_row_and_panel_once() {
+        for (rows, row_bytes, panels, threads) in [
+            (1, 648, 36, 2),
+            (512, 648, 3072, 2),
+            (511, 30_000, 5, 8),
+            (5000, 1152, 37, 16),
+            (600, 1152, 1, 2),
+            (7, 100, 1, 4),
+            (4, 100, 12, 5),
+            (33, 1 << 20, 9, 1),
+        ] {
+            let cut = Cut::new(rows, row_bytes, panels, threads);
+            let mut seen = vec![0; rows * panels];
+            for task in 0..threads * cut.tasks() {
+                let (r, p) = cut.task(task / cut.tasks(), task % cut.tasks());
+                for row in r {
+                    p.clone().for_each(|panel| seen[row * panels + panel] += 1);
+                }
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{rows} rows, {panels} panels, {threads} threads");
+        }
+    }
+
+    #[test]
+    fn parts_are_as_equal_as_pairs_of_panels_allow() {
+        let part = |cut: &Cut, part| -> usize { (0..cut.tasks()).map(|task| cut.task(part, task).1.len()).sum() };
+        let panels = |panels, threads| {
+            let cut = Cut::new(4, 648, panels, threads);
+            (0..threads).map(|thread| part(&cut, thread)).collect::<Vec<_>>()
+        };
+        assert_eq!(panels(36, 2), [18, 18]);
+        assert_eq!(panels(37, 4), [8, 10, 10, 9]);
+        assert_eq!(panels(5, 4), [1, 1, 1, 2]);
+        assert_eq!(panels(2, 4), [0, 1, 0, 1]);
+    }
+}
