@@ -14,7 +14,6 @@
 use std::fmt;
 
 use crate::acts::amax;
-use crate::half::f32_to_bf16;
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
@@ -172,7 +171,7 @@ impl Kernel for Store<'_> {
             match layout.dtype {
                 KvDtype::F32 => head.store(|x| x.map(f32::to_le_bytes)),
                 KvDtype::F16 => head.store(|x| halves(s, x)),
-                KvDtype::Bf16 => head.store_pairs(),
+                KvDtype::Bf16 => head.store_pairs(s),
                 KvDtype::Q8 => head.store_q8(s),
             }
         }
@@ -217,20 +216,26 @@ impl Head<'_> {
 
     /// In bfloat16, in pairs.
     #[inline(always)]
-    fn store_pairs(self) {
+    fn store_pairs<S: Simd>(self, s: S) {
         let slot = self.slot % PAGE;
-        let keys = self.k_part.as_chunks_mut::<2>().0.chunks_exact_mut(LANES * PAGE);
+        let keys = self.k_part.as_chunks_mut::<4>().0.chunks_exact_mut(PAIRS * PAGE);
         for (keys, from) in keys.zip((0..self.dim).step_by(LANES)) {
-            let stored = rounded(sixteen(self.k, from));
+            let halves = s.to_array(upper_half(s, &sixteen(self.k, from)));
             for i in 0..PAIRS {
-                let at = 2 * (i * PAGE + slot);
-                (keys[at], keys[at + 1]) = (stored[i], stored[i + PAIRS]);
+                let pair = halves[i].to_bits() >> 16 | halves[i + PAIRS].to_bits();
+                keys[i * PAGE + slot] = pair.to_le_bytes();
             }
         }
-        let line = &mut self.v_part.as_chunks_mut::<2>().0[slot % PAIRS * 2 * self.dim..][..2 * self.dim];
-        for (values, from) in line.as_chunks_mut::<{ 2 * LANES }>().0.iter_mut().zip((0..).step_by(LANES)) {
-            for (i, value) in rounded(sixteen(self.v, from)).into_iter().enumerate() {
-                values[2 * i + slot / PAIRS] = value;
+        // Of every pair the half that is this slot's.
+        let lines = self.v_part.as_chunks_mut::<{ 4 * LANES }>().0[slot % PAIRS * self.dim / LANES..].iter_mut();
+        for (line, from) in lines.zip((0..self.dim).step_by(LANES)) {
+            let value = upper_half(s, &sixteen(self.v, from));
+            // SAFETY: a line is as long as sixteen floats.
+            unsafe {
+                let other = s.load(line.as_ptr().cast());
+                let low = s.as_floats(s.shl_i::<16>(s.bits(other)));
+                let pair = if slot < PAIRS { s.upper_halves(value, other) } else { s.upper_halves(low, value) };
+                s.store(line.as_mut_ptr().cast(), pair);
             }
         }
     }
@@ -256,14 +261,17 @@ impl Head<'_> {
     }
 }
 
-/// A loop, not a map, which would not be inlined.
+/// The nearest bfloat16 of each, ties to even, as the upper half of a float.
 #[inline(always)]
-fn rounded(x: [f32; LANES]) -> [[u8; 2]; LANES] {
-    let mut stored = [[0; 2]; LANES];
-    for (stored, x) in stored.iter_mut().zip(x) {
-        *stored = f32_to_bf16(x).to_le_bytes();
-    }
-    stored
+fn upper_half<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
+    // SAFETY: sixteen floats.
+    let x = unsafe { s.load(x.as_ptr()) };
+    let (bits, upper) = (s.bits(x), s.splat_i(!0xffff));
+    let odd = s.and_i(s.sra_i::<16>(bits), s.splat_i(1));
+    let rounded = s.as_floats(s.and_i(s.add_i(bits, s.add_i(odd, s.splat_i(0x7fff))), upper));
+    // What is no number must not be carried on to another; it stays quiet, as arithmetic makes it.
+    let kept = s.as_floats(s.and_i(bits, upper));
+    s.select_lt(s.abs(x), s.splat(f32::INFINITY), rounded, kept)
 }
 
 #[inline(always)]

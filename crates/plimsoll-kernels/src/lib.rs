@@ -48,7 +48,7 @@ pub use isa::{Isa, UnknownIsa};
 pub use kv::{KvDtype, KvLayout, KvLayoutError, PAGE, kv_store};
 pub use linear::{Input, Mode, Target, Weights, linear, linear_glu};
 pub use norm::{layer_norm, rms_norm};
-pub use ops::{Activation, activate, add, copy, glu, mul, scale, softcap};
+pub use ops::{Activation, activate, add, copy, glu, glu_rough, mul, scale, softcap};
 pub use pack::{QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant, unpack_row};
 pub use packing::{BLOCK, PANEL, PackError, PackKind, PackScales, Packing, QuantPacking, SUPER};
 pub use reduce::{LogSumExp, argmax, log_sum_exp, softmax};

@@ -43,6 +43,18 @@ impl Activation {
             Activation::Tanh => math::tanh(s, x),
         }
     }
+
+    /// The same to five digits at least, for rows that are rounded to three next.
+    #[inline(always)]
+    pub(crate) fn apply_rough<S: Simd>(self, s: S, x: S::F) -> S::F {
+        match self {
+            Activation::Silu => s.mul(x, math::sigmoid_rough(s, x)),
+            Activation::GeluTanh => math::gelu_tanh_rough(s, x),
+            Activation::GeluQuick => s.mul(x, math::sigmoid_rough(s, s.mul(x, s.splat(1.702)))),
+            Activation::Sigmoid => math::sigmoid_rough(s, x),
+            _ => self.apply(s, x),
+        }
+    }
 }
 
 /// What happens to an element of `out`, given the element of `x` at its index.
@@ -51,6 +63,7 @@ enum Op {
     Add,
     Mul,
     Glu(Activation),
+    GluRough(Activation),
     Activate(Activation),
     Scale(f32),
     Softcap(f32),
@@ -71,13 +84,16 @@ impl Kernel for Elementwise<'_> {
         for (index, out) in self.out.chunks_mut(LANES).enumerate() {
             let old = s.load_part(out, 0.0);
             let x = match self.op {
-                Op::Add | Op::Mul | Op::Glu(_) => s.load_part(&self.x[index * LANES..][..out.len()], 0.0),
+                Op::Add | Op::Mul | Op::Glu(_) | Op::GluRough(_) => {
+                    s.load_part(&self.x[index * LANES..][..out.len()], 0.0)
+                }
                 Op::Activate(_) | Op::Scale(_) | Op::Softcap(_) => old,
             };
             let new = match self.op {
                 Op::Add => s.add(old, x),
                 Op::Mul => s.mul(old, x),
                 Op::Glu(activation) => s.mul(activation.apply(s, old), x),
+                Op::GluRough(activation) => s.mul(activation.apply_rough(s, old), x),
                 Op::Activate(activation) => activation.apply(s, old),
                 Op::Scale(factor) => s.mul(old, s.splat(factor)),
                 Op::Softcap(cap) => s.mul(s.splat(cap), math::tanh(s, s.div(old, s.splat(cap)))),
@@ -114,6 +130,11 @@ pub fn scale(isa: Isa, out: &mut [f32], factor: f32) {
 /// gate = activation(gate) · up. Panics if lengths differ.
 pub fn glu(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
     pair(isa, Op::Glu(activation), gate, up);
+}
+
+/// The same of an activation to five digits, for rows in bfloat16: what [`crate::linear_glu`] makes of them.
+pub fn glu_rough(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    pair(isa, Op::GluRough(activation), gate, up);
 }
 
 /// out = activation(out).

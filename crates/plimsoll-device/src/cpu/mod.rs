@@ -188,6 +188,31 @@ impl CpuDevice {
         });
     }
 
+    /// Has `norm` make every row of `out` of that of `x`, which may be the same, and of some vectors.
+    fn norm_rows<const N: usize>(
+        &mut self,
+        out: Buf,
+        x: Buf,
+        vectors: [VectorId; N],
+        norm: impl Fn(&mut [f32], &[f32], [&[f32]; N]) + Sync,
+    ) {
+        let arena = self.arena();
+        let vectors = vectors.map(|id| self.weights.vector(id));
+        for_rows(&mut self.pool, x, |thread, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread. What is written where it was
+            // read is read from a copy.
+            unsafe {
+                let mut from = arena.row(x, row);
+                if out.offset == x.offset {
+                    let copy = &mut arena.scratch(thread)[..x.cols];
+                    copy.copy_from_slice(from);
+                    from = copy;
+                }
+                norm(arena.row(out, row), from, vectors);
+            }
+        });
+    }
+
     fn arena(&mut self) -> Arena {
         Arena::new(&mut self.memory.workspace, self.memory.scratch_at, self.memory.scratch)
     }
@@ -276,32 +301,15 @@ impl Device for CpuDevice {
 
     fn rms_norm(&mut self, out: Buf, x: Buf, weight: VectorId, eps: f32) {
         assert_eq!((out.rows, out.cols), (x.rows, x.cols), "rms_norm keeps the shape");
-        let (isa, arena) = (self.isa, self.arena());
-        let weight = self.weights.vector(weight);
-        for_rows(&mut self.pool, x, |thread, row| {
-            // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread. `out` may be `x`:
-            // the row is copied before `out` is formed.
-            let (copy, out) = unsafe {
-                let copy = &mut arena.scratch(thread)[..x.cols];
-                copy.copy_from_slice(arena.row(x, row));
-                (copy, arena.row(out, row))
-            };
-            kernels::rms_norm(isa, out, copy, weight, eps);
-        });
+        let isa = self.isa;
+        self.norm_rows(out, x, [weight], |out, x, [weight]| kernels::rms_norm(isa, out, x, weight, eps));
     }
 
     fn layer_norm(&mut self, out: Buf, x: Buf, weight: VectorId, bias: VectorId, eps: f32) {
         assert_eq!((out.rows, out.cols), (x.rows, x.cols), "layer_norm keeps the shape");
-        let (isa, arena) = (self.isa, self.arena());
-        let (weight, bias) = (self.weights.vector(weight), self.weights.vector(bias));
-        for_rows(&mut self.pool, x, |thread, row| {
-            // SAFETY: as in `rms_norm`.
-            let (copy, out) = unsafe {
-                let copy = &mut arena.scratch(thread)[..x.cols];
-                copy.copy_from_slice(arena.row(x, row));
-                (copy, arena.row(out, row))
-            };
-            kernels::layer_norm(isa, out, copy, weight, bias, eps);
+        let isa = self.isa;
+        self.norm_rows(out, x, [weight, bias], |out, x, [weight, bias]| {
+            kernels::layer_norm(isa, out, x, weight, bias, eps);
         });
     }
 
@@ -349,14 +357,15 @@ impl Device for CpuDevice {
         });
     }
 
-    fn glu(&mut self, gate: Buf, up: Buf, act: Activation) {
+    fn glu_rows(&mut self, gate: Buf, up: Buf, act: Activation, rounded_rows: usize) {
         assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
-        let isa = self.isa;
-        let act = kernel_activation(act);
+        let (isa, act) = (self.isa, kernel_activation(act));
+        let rounded_from = if self.memory.rounded { gate.rows - rounded_rows } else { gate.rows };
         self.rows(gate, |arena, _, row| {
             // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
             let (gate, up) = unsafe { (arena.row(gate, row), arena.row(up, row)) };
-            kernels::glu(isa, act, gate, up);
+            let glu = if row < rounded_from { kernels::glu } else { kernels::glu_rough };
+            glu(isa, act, gate, up);
         });
     }
 

@@ -1,7 +1,7 @@
 //! A stored position is where the layout says, within the precision of its type, and nothing else changes.
 
 use super::*;
-use crate::half::{bf16_to_f32, f16_to_f32};
+use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16};
 use crate::testing::{Random, isas};
 
 /// K[d] or V[d] of one slot and head, read by the documented layout.
@@ -56,6 +56,11 @@ fn positions_land_where_the_layout_says() {
                         let (head, d) = (i / head_dim, i % head_dim);
                         assert!((read(&layout, &page, head, slot, d, false) - k[i]).abs() <= tolerance);
                         assert!((read(&layout, &page, head, slot, d, true) - v[i]).abs() <= tolerance);
+                        if dtype == KvDtype::Bf16 {
+                            let stored =
+                                [false, true].map(|value| f32_to_bf16(read(&layout, &page, head, slot, d, value)));
+                            assert_eq!(stored, [k[i], v[i]].map(f32_to_bf16), "the nearest, ties to even");
+                        }
                     }
                 }
             }

@@ -68,7 +68,7 @@ impl Kernel for FinishGlu<'_> {
             unsafe {
                 let gate = s.add(s.load(self.sums[0].add(row * PANEL)), biases[0]);
                 let up = s.add(s.load(self.sums[1].add(row * PANEL)), biases[1]);
-                let value = s.mul(self.activation.apply(s, gate), up);
+                let value = s.mul(self.activation.apply_rough(s, gate), up);
                 store_half(s, self.to.add(row * 2 * BLOCK), self.half, value);
             }
         }
