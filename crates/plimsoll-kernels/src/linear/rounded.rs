@@ -20,8 +20,8 @@ use unpack::{Panel, Unpack};
 mod few;
 mod unpack;
 
-/// Groups of 32 elements that are unpacked at a time: two panels' stay in the first-level cache, beside the rows that pass.
-const GROUPS: usize = 12;
+/// Most groups of 32 elements that are unpacked at a time: two panels' stay in the first-level cache, beside the rows that pass.
+const GROUPS: usize = 10;
 /// Most tiles of rows for which panels are unpacked once.
 const TILES: usize = 32;
 
@@ -140,8 +140,10 @@ unsafe fn multiply_panels(
         tiles.clone().enumerate().for_each(|(number, tile)| done(tile, sums(number).map(<*mut f32>::cast_const)));
         return;
     }
-    for first in (0..groups).step_by(GROUPS) {
-        let len = GROUPS.min(groups - first);
+    // Parts as equal as can be: sums come and go with each of them.
+    let part = groups.div_ceil(groups.div_ceil(GROUPS));
+    for first in (0..groups).step_by(part) {
+        let len = part.min(groups - first);
         for (place, (weights, number)) in panels.iter().enumerate() {
             unpack::of(weights, *number, Fill { isa, first, len, place, scratch });
         }
