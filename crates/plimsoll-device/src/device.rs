@@ -194,7 +194,7 @@ impl FeedForward {
         let scope = device.mark();
         let (gate, up) = (device.temp(x.rows, self.width)?, device.temp(x.rows, self.width)?);
         device.linear_rows(x, &[(self.gate, gate), (self.up, up)], Mode::Store, rounded_rows)?;
-        device.glu_rows(gate, up, self.act, rounded_rows);
+        device.glu_for(self.down, gate, up, self.act, rounded_rows);
         device.linear_rows(gate, &[(self.down, out)], mode, rounded_rows)?;
         device.release(scope);
         Ok(())
@@ -375,12 +375,13 @@ pub trait Device {
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool);
 
     /// `gate = act(gate) * up`.
-    fn glu(&mut self, gate: Buf, up: Buf, act: Activation) {
-        self.glu_rows(gate, up, act, 0);
-    }
+    fn glu(&mut self, gate: Buf, up: Buf, act: Activation);
 
-    /// The same; the last `rounded_rows` may take the activation to as many digits as survive being rounded.
-    fn glu_rows(&mut self, gate: Buf, up: Buf, act: Activation, rounded_rows: usize);
+    /// The same for the layer that multiplies it next. The activation of the last rows may be taken to as many digits as that layer
+    /// leaves of rounded ones.
+    fn glu_for(&mut self, _next: LinearId, gate: Buf, up: Buf, act: Activation, _rounded_rows: usize) {
+        self.glu(gate, up, act);
+    }
 
     /// `x = act(x)`.
     fn activate(&mut self, x: Buf, act: Activation);

@@ -136,7 +136,7 @@ impl Device for PlanDevice<'_> {
         self.work.flops += 3 * (x.rows * x.cols / head_dim * angles.cols) as u64;
     }
 
-    fn glu_rows(&mut self, gate: Buf, _up: Buf, _act: Activation, _rounded_rows: usize) {
+    fn glu(&mut self, gate: Buf, _up: Buf, _act: Activation) {
         self.work.flops += 8 * (gate.rows * gate.cols) as u64;
     }
 

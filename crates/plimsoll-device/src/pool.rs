@@ -136,7 +136,12 @@ impl ThreadPool {
         let job = Job { task: unsafe { std::mem::transmute::<&Task<'_>, *const Task<'static>>(task) }, tasks };
         // SAFETY: the last call left the gate shut and empty.
         unsafe { *shared.gate.job.get() = Some(job) };
-        shared.shares.iter().for_each(|share| share.next.store(0, Ordering::Relaxed));
+        for share in &shared.shares {
+            // A share that had no task keeps its cache lines.
+            if share.next.load(Ordering::Relaxed) > 0 {
+                share.next.store(0, Ordering::Relaxed);
+            }
+        }
         shared.call(OPEN);
         // A panic in the caller's share must not leave the workers with a dangling job.
         let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, 0, tasks, task)));
@@ -174,7 +179,7 @@ impl Shared {
     /// Tells all workers that there is something new: a job, if it is `OPEN`. Nobody is inside.
     fn call(&self, open: usize) {
         let next = number(self.gate.word.load(Ordering::Relaxed)).wrapping_add(1);
-        // In one order with `park`: either the worker that is about to park sees this, or it is seen here.
+        // In one order with `wait`: either the worker that is about to park sees this, or it is seen here.
         self.gate.word.store(next.wrapping_mul(JOB) | open, Ordering::SeqCst);
         if self.parked.load(Ordering::SeqCst) > 0 {
             drop(self.locked());
@@ -217,6 +222,9 @@ fn claim(shared: &Shared, thread: usize, tasks: usize, task: &Task<'_>) {
     let threads = shared.shares.len();
     for owner in (thread..threads).chain(0..thread) {
         let [first, end] = [owner, owner + 1].map(|owner| owner * tasks / threads);
+        if first == end {
+            continue;
+        }
         let next = &shared.shares[owner].next;
         // Looked at first: the owner would lose its cache line to who finds nothing.
         while first + next.load(Ordering::Relaxed) < end {
@@ -242,7 +250,7 @@ fn work(shared: &Shared, thread: usize) {
             }
             continue;
         }
-        // SAFETY: `run` wrote the job before it opened the gate, and waits for this thread to leave before it returns.
+        // SAFETY: `run` wrote this job before it opened the gate, and waits for this thread to leave before it returns.
         let Job { task, tasks } = unsafe { (*shared.gate.job.get()).expect("the gate is open") };
         // SAFETY: likewise.
         let task = unsafe { &*task };
@@ -256,7 +264,7 @@ fn work(shared: &Shared, thread: usize) {
 
 #[cfg(test)]
 mod tests {
-    //! The interleavings, explored by shuttle: a lost wake-up, a task run twice or a job outliving its borrow would show as a
+    //! The interleavings (not the memory orderings), explored by shuttle: a lost wake-up, a task run twice or a job outliving its borrow would show as a
     //! deadlock or a wrong count. The same code on real threads is tested in `tests/pool.rs`.
 
     use super::*;

@@ -1,5 +1,6 @@
 //! The thread pool on real threads. Its interleavings are explored in `src/pool.rs`.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -30,6 +31,19 @@ fn many_small_jobs_back_to_back_and_with_pauses() {
         }
     }
     assert_eq!(sum.load(Ordering::Relaxed), 20_000 * 6);
+}
+
+#[test]
+fn the_same_part_of_every_job_is_the_same_threads() {
+    let mut pool = ThreadPool::new(4).unwrap();
+    let all = Barrier::new(4);
+    for _ in 0..100 {
+        // Nobody ends a task before all have begun one.
+        pool.run(4, &|thread, task| {
+            all.wait();
+            assert_eq!(thread, task);
+        });
+    }
 }
 
 #[test]

@@ -88,18 +88,26 @@ fn dearest(i: usize, prompt: usize, output: u32, long_id: u32) -> Request {
     request
 }
 
+/// What was, when the last attempt to submit requests together began.
+struct Before {
+    heap: u64,
+    finished: u64,
+    generated: u64,
+}
+
 /// Submits `requests` at once. Where the engine had answered a good part before the last was in, because this thread was kept from the
 /// processor, they do not run side by side: they are left, and submitted again.
-fn submit_together(engine: &EngineHandle, requests: &[Request]) -> Vec<Reader> {
+fn submit_together(engine: &EngineHandle, requests: &[Request]) -> (Vec<Reader>, Before) {
     /// What the first say while the prompts of the others are computed is less.
     const AHEAD: u64 = 100;
-    let generated = &engine.metrics().generated_tokens;
+    let metrics = engine.metrics();
     for _ in 0..20 {
-        let before = generated.get();
+        let (finished, generated) = (metrics.finished.get(), metrics.generated_tokens.get());
+        let before = Before { heap: heap::in_use(), finished, generated };
         heap::restart_peak();
         let readers = requests.iter().map(|r| engine.submit(r.clone()).unwrap_or_else(|e| panic!("{e}"))).collect();
-        if generated.get() < before + AHEAD {
-            return readers;
+        if metrics.generated_tokens.get() < before.generated + AHEAD {
+            return (readers, before);
         }
         drop(readers);
         common::quiet(engine);
@@ -112,19 +120,17 @@ fn submit_together(engine: &EngineHandle, requests: &[Request]) -> Vec<Reader> {
 fn crowd(engine: &EngineHandle, requests: Vec<Request>) -> (u64, u64, u64) {
     let count = requests.len() as u64;
     let bytes = requests.iter().map(Request::host_bytes).max().unwrap();
-    let before = heap::in_use();
-    let readers = submit_together(engine, &requests);
-    let finished = engine.metrics().finished.get();
+    let (readers, before) = submit_together(engine, &requests);
     assert_eq!(engine.reserved(), (count * bytes, count), "all of one price");
     let mut held = 0;
     let deadline = Instant::now() + Duration::from_secs(300);
-    while engine.metrics().finished.get() < finished + count {
+    while engine.metrics().finished.get() < before.finished + count {
         held = held.max(engine.held());
         assert_eq!(engine.metrics().failed.get(), 0);
         assert!(Instant::now() < deadline, "the crowd is not served");
         std::thread::sleep(Duration::from_micros(300));
     }
-    let peak = heap::peak() - before;
+    let peak = heap::peak() - before.heap;
     drop(readers);
     common::quiet(engine);
     (peak, held, engine.status().pages_peak.load(Acquire))

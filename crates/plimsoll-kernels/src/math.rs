@@ -46,7 +46,6 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
 }
 
 /// 2ˣ for x ≤ 0, for those who round it to a few digits: off by a few millionths of itself, 0 below −150, NaN for NaN.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
 #[inline(always)]
 pub(crate) fn exp2_rough<S: Simd>(s: S, x: S::F) -> S::F {
     // 2ʳ on 0 ≤ r ≤ 1, within 3e-6.
@@ -160,7 +159,6 @@ pub(crate) fn swish<S: Simd>(s: S, x: S::F, gate: S::F) -> S::F {
 }
 
 /// 1 / (1 + e⁻ˣ) for those who round it to a few digits: off by a hundred-thousandth of itself, while that is a normal number.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
 #[inline(always)]
 pub(crate) fn sigmoid_rough<S: Simd>(s: S, x: S::F) -> S::F {
     let one = s.splat(1.0);

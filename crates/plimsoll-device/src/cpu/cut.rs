@@ -37,20 +37,22 @@ impl Cut {
     pub fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize) -> Self {
         let apart = threads > 1 && rows >= threads * ROWS_APART;
         let (row_parts, panel_parts) = if apart { (threads, 1) } else { (1, threads) };
-        // Unless threads would go without.
-        let paired = if panels >= threads * PANELS_PAIRED { PANELS_PAIRED } else { 1 };
+        // Where they are few, a panel more or less counts for more than its pair.
+        let paired = if panels >= threads * PANELS_TOGETHER { PANELS_PAIRED } else { 1 };
         let rows = Parts { len: rows, unit: ROWS_TOGETHER, parts: row_parts };
         let panels = Parts { len: panels, unit: paired, parts: panel_parts };
-        let row_block = row_block(row_bytes).min(rows.most());
+        // As equal as can be: panels are unpacked once for each.
+        let row_blocks = rows.most().div_ceil(row_block(row_bytes)).max(1);
+        let row_block = rows.most().div_ceil(row_blocks).next_multiple_of(ROWS_TOGETHER);
         let panel_block = panels.most() / TASKS_PER_THREAD / PANELS_TOGETHER * PANELS_TOGETHER;
-        Self { rows, panels, row_block: row_block.max(1), panel_block: panel_block.max(PANELS_TOGETHER) }
+        Self { rows, panels, row_block: row_block.max(ROWS_TOGETHER), panel_block: panel_block.max(PANELS_TOGETHER) }
     }
 
     fn panel_blocks(&self) -> usize {
         self.panels.most().div_ceil(self.panel_block)
     }
 
-    /// Tasks of every part, if some of them without rows or panels.
+    /// Tasks of every part, even if some have no rows or panels.
     pub fn tasks(&self) -> usize {
         self.rows.most().div_ceil(self.row_block) * self.panel_blocks()
     }
@@ -100,11 +102,15 @@ mod tests {
             (7, 100, 1, 4),
             (4, 100, 12, 5),
             (33, 1 << 20, 9, 1),
+            (2048, 3072, 36, 2),
+            (0, 1152, 36, 2),
+            (5, 1152, 0, 2),
         ] {
             let cut = Cut::new(rows, row_bytes, panels, threads);
             let mut seen = vec![0; rows * panels];
             for task in 0..threads * cut.tasks() {
                 let (r, p) = cut.task(task / cut.tasks(), task % cut.tasks());
+                assert!(r.is_empty() || r.start % 16 == 0 && (r.end % 16 == 0 || r.end == rows), "{r:?} are tiles");
                 for row in r {
                     p.clone().for_each(|panel| seen[row * panels + panel] += 1);
                 }
@@ -122,6 +128,7 @@ mod tests {
         };
         assert_eq!(panels(36, 2), [18, 18]);
         assert_eq!(panels(37, 4), [8, 10, 10, 9]);
+        assert_eq!(panels(36, 16).into_iter().max(), Some(3));
         assert_eq!(panels(5, 4), [1, 1, 1, 2]);
         assert_eq!(panels(2, 4), [0, 1, 0, 1]);
     }

@@ -127,12 +127,12 @@ impl CpuDevice {
             Mode::Store => kernels::Mode::Store,
             Mode::Add => kernels::Mode::Add,
         };
-        let of_part: usize = products.iter().map(|product| product.cut.tasks()).sum();
-        self.pool.run(threads * of_part, &|_, task| {
-            let (part, mut task) = (task / of_part, task % of_part);
+        let tasks_of_part: usize = products.iter().map(|product| product.cut.tasks()).sum();
+        self.pool.run(threads * tasks_of_part, &|_, task| {
+            let (part, mut task) = (task / tasks_of_part, task % tasks_of_part);
             for product in &products {
                 if task < product.cut.tasks() {
-                    return product.run(isa, &arena, mode, (part, task));
+                    return product.run(isa, &arena, mode, part, task);
                 }
                 task -= product.cut.tasks();
             }
@@ -141,7 +141,7 @@ impl CpuDevice {
 }
 
 impl Product<'_> {
-    fn run(&self, isa: Isa, arena: &Arena, mode: kernels::Mode, (part, task): (usize, usize)) {
+    fn run(&self, isa: Isa, arena: &Arena, mode: kernels::Mode, part: usize, task: usize) {
         let (rows, panels) = self.cut.task(part, task);
         if rows.is_empty() || panels.is_empty() {
             return;

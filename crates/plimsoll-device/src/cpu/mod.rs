@@ -213,6 +213,18 @@ impl CpuDevice {
         });
     }
 
+    /// `gate = act(gate) * up`, but for the first `exact` rows roughly.
+    fn run_glu(&mut self, gate: Buf, up: Buf, act: Activation, exact: usize) {
+        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
+        let (isa, act) = (self.isa, kernel_activation(act));
+        self.rows(gate, |arena, _, row| {
+            // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
+            let (gate, up) = unsafe { (arena.row(gate, row), arena.row(up, row)) };
+            let glu = if row < exact { kernels::glu } else { kernels::glu_rough };
+            glu(isa, act, gate, up);
+        });
+    }
+
     fn arena(&mut self) -> Arena {
         Arena::new(&mut self.memory.workspace, self.memory.scratch_at, self.memory.scratch)
     }
@@ -357,16 +369,13 @@ impl Device for CpuDevice {
         });
     }
 
-    fn glu_rows(&mut self, gate: Buf, up: Buf, act: Activation, rounded_rows: usize) {
-        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
-        let (isa, act) = (self.isa, kernel_activation(act));
-        let rounded_from = if self.memory.rounded { gate.rows - rounded_rows } else { gate.rows };
-        self.rows(gate, |arena, _, row| {
-            // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
-            let (gate, up) = unsafe { (arena.row(gate, row), arena.row(up, row)) };
-            let glu = if row < rounded_from { kernels::glu } else { kernels::glu_rough };
-            glu(isa, act, gate, up);
-        });
+    fn glu(&mut self, gate: Buf, up: Buf, act: Activation) {
+        self.run_glu(gate, up, act, gate.rows);
+    }
+
+    fn glu_for(&mut self, next: LinearId, gate: Buf, up: Buf, act: Activation, rounded_rows: usize) {
+        let exact = if self.rounds(next) { gate.rows - rounded_rows } else { gate.rows };
+        self.run_glu(gate, up, act, exact);
     }
 
     fn activate(&mut self, x: Buf, act: Activation) {
@@ -390,7 +399,7 @@ impl Device for CpuDevice {
         assert_eq!((x.rows, x.cols), (y.rows, y.cols), "both have one shape");
         let isa = self.isa;
         self.rows(x, |arena, _, row| {
-            // SAFETY: as in `glu`.
+            // SAFETY: as in `run_glu`.
             let (x, y) = unsafe { (arena.row(x, row), arena.row(y, row)) };
             kernels::add(isa, x, y);
         });
@@ -450,7 +459,7 @@ impl Device for CpuDevice {
         assert_eq!((x.rows, x.cols, x.rows, 1), (y.rows, y.cols, gate.rows, gate.cols), "one shape, one gate a row");
         let isa = self.isa;
         self.rows(x, |arena, _, row| {
-            // SAFETY: as in `glu`.
+            // SAFETY: as in `run_glu`.
             let (x, y, gate) = unsafe { (arena.row(x, row), arena.row(y, row), arena.row(gate, row)) };
             kernels::add_gated(isa, x, y, gate[0]);
         });
@@ -459,7 +468,7 @@ impl Device for CpuDevice {
     fn put(&mut self, out: Buf, x: Buf, column: usize) {
         assert!(out.rows == x.rows && column + x.cols <= out.cols, "columns {column}.. of {}", out.cols);
         self.rows(out, |arena, _, row| {
-            // SAFETY: as in `glu`.
+            // SAFETY: as in `run_glu`.
             let (out, x) = unsafe { (arena.row(out, row), arena.row(x, row)) };
             out[column..column + x.len()].copy_from_slice(x);
         });

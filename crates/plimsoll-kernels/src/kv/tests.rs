@@ -69,6 +69,35 @@ fn positions_land_where_the_layout_says() {
 }
 
 #[test]
+fn bfloat16_is_what_conversion_gives() {
+    let mut random = Random::new(22);
+    let layout = KvLayout::new(4, 1024, KvDtype::Bf16).unwrap();
+    let mut row = || random.any(4096).into_iter().chain(AWKWARD).skip(AWKWARD.len()).collect::<Vec<_>>();
+    for isa in isas() {
+        let mut page = vec![0; layout.bytes_per_page()];
+        for slot in [3, 11, 12] {
+            let (k, v) = (row(), row());
+            kv_store(isa, &layout, &mut page, slot, &k, &v);
+            for i in 0..4096 {
+                let stored =
+                    [false, true].map(|value| read(&layout, &page, i / 1024, slot, i % 1024, value).to_bits() >> 16);
+                assert_eq!(stored, [k[i], v[i]].map(|x| u32::from(f32_to_bf16(x))), "{isa}: {} and {}", k[i], v[i]);
+            }
+        }
+    }
+}
+
+/// What rounding may carry too far, or lose.
+const AWKWARD: [f32; 6] = [
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::MAX,
+    f32::from_bits(0x7fff_ffff),
+    f32::from_bits(0xff80_0001),
+    f32::from_bits(0x3f80_8000),
+];
+
+#[test]
 fn instruction_sets_store_the_same_bytes() {
     let mut random = Random::new(21);
     for dtype in DTYPES {

@@ -175,25 +175,32 @@ fn a_gate_is_what_its_parts_are() {
         let call = Call { packing: &sources[i].packing, data: &data[i], bias: biases[i], before: &before };
         call.run(Bf16Layout { rows, k }, &x, 99, 99)
     };
-    let (mut gate, up) = (of(0), of(1));
-    crate::glu_rough(Isa::Amx, crate::Activation::Silu, &mut gate, &up);
+    let (gate, up) = (of(0), of(1));
     let layout = Bf16Layout { rows, k: out };
-    let expected = round(layout, &gate);
     let buffer = round(Bf16Layout { rows, k }, &x);
     let acts = Bf16Acts::new(Bf16Layout { rows, k }, buffer.bytes());
     let weights = [0, 1].map(|i| Weights { packing: &sources[i].packing, data: &data[i], bias: biases[i] });
-    for (panel_step, tile_step) in [(6, 5), (1, 2)] {
+    use crate::Activation::{GeluQuick, GeluTanh, Silu, Tanh};
+    for (activation, (panel_step, tile_step)) in
+        [(Silu, (6, 5)), (Silu, (1, 2)), (GeluTanh, (6, 5)), (GeluQuick, (6, 5)), (Tanh, (6, 5))]
+    {
+        let mut expected = gate.clone();
+        crate::glu_rough(Isa::Amx, activation, &mut expected, &up);
         let mut found = Aligned::new(layout.bytes());
         found.bytes_mut().fill(0xff);
         for panel in (0..6).step_by(panel_step) {
             for row in (0..rows).step_by(16 * tile_step) {
                 let (panels, rows) = (panel..panel + panel_step, row..rows.min(row + 16 * tile_step));
-                let (activation, to) = (crate::Activation::Silu, found.bytes_mut().as_mut_ptr());
+                let to = found.bytes_mut().as_mut_ptr();
                 // SAFETY: the buffer is whole and this test's own.
                 unsafe { linear_glu(Isa::Amx, weights.each_ref(), activation, &acts, panels, rows, to) };
             }
         }
-        assert_eq!(found.bytes(), expected.bytes(), "{panel_step} panels, {tile_step} tiles");
+        assert_eq!(
+            found.bytes(),
+            round(layout, &expected).bytes(),
+            "{activation:?}: {panel_step} panels, {tile_step} tiles"
+        );
     }
 }
 
