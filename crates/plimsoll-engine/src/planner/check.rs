@@ -46,6 +46,7 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
         return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));
     }
     for (flag, value) in [
+        ("--threads", options.threads.unwrap_or(1)),
         ("--visual-infer-batch-size", options.visual_infer_batch_size),
         ("--max-media-per-request", options.max_media_per_request),
     ] {
@@ -71,4 +72,23 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
         return problem("--max-total-token-num", "is 0; at least one page of 16 tokens is needed".into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_flag_and_range() {
+        let threads = |threads| Options { threads: Some(threads), ..Options::default() };
+        let batch = Options { visual_infer_batch_size: 0, ..Options::default() };
+        for (flag, options) in
+            [("--threads", threads(0)), ("--threads", threads(1025)), ("--visual-infer-batch-size", batch)]
+        {
+            let error = check_options(&options).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains("1 to 1024 are allowed"), "{error}");
+        }
+        check_options(&threads(1024)).unwrap();
+        check_options(&Options::default()).unwrap();
+    }
 }
