@@ -236,7 +236,7 @@ fn vanish(client: &TcpStream) {
 
 /// What the issue allows, and a moment for a machine with other things to do.
 #[cfg(target_os = "linux")]
-const VANISHED_WITHIN: Duration = Duration::from_secs(25 + 8);
+const VANISHED_WITHIN: Duration = Duration::from_secs(25 + 3);
 
 #[cfg(target_os = "linux")]
 #[test]
