@@ -92,7 +92,6 @@ fn dearest(i: usize, prompt: usize, output: u32, long_id: u32) -> Request {
 struct Before {
     heap: u64,
     finished: u64,
-    generated: u64,
 }
 
 /// Submits `requests` at once. Where the engine had answered a good part before the last was in, because this thread was kept from the
@@ -102,11 +101,11 @@ fn submit_together(engine: &EngineHandle, requests: &[Request]) -> (Vec<Reader>,
     const AHEAD: u64 = 100;
     let metrics = engine.metrics();
     for _ in 0..20 {
-        let (finished, generated) = (metrics.finished.get(), metrics.generated_tokens.get());
-        let before = Before { heap: heap::in_use(), finished, generated };
+        let before = Before { heap: heap::in_use(), finished: metrics.finished.get() };
+        let generated = metrics.generated_tokens.get();
         heap::restart_peak();
         let readers = requests.iter().map(|r| engine.submit(r.clone()).unwrap_or_else(|e| panic!("{e}"))).collect();
-        if metrics.generated_tokens.get() < before.generated + AHEAD {
+        if metrics.generated_tokens.get() < generated + AHEAD {
             return (readers, before);
         }
         drop(readers);

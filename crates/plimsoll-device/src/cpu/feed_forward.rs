@@ -53,10 +53,7 @@ impl CpuDevice {
         let cut = Cut::new(input.rows, input.k * size_of::<u16>(), matrices[0].packing.panels(), threads);
         let act = kernel_activation(act);
         self.pool.run(threads * cut.tasks(), &|_, task| {
-            let (rows, panels) = cut.task(task / cut.tasks(), task % cut.tasks());
-            if rows.is_empty() || panels.is_empty() {
-                return;
-            }
+            let Some((rows, panels)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { return };
             let out = arena.pointer(out).cast();
             // SAFETY: the buffer is inside the workspace and nobody else's; tasks have disjoint rows or panels.
             unsafe { kernels::linear_glu(isa, matrices.each_ref(), act, &acts, panels, rows, out) };

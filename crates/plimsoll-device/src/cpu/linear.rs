@@ -142,10 +142,7 @@ impl CpuDevice {
 
 impl Product<'_> {
     fn run(&self, isa: Isa, arena: &Arena, mode: kernels::Mode, part: usize, task: usize) {
-        let (rows, panels) = self.cut.task(part, task);
-        if rows.is_empty() || panels.is_empty() {
-            return;
-        }
+        let Some((rows, panels)) = self.cut.task(part, task) else { return };
         let target = Target { ptr: arena.pointer(self.out), ld: self.out.cols, mode };
         // SAFETY: outputs are inside the workspace and overlap neither input nor each other; tasks have disjoint rows or panels.
         unsafe { kernels::linear(isa, &self.weights, self.input, panels, rows, target) };
