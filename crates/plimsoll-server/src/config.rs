@@ -142,8 +142,8 @@ pub struct ServerConfig {
     pub body_gap_timeout: Duration,
     /// A request body must be complete within this time.
     pub body_timeout: Duration,
-    /// A client must take what is sent to it: no stall longer than this. A stream says something at least every `keep_alive`, so one that
-    /// has vanished is found out within both together: 25 s.
+    /// A client must take what is sent to it, and its system answer: no stall longer than this. One that has vanished while nothing was
+    /// sent is found out by then, too, to a fourth of it; so whenever its first byte is sent, within twice this and a moment.
     pub write_timeout: Duration,
     /// A request is ended when the engine has been silent on it for this long.
     pub silence_timeout: Duration,
@@ -178,7 +178,7 @@ impl Default for ServerConfig {
             header_timeout: Duration::from_secs(15),
             body_gap_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(120),
-            write_timeout: Duration::from_secs(15),
+            write_timeout: Duration::from_secs(12),
             silence_timeout: Duration::from_secs(600),
             request_timeout: None,
             keep_alive: Duration::from_secs(10),

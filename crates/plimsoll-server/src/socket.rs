@@ -24,14 +24,13 @@ pub(crate) fn prepare(stream: &TcpStream, write_timeout: Duration) -> io::Result
     let socket = SockRef::from(stream);
     // Kernel memory counts against the line too: without this it grows to megabytes per slow reader.
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
-    // A peer that vanished without a word is found out in 10 + 3 × 5 s; on Linux by the second probe, since the time-out below holds for
-    // probes, too. What was sent to one that is gone is waited for as long as the time-out.
-    let probes = TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
-    #[cfg(target_os = "linux")]
+    // A peer that vanished without a word: what was sent to it is waited for as long as the time-out, and probes of a silent one are
+    // given up by then, too (two unanswered, the time-out reached), so that a first byte cannot begin a time-out much later.
+    let tick = (write_timeout / 4).max(Duration::from_secs(1));
+    let probes = TcpKeepalive::new().with_time(2 * tick).with_interval(tick).with_retries(2);
+    #[cfg(target_os = "linux")] // elsewhere what was sent has only the write timeout of `ClientSocket`
     socket.set_tcp_user_timeout(Some(write_timeout))?;
-    #[cfg(not(target_os = "linux"))]
-    let _ = write_timeout; // there, only the write timeout of `ClientSocket` applies
-    socket.set_tcp_keepalive(&probes.with_retries(3))
+    socket.set_tcp_keepalive(&probes)
 }
 
 /// Whether the peer has closed its end, also when unread input hides it from reads.

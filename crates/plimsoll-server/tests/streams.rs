@@ -99,6 +99,23 @@ fn a_reader_that_stops_reading_is_given_up() {
     server.assert_idle();
 }
 
+/// What is sent to it would show that it has gone, but an answer may be long in coming.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_client_that_vanishes_while_nothing_is_said_is_given_up() {
+    let patient = ServerConfig { write_timeout: Duration::from_secs(4), ..config() };
+    let server = Server::with(patient, limits(), silent);
+    let client = server.send(ask(false));
+    eventually("it runs", || server.engine.reserved().1 == 1);
+    // "return 0": of every packet its system keeps nothing, so it answers none.
+    socket2::SockRef::from(&client.stream).attach_filter(&[socket2::SockFilter::new(0x06, 0, 0, 0)]).unwrap();
+    let start = Instant::now();
+    eventually("it was aborted", || server.aborted() == 1);
+    // The time-out, a second between two probes, and a moment.
+    assert!(start.elapsed() < Duration::from_secs(7), "after {:?}", start.elapsed());
+    server.assert_idle();
+}
+
 #[test]
 fn a_slow_reader_gets_everything() {
     let patient = plimsoll_server::ServerConfig { write_timeout: Duration::from_secs(3), ..config() };

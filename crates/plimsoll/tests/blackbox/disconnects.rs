@@ -321,7 +321,7 @@ fn the_engine_waits_for_no_reader() {
     });
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2, "others are served meanwhile");
-    // Who takes nothing for fifteen seconds is given up, with what was kept for it.
+    // Who takes nothing for twelve seconds is given up, with what was kept for it.
     eventually("all is back", Duration::from_secs(28), || server.at_rest() && connections(&server) == 0);
     drop(slow);
 }
