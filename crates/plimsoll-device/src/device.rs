@@ -272,7 +272,7 @@ pub struct StepInput<'a> {
     pub places: &'a [[f32; 3]],
     /// Rows whose embeddings do not come from their tokens.
     pub media: &'a [MediaRows<'a>],
-    /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::ComputeDtype`]).
+    /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::Rounded`]).
     pub rounded_rows: usize,
     /// Whether logits are computed so, too.
     pub rounded_logits: bool,

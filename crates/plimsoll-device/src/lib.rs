@@ -22,5 +22,5 @@ pub use plan_device::{PlanDevice, Work};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
 pub use weights::{
-    Change, ComputeDtype, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, VectorId, WeightTable,
+    Change, ComputeDtype, Declare, DeclareError, DtypePolicy, Form, LinearId, Rounded, RowPiece, VectorId, WeightTable,
 };

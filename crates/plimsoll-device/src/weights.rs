@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
-use plimsoll_kernels::{ActLayout, Bf16Layout, Isa, PackKind, PackScales, Packing, QuantPacking};
+use plimsoll_kernels::{ActForm, ActLayout, Bf16Layout, Isa, PackKind, PackScales, Packing, QuantPacking};
 use thiserror::Error;
 
 use crate::device::Buf;
@@ -48,16 +48,19 @@ impl std::str::FromStr for DtypePolicy {
     }
 }
 
-/// The arithmetic of linear layers and attention, where a matrix unit multiplies bfloat16 (AMX).
+/// The arithmetic of linear layers and attention, as a server is told; activations are quantized for packed weights alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeDtype {
-    /// Prompts in bfloat16, several times as fast; answers as without the unit.
+    /// Activations of 16 bits, whose answers are those of single precision; where a matrix unit multiplies bfloat16 (AMX), prompts in that,
+    /// several times as fast.
     Auto,
-    /// All as without the unit.
+    /// All with activations of 16 bits.
     #[default]
     F32,
-    /// All in bfloat16, by layers that can: answers to many are faster, those to one slower.
+    /// All in bfloat16, by layers that can: answers to many are faster, those to one slower. Takes the unit.
     Bf16,
+    /// As [`ComputeDtype::Auto`], with activations of 8 bits for 16: half the products.
+    Int8,
 }
 
 impl std::str::FromStr for ComputeDtype {
@@ -68,9 +71,22 @@ impl std::str::FromStr for ComputeDtype {
             "auto" => Ok(Self::Auto),
             "f32" | "float32" => Ok(Self::F32),
             "bf16" | "bfloat16" => Ok(Self::Bf16),
-            _ => Err(format!("'{name}' is no arithmetic: use auto, f32 or bf16")),
+            "int8" => Ok(Self::Int8),
+            _ => Err(format!("'{name}' is no arithmetic: use auto, f32, bf16 or int8")),
         }
     }
+}
+
+/// Which rows of a step layers and attention compute in bfloat16, if they can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounded {
+    /// None.
+    #[default]
+    None,
+    /// Those of prompts.
+    Prompts,
+    /// All.
+    All,
 }
 
 /// Why a checkpoint does not fit the model.
@@ -238,8 +254,10 @@ pub struct WeightTable {
     pub bytes: usize,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
     tiles: bool,
-    /// Which of them are rounded instead ([`WeightTable::computed_in`]).
-    compute: ComputeDtype,
+    /// Whether they are quantized to 8 bits ([`WeightTable::computed_in`]).
+    eight_bits: bool,
+    /// Which of them are rounded instead.
+    rounded: Rounded,
 }
 
 impl WeightTable {
@@ -248,24 +266,34 @@ impl WeightTable {
         Self { tiles: isa == Isa::Amx, ..self }
     }
 
-    /// The table for steps that are computed so; without the matrix unit there is one way.
+    /// The table for steps that are computed so; without the matrix unit no row is rounded.
     pub fn computed_in(self, dtype: ComputeDtype) -> Self {
-        Self { compute: if self.tiles { dtype } else { ComputeDtype::F32 }, ..self }
+        let rounded = match dtype {
+            ComputeDtype::Bf16 if self.tiles => Rounded::All,
+            ComputeDtype::Auto | ComputeDtype::Int8 if self.tiles => Rounded::Prompts,
+            _ => Rounded::None,
+        };
+        Self { eight_bits: dtype == ComputeDtype::Int8, rounded, ..self }
     }
 
-    /// How steps are computed by layers that can.
-    pub fn compute(&self) -> ComputeDtype {
-        self.compute
+    /// The table for steps none of whose rows are rounded.
+    pub fn unrounded(self) -> Self {
+        Self { rounded: Rounded::None, ..self }
+    }
+
+    /// Which rows are computed in bfloat16 by layers that can.
+    pub fn rounded(&self) -> Rounded {
+        self.rounded
     }
 
     /// The shape of a model with these weights.
     pub fn shaped(&self, shape: ModelShape) -> ModelShape {
-        ModelShape { rounded: self.compute != ComputeDtype::F32, ..shape }
+        ModelShape { rounded: self.rounded != Rounded::None, ..shape }
     }
 
     /// Whether a layer of this packing multiplies rounded rows.
     pub(crate) fn rounds(&self, packing: &Packing) -> bool {
-        self.compute != ComputeDtype::F32 && packing.takes_rounded()
+        self.rounded != Rounded::None && packing.takes_rounded()
     }
 
     /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are rounded.
@@ -274,7 +302,7 @@ impl WeightTable {
         if !layers.iter().any(|(id, _)| self.rounds(&self.linear(*id).packing)) {
             return quantized.unwrap_or(0);
         }
-        // A rounded row is smaller than a quantized one, but there are always sixteen; and they begin on a cache line.
+        // A rounded row is no larger than a quantized one, but there are always sixteen; and they begin on a cache line.
         let rounded = |rows| Bf16Layout { rows, k }.bytes();
         quantized.map_or_else(|| rounded(rows), |quantized| quantized.next_multiple_of(64) + rounded(1))
     }
@@ -292,7 +320,12 @@ impl WeightTable {
             acts |= packing.wants_acts();
             tiles |= self.tiles && packing.wants_tiles();
         }
-        acts.then_some(ActLayout { rows, k, tiles })
+        let form = match (self.eight_bits, tiles) {
+            (true, _) => ActForm::Bytes,
+            (false, true) => ActForm::Tiled,
+            (false, false) => ActForm::Words,
+        };
+        acts.then_some(ActLayout { rows, k, form })
     }
 
     /// The declaration behind an id.

@@ -5,7 +5,8 @@ mod common;
 
 use common::{Random, checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
-    Activation, CpuDevice, Declare, Device, DtypePolicy, Experts, Isa, LinearId, Mode, PlanDevice, WeightTable,
+    Activation, ComputeDtype, CpuDevice, Declare, Device, DtypePolicy, Experts, Isa, LinearId, Mode, PlanDevice,
+    WeightTable,
 };
 
 /// Experts' matrices, and their shape.
@@ -125,6 +126,12 @@ fn float_experts() {
 fn quantized_experts() {
     check(&Bank::of_layers("gguf-llama-q4_0"));
     check(&Bank::of_layers("mlx-llama-6bit-g64"));
+}
+
+#[test]
+fn experts_over_rows_of_eight_bits() {
+    let bank = Bank::of_layers("mlx-llama-6bit-g64");
+    check(&Bank { table: bank.table.computed_in(ComputeDtype::Int8).unrounded(), ..bank });
 }
 
 #[test]

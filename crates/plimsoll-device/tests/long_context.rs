@@ -5,7 +5,7 @@ mod common;
 
 use common::{Random, checkpoint, device_of, matrix, rows, shape};
 use plimsoll_device::{
-    Attention, CpuDevice, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS, SPLIT_PAGES, SeqSpan, StepInput,
+    Attention, CpuDevice, Declare, Device, DtypePolicy, Isa, ModelShape, PAGE_TOKENS, SPLIT_PAGES, SeqSpan, StepInput,
 };
 
 const CONTEXT: usize = 4000;
@@ -26,7 +26,8 @@ impl Rig {
     fn new(threads: usize) -> Rig {
         let checkpoint = checkpoint("llama");
         let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
-        let device = device_of(&table, &checkpoint, &shape(None), [3 * LIST, 0], threads, Isa::detect());
+        let shape = ModelShape { rounded: Isa::detect() == Isa::Amx, ..shape(None) };
+        let device = device_of(&table, &checkpoint, &shape, [3 * LIST, 0], threads, Isa::detect());
         let page = |list: usize, i: usize| {
             let common = if list == 2 { 2 * SPLIT_PAGES } else { 4 * SPLIT_PAGES };
             (i * 37 % LIST + if i < common { 0 } else { list * LIST }) as u32
@@ -36,17 +37,18 @@ impl Rig {
         for list in 0..3 {
             for start in (0..CONTEXT).step_by(250) {
                 // What is common is stored three times, the same.
-                rig.step(&[(list, start, 250)], None, 0);
+                rig.step(&Step { rows: &[(list, start, 250)], ..Step::default() });
             }
         }
         rig
     }
 
     /// What rows attend to. What they are depends on nothing but their place.
-    fn step(&mut self, rows_of: &[Rows], window: Option<usize>, seen_from: usize) -> Vec<Vec<u32>> {
+    fn step(&mut self, step: &Step<'_>) -> Vec<Vec<u32>> {
         self.device.begin_step();
+        let Step { window, seen_from, .. } = *step;
         let (mut seqs, mut at) = (Vec::new(), Vec::new());
-        for (list, start, rows) in rows_of.iter().copied() {
+        for (list, start, rows) in step.rows.iter().copied() {
             let (pages_at, pages) = (list * LIST, (start + rows).div_ceil(PAGE_TOKENS));
             seqs.push(SeqSpan { first_row: at.len(), rows, start, pages_at, pages, seen_from, state: None });
             at.extend((start..start + rows).map(|position| (list, position)));
@@ -63,31 +65,52 @@ impl Rig {
             matrix(&mut self.device, &rows)
         });
         let out = self.device.temp(at.len(), 64).unwrap();
-        let step = StepInput { seqs: &seqs, pages: &self.pages, ..StepInput::default() };
+        let rounded_rows = if step.prompt { step.rows.last().map_or(0, |(_, _, rows)| *rows) } else { 0 };
+        let step = StepInput { seqs: &seqs, pages: &self.pages, rounded_rows, ..StepInput::default() };
         let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, softcap: None };
         self.device.attention(&spec, out, q, k, v, &step);
         rows(&mut self.device, out)
     }
 }
 
-/// One row, also where a split begins; drafts, in several waves; a window; a draft head that resumed late; several of one beginning.
-const STEPS: [(&[Rows], Option<usize>, usize); 9] = [
-    (&[(0, CONTEXT, 1)], None, 0),
-    (&[(0, 3584, 1)], None, 0),
-    (&[(0, CONTEXT + 1, 6)], None, 0),
-    (&[(0, 3000, 16)], None, 0),
-    (&[(0, CONTEXT + 7, 3)], Some(1500), 0),
-    (&[(0, CONTEXT + 10, 1)], None, 2000),
-    (&[(1, 2100, 1), (0, CONTEXT + 11, 2)], None, 0),
-    (&[(1, 5, 1), (0, CONTEXT + 13, 1)], None, 0),
-    (&[(0, CONTEXT + 14, 1), (1, CONTEXT, 3), (2, 3500, 2)], None, 0),
-];
+/// Whose rows a step has, and what they see.
+#[derive(Clone, Copy, Default)]
+struct Step<'a> {
+    rows: &'a [Rows],
+    window: Option<usize>,
+    seen_from: usize,
+    /// The last rows are a prompt's, in the arithmetic of prompts.
+    prompt: bool,
+}
+
+/// One row, also where a split begins; drafts, in several waves; a window; a draft head that resumed late; several of one beginning; a
+/// prompt by itself and beside others, of a few splits and of two, with a window.
+fn steps() -> Vec<Step<'static>> {
+    let plain = |rows| Step { rows, ..Step::default() };
+    let prompt = |rows| Step { rows, prompt: true, ..Step::default() };
+    vec![
+        plain(&[(0, CONTEXT, 1)]),
+        plain(&[(0, 3584, 1)]),
+        plain(&[(0, CONTEXT + 1, 6)]),
+        plain(&[(0, 3000, 16)]),
+        Step { window: Some(1500), ..plain(&[(0, CONTEXT + 7, 3)]) },
+        Step { seen_from: 2000, ..plain(&[(0, CONTEXT + 10, 1)]) },
+        plain(&[(1, 2100, 1), (0, CONTEXT + 11, 2)]),
+        plain(&[(1, 5, 1), (0, CONTEXT + 13, 1)]),
+        plain(&[(0, CONTEXT + 14, 1), (1, CONTEXT, 3), (2, 3500, 2)]),
+        plain(&[(1, 2110, 1), (2, 310, 1), (0, 3000, 16)]),
+        prompt(&[(0, CONTEXT + 15, 16)]),
+        prompt(&[(1, 2100, 1), (2, 300, 1), (0, CONTEXT + 31, 16)]),
+        prompt(&[(0, CONTEXT + 47, 1), (1, CONTEXT + 3, 1), (2, 600, 40)]),
+        Step { window: Some(1500), ..prompt(&[(1, 1700, 2), (0, CONTEXT + 48, 30)]) },
+    ]
+}
 
 #[test]
 fn threads_do_not_show() {
     let run = |threads| -> Vec<_> {
         let mut rig = Rig::new(threads);
-        STEPS.iter().map(|(rows, window, seen_from)| rig.step(rows, *window, *seen_from)).collect()
+        steps().iter().map(|step| rig.step(step)).collect()
     };
     let expected = run(1);
     for threads in 2..=4 {
@@ -96,13 +119,15 @@ fn threads_do_not_show() {
 }
 
 #[test]
-fn those_who_begin_alike_do_not_show() {
+fn neighbours_do_not_show() {
     for threads in 1..=3 {
         let mut rig = Rig::new(threads);
-        for (rows, window, seen_from) in STEPS {
-            let together = rig.step(rows, window, seen_from);
-            let alone: Vec<_> = rows.iter().flat_map(|rows| rig.step(&[*rows], window, seen_from)).collect();
-            assert!(alone == together, "{rows:?} on {threads} threads");
+        for step in steps() {
+            let together = rig.step(&step);
+            let last = step.rows.len() - 1;
+            let parts = step.rows.chunks(1).enumerate();
+            let alone = parts.flat_map(|(i, rows)| rig.step(&Step { rows, prompt: step.prompt && i == last, ..step }));
+            assert!(alone.collect::<Vec<_>>() == together, "{:?} on {threads} threads", step.rows);
         }
     }
 }

@@ -6,7 +6,7 @@ mod check;
 mod run;
 
 use plimsoll_device::{
-    ComputeDtype, Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, PAGE_TOKENS, WeightTable, Work,
+    Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, PAGE_TOKENS, WeightTable, Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_media::MediaError;
@@ -295,7 +295,7 @@ impl Blueprint {
             encoder: checkpoint.config.encoder,
         };
         if !blueprint.rounds(options)? {
-            blueprint.weights = std::mem::take(&mut blueprint.weights).computed_in(ComputeDtype::F32);
+            blueprint.weights = std::mem::take(&mut blueprint.weights).unrounded();
         }
         Ok(blueprint)
     }
@@ -338,7 +338,7 @@ impl Blueprint {
             drafts,
             whole: self.encoder.is_some(),
             media: self.media.is_some(),
-            compute: self.weights.compute(),
+            rounded: self.weights.rounded(),
         };
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };

@@ -12,7 +12,7 @@ mod seq;
 
 use plimsoll_memory::broken;
 
-use plimsoll_device::{ComputeDtype, SPLIT_PAGES};
+use plimsoll_device::{Rounded, SPLIT_PAGES};
 
 use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
@@ -38,29 +38,29 @@ pub struct StepLimits {
     pub whole: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
-    /// How rows are computed.
-    pub compute: ComputeDtype,
+    /// Which rows are computed in bfloat16.
+    pub rounded: Rounded,
 }
 
 impl StepLimits {
     /// Rows of prompts have an arithmetic of their own: they stand last in a step, and what an answer has computed is no part of
     /// anybody's prompt.
     pub fn apart(&self) -> bool {
-        self.compute == ComputeDtype::Auto
+        self.rounded == Rounded::Prompts
     }
 
     /// How many of `rows` rows, of which the last `of_prompts` are of prompts, are computed in bfloat16: the last ones.
     pub fn rounded_rows(&self, rows: usize, of_prompts: usize) -> usize {
-        match self.compute {
-            ComputeDtype::F32 => 0,
-            ComputeDtype::Auto => of_prompts,
-            ComputeDtype::Bf16 => rows,
+        match self.rounded {
+            Rounded::None => 0,
+            Rounded::Prompts => of_prompts,
+            Rounded::All => rows,
         }
     }
 
     /// Whether logits are.
     pub fn rounded_logits(&self) -> bool {
-        self.compute == ComputeDtype::Bf16
+        self.rounded == Rounded::All
     }
 
     /// Rows of a step that are no prompt's, at most: newest tokens, drafts, and what answers that were preempted compute again. Where

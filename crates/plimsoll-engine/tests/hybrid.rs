@@ -139,6 +139,12 @@ fn a_crowd_of_hybrids_says_what_each_says_alone() {
     HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Auto));
 }
 
+/// The same with activations of 8 bits.
+#[test]
+fn a_crowd_of_hybrids_in_int8() {
+    HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Int8));
+}
+
 /// The same where all is computed in bfloat16, drafts and logits included.
 #[test]
 fn a_crowd_of_hybrids_in_bf16() {

@@ -127,6 +127,16 @@ fn qwen2_q4_0_all_in_bf16() {
     }
 }
 
+#[test]
+fn qwen2_q4_0_in_int8() {
+    check("gguf-qwen2-q4_0", KvDtype::F16, ComputeDtype::Int8);
+}
+
+/// Every arithmetic that this machine has.
+fn arithmetics() -> impl Iterator<Item = ComputeDtype> {
+    [ComputeDtype::F32, ComputeDtype::Auto, ComputeDtype::Int8].into_iter().chain(all_bf16())
+}
+
 /// Prompts with 550 tokens in common, which attention reads once for all, each with some of its own; two such families.
 #[test]
 fn those_who_begin_alike_answer_as_alone() {
@@ -140,7 +150,7 @@ fn those_who_begin_alike_answer_as_alone() {
         })
         .collect();
     for (model, kv_dtype) in [("gemma3", KvDtype::F16), ("gguf-qwen2-q4_0", KvDtype::Bf16), ("llama", KvDtype::Q8)] {
-        for compute_dtype in [ComputeDtype::F32, ComputeDtype::Auto].into_iter().chain(all_bf16()) {
+        for compute_dtype in arithmetics() {
             let base = Options { compute_dtype, max_total_token_num: Some(8192), ..options(kv_dtype) };
             let alone = engine(model, &Options { prefix_cache: false, ..base.clone() });
             let answers: Vec<Answer> = requests.iter().map(|request| ask(&alone, request.clone())).collect();
@@ -170,14 +180,15 @@ fn bf16_without_the_unit_is_refused_by_its_flag() {
 #[test]
 fn warm_is_cold() {
     let models = [("llama", KvDtype::F16), ("gemma3", KvDtype::Q8), ("gguf-qwen2-q4_0", KvDtype::Q8)];
-    for compute_dtype in [ComputeDtype::F32, ComputeDtype::Auto].into_iter().chain(all_bf16()) {
+    for compute_dtype in arithmetics() {
         models.iter().for_each(|(model, kv_dtype)| converse(model, Options { compute_dtype, ..options(*kv_dtype) }));
     }
 }
 
 fn converse(model: &str, options: Options) {
     // Of these models, llama's weights are single precision.
-    let apart = options.compute_dtype == ComputeDtype::Auto && Isa::detect() == Isa::Amx && model != "llama";
+    let of_prompts = matches!(options.compute_dtype, ComputeDtype::Auto | ComputeDtype::Int8);
+    let apart = of_prompts && Isa::detect() == Isa::Amx && model != "llama";
     let warm = engine(model, &Options { threads: Some(2), ..options.clone() });
     let cold = engine(model, &Options { prefix_cache: false, batch_max_tokens: 16, ..options });
     let mut prompt: Vec<u32> = (0..37).map(|i| (mix(i) % 300) as u32).collect();
@@ -207,16 +218,22 @@ fn every_instruction_set_gives_the_same_bits() {
     for (model, kv_dtype) in
         [("llama", KvDtype::F16), ("llama", KvDtype::Bf16), ("gemma3", KvDtype::F16), ("gguf-qwen2-q4_0", KvDtype::Q8)]
     {
-        let of = |isa| {
-            let options = Options { isa: Some(isa), compute_dtype: ComputeDtype::F32, ..options(kv_dtype) };
-            let engine = engine(model, &options);
-            crowd(3).into_iter().map(|request| ask(&engine, request)).collect::<Vec<_>>()
-        };
-        let portable = of(Isa::Portable);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.available() && *isa != Isa::Portable) {
-            for (i, (answer, expected)) in of(isa).iter().zip(&portable).enumerate() {
-                assert_same(answer, expected, &format!("{model} on {isa}, request {i}"));
-            }
+        agree(model, kv_dtype, ComputeDtype::F32, &Isa::ALL);
+    }
+    // The matrix unit has another arithmetic for prompts.
+    let others: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| *isa != Isa::Amx).collect();
+    agree("gguf-qwen2-q4_0", KvDtype::Q8, ComputeDtype::Int8, &others);
+}
+
+fn agree(model: &str, kv_dtype: KvDtype, compute_dtype: ComputeDtype, isas: &[Isa]) {
+    let of = |isa| {
+        let engine = engine(model, &Options { isa: Some(isa), compute_dtype, ..options(kv_dtype) });
+        crowd(3).into_iter().map(|request| ask(&engine, request)).collect::<Vec<_>>()
+    };
+    let portable = of(Isa::Portable);
+    for isa in isas.iter().copied().filter(|isa| isa.available() && *isa != Isa::Portable) {
+        for (i, (answer, expected)) in of(isa).iter().zip(&portable).enumerate() {
+            assert_same(answer, expected, &format!("{model} in {compute_dtype:?} on {isa}, request {i}"));
         }
     }
 }

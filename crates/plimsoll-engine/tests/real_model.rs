@@ -7,12 +7,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{all_bf16, ask, fixtures, greedy, ids};
-use plimsoll_device::ComputeDtype;
+use plimsoll_device::{ComputeDtype, Isa};
 use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, start};
 use plimsoll_hub::{Cache, Quiet};
 use serde_json::Value;
 
-fn open(compute_dtype: ComputeDtype) -> (LoadedModel, EngineHandle) {
+fn open(isa: Isa, compute_dtype: ComputeDtype) -> (LoadedModel, EngineHandle) {
     let path = plimsoll_hub::resolve("smollm2", &Cache::default_location().unwrap(), &mut Quiet)
         .unwrap_or_else(|e| panic!("{e}"));
     let model = LoadedModel::open(&path).unwrap();
@@ -20,6 +20,7 @@ fn open(compute_dtype: ComputeDtype) -> (LoadedModel, EngineHandle) {
         max_total_token_num: Some(4096),
         running_max_req_size: 8,
         graph_max_batch_size: 8,
+        isa: Some(isa),
         compute_dtype,
         ..Options::default()
     };
@@ -34,25 +35,33 @@ fn reference() -> Value {
 
 #[test]
 fn quantized_kernels_agree_with_the_f32_reference() {
-    agree(ComputeDtype::F32, 0.002, 0.99);
+    agree(Isa::detect(), ComputeDtype::F32, 0.002, 0.99);
 }
 
 /// Where a matrix unit computes prompts in bfloat16; elsewhere as above.
 #[test]
 fn prompts_agree_with_the_f32_reference() {
-    agree(ComputeDtype::Auto, 0.02, 0.97);
+    agree(Isa::detect(), ComputeDtype::Auto, 0.02, 0.97);
 }
 
 /// Logits, too, where answers are computed like prompts.
 #[test]
 fn logits_in_bf16_agree_with_the_f32_reference() {
     if let Some(compute_dtype) = all_bf16() {
-        agree(compute_dtype, 0.02, 0.97);
+        agree(Isa::detect(), compute_dtype, 0.02, 0.97);
     }
 }
 
-fn agree(compute_dtype: ComputeDtype, most: f64, least: f64) {
-    let (_, engine) = open(compute_dtype);
+/// Activations of eight bits, where prompts have them, too: as far off as others are who have no more.
+#[test]
+fn int8_is_near_the_f32_reference() {
+    let off = agree(Isa::Avx512.min(Isa::detect()), ComputeDtype::Int8, 0.07, 0.93);
+    assert!(off > 0.02, "as exact as 16 bits: {off}");
+}
+
+/// How far log-probabilities are off in the mean, after this and how often the best token is another were held to their limits.
+fn agree(isa: Isa, compute_dtype: ComputeDtype, most: f64, least: f64) -> f64 {
+    let (_, engine) = open(isa, compute_dtype);
     let reference = reference();
     let tokens = ids(&reference["ids"]);
     let mut request = greedy(&tokens, 1);
@@ -69,11 +78,12 @@ fn agree(compute_dtype: ComputeDtype, most: f64, least: f64) {
     println!("mean |Δ log-probability| {mean:.4}, same best token at {:.1}% of {seen} positions", 100.0 * agreement);
     assert!(mean <= most, "mean |Δ log-probability| is {mean:.4}, the limit is {most}");
     assert!(agreement >= least, "same best token at {agreement:.4} of the positions, the limit is {least}");
+    mean
 }
 
 #[test]
 fn chats_answer_as_the_reference_does() {
-    let (model, engine) = open(ComputeDtype::Auto);
+    let (model, engine) = open(Isa::detect(), ComputeDtype::Auto);
     for chat in reference()["greedy"].as_array().unwrap() {
         let tokens = ids(&chat["ids"]);
         let rendered =

@@ -1,33 +1,40 @@
-//! Activations quantized for the integer dot products: per row and 32 elements, 16-bit numbers with one scale, split into two
-//! signed bytes, and the sums that zero points and offsets need. Weights are `packing`'s.
+//! Activations quantized for the integer dot products: per row and 32 elements, numbers of 16 or 8 bits with one scale, split into signed
+//! bytes, and the sums that zero points and offsets need. Weights are `packing`'s.
 //!
-//! Sixteen bits, because eight are not enough: on SmolLM2 (Q4_1) 8-bit activations move a log-probability by 0.061 on average and
-//! change the most likely token at 3 of 100 positions; with 16 bits the answers are those of the f32 reference (0.001, none;
-//! `cargo test -p plimsoll-engine --test real_model -- --nocapture`). A decode step waits for memory either way.
+//! Sixteen bits unless a server was told otherwise, because eight are not enough: on SmolLM2 (Q4_1) 8-bit activations move a log-probability
+//! by 0.055 on average and change the most likely token at 3 of 100 positions; with 16 bits by 0.0009 and at 2 of 10,000
+//! (`benches/quality.md`).
 
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::packing::BLOCK;
 use crate::simd::{LANES, Simd};
 
-/// Bytes of a quantized block.
-pub(crate) const ACT_BLOCK_BYTES: usize = 96;
 /// Bytes of a block's numbers as the matrix unit takes them: two planes of bfloat16.
 pub(crate) const ACT_TILE_BYTES: usize = 2 * 2 * BLOCK;
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
-/// The largest quantized activation: its upper byte is 127 and its lower one may still round up to it.
-pub(crate) const ACT_MAX: f32 = 32_639.0;
+/// The largest number of 16 bits: its upper byte is 127 and its lower one may still round up to it.
+pub(crate) const WORD_MAX: f32 = 32_639.0;
+/// The largest number of 8 bits.
+pub(crate) const BYTE_MAX: f32 = 127.0;
 
-/// One block of 32 quantized activations, as it lies in the buffer.
+/// One block of 32 quantized activations, as it lies in the buffer: value[i] ≈ scale · number[i].
 ///
-/// value[i] ≈ scale · number[i], number[i] = 256 · high[i] + low[i]; scale is the least power of two for which no number
-/// exceeds 32639. A power of two, so that scaling rounds nothing, wherever in a product it takes place.
+/// Of two planes, number[i] = 256 · planes[0][i] + planes[1][i], and scale is the least power of two for which no number exceeds 32639. A
+/// power of two, so that scaling rounds nothing, wherever in a product it takes place. Of one, number[i] = planes[0][i] and scale
+/// is the greatest magnitude / 127.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
-pub(crate) struct ActBlock {
-    pub(crate) high: [i8; BLOCK],
-    pub(crate) low: [i8; BLOCK],
+pub(crate) struct ActBlock<const PLANES: usize> {
+    pub(crate) planes: [[i8; BLOCK]; PLANES],
+    pub(crate) sums: ActSums,
+}
+
+/// What else is known of a block.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ActSums {
     pub(crate) scale: f32,
     /// −Σ number, of the whole block.
     pub(crate) minus_sum: i32,
@@ -40,20 +47,30 @@ pub(crate) struct ActBlock {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<ActBlock>() == ACT_BLOCK_BYTES);
+const _: () = assert!(size_of::<ActBlock<1>>() == 64 && size_of::<ActBlock<2>>() == 96);
 
-/// The shape of a buffer of quantized activations: `rows` rows of `k` elements, row after row, 3 bytes an element, with
-/// tiles some 7.
+/// What a block's numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActForm {
+    /// 8 bits; 2 bytes an element, and a line at most.
+    Bytes,
+    /// 16 bits; 3 bytes an element.
+    Words,
+    /// 16 bits, and a row's blocks are followed by their numbers once more, as the matrix unit takes them ([`crate::Packing::wants_tiles`]):
+    /// for every block 32 times scale · 256 · upper byte, then 32 times scale · lower byte, in bfloat16, which holds both exactly, of every
+    /// four in the order 0, 2, 1, 3; then every block's scaled sum. Some 7 bytes an element.
+    Tiled,
+}
+
+/// The shape of a buffer of quantized activations: `rows` rows of `k` elements, row after row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActLayout {
     /// Rows (tokens).
     pub rows: usize,
     /// Elements per row; a multiple of 32.
     pub k: usize,
-    /// Whether a row's blocks are followed by their numbers once more, as the matrix unit takes them
-    /// ([`crate::Packing::wants_tiles`]): for every block 32 times scale · 256 · high, then 32 times scale · low, in
-    /// bfloat16, which holds both exactly, of every four in the order 0, 2, 1, 3; then every block's scaled sum.
-    pub tiles: bool,
+    /// Its numbers.
+    pub form: ActForm,
 }
 
 impl ActLayout {
@@ -65,31 +82,43 @@ impl ActLayout {
     /// Bytes of one row.
     pub fn row_bytes(self) -> usize {
         assert!(self.k.is_multiple_of(BLOCK), "{} activations are not a multiple of {BLOCK}", self.k);
-        let bytes = if self.tiles {
-            // An odd number of lines: the rows of a tile shall not meet in one set of the cache.
-            let sums = (self.k / BLOCK).checked_mul(size_of::<f32>());
-            sums.and_then(|sums| sums.checked_add(self.sums_at())).map(|bytes| (bytes.div_ceil(LINE) | 1) * LINE)
-        } else {
-            self.k.checked_mul(ACT_BLOCK_BYTES / BLOCK)
+        let blocks = self.k / BLOCK;
+        let bytes = match self.form {
+            ActForm::Bytes => blocks.checked_mul(self.block_bytes()).map(odd_lines),
+            ActForm::Words => blocks.checked_mul(self.block_bytes()),
+            ActForm::Tiled => {
+                let sums = blocks.checked_mul(size_of::<f32>());
+                sums.and_then(|sums| sums.checked_add(self.sums_at())).map(odd_lines)
+            }
         };
         bytes.expect("activation row exceeds the address space")
     }
 
+    /// Bytes of a block.
+    pub(crate) fn block_bytes(self) -> usize {
+        if self.form == ActForm::Bytes { size_of::<ActBlock<1>>() } else { size_of::<ActBlock<2>>() }
+    }
+
     /// Panics unless a buffer of this layout begins where its parts want to lie.
     fn check_alignment(self, buffer: &[u8]) {
-        let alignment = if self.tiles { LINE } else { align_of::<ActBlock>() };
+        let alignment = if self.form == ActForm::Tiled { LINE } else { align_of::<ActBlock<2>>() };
         assert!(buffer.as_ptr().addr().is_multiple_of(alignment), "activation buffer not aligned to {alignment}");
     }
 
     /// Where in a row its tiles begin.
     pub(crate) fn tiles_at(self) -> usize {
-        (self.k / BLOCK).saturating_mul(ACT_BLOCK_BYTES).saturating_add(LINE - 1) / LINE * LINE
+        (self.k / BLOCK).saturating_mul(self.block_bytes()).saturating_add(LINE - 1) / LINE * LINE
     }
 
     /// Where in a row the sums of its blocks follow.
     pub(crate) fn sums_at(self) -> usize {
         (self.k / BLOCK).saturating_mul(ACT_TILE_BYTES).saturating_add(self.tiles_at())
     }
+}
+
+/// As many bytes, and as few more as make them an odd number of lines: the rows of a tile shall not meet in one set of the cache.
+fn odd_lines(bytes: usize) -> usize {
+    (bytes.div_ceil(LINE) | 1) * LINE
 }
 
 /// Quantized activations, borrowed from the caller's buffer.
@@ -123,7 +152,8 @@ impl<'a> Acts<'a> {
 /// Quantizes one row of `k` floats into `dst`, one row of a buffer of this layout (`row_bytes` long, aligned as in
 /// [`Acts::new`]).
 ///
-/// Per block of 32: scale is the least power of two with amax / 32639 ≤ scale; number = x / scale, rounded to nearest even.
+/// Per block of 32, of 16 bits: scale is the least power of two with amax / 32639 ≤ scale; number = x / scale, rounded to nearest even. Of 8:
+/// scale = amax / 127; number = x · (127 / amax), rounded likewise.
 /// Blocks whose amax is below 2⁻¹⁰⁰ become zeros. One that holds a NaN, an infinity or anything from 2¹⁰⁰ on gets the scale
 /// NaN, so that it cannot pass unnoticed.
 ///
@@ -132,24 +162,38 @@ pub fn quantize_acts(isa: Isa, layout: ActLayout, x: &[f32], dst: &mut [u8]) {
     assert_eq!(x.len(), layout.k, "activations of a row");
     assert_eq!(dst.len(), layout.row_bytes(), "bytes for {} quantized activations", x.len());
     layout.check_alignment(dst);
-    let (blocks, tiles) = dst.split_at_mut(if layout.tiles { layout.tiles_at() } else { dst.len() });
-    // SAFETY: length and alignment were just checked, the borrow is kept, and any bytes are a valid `ActBlock`.
-    let blocks = unsafe { std::slice::from_raw_parts_mut(blocks.as_mut_ptr().cast::<ActBlock>(), x.len() / BLOCK) };
-    let (tiles, sums) = tiles.split_at_mut(if layout.tiles { layout.sums_at() - layout.tiles_at() } else { 0 });
+    if layout.form == ActForm::Bytes {
+        // SAFETY: whole blocks, of one plane as the layout says; alignment was just checked.
+        let blocks = unsafe { blocks_mut::<1>(&mut dst[..x.len() / BLOCK * layout.block_bytes()]) };
+        return isa.run(QuantizeRow { x, blocks, tiles: &mut [] });
+    }
+    let tiled = layout.form == ActForm::Tiled;
+    let (blocks, tiles) = dst.split_at_mut(if tiled { layout.tiles_at() } else { dst.len() });
+    // SAFETY: likewise, of two.
+    let blocks = unsafe { blocks_mut::<2>(&mut blocks[..x.len() / BLOCK * layout.block_bytes()]) };
+    let (tiles, sums) = tiles.split_at_mut(if tiled { layout.sums_at() - layout.tiles_at() } else { 0 });
     isa.run(QuantizeRow { x, blocks: &mut *blocks, tiles: tiles.as_chunks_mut().0 });
     for (sum, block) in sums.as_chunks_mut().0.iter_mut().zip(&*blocks) {
-        *sum = block.scaled_sum.to_ne_bytes();
+        *sum = block.sums.scaled_sum.to_ne_bytes();
     }
 }
 
-struct QuantizeRow<'a> {
+/// # Safety
+/// The bytes are a whole number of blocks and aligned for them.
+unsafe fn blocks_mut<const PLANES: usize>(bytes: &mut [u8]) -> &mut [ActBlock<PLANES>] {
+    let blocks = bytes.len() / size_of::<ActBlock<PLANES>>();
+    // SAFETY: the caller's word; the borrow is kept, and any bytes are a valid `ActBlock`.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), blocks) }
+}
+
+struct QuantizeRow<'a, const PLANES: usize> {
     x: &'a [f32],
-    blocks: &'a mut [ActBlock],
-    /// As many as blocks, or none.
+    blocks: &'a mut [ActBlock<PLANES>],
+    /// As many as blocks, or none; of two planes alone.
     tiles: &'a mut [[u8; ACT_TILE_BYTES]],
 }
 
-impl Kernel for QuantizeRow<'_> {
+impl<const PLANES: usize> Kernel for QuantizeRow<'_, PLANES> {
     type Output = ();
 
     #[inline(always)]
@@ -161,21 +205,24 @@ impl Kernel for QuantizeRow<'_> {
 }
 
 #[inline(always)]
-fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock, mut tile: Option<&mut [u8; ACT_TILE_BYTES]>) {
+fn quantize_block<S: Simd, const PLANES: usize>(
+    s: S,
+    x: &[f32; BLOCK],
+    block: &mut ActBlock<PLANES>,
+    mut tile: Option<&mut [u8; ACT_TILE_BYTES]>,
+) {
     // SAFETY: `x` has two vectors of 16 floats.
     let halves = unsafe { [s.load(x.as_ptr()), s.load(x.as_ptr().add(LANES))] };
-    let (scale, inverse) = act_scale(amax(s, halves[0], halves[1]));
+    let (scale, inverse) = act_scale::<PLANES>(amax(s, halves[0], halves[1]));
     let mut sums = [0i32; 2];
     for (half, values) in halves.into_iter().enumerate() {
         let number = math::round(s, s.mul(values, s.splat(inverse)));
         // Rounded, so that the lower byte is signed like the upper one.
         let high = s.sra_i::<8>(s.add_i(number, s.splat_i(128)));
-        let range = half * LANES..(half + 1) * LANES;
-        let (high_bytes, low_bytes) = (&mut block.high[range.clone()], &mut block.low[range]);
-        // SAFETY: both are vectors of 16 bytes.
-        unsafe {
-            s.store_low_bytes(high_bytes.as_mut_ptr().cast(), high);
-            s.store_low_bytes(low_bytes.as_mut_ptr().cast(), number);
+        let planes = if PLANES == 1 { [number, number] } else { [high, number] };
+        for (plane, bytes) in block.planes.iter_mut().zip(planes) {
+            // SAFETY: a plane has two vectors of 16 bytes.
+            unsafe { s.store_low_bytes(plane.as_mut_ptr().add(half * LANES).cast(), bytes) };
         }
         sums[half] = fold(s.to_array(s.as_floats(number)).map(|lane| lane.to_bits() as i32), i32::wrapping_add);
         if let Some(tile) = &mut tile {
@@ -188,33 +235,41 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], block: &mut ActBlock, mut til
             }
         }
     }
-    block.scale = scale;
     // Where the scale is NaN the numbers are anything.
     let sum = sums[0].wrapping_add(sums[1]);
-    block.minus_sum = sum.wrapping_neg();
-    block.minus_half_sums = sums.map(i32::wrapping_neg);
-    block.scaled_sum = scale * sum as f32;
-    block.scaled_half_sums = [scale * sums[0] as f32, scale * sums[1] as f32];
-    block._pad = 0;
+    block.sums = ActSums {
+        scale,
+        minus_sum: sum.wrapping_neg(),
+        minus_half_sums: sums.map(i32::wrapping_neg),
+        scaled_sum: scale * sum as f32,
+        scaled_half_sums: [scale * sums[0] as f32, scale * sums[1] as f32],
+        _pad: 0,
+    };
 }
 
 /// The scale of a block, and what to multiply by for its numbers.
 #[inline(always)]
-fn act_scale(amax: f32) -> (f32, f32) {
-    const MANTISSA: u32 = (1 << 23) - 1;
-    const EXPONENT: u32 = 14;
-    const MOST: u32 = ACT_MAX.to_bits() & MANTISSA;
-    const _: () = assert!(ACT_MAX.to_bits() >> 23 == 127 + EXPONENT);
+fn act_scale<const PLANES: usize>(amax: f32) -> (f32, f32) {
     // Between these neither the scale nor its inverse, nor any sum of scaled products, leaves the range of normal floats.
     if amax < f32::from_bits((127 - 100) << 23) {
         (0.0, 0.0)
     } else if amax < f32::from_bits((127 + 100) << 23) {
-        // ACT_MAX · scale has the exponent of amax, or, where amax has the greater mantissa, the next one.
-        let bits = ((amax.to_bits() + (MANTISSA - MOST)) & !MANTISSA) - (EXPONENT << 23);
-        (f32::from_bits(bits), f32::from_bits(((2 * 127) << 23) - bits))
+        if PLANES == 1 { (amax / BYTE_MAX, BYTE_MAX / amax) } else { word_scale(amax) }
     } else {
         (f32::NAN, 0.0)
     }
+}
+
+/// The same of 16 bits, for what is neither too little nor too much.
+#[inline(always)]
+fn word_scale(amax: f32) -> (f32, f32) {
+    const MANTISSA: u32 = (1 << 23) - 1;
+    const EXPONENT: u32 = 14;
+    const MOST: u32 = WORD_MAX.to_bits() & MANTISSA;
+    const _: () = assert!(WORD_MAX.to_bits() >> 23 == 127 + EXPONENT);
+    // The largest number · scale has the exponent of amax, or, where amax has the greater mantissa, the next one.
+    let bits = ((amax.to_bits() + (MANTISSA - MOST)) & !MANTISSA) - (EXPONENT << 23);
+    (f32::from_bits(bits), f32::from_bits(((2 * 127) << 23) - bits))
 }
 
 /// The greatest magnitude among 32 values; NaN if there is one.

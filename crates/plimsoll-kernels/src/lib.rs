@@ -34,7 +34,7 @@ mod testing;
 #[cfg(target_arch = "x86_64")]
 mod unit;
 
-pub use acts::{ActLayout, Acts, quantize_acts};
+pub use acts::{ActForm, ActLayout, Acts, quantize_acts};
 pub use attention::{
     AttendOutput, AttendParams, KvPages, Queries, SPLIT, SPLIT_PAGES, Span, attend, attend_combine, attend_merge,
     attend_partial_len, attend_scratch_len, attend_split, attend_split_scratch_len, attend_splits,

@@ -16,7 +16,7 @@
 
 use std::fmt;
 
-use crate::acts::ACT_MAX;
+use crate::acts::WORD_MAX;
 use crate::simd::LANES;
 
 /// Elements of k in a block, the unit in which activations and codes are stored.
@@ -186,7 +186,7 @@ impl Packing {
         self.panel_bytes * self.panels()
     }
 
-    /// Whether the matrix unit multiplies this matrix by activations in tiles ([`crate::ActLayout::tiles`]).
+    /// Whether the matrix unit multiplies this matrix by activations in tiles ([`crate::ActForm::Tiled`]).
     pub fn wants_tiles(&self) -> bool {
         matches!(self.kind, PackKind::Quant(quant) if quant.fits_floats())
     }
@@ -224,7 +224,7 @@ impl QuantPacking {
     pub(crate) fn fits_floats(self) -> bool {
         let (highest, zero) = ((1u64 << self.bits) - 1, u64::from(self.zero));
         let widest = zero.max(highest.saturating_sub(zero));
-        zero <= highest && widest * u64::from(self.group) * ACT_MAX as u64 <= 1 << 24
+        zero <= highest && widest * u64::from(self.group) * WORD_MAX as u64 <= 1 << 24
     }
 
     /// Bytes of one block of codes: 32 elements of 16 outputs.

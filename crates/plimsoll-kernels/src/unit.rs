@@ -1,20 +1,13 @@
 //! The matrix unit (AMX) of x86-64: eight tiles of sixteen rows of 64 bytes, products of bytes into 32-bit sums and of bfloat16 into
 //! floats. The compiler knows no stable intrinsics for it, so its instructions are written here; what is multiplied is the business
-//! of `linear/amx.rs` and, by [`square`], [`column`] and [`strip`], of `linear/rounded.rs` and `attention/rounded.rs`.
+//! of `linear/amx.rs` (by [`group`]) and, by [`square`], [`column`] and [`strip`], of `linear/rounded.rs` and `attention/rounded.rs`.
 //!
-//! For the first tile 0 holds codes, 1 and 2 the rows' upper and lower plane; 3 to 6 the sums. Writing sums right behind
-//! their product would stop everything until the product is done (52 cycles), so other products are started first. What tiles
-//! hold lives from one block of assembly to the next: the compiler never uses these registers by itself.
+//! What tiles hold lives from one block of assembly to the next: the compiler never uses these registers by itself.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
-/// Codes of 0..=255, against the signed bytes of both planes.
-pub(crate) const UNSIGNED: u8 = 0;
-/// Codes of −128..=127, against the same.
-pub(crate) const SIGNED: u8 = 1;
-/// Codes and planes in bfloat16; both planes are summed up in one tile.
-pub(crate) const BFLOAT: u8 = 2;
+pub(crate) mod group;
 
 /// How the unit is told what its tiles hold.
 #[repr(C, align(64))]
@@ -31,7 +24,7 @@ impl Shapes {
     const NONE: Shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
 }
 
-/// Sets the unit of this thread up for products of `rows` rows of `group` bytes.
+/// Sets the unit of this thread up for [`group`]: products of `rows` rows of `group` bytes.
 pub(crate) fn configure(rows: usize, group: usize) {
     assert!(rows <= 16 && group <= 64 && group.is_multiple_of(4), "a tile of {rows} rows of {group} bytes");
     let (rows, quads, group) = (rows as u8, (group / 4) as u8, group as u16);
@@ -80,117 +73,6 @@ pub(crate) fn release() {
         asm!("tilerelease", options(nostack, nomem),
              out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
              out("tmm5") _, out("tmm6") _, out("tmm7") _);
-    }
-}
-
-/// Writes a tile of sums as the `$index`-th of those at `$dots`.
-macro_rules! write_tile {
-    ($dots:expr, $index:literal, $tile:literal) => {
-        // SAFETY: the caller's word, who has a `# Safety` of his own.
-        unsafe {
-            asm!(
-                concat!("tilestored [{dots} + {line}*1 + ", $index, "*1024], ", $tile),
-                dots = in(reg) $dots, line = in(reg) 64usize, options(nostack, preserves_flags),
-            )
-        }
-    };
-}
-
-/// Loads both planes of some rows.
-///
-/// # Safety
-/// The unit is set up for these rows; `acts` points to the first one's upper plane, the lower one follows 32 bytes behind,
-/// in bfloat16 64.
-#[inline(always)]
-pub(crate) unsafe fn load_rows<const KIND: u8>(acts: *const u8, row_bytes: usize) {
-    macro_rules! load {
-        ($plane:literal) => {
-            // SAFETY: the caller's word.
-            unsafe {
-                asm!(
-                    "tileloadd tmm1, [{acts} + {row}*1]",
-                    concat!("tileloadd tmm2, [{acts} + {row}*1 + ", $plane, "]"),
-                    acts = in(reg) acts, row = in(reg) row_bytes,
-                    out("tmm1") _, out("tmm2") _,
-                    options(nostack, preserves_flags, readonly),
-                )
-            }
-        };
-    }
-    if KIND == BFLOAT { load!("64") } else { load!("32") }
-}
-
-/// Multiplies the loaded rows by a group of `P` panels (1 or 2, in bfloat16 up to 4), whose codes lie 1 KiB apart. Before a
-/// tile of sums is used again, what it holds of the group before goes to `before`, as [`store`] would write it.
-///
-/// # Safety
-/// The unit is set up for the group, rows are loaded, and `codes` and `before` point to as much as they take.
-#[inline(always)]
-pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, before: Option<*mut u8>) {
-    macro_rules! product {
-        ($instruction:literal, $panel:literal, $high:literal, $low:literal; $($tile:tt)+) => {
-            // SAFETY: the caller's word.
-            unsafe {
-                asm!(
-                    concat!("tilezero ", $high),
-                    concat!("tilezero ", $low),
-                    concat!("tileloadd tmm0, [{codes} + {line}*1 + ", $panel, "*1024]"),
-                    concat!($instruction, " ", $high, ", tmm1, tmm0"),
-                    concat!($instruction, " ", $low, ", tmm2, tmm0"),
-                    codes = in(reg) codes, line = in(reg) 64usize,
-                    out("tmm0") _, $(out($tile) _,)+
-                    options(nostack, preserves_flags, readonly),
-                )
-            }
-        };
-    }
-    macro_rules! floats {
-        ($($panel:literal $text:literal $tile:tt),*) => {{
-            $(if $panel < P {
-                if let Some(dots) = before {
-                    write_tile!(dots, $text, $tile);
-                }
-                product!("tdpbf16ps", $text, $tile, $tile; $tile);
-            })*
-        }};
-    }
-    macro_rules! integers {
-        ($instruction:literal) => {{
-            if let Some(dots) = before {
-                write_tile!(dots, "0", "tmm3");
-                write_tile!(dots, "1", "tmm4");
-            }
-            product!($instruction, "0", "tmm3", "tmm4"; "tmm3" "tmm4");
-            if P > 1 {
-                if let Some(dots) = before {
-                    write_tile!(dots, "2", "tmm5");
-                    write_tile!(dots, "3", "tmm6");
-                }
-                product!($instruction, "1", "tmm5", "tmm6"; "tmm5" "tmm6");
-            }
-        }};
-    }
-    match KIND {
-        BFLOAT => floats!(0 "0" "tmm3", 1 "1" "tmm4", 2 "2" "tmm5", 3 "3" "tmm6"),
-        UNSIGNED => integers!("tdpbsud"),
-        _ => integers!("tdpbssd"),
-    }
-}
-
-/// Writes the sums of `P` panels: a tile of sixteen rows of sixteen each, as integers one for each plane.
-///
-/// # Safety
-/// `dots` is valid for writing as many KiB, and [`multiply`] has filled the tiles.
-#[inline(always)]
-pub(crate) unsafe fn store<const KIND: u8, const P: usize>(dots: *mut u8) {
-    let tiles = if KIND == BFLOAT { P } else { 2 * P };
-    write_tile!(dots, "0", "tmm3");
-    if tiles > 1 {
-        write_tile!(dots, "1", "tmm4");
-    }
-    if tiles > 2 {
-        write_tile!(dots, "2", "tmm5");
-        write_tile!(dots, "3", "tmm6");
     }
 }
 

@@ -320,7 +320,8 @@ pub struct EngineArgs {
     /// Instruction set: portable, neon, avx2, avx512, amx [default: the best there is].
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// Arithmetic on AMX: auto (prompts in bfloat16), f32 (as on other processors), bf16 (answers too: many at once are faster, one slower).
+    /// Arithmetic: auto (activations of 16 bits for packed weights; on AMX prompts in bfloat16), f32 (16 bits everywhere), int8 (as auto, but of
+    /// 8 bits: faster, less exact), bf16 (on AMX, answers too: many at once are faster, one slower).
     #[arg(long, alias = "compute_dtype", default_value = "auto")]
     pub compute_dtype: ComputeDtype,
     /// Do not share the pages of equal prefixes.
@@ -408,7 +409,7 @@ impl EngineArgs {
             kv_dtype: self.kv_dtype.unwrap_or(match self.compute_dtype {
                 // What rounds keys and values reads them as they are.
                 ComputeDtype::Bf16 => KvDtype::Bf16,
-                ComputeDtype::Auto | ComputeDtype::F32 => KvDtype::F16,
+                ComputeDtype::Auto | ComputeDtype::F32 | ComputeDtype::Int8 => KvDtype::F16,
             }),
             dtype: self.dtype,
             threads: self.threads,

@@ -1,7 +1,7 @@
 //! Attention on all cores: one task is a few rows for one key/value head and the query heads it serves: of one sequence, or of
 //! neighbours that begin alike, so that what they have in common is loaded once.
 //!
-//! A few sequences of long context make fewer tasks than threads: then a task is one *split* of such a unit (positions are cut at
+//! A few long units would keep some threads busy while others wait: of such a unit a task is one *split* (positions are cut at
 //! absolute places, whoever computes), and partial results are joined in the order in which one task would have joined them. No bit
 //! depends on which of the two was done.
 
@@ -13,14 +13,12 @@ use super::arena::Arena;
 use super::cut::TASKS_PER_THREAD;
 use crate::device::{Attention, Buf, SeqSpan, StepInput};
 use crate::kv::{PAGE_TOKENS, encoder_layout};
-use tasks::{ROWS_MAX, Share, Tasks, task_rows};
+use tasks::{ROWS_MAX, Share, Tasks, UNITS_PER_THREAD, task_rows};
 
 mod tasks;
 
 /// What each row of a task sees.
 type Spans = ArrayVec<Span, ROWS_MAX>;
-/// With fewer units than this for each thread, splits are worth their tasks.
-const UNITS_PER_THREAD: usize = 2;
 
 /// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `rounded`: rounded ones too.
 pub(super) fn scratch_floats(layout: &KvLayout, group: usize, rounded: bool) -> usize {
@@ -103,36 +101,30 @@ impl CpuDevice {
 
     /// Attends over what is stored.
     pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
+        let Place { base, stride, layout, causal, .. } = *place;
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let rounded_from = if self.memory.rounded { q.rows - step.rounded_rows } else { q.rows };
-        let mut job = Job {
-            isa,
-            arena,
-            spec,
-            step,
-            q,
-            out,
-            layout: place.layout,
-            base: place.base,
-            stride: place.stride,
-            causal: place.causal,
-            tasks: Tasks::new(step, place.layout.kv_heads(), spec.heads, rounded_from),
-        };
         let scratch = threads * self.memory.scratch;
-        let mut waves = Waves::new(&job, threads, scratch);
-        if waves.is_none() && job.tasks.count < threads * UNITS_PER_THREAD {
-            job.tasks = job.tasks.apart();
-            waves = Waves::new(&job, threads, scratch);
+        let rounded_from = if self.memory.rounded { q.rows - step.rounded_rows } else { q.rows };
+        let job = |tasks| Job { isa, arena, spec, step, q, out, layout, base, stride, causal, tasks };
+        let mut all = Tasks::new(step, layout.kv_heads(), spec.heads, rounded_from, spec.window);
+        let [mut long, mut short] = all.by_length(threads);
+        let mut waves = Waves::new(&job(long), threads, scratch);
+        if waves.is_none() && all.count < threads * UNITS_PER_THREAD {
+            all = all.apart();
+            [long, short] = all.by_length(threads);
+            waves = Waves::new(&job(long), threads, scratch);
         }
-        match waves {
-            Some(waves) => waves.run(&job, &mut self.pool),
-            None => {
-                // Heads of the same rows have neighbouring keys and values, and are found once, where there are rows enough for all threads.
-                let heads = place.layout.kv_heads();
-                let heads = if job.tasks.count >= heads * threads * TASKS_PER_THREAD { heads } else { 1 };
-                self.pool.run(job.tasks.count / heads, &|thread, task| job.whole(thread, task * heads, heads));
+        let job = match waves {
+            Some(waves) => {
+                waves.run(&job(long), &mut self.pool);
+                job(short)
             }
-        }
+            None => job(all),
+        };
+        // Heads of the same rows have neighbouring keys and values, and are found once, where there are rows enough for all threads.
+        let heads = layout.kv_heads();
+        let heads = if job.tasks.count >= heads * threads * TASKS_PER_THREAD { heads } else { 1 };
+        self.pool.run(job.tasks.count / heads, &|thread, task| job.whole(thread, task * heads, heads));
     }
 }
 
@@ -261,10 +253,10 @@ struct Waves {
 }
 
 impl Waves {
-    /// None: whole units are as good, or the scratch holds too few partial results.
+    /// None: there is nothing to cut, or the scratch holds too few partial results.
     fn new(job: &Job<'_>, threads: usize, scratch: usize) -> Option<Self> {
         let units = job.tasks.count;
-        if threads == 1 || units == 0 || units >= threads * UNITS_PER_THREAD {
+        if threads == 1 || units == 0 {
             return None;
         }
         let (mut longest, mut tallest, mut spans) = (0, 0, Spans::new());

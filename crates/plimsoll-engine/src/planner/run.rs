@@ -1,6 +1,6 @@
 //! Steps on the planner's device: what one takes, and what a model makes of it.
 
-use plimsoll_device::{ComputeDtype, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, Work};
+use plimsoll_device::{ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, Rounded, SeqSpan, StepInput, Work};
 
 use super::{Blueprint, PlanError, ROWS_OF_MEDIA};
 use crate::cpu::Passes;
@@ -35,7 +35,7 @@ impl Blueprint {
     pub(super) fn rounds(&self, options: &Options) -> Result<bool, PlanError> {
         let one = Run { rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
         let shape = self.model.shape(options.kv_dtype);
-        Ok(self.encoder.is_none() && self.weights.compute() != ComputeDtype::F32 && self.run(&shape, one)?.rounds)
+        Ok(self.encoder.is_none() && self.weights.rounded() != Rounded::None && self.run(&shape, one)?.rounds)
     }
 
     /// Runs a step of whole sequences on the planner's device.

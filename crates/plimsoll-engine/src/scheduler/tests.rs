@@ -70,7 +70,7 @@ fn a_stream_of_newcomers_starves_nobody() {
 #[test]
 fn long_answers_are_computed_again_bit_by_bit() {
     let limits =
-        StepLimits { rows: 200, logit_rows: 4, running: 4, compute: ComputeDtype::Auto, ..StepLimits::default() };
+        StepLimits { rows: 200, logit_rows: 4, running: 4, rounded: Rounded::Prompts, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 200, false));
     for _ in 0..3 {
         world.arrive(9, 150, 0, 0, false);
@@ -194,7 +194,7 @@ fn stateful(drafts: usize) -> StepLimits {
         drafts,
         whole: false,
         media: false,
-        compute: ComputeDtype::F32,
+        rounded: Rounded::None,
     }
 }
 
@@ -297,7 +297,7 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
 #[test]
 fn those_who_begin_alike_stand_side_by_side() {
     let limits =
-        StepLimits { rows: 600, logit_rows: 8, running: 8, compute: ComputeDtype::Auto, ..StepLimits::default() };
+        StepLimits { rows: 600, logit_rows: 8, running: 8, rounded: Rounded::Prompts, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 400, true));
     for i in 0..6 {
         world.arrive(1100, 20, i % 2, 0, false);
@@ -345,7 +345,7 @@ fn drafts_leave_prompts_their_rows() {
         drafts: 3,
         whole: false,
         media: false,
-        compute: ComputeDtype::F32,
+        rounded: Rounded::None,
     };
     let mut world = World::new(Sizes::plain(limits, 16, false));
     world.arrive(40, 1, 0, 0, true);

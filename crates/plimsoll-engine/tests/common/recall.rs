@@ -195,7 +195,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         drafts: shape.drafts,
         whole: false,
         media: shape.tower.is_some(),
-        compute: plimsoll_device::ComputeDtype::F32,
+        rounded: plimsoll_device::Rounded::None,
     };
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());

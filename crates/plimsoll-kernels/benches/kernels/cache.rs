@@ -7,24 +7,37 @@ use plimsoll_kernels::{Isa, PackKind, Packing};
 use crate::product::{Case, K, Product, cases};
 use crate::{bytes, isa};
 
-#[divan::bench(args = cases(&[1, 8, 32, 256]), max_time = 0.4)]
+/// How many rows meet the weights.
+const ROWS: [usize; 7] = [1, 4, 8, 12, 16, 32, 256];
+
+#[divan::bench(args = cases(&ROWS), max_time = 0.4)]
 fn linear(bencher: Bencher, case: &Case) {
-    // Short runs, so that few of them are disturbed.
-    let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), K).unwrap();
-    let data = bytes(packing.bytes());
-    let mut product = Product::new(&packing, case.rows);
-    let operations = ItemsCount::new(2 * case.rows * packing.out() * K);
-    bencher.counter(operations).bench_local(|| product.run(&data, 0..packing.panels()));
+    measure(bencher, case, |packing, rows| Product::new(packing, rows));
+}
+
+/// The same of rows quantized to 8 bits.
+#[divan::bench(args = quantized_cases(), max_time = 0.4)]
+fn eight_bits(bencher: Bencher, case: &Case) {
+    measure(bencher, case, |packing, rows| Product::eight_bits(packing, rows));
 }
 
 /// The same of rows rounded to bfloat16, where there is a matrix unit.
 #[divan::bench(args = rounded_cases(), max_time = 0.4)]
 fn rounded(bencher: Bencher, case: &Case) {
+    measure(bencher, case, |packing, rows| Product::rounded(packing, rows));
+}
+
+fn measure(bencher: Bencher, case: &Case, product: fn(&Packing, usize) -> Product<'_>) {
+    // Short runs, so that few of them are disturbed.
     let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), K).unwrap();
     let data = bytes(packing.bytes());
-    let mut product = Product::rounded(&packing, case.rows);
+    let mut product = product(&packing, case.rows);
     let operations = ItemsCount::new(2 * case.rows * packing.out() * K);
     bencher.counter(operations).bench_local(|| product.run(&data, 0..packing.panels()));
+}
+
+fn quantized_cases() -> Vec<Case> {
+    cases(&ROWS).into_iter().filter(|case| matches!(case.kind, PackKind::Quant(_))).collect()
 }
 
 /// Weights that can be rounded, if there is the unit.

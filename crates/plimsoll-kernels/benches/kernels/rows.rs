@@ -35,7 +35,7 @@ fn rope(bencher: Bencher) {
 
 #[divan::bench(max_time = 0.3)]
 fn quantize_acts(bencher: Bencher) {
-    let layout = ActLayout { rows: 1, k: N, tiles: isa() == Isa::Amx };
+    let layout = ActLayout { rows: 1, k: N, form: if isa() == Isa::Amx { ActForm::Tiled } else { ActForm::Words } };
     let mut row = Aligned::new(layout.bytes(), |_| 0);
     over_row(bencher, |_, x| plimsoll_kernels::quantize_acts(isa(), layout, x, &mut row));
 }

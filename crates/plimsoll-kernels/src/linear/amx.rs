@@ -1,7 +1,7 @@
 //! Quantized panels on the matrix unit (AMX): the dot products of sixteen rows and sixteen outputs at once.
 //!
 //! A block of codes, unpacked, lies as the unit wants its second operand (quads or pairs of k down, outputs across), and the
-//! two planes of the activations lie as it wants its first. Bytes are multiplied into integers. Where every sum is an
+//! planes of the activations, two or one, lie as it wants its first. Bytes are multiplied into integers. Where every sum is an
 //! integer that a float holds (`QuantPacking::fits_floats`), bfloat16 does better: activations come scaled, by powers of
 //! two, and both planes fall into one sum. Either way the products are exact, and sums of rows are formed from them in
 //! the order of `quant.rs`: the bits are the same.
@@ -10,20 +10,26 @@
 //! their codes are unpacked once for all rows of the call and stay in the first-level cache; then rows pass by, sixteen at
 //! a time, each tile of them loaded once for all panels. First the unit multiplies, then the vector units scale.
 
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 
 use super::quant::{Job, MOST_ROWS};
-use super::{Finish, TileTarget, codes};
-use crate::acts::{ACT_BLOCK_BYTES, ACT_TILE_BYTES, ActBlock};
+use super::{Finish, TileTarget};
+use crate::acts::{ACT_TILE_BYTES, ActBlock, ActForm, ActSums};
 use crate::isa::{Isa, Kernel};
-use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
+use crate::packing::{BLOCK, PANEL, QuantPacking};
 use crate::rounded::TILE_ROWS;
 use crate::simd::{Simd, Words};
-use crate::unit::{self, BFLOAT, SIGNED, UNSIGNED};
+use crate::unit;
+use crate::unit::group::{self, BFLOAT, SIGNED, SIGNED_BYTES, UNSIGNED, UNSIGNED_BYTES, one_plane};
+use unpack::Unpack;
+
+mod unpack;
 
 /// Fewer rows than this are left to the vector units.
 const FEWEST_ROWS: usize = 5;
+/// The same of one plane: smaller tiles than whole ones do not pay.
+const FEWEST_BYTES: usize = TILE_ROWS;
 /// Groups of k that are unpacked, multiplied and scaled at a time.
 const GROUPS: usize = 3;
 /// How many groups ahead of their use codes and scales are asked for.
@@ -36,13 +42,23 @@ const TILES: usize = MOST_ROWS / TILE_ROWS;
 const TILE: usize = TILE_ROWS * PANEL;
 
 /// What codes are multiplied as; `None` where nothing fits.
-fn kind(quant: QuantPacking, tiles: bool) -> Option<u8> {
+fn kind(quant: QuantPacking, form: ActForm) -> Option<u8> {
     let (highest, zero) = ((1i32 << quant.bits) - 1, i32::from(quant.zero));
+    let (bytes, signed) = (form == ActForm::Bytes, zero <= 128 && highest - zero <= 127);
     match zero {
-        _ if tiles && quant.fits_floats() => Some(BFLOAT),
-        0 => Some(UNSIGNED),
-        _ if zero <= 128 && highest - zero <= 127 => Some(SIGNED),
+        _ if form == ActForm::Tiled && quant.fits_floats() => Some(BFLOAT),
+        0 => Some(if bytes { UNSIGNED_BYTES } else { UNSIGNED }),
+        _ if signed => Some(if bytes { SIGNED_BYTES } else { SIGNED }),
         _ => None,
+    }
+}
+
+/// Bytes of a block of rows, and where in it its sums begin.
+const fn block_bytes(kind: u8) -> (usize, usize) {
+    if one_plane(kind) {
+        (size_of::<ActBlock<1>>(), offset_of!(ActBlock<1>, sums))
+    } else {
+        (size_of::<ActBlock<2>>(), offset_of!(ActBlock<2>, sums))
     }
 }
 
@@ -59,7 +75,7 @@ struct Scratch {
     codes: [[[[u8; 2 * PANEL]; BLOCK]; PANELS]; GROUPS],
     /// Their scales and offsets.
     scales: [[[[f32; PANEL]; 2]; PANELS]; GROUPS],
-    /// Dot products of each group: a tile a panel, or, as integers, one for either plane.
+    /// Dot products of each group: a tile a panel, or, as integers of two planes, one for either.
     dots: [[[f32; TILE]; PANELS]; GROUPS],
     /// The sums of every tile of rows and every panel.
     sums: [[[f32; TILE]; PANELS]; TILES],
@@ -95,75 +111,6 @@ struct Part {
     len: usize,
 }
 
-/// Writes codes and scales of a part as the matrix unit and the vector units want them.
-struct Unpack<'a, const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> {
-    job: &'a Job<'a>,
-    part: Part,
-    /// What codes are as bfloat16, if they are to be.
-    table: Option<&'a Words>,
-    scratch: *mut Scratch,
-}
-
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Kernel
-    for Unpack<'_, BITS, HALVES, OFFSET, P>
-{
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Unpack { job, part, table, scratch } = self;
-        let packing = job.weights.packing;
-        let block_bytes = PANEL * BLOCK * BITS as usize / 8;
-        let (per_block, quads) = if HALVES { (2, 4) } else { (1, 8) };
-        // SAFETY: `panels` only makes parts within the matrix, laid out as `packing` says, of at most `GROUPS` groups.
-        unsafe {
-            for p in 0..P {
-                let panel = job.weights.data.as_ptr().add((part.panel + p) * packing.panel_bytes());
-                let scales = panel.add(packing.k() / BLOCK * block_bytes);
-                for g in 0..part.len {
-                    let group = part.first + g;
-                    self.prefetch(s, panel, group);
-                    let all = codes::unpack::<S, BITS>(s, panel.add(group / per_block * block_bytes));
-                    let to = (&raw mut (*scratch).codes[g][p]).cast::<u8>();
-                    for quad in 0..quads {
-                        let codes = all[group % per_block * quads + quad];
-                        match table {
-                            Some(table) if BITS > 5 => s.store_words::<true>(to.add(128 * quad), table, codes),
-                            Some(table) => s.store_words::<false>(to.add(128 * quad), table, codes),
-                            None => s.store_bytes(to.add(64 * quad), s.sub_bytes(codes, job.quant.zero)),
-                        }
-                    }
-                    let (scale, offset) = codes::scales::<S, HALVES, OFFSET>(s, job.quant.scales, scales, group);
-                    let to = (&raw mut (*scratch).scales[g][p]).cast::<f32>();
-                    s.store(to, scale);
-                    s.store(to.add(PANEL), offset);
-                }
-            }
-        }
-    }
-}
-
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unpack<'_, BITS, HALVES, OFFSET, P> {
-    /// Asks for what a later part will unpack: further along the panel, or, near its end, at the beginning of the panel
-    /// that takes its place.
-    #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, panel: *const u8, group: usize) {
-        let packing = self.job.weights.packing;
-        let (per_block, block_bytes) = (if HALVES { 2 } else { 1 }, PANEL * BLOCK * BITS as usize / 8);
-        let (blocks, ahead) = (packing.k() / BLOCK, (group + AHEAD) / per_block);
-        let (panel, block) = if ahead < blocks {
-            (panel, ahead)
-        } else {
-            (panel.wrapping_add(P * packing.panel_bytes()), ahead % blocks)
-        };
-        for line in 0..block_bytes.div_ceil(64) {
-            s.prefetch(panel.wrapping_add(block * block_bytes + 64 * line));
-        }
-        let scale_bytes = self.job.quant.super_bytes() * BLOCK / SUPER;
-        s.prefetch(panel.wrapping_add(blocks * block_bytes + block * scale_bytes));
-    }
-}
-
 /// Where a tile of rows has its activations.
 #[derive(Clone, Copy)]
 struct Rows {
@@ -186,7 +133,7 @@ impl Rows {
             if KIND == BFLOAT {
                 self.tiles.add(block * ACT_TILE_BYTES + half * BLOCK)
             } else {
-                self.blocks.add(block * ACT_BLOCK_BYTES + half * BLOCK / 2)
+                self.blocks.add(block * block_bytes(KIND).0 + half * BLOCK / 2)
             }
         }
     }
@@ -201,12 +148,12 @@ unsafe fn multiply<const HALVES: bool, const KIND: u8, const P: usize>(part: Par
     // SAFETY: the caller's word; groups and panels are within the scratch.
     unsafe {
         for g in 0..part.len {
-            unit::load_rows::<KIND>(rows.group::<HALVES, KIND>(part.first + g), rows.row_bytes);
+            group::load_rows::<KIND>(rows.group::<HALVES, KIND>(part.first + g), rows.row_bytes);
             let (codes, dots) = ((&raw const (*scratch).codes[g]).cast::<u8>(), &raw mut (*scratch).dots);
             let before = (g > 0).then(|| (&raw mut (*dots)[g - 1]).cast::<u8>());
-            unit::multiply::<KIND, P>(codes, before);
+            group::multiply::<KIND, P>(codes, before);
         }
-        unit::store::<KIND, P>((&raw mut (*scratch).dots[part.len - 1]).cast());
+        group::store::<KIND, P>((&raw mut (*scratch).dots[part.len - 1]).cast());
     }
 }
 
@@ -267,9 +214,13 @@ impl<const HALVES: bool, const OFFSET: bool, const KIND: u8, const R: usize> Sca
             let dots = (&raw const (*self.scratch).dots[g]).cast::<f32>();
             each_row!(R, row => {
                 let at = row * self.rows.row_bytes;
-                let acts = self.rows.blocks.add(at + block * ACT_BLOCK_BYTES).cast::<ActBlock>();
+                let (bytes, sums) = block_bytes(KIND);
+                let acts = self.rows.blocks.add(at + block * bytes + sums).cast::<ActSums>();
                 let scaled = if KIND == BFLOAT {
                     s.load(dots.add(self.p * TILE + row * PANEL))
+                } else if one_plane(KIND) {
+                    let dot = s.float(s.bits(s.load(dots.add(self.p * TILE + row * PANEL))));
+                    s.mul(dot, s.splat((*acts).scale))
                 } else {
                     let high = s.bits(s.load(dots.add(2 * self.p * TILE + row * PANEL)));
                     let low = s.bits(s.load(dots.add((2 * self.p + 1) * TILE + row * PANEL)));
@@ -299,15 +250,19 @@ impl Job<'_> {
         panels: Range<usize>,
         rows: Range<usize>,
     ) -> bool {
-        if self.isa != Isa::Amx || rows.len() < FEWEST_ROWS {
+        let form = self.acts.layout().form;
+        let fewest = if form == ActForm::Bytes { FEWEST_BYTES } else { FEWEST_ROWS };
+        if self.isa != Isa::Amx || rows.len() < fewest {
             return false;
         }
-        // Integers take two tiles a panel, so that fewer panels advance together; beside offsets there is no zero point.
+        // Integers of two planes take two tiles a panel, so that fewer panels advance together; beside offsets there is no zero point.
         // SAFETY: the caller's word.
         unsafe {
-            match kind(self.quant, self.acts.layout().tiles) {
+            match kind(self.quant, form) {
                 // Codes of eight bits never fit.
                 Some(BFLOAT) if BITS < 8 => self.panels::<BITS, HALVES, OFFSET, BFLOAT, PANELS>(panels, rows),
+                Some(UNSIGNED_BYTES) => self.panels::<BITS, HALVES, OFFSET, UNSIGNED_BYTES, PANELS>(panels, rows),
+                Some(SIGNED_BYTES) => self.panels::<BITS, HALVES, false, SIGNED_BYTES, PANELS>(panels, rows),
                 Some(UNSIGNED) => self.panels::<BITS, HALVES, OFFSET, UNSIGNED, { PANELS / 2 }>(panels, rows),
                 Some(_) => self.panels::<BITS, HALVES, false, SIGNED, { PANELS / 2 }>(panels, rows),
                 None => return false,
@@ -438,8 +393,8 @@ mod tests {
     fn codes_are_signed_where_their_zero_point_fits_a_byte() {
         let quant = |bits, zero| QuantPacking { bits, group: 32, scales: crate::PackScales::F16, zero, offset: false };
         let found = [(4, 0), (4, 8), (6, 32), (8, 128), (8, 0), (8, 1), (8, 127), (4, 129)]
-            .map(|(bits, zero)| kind(quant(bits, zero), false));
-        let (plain, signed) = (Some(UNSIGNED), Some(SIGNED));
-        assert_eq!(found, [plain, signed, signed, signed, plain, None, None, None]);
+            .map(|(bits, zero)| [ActForm::Words, ActForm::Bytes].map(|form| kind(quant(bits, zero), form)));
+        let (plain, signed) = ([UNSIGNED, UNSIGNED_BYTES].map(Some), [SIGNED, SIGNED_BYTES].map(Some));
+        assert_eq!(found, [plain, signed, signed, signed, plain, [None; 2], [None; 2], [None; 2]]);
     }
 }

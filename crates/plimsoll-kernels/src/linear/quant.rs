@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::codes::{self, ByFormat};
 use super::{Target, TileTarget, Weights};
-use crate::acts::{ACT_BLOCK_BYTES, ActBlock, Acts};
+use crate::acts::{ActBlock, ActForm, Acts};
 use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
 use crate::simd::{CodeWidth, Simd};
@@ -15,10 +15,12 @@ const ROW_BLOCK_BYTES: usize = 256 << 10;
 const TILED_BLOCK_BYTES: usize = 1 << 20;
 /// And how many of them at most: the matrix unit keeps their sums.
 pub(super) const MOST_ROWS: usize = 128;
-/// `R` rows times `P` panels of `BITS`-bit codes, in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a zero point.
+/// `R` rows, of numbers of `PLANES` bytes, times `P` panels of `BITS`-bit codes, in groups of 16 (`HALVES`) or 32, with offsets
+/// (`OFFSET`) or a zero point.
 ///
 /// The panels advance together, a block each in turn: several streams get more out of the memory than one.
-struct Tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, const P: usize> {
+struct Tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
+{
     quant: QuantPacking,
     k: usize,
     /// The first panel; the others follow at `panel_bytes`.
@@ -32,8 +34,8 @@ struct Tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usi
     targets: [TileTarget; P],
 }
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, const P: usize> Kernel
-    for Tile<BITS, HALVES, OFFSET, R, P>
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize> Kernel
+    for Tile<BITS, HALVES, OFFSET, PLANES, R, P>
 {
     type Output = ();
 
@@ -55,8 +57,8 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
     }
 }
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, const P: usize>
-    Tile<BITS, HALVES, OFFSET, R, P>
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
+    Tile<BITS, HALVES, OFFSET, PLANES, R, P>
 {
     /// Adds a block of panel `p` to the sums of all rows.
     ///
@@ -78,9 +80,9 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
             for (half, scales) in scales[..halves].iter_mut().enumerate() {
                 *scales = codes::scales::<S, HALVES, OFFSET>(s, self.quant.scales, all_scales, block * halves + half);
             }
-            let acts = self.acts.add(block * ACT_BLOCK_BYTES);
+            let acts = self.acts.add(block * size_of::<ActBlock<PLANES>>());
             for (r, acc) in acc.iter_mut().enumerate() {
-                let acts = acts.add(r * self.act_row_bytes).cast::<ActBlock>();
+                let acts = acts.add(r * self.act_row_bytes).cast::<ActBlock<PLANES>>();
                 *acc = self.row(s, &codes, &scales, &*acts, *acc);
             }
         }
@@ -88,40 +90,39 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
 
     /// Adds a block to the sum of one row.
     #[inline(always)]
-    fn row<S: Simd>(&self, s: S, codes: &[S::B; 8], scales: &[(S::F, S::F); 2], acts: &ActBlock, acc: S::F) -> S::F {
-        let (high, low) = (acts.high.as_ptr(), acts.low.as_ptr());
-        let act_scale = s.splat(acts.scale);
+    fn row<S: Simd>(
+        &self,
+        s: S,
+        codes: &[S::B; 8],
+        scales: &[(S::F, S::F); 2],
+        acts: &ActBlock<PLANES>,
+        acc: S::F,
+    ) -> S::F {
+        let planes = acts.planes.as_ptr().cast::<i8>();
+        let act_scale = s.splat(acts.sums.scale);
         if !HALVES {
             // SAFETY: eight quads of activations lie in each plane.
-            let dot = unsafe { self.dot(s, codes, high, low, acts.minus_sum) };
-            return scaled::<S, OFFSET>(s, dot, scales[0], act_scale, acts.scaled_sum, acc);
+            let dot = unsafe { self.dot(s, codes, planes, acts.sums.minus_sum) };
+            return scaled::<S, OFFSET>(s, dot, scales[0], act_scale, acts.sums.scaled_sum, acc);
         }
         let mut acc = acc;
         let mut half = 0;
         while half < 2 {
             let group = [codes[4 * half], codes[4 * half + 1], codes[4 * half + 2], codes[4 * half + 3]];
-            let minus_sum = acts.minus_half_sums[half];
             // SAFETY: four quads of activations lie at 16 · half of each plane.
-            let dot = unsafe { self.dot(s, &group, high.add(16 * half), low.add(16 * half), minus_sum) };
-            acc = scaled::<S, OFFSET>(s, dot, scales[half], act_scale, acts.scaled_half_sums[half], acc);
+            let dot = unsafe { self.dot(s, &group, planes.add(16 * half), acts.sums.minus_half_sums[half]) };
+            acc = scaled::<S, OFFSET>(s, dot, scales[half], act_scale, acts.sums.scaled_half_sums[half], acc);
             half += 1;
         }
         acc
     }
 
-    /// Σ (code − zero) · (256 · high + low), exactly: at most 255 · 32767 · 32, which 32 bits hold.
+    /// Σ (code − zero) · number, exactly: at most 255 · 32767 · 32, which 32 bits hold.
     ///
     /// # Safety
-    /// `high` and `low` are valid for `4 · N` bytes.
+    /// `planes` is valid for `4 · N` bytes, and so is the second plane, if there is one, behind the block's first.
     #[inline(always)]
-    unsafe fn dot<S: Simd, const N: usize>(
-        &self,
-        s: S,
-        codes: &[S::B; N],
-        high: *const i8,
-        low: *const i8,
-        minus_sum: i32,
-    ) -> S::I {
+    unsafe fn dot<S: Simd, const N: usize>(&self, s: S, codes: &[S::B; N], planes: *const i8, minus_sum: i32) -> S::I {
         let width = match BITS {
             0..=4 => CodeWidth::Four,
             5..=6 => CodeWidth::Six,
@@ -130,8 +131,13 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, con
         let zero = s.splat_i(0);
         let start = if OFFSET { zero } else { s.mul_i(s.splat_i(minus_sum), s.splat_i(i32::from(self.quant.zero))) };
         // SAFETY: the caller's word.
-        let (high, low) = unsafe { (s.dot(width, codes, high.cast(), zero), s.dot(width, codes, low.cast(), start)) };
-        s.add_i(s.shl_i::<8>(high), low)
+        unsafe {
+            if PLANES == 1 {
+                return s.dot(width, codes, planes.cast(), start);
+            }
+            let high = s.dot(width, codes, planes.cast(), zero);
+            s.add_i(s.shl_i::<8>(high), s.dot(width, codes, planes.add(BLOCK).cast(), start))
+        }
     }
 }
 
@@ -161,11 +167,18 @@ pub(super) struct Job<'a> {
 impl Job<'_> {
     /// # Safety
     /// `P` panels from `panel` and `R` rows from `row` are within what `linear` has checked.
-    unsafe fn tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize, const P: usize>(
+    unsafe fn tile<
+        const BITS: u8,
+        const HALVES: bool,
+        const OFFSET: bool,
+        const PLANES: usize,
+        const R: usize,
+        const P: usize,
+    >(
         &self,
         panel: usize,
         row: usize,
-    ) -> Tile<BITS, HALVES, OFFSET, R, P> {
+    ) -> Tile<BITS, HALVES, OFFSET, PLANES, R, P> {
         let (packing, acts) = (self.weights.packing, self.acts);
         let act_row_bytes = acts.layout().row_bytes();
         // SAFETY: panels and rows are within the matrix, the activations and the target, by this function's contract.
@@ -186,7 +199,7 @@ impl Job<'_> {
     ///
     /// # Safety
     /// As for [`Job::tile`].
-    unsafe fn tiles<const BITS: u8, const HALVES: bool, const OFFSET: bool>(
+    unsafe fn tiles<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize>(
         &self,
         panels: Range<usize>,
         rows: Range<usize>,
@@ -206,15 +219,19 @@ impl Job<'_> {
                 // SAFETY: no tile goes beyond `few` panels or `rows`; the rest is the caller's word.
                 row += unsafe {
                     match (isa, rows.end - row) {
-                        (Isa::Amx | Isa::Avx512, 8..) => (self.each::<BITS, HALVES, OFFSET, 8>(few.clone(), row), 8).1,
+                        (Isa::Amx | Isa::Avx512, 8..) => {
+                            (self.each::<BITS, HALVES, OFFSET, PLANES, 8>(few.clone(), row), 8).1
+                        }
                         (Isa::Amx | Isa::Avx512 | Isa::Avx2 | Isa::Neon, 4..) => {
-                            (self.each::<BITS, HALVES, OFFSET, 4>(few.clone(), row), 4).1
+                            (self.each::<BITS, HALVES, OFFSET, PLANES, 4>(few.clone(), row), 4).1
                         }
                         (Isa::Amx | Isa::Avx512, 2..) if step == 4 => {
-                            (isa.run_widest(self.tile::<BITS, HALVES, OFFSET, 2, 4>(panel, row)), 2).1
+                            (isa.run_widest(self.tile::<BITS, HALVES, OFFSET, PLANES, 2, 4>(panel, row)), 2).1
                         }
-                        _ if step == 4 => (isa.run_vector(self.tile::<BITS, HALVES, OFFSET, 1, 4>(panel, row)), 1).1,
-                        _ => (isa.run(self.tile::<BITS, HALVES, OFFSET, 1, 1>(panel, row)), 1).1,
+                        _ if step == 4 => {
+                            (isa.run_vector(self.tile::<BITS, HALVES, OFFSET, PLANES, 1, 4>(panel, row)), 1).1
+                        }
+                        _ => (isa.run(self.tile::<BITS, HALVES, OFFSET, PLANES, 1, 1>(panel, row)), 1).1,
                     }
                 };
             }
@@ -226,14 +243,14 @@ impl Job<'_> {
     ///
     /// # Safety
     /// As for [`Job::tile`].
-    unsafe fn each<const BITS: u8, const HALVES: bool, const OFFSET: bool, const R: usize>(
+    unsafe fn each<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize>(
         &self,
         panels: Range<usize>,
         row: usize,
     ) {
         for panel in panels {
             // SAFETY: the caller's word.
-            let tile = unsafe { self.tile::<BITS, HALVES, OFFSET, R, 1>(panel, row) };
+            let tile = unsafe { self.tile::<BITS, HALVES, OFFSET, PLANES, R, 1>(panel, row) };
             if R > 4 { self.isa.run_widest(tile) } else { self.isa.run_vector(tile) }
         }
     }
@@ -249,7 +266,12 @@ struct Part<'a> {
 impl ByFormat for Part<'_> {
     fn run<const BITS: u8, const HALVES: bool, const OFFSET: bool>(self) {
         // SAFETY: `multiply` makes them within the ranges that `linear` has checked.
-        unsafe { self.job.tiles::<BITS, HALVES, OFFSET>(self.panels, self.rows) }
+        unsafe {
+            match self.job.acts.layout().form {
+                ActForm::Bytes => self.job.tiles::<BITS, HALVES, OFFSET, 1>(self.panels, self.rows),
+                ActForm::Words | ActForm::Tiled => self.job.tiles::<BITS, HALVES, OFFSET, 2>(self.panels, self.rows),
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::acts::{ActLayout, quantize_acts};
+use crate::acts::{ActForm, ActLayout, quantize_acts};
 use crate::pack::pack_panel_f32;
 use crate::pack::tests::{Source, any_quant};
 use crate::testing::{Aligned, FLOAT_KINDS, Random, bits, isas};
@@ -87,20 +87,27 @@ fn expect_everywhere(
 }
 
 /// Quantized activations of one row: the numbers, and the scales of blocks.
-fn quantized(x: &[f32]) -> (Vec<i32>, Vec<f32>) {
+fn quantized(form: ActForm, x: &[f32]) -> (Vec<i32>, Vec<f32>) {
     let (mut numbers, mut scales) = (Vec::new(), Vec::new());
     for block in x.chunks(32) {
         let amax = block.iter().fold(0f32, |m, x| m.max(x.abs()));
         let tiny = amax < 2f32.powi(-100);
-        let scale = if tiny { 0.0 } else { 2f32.powi(((amax / 32639.0) as f64).log2().ceil() as i32) };
-        numbers.extend(block.iter().map(|x| if tiny { 0 } else { (x / scale).round_ties_even() as i32 }));
+        let (scale, inverse) = match form {
+            _ if tiny => (0.0, 0.0),
+            ActForm::Bytes => (amax / 127.0, 127.0 / amax),
+            ActForm::Words | ActForm::Tiled => {
+                let exponent = ((amax / 32639.0) as f64).log2().ceil() as i32;
+                (2f32.powi(exponent), 2f32.powi(-exponent))
+            }
+        };
+        numbers.extend(block.iter().map(|x| (x * inverse).round_ties_even() as i32));
         scales.push(scale);
     }
     (numbers, scales)
 }
 
-fn quant_reference(source: &Source, quant: QuantPacking, x: &[f32]) -> Vec<f32> {
-    let (numbers, scales) = quantized(x);
+fn quant_reference(source: &Source, quant: QuantPacking, form: ActForm, x: &[f32]) -> Vec<f32> {
+    let (numbers, scales) = quantized(form, x);
     let group = usize::from(quant.group);
     let output = |row: usize| {
         let mut acc = 0f32;
@@ -122,25 +129,31 @@ fn quant_reference(source: &Source, quant: QuantPacking, x: &[f32]) -> Vec<f32> 
 
 use crate::packing::QuantPacking;
 
+const FORMS: [ActForm; 3] = [ActForm::Bytes, ActForm::Words, ActForm::Tiled];
+
+fn any_form() -> impl Strategy<Value = ActForm> {
+    prop::sample::select(&FORMS)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
     fn quantized_layers_follow_the_reference(
         quant in any_quant(), out in 1usize..150, blocks in 1usize..20, rows in 1usize..42,
-        bias: bool, add: bool, awkward: bool, tiles: bool, seed: u64,
+        bias: bool, add: bool, awkward: bool, form in any_form(), seed: u64,
     ) {
         let k = 32 * blocks;
         let source = Source::new(quant, out, k, seed);
         let data = source.packed();
         let mut random = Random::new(seed ^ 1);
-        let layout = ActLayout { rows, k, tiles };
+        let layout = ActLayout { rows, k, form };
         let mut buffer = Aligned::new(layout.bytes());
         let mut expected = Vec::new();
         for row in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()) {
             let x = if awkward { random.awkward(k) } else { random.floats(k) };
             quantize_acts(Isa::Portable, layout, &x, row);
-            expected.extend(quant_reference(&source, quant, &x));
+            expected.extend(quant_reference(&source, quant, form, &x));
         }
         let extras = Extras::new(bias, add, out, rows, &mut random);
         extras.apply(out, &mut expected);
@@ -183,17 +196,19 @@ fn expect_rows_alone(quant: QuantPacking, out: usize, rows: usize, row: impl Fn(
     let k = inputs[0].len();
     let source = Source::new(quant, out, k, 9);
     let data = source.packed();
-    let layout = ActLayout { rows, k, tiles: true };
-    let mut buffer = Aligned::new(layout.bytes());
-    for (row, x) in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()).zip(&inputs) {
-        quantize_acts(Isa::detect(), layout, x, row);
-    }
-    let acts = Acts::new(layout, buffer.bytes());
-    let extras = Extras { bias: None, before: None };
-    let single = run(Isa::Avx2.min(Isa::detect()), &source.packing, &data, Input::Acts(&acts), rows, &extras, 1, 1);
-    for isa in isas().skip(1) {
-        let whole = run(isa, &source.packing, &data, Input::Acts(&acts), rows, &extras, 99, 999);
-        assert_eq!(bits(&whole), bits(&single), "{isa} {quant:?}");
+    for form in [ActForm::Bytes, ActForm::Tiled] {
+        let layout = ActLayout { rows, k, form };
+        let mut buffer = Aligned::new(layout.bytes());
+        for (row, x) in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()).zip(&inputs) {
+            quantize_acts(Isa::detect(), layout, x, row);
+        }
+        let acts = Acts::new(layout, buffer.bytes());
+        let extras = Extras { bias: None, before: None };
+        let single = run(Isa::Avx2.min(Isa::detect()), &source.packing, &data, Input::Acts(&acts), rows, &extras, 1, 1);
+        for isa in isas().skip(1) {
+            let whole = run(isa, &source.packing, &data, Input::Acts(&acts), rows, &extras, 99, 999);
+            assert_eq!(bits(&whole), bits(&single), "{isa} {quant:?} {form:?}");
+        }
     }
 }
 
@@ -222,7 +237,7 @@ fn a_long_batch_is_its_rows_one_by_one() {
 
 #[test]
 fn the_greatest_sums_are_exact() {
-    // Every number is ±32639, and now and then one less, so that sums are odd.
+    // Every number is ±32639 or ±127, and now and then one of the first is one less, so that sums are odd.
     let row = |number: usize, random: &mut Random| {
         let extreme = |at: usize| 32_639.0 - f32::from(u8::from((at + number).is_multiple_of(7)));
         (0..256)

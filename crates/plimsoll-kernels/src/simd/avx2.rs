@@ -56,9 +56,13 @@ unsafe fn dot_half<const N: usize>(width: CodeWidth, codes: &[__m256i; N], acts:
             match width {
                 // 8 quads · 2 products · 15 · 128 = 30,720: fits 16 bits.
                 CodeWidth::Four => low = _mm256_add_epi16(low, _mm256_maddubs_epi16(codes[n], quad)),
-                // 2 products · 63 · 128 = 16,128: fits, but only just, so every quad is widened.
+                // 2 quads · 2 products · 63 · 128 = 32,256: fits, but only just, so every two quads are widened.
+                CodeWidth::Six if n.is_multiple_of(2) && n + 1 < N => low = _mm256_maddubs_epi16(codes[n], quad),
                 CodeWidth::Six => {
-                    let pairs = _mm256_maddubs_epi16(codes[n], quad);
+                    let mut pairs = _mm256_maddubs_epi16(codes[n], quad);
+                    if !n.is_multiple_of(2) {
+                        pairs = _mm256_add_epi16(low, pairs);
+                    }
                     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
                 }
                 // As two nibbles, each of which is the case `Four`.

@@ -1,14 +1,21 @@
 //! How a step's attention is cut into units, each one thread's.
 
+use plimsoll_kernels::SPLIT;
+
 use crate::device::{SeqSpan, StepInput};
 use crate::kv::SPLIT_PAGES;
 
+/// With fewer units than this for each thread, splits are worth their tasks.
+pub(super) const UNITS_PER_THREAD: usize = 2;
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
 /// Queries of one rounded task, about: they share the conversion of keys and values.
 const ROUNDED_QUERIES: usize = 384;
 /// Query rows of one task, at most.
 pub(super) const ROWS_MAX: usize = ROUNDED_QUERIES;
+
+/// What a split costs a unit, in rows: its keys and values are read once for all of them.
+const SPLIT_COST: usize = 16;
 
 /// Rows of a task over `group` query heads.
 pub(super) fn task_rows(rounded: bool, group: usize) -> usize {
@@ -17,6 +24,7 @@ pub(super) fn task_rows(rounded: bool, group: usize) -> usize {
 
 /// The units of one step's attention, for every key/value head: sequence by sequence, in chunks of rows; or neighbouring sequences
 /// that begin alike, as many as have the rows of one chunk.
+#[derive(Clone, Copy)]
 pub(super) struct Tasks<'a> {
     step: &'a StepInput<'a>,
     kv_heads: usize,
@@ -26,7 +34,20 @@ pub(super) struct Tasks<'a> {
     rounded_from: usize,
     /// Sequences that begin alike are computed together.
     joined: bool,
+    /// How many positions before its own a row sees at most.
+    window: Option<usize>,
+    which: Which,
     pub(super) count: usize,
+}
+
+/// Which units a step's attention consists of.
+#[derive(Clone, Copy)]
+enum Which {
+    All,
+    /// Those that cost more than so much.
+    Long(usize),
+    /// The others.
+    Short(usize),
 }
 
 /// One unit.
@@ -41,8 +62,31 @@ pub(super) struct Share<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    pub(super) fn new(step: &'a StepInput<'a>, kv_heads: usize, heads: usize, rounded_from: usize) -> Self {
-        Self { step, kv_heads, group: heads / kv_heads, rounded_from, joined: true, count: 0 }.counted()
+    pub(super) fn new(
+        step: &'a StepInput<'a>,
+        kv_heads: usize,
+        heads: usize,
+        rounded_from: usize,
+        window: Option<usize>,
+    ) -> Self {
+        let (group, which) = (heads / kv_heads, Which::All);
+        Self { step, kv_heads, group, rounded_from, joined: true, window, which, count: 0 }.counted()
+    }
+
+    /// The units that cost more than half of what each of so many threads has to do: given out whole, they would leave some threads with
+    /// nothing to do for long. There are fewer than [`UNITS_PER_THREAD`] for each thread. Then the others.
+    pub(super) fn by_length(self, threads: usize) -> [Self; 2] {
+        let all = self.groups().map(|(seqs, rows)| rows.div_ceil(self.rows(&seqs[0])) * self.cost(seqs, rows));
+        let limit = self.kv_heads * all.sum::<usize>() / (UNITS_PER_THREAD * threads);
+        [Which::Long(limit), Which::Short(limit)].map(|which| Self { which, ..self }.counted())
+    }
+
+    /// About what a unit of neighbouring sequences costs, the longest if there are several.
+    fn cost(&self, seqs: &[SeqSpan], rows: usize) -> usize {
+        let seen = seqs.iter().map(|seq| (seq.start + seq.rows).saturating_sub(seq.seen_from)).max().unwrap_or(0);
+        // A window may begin within a split.
+        let seen = seen.min(self.window.map_or(usize::MAX, |window| window + SPLIT));
+        seen.div_ceil(SPLIT) * (SPLIT_COST + rows.min(self.rows(&seqs[0])))
     }
 
     /// The same with every sequence by itself: more units, where joined ones leave threads without.
@@ -50,10 +94,9 @@ impl<'a> Tasks<'a> {
         Self { joined: false, ..self }.counted()
     }
 
-    fn counted(mut self) -> Self {
+    fn counted(self) -> Self {
         let chunks = self.groups().map(|(seqs, rows)| rows.div_ceil(self.rows(&seqs[0])));
-        self.count = self.kv_heads * chunks.sum::<usize>();
-        self
+        Self { count: self.kv_heads * chunks.sum::<usize>(), ..self }
     }
 
     pub(super) fn rounded(&self, seq: &SeqSpan) -> bool {
@@ -72,7 +115,7 @@ impl<'a> Tasks<'a> {
     /// Sequences whose units are theirs together, and their rows.
     fn groups(&self) -> impl Iterator<Item = (&'a [SeqSpan], usize)> {
         let mut rest = self.step.seqs;
-        std::iter::from_fn(move || {
+        let groups = std::iter::from_fn(move || {
             let first = rest.first()?;
             let (mut count, mut rows) = (1, first.rows);
             while let Some(next) = rest.get(count)
@@ -86,6 +129,11 @@ impl<'a> Tasks<'a> {
             let group;
             (group, rest) = rest.split_at(count);
             Some((group, rows))
+        });
+        groups.filter(move |(seqs, rows)| match self.which {
+            Which::All => true,
+            Which::Long(limit) => self.cost(seqs, *rows) > limit,
+            Which::Short(limit) => self.cost(seqs, *rows) <= limit,
         })
     }
 
@@ -141,7 +189,7 @@ mod tests {
         let (seqs, pages) =
             spans(&[(1, 9), (16, 9), (1, 40), (2, 33), (14, 50), (1, 33), (33, 60), (1, 9), (1, 40), (1, 40)]);
         let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
-        let tasks = Tasks::new(&step, 3, 6, 70);
+        let tasks = Tasks::new(&step, 3, 6, 70, None);
         let groups: Vec<_> = tasks.groups().map(|(seqs, rows)| (seqs.len(), rows)).collect();
         assert_eq!(
             groups,
@@ -157,5 +205,29 @@ mod tests {
         }
         assert!(seen.iter().all(|n| *n == 1));
         assert_eq!(tasks.apart().count, 3 * (seqs.len() + 2), "one of 33 rows is three units");
+    }
+    #[test]
+    fn units_that_would_keep_one_thread_busy_for_long_are_told_from_the_others() {
+        let (mut seqs, pages) = spans(&[(1, 9), (1, 9), (16, 600), (1, 9), (40, 600)]);
+        seqs[2].start = 8000;
+        seqs[4].start = 8000;
+        let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
+        let counts = |window, threads| {
+            let all = Tasks::new(&step, 3, 6, 60, window);
+            let [long, short] = all.by_length(threads);
+            assert_eq!(long.count + short.count, all.count);
+            assert!(long.count < UNITS_PER_THREAD * threads);
+            let rows = |tasks: Tasks<'_>| (0..tasks.count).map(|task| tasks.share(task).rows).sum::<usize>();
+            assert_eq!(rows(long) + rows(short), 3 * 59, "each row is in one of them");
+            (long.count, short.count)
+        };
+        // 40 exact rows are three units for each of three heads: four of 16 splits, three of one.
+        assert_eq!(counts(None, 2), (0, 21), "one of four of a head is no half of two threads' share");
+        assert_eq!(counts(None, 8), (12, 9));
+        assert_eq!(counts(None, 1), (0, 21));
+        // Nobody sees more than two splits.
+        assert_eq!(counts(Some(500), 4), (0, 21));
+        assert_eq!(counts(Some(500), 8), (12, 9));
+        assert_eq!(counts(Some(500), 64), (21, 0));
     }
 }

@@ -92,7 +92,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                     drafts,
                     whole: false,
                     media: false,
-                    compute: if apart { ComputeDtype::Auto } else { ComputeDtype::F32 },
+                    rounded: if apart { Rounded::Prompts } else { Rounded::None },
                 };
                 // Down to the slots of a single sequence.
                 Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }

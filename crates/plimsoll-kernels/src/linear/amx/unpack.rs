@@ -1,0 +1,77 @@
+//! Codes and scales of a few groups of a few panels, as the matrix unit and the vector units want them.
+
+use super::{AHEAD, Part, Scratch};
+use crate::isa::Kernel;
+use crate::linear::codes;
+use crate::linear::quant::Job;
+use crate::packing::{BLOCK, PANEL, SUPER};
+use crate::simd::{Simd, Words};
+
+/// Writes codes and scales of a part as the matrix unit and the vector units want them.
+pub(super) struct Unpack<'a, const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> {
+    pub(super) job: &'a Job<'a>,
+    pub(super) part: Part,
+    /// What codes are as bfloat16, if they are to be.
+    pub(super) table: Option<&'a Words>,
+    pub(super) scratch: *mut Scratch,
+}
+
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Kernel
+    for Unpack<'_, BITS, HALVES, OFFSET, P>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Unpack { job, part, table, scratch } = self;
+        let packing = job.weights.packing;
+        let block_bytes = PANEL * BLOCK * BITS as usize / 8;
+        let (per_block, quads) = if HALVES { (2, 4) } else { (1, 8) };
+        // SAFETY: `Job::panels` only makes parts within the matrix, laid out as `packing` says, of at most `GROUPS` groups.
+        unsafe {
+            for p in 0..P {
+                let panel = job.weights.data.as_ptr().add((part.panel + p) * packing.panel_bytes());
+                let scales = panel.add(packing.k() / BLOCK * block_bytes);
+                for g in 0..part.len {
+                    let group = part.first + g;
+                    self.prefetch(s, panel, group);
+                    let all = codes::unpack::<S, BITS>(s, panel.add(group / per_block * block_bytes));
+                    let to = (&raw mut (*scratch).codes[g][p]).cast::<u8>();
+                    for quad in 0..quads {
+                        let codes = all[group % per_block * quads + quad];
+                        match table {
+                            Some(table) if BITS > 5 => s.store_words::<true>(to.add(128 * quad), table, codes),
+                            Some(table) => s.store_words::<false>(to.add(128 * quad), table, codes),
+                            None => s.store_bytes(to.add(64 * quad), s.sub_bytes(codes, job.quant.zero)),
+                        }
+                    }
+                    let (scale, offset) = codes::scales::<S, HALVES, OFFSET>(s, job.quant.scales, scales, group);
+                    let to = (&raw mut (*scratch).scales[g][p]).cast::<f32>();
+                    s.store(to, scale);
+                    s.store(to.add(PANEL), offset);
+                }
+            }
+        }
+    }
+}
+
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unpack<'_, BITS, HALVES, OFFSET, P> {
+    /// Asks for what a later part will unpack: further along the panel, or, near its end, at the beginning of the panel
+    /// that takes its place.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, panel: *const u8, group: usize) {
+        let packing = self.job.weights.packing;
+        let (per_block, block_bytes) = (if HALVES { 2 } else { 1 }, PANEL * BLOCK * BITS as usize / 8);
+        let (blocks, ahead) = (packing.k() / BLOCK, (group + AHEAD) / per_block);
+        let (panel, block) = if ahead < blocks {
+            (panel, ahead)
+        } else {
+            (panel.wrapping_add(P * packing.panel_bytes()), ahead % blocks)
+        };
+        for line in 0..block_bytes.div_ceil(64) {
+            s.prefetch(panel.wrapping_add(block * block_bytes + 64 * line));
+        }
+        let scale_bytes = self.job.quant.super_bytes() * BLOCK / SUPER;
+        s.prefetch(panel.wrapping_add(blocks * block_bytes + block * scale_bytes));
+    }
+}
