@@ -54,7 +54,7 @@ const _: () = assert!(size_of::<ActBlock<1>>() == 64 && size_of::<ActBlock<2>>()
 pub enum ActForm {
     /// 8 bits; 2 bytes an element, and a line at most.
     Bytes,
-    /// 16 bits; 3 bytes an element.
+    /// 16 bits; 3 bytes an element, and two lines at most.
     Words,
     /// 16 bits, and a row's blocks are followed by their numbers once more, as the matrix unit takes them ([`crate::Packing::wants_tiles`]):
     /// for every block 32 times scale · 256 · upper byte, then 32 times scale · lower byte, in bfloat16, which holds both exactly, of every
@@ -84,8 +84,7 @@ impl ActLayout {
         assert!(self.k.is_multiple_of(BLOCK), "{} activations are not a multiple of {BLOCK}", self.k);
         let blocks = self.k / BLOCK;
         let bytes = match self.form {
-            ActForm::Bytes => blocks.checked_mul(self.block_bytes()).map(odd_lines),
-            ActForm::Words => blocks.checked_mul(self.block_bytes()),
+            ActForm::Bytes | ActForm::Words => blocks.checked_mul(self.block_bytes()).map(odd_lines),
             ActForm::Tiled => {
                 let sums = blocks.checked_mul(size_of::<f32>());
                 sums.and_then(|sums| sums.checked_add(self.sums_at())).map(odd_lines)

@@ -23,12 +23,14 @@ use crate::half::f32_to_f16;
 /// Lanes of a vector, on every instruction set.
 pub(crate) const LANES: usize = 16;
 
-/// Widest code that [`Simd::dot`] may meet; AVX2 and NEON pick their instructions by it, since their sums of byte products
+/// Widest code that [`Simd::dots`] may meet; AVX2 and NEON pick their instructions by it, since their sums of byte products
 /// have 16 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodeWidth {
     /// Codes of 0..=15.
     Four,
+    /// Codes of 0..=31.
+    Five,
     /// Codes of 0..=63.
     Six,
     /// Codes of 0..=255.
@@ -121,8 +123,6 @@ pub(crate) trait Simd: Copy {
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Wrapping `a − b`.
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Low 32 bits of `a · b`.
-    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Bitwise and.
     fn and_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Bitwise or.
@@ -236,15 +236,15 @@ pub(crate) trait Simd: Copy {
         let low = self.and_i(self.sra_i::<16>(self.bits(low)), self.splat_i(0xffff));
         self.as_floats(self.or_i(low, self.and_i(self.bits(high), self.splat_i(!0xffff))))
     }
-    /// `init[lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[4·n + i]`: unsigned codes no wider than `width` times signed bytes,
-    /// exact. `N` ≤ 8. # Safety: `acts` is valid for `4 · N` bytes.
-    unsafe fn dot<const N: usize>(
+    /// `init[r][lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[r][4·n + i]`: unsigned codes no wider than `width` times the signed bytes of
+    /// `R` rows, `acts.1` bytes apart, exact. `N` ≤ 8. # Safety: every row is valid for `4 · N` bytes.
+    unsafe fn dots<const N: usize, const R: usize>(
         self,
         width: CodeWidth,
         codes: &[Self::B; N],
-        acts: *const u8,
-        init: Self::I,
-    ) -> Self::I;
+        acts: (*const u8, usize),
+        init: [Self::I; R],
+    ) -> [Self::I; R];
 
     /// All lanes zero.
     #[inline(always)]

@@ -135,11 +135,17 @@ impl Split<'_> {
             return;
         }
         self.own_values::<D>(view, &spans.map(|span| (span.0, low)), scores, partials);
-        match Q {
-            8 => self.isa.run_widest(Values::<D, 8, 2> { view, scores, partials, low, high }),
-            4 => self.isa.run_vector(Values::<D, 4, 2> { view, scores, partials, low, high }),
-            3 => self.isa.run_vector(Values::<D, 3, 2> { view, scores, partials, low, high }),
-            _ => self.isa.run_vector(Values::<D, 2, 4> { view, scores, partials, low, high }),
+        // Sums of four queries times 32 dimensions are all the registers that AVX2 and NEON have. They pay where nothing but loads stands
+        // beside them; halves are widened in registers.
+        let narrow = matches!(self.isa, Isa::Avx2 | Isa::Neon) && matches!(D, F16 | BF16);
+        match (Q, narrow) {
+            (8, _) => self.isa.run_widest(Values::<D, 8, 2> { view, scores, partials, low, high }),
+            (4, true) => self.isa.run_vector(Values::<D, 4, 1> { view, scores, partials, low, high }),
+            (4, false) => self.isa.run_vector(Values::<D, 4, 2> { view, scores, partials, low, high }),
+            (3, true) => self.isa.run_vector(Values::<D, 3, 1> { view, scores, partials, low, high }),
+            (3, false) => self.isa.run_vector(Values::<D, 3, 2> { view, scores, partials, low, high }),
+            (_, true) => self.isa.run_vector(Values::<D, 2, 2> { view, scores, partials, low, high }),
+            (_, false) => self.isa.run_vector(Values::<D, 2, 4> { view, scores, partials, low, high }),
         }
         self.own_values::<D>(view, &spans.map(|span| (high, span.1)), scores, partials);
     }

@@ -104,9 +104,9 @@ impl Job<'_> {
             let left = panels.end - panel;
             let step = match isa {
                 Isa::Amx | Isa::Avx512 if left >= 4 && rows.len() < 4 => 4,
-                Isa::Avx2 | Isa::Avx512 | Isa::Amx if left >= 2 => 2,
+                Isa::Avx512 | Isa::Amx if left >= 2 => 2,
                 // Sums of four rows times two panels would be all the registers there are.
-                Isa::Neon if left >= 2 && rows.len() < 4 => 2,
+                Isa::Avx2 | Isa::Neon if left >= 2 && rows.len() < 4 => 2,
                 _ => 1,
             };
             let mut row = rows.start;
@@ -116,6 +116,7 @@ impl Job<'_> {
                     match (rows.end - row, step) {
                         (8.., 2) if isa >= Isa::Avx512 => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
                         (4.., 2) => (isa.run_vector(self.tile::<KIND, 4, 2>(panel, row)), 4).1,
+                        (6.., 1) if isa != Isa::Portable => (isa.run_vector(self.tile::<KIND, 6, 1>(panel, row)), 6).1,
                         (4.., 1) if isa != Isa::Portable => (isa.run_vector(self.tile::<KIND, 4, 1>(panel, row)), 4).1,
                         // A checked draft's row takes the weights along that its neighbour has fetched.
                         (3.., 4) => (isa.run_widest(self.tile::<KIND, 3, 4>(panel, row)), 3).1,

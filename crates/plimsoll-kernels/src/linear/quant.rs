@@ -81,62 +81,99 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
                 *scales = codes::scales::<S, HALVES, OFFSET>(s, self.quant.scales, all_scales, block * halves + half);
             }
             let acts = self.acts.add(block * size_of::<ActBlock<PLANES>>());
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let acts = acts.add(r * self.act_row_bytes).cast::<ActBlock<PLANES>>();
-                *acc = self.row(s, &codes, &scales, &*acts, *acc);
+            let mut row = 0;
+            while row < R {
+                // Codes of a half are too few for what rows share to pay for the registers.
+                if HALVES || !R.is_multiple_of(4) {
+                    self.rows::<S, 1>(s, &codes, &scales, acts, row, acc);
+                    row += 1;
+                } else {
+                    self.rows::<S, 4>(s, &codes, &scales, acts, row, acc);
+                    row += 4;
+                }
             }
         }
     }
 
-    /// Adds a block to the sum of one row.
+    /// Adds a block, whose activations of the tile's first row lie at `acts`, to the sums of `F` rows.
+    ///
+    /// # Safety
+    /// They are rows of the tile, and activations of the block are there.
     #[inline(always)]
-    fn row<S: Simd>(
+    unsafe fn rows<S: Simd, const F: usize>(
         &self,
         s: S,
         codes: &[S::B; 8],
         scales: &[(S::F, S::F); 2],
-        acts: &ActBlock<PLANES>,
-        acc: S::F,
-    ) -> S::F {
-        let planes = acts.planes.as_ptr().cast::<i8>();
-        let act_scale = s.splat(acts.sums.scale);
+        acts: *const u8,
+        row: usize,
+        acc: &mut [S::F; R],
+    ) {
+        let first = acts.wrapping_add(row * self.act_row_bytes);
+        let blocks = first.cast::<ActBlock<PLANES>>();
         if !HALVES {
-            // SAFETY: eight quads of activations lie in each plane.
-            let dot = unsafe { self.dot(s, codes, planes, acts.sums.minus_sum) };
-            return scaled::<S, OFFSET>(s, dot, scales[0], act_scale, acts.sums.scaled_sum, acc);
+            // SAFETY: the caller's word.
+            let dots = unsafe { self.dots::<S, 8, F>(s, codes, first, None) };
+            for (r, dot) in dots.into_iter().enumerate() {
+                // SAFETY: the caller's word.
+                let sums = unsafe { &(*blocks.byte_add(r * self.act_row_bytes)).sums };
+                acc[row + r] =
+                    scaled::<S, OFFSET>(s, dot, scales[0], s.splat(sums.scale), sums.scaled_sum, acc[row + r]);
+            }
+            return;
         }
-        let mut acc = acc;
         let mut half = 0;
         while half < 2 {
             let group = [codes[4 * half], codes[4 * half + 1], codes[4 * half + 2], codes[4 * half + 3]];
-            // SAFETY: four quads of activations lie at 16 · half of each plane.
-            let dot = unsafe { self.dot(s, &group, planes.add(16 * half), acts.sums.minus_half_sums[half]) };
-            acc = scaled::<S, OFFSET>(s, dot, scales[half], act_scale, acts.sums.scaled_half_sums[half], acc);
+            // SAFETY: the caller's word.
+            let dots = unsafe { self.dots::<S, 4, F>(s, &group, first, Some(half)) };
+            for (r, dot) in dots.into_iter().enumerate() {
+                // SAFETY: the caller's word.
+                let sums = unsafe { &(*blocks.byte_add(r * self.act_row_bytes)).sums };
+                let scaled_sum = sums.scaled_half_sums[half];
+                acc[row + r] = scaled::<S, OFFSET>(s, dot, scales[half], s.splat(sums.scale), scaled_sum, acc[row + r]);
+            }
             half += 1;
         }
-        acc
     }
 
-    /// Σ (code − zero) · number, exactly: at most 255 · 32767 · 32, which 32 bits hold.
+    /// Σ (code − zero) · number of `F` rows, of the first's block at `acts` or of one `half` of it, exactly: at most 255 · 32767 · 32,
+    /// which 32 bits hold.
     ///
     /// # Safety
-    /// `planes` is valid for `4 · N` bytes, and so is the second plane, if there is one, behind the block's first.
+    /// All rows of activations have the block.
     #[inline(always)]
-    unsafe fn dot<S: Simd, const N: usize>(&self, s: S, codes: &[S::B; N], planes: *const i8, minus_sum: i32) -> S::I {
+    unsafe fn dots<S: Simd, const N: usize, const F: usize>(
+        &self,
+        s: S,
+        codes: &[S::B; N],
+        acts: *const u8,
+        half: Option<usize>,
+    ) -> [S::I; F] {
         let width = match BITS {
             0..=4 => CodeWidth::Four,
-            5..=6 => CodeWidth::Six,
+            5 => CodeWidth::Five,
+            6 => CodeWidth::Six,
             _ => CodeWidth::Eight,
         };
-        let zero = s.splat_i(0);
-        let start = if OFFSET { zero } else { s.mul_i(s.splat_i(minus_sum), s.splat_i(i32::from(self.quant.zero))) };
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's word; a half's numbers begin at 16 · half of each plane.
         unsafe {
-            if PLANES == 1 {
-                return s.dot(width, codes, planes.cast(), start);
+            let planes = acts.add(16 * half.unwrap_or(0));
+            let mut sums = [s.splat_i(0); F];
+            if PLANES == 2 {
+                sums = s.dots(width, codes, (planes, self.act_row_bytes), sums);
+                for sum in &mut sums {
+                    *sum = s.shl_i::<8>(*sum);
+                }
             }
-            let high = s.dot(width, codes, planes.cast(), zero);
-            s.add_i(s.shl_i::<8>(high), s.dot(width, codes, planes.add(BLOCK).cast(), start))
+            if !OFFSET {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let row = &(*acts.add(r * self.act_row_bytes).cast::<ActBlock<PLANES>>()).sums;
+                    let minus_sum = half.map_or(row.minus_sum, |half| row.minus_half_sums[half]);
+                    *sum = s.add_i(*sum, s.splat_i(minus_sum.wrapping_mul(i32::from(self.quant.zero))));
+                }
+            }
+            s.dots(width, codes, (planes.add((PLANES - 1) * BLOCK), self.act_row_bytes), sums)
         }
     }
 }
@@ -219,7 +256,7 @@ impl Job<'_> {
                 // SAFETY: no tile goes beyond `few` panels or `rows`; the rest is the caller's word.
                 row += unsafe {
                     match (isa, rows.end - row) {
-                        (Isa::Amx | Isa::Avx512, 8..) => {
+                        (Isa::Amx | Isa::Avx512 | Isa::Avx2, 8..) => {
                             (self.each::<BITS, HALVES, OFFSET, PLANES, 8>(few.clone(), row), 8).1
                         }
                         (Isa::Amx | Isa::Avx512 | Isa::Avx2 | Isa::Neon, 4..) => {
@@ -251,7 +288,7 @@ impl Job<'_> {
         for panel in panels {
             // SAFETY: the caller's word.
             let tile = unsafe { self.tile::<BITS, HALVES, OFFSET, PLANES, R, 1>(panel, row) };
-            if R > 4 { self.isa.run_widest(tile) } else { self.isa.run_vector(tile) }
+            self.isa.run_vector(tile)
         }
     }
 }

@@ -40,47 +40,38 @@ macro_rules! both {
     };
 }
 
-/// `init + codes · acts` over `N` quads of one half, in bytes' products that cannot saturate 16 bits.
+/// `init + codes · acts` of `R` rows over `N` quads. A quad passes all rows, so that it is loaded once; products of `run` quads are added in
+/// 16 bits, which must hold them, before they are widened.
 ///
 /// # Safety
-/// The processor has AVX2; `acts` is valid for `4 · N` bytes; codes are no wider than `width`.
+/// The processor has AVX2; every row of `acts`, `row_bytes` apart, is valid for `4 · N` bytes.
 #[inline(always)]
-unsafe fn dot_half<const N: usize>(width: CodeWidth, codes: &[__m256i; N], acts: *const u8, init: __m256i) -> __m256i {
+unsafe fn dots_in_runs<const N: usize, const R: usize>(
+    run: usize,
+    codes: &[Ints; N],
+    (acts, row_bytes): (*const u8, usize),
+    init: [Ints; R],
+) -> [Ints; R] {
     intrinsic!({
-        let ones = _mm256_set1_epi16(1);
-        let nibble = _mm256_set1_epi8(15);
-        let (mut low, mut high, mut sum) = (_mm256_setzero_si256(), _mm256_setzero_si256(), init);
+        let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
+        let (mut sums, mut pairs) = (init, [Ints(zero, zero); R]);
         let mut n = 0;
         while n < N {
-            let quad = _mm256_set1_epi32(acts.add(4 * n).cast::<i32>().read_unaligned());
-            match width {
-                // 8 quads · 2 products · 15 · 128 = 30,720: fits 16 bits.
-                CodeWidth::Four => low = _mm256_add_epi16(low, _mm256_maddubs_epi16(codes[n], quad)),
-                // 2 quads · 2 products · 63 · 128 = 32,256: fits, but only just, so every two quads are widened.
-                CodeWidth::Six if n.is_multiple_of(2) && n + 1 < N => low = _mm256_maddubs_epi16(codes[n], quad),
-                CodeWidth::Six => {
-                    let mut pairs = _mm256_maddubs_epi16(codes[n], quad);
-                    if !n.is_multiple_of(2) {
-                        pairs = _mm256_add_epi16(low, pairs);
-                    }
-                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+            let mut r = 0;
+            while r < R {
+                let quad = _mm256_set1_epi32(acts.add(r * row_bytes + 4 * n).cast::<i32>().read_unaligned());
+                pairs[r].0 = _mm256_add_epi16(pairs[r].0, _mm256_maddubs_epi16(codes[n].0, quad));
+                pairs[r].1 = _mm256_add_epi16(pairs[r].1, _mm256_maddubs_epi16(codes[n].1, quad));
+                if (n + 1) % run == 0 || n + 1 == N {
+                    sums[r].0 = _mm256_add_epi32(sums[r].0, _mm256_madd_epi16(pairs[r].0, ones));
+                    sums[r].1 = _mm256_add_epi32(sums[r].1, _mm256_madd_epi16(pairs[r].1, ones));
+                    pairs[r] = Ints(zero, zero);
                 }
-                // As two nibbles, each of which is the case `Four`.
-                CodeWidth::Eight => {
-                    let upper = _mm256_and_si256(_mm256_srli_epi16::<4>(codes[n]), nibble);
-                    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_and_si256(codes[n], nibble), quad));
-                    high = _mm256_add_epi16(high, _mm256_maddubs_epi16(upper, quad));
-                }
+                r += 1;
             }
             n += 1;
         }
-        if width != CodeWidth::Six {
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
-        }
-        if width == CodeWidth::Eight {
-            sum = _mm256_add_epi32(sum, _mm256_slli_epi32::<4>(_mm256_madd_epi16(high, ones)));
-        }
-        sum
+        sums
     })
 }
 
@@ -271,11 +262,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn mul_i(self, a: Ints, b: Ints) -> Ints {
-        both!(Ints, _mm256_mullo_epi32, a, b)
-    }
-
-    #[inline(always)]
     fn and_i(self, a: Ints, b: Ints) -> Ints {
         both!(Ints, _mm256_and_si256, a, b)
     }
@@ -328,13 +314,39 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize>(self, width: CodeWidth, codes: &[Ints; N], acts: *const u8, init: Ints) -> Ints {
-        let (mut low, mut high) = ([init.0; N], [init.1; N]);
-        let mut n = 0;
-        while n < N {
-            (low[n], high[n]) = (codes[n].0, codes[n].1);
-            n += 1;
+    unsafe fn dots<const N: usize, const R: usize>(
+        self,
+        width: CodeWidth,
+        codes: &[Ints; N],
+        acts: (*const u8, usize),
+        init: [Ints; R],
+    ) -> [Ints; R] {
+        // SAFETY: the caller's word.
+        unsafe {
+            match width {
+                // 8 quads · 2 products · 15 · 128 = 30,720.
+                CodeWidth::Four => dots_in_runs(8, codes, acts, init),
+                // 4 quads · 2 products · 31 · 128 = 31,744.
+                CodeWidth::Five => dots_in_runs(4, codes, acts, init),
+                // 2 quads · 2 products · 63 · 128 = 32,256.
+                CodeWidth::Six => dots_in_runs(2, codes, acts, init),
+                // As two nibbles.
+                CodeWidth::Eight => {
+                    let (mut low, mut high) = (*codes, *codes);
+                    let mut n = 0;
+                    while n < N {
+                        (low[n], high[n]) = (self.shift_mask(codes[n], 0, 15), self.shift_mask(codes[n], 4, 15));
+                        n += 1;
+                    }
+                    let mut sums = dots_in_runs(8, &high, acts, [self.splat_i(0); R]);
+                    let mut r = 0;
+                    while r < R {
+                        sums[r] = self.add_i(init[r], self.shl_i::<4>(sums[r]));
+                        r += 1;
+                    }
+                    dots_in_runs(8, &low, acts, sums)
+                }
+            }
         }
-        intrinsic!(Ints(dot_half(width, &low, acts, init.0), dot_half(width, &high, acts, init.1)))
     }
 }

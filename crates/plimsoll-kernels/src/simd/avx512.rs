@@ -205,11 +205,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn mul_i(self, a: __m512i, b: __m512i) -> __m512i {
-        intrinsic!(_mm512_mullo_epi32(a, b))
-    }
-
-    #[inline(always)]
     fn and_i(self, a: __m512i, b: __m512i) -> __m512i {
         intrinsic!(_mm512_and_si512(a, b))
     }
@@ -292,23 +287,27 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize>(
+    unsafe fn dots<const N: usize, const R: usize>(
         self,
         _width: CodeWidth,
         codes: &[__m512i; N],
-        acts: *const u8,
-        init: __m512i,
-    ) -> __m512i {
-        let mut sum = init;
-        let mut n = 0;
-        while n < N {
-            sum = intrinsic!({
-                let quad = _mm512_set1_epi32(acts.add(4 * n).cast::<i32>().read_unaligned());
-                _mm512_dpbusd_epi32(sum, codes[n], quad)
-            });
-            n += 1;
+        (acts, row_bytes): (*const u8, usize),
+        init: [__m512i; R],
+    ) -> [__m512i; R] {
+        let mut sums = init;
+        let mut r = 0;
+        while r < R {
+            let mut n = 0;
+            while n < N {
+                sums[r] = intrinsic!({
+                    let at = acts.add(r * row_bytes + 4 * n).cast::<i32>();
+                    _mm512_dpbusd_epi32(sums[r], codes[n], _mm512_set1_epi32(at.read_unaligned()))
+                });
+                n += 1;
+            }
+            r += 1;
         }
-        sum
+        sums
     }
 }
 

@@ -65,8 +65,8 @@ unsafe fn dot_quarter<const N: usize>(
 ) -> int32x4_t {
     // Codes of eight bits are taken less 128, so that they fit a signed byte; 128 · Σ acts is added behind.
     let (products, less) = match width {
-        // 8 products · 15 · 128 = 15,360.
-        CodeWidth::Four => (8, 0),
+        // 8 products · 31 · 128 = 31,744.
+        CodeWidth::Four | CodeWidth::Five => (8, 0),
         // 4 products · 63 · 128 = 32,256: fits, but only just.
         CodeWidth::Six => (4, 0),
         // 128 · 128 = 16,384: two of them would not fit.
@@ -260,11 +260,6 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn mul_i(self, a: Ints, b: Ints) -> Ints {
-        Ints(each!(I => vmulq_s32(a.0[I], b.0[I])))
-    }
-
-    #[inline(always)]
     fn and_i(self, a: Ints, b: Ints) -> Ints {
         Ints(each!(I => vandq_s32(a.0[I], b.0[I])))
     }
@@ -306,15 +301,27 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize>(self, width: CodeWidth, codes: &[Bytes; N], acts: *const u8, init: Ints) -> Ints {
-        Ints(each!(I => {
-            let mut quarter = [codes[0].0[I]; N];
-            let mut n = 1;
-            while n < N {
-                quarter[n] = codes[n].0[I];
-                n += 1;
-            }
-            dot_quarter(width, &quarter, acts, init.0[I])
-        }))
+    unsafe fn dots<const N: usize, const R: usize>(
+        self,
+        width: CodeWidth,
+        codes: &[Bytes; N],
+        (acts, row_bytes): (*const u8, usize),
+        init: [Ints; R],
+    ) -> [Ints; R] {
+        let mut sums = init;
+        let mut r = 0;
+        while r < R {
+            sums[r] = Ints(each!(I => {
+                let mut quarter = [codes[0].0[I]; N];
+                let mut n = 1;
+                while n < N {
+                    quarter[n] = codes[n].0[I];
+                    n += 1;
+                }
+                dot_quarter(width, &quarter, acts.add(r * row_bytes), sums[r].0[I])
+            }));
+            r += 1;
+        }
+        sums
     }
 }

@@ -204,11 +204,6 @@ impl Simd for Portable {
     }
 
     #[inline]
-    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I {
-        zip(a, b, i32::wrapping_mul)
-    }
-
-    #[inline]
     fn and_i(self, a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| a & b)
     }
@@ -257,23 +252,25 @@ impl Simd for Portable {
     }
 
     #[inline]
-    unsafe fn dot<const N: usize>(
+    unsafe fn dots<const N: usize, const R: usize>(
         self,
         _width: CodeWidth,
         codes: &[Self::B; N],
-        acts: *const u8,
-        init: Self::I,
-    ) -> Self::I {
-        let mut out = init;
-        for (n, codes) in codes.iter().enumerate() {
-            // SAFETY: the caller vouches for 4 · N bytes.
-            let quad = unsafe { acts.add(4 * n).cast::<[i8; 4]>().read() };
-            for (lane, out) in out.iter_mut().enumerate() {
-                for (i, act) in quad.into_iter().enumerate() {
-                    *out += i32::from(codes[4 * lane + i]) * i32::from(act);
+        (acts, row_bytes): (*const u8, usize),
+        init: [Self::I; R],
+    ) -> [Self::I; R] {
+        let mut sums = init;
+        for (r, sum) in sums.iter_mut().enumerate() {
+            for (n, codes) in codes.iter().enumerate() {
+                // SAFETY: the caller vouches for 4 · N bytes of every row.
+                let quad = unsafe { acts.add(r * row_bytes + 4 * n).cast::<[i8; 4]>().read() };
+                for (lane, sum) in sum.iter_mut().enumerate() {
+                    for (i, act) in quad.into_iter().enumerate() {
+                        *sum += i32::from(codes[4 * lane + i]) * i32::from(act);
+                    }
                 }
             }
         }
-        out
+        sums
     }
 }
