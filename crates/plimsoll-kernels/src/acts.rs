@@ -21,7 +21,8 @@ pub(crate) const BYTE_MAX: f32 = 127.0;
 
 /// One block of 32 quantized activations, as it lies in the buffer: value[i] ≈ scale · number[i].
 ///
-/// Of two planes, number[i] = 256 · planes[0][i] + planes[1][i], and scale is the least power of two for which no number exceeds 32639. A
+/// Of 16 bits, it is the instruction set's business how two planes hold them ([`Simd::store_numbers`]): elsewhere than on AVX2
+/// number[i] = 256 · planes[0][i] + planes[1][i]. The scale is the least power of two for which no number exceeds 32639. A
 /// power of two, so that scaling rounds nothing, wherever in a product it takes place. Of one, number[i] = planes[0][i] and scale
 /// is the greatest magnitude / 127.
 #[derive(Clone, Copy)]
@@ -128,7 +129,7 @@ pub struct Acts<'a> {
 }
 
 impl<'a> Acts<'a> {
-    /// Reads a buffer that [`quantize_acts`] has filled. Panics if it is shorter than the layout or not aligned to its
+    /// Reads a buffer that [`quantize_acts`] has filled on the instruction set that will multiply it: each has its own order. Panics if it is shorter than the layout or not aligned to its
     /// blocks (32 bytes; with tiles 64).
     pub fn new(layout: ActLayout, buffer: &'a [u8]) -> Acts<'a> {
         let bytes = layout.bytes();
@@ -216,16 +217,17 @@ fn quantize_block<S: Simd, const PLANES: usize>(
     let mut sums = [0i32; 2];
     for (half, values) in halves.into_iter().enumerate() {
         let number = math::round(s, s.mul(values, s.splat(inverse)));
-        // Rounded, so that the lower byte is signed like the upper one.
-        let high = s.sra_i::<8>(s.add_i(number, s.splat_i(128)));
-        let planes = if PLANES == 1 { [number, number] } else { [high, number] };
-        for (plane, bytes) in block.planes.iter_mut().zip(planes) {
-            // SAFETY: a plane has two vectors of 16 bytes.
-            unsafe { s.store_low_bytes(plane.as_mut_ptr().add(half * LANES).cast(), bytes) };
+        let numbers = block.planes.as_mut_ptr().cast::<u8>();
+        // SAFETY: a plane has two vectors of 16 bytes.
+        unsafe {
+            match PLANES {
+                1 => s.store_low_bytes(numbers.add(half * LANES), number),
+                _ => s.store_numbers(numbers, half, number),
+            }
         }
         sums[half] = fold(s.to_array(s.as_floats(number)).map(|lane| lane.to_bits() as i32), i32::wrapping_add);
         if let Some(tile) = &mut tile {
-            let high = s.shl_i::<8>(high);
+            let high = s.and_i(s.add_i(number, s.splat_i(128)), s.splat_i(!255));
             for (plane, numbers) in [high, s.sub_i(number, high)].into_iter().enumerate() {
                 let values = s.mul(s.float(numbers), s.splat(scale));
                 let to = &mut tile[2 * (plane * BLOCK + half * LANES)..][..2 * LANES];

@@ -19,6 +19,7 @@ pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
 use crate::half::f32_to_f16;
+use crate::packing::BLOCK;
 
 /// Lanes of a vector, on every instruction set.
 pub(crate) const LANES: usize = 16;
@@ -245,6 +246,40 @@ pub(crate) trait Simd: Copy {
         acts: (*const u8, usize),
         init: [Self::I; R],
     ) -> [Self::I; R];
+
+    /// Writes sixteen numbers of 16 bits, the `half`-th sixteen of a block of 32, as [`Simd::dots_of_words`] wants them: in two planes, upper
+    /// bytes and lower ones, signed. # Safety: `block` is valid for writing 64 bytes.
+    #[inline(always)]
+    unsafe fn store_numbers(self, block: *mut u8, half: usize, numbers: Self::I) {
+        // Rounded, so that the lower byte is signed like the upper one.
+        let high = self.sra_i::<8>(self.add_i(numbers, self.splat_i(128)));
+        // SAFETY: the caller's word.
+        unsafe {
+            self.store_low_bytes(block.add(LANES * half), high);
+            self.store_low_bytes(block.add(BLOCK + LANES * half), numbers);
+        }
+    }
+    /// [`Simd::dots`] of the numbers of 16 bits that [`Simd::store_numbers`] wrote, from the block's `from`-th quad on.
+    /// # Safety: every row has a block.
+    #[inline(always)]
+    unsafe fn dots_of_words<const N: usize, const R: usize>(
+        self,
+        width: CodeWidth,
+        codes: &[Self::B; N],
+        (acts, row_bytes): (*const u8, usize),
+        from: usize,
+        init: [Self::I; R],
+    ) -> [Self::I; R] {
+        // SAFETY: the caller's word.
+        unsafe {
+            let acts = acts.add(4 * from);
+            let mut sums = self.dots(width, codes, (acts, row_bytes), [self.splat_i(0); R]);
+            for (sum, init) in sums.iter_mut().zip(init) {
+                *sum = self.add_i(self.shl_i::<8>(*sum), init);
+            }
+            self.dots(width, codes, (acts.add(BLOCK), row_bytes), sums)
+        }
+    }
 
     /// All lanes zero.
     #[inline(always)]

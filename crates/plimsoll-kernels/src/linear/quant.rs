@@ -156,24 +156,21 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
             6 => CodeWidth::Six,
             _ => CodeWidth::Eight,
         };
-        // SAFETY: the caller's word; a half's numbers begin at 16 · half of each plane.
+        let mut sums = [s.splat_i(0); F];
+        // SAFETY: the caller's word; a half has four quads.
         unsafe {
-            let planes = acts.add(16 * half.unwrap_or(0));
-            let mut sums = [s.splat_i(0); F];
-            if PLANES == 2 {
-                sums = s.dots(width, codes, (planes, self.act_row_bytes), sums);
-                for sum in &mut sums {
-                    *sum = s.shl_i::<8>(*sum);
-                }
-            }
             if !OFFSET {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     let row = &(*acts.add(r * self.act_row_bytes).cast::<ActBlock<PLANES>>()).sums;
                     let minus_sum = half.map_or(row.minus_sum, |half| row.minus_half_sums[half]);
-                    *sum = s.add_i(*sum, s.splat_i(minus_sum.wrapping_mul(i32::from(self.quant.zero))));
+                    *sum = s.splat_i(minus_sum.wrapping_mul(i32::from(self.quant.zero)));
                 }
             }
-            s.dots(width, codes, (planes.add((PLANES - 1) * BLOCK), self.act_row_bytes), sums)
+            let from = 4 * half.unwrap_or(0);
+            match PLANES {
+                1 => s.dots(width, codes, (acts.add(4 * from), self.act_row_bytes), sums),
+                _ => s.dots_of_words(width, codes, (acts, self.act_row_bytes), from, sums),
+            }
         }
     }
 }

@@ -34,18 +34,38 @@ impl Extras {
     }
 }
 
+/// What is multiplied: floats, rows of `ld`, or numbers, which every instruction set makes of floats for itself.
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    Floats { data: &'a [f32], ld: usize },
+    Numbers(ActForm, &'a [Vec<f32>]),
+}
+
 /// Runs `linear` panel range by panel range and row range by row range; gaps beside y stay untouched.
 #[expect(clippy::too_many_arguments, reason = "a test driver")]
 fn run(
     isa: Isa,
     packing: &Packing,
     data: &[u8],
-    input: Input<'_>,
+    input: Rows<'_>,
     rows: usize,
     extras: &Extras,
     panel_step: usize,
     row_step: usize,
 ) -> Vec<f32> {
+    let form = if let Rows::Numbers(form, _) = input { form } else { ActForm::Words };
+    let layout = ActLayout { rows, k: packing.k().next_multiple_of(32), form };
+    let mut buffer = Aligned::new(layout.bytes());
+    if let Rows::Numbers(_, inputs) = input {
+        for (row, x) in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()).zip(inputs) {
+            quantize_acts(isa, layout, x, row);
+        }
+    }
+    let acts = Acts::new(layout, buffer.bytes());
+    let input = || match input {
+        Rows::Floats { data, ld } => Input::F32 { data, ld },
+        Rows::Numbers(..) => Input::Acts(&acts),
+    };
     let (out, ld) = (packing.out(), packing.out() + 3);
     let mut y = vec![-77.0; rows * ld];
     if let Some(before) = &extras.before {
@@ -61,7 +81,7 @@ fn run(
             let panels = panel..packing.panels().min(panel + panel_step);
             let rows = row..rows.min(row + row_step);
             // SAFETY: `y` has all rows of `ld` floats and nobody else uses it.
-            unsafe { linear(isa, &weights, input, panels, rows, target) };
+            unsafe { linear(isa, &weights, input(), panels, rows, target) };
         }
     }
     assert!(y.chunks(ld).all(|y| y[out..] == [-77.0; 3]), "wrote beside its outputs");
@@ -72,7 +92,7 @@ fn run(
 fn expect_everywhere(
     packing: &Packing,
     data: &[u8],
-    input: Input<'_>,
+    input: Rows<'_>,
     rows: usize,
     extras: &Extras,
     expected: &[f32],
@@ -147,18 +167,12 @@ proptest! {
         let source = Source::new(quant, out, k, seed);
         let data = source.packed();
         let mut random = Random::new(seed ^ 1);
-        let layout = ActLayout { rows, k, form };
-        let mut buffer = Aligned::new(layout.bytes());
-        let mut expected = Vec::new();
-        for row in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()) {
-            let x = if awkward { random.awkward(k) } else { random.floats(k) };
-            quantize_acts(Isa::Portable, layout, &x, row);
-            expected.extend(quant_reference(&source, quant, form, &x));
-        }
+        let inputs: Vec<Vec<f32>> =
+            (0..rows).map(|_| if awkward { random.awkward(k) } else { random.floats(k) }).collect();
+        let mut expected: Vec<f32> = inputs.iter().flat_map(|x| quant_reference(&source, quant, form, x)).collect();
         let extras = Extras::new(bias, add, out, rows, &mut random);
         extras.apply(out, &mut expected);
-        let acts = Acts::new(layout, buffer.bytes());
-        expect_everywhere(&source.packing, &data, Input::Acts(&acts), rows, &extras, &expected)?;
+        expect_everywhere(&source.packing, &data, Rows::Numbers(form, &inputs), rows, &extras, &expected)?;
     }
 
     #[test]
@@ -185,7 +199,7 @@ proptest! {
         }
         let extras = Extras::new(bias, add, out, rows, &mut random);
         extras.apply(out, &mut expected);
-        expect_everywhere(&packing, &data, Input::F32 { data: &x, ld }, rows, &extras, &expected)?;
+        expect_everywhere(&packing, &data, Rows::Floats { data: &x, ld }, rows, &extras, &expected)?;
     }
 }
 
@@ -197,16 +211,11 @@ fn expect_rows_alone(quant: QuantPacking, out: usize, rows: usize, row: impl Fn(
     let source = Source::new(quant, out, k, 9);
     let data = source.packed();
     for form in [ActForm::Bytes, ActForm::Tiled] {
-        let layout = ActLayout { rows, k, form };
-        let mut buffer = Aligned::new(layout.bytes());
-        for (row, x) in buffer.bytes_mut().chunks_exact_mut(layout.row_bytes()).zip(&inputs) {
-            quantize_acts(Isa::detect(), layout, x, row);
-        }
-        let acts = Acts::new(layout, buffer.bytes());
+        let input = Rows::Numbers(form, &inputs);
         let extras = Extras { bias: None, before: None };
-        let single = run(Isa::Avx2.min(Isa::detect()), &source.packing, &data, Input::Acts(&acts), rows, &extras, 1, 1);
+        let single = run(Isa::Avx2.min(Isa::detect()), &source.packing, &data, input, rows, &extras, 1, 1);
         for isa in isas().skip(1) {
-            let whole = run(isa, &source.packing, &data, Input::Acts(&acts), rows, &extras, 99, 999);
+            let whole = run(isa, &source.packing, &data, input, rows, &extras, 99, 999);
             assert_eq!(bits(&whole), bits(&single), "{isa} {quant:?} {form:?}");
         }
     }
@@ -272,5 +281,5 @@ fn quantized_weights_refuse_floats() {
     let source = Source::new(quant, 16, 32, 1);
     let data = source.packed();
     let extras = Extras { bias: None, before: None };
-    run(Isa::Portable, &source.packing, &data, Input::F32 { data: &[0.0; 32], ld: 32 }, 1, &extras, 1, 1);
+    run(Isa::Portable, &source.packing, &data, Rows::Floats { data: &[0.0; 32], ld: 32 }, 1, &extras, 1, 1);
 }

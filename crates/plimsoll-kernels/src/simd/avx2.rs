@@ -75,6 +75,20 @@ unsafe fn dots_in_runs<const N: usize, const R: usize>(
     })
 }
 
+/// Sixteen numbers as words, of every four in the order 0, 2, 1, 3.
+///
+/// # Safety
+/// The processor has AVX2, and `p` is valid for writing 32 bytes.
+#[inline(always)]
+unsafe fn store_words(p: *mut u8, numbers: Ints) {
+    intrinsic!({
+        // It packs each half of a register by itself.
+        let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(numbers.0, numbers.1));
+        let ordered = _mm256_shufflehi_epi16::<0b11_01_10_00>(_mm256_shufflelo_epi16::<0b11_01_10_00>(words));
+        _mm256_storeu_si256(p.cast(), ordered);
+    })
+}
+
 impl Simd for Avx2 {
     type F = Floats;
     type I = Ints;
@@ -164,13 +178,8 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store_high_words(self, p: *mut u8, v: Ints) {
-        // Shifted with their sign, so that packing saturates nothing; it packs each half of a register by itself.
-        intrinsic!({
-            let words = _mm256_packs_epi32(_mm256_srai_epi32::<16>(v.0), _mm256_srai_epi32::<16>(v.1));
-            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-            let ordered = _mm256_shufflehi_epi16::<0b11_01_10_00>(_mm256_shufflelo_epi16::<0b11_01_10_00>(words));
-            _mm256_storeu_si256(p.cast(), ordered);
-        })
+        // Shifted with their sign, so that packing saturates nothing.
+        intrinsic!(store_words(p, Ints(_mm256_srai_epi32::<16>(v.0), _mm256_srai_epi32::<16>(v.1))))
     }
 
     #[inline(always)]
@@ -348,5 +357,46 @@ impl Simd for Avx2 {
                 }
             }
         }
+    }
+
+    // As words, of every four in the order 0, 2, 1, 3: products of words take half the instructions of two planes of bytes.
+
+    #[inline(always)]
+    unsafe fn store_numbers(self, block: *mut u8, half: usize, numbers: Ints) {
+        // SAFETY: the caller's word.
+        unsafe { store_words(block.add(32 * half), numbers) }
+    }
+
+    #[inline(always)]
+    unsafe fn dots_of_words<const N: usize, const R: usize>(
+        self,
+        _width: CodeWidth,
+        codes: &[Ints; N],
+        (acts, row_bytes): (*const u8, usize),
+        from: usize,
+        init: [Ints; R],
+    ) -> [Ints; R] {
+        intrinsic!({
+            let even = _mm256_set1_epi16(255);
+            let mut sums = init;
+            let mut n = 0;
+            while n < N {
+                let first = Ints(_mm256_and_si256(codes[n].0, even), _mm256_and_si256(codes[n].1, even));
+                let second = Ints(_mm256_srli_epi16::<8>(codes[n].0), _mm256_srli_epi16::<8>(codes[n].1));
+                let mut r = 0;
+                while r < R {
+                    let at = acts.add(r * row_bytes + 8 * (from + n)).cast::<i32>();
+                    let numbers = _mm256_set1_epi32(at.read_unaligned());
+                    sums[r].0 = _mm256_add_epi32(sums[r].0, _mm256_madd_epi16(first.0, numbers));
+                    sums[r].1 = _mm256_add_epi32(sums[r].1, _mm256_madd_epi16(first.1, numbers));
+                    let numbers = _mm256_set1_epi32(at.add(1).read_unaligned());
+                    sums[r].0 = _mm256_add_epi32(sums[r].0, _mm256_madd_epi16(second.0, numbers));
+                    sums[r].1 = _mm256_add_epi32(sums[r].1, _mm256_madd_epi16(second.1, numbers));
+                    r += 1;
+                }
+                n += 1;
+            }
+            sums
+        })
     }
 }
