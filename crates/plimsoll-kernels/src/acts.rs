@@ -1,5 +1,5 @@
-//! Activations quantized for the integer dot products: per row and 32 elements, numbers of 16 or 8 bits with one scale, split into signed
-//! bytes, and the sums that zero points and offsets need. Weights are `packing`'s.
+//! Activations quantized for the integer dot products: per row and 32 elements, numbers of 16 or 8 bits with one scale, as signed bytes
+//! (on AVX2 16 bits as words), and the sums that zero points and offsets need. Weights are `packing`'s.
 //!
 //! Sixteen bits unless a server was told otherwise, because eight are not enough: on SmolLM2 (Q4_1) 8-bit activations move a log-probability
 //! by 0.055 on average and change the most likely token at 3 of 100 positions; with 16 bits by 0.0009 and at 2 of 10,000
@@ -21,10 +21,9 @@ pub(crate) const BYTE_MAX: f32 = 127.0;
 
 /// One block of 32 quantized activations, as it lies in the buffer: value[i] ≈ scale · number[i].
 ///
-/// Of 16 bits, it is the instruction set's business how two planes hold them ([`Simd::store_numbers`]): elsewhere than on AVX2
-/// number[i] = 256 · planes[0][i] + planes[1][i]. The scale is the least power of two for which no number exceeds 32639. A
-/// power of two, so that scaling rounds nothing, wherever in a product it takes place. Of one, number[i] = planes[0][i] and scale
-/// is the greatest magnitude / 127.
+/// Of two planes, number[i] = 256 · planes[0][i] + planes[1][i], but for AVX2, where both together are words, of every four in the order
+/// 0, 2, 1, 3 ([`Simd::store_numbers`]); scale is the least power of two for which no number exceeds 32639. A power of two, so that
+/// scaling rounds nothing, wherever in a product it takes place. Of one, number[i] = planes[0][i] and scale is the greatest magnitude / 127.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(crate) struct ActBlock<const PLANES: usize> {
@@ -129,7 +128,8 @@ pub struct Acts<'a> {
 }
 
 impl<'a> Acts<'a> {
-    /// Reads a buffer that [`quantize_acts`] has filled on the instruction set that will multiply it: each has its own order. Panics if it is shorter than the layout or not aligned to its
+    /// Reads a buffer that [`quantize_acts`] has filled, on the instruction set that will multiply it: how 16 bits lie is between those two,
+    /// and another set would make wrong sums of them. Panics if it is shorter than the layout or not aligned to its
     /// blocks (32 bytes; with tiles 64).
     pub fn new(layout: ActLayout, buffer: &'a [u8]) -> Acts<'a> {
         let bytes = layout.bytes();
@@ -218,7 +218,7 @@ fn quantize_block<S: Simd, const PLANES: usize>(
     for (half, values) in halves.into_iter().enumerate() {
         let number = math::round(s, s.mul(values, s.splat(inverse)));
         let numbers = block.planes.as_mut_ptr().cast::<u8>();
-        // SAFETY: a plane has two vectors of 16 bytes.
+        // SAFETY: a plane has two vectors of 16 bytes, and 16 bits have two planes.
         unsafe {
             match PLANES {
                 1 => s.store_low_bytes(numbers.add(half * LANES), number),

@@ -45,16 +45,13 @@ fn numbers(isa: Isa, block: &ActBlock<2>) -> [i32; BLOCK] {
     })
 }
 
-/// Everything a block holds, floats by their bits; of one that is no number at all its scale alone.
-fn contents(isa: Isa, block: &ActBlock<2>) -> (Vec<i32>, Vec<u32>, Vec<i32>) {
+/// The same, and everything else it holds, floats by their bits.
+fn contents(isa: Isa, block: &ActBlock<2>) -> ([i32; BLOCK], Vec<u32>, Vec<i32>) {
     let (_, floats, sums) = words(block);
-    match block.sums.scale.is_nan() {
-        true => (Vec::new(), floats[..1].to_vec(), Vec::new()),
-        false => (numbers(isa, block).to_vec(), floats, sums),
-    }
+    (numbers(isa, block), floats, sums)
 }
 
-/// The same, as it lies there.
+/// Everything a block holds, as it lies there.
 fn words<const PLANES: usize>(block: &ActBlock<PLANES>) -> (Vec<i8>, Vec<u32>, Vec<i32>) {
     let floats =
         [block.sums.scale, block.sums.scaled_sum, block.sums.scaled_half_sums[0], block.sums.scaled_half_sums[1]];

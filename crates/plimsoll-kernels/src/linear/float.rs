@@ -116,7 +116,10 @@ impl Job<'_> {
                     match (rows.end - row, step) {
                         (8.., 2) if isa >= Isa::Avx512 => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
                         (4.., 2) => (isa.run_vector(self.tile::<KIND, 4, 2>(panel, row)), 4).1,
-                        (6.., 1) if isa != Isa::Portable => (isa.run_vector(self.tile::<KIND, 6, 1>(panel, row)), 6).1,
+                        // Two or three rows would be left to the smallest tile.
+                        (6..=7 | 10.., 1) if isa != Isa::Portable => {
+                            (isa.run_vector(self.tile::<KIND, 6, 1>(panel, row)), 6).1
+                        }
                         (4.., 1) if isa != Isa::Portable => (isa.run_vector(self.tile::<KIND, 4, 1>(panel, row)), 4).1,
                         // A checked draft's row takes the weights along that its neighbour has fetched.
                         (3.., 4) => (isa.run_widest(self.tile::<KIND, 3, 4>(panel, row)), 3).1,

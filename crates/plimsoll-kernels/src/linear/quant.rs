@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::codes::{self, ByFormat};
 use super::{Target, TileTarget, Weights};
-use crate::acts::{ActBlock, ActForm, Acts};
+use crate::acts::{ActBlock, ActForm, ActSums, Acts};
 use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
 use crate::simd::{CodeWidth, Simd};
@@ -85,17 +85,17 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
             while row < R {
                 // Codes of a half are too few for what rows share to pay for the registers.
                 if HALVES || !R.is_multiple_of(4) {
-                    self.rows::<S, 1>(s, &codes, &scales, acts, row, acc);
+                    self.rows::<S, 1>(s, &codes, &scales, (acts, row), acc);
                     row += 1;
                 } else {
-                    self.rows::<S, 4>(s, &codes, &scales, acts, row, acc);
+                    self.rows::<S, 4>(s, &codes, &scales, (acts, row), acc);
                     row += 4;
                 }
             }
         }
     }
 
-    /// Adds a block, whose activations of the tile's first row lie at `acts`, to the sums of `F` rows.
+    /// Adds a block, whose activations of the tile's first row lie at `acts`, to the sums of `F` rows from `row` on.
     ///
     /// # Safety
     /// They are rows of the tile, and activations of the block are there.
@@ -105,73 +105,75 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         s: S,
         codes: &[S::B; 8],
         scales: &[(S::F, S::F); 2],
-        acts: *const u8,
-        row: usize,
+        (acts, row): (*const u8, usize),
         acc: &mut [S::F; R],
     ) {
-        let first = acts.wrapping_add(row * self.act_row_bytes);
-        let blocks = first.cast::<ActBlock<PLANES>>();
-        if !HALVES {
-            // SAFETY: the caller's word.
-            let dots = unsafe { self.dots::<S, 8, F>(s, codes, first, None) };
-            for (r, dot) in dots.into_iter().enumerate() {
-                // SAFETY: the caller's word.
-                let sums = unsafe { &(*blocks.byte_add(r * self.act_row_bytes)).sums };
-                acc[row + r] =
-                    scaled::<S, OFFSET>(s, dot, scales[0], s.splat(sums.scale), sums.scaled_sum, acc[row + r]);
+        // SAFETY: the caller's word.
+        unsafe {
+            let acts = acts.add(row * self.act_row_bytes);
+            if HALVES {
+                let [c0, c1, c2, c3, c4, c5, c6, c7] = *codes;
+                self.group::<S, 4, F>(s, &[c0, c1, c2, c3], scales[0], Some(0), acts, &mut acc[row..]);
+                self.group::<S, 4, F>(s, &[c4, c5, c6, c7], scales[1], Some(1), acts, &mut acc[row..]);
+            } else {
+                self.group::<S, 8, F>(s, codes, scales[0], None, acts, &mut acc[row..]);
             }
-            return;
-        }
-        let mut half = 0;
-        while half < 2 {
-            let group = [codes[4 * half], codes[4 * half + 1], codes[4 * half + 2], codes[4 * half + 3]];
-            // SAFETY: the caller's word.
-            let dots = unsafe { self.dots::<S, 4, F>(s, &group, first, Some(half)) };
-            for (r, dot) in dots.into_iter().enumerate() {
-                // SAFETY: the caller's word.
-                let sums = unsafe { &(*blocks.byte_add(r * self.act_row_bytes)).sums };
-                let scaled_sum = sums.scaled_half_sums[half];
-                acc[row + r] = scaled::<S, OFFSET>(s, dot, scales[half], s.splat(sums.scale), scaled_sum, acc[row + r]);
-            }
-            half += 1;
         }
     }
 
-    /// Σ (code − zero) · number of `F` rows, of the first's block at `acts` or of one `half` of it, exactly: at most 255 · 32767 · 32,
-    /// which 32 bits hold.
+    /// Adds a group, a whole block or one `half` of it, whose activations of the first row lie at `acts`, to the sums of the first `F` rows.
+    /// Σ (code − zero) · number is exact: at most 255 · 32639 · 32, which 32 bits hold.
     ///
     /// # Safety
-    /// All rows of activations have the block.
+    /// As for [`Tile::rows`].
     #[inline(always)]
-    unsafe fn dots<S: Simd, const N: usize, const F: usize>(
+    unsafe fn group<S: Simd, const N: usize, const F: usize>(
         &self,
         s: S,
         codes: &[S::B; N],
-        acts: *const u8,
+        scales: (S::F, S::F),
         half: Option<usize>,
-    ) -> [S::I; F] {
+        acts: *const u8,
+        acc: &mut [S::F],
+    ) {
         let width = match BITS {
             0..=4 => CodeWidth::Four,
             5 => CodeWidth::Five,
             6 => CodeWidth::Six,
             _ => CodeWidth::Eight,
         };
-        let mut sums = [s.splat_i(0); F];
+        let from = 4 * half.unwrap_or(0);
+        let mut dots = [s.splat_i(0); F];
         // SAFETY: the caller's word; a half has four quads.
         unsafe {
             if !OFFSET {
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    let row = &(*acts.add(r * self.act_row_bytes).cast::<ActBlock<PLANES>>()).sums;
-                    let minus_sum = half.map_or(row.minus_sum, |half| row.minus_half_sums[half]);
-                    *sum = s.splat_i(minus_sum.wrapping_mul(i32::from(self.quant.zero)));
+                for (r, dot) in dots.iter_mut().enumerate() {
+                    let sums = self.sums(acts, r);
+                    let minus_sum = half.map_or(sums.minus_sum, |half| sums.minus_half_sums[half]);
+                    // Of nonsense, whose scale is NaN, it may be anything.
+                    *dot = s.splat_i(minus_sum.wrapping_mul(i32::from(self.quant.zero)));
                 }
             }
-            let from = 4 * half.unwrap_or(0);
-            match PLANES {
-                1 => s.dots(width, codes, (acts.add(4 * from), self.act_row_bytes), sums),
-                _ => s.dots_of_words(width, codes, (acts, self.act_row_bytes), from, sums),
+            dots = match PLANES {
+                1 => s.dots(width, codes, (acts.add(4 * from), self.act_row_bytes), dots),
+                _ => s.dots_of_words(width, codes, (acts, self.act_row_bytes), from, dots),
+            };
+            for (r, dot) in dots.into_iter().enumerate() {
+                let sums = self.sums(acts, r);
+                let scaled_sum = half.map_or(sums.scaled_sum, |half| sums.scaled_half_sums[half]);
+                acc[r] = scaled::<S, OFFSET>(s, dot, scales, s.splat(sums.scale), scaled_sum, acc[r]);
             }
         }
+    }
+
+    /// What is known of the `r`-th row's block behind `acts`.
+    ///
+    /// # Safety
+    /// It is there.
+    #[inline(always)]
+    unsafe fn sums(&self, acts: *const u8, r: usize) -> &ActSums {
+        // SAFETY: the caller's word.
+        unsafe { &(*acts.add(r * self.act_row_bytes).cast::<ActBlock<PLANES>>()).sums }
     }
 }
 
@@ -228,8 +230,8 @@ impl Job<'_> {
         Tile { quant, k: packing.k(), panel: first, panel_bytes, scale_bytes, acts, act_row_bytes, targets }
     }
 
-    /// Rows times panels: a few panels together for all rows, then the next few. Tiles are the largest that fit and that the
-    /// instruction set has registers for; one or two rows take four panels at a time, as streams from memory.
+    /// Rows times panels: a few panels together for all rows, then the next few. Tiles are the largest that fit: eight rows
+    /// share what is unpacked, four of them what is in registers; one or two rows take four panels at a time, as streams from memory.
     ///
     /// # Safety
     /// As for [`Job::tile`].
@@ -253,7 +255,7 @@ impl Job<'_> {
                 // SAFETY: no tile goes beyond `few` panels or `rows`; the rest is the caller's word.
                 row += unsafe {
                     match (isa, rows.end - row) {
-                        (Isa::Amx | Isa::Avx512 | Isa::Avx2, 8..) => {
+                        (Isa::Amx | Isa::Avx512 | Isa::Avx2 | Isa::Neon, 8..) => {
                             (self.each::<BITS, HALVES, OFFSET, PLANES, 8>(few.clone(), row), 8).1
                         }
                         (Isa::Amx | Isa::Avx512 | Isa::Avx2 | Isa::Neon, 4..) => {

@@ -266,7 +266,7 @@ impl Simd for Portable {
                 let quad = unsafe { acts.add(r * row_bytes + 4 * n).cast::<[i8; 4]>().read() };
                 for (lane, sum) in sum.iter_mut().enumerate() {
                     for (i, act) in quad.into_iter().enumerate() {
-                        *sum += i32::from(codes[4 * lane + i]) * i32::from(act);
+                        *sum = sum.wrapping_add(i32::from(codes[4 * lane + i]) * i32::from(act));
                     }
                 }
             }

@@ -173,6 +173,67 @@ fn dots_are_exact_up_to_their_extremes() {
     }
 }
 
+/// Four rows of numbers of 16 bits.
+struct WordDots<'a> {
+    width: CodeWidth,
+    codes: &'a [u8; 512],
+    numbers: &'a [[i32; 32]; 4],
+}
+
+impl Kernel for WordDots<'_> {
+    type Output = Vec<Vec<i32>>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let mut blocks = [[0u8; 96]; 4];
+        // SAFETY: blocks of 64 bytes and more, numbers of two vectors, 8 vectors of 64 bytes.
+        unsafe {
+            for (block, numbers) in blocks.iter_mut().zip(self.numbers) {
+                for half in 0..2 {
+                    let numbers = s.bits(s.load(numbers.as_ptr().add(16 * half).cast()));
+                    s.store_numbers(block.as_mut_ptr(), half, numbers);
+                }
+            }
+            let mut codes = [s.load_bytes(self.codes.as_ptr()); 8];
+            for (n, codes) in codes.iter_mut().enumerate() {
+                *codes = s.load_bytes(self.codes.as_ptr().add(64 * n));
+            }
+            let [.., c4, c5, c6, c7] = codes;
+            let (acts, init) = ((blocks.as_ptr().cast::<u8>(), 96), [s.splat_i(-5); 4]);
+            let whole = s.dots_of_words(self.width, &codes, acts, 0, init);
+            let half = s.dots_of_words(self.width, &[c4, c5, c6, c7], acts, 4, init);
+            let lanes = |dot| s.to_array(s.as_floats(dot)).map(|lane| lane.to_bits() as i32).to_vec();
+            whole.into_iter().chain(half).map(lanes).collect()
+        }
+    }
+}
+
+#[test]
+fn dots_of_words_are_exact_up_to_their_extremes() {
+    const MOST: i32 = 32_639;
+    let mut random = Random::new(4);
+    for (width, top) in [(CodeWidth::Four, 15u8), (CodeWidth::Five, 31), (CodeWidth::Six, 63), (CodeWidth::Eight, 255)]
+    {
+        for round in 0..200 {
+            let mut codes = [top; 512];
+            let mut numbers = [[if round % 2 == 0 { MOST } else { -MOST }; 32]; 4];
+            if round > 1 {
+                codes.fill_with(|| if random.below(4) == 0 { top } else { (random.next() as u8) & top });
+                numbers.as_flattened_mut().fill_with(|| random.next() as i32 % (MOST + 1));
+            }
+            let exact = |row: &[i32; 32], first: usize| -> Vec<i32> {
+                let term = |lane: usize, i: usize| i32::from(codes[i / 4 * 64 + lane * 4 + i % 4]) * row[i];
+                (0..LANES).map(|lane| (first..32).map(|i| term(lane, i)).sum::<i32>() - 5).collect()
+            };
+            let whole = numbers.iter().map(|row| exact(row, 0));
+            let expected: Vec<_> = whole.chain(numbers.iter().map(|row| exact(row, 16))).collect();
+            for isa in isas() {
+                assert_eq!(isa.run(WordDots { width, codes: &codes, numbers: &numbers }), expected, "{isa}");
+            }
+        }
+    }
+}
+
 struct ShiftMask<'a>(&'a [u8; 64]);
 
 impl Kernel for ShiftMask<'_> {
