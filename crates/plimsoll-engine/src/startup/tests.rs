@@ -1,6 +1,7 @@
 //! Start-up by every way there is, on a real model: planned, probed and rebuilt, pinned. What comes out is the same server.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plimsoll_memory::sizing::Mode;
 use plimsoll_text::Tokenizer;
@@ -65,6 +66,12 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
     readers.into_iter().map(read).collect()
 }
 
+/// To be held while engines start here: the heap's canary is the process's, and who starts last has it.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn stop(engine: EngineHandle) {
     engine.stop();
     while !engine.stopped() {
@@ -77,6 +84,7 @@ fn stop(engine: EngineHandle) {
 /// A start that is cancelled before any tensor, between any two, and between any two steps of the proof, leaves nothing behind.
 #[test]
 fn a_start_that_nobody_waits_for_stops_at_its_next_checkpoint() {
+    let _alone = alone();
     let options = Options {
         memory_budget: Some("300MiB".parse().unwrap()),
         batch_max_tokens: 64,
@@ -116,6 +124,7 @@ fn a_start_that_nobody_waits_for_stops_at_its_next_checkpoint() {
 
 #[test]
 fn a19_a20_rebuilt_planned_and_pinned_servers_are_one_server() {
+    let _alone = alone();
     for model in ["llama", "gemma3"] {
         let rebuilt = started(model, None, Some(Mode::Auto));
         let tokens = rebuilt.limits().max_total_token_num;
