@@ -5,6 +5,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Aligned, Random, isas};
 
+/// Where the `i`-th of words in the order 0, 2, 1, 3 of every four lies.
+fn place(i: usize) -> usize {
+    i / 4 * 4 + [0, 2, 1, 3][i % 4]
+}
+
 /// The blocks of a row, and its numbers for tiles: a plane of each block after the other.
 fn quantize_tiles(isa: Isa, x: &[f32]) -> (Vec<ActBlock<2>>, Vec<[f32; BLOCK]>) {
     let layout = ActLayout { rows: 1, k: x.len(), form: ActForm::Tiled };
@@ -13,7 +18,6 @@ fn quantize_tiles(isa: Isa, x: &[f32]) -> (Vec<ActBlock<2>>, Vec<[f32; BLOCK]>) 
     let (blocks, tiles) = buffer.bytes().split_at(layout.tiles_at());
     let word = |bytes: [u8; 2]| crate::bf16_to_f32(u16::from_le_bytes(bytes));
     let planes = tiles.as_chunks::<{ 2 * BLOCK }>().0[..2 * x.len() / BLOCK].iter();
-    let place = |i: usize| i / 4 * 4 + [0, 2, 1, 3][i % 4];
     let planes = planes.map(|plane| std::array::from_fn(|i| word([plane[2 * place(i)], plane[2 * place(i) + 1]])));
     // SAFETY: blocks lie there, one after the other, from an aligned address on.
     let block = |i: usize| unsafe { blocks.as_ptr().cast::<ActBlock<2>>().add(i).read() };
@@ -40,7 +44,7 @@ fn numbers(isa: Isa, block: &ActBlock<2>) -> [i32; BLOCK] {
         if isa != Isa::Avx2 {
             return 256 * i32::from(planes[0][i]) + i32::from(planes[1][i]);
         }
-        let at = 2 * (i / 4 * 4 + [0, 2, 1, 3][i % 4]);
+        let at = 2 * place(i);
         i16::from_le_bytes([planes[at / BLOCK][at % BLOCK] as u8, planes[at / BLOCK][at % BLOCK + 1] as u8]).into()
     })
 }

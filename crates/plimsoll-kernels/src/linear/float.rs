@@ -114,8 +114,8 @@ impl Job<'_> {
                 // SAFETY: no tile goes beyond `panels` or `rows`; the rest is the caller's word.
                 row += unsafe {
                     match (rows.end - row, step) {
-                        (8.., 2) if isa >= Isa::Avx512 => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
-                        (4.., 2) => (isa.run_vector(self.tile::<KIND, 4, 2>(panel, row)), 4).1,
+                        (8.., 2) => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
+                        (4.., 2) => (isa.run_widest(self.tile::<KIND, 4, 2>(panel, row)), 4).1,
                         // Two or three rows would be left to the smallest tile.
                         (6..=7 | 10.., 1) if isa != Isa::Portable => {
                             (isa.run_vector(self.tile::<KIND, 6, 1>(panel, row)), 6).1

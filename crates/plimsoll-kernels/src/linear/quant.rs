@@ -255,10 +255,10 @@ impl Job<'_> {
                 // SAFETY: no tile goes beyond `few` panels or `rows`; the rest is the caller's word.
                 row += unsafe {
                     match (isa, rows.end - row) {
-                        (Isa::Amx | Isa::Avx512 | Isa::Avx2 | Isa::Neon, 8..) => {
+                        (_, 8..) if isa != Isa::Portable => {
                             (self.each::<BITS, HALVES, OFFSET, PLANES, 8>(few.clone(), row), 8).1
                         }
-                        (Isa::Amx | Isa::Avx512 | Isa::Avx2 | Isa::Neon, 4..) => {
+                        (_, 4..) if isa != Isa::Portable => {
                             (self.each::<BITS, HALVES, OFFSET, PLANES, 4>(few.clone(), row), 4).1
                         }
                         (Isa::Amx | Isa::Avx512, 2..) if step == 4 => {

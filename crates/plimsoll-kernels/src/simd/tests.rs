@@ -115,6 +115,14 @@ fn operations_agree_with_portable() {
     }
 }
 
+/// The quads of a block.
+#[inline(always)]
+fn load_codes<S: Simd>(s: S, codes: &[u8; 512]) -> [S::B; 8] {
+    // SAFETY: 8 vectors of 64 bytes.
+    let quad = |n: usize| unsafe { s.load_bytes(codes.as_ptr().add(64 * n)) };
+    [quad(0), quad(1), quad(2), quad(3), quad(4), quad(5), quad(6), quad(7)]
+}
+
 /// Three rows of activations, 40 bytes apart.
 struct Dots<'a> {
     width: CodeWidth,
@@ -127,12 +135,9 @@ impl Kernel for Dots<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
-        // SAFETY: 8 vectors of 64 bytes, and 32 activations of each row.
+        // SAFETY: 32 activations of each row.
         unsafe {
-            let mut codes = [s.load_bytes(self.codes.as_ptr()); 8];
-            for (n, codes) in codes.iter_mut().enumerate() {
-                *codes = s.load_bytes(self.codes.as_ptr().add(64 * n));
-            }
+            let codes = load_codes(s, self.codes);
             let [c0, c1, c2, c3, ..] = codes;
             let acts = (self.acts.as_ptr().cast::<u8>(), 40);
             let init = [s.splat_i(-5), s.splat_i(9), s.splat_i(0)];
@@ -186,7 +191,7 @@ impl Kernel for WordDots<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let mut blocks = [[0u8; 96]; 4];
-        // SAFETY: blocks of 64 bytes and more, numbers of two vectors, 8 vectors of 64 bytes.
+        // SAFETY: blocks of 64 bytes and more, numbers of two vectors.
         unsafe {
             for (block, numbers) in blocks.iter_mut().zip(self.numbers) {
                 for half in 0..2 {
@@ -194,10 +199,7 @@ impl Kernel for WordDots<'_> {
                     s.store_numbers(block.as_mut_ptr(), half, numbers);
                 }
             }
-            let mut codes = [s.load_bytes(self.codes.as_ptr()); 8];
-            for (n, codes) in codes.iter_mut().enumerate() {
-                *codes = s.load_bytes(self.codes.as_ptr().add(64 * n));
-            }
+            let codes = load_codes(s, self.codes);
             let [.., c4, c5, c6, c7] = codes;
             let (acts, init) = ((blocks.as_ptr().cast::<u8>(), 96), [s.splat_i(-5); 4]);
             let whole = s.dots_of_words(self.width, &codes, acts, 0, init);
