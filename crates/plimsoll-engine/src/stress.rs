@@ -50,18 +50,17 @@ pub fn stress(
     let pool = pools.pages * PAGE_TOKENS;
     let longest = context.min(pool);
     let mut stress = Stress { runner, limits, pools, cancel };
-    // The largest prefill; with as many logits as a step may have it is also the largest prompt-logprobs step.
     let rows = limits.rows.min(longest);
-    stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
     if limits.apart() {
-        // The most rows of an answer that was preempted and is computed again.
+        // The most rows of a prompt, and of an answer that was preempted and is computed again.
+        stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
         let rows = limits.answer_rows().min(longest);
         stress.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
     }
     // A chunk at the far end of the longest context: the longest prefix to attend to.
     let tail = rows.min(PAGE_TOKENS);
     stress.run(&[Rows { start: longest - tail, rows: tail, each: false, prompt: true }], 1)?;
-    // The largest decode batch, plain and with every draft to be checked, then decodes beside a prefill chunk that fills the step.
+    // The largest decode batch, plain and with every draft to be checked.
     let with_drafts = 1 + limits.drafts;
     let by_slots = pools.slots.checked_div(limits.slots).unwrap_or(usize::MAX);
     let decodes = limits.running.min(limits.logit_rows / with_drafts).min(pools.pages).min(by_slots).max(1);
@@ -75,12 +74,12 @@ pub fn stress(
         let checks = Rows { start, rows: checked, each: limits.slots > 1, prompt: false };
         stress.run(&vec![checks; decodes], decodes * checked)?;
     }
-    let rest = limits.rows.saturating_sub(decodes).min(longest);
-    if rest > 0 {
-        mixed.pop();
-        mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
-        stress.run(&mixed, decodes)?;
-    }
+    // All but one of them beside a prompt that fills the step, with as many logits as a step may have: a prompt's may be wanted, too.
+    mixed.pop();
+    let rest = limits.rows.saturating_sub(mixed.len()).clamp(1, longest);
+    mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
+    let rows = mixed.len() - 1 + rest;
+    stress.run(&mixed, limits.logit_rows.min(rows))?;
     Ok(())
 }
 
