@@ -28,6 +28,10 @@ pub(super) struct TileView<'a> {
 /// So many pages before its turn a page of keys is asked for.
 const AHEAD: usize = 2;
 
+/// So many positions at a time are summed one vector of dimensions after the other: a vector of halves is half a cache line, whose other half
+/// is still near when its turn comes.
+const NEAR: usize = 64;
+
 /// Scores of `Q` queries (scaled, side by side per dimension) over pages `first..end` of a cache of format `D`, `P` pages at
 /// a time. Rows of scores are [`SPLIT`] apart.
 pub(super) struct Scores<'a, const D: u8, const Q: usize, const P: usize> {
@@ -226,14 +230,19 @@ impl<const D: u8, const N: usize, const M: usize> Kernel for Values<'_, D, N, M>
         let vectors = self.view.kv.layout.head_dim() / LANES;
         assert!(self.partials.len() >= N * (HEADER + vectors * LANES) && self.scores.len() >= N * SPLIT);
         assert!(self.low >= self.view.start && self.high <= self.view.start + SPLIT);
-        let mut vector = 0;
-        while vector + M <= vectors {
-            self.vectors::<S, M>(s, vector);
-            vector += M;
-        }
-        while vector < vectors {
-            self.vectors::<S, 1>(s, vector);
-            vector += 1;
+        let (high, at_a_time) = (self.high, if M == 1 { NEAR } else { SPLIT });
+        while self.low < high {
+            self.high = high.min((self.low / at_a_time + 1) * at_a_time);
+            let mut vector = 0;
+            while vector + M <= vectors {
+                self.vectors::<S, M>(s, vector);
+                vector += M;
+            }
+            while vector < vectors {
+                self.vectors::<S, 1>(s, vector);
+                vector += 1;
+            }
+            self.low = self.high;
         }
     }
 }
