@@ -286,6 +286,11 @@ impl WeightTable {
         self.rounded
     }
 
+    /// Whether any layer multiplies quantized rows.
+    pub fn quantizes(&self) -> bool {
+        self.linears.iter().any(|linear| linear.packing.wants_acts())
+    }
+
     /// The shape of a model with these weights.
     pub fn shaped(&self, shape: ModelShape) -> ModelShape {
         ModelShape { rounded: self.rounded != Rounded::None, ..shape }

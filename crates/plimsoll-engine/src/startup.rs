@@ -251,6 +251,9 @@ fn start_as(
     host.runs_kernels()?;
     let ballast = Ballast::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
+    if let Some(idle) = blueprint.idle_dtype(options) {
+        tracing::warn!("{idle}");
+    }
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
     let beside = host.house.as_ref().map_or(0, |house| house.committed_total());
     let berth = Berth::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
