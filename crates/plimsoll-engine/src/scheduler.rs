@@ -71,6 +71,15 @@ impl StepLimits {
     }
 }
 
+/// Rows of prompts, together, in a step in which others decode, at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beside {
+    /// Of all prompts.
+    pub prompts: usize,
+    /// Of those that take more than a step; unless they are more than the sequences that decode.
+    pub long: usize,
+}
+
 /// One sequence's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
@@ -112,8 +121,7 @@ pub struct Scheduler<T> {
     running: Vec<Seq<T>>,
     shares: Vec<Share>,
     eased: Eased,
-    /// Rows of long prompts in a step in which others decode.
-    long_rows: usize,
+    beside: Beside,
 }
 
 /// Bounds below those of the plan, while memory is short.
@@ -134,14 +142,13 @@ impl<T> Scheduler<T> {
             running: Vec::with_capacity(limits.running),
             shares: Vec::with_capacity(limits.running),
             eased: Eased { prefill_rows: limits.rows, running: limits.running },
-            long_rows: limits.rows,
+            beside: Beside { prompts: limits.rows, long: limits.rows },
         }
     }
 
-    /// Until told otherwise, prompts that take more than a step have at most so many rows, together, of a step in which others decode;
-    /// unless there are more such prompts than sequences decode.
-    pub fn long_prompts_take(&mut self, rows: usize) {
-        self.long_rows = rows.max(1);
+    /// Until told otherwise, prompts have no more rows of a step in which others decode.
+    pub fn prompts_take(&mut self, beside: Beside) {
+        self.beside = Beside { prompts: beside.prompts.max(1), long: beside.long.max(1) };
     }
 
     /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
@@ -249,7 +256,10 @@ impl<T> Scheduler<T> {
         let stalls = broken("V-37") && self.running.iter().any(|seq| !seq.decoding());
         let decodes = if stalls { 0 } else { self.schedule_decodes(&mut rows, &mut logit_rows, events) };
         rows = rows.min(self.prefill_rows());
-        let mut long_rows = if decodes >= self.long_prompts() { self.long_rows } else { self.limits.rows };
+        if decodes > 0 {
+            rows = rows.min(self.beside.prompts);
+        }
+        let mut long_rows = if decodes >= self.long_prompts() { self.beside.long } else { self.limits.rows };
         let mut i = 0;
         while i < self.running.len() {
             if !self.running[i].decoding() {

@@ -446,7 +446,7 @@ impl<R: Runner> Worker<R> {
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
-        self.scheduler.long_prompts_take(self.yielding.rows(self.decodes));
+        self.scheduler.prompts_take(self.yielding.rows(self.decodes));
         let (shares, events) = self.scheduler.schedule();
         self.shares.clear();
         self.shares.extend_from_slice(shares);

@@ -1,11 +1,16 @@
-//! How many rows of a long prompt go into a step beside those who decode, so that their tokens keep coming: as many as fit into the time
+//! How many rows of prompts go into a step beside those who decode, so that their tokens keep coming: as many as fit into the time
 //! that the step may take longer than one without prompts. Pure arithmetic over what was measured: output never depends on it.
 
+use crate::scheduler::Beside;
 use crate::speculation::{BUCKETS, bucket};
 
 /// A step with rows of a long prompt is to take so many times as long as one without, as far as [`FEWEST`] allows.
 const SLOWER: f64 = 1.8;
-/// Rows as long as nothing is known.
+/// All prompts of a step together may take so many seconds of it; or, where a step takes long anyway, so many times as long as one without:
+/// then four fifths of it are theirs, and they take a quarter longer than alone. [`FEWEST`] rows go on in any case.
+const CALM: f64 = 0.1;
+const PATIENCE: f64 = 4.0;
+/// Rows of a long prompt as long as nothing is known.
 const FIRST: usize = 32;
 /// The prompt goes on, however long it is: its keys and values are read once for all rows of a chunk, so fewer would hardly be quicker.
 const FEWEST: usize = 16;
@@ -19,7 +24,7 @@ const INTERRUPTED: f64 = 3.0;
 pub(crate) struct Yielding {
     /// Seconds of a step without prompts, by the number of sequences in it; 0 where none was seen.
     plain: [f64; BUCKETS],
-    /// Seconds that a row of a prompt adds.
+    /// Seconds that a row of a prompt adds: of those that come, long or short.
     row: f64,
 }
 
@@ -40,12 +45,15 @@ impl Yielding {
         }
     }
 
-    /// Rows of long prompts in a step with so many sequences that decode.
-    pub fn rows(&self, decodes: usize) -> usize {
-        match self.plain(decodes) {
-            Some(plain) if self.row > 0.0 => (((SLOWER - 1.0) * plain / self.row) as usize).max(FEWEST),
-            _ => FIRST,
-        }
+    /// Rows of prompts in a step with so many sequences that decode.
+    pub fn rows(&self, decodes: usize) -> Beside {
+        let Some(plain) = self.plain(decodes).filter(|_| self.row > 0.0) else {
+            return Beside { prompts: usize::MAX, long: FIRST };
+        };
+        let fit = |seconds: f64| ((seconds / self.row) as usize).max(FEWEST);
+        let long = fit((SLOWER - 1.0) * plain);
+        // A short prompt behind a long one goes on.
+        Beside { prompts: fit(CALM.max(PATIENCE * plain)).max(long + FEWEST), long }
     }
 
     /// Of as many sequences, or of the next smaller number that is known.
@@ -73,7 +81,7 @@ mod tests {
         }
         let (mut computed, mut gaps) = (0, Vec::new());
         while computed < 8000 {
-            let rows = yielding.rows(4).min(512);
+            let rows = yielding.rows(4).long.min(512);
             let seconds = (plain + rows as f64 * row(computed)) * interrupted(gaps.len());
             yielding.observe(4, rows, seconds);
             computed += rows;
@@ -111,18 +119,19 @@ mod tests {
         let mut yielding = Yielding::default();
         yielding.observe(4, 0, 0.01);
         yielding.observe(4, 40, 0.02);
-        let before = yielding.rows(4);
+        let before = yielding.rows(4).long;
         for step in 0..200 {
             yielding.observe(4, 1 + step % 15, 0.009);
         }
-        assert_eq!(yielding.rows(4), before);
+        assert_eq!(yielding.rows(4).long, before);
         // As many as there may be, that cost nothing; then what is true.
         for _ in 0..30 {
             yielding.observe(4, 16, 0.009);
         }
         let mut steps = 0;
-        while yielding.rows(4) > 2 * before {
-            yielding.observe(4, yielding.rows(4).min(512), 0.01 + yielding.rows(4).min(512) as f64 * 0.000_25);
+        while yielding.rows(4).long > 2 * before {
+            let rows = yielding.rows(4).long.min(512);
+            yielding.observe(4, rows, 0.01 + rows as f64 * 0.000_25);
             steps += 1;
         }
         assert!(steps <= 5, "{steps}");
@@ -131,17 +140,31 @@ mod tests {
     #[test]
     fn what_has_not_been_seen_is_taken_from_smaller_batches() {
         let mut yielding = Yielding::default();
-        assert_eq!(yielding.rows(1), FIRST);
+        assert_eq!(yielding.rows(1), Beside { prompts: usize::MAX, long: FIRST });
         yielding.observe(4, 0, 0.01);
         yielding.observe(5, 20, 0.014);
-        assert_eq!((yielding.rows(16), yielding.rows(4), yielding.rows(2)), (40, 40, FIRST));
+        assert_eq!([16, 4, 2].map(|decodes| yielding.rows(decodes).long), [40, 40, FIRST]);
         // Nobody waits for a token.
-        yielding.observe(0, 10, 9.0);
-        assert_eq!(yielding.rows(4), 40);
-        // Slower than anything: on it goes.
+        yielding.observe(0, 100, 9.0);
+        assert_eq!(yielding.rows(4).long, 40);
+        // Slower than anything: on they go.
         for _ in 0..50 {
             yielding.observe(4, FEWEST, 60.0);
         }
-        assert_eq!(yielding.rows(4), FEWEST);
+        assert_eq!(yielding.rows(4), Beside { prompts: 2 * FEWEST, long: FEWEST });
+    }
+
+    /// A burst of short prompts holds up the first of them that decode for a tenth of a second, or, of a model whose own steps take
+    /// longer, for four of them.
+    #[test]
+    fn short_prompts_yield_too() {
+        let prompts = |plain: f64| {
+            let mut yielding = Yielding::default();
+            yielding.observe(8, 0, plain);
+            yielding.observe(8, 500, plain + 0.5);
+            yielding.rows(8).prompts
+        };
+        assert_eq!(prompts(0.005), 100);
+        assert!((999..=1000).contains(&prompts(0.25)), "{}", prompts(0.25));
     }
 }

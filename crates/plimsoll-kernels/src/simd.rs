@@ -238,7 +238,7 @@ pub(crate) trait Simd: Copy {
         self.as_floats(self.or_i(low, self.and_i(self.bits(high), self.splat_i(!0xffff))))
     }
     /// `init[r][lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[r][4·n + i]`: unsigned codes no wider than `width` times the signed bytes of
-    /// `R` rows, `acts.1` bytes apart, exact. `N` ≤ 8. # Safety: every row is valid for `4 · N` bytes.
+    /// `R` rows, `acts.1` bytes apart, exact. `N` is 4 or 8. # Safety: every row is valid for `4 · N` bytes.
     unsafe fn dots<const N: usize, const R: usize>(
         self,
         width: CodeWidth,

@@ -61,7 +61,7 @@ fn the_four_inputs_in_order_with_usage() {
     }
     let lists = server.post("/v1/embeddings", &json!({"input": [[97], [98, 98]]})).json();
     assert_eq!(lists["usage"]["prompt_tokens"], json!(3));
-    assert_eq!(server.engine.reserved(), (0, 0));
+    server.assert_idle();
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn what_cannot_be_is_refused_and_says_why() {
     let classifier = Server::with(common::config(), labels, counts);
     refused(&classifier, "/v1/embeddings", &json!({"input": "a"}), &["/v1/rerank"]);
     refused(&classifier, "/v1/score", &json!({"text_1": "a", "text_2": "b"}), &["tokenizer does not say"]);
-    assert_eq!(server.engine.reserved(), (0, 0));
+    server.assert_idle();
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn more_inputs_than_places() {
         assert!(statuses.contains(&200) && statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
     });
     assert!(most.load(Acquire) <= places + 3, "{} in the system", most.load(Acquire));
-    assert_eq!(server.engine.reserved(), (0, 0));
+    server.assert_idle();
 }
 
 #[test]

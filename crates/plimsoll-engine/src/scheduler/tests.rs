@@ -150,7 +150,7 @@ fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
 fn a_long_prompt_leaves_others_their_share_of_a_step() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
-    world.scheduler.long_prompts_take(2);
+    world.scheduler.prompts_take(Beside { prompts: 8, long: 2 });
     let rows = |world: &mut World| {
         let mut rows: Vec<usize> = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
         rows.sort_unstable();
@@ -176,10 +176,35 @@ fn a_long_prompt_leaves_others_their_share_of_a_step() {
     for _ in 0..3 {
         world.arrive(40, 8, 5, 5, false);
     }
-    world.scheduler.long_prompts_take(1);
+    world.scheduler.prompts_take(Beside { prompts: 8, long: 1 });
     world.scheduler.ease(8, 6);
     world.step();
     assert!(world.scheduler.running().len() == 4, "three decode, and the places of the others count");
+    world.finish_all();
+    world.assert_all_back();
+}
+
+/// A burst of short prompts does not hold up those who decode for a step full of them, nor does a long one hold up the short ones.
+#[test]
+fn short_prompts_leave_others_their_share_of_a_step() {
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 32, false));
+    world.scheduler.prompts_take(Beside { prompts: 3, long: 2 });
+    world.arrive(6, 16, 0, 0, false);
+    world.arrive(7, 16, 1, 1, false);
+    let rows = |world: &mut World| -> Vec<usize> {
+        let rows = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
+        world.step();
+        rows
+    };
+    assert_eq!(rows(&mut world), [6, 2], "nobody decodes");
+    assert_eq!(rows(&mut world), [1, 3], "of five");
+    world.arrive(2, 16, 2, 2, false);
+    assert_eq!(rows(&mut world), [1, 2, 1], "of two, and of two");
+    assert_eq!(rows(&mut world), [1, 1, 1]);
+    world.arrive(20, 16, 3, 3, false);
+    world.arrive(2, 16, 4, 4, false);
+    assert_eq!(rows(&mut world), [1, 1, 1, 2, 1], "a short one behind a long one goes on");
     world.finish_all();
     world.assert_all_back();
 }
@@ -199,7 +224,7 @@ fn stateful(drafts: usize) -> StepLimits {
 }
 
 fn state_world(drafts: usize, pages: usize, slots: usize) -> World {
-    World::new(Sizes { limits: stateful(drafts), pages, slots, prefix_cache: true, long_rows: 80 })
+    World::new(Sizes { slots, ..Sizes::plain(stateful(drafts), pages, true) })
 }
 
 fn checkpoints(world: &World) -> usize {

@@ -3,6 +3,8 @@
 
 #![expect(clippy::needless_range_loop, reason = "parallel arrays of registers read best by index")]
 
+use std::ops::Range;
+
 use super::{HEADER, KvPages, SPLIT};
 use crate::isa::Kernel;
 use crate::kv::{KV_BLOCK, PAGE, PAIRS};
@@ -25,8 +27,8 @@ pub(super) struct TileView<'a> {
     pub(super) ahead: bool,
 }
 
-/// So many pages before its turn a page of keys is asked for.
-const AHEAD: usize = 2;
+/// So many pages before its turn a page of keys is asked for, or as many as are taken at a time.
+const PAGES_AHEAD: usize = 2;
 
 /// So many positions at a time are summed one vector of dimensions after the other: a vector of halves is half a cache line, whose other half
 /// is still near when its turn comes.
@@ -47,54 +49,46 @@ impl<const D: u8, const Q: usize, const P: usize> Kernel for Scores<'_, D, Q, P>
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        if self.view.ahead { self.all::<S, true>(s) } else { self.all::<S, false>(s) }
+    }
+}
+
+impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
+    /// With or without asking for later pages, told to the compiler: loops that may ask have fewer registers.
+    #[inline(always)]
+    fn all<S: Simd, const AHEAD: bool>(&mut self, s: S) {
         let mut page = self.first;
         while page + P <= self.end {
-            self.ask::<S>(s, page, P);
-            self.pages::<S, P>(s, page);
+            self.pages::<S, P, AHEAD>(s, page);
             page += P;
         }
         while page < self.end {
-            self.ask::<S>(s, page, 1);
-            self.pages::<S, 1>(s, page);
+            self.pages::<S, 1, AHEAD>(s, page);
             page += 1;
         }
     }
-}
 
-impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
-    /// Asks for the keys of later pages, and for the values of these, whose turn comes after all keys.
-    #[inline(always)]
-    fn ask<S: Simd>(&self, s: S, page: usize, pages: usize) {
-        let half = self.view.kv.layout.half_bytes();
-        let mut page = if self.view.ahead { page } else { self.end };
-        let end = self.end.min(page + pages);
-        while page < end {
-            // SAFETY: both pages hold positions that a query sees.
-            let (keys, values) = unsafe {
-                let later = (page + AHEAD).min(self.end - 1);
-                (self.view.kv.page(later), self.view.kv.page(page).wrapping_add(half))
-            };
-            for line in 0..half / 64 {
-                s.prefetch(keys.wrapping_add(64 * line));
-                s.prefetch(values.wrapping_add(64 * line));
-            }
-            page += 1;
-        }
-    }
-}
-
-impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
     /// Scores of `N` pages: per query and position, one chain over the dimensions.
     #[inline(always)]
-    fn pages<S: Simd, const N: usize>(&mut self, s: S, page: usize) {
+    fn pages<S: Simd, const N: usize, const AHEAD: bool>(&mut self, s: S, page: usize) {
         let kv = self.view.kv;
         let dim = kv.layout.head_dim();
         assert!(self.queries.len() == Q * dim);
-        let mut pages = [kv.base; N];
-        for (n, at) in pages.iter_mut().enumerate() {
-            // SAFETY: the page holds a position that a query sees, which was checked to be within the sequence.
-            *at = unsafe { kv.page(page + n) };
+        let (mut pages, mut later) = ([kv.base; N], [kv.base; N]);
+        for n in 0..N {
+            // SAFETY: the pages hold positions that a query sees, which were checked to be within the sequence.
+            unsafe {
+                pages[n] = kv.page(page + n);
+                later[n] = kv.page((page + n + N.max(PAGES_AHEAD)).min(self.end - 1));
+            }
         }
+        let half = kv.layout.half_bytes();
+        let bytes = half * PAIRS / dim;
+        let ask_at = |d| {
+            if AHEAD {
+                ask(s, half, &pages, &later, d / PAIRS * bytes..(d / PAIRS + 1) * bytes);
+            }
+        };
         let queries = self.queries.as_ptr();
         let mut acc = [[s.zero(); Q]; N];
         if D == Q8 {
@@ -102,7 +96,7 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
                 let mut part = [[s.zero(); Q]; N];
                 let from = block * KV_BLOCK;
                 // SAFETY: the dimensions are below head_dim.
-                unsafe { chains::<S, D, Q, N>(s, &pages, queries, from, dim.min(from + KV_BLOCK), &mut part) };
+                unsafe { chains::<S, D, Q, N>(s, &pages, queries, from..dim.min(from + KV_BLOCK), &mut part, ask_at) };
                 for n in 0..N {
                     // SAFETY: the scales of K follow its codes.
                     let scale = unsafe { s.load(pages[n].add(PAGE * dim + block * 4 * PAGE).cast()) };
@@ -113,7 +107,7 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
             }
         } else {
             // SAFETY: the dimensions are below head_dim.
-            unsafe { chains::<S, D, Q, N>(s, &pages, queries, 0, dim, &mut acc) };
+            unsafe { chains::<S, D, Q, N>(s, &pages, queries, 0..dim, &mut acc, ask_at) };
         }
         for (n, acc) in acc.into_iter().enumerate() {
             let column = (page + n) * PAGE - self.view.start;
@@ -128,22 +122,35 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
     }
 }
 
-/// acc[n][q] = fma(query[d][q], K[n][d], acc[n][q]) for d in `from..to`.
+/// Asks for a part of later pages' keys and for as much of these pages' values, whose turn comes after all keys, `half` bytes behind:
+/// some before every few products, since a processor waits where many are asked for at once.
+#[inline(always)]
+fn ask<S: Simd, const N: usize>(s: S, half: usize, pages: &[*const u8; N], later: &[*const u8; N], part: Range<usize>) {
+    for at in (part.start.next_multiple_of(64)..part.end).step_by(64) {
+        for n in 0..N {
+            s.prefetch(later[n].wrapping_add(at));
+            s.prefetch(pages[n].wrapping_add(half + at));
+        }
+    }
+}
+
+/// acc[n][q] = fma(query[d][q], K[n][d], acc[n][q]) for d in `dims`; before every [`PAIRS`] of them `ask`.
 ///
 /// # Safety
-/// `pages` point to K, `queries` to `Q` floats per dimension, and `to` is at most head_dim.
+/// `pages` point to K, `queries` to `Q` floats per dimension, and `dims` are below head_dim.
 #[inline(always)]
 unsafe fn chains<S: Simd, const D: u8, const Q: usize, const N: usize>(
     s: S,
     pages: &[*const u8; N],
     queries: *const f32,
-    from: usize,
-    to: usize,
+    dims: Range<usize>,
     acc: &mut [[S::F; Q]; N],
+    ask: impl Fn(usize),
 ) {
     // A copy that is never borrowed stays in registers.
     let mut sums = *acc;
-    for first in (from..to).step_by(PAIRS) {
+    for first in dims.step_by(PAIRS) {
+        ask(first);
         for d in first..first + PAIRS {
             // SAFETY: the caller's word; the dimensions are a multiple of sixteen.
             unsafe {

@@ -75,6 +75,28 @@ unsafe fn dots_in_runs<const N: usize, const R: usize>(
     })
 }
 
+/// The first `4 · N` numbers of `R` rows as words, of every four in the order 0, 2, 1, 3.
+///
+/// # Safety
+/// The processor has AVX2; `N` is 4 or 8, and every row of `acts`, `row_bytes` apart, is valid for `4 · N` bytes.
+#[inline(always)]
+unsafe fn widened<const N: usize, const R: usize>((acts, row_bytes): (*const u8, usize)) -> [[u8; 64]; R] {
+    const { assert!(N == 4 || N == 8) };
+    intrinsic!({
+        let order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+        let mut words = [[0; 64]; R];
+        for (r, words) in words.iter_mut().enumerate() {
+            let mut at = 0;
+            while at < 4 * N {
+                let numbers = _mm_shuffle_epi8(_mm_loadu_si128(acts.add(r * row_bytes + at).cast()), order);
+                _mm256_storeu_si256(words.as_mut_ptr().add(2 * at).cast(), _mm256_cvtepi8_epi16(numbers));
+                at += 16;
+            }
+        }
+        words
+    })
+}
+
 /// Sixteen numbers as words, of every four in the order 0, 2, 1, 3.
 ///
 /// # Safety
@@ -339,21 +361,10 @@ impl Simd for Avx2 {
                 CodeWidth::Five => dots_in_runs(4, codes, acts, init),
                 // 2 quads · 2 products · 63 · 128 = 32,256.
                 CodeWidth::Six => dots_in_runs(2, codes, acts, init),
-                // As two nibbles.
+                // Two products of 255 · 128 exceed 16 bits.
                 CodeWidth::Eight => {
-                    let (mut low, mut high) = (*codes, *codes);
-                    let mut n = 0;
-                    while n < N {
-                        (low[n], high[n]) = (self.shift_mask(codes[n], 0, 15), self.shift_mask(codes[n], 4, 15));
-                        n += 1;
-                    }
-                    let mut sums = dots_in_runs(8, &high, acts, [self.splat_i(0); R]);
-                    let mut r = 0;
-                    while r < R {
-                        sums[r] = self.add_i(init[r], self.shl_i::<4>(sums[r]));
-                        r += 1;
-                    }
-                    dots_in_runs(8, &low, acts, sums)
+                    let words = widened::<N, R>(acts);
+                    self.dots_of_words(width, codes, (words.as_ptr().cast(), size_of_val(&words[0])), 0, init)
                 }
             }
         }

@@ -251,10 +251,10 @@ impl Kernel for ShiftMask<'_> {
             // Byte b of all lanes, read back by integer dot products with unit vectors.
             let mut bytes = vec![0; 64];
             for b in 0..4 {
-                let mut unit = [0u8; 4];
+                let mut unit = [0u8; 16];
                 unit[b] = 1;
-                // SAFETY: one quad of activations.
-                let [lanes] = unsafe { s.dots(CodeWidth::Eight, &[v], (unit.as_ptr(), 0), [s.splat_i(0)]) };
+                // SAFETY: four quads of activations.
+                let [lanes] = unsafe { s.dots(CodeWidth::Eight, &[v; 4], (unit.as_ptr(), 0), [s.splat_i(0)]) };
                 for (lane, byte) in s.to_array(s.float(lanes)).into_iter().enumerate() {
                     bytes[4 * lane + b] = byte as u8;
                 }

@@ -40,20 +40,21 @@ pub(super) struct Sizes {
     pub(super) pages: usize,
     pub(super) slots: usize,
     pub(super) prefix_cache: bool,
-    /// Rows of long prompts beside those who decode.
-    pub(super) long_rows: usize,
+    pub(super) beside: Beside,
 }
 
 impl Sizes {
     pub(super) fn plain(limits: StepLimits, pages: usize, prefix_cache: bool) -> Self {
-        Self { limits, pages, slots: 0, prefix_cache, long_rows: limits.rows }
+        let beside = Beside { prompts: limits.rows, long: limits.rows };
+        Self { limits, pages, slots: 0, prefix_cache, beside }
     }
 }
 
 pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
     // Beyond 64 rows more than there are logits, answers that are computed again have a bound of their own.
     let more_rows = prop_oneof![3 => 0usize..40, 1 => 65usize..150];
-    let step = (1usize..9, 0usize..8, more_rows, 1usize..80);
+    let beside = (1usize..80, 1usize..80).prop_map(|(prompts, long)| Beside { prompts, long });
+    let step = (1usize..9, 0usize..8, more_rows, beside);
     (
         step,
         1usize..14,
@@ -66,7 +67,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
     )
         .prop_map(
             |(
-                (running, more_logits, more_rows, long_rows),
+                (running, more_logits, more_rows, beside),
                 pages,
                 prefix_cache,
                 stateful,
@@ -95,7 +96,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                     rounded: if apart { Rounded::Prompts } else { Rounded::None },
                 };
                 // Down to the slots of a single sequence.
-                Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, long_rows }
+                Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, beside }
             },
         )
 }
@@ -129,7 +130,7 @@ impl World {
         let pool = PagePool::new(sizes.pages).unwrap();
         let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
         let mut scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
-        scheduler.long_prompts_take(sizes.long_rows);
+        scheduler.prompts_take(sizes.beside);
         let states = vec![u64::MAX; sizes.slots];
         Self {
             scheduler,
