@@ -23,16 +23,15 @@ impl ProcessAccount {
         heap::trim();
         let resident = OwnProcess::read(&Root::system()).leak_gauge();
         let touched = Touched::read(&Root::system());
-        let others = mapped + heap::in_use() + heap::kept(touched.heaps) + touched.stacks;
+        let others = mapped + heap::resident(&touched) + touched.stacks;
         self.baseline.store(resident.saturating_sub(others), Relaxed);
     }
 
     /// Enters what is held now; `owned` bytes of the heap are in rows of their own. What the system's allocator keeps of freed memory
-    /// is the heap's, too.
+    /// is the heap's, too; what was reserved and never touched is nobody's.
     pub fn observe(&self, ledger: &Ledger, owned: u64) {
         let touched = Touched::read(&Root::system());
-        let rest = heap::in_use().saturating_sub(owned);
-        ledger.observe(Component::HostHeap, rest + heap::kept(touched.heaps));
+        ledger.observe(Component::HostHeap, heap::resident(&touched).saturating_sub(owned));
         // Where the process's own share was not measured, its stacks say nothing either.
         let baseline = match self.baseline.load(Relaxed) {
             0 => 0,

@@ -88,7 +88,9 @@ pub(crate) struct Whole<'a> {
 pub struct Heap {
     /// Bytes in use.
     pub in_use_bytes: u64,
-    /// Bytes that were freed and that the system's allocator has not given back, with the rests of pages.
+    /// What it has of the process's memory: not what was reserved and never touched.
+    pub resident_bytes: u64,
+    /// Of these what is not in use: freed and not given back by the system's allocator, and the rests of pages.
     pub kept_bytes: u64,
     /// The most that were ever in use.
     pub peak_bytes: u64,
@@ -289,9 +291,11 @@ impl LedgerReport {
 
 impl Heap {
     fn now() -> Self {
+        let touched = Touched::read(&Root::system());
         Self {
             in_use_bytes: heap::in_use(),
-            kept_bytes: heap::kept(Touched::read(&Root::system()).heaps),
+            resident_bytes: heap::resident(&touched),
+            kept_bytes: heap::kept(&touched),
             peak_bytes: heap::peak(),
             calls: heap::calls(),
         }

@@ -85,7 +85,7 @@ impl Watcher {
         shared.gauge.set(reading(shared, &self.limits, &now));
         // To look costs as much as all the rest: not every time.
         self.since_trim = (self.since_trim + 1) % TRIM_READINGS;
-        let much = self.since_trim == 0 && heap::kept(Touched::read(&Root::system()).heaps) > KEPT_BYTES;
+        let much = self.since_trim == 0 && heap::kept(&Touched::read(&Root::system())) > KEPT_BYTES;
         if shared.trim.swap(false, Relaxed) || much {
             heap::trim();
             self.since_trim = 0;

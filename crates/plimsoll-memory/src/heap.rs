@@ -14,7 +14,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread::Thread;
 
 use crate::canary::SLICES;
-use crate::{Canary, OutOfMemory, faults};
+use crate::host::Touched;
+use crate::{Canary, OutOfMemory, faults, large};
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
@@ -180,27 +181,32 @@ pub fn trim() {
     }
 }
 
-/// What the system's allocator holds of its heaps beyond what is in use: memory that was freed and not given back, the rests of
-/// pages. `heaps` is what is resident of them ([`crate::host::Touched`]); 0 where that is not known or [`CountingHeap`] is not installed.
-pub fn kept(heaps: u64) -> u64 {
-    match in_use() {
-        // Not counted: the two cannot be told apart.
-        0 => 0,
-        in_use => (heaps + mapped_alone()).saturating_sub(in_use),
+/// What the heap has of the process's memory: what is in use, but for what was reserved and never touched, what was freed and not
+/// given back, and the rests of pages. What is in use where the system does not tell; 0 where [`CountingHeap`] is not installed.
+pub fn resident(touched: &Touched) -> u64 {
+    match (in_use(), mapped_alone()) {
+        (0, _) => 0,
+        (_, Some(mapped)) if touched.heaps > 0 => (touched.heaps + mapped).saturating_sub(touched.reserved),
+        (in_use, _) => in_use,
     }
 }
 
+/// Of [`resident`] what is not in use.
+pub fn kept(touched: &Touched) -> u64 {
+    resident(touched).saturating_sub(in_use())
+}
+
 /// Bytes of the buffers that are mappings of their own, in no heap.
-fn mapped_alone() -> u64 {
+fn mapped_alone() -> Option<u64> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         // SAFETY: `mallinfo` takes its own locks and reads the allocator's books.
         let books = unsafe { libc::mallinfo() };
         // It counts in 32 bits, and buffers of more than 4 GiB together would wrap: such are regions, not the heap's.
-        u64::from(books.hblkhd.cast_unsigned())
+        Some(u64::from(books.hblkhd.cast_unsigned()))
     }
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-    0
+    None
 }
 
 fn shrank(bytes: usize) {
@@ -215,18 +221,20 @@ fn grew(bytes: usize) {
 }
 
 // SAFETY: every call is handed to the system allocator unchanged, again if it was refused (in tests: by `faults`, without
-// asking the system) and a slice of the canary could be given up in between; only counters are kept beside it.
+// asking the system) and a slice of the canary could be given up in between; only counters and a table are kept beside it.
 unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System`'s too; a refused call has changed nothing.
         let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc(layout) });
         if !pointer.is_null() {
+            large::came(pointer, layout.size());
             grew(layout.size());
         }
         pointer
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        large::goes(pointer, layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) };
         shrank(layout.size());
@@ -236,15 +244,20 @@ unsafe impl GlobalAlloc for CountingHeap {
         // SAFETY: as above.
         let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc_zeroed(layout) });
         if !pointer.is_null() {
+            large::came(pointer, layout.size());
             grew(layout.size());
         }
         pointer
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        large::goes(pointer, layout.size());
         // SAFETY: as above; a refused call has left `pointer` as it was.
         let moved = insist(size, faults::refuses_heap(), || unsafe { System.realloc(pointer, layout, size) });
-        if !moved.is_null() {
+        if moved.is_null() {
+            large::came(pointer, layout.size());
+        } else {
+            large::came(moved, size);
             shrank(layout.size());
             grew(size);
         }

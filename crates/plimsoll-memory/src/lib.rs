@@ -9,6 +9,7 @@ pub mod canary;
 pub mod faults;
 pub mod heap;
 pub mod host;
+mod large;
 pub mod ledger;
 pub mod malloc;
 pub mod plan;

@@ -1,6 +1,8 @@
 //! What the system's allocator keeps of freed memory is seen, to the page: otherwise a hole-ridden heap looks like a leak.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
+use std::sync::{Mutex, PoisonError};
+
 use plimsoll_memory::heap::{self, CountingHeap};
 use plimsoll_memory::host::{OwnProcess, Root, Touched};
 
@@ -9,16 +11,39 @@ static HEAP: CountingHeap = CountingHeap;
 
 const MIB: u64 = 1 << 20;
 
+/// One at a time: they look at the whole process.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// In use, kept, and what the process has of its own.
 fn look() -> [u64; 3] {
     let root = Root::system();
     heap::trim();
-    let kept = heap::kept(Touched::read(&root).heaps);
+    let kept = heap::kept(&Touched::read(&root));
     [heap::in_use(), kept, OwnProcess::read(&root).leak_gauge()]
 }
 
 #[test]
+fn what_is_reserved_and_never_touched_is_in_use_and_not_resident() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let look = || [heap::in_use(), heap::resident(&Touched::read(&Root::system()))];
+    let [in_use, resident] = look();
+    let mut buffer: Vec<u8> = Vec::with_capacity(64 << 20);
+    buffer.resize(3 << 20, 1);
+    let [in_use_now, resident_now] = look();
+    assert!((in_use_now - in_use).abs_diff(64 * MIB) < MIB, "{in_use} {in_use_now}");
+    assert!((resident_now - resident).abs_diff(3 * MIB) < MIB, "{resident} {resident_now}");
+    // It may move while it grows, and is followed.
+    buffer.resize(80 << 20, 1);
+    let [_, full] = look();
+    assert!((full - resident).abs_diff(80 * MIB) < MIB, "{resident} {full}");
+    drop(buffer);
+    let [in_use_then, resident_then] = look();
+    assert!(in_use_then.abs_diff(in_use) < MIB && resident_then.abs_diff(resident) < MIB, "{resident} {resident_then}");
+}
+
+#[test]
 fn holes_between_living_blocks_are_kept_and_counted() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // On a thread of its own, so that a heap beside the main one is among them.
     std::thread::spawn(|| {
         let mut blocks: Vec<Option<Box<[u8; 1000]>>> = (0..65_536).map(|_| Some(Box::new([1; 1000]))).collect();

@@ -246,7 +246,7 @@ fn encode_singles(
 
 /// Values of server and process.
 struct ServerGauges {
-    singles: [(&'static str, &'static str, i64); 22],
+    singles: [(&'static str, &'static str, i64); 23],
     /// What the models share, where there are several.
     rows: Vec<ComponentRow>,
 }
@@ -285,6 +285,7 @@ impl ServerGauges {
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
+            ("plimsoll_heap_resident_bytes", "Heap bytes in memory", signed(page.heap.resident_bytes)),
             (
                 "plimsoll_heap_kept_bytes",
                 "Heap bytes freed and not given back by the allocator",

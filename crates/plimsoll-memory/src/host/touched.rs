@@ -5,6 +5,7 @@ use std::fs::File;
 use std::ops::Range;
 
 use super::Root;
+use crate::large;
 
 /// The stack of a thread that asked for no other size (Rust's own default). What lies above it may be somebody else's mapping
 /// that the kernel shows as one with it.
@@ -26,6 +27,8 @@ pub struct Touched {
     pub stacks: u64,
     /// Of the allocator's heaps; what it maps for one large buffer alone is not part of them.
     pub heaps: u64,
+    /// Of such buffers what is neither: reserved and not touched so far.
+    pub reserved: u64,
 }
 
 impl Touched {
@@ -34,12 +37,17 @@ impl Touched {
     pub fn read(root: &Root) -> Self {
         let maps = root.text("/proc/self/maps").unwrap_or_default();
         let Ok(pagemap) = File::open(root.join("/proc/self/pagemap")) else { return Self::default() };
-        let mut all = Self::default();
-        for (what, range) in ranges(&maps) {
+        let (mut all, ranges) = (Self::default(), ranges(&maps));
+        for (what, range) in &ranges {
             match what {
                 What::Stack => all.stacks += touched(&pagemap, range),
                 What::Heap => all.heaps += touched(&pagemap, range),
             }
+        }
+        let in_heap = |start| ranges.iter().any(|(what, range)| *what == What::Heap && range.contains(&start));
+        for buffer in large::all().filter(|buffer| !in_heap(buffer.start)) {
+            let pages = buffer.start / PAGE_BYTES * PAGE_BYTES..buffer.end.next_multiple_of(PAGE_BYTES);
+            all.reserved += (pages.end - pages.start).saturating_sub(touched(&pagemap, &pages));
         }
         all
     }
@@ -101,7 +109,7 @@ fn ranges(maps: &str) -> Vec<(What, Range<u64>)> {
 }
 
 #[cfg(unix)]
-fn touched(pagemap: &File, range: Range<u64>) -> u64 {
+fn touched(pagemap: &File, range: &Range<u64>) -> u64 {
     use std::os::unix::fs::FileExt;
 
     let mut entries = [0; 8 * 512];
@@ -118,7 +126,7 @@ fn touched(pagemap: &File, range: Range<u64>) -> u64 {
 }
 
 #[cfg(not(unix))]
-fn touched(_pagemap: &File, _range: Range<u64>) -> u64 {
+fn touched(_pagemap: &File, _range: &Range<u64>) -> u64 {
     0
 }
 

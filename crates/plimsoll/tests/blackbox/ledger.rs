@@ -63,10 +63,7 @@ fn baseline(page: &Value) -> i64 {
     let regions = ["weights", "kv_pages", "step_workspace", "canary"];
     let mapped: i64 = regions.iter().map(|name| number(&component(page, name)["committed_bytes"])).sum();
     let process = &page["process"];
-    number(&process["rss_anon"]) + number(&process["vm_swap"])
-        - mapped
-        - number(&page["heap"]["in_use_bytes"])
-        - number(&page["heap"]["kept_bytes"])
+    number(&process["rss_anon"]) + number(&process["vm_swap"]) - mapped - number(&page["heap"]["resident_bytes"])
 }
 
 #[test]

@@ -1,0 +1,91 @@
+//! Where the heap's large buffers lie. The system's allocator maps each by itself, and of one that was reserved for more than was
+//! ever put into it (a vector that doubled) only what was touched is memory.
+//!
+//! A table of fixed size, without locks: whoever allocates cannot allocate for it. A buffer that finds no place in it counts as
+//! touched, all of it.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::heap::chunk_bytes;
+
+/// From this size on glibc may map a buffer by itself; it never maps a smaller one.
+const LARGE_BYTES: usize = 128 << 10;
+/// Places in the table.
+const PLACES: usize = 512;
+/// What the allocator writes before such a buffer.
+const HEADER_BYTES: usize = 16;
+
+/// A buffer's address, 0 for none, and its size.
+struct Place {
+    address: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+static TABLE: [Place; PLACES] = [const { Place { address: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; PLACES];
+
+/// Notes a buffer that was just allocated.
+#[inline]
+pub(crate) fn came(pointer: *mut u8, bytes: usize) {
+    if chunk_bytes(bytes) >= LARGE_BYTES {
+        note(pointer.addr(), bytes);
+    }
+}
+
+/// Strikes out a buffer that is about to be freed: afterwards its address may be somebody else's.
+#[inline]
+pub(crate) fn goes(pointer: *mut u8, bytes: usize) {
+    if chunk_bytes(bytes) >= LARGE_BYTES {
+        strike(pointer.addr());
+    }
+}
+
+/// The buffers that are noted, with their headers. Some may come and go while one looks.
+pub(crate) fn all() -> impl Iterator<Item = Range<u64>> {
+    let noted = TABLE.iter().map(|place| (place.address.load(Relaxed), place.bytes.load(Relaxed)));
+    noted.filter(|(address, _)| *address != 0).map(|(address, bytes)| {
+        let start = address.saturating_sub(HEADER_BYTES);
+        start as u64..address.saturating_add(bytes) as u64
+    })
+}
+
+#[cold]
+fn note(address: usize, bytes: usize) {
+    for place in &TABLE {
+        if place.address.load(Relaxed) == 0 && place.address.compare_exchange(0, address, Relaxed, Relaxed).is_ok() {
+            place.bytes.store(bytes, Relaxed);
+            return;
+        }
+    }
+}
+
+#[cold]
+fn strike(address: usize) {
+    if let Some(place) = TABLE.iter().find(|place| place.address.load(Relaxed) == address) {
+        place.bytes.store(0, Relaxed);
+        place.address.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As [`all`] lists it.
+    fn listed(address: usize) -> Option<Range<u64>> {
+        all().find(|range| range.start as usize == address - HEADER_BYTES)
+    }
+
+    #[test]
+    fn large_buffers_are_listed_while_they_live_and_a_full_table_forgets() {
+        let at = |n: usize| std::ptr::without_provenance_mut::<u8>(0x10_0000 + n * 0x10_0000);
+        came(at(0), LARGE_BYTES);
+        came(at(1), 1000);
+        assert_eq!(listed(at(0).addr()), Some(0x0f_fff0..0x12_0000));
+        assert_eq!(listed(at(1).addr()), None, "no large one");
+        (2..PLACES + 9).for_each(|n| came(at(n), 1 << 20));
+        assert_eq!(all().count(), PLACES);
+        (0..PLACES + 9).for_each(|n| goes(at(n), 1 << 20));
+        assert_eq!(all().count(), 0, "what was forgotten is not missed");
+    }
+}
