@@ -273,11 +273,13 @@ pub(crate) trait Simd: Copy {
         // SAFETY: the caller's word.
         unsafe {
             let acts = acts.add(4 * from);
-            let mut sums = self.dots(width, codes, (acts, row_bytes), [self.splat_i(0); R]);
-            for (sum, init) in sums.iter_mut().zip(init) {
-                *sum = self.add_i(self.shl_i::<8>(*sum), init);
+            // Two chains: each product waits for the one before it.
+            let high = self.dots(width, codes, (acts, row_bytes), [self.splat_i(0); R]);
+            let mut sums = self.dots(width, codes, (acts.add(BLOCK), row_bytes), init);
+            for (sum, high) in sums.iter_mut().zip(high) {
+                *sum = self.add_i(*sum, self.shl_i::<8>(high));
             }
-            self.dots(width, codes, (acts.add(BLOCK), row_bytes), sums)
+            sums
         }
     }
 
