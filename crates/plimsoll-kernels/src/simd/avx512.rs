@@ -294,18 +294,24 @@ impl Simd for Avx512 {
         (acts, row_bytes): (*const u8, usize),
         init: [__m512i; R],
     ) -> [__m512i; R] {
-        let mut sums = init;
+        // Each product waits for the one before it: two chains a row.
+        let mut sums = [init, [self.splat_i(0); R]];
         let mut r = 0;
         while r < R {
             let mut n = 0;
             while n < N {
-                sums[r] = intrinsic!({
+                let sum = &mut sums[2 * n / N][r];
+                *sum = intrinsic!({
                     let at = acts.add(r * row_bytes + 4 * n).cast::<i32>();
-                    _mm512_dpbusd_epi32(sums[r], codes[n], _mm512_set1_epi32(at.read_unaligned()))
+                    _mm512_dpbusd_epi32(*sum, codes[n], _mm512_set1_epi32(at.read_unaligned()))
                 });
                 n += 1;
             }
             r += 1;
+        }
+        let [mut sums, others] = sums;
+        for (sum, other) in sums.iter_mut().zip(others) {
+            *sum = self.add_i(*sum, other);
         }
         sums
     }
