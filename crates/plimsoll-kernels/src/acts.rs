@@ -6,9 +6,8 @@
 //! (`benches/quality.md`).
 
 use crate::isa::{Isa, Kernel};
-use crate::math;
 use crate::packing::BLOCK;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, ROUNDER, Simd};
 
 /// Bytes of a block's numbers as the matrix unit takes them: two planes of bfloat16.
 pub(crate) const ACT_TILE_BYTES: usize = 2 * 2 * BLOCK;
@@ -214,9 +213,12 @@ fn quantize_block<S: Simd, const PLANES: usize>(
     // SAFETY: `x` has two vectors of 16 floats.
     let halves = unsafe { [s.load(x.as_ptr()), s.load(x.as_ptr().add(LANES))] };
     let (scale, inverse) = act_scale::<PLANES>(amax(s, halves[0], halves[1]));
-    let mut sums = [0i32; 2];
+    let mut sums = [0.0; 2];
     for (half, values) in halves.into_iter().enumerate() {
-        let number = math::round(s, s.mul(values, s.splat(inverse)));
+        let shifted = s.add(s.mul(values, s.splat(inverse)), s.splat(ROUNDER));
+        let number = s.sub_i(s.bits(shifted), s.splat_i(ROUNDER.to_bits().cast_signed()));
+        // Whole numbers far below 2²⁴: exact in any order.
+        sums[half] = s.sum(s.sub(shifted, s.splat(ROUNDER)));
         let numbers = block.planes.as_mut_ptr().cast::<u8>();
         // SAFETY: a plane has two vectors of 16 bytes, and 16 bits have two planes.
         unsafe {
@@ -225,7 +227,6 @@ fn quantize_block<S: Simd, const PLANES: usize>(
                 _ => s.store_numbers(numbers, half, number),
             }
         }
-        sums[half] = fold(s.to_array(s.as_floats(number)).map(|lane| lane.to_bits() as i32), i32::wrapping_add);
         if let Some(tile) = &mut tile {
             let high = s.and_i(s.add_i(number, s.splat_i(128)), s.splat_i(!255));
             for (plane, numbers) in [high, s.sub_i(number, high)].into_iter().enumerate() {
@@ -236,16 +237,21 @@ fn quantize_block<S: Simd, const PLANES: usize>(
             }
         }
     }
-    // Where the scale is NaN the numbers are anything.
-    let sum = sums[0].wrapping_add(sums[1]);
+    let sum = sums[0] + sums[1];
     block.sums = ActSums {
         scale,
-        minus_sum: sum.wrapping_neg(),
-        minus_half_sums: sums.map(i32::wrapping_neg),
-        scaled_sum: scale * sum as f32,
-        scaled_half_sums: [scale * sums[0] as f32, scale * sums[1] as f32],
+        minus_sum: minus(sum),
+        minus_half_sums: sums.map(minus),
+        scaled_sum: scale * sum,
+        scaled_half_sums: sums.map(|sum| scale * sum),
         _pad: 0,
     };
+}
+
+/// Of a whole number below 2²² the negative; anything of nonsense, whose scale is NaN.
+#[inline(always)]
+fn minus(sum: f32) -> i32 {
+    ROUNDER.to_bits().wrapping_sub((ROUNDER + sum).to_bits()).cast_signed()
 }
 
 /// The scale of a block, and what to multiply by for its numbers.
@@ -278,22 +284,18 @@ fn word_scale(amax: f32) -> (f32, f32) {
 pub(crate) fn amax<S: Simd>(s: S, low: S::F, high: S::F) -> f32 {
     // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
     let bits = s.max_i(s.bits(s.abs(low)), s.bits(s.abs(high)));
-    f32::from_bits(fold(s.to_array(s.as_floats(bits)).map(f32::to_bits), u32::max))
-}
-
-/// Sixteen lanes as one, halves first: the compiler makes vector operations of it.
-#[inline(always)]
-fn fold<T: Copy>(mut lanes: [T; LANES], of: impl Fn(T, T) -> T) -> T {
+    let mut lanes = s.to_array(s.as_floats(bits)).map(f32::to_bits);
+    // Halves first: the compiler makes vector operations of it.
     let mut width = LANES / 2;
     while width > 0 {
         let mut lane = 0;
         while lane < width {
-            lanes[lane] = of(lanes[lane], lanes[lane + width]);
+            lanes[lane] = lanes[lane].max(lanes[lane + width]);
             lane += 1;
         }
         width /= 2;
     }
-    lanes[0]
+    f32::from_bits(lanes[0])
 }
 
 #[cfg(test)]

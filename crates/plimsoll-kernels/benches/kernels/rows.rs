@@ -33,9 +33,14 @@ fn rope(bencher: Bencher) {
     over_row(bencher, |y, x| plimsoll_kernels::rope(isa(), RopeStyle::Halves, y, 128, &x[..64], &x[..64]));
 }
 
-#[divan::bench(max_time = 0.3)]
-fn quantize_acts(bencher: Bencher) {
-    let layout = ActLayout { rows: 1, k: N, form: if isa() == Isa::Amx { ActForm::Tiled } else { ActForm::Words } };
+#[divan::bench(max_time = 0.3, args = [8, 16])]
+fn quantize_acts(bencher: Bencher, bits: usize) {
+    let form = match (bits, isa()) {
+        (8, _) => ActForm::Bytes,
+        (_, Isa::Amx) => ActForm::Tiled,
+        _ => ActForm::Words,
+    };
+    let layout = ActLayout { rows: 1, k: N, form };
     let mut row = Aligned::new(layout.bytes(), |_| 0);
     over_row(bencher, |_, x| plimsoll_kernels::quantize_acts(isa(), layout, x, &mut row));
 }
