@@ -46,7 +46,7 @@ impl<'a> PlanDevice<'a> {
         self.stack.high_water()
     }
 
-    /// Whether rows would have been multiplied in bfloat16.
+    /// Whether rows would have been computed in bfloat16, by layers or attention.
     pub fn rounds(&self) -> bool {
         self.rounds
     }
@@ -103,8 +103,8 @@ impl Device for PlanDevice<'_> {
         _mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.rounds |=
-            rounded_rows > 0 && layers.iter().any(|(id, _)| self.weights.rounds(&self.weights.linear(*id).packing));
+        self.rounds |= rounded_rows > 0
+            && layers.iter().any(|(id, _)| self.weights.rounds_rows(&self.weights.linear(*id).packing));
         let scope = self.mark();
         self.stack.take(self.weights.input_bytes(x.rows, x.cols, layers))?;
         for (id, _) in layers {

@@ -59,7 +59,8 @@ pub enum ComputeDtype {
     F32,
     /// All in bfloat16, by layers that can: answers to many are faster, those to one slower. Takes the unit.
     Bf16,
-    /// As [`ComputeDtype::Auto`], with activations of 8 bits for 16: half the products.
+    /// As [`ComputeDtype::Auto`], with activations of 8 bits for 16: half the products. Where vectors multiply bfloat16 (AVX-512 BF16),
+    /// prompts' attention in that.
     Int8,
 }
 
@@ -254,6 +255,8 @@ pub struct WeightTable {
     pub bytes: usize,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
     tiles: bool,
+    /// Whether attention can be rounded: with the unit, and without.
+    rounds_attention: bool,
     /// Whether they are quantized to 8 bits ([`WeightTable::computed_in`]).
     eight_bits: bool,
     /// Which of them are rounded instead.
@@ -263,14 +266,15 @@ pub struct WeightTable {
 impl WeightTable {
     /// The table for layers that run on this instruction set: with the matrix unit the workspace holds more.
     pub fn on(self, isa: Isa) -> Self {
-        Self { tiles: isa == Isa::Amx, ..self }
+        Self { tiles: isa == Isa::Amx, rounds_attention: isa.rounds_attention(), ..self }
     }
 
-    /// The table for steps that are computed so; without the matrix unit no row is rounded.
+    /// The table for steps that are computed so; without the matrix unit no layer rounds, and attention where less than 16 bits are asked for.
     pub fn computed_in(self, dtype: ComputeDtype) -> Self {
         let rounded = match dtype {
             ComputeDtype::Bf16 if self.tiles => Rounded::All,
-            ComputeDtype::Auto | ComputeDtype::Int8 if self.tiles => Rounded::Prompts,
+            ComputeDtype::Auto if self.tiles => Rounded::Prompts,
+            ComputeDtype::Int8 if self.rounds_attention => Rounded::Prompts,
             _ => Rounded::None,
         };
         Self { eight_bits: dtype == ComputeDtype::Int8, rounded, ..self }
@@ -298,7 +302,12 @@ impl WeightTable {
 
     /// Whether a layer of this packing multiplies rounded rows.
     pub(crate) fn rounds(&self, packing: &Packing) -> bool {
-        self.rounded != Rounded::None && packing.takes_rounded()
+        self.tiles && self.rounded != Rounded::None && packing.takes_rounded()
+    }
+
+    /// Whether rounding is for a row that passes a layer of this packing: the layer rounds, or it takes fewer bits than attention.
+    pub(crate) fn rounds_rows(&self, packing: &Packing) -> bool {
+        self.rounded != Rounded::None && if self.tiles { packing.takes_rounded() } else { packing.wants_acts() }
     }
 
     /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are rounded.

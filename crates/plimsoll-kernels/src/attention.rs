@@ -82,7 +82,7 @@ pub struct AttendParams<'a> {
     pub softcap: Option<f32>,
     /// One logit per head of the group that takes part in the softmax without a value; or empty.
     pub sinks: &'a [f32],
-    /// Queries, keys, probabilities and values are rounded to bfloat16: several times as fast, on [`Isa::Amx`] alone.
+    /// Queries, keys, probabilities and values are rounded to bfloat16: twice as fast and more, where [`Isa::rounds_attention`].
     pub rounded: bool,
 }
 
@@ -176,7 +176,7 @@ fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParam
     }
     let sinks = params.sinks.len();
     assert!(sinks == 0 || sinks == queries.heads, "{sinks} sinks for {} heads", queries.heads);
-    assert!(!params.rounded || isa == Isa::Amx && isa.available(), "{isa} does not multiply what is rounded");
+    assert!(!params.rounded || isa.rounds_attention() && isa.available(), "{isa} does not multiply what is rounded");
 }
 
 /// Attention of all rows of `queries` over all they see. A row that sees nothing becomes zeros.

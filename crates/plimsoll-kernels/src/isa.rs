@@ -12,7 +12,7 @@ use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
 
 /// An instruction set a kernel can be run on. All of them give the same bits of the same input; they differ in speed, and in that AMX
-/// alone takes input that is rounded to bfloat16. How [`crate::quantize_acts`] lays numbers out is each one's own.
+/// alone takes input that is rounded to bfloat16 (attention: [`Isa::rounds_attention`]). How [`crate::quantize_acts`] lays numbers out is each one's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust for any processor: the oracle the others are tested against.
@@ -77,6 +77,17 @@ impl Isa {
             (Isa::Portable, _) => true,
             (Isa::Neon, best) => best == Isa::Neon,
             (_, best) => self <= best,
+        }
+    }
+
+    /// Whether attention can be rounded to bfloat16 on it ([`crate::AttendParams::rounded`]): by the matrix unit, or by vectors if this
+    /// processor multiplies such (AVX-512 BF16).
+    pub fn rounds_attention(self) -> bool {
+        match self {
+            Isa::Amx => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => crate::pairs::available(),
+            _ => false,
         }
     }
 

@@ -1,8 +1,9 @@
-//! One split of attention on the matrix unit, for rows that are rounded: queries, keys, values and probabilities are rounded to
-//! bfloat16, sums are single precision (`unit::strip` says in which order), and so is everything between scores and probabilities.
+//! One split of attention for rows that are rounded, on the matrix unit or by vectors: queries, keys, values and probabilities are rounded
+//! to bfloat16, sums are single precision (`unit::strip` and `pairs::strip` say in which order), and so is everything between scores and
+//! probabilities.
 //!
 //! The split's keys and values are laid out once for all queries of the call (`convert`); keys that are stored in bfloat16 stay where
-//! they are. Then sixteen queries, or up to four times as many side by side, have their scores, their softmax, which is that of all
+//! they are. Then sixteen queries, or on the unit up to four times as many side by side, have their scores, their softmax, which is that of all
 //! attention, and their sums. What a query must not see has the probability 0; values that nobody sees, which may be anything, are
 //! replaced by zeros.
 
@@ -12,7 +13,7 @@ use crate::kv::{KvLayout, PAGE, PAIRS};
 use crate::packing::BLOCK;
 use crate::rounded::{TILE_BYTES, TILE_ROWS};
 use crate::simd::LANES;
-use crate::unit;
+use crate::{pairs, unit};
 use convert::Source;
 use vectors::{CopyFinite, RoundQuery, Softmax};
 
@@ -21,7 +22,7 @@ mod vectors;
 
 /// Groups of 32 positions in a split.
 const GROUPS: usize = SPLIT / BLOCK;
-/// Most tiles of queries that pass keys and values together: the unit keeps their sums.
+/// Most tiles of queries that pass keys and values together: the unit keeps their sums. And most panels that a tile passes.
 const TILES: usize = QUERIES / TILE_ROWS;
 /// Floats of a tile of bfloat16.
 const TILE_FLOATS: usize = TILE_BYTES / size_of::<f32>();
@@ -80,10 +81,10 @@ struct Seen {
 }
 
 impl<'a> RoundedSplit<'a> {
-    /// Lays out what the queries see of split `split`, and sets the unit up. [`Self::done`] comes last.
+    /// Lays out what the queries see of split `split`, and sets the unit up if there is one. [`Self::done`] comes last.
     ///
     /// # Safety
-    /// As for [`super::attend_split`], whose checks have been made; the processor has the unit; `scratch` is [`scratch_len`] long.
+    /// As for [`super::attend_split`], whose checks have been made; the processor multiplies so; `scratch` is [`scratch_len`] long.
     pub(super) unsafe fn new(
         isa: Isa,
         kv: &'a KvPages<'a>,
@@ -103,8 +104,15 @@ impl<'a> RoundedSplit<'a> {
                 convert::run(isa, Source { kv, start, low, high, keys, values });
             }
         }
-        unit::configure_strip(queries.count().min(TILE_ROWS));
+        if all.by_unit() {
+            unit::configure_strip(queries.count().min(TILE_ROWS));
+        }
         all
+    }
+
+    /// Whether the matrix unit multiplies, or vectors do.
+    fn by_unit(&self) -> bool {
+        self.isa == Isa::Amx
     }
 
     /// The positions of the split that a query sees.
@@ -130,11 +138,13 @@ impl<'a> RoundedSplit<'a> {
         // SAFETY: all parts are within the scratch, as `Parts` has it; keys and values are there for these positions.
         unsafe {
             self.round_queries(first, count, base);
-            match count.div_ceil(TILE_ROWS) {
-                1 => {
-                    self.scores_of_few(&seen, base);
+            let tiles = count.div_ceil(TILE_ROWS);
+            match tiles {
+                tiles if tiles == 1 || !self.by_unit() => {
+                    let rows = |tile| TILE_ROWS.min(count - tile * TILE_ROWS);
+                    (0..tiles).for_each(|tile| self.scores_of_one(&seen, (tile, rows(tile)), base));
                     self.softmax(&seen, base, partials);
-                    self.sums_of_few(&seen, base);
+                    (0..tiles).for_each(|tile| self.sums_of_one(&seen, (tile, rows(tile)), base));
                 }
                 2 => self.side_by_side::<2>(&seen, base, partials),
                 3 => self.side_by_side::<3>(&seen, base, partials),
@@ -200,11 +210,11 @@ impl<'a> RoundedSplit<'a> {
         }
     }
 
-    /// Scores of a single tile of queries: four pages at a time.
+    /// Scores of one tile of queries, of so many rows: four pages at a time.
     ///
     /// # Safety
     /// `base` is that of the scratch; queries and keys are there.
-    unsafe fn scores_of_few(&self, seen: &Seen, base: *mut f32) {
+    unsafe fn scores_of_one(&self, seen: &Seen, (tile, rows): (usize, usize), base: *mut f32) {
         let groups = self.kv.layout.head_dim().div_ceil(BLOCK);
         for page in seen.pages.clone().step_by(TILES) {
             let n = (seen.pages.end - page).min(TILES);
@@ -214,8 +224,9 @@ impl<'a> RoundedSplit<'a> {
                 for (i, keys) in keys[..n].iter_mut().enumerate() {
                     *keys = self.keys(page + i, base);
                 }
-                let (queries, to) = (base.add(self.parts.queries), base.add(self.parts.scores + page * PAGE));
-                strip(n, queries.cast(), keys, groups, (to, SPLIT * size_of::<f32>()));
+                let queries = base.add(self.parts.queries + tile * groups * TILE_FLOATS).cast();
+                let to = base.add(self.parts.scores + tile * TILE_ROWS * SPLIT + page * PAGE);
+                self.strip(n, (queries, rows), keys, groups, (to, SPLIT * size_of::<f32>()));
             }
         }
     }
@@ -223,7 +234,7 @@ impl<'a> RoundedSplit<'a> {
     /// Scores of `N` tiles of queries: each page's keys are loaded once for all of them.
     ///
     /// # Safety
-    /// As for [`Self::scores_of_few`].
+    /// As for [`Self::scores_of_one`].
     unsafe fn scores<const N: usize>(&self, seen: &Seen, base: *mut f32) {
         let groups = self.kv.layout.head_dim().div_ceil(BLOCK);
         for page in seen.pages.clone() {
@@ -259,20 +270,21 @@ impl<'a> RoundedSplit<'a> {
         }
     }
 
-    /// Sums of a single tile of queries: sixty-four dimensions at a time.
+    /// Sums of one tile of queries, of so many rows: sixty-four dimensions at a time.
     ///
     /// # Safety
     /// `base` is that of the scratch; probabilities and values are there.
-    unsafe fn sums_of_few(&self, seen: &Seen, base: *mut f32) {
+    unsafe fn sums_of_one(&self, seen: &Seen, (tile, rows): (usize, usize), base: *mut f32) {
         let dim = self.kv.layout.head_dim();
-        for tile in (0..dim / LANES).step_by(TILES) {
-            let n = (dim / LANES - tile).min(TILES);
+        for vector in (0..dim / LANES).step_by(TILES) {
+            let n = (dim / LANES - vector).min(TILES);
             // SAFETY: the caller's word.
             unsafe {
-                let weights = base.add(self.parts.weights + seen.blocks.start * TILE_FLOATS).cast();
-                let values = std::array::from_fn(|i| self.values(tile + i.min(n - 1), seen.blocks.start, base));
-                let to = base.add(self.parts.sums + tile * LANES);
-                strip(n, weights, values, seen.blocks.len(), (to, dim * size_of::<f32>()));
+                let weights = self.parts.weights + (tile * GROUPS + seen.blocks.start) * TILE_FLOATS;
+                let values = std::array::from_fn(|i| self.values(vector + i.min(n - 1), seen.blocks.start, base));
+                let to = base.add(self.parts.sums + tile * TILE_ROWS * dim + vector * LANES);
+                let weights = (base.add(weights).cast::<u8>().cast_const(), rows);
+                self.strip(n, weights, values, seen.blocks.len(), (to, dim * size_of::<f32>()));
             }
         }
     }
@@ -306,8 +318,35 @@ impl<'a> RoundedSplit<'a> {
         unsafe { base.add(self.parts.values + (tile * GROUPS + block) * TILE_FLOATS).cast::<u8>().cast_const() }
     }
 
+    /// `rows` lines of a tile times `n` panels, as [`unit::strip`] and [`pairs::strip`] say.
+    ///
+    /// # Safety
+    /// As for these.
+    unsafe fn strip(
+        &self,
+        n: usize,
+        (row, rows): (*const u8, usize),
+        panels: [*const u8; TILES],
+        groups: usize,
+        sums: (*mut f32, usize),
+    ) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match (n, self.by_unit()) {
+                (4, true) => unit::strip::<4>(row, panels, groups, sums),
+                (3, true) => unit::strip::<3>(row, panels, groups, sums),
+                (2, true) => unit::strip::<2>(row, panels, groups, sums),
+                (_, true) => unit::strip::<1>(row, panels, groups, sums),
+                (4, false) => pairs::strip::<4>(rows, row, panels, groups, sums),
+                (3, false) => pairs::strip::<3>(rows, row, panels, groups, sums),
+                (2, false) => pairs::strip::<2>(rows, row, panels, groups, sums),
+                (_, false) => pairs::strip::<1>(rows, row, panels, groups, sums),
+            }
+        }
+    }
+
     /// The sums of one query over what it sees and nothing else: an infinity that another sees, times the probability 0, is none of
-    /// its business. In the unit's order, and with 0 for what is smaller than normal numbers, as the unit has it.
+    /// its business. In the order of the unit or the vectors, and with 0 for what is smaller than normal numbers, as both have it.
     fn sum_alone(&self, q: usize, (low, high): (usize, usize), scratch: &[f32], sums: &mut [f32]) {
         let (low, high) = (low - self.start, high - self.start);
         // Of the two words there, the first or the second.
@@ -321,36 +360,27 @@ impl<'a> RoundedSplit<'a> {
             *sum = 0.0;
             for block in low / BLOCK..high.div_ceil(BLOCK) {
                 let values = self.parts.values + (d / LANES * GROUPS + block) * TILE_FLOATS + d % LANES;
-                let mut pair = [0f32; 2];
-                for i in (0..BLOCK).filter(|i| (low..high).contains(&(block * BLOCK + i))) {
-                    // Of every sixteen positions the first eight are paired with the others: words beside each other in a query's line of
-                    // weights, in lines of their own, a pair for each dimension, in a tile of values.
-                    let (line, second) = (i / LANES * PAIRS + i % PAIRS, i / PAIRS % 2);
-                    let (weight, value) = (weights + block * TILE_FLOATS + line, values + line * LANES);
-                    let product = word(weight, second > 0).mul_add(word(value, second > 0), pair[second]);
-                    pair[second] = normal(product);
+                // The unit has a sum for either word, and adds both to all sums; vectors have one, to which they add the second word's first.
+                let mut pair = if self.by_unit() { [0f32; 2] } else { [*sum; 2] };
+                // Of every sixteen positions the first eight are paired with the others: words beside each other in a query's line of
+                // weights, in lines of their own, a pair for each dimension, in a tile of values.
+                for (line, second) in (0..BLOCK / 2).flat_map(|line| [(line, 1), (line, 0)]) {
+                    let i = line / PAIRS * LANES + second * PAIRS + line % PAIRS;
+                    if (low..high).contains(&(block * BLOCK + i)) {
+                        let (weight, value) = (weights + block * TILE_FLOATS + line, values + line * LANES);
+                        let to = if self.by_unit() { second } else { 0 };
+                        pair[to] = normal(word(weight, second > 0).mul_add(word(value, second > 0), pair[to]));
+                    }
                 }
-                *sum = normal(*sum + normal(pair[0] + pair[1]));
+                *sum = if self.by_unit() { normal(*sum + normal(pair[0] + pair[1])) } else { pair[0] };
             }
         }
     }
 
     /// Gives the unit back.
     pub(super) fn done(self) {
-        unit::release();
-    }
-}
-
-/// # Safety
-/// As for [`unit::strip`], of `n` panels.
-unsafe fn strip(n: usize, row: *const u8, panels: [*const u8; TILES], groups: usize, sums: (*mut f32, usize)) {
-    // SAFETY: the caller's word.
-    unsafe {
-        match n {
-            4 => unit::strip::<4>(row, panels, groups, sums),
-            3 => unit::strip::<3>(row, panels, groups, sums),
-            2 => unit::strip::<2>(row, panels, groups, sums),
-            _ => unit::strip::<1>(row, panels, groups, sums),
+        if self.by_unit() {
+            unit::release();
         }
     }
 }
