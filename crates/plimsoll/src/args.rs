@@ -321,7 +321,7 @@ pub struct EngineArgs {
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Arithmetic: auto (activations of 16 bits for packed weights; on AMX prompts in bfloat16), f32 (16 bits everywhere), int8 (as auto, but of
-    /// 8 bits: faster, less exact), bf16 (on AMX, answers too: many at once are faster, one slower).
+    /// 8 bits: faster, less exact; with AVX-512 BF16 prompts' attention in bfloat16), bf16 (on AMX, answers too: many at once are faster, one slower).
     #[arg(long, alias = "compute_dtype", default_value = "auto")]
     pub compute_dtype: ComputeDtype,
     /// Do not share the pages of equal prefixes.
