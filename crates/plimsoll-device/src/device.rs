@@ -340,7 +340,7 @@ pub trait Device {
         self.linear_rows(x, layers, mode, 0)
     }
 
-    /// The same where the last `rounded_rows` rows are computed in bfloat16 by layers that can, which is the
+    /// The same where the last `rounded_rows` rows are computed in bfloat16 by layers that can, if any, which is the
     /// same for each of them, whatever stands beside it ([`crate::WeightTable::computed_in`]).
     fn linear_rows(
         &mut self,

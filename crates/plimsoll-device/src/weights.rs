@@ -255,7 +255,7 @@ pub struct WeightTable {
     pub bytes: usize,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
     tiles: bool,
-    /// Whether attention can be rounded: with the unit, and without.
+    /// Whether attention can be rounded, by the unit or by vectors ([`Isa::rounds_attention`]).
     rounds_attention: bool,
     /// Whether they are quantized to 8 bits ([`WeightTable::computed_in`]).
     eight_bits: bool,
@@ -269,7 +269,8 @@ impl WeightTable {
         Self { tiles: isa == Isa::Amx, rounds_attention: isa.rounds_attention(), ..self }
     }
 
-    /// The table for steps that are computed so; without the matrix unit no layer rounds, and attention where less than 16 bits are asked for.
+    /// The table for steps that are computed so; without the matrix unit no layer rounds, but attention does where activations have 8 bits
+    /// and vectors multiply bfloat16.
     pub fn computed_in(self, dtype: ComputeDtype) -> Self {
         let rounded = match dtype {
             ComputeDtype::Bf16 if self.tiles => Rounded::All,
@@ -285,7 +286,7 @@ impl WeightTable {
         Self { rounded: Rounded::None, ..self }
     }
 
-    /// Which rows are computed in bfloat16 by layers that can.
+    /// Which rows are computed in bfloat16, by layers that can and by attention.
     pub fn rounded(&self) -> Rounded {
         self.rounded
     }
@@ -307,7 +308,7 @@ impl WeightTable {
 
     /// Whether rounding is for a row that passes a layer of this packing: the layer rounds, or it takes fewer bits than attention.
     pub(crate) fn rounds_rows(&self, packing: &Packing) -> bool {
-        self.rounded != Rounded::None && if self.tiles { packing.takes_rounded() } else { packing.wants_acts() }
+        self.rounds(packing) || !self.tiles && self.rounded != Rounded::None && packing.wants_acts()
     }
 
     /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are rounded.

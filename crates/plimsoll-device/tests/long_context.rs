@@ -26,7 +26,7 @@ impl Rig {
     fn new(threads: usize) -> Rig {
         let checkpoint = checkpoint("llama");
         let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
-        let shape = ModelShape { rounded: Isa::detect() == Isa::Amx, ..shape(None) };
+        let shape = ModelShape { rounded: Isa::detect().rounds_attention(), ..shape(None) };
         let device = device_of(&table, &checkpoint, &shape, [3 * LIST, 0], threads, Isa::detect());
         let page = |list: usize, i: usize| {
             let common = if list == 2 { 2 * SPLIT_PAGES } else { 4 * SPLIT_PAGES };

@@ -88,9 +88,9 @@ pub(crate) struct Whole<'a> {
 pub struct Heap {
     /// Bytes in use.
     pub in_use_bytes: u64,
-    /// What it has of the process's memory: not what was reserved and never touched.
+    /// What it has of the process's memory, resident or in swap: not what was reserved and never touched.
     pub resident_bytes: u64,
-    /// Of these what is not in use: freed and not given back by the system's allocator, and the rests of pages.
+    /// Bytes that were freed and that the system's allocator has not given back, with the rests of pages.
     pub kept_bytes: u64,
     /// The most that were ever in use.
     pub peak_bytes: u64,

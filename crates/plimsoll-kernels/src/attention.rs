@@ -308,7 +308,7 @@ impl<'a> Running<'a> {
     ) -> Self {
         #[cfg(target_arch = "x86_64")]
         if params.rounded {
-            // SAFETY: the caller's word; `check` has asked for the unit.
+            // SAFETY: the caller's word; `check` has asked for the unit or the vectors.
             return Running::Rounded(unsafe { rounded::RoundedSplit::new(isa, kv, queries, params, split, scratch) });
         }
         let _ = scratch;

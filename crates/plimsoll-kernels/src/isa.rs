@@ -80,13 +80,14 @@ impl Isa {
         }
     }
 
-    /// Whether attention can be rounded to bfloat16 on it ([`crate::AttendParams::rounded`]): by the matrix unit, or by vectors if this
-    /// processor multiplies such (AVX-512 BF16).
+    /// Whether attention can be rounded to bfloat16 on it ([`crate::AttendParams::rounded`]): by the matrix unit, or by vectors if the
+    /// processor multiplies such (AVX-512 BF16). Of another processor, for which one plans, it is assumed: a plan for more.
     pub fn rounds_attention(self) -> bool {
         match self {
             Isa::Amx => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => crate::pairs::available(),
+            Isa::Avx512 if self.available() => crate::pairs::available(),
+            Isa::Avx512 => true,
             _ => false,
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! **One arithmetic.** The result of a row depends on nothing but that row and the weights: not on how many rows are computed
 //! together, not on tiles or threads, and not on the instruction set. What is rounded to bfloat16 first ([`round_acts`],
-//! [`AttendParams::rounded`]) is another input, which AMX and AVX-512 BF16 multiply, each in an order of its own. Every floating-point kernel is written once over
+//! [`AttendParams::rounded`]) is another input, which AMX multiplies, the second also AVX-512 BF16, each in an order of its own. Every floating-point kernel is written once over
 //! sixteen lanes (`simd::Simd`), whose operations are exactly rounded everywhere; sums have one fixed order; elementary
 //! functions are our own polynomials. [`Isa::Portable`] is therefore an oracle for the others, bit for bit. (NaN stays NaN,
 //! but its payload may differ.)

@@ -273,7 +273,7 @@ pub(crate) trait Simd: Copy {
         // SAFETY: the caller's word.
         unsafe {
             let acts = acts.add(4 * from);
-            // Two chains: each product waits for the one before it.
+            // Every plane its own sums: each product waits for the one before it.
             let high = self.dots(width, codes, (acts, row_bytes), [self.splat_i(0); R]);
             let mut sums = self.dots(width, codes, (acts.add(BLOCK), row_bytes), init);
             for (sum, high) in sums.iter_mut().zip(high) {

@@ -184,25 +184,27 @@ pub fn trim() {
 /// What the heap has of the process's memory: what is in use, but for what was reserved and never touched, what was freed and not
 /// given back, and the rests of pages. What is in use where the system does not tell; 0 where [`CountingHeap`] is not installed.
 pub fn resident(touched: &Touched) -> u64 {
-    match (in_use(), mapped_alone()) {
-        (0, _) => 0,
-        (_, Some(mapped)) if touched.heaps > 0 => (touched.heaps + mapped).saturating_sub(touched.reserved),
-        (in_use, _) => in_use,
-    }
+    whole(touched).map_or_else(in_use, |whole| whole.saturating_sub(touched.reserved))
 }
 
-/// Of [`resident`] what is not in use.
+/// What the heap has and nobody uses: freed and not given back, and the rests of pages; 0 where the system does not tell.
 pub fn kept(touched: &Touched) -> u64 {
-    resident(touched).saturating_sub(in_use())
+    whole(touched).map_or(0, |whole| whole.saturating_sub(in_use()))
+}
+
+/// The allocator's heaps and the buffers it has mapped alone, touched or not.
+fn whole(touched: &Touched) -> Option<u64> {
+    // The allocator counts its mappings in 32 bits.
+    let wrapped = in_use() > touched.heaps + u64::from(u32::MAX);
+    touched.mapped.filter(|_| in_use() > 0 && touched.heaps > 0 && !wrapped).map(|mapped| touched.heaps + mapped)
 }
 
 /// Bytes of the buffers that are mappings of their own, in no heap.
-fn mapped_alone() -> Option<u64> {
+pub(crate) fn mapped_alone() -> Option<u64> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         // SAFETY: `mallinfo` takes its own locks and reads the allocator's books.
         let books = unsafe { libc::mallinfo() };
-        // It counts in 32 bits, and buffers of more than 4 GiB together would wrap: such are regions, not the heap's.
         Some(u64::from(books.hblkhd.cast_unsigned()))
     }
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]

@@ -5,18 +5,24 @@
 //! touched, all of it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::heap::chunk_bytes;
 
-/// From this size on glibc may map a buffer by itself; it never maps a smaller one.
+/// From this size on glibc may map a buffer by itself.
 const LARGE_BYTES: usize = 128 << 10;
 /// Places in the table.
 const PLACES: usize = 512;
 /// What the allocator writes before such a buffer.
 const HEADER_BYTES: usize = 16;
 
-/// A buffer's address, 0 for none, and its size.
+/// In a place that somebody is about to fill.
+const TAKEN: usize = 1;
+
+/// A buffer's address, 0 for none, and its size, which is there before the address.
 struct Place {
     address: AtomicUsize,
     bytes: AtomicUsize,
@@ -42,18 +48,20 @@ pub(crate) fn goes(pointer: *mut u8, bytes: usize) {
 
 /// The buffers that are noted, with their headers. Some may come and go while one looks.
 pub(crate) fn all() -> impl Iterator<Item = Range<u64>> {
-    let noted = TABLE.iter().map(|place| (place.address.load(Relaxed), place.bytes.load(Relaxed)));
-    noted.filter(|(address, _)| *address != 0).map(|(address, bytes)| {
-        let start = address.saturating_sub(HEADER_BYTES);
-        start as u64..address.saturating_add(bytes) as u64
+    TABLE.iter().filter_map(|place| {
+        let (address, bytes) = (place.address.load(Acquire), place.bytes.load(Acquire));
+        // Otherwise the size may be the next one's.
+        let there = address > TAKEN && place.address.load(Relaxed) == address;
+        there.then(|| address.saturating_sub(HEADER_BYTES) as u64..address.saturating_add(bytes) as u64)
     })
 }
 
 #[cold]
 fn note(address: usize, bytes: usize) {
     for place in &TABLE {
-        if place.address.load(Relaxed) == 0 && place.address.compare_exchange(0, address, Relaxed, Relaxed).is_ok() {
-            place.bytes.store(bytes, Relaxed);
+        if place.address.load(Relaxed) == 0 && place.address.compare_exchange(0, TAKEN, Acquire, Relaxed).is_ok() {
+            place.bytes.store(bytes, Release);
+            place.address.store(address, Release);
             return;
         }
     }
@@ -62,8 +70,7 @@ fn note(address: usize, bytes: usize) {
 #[cold]
 fn strike(address: usize) {
     if let Some(place) = TABLE.iter().find(|place| place.address.load(Relaxed) == address) {
-        place.bytes.store(0, Relaxed);
-        place.address.store(0, Relaxed);
+        place.address.store(0, Release);
     }
 }
 

@@ -28,14 +28,15 @@ fn what_is_reserved_and_never_touched_is_in_use_and_not_resident() {
     let look = || [heap::in_use(), heap::resident(&Touched::read(&Root::system()))];
     let [in_use, resident] = look();
     let mut buffer: Vec<u8> = Vec::with_capacity(64 << 20);
-    buffer.resize(3 << 20, 1);
+    buffer.resize(16 << 20, 1);
     let [in_use_now, resident_now] = look();
     assert!((in_use_now - in_use).abs_diff(64 * MIB) < MIB, "{in_use} {in_use_now}");
-    assert!((resident_now - resident).abs_diff(3 * MIB) < MIB, "{resident} {resident_now}");
+    // The system may have made huge pages of it.
+    assert!((resident_now - resident).abs_diff(16 * MIB) <= 4 * MIB, "{resident} {resident_now}");
     // It may move while it grows, and is followed.
     buffer.resize(80 << 20, 1);
     let [_, full] = look();
-    assert!((full - resident).abs_diff(80 * MIB) < MIB, "{resident} {full}");
+    assert!((full - resident).abs_diff(80 * MIB) <= 4 * MIB, "{resident} {full}");
     drop(buffer);
     let [in_use_then, resident_then] = look();
     assert!(in_use_then.abs_diff(in_use) < MIB && resident_then.abs_diff(resident) < MIB, "{resident} {resident_then}");
@@ -51,11 +52,13 @@ fn holes_between_living_blocks_are_kept_and_counted() {
         let large = vec![1u8; 32 << 20];
         let [in_use, kept, process] = look();
         assert!(in_use > 94 * MIB && kept < 2 * MIB, "{in_use} in use, {kept} kept");
+        // What is reserved and not touched does not hide what is kept.
+        let reserved: Vec<u8> = Vec::with_capacity(64 << 20);
         // One of four survives: no page is free as a whole.
         blocks.iter_mut().enumerate().filter(|(i, _)| i % 4 != 0).for_each(|(_, block)| *block = None);
         drop(large);
         let [in_use_now, kept_now, process_now] = look();
-        let (freed, holes) = (in_use - in_use_now, kept_now - kept);
+        let (freed, holes) = (in_use + reserved.capacity() as u64 - in_use_now, kept_now - kept);
         assert!(holes > 40 * MIB, "{freed} freed, {holes} kept");
         let left = process - process_now;
         assert!(

@@ -285,7 +285,7 @@ impl ServerGauges {
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
-            ("plimsoll_heap_resident_bytes", "Heap bytes in memory", signed(page.heap.resident_bytes)),
+            ("plimsoll_heap_resident_bytes", "Heap bytes in memory or swap", signed(page.heap.resident_bytes)),
             (
                 "plimsoll_heap_kept_bytes",
                 "Heap bytes freed and not given back by the allocator",

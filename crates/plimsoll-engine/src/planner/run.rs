@@ -31,7 +31,8 @@ pub(super) struct Ran {
 }
 
 impl Blueprint {
-    /// Whether any layer that a row passes computes in bfloat16: an encoder's do not, nor those of floats, nor experts.
+    /// Whether rows compute anything in bfloat16. On AMX any layer that a row passes: an encoder's do not, nor those of floats, nor experts;
+    /// elsewhere attention, if any layer is quantized.
     pub(super) fn rounds(&self, options: &Options) -> Result<bool, PlanError> {
         let one = Run { rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
         let shape = self.model.shape(options.kv_dtype);

@@ -292,7 +292,7 @@ impl<'a> RoundedSplit<'a> {
     /// Sums of `N` tiles of queries: each tile of values is loaded once for all of them.
     ///
     /// # Safety
-    /// As for [`Self::sums_of_few`].
+    /// As for [`Self::sums_of_one`].
     unsafe fn sums<const N: usize>(&self, seen: &Seen, base: *mut f32) {
         let dim = self.kv.layout.head_dim();
         for tile in 0..dim / LANES {

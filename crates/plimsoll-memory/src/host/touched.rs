@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::Range;
 
 use super::Root;
-use crate::large;
+use crate::{heap, large};
 
 /// The stack of a thread that asked for no other size (Rust's own default). What lies above it may be somebody else's mapping
 /// that the kernel shows as one with it.
@@ -27,7 +27,9 @@ pub struct Touched {
     pub stacks: u64,
     /// Of the allocator's heaps; what it maps for one large buffer alone is not part of them.
     pub heaps: u64,
-    /// Of such buffers what is neither: reserved and not touched so far.
+    /// Bytes of such buffers, touched or not.
+    pub mapped: Option<u64>,
+    /// Of these what was reserved and not touched so far.
     pub reserved: u64,
 }
 
@@ -45,9 +47,16 @@ impl Touched {
             }
         }
         let in_heap = |start| ranges.iter().any(|(what, range)| *what == What::Heap && range.contains(&start));
-        for buffer in large::all().filter(|buffer| !in_heap(buffer.start)) {
-            let pages = buffer.start / PAGE_BYTES * PAGE_BYTES..buffer.end.next_multiple_of(PAGE_BYTES);
-            all.reserved += (pages.end - pages.start).saturating_sub(touched(&pagemap, &pages));
+        for _ in 0..2 {
+            (all.mapped, all.reserved) = (heap::mapped_alone(), 0);
+            for buffer in large::all().filter(|buffer| !in_heap(buffer.start)) {
+                let pages = buffer.start / PAGE_BYTES * PAGE_BYTES..buffer.end.next_multiple_of(PAGE_BYTES);
+                all.reserved += (pages.end - pages.start).saturating_sub(touched(&pagemap, &pages));
+            }
+            // Again if a buffer came or went meanwhile.
+            if heap::mapped_alone() == all.mapped {
+                break;
+            }
         }
         all
     }
