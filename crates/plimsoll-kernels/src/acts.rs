@@ -6,6 +6,7 @@
 //! (`benches/quality.md`).
 
 use crate::isa::{Isa, Kernel};
+use crate::math;
 use crate::packing::BLOCK;
 use crate::simd::{LANES, ROUNDER, Simd};
 
@@ -215,10 +216,9 @@ fn quantize_block<S: Simd, const PLANES: usize>(
     let (scale, inverse) = act_scale::<PLANES>(amax(s, halves[0], halves[1]));
     let mut sums = [0.0; 2];
     for (half, values) in halves.into_iter().enumerate() {
-        let shifted = s.add(s.mul(values, s.splat(inverse)), s.splat(ROUNDER));
-        let number = s.sub_i(s.bits(shifted), s.splat_i(ROUNDER.to_bits().cast_signed()));
-        // Whole numbers far below 2²⁴: exact in any order.
-        sums[half] = s.sum(s.sub(shifted, s.splat(ROUNDER)));
+        let number = math::round(s, s.mul(values, s.splat(inverse)));
+        // As floats, which hold all sums of such numbers: of a tree of integers the compiler makes three times as much.
+        sums[half] = s.sum(s.float(number));
         let numbers = block.planes.as_mut_ptr().cast::<u8>();
         // SAFETY: a plane has two vectors of 16 bytes, and 16 bits have two planes.
         unsafe {

@@ -12,7 +12,8 @@ use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
 
 /// An instruction set a kernel can be run on. All of them give the same bits of the same input; they differ in speed, and in that AMX
-/// alone takes input that is rounded to bfloat16 (attention: [`Isa::rounds_attention`]). How [`crate::quantize_acts`] lays numbers out is each one's own.
+/// alone takes input that is rounded to bfloat16 (attention: [`Isa::rounds_attention`]). How [`crate::quantize_acts`] lays numbers out
+/// is each one's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust for any processor: the oracle the others are tested against.

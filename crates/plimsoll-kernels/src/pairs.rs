@@ -3,11 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::rounded::TILE_BYTES;
+use crate::rounded::{TILE_BYTES, TILE_LINE};
 use crate::simd::LANES;
-
-/// Bytes of a line of a tile: a pair for each lane.
-const LINE: usize = 4 * LANES;
 
 /// Whether this processor multiplies so.
 pub(crate) fn available() -> bool {
@@ -32,7 +29,7 @@ pub(crate) unsafe fn strip<const P: usize>(
     while done < rows {
         // SAFETY: the caller's word.
         unsafe {
-            let (row, sums) = (row.add(done * LINE), sums.byte_add(done * row_bytes));
+            let (row, sums) = (row.add(done * TILE_LINE), sums.byte_add(done * row_bytes));
             done += if rows - done >= 4 {
                 block::<4, P>(row, panels, groups, (sums, row_bytes));
                 4
@@ -62,10 +59,10 @@ unsafe fn block<const R: usize, const P: usize>(
             unsafe {
                 let mut line = [_mm512_setzero_si512(); P];
                 for (p, line) in line.iter_mut().enumerate() {
-                    *line = _mm512_loadu_si512(panels[p].add(group * TILE_BYTES + pair * LINE).cast());
+                    *line = _mm512_loadu_si512(panels[p].add(group * TILE_BYTES + pair * TILE_LINE).cast());
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    let at = row.add(group * TILE_BYTES + r * LINE + pair * 4).cast::<i32>();
+                    let at = row.add(group * TILE_BYTES + r * TILE_LINE + pair * 4).cast::<i32>();
                     let both = bfloats(_mm512_set1_epi32(at.read_unaligned()));
                     for (acc, line) in acc.iter_mut().zip(line) {
                         *acc = _mm512_dpbf16_ps(*acc, both, bfloats(line));

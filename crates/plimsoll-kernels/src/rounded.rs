@@ -7,8 +7,10 @@ use crate::simd::{LANES, Simd};
 
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
-/// Bytes of a tile: 32 elements of sixteen rows.
-pub(crate) const TILE_BYTES: usize = TILE_ROWS * 2 * BLOCK;
+/// Bytes of a line of a tile: 32 elements of a row.
+pub(crate) const TILE_LINE: usize = 2 * BLOCK;
+/// Bytes of a tile: a line for each of its rows.
+pub(crate) const TILE_BYTES: usize = TILE_ROWS * TILE_LINE;
 
 /// The shape of a buffer of rounded activations: for every sixteen rows, for every 32 elements, those of the first row, of the
 /// second, and so on; of every four elements in the order 0, 2, 1, 3. The last tiles are as large as the others; what is there beyond the last row never matters.
@@ -111,7 +113,7 @@ impl Kernel for RoundRows<'_> {
         for (row, x) in self.x.chunks_exact(self.k).enumerate() {
             for (half, x) in x.as_chunks::<LANES>().0.iter().enumerate() {
                 // SAFETY: sixteen floats; the buffer has a line of every tile for each of sixteen rows.
-                unsafe { store_half(s, self.dst.as_mut_ptr().add(row * 2 * BLOCK), half, s.load(x.as_ptr())) };
+                unsafe { store_half(s, self.dst.as_mut_ptr().add(row * TILE_LINE), half, s.load(x.as_ptr())) };
             }
         }
     }

@@ -12,7 +12,7 @@ use super::{Finish, Target, TileTarget, Weights};
 use crate::isa::{Isa, Kernel};
 use crate::ops::Activation;
 use crate::packing::{BLOCK, PANEL};
-use crate::rounded::{Bf16Acts, Bf16Layout, TILE_BYTES, TILE_ROWS, store_half};
+use crate::rounded::{Bf16Acts, Bf16Layout, TILE_BYTES, TILE_LINE, TILE_ROWS, store_half};
 use crate::simd::Simd;
 use crate::unit;
 use unpack::{Panel, Unpack};
@@ -69,7 +69,7 @@ impl Kernel for FinishGlu<'_> {
                 let gate = s.add(s.load(self.sums[0].add(row * PANEL)), biases[0]);
                 let up = s.add(s.load(self.sums[1].add(row * PANEL)), biases[1]);
                 let value = s.mul(self.activation.apply_rough(s, gate), up);
-                store_half(s, self.to.add(row * 2 * BLOCK), self.half, value);
+                store_half(s, self.to.add(row * TILE_LINE), self.half, value);
             }
         }
     }

@@ -8,11 +8,8 @@ use super::{GROUPS, TILE_BYTES};
 use crate::isa::{Isa, Kernel};
 use crate::kv::{KV_BLOCK, KvDtype, KvLayout, PAGE, PAIRS};
 use crate::packing::BLOCK;
-use crate::rounded::round_up;
+use crate::rounded::{TILE_LINE, round_up};
 use crate::simd::{LANES, Simd};
-
-/// Bytes of a line of a tile.
-const LINE: usize = 4 * LANES;
 
 /// Whether a page's keys are tiles as they are stored.
 pub(super) fn keys_stay(layout: &KvLayout) -> bool {
@@ -92,7 +89,7 @@ impl<const D: u8> Convert<'_, D> {
             let to = self.0.keys.add((page - start / PAGE) * groups * TILE_BYTES);
             for first in (0..groups * BLOCK).step_by(LANES) {
                 for i in 0..PAIRS {
-                    let line = to.add((first / 2 + i) * LINE);
+                    let line = to.add((first / 2 + i) * TILE_LINE);
                     if first < dim {
                         let pair = [self.key(s, from, (first, i)), self.key(s, from, (first + PAIRS, i))];
                         s.store(line.cast(), s.upper_halves(pair[0], pair[1]));
@@ -127,7 +124,7 @@ impl<const D: u8> Convert<'_, D> {
     /// Where a page's lines of sixteen dimensions of values go.
     fn lines(&self, page: usize, tile: usize) -> *mut u8 {
         let page = page - self.0.start / PAGE;
-        self.0.values.wrapping_add((tile * GROUPS + page / 2) * TILE_BYTES + page % 2 * PAIRS * LINE)
+        self.0.values.wrapping_add((tile * GROUPS + page / 2) * TILE_BYTES + page % 2 * PAIRS * TILE_LINE)
     }
 
     /// # Safety
@@ -137,7 +134,7 @@ impl<const D: u8> Convert<'_, D> {
         for tile in 0..self.0.kv.layout.head_dim() / LANES {
             let to = self.lines(page, tile);
             // SAFETY: the lines are within the part for values.
-            (0..PAIRS).for_each(|line| unsafe { s.store(to.add(line * LINE).cast(), s.zero()) });
+            (0..PAIRS).for_each(|line| unsafe { s.store(to.add(line * TILE_LINE).cast(), s.zero()) });
         }
     }
 
@@ -155,13 +152,13 @@ impl<const D: u8> Convert<'_, D> {
             let (keys, next) = (kv.page(page), kv.page((page + 1).min(high.div_ceil(PAGE) - 1)).wrapping_add(half));
             for line in 0..PAIRS {
                 for tile in 0..tiles {
-                    let at = (line * tiles + tile) * LINE;
+                    let at = (line * tiles + tile) * TILE_LINE;
                     if keys_stay(&kv.layout) {
                         s.prefetch(keys.wrapping_add(at));
                     }
                     s.prefetch(next.wrapping_add(at));
                     let values = s.load(keys.add(half + at).cast());
-                    s.store(self.lines(page, tile).add(line * LINE).cast(), values);
+                    s.store(self.lines(page, tile).add(line * TILE_LINE).cast(), values);
                 }
             }
         }
@@ -188,7 +185,7 @@ impl<const D: u8> Convert<'_, D> {
                     }
                 }
                 // SAFETY: the lines are within the part for values.
-                unsafe { s.store(to.add(line * LINE).cast(), s.upper_halves(pair[0], pair[1])) };
+                unsafe { s.store(to.add(line * TILE_LINE).cast(), s.upper_halves(pair[0], pair[1])) };
             }
         }
     }
