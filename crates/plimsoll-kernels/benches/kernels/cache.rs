@@ -4,7 +4,7 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use plimsoll_kernels::{Isa, PackKind, Packing};
 
-use crate::product::{Case, K, Product, cases};
+use crate::product::{Case, Product, cases, k, quantized_cases};
 use crate::{bytes, isa};
 
 /// How many rows meet the weights.
@@ -16,7 +16,7 @@ fn linear(bencher: Bencher, case: &Case) {
 }
 
 /// The same of rows quantized to 8 bits.
-#[divan::bench(args = quantized_cases(), max_time = 0.4)]
+#[divan::bench(args = quantized_cases(&ROWS), max_time = 0.4)]
 fn eight_bits(bencher: Bencher, case: &Case) {
     measure(bencher, case, |packing, rows| Product::eight_bits(packing, rows));
 }
@@ -29,15 +29,11 @@ fn rounded(bencher: Bencher, case: &Case) {
 
 fn measure(bencher: Bencher, case: &Case, product: fn(&Packing, usize) -> Product<'_>) {
     // Short runs, so that few of them are disturbed.
-    let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), K).unwrap();
+    let packing = Packing::new(case.kind, (8192 / case.rows).clamp(64, 256), k()).unwrap();
     let data = bytes(packing.bytes());
     let mut product = product(&packing, case.rows);
-    let operations = ItemsCount::new(2 * case.rows * packing.out() * K);
+    let operations = ItemsCount::new(2 * case.rows * packing.out() * k());
     bencher.counter(operations).bench_local(|| product.run(&data, 0..packing.panels()));
-}
-
-fn quantized_cases() -> Vec<Case> {
-    cases(&ROWS).into_iter().filter(|case| matches!(case.kind, PackKind::Quant(_))).collect()
 }
 
 /// Weights that can be rounded, if there is the unit.

@@ -1,7 +1,7 @@
 //! Measures the inner loops on one thread: bytes a second where weights stream, operations a second where rows share them.
 //!
-//! `cargo bench -p plimsoll-kernels -- [filter]`, and `ISA=avx2` before it for another instruction set than the best. An
-//! item of `item/s` is a multiplication or an addition (a fused one is both), or one element of a row.
+//! `cargo bench -p plimsoll-kernels -- [filter]`, with `ISA=avx2` before it for another instruction set than the best and `K=576` for
+//! other columns than 4096. An item of `item/s` is a multiplication or an addition (a fused one is both), or one element of a row.
 //!
 //! Neighbours on the machine can only make a run slower: of the columns the fastest is the kernel's, the median the machine's
 //! at that moment. What the machine itself can do stands beside: a plain read of memory, measured again before each kind

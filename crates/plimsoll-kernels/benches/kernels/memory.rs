@@ -7,7 +7,7 @@ use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
 use plimsoll_kernels::Packing;
 
-use crate::product::{Case, K, Product, Q4_0, cases};
+use crate::product::{Case, Product, Q4_0, cases, k, quantized_cases};
 use crate::{Aligned, bytes};
 
 /// Bytes in a piece.
@@ -45,15 +45,25 @@ fn read(bytes: &[u8]) {
 /// Weights through few rows; before each kind the same memory, only read.
 #[divan::bench(args = cases(&[0, 1, 2, 4, 8, 16]), sample_size = 1, sample_count = 2000, max_time = 0.5)]
 fn linear(bencher: Bencher, case: &Case) {
+    measure(bencher, case, |packing, rows| Product::new(packing, rows));
+}
+
+/// The same of rows quantized to 8 bits.
+#[divan::bench(args = quantized_cases(&[0, 4, 8, 16, 32]), sample_size = 1, sample_count = 2000, max_time = 0.5)]
+fn eight_bits(bencher: Bencher, case: &Case) {
+    measure(bencher, case, |packing, rows| Product::eight_bits(packing, rows));
+}
+
+fn measure(bencher: Bencher, case: &Case, product: fn(&Packing, usize) -> Product<'_>) {
     // Filled here, not while the first piece is measured.
     let memory: &[u8] = &MEMORY;
     if case.rows == 0 {
         return stream(bencher, MATRIX / PIECE, PIECE, |piece| read(&memory[piece * PIECE..][..PIECE]));
     }
-    let panel = Packing::new(case.kind, 16, K).unwrap().bytes();
-    let packing = Packing::new(case.kind, 16 * (MATRIX / panel), K).unwrap();
+    let panel = Packing::new(case.kind, 16, k()).unwrap().bytes();
+    let packing = Packing::new(case.kind, 16 * (MATRIX / panel), k()).unwrap();
     let step = PIECE / packing.panel_bytes();
-    let mut product = Product::new(&packing, case.rows);
+    let mut product = product(&packing, case.rows);
     stream(bencher, packing.panels() / step, step * packing.panel_bytes(), |piece| {
         product.run(&memory[..packing.bytes()], piece * step..(piece + 1) * step);
     });

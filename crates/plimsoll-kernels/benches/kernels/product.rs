@@ -2,14 +2,25 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use divan::black_box;
 use plimsoll_kernels::*;
 
 use crate::{Aligned, isa};
 
-/// Columns of every matrix.
-pub const K: usize = 4096;
+/// Columns of every matrix, a multiple of 32.
+static COLUMNS: LazyLock<usize> = LazyLock::new(|| match std::env::var("K") {
+    Ok(columns) => match columns.parse() {
+        Ok(columns) if (BLOCK..=1 << 16).contains(&columns) && columns.is_multiple_of(BLOCK) => columns,
+        _ => panic!("K: {columns} columns, where a multiple of {BLOCK} up to 65536 is asked for"),
+    },
+    Err(_) => 4096,
+});
+
+pub fn k() -> usize {
+    *COLUMNS
+}
 
 const fn quant(bits: u8, group: u8, scales: PackScales, zero: u8, offset: bool) -> PackKind {
     PackKind::Quant(QuantPacking { bits, group, scales, zero, offset })
@@ -17,8 +28,9 @@ const fn quant(bits: u8, group: u8, scales: PackScales, zero: u8, offset: bool) 
 
 pub const Q4_0: PackKind = quant(4, 32, PackScales::F16, 8, false);
 
-const KINDS: [(&str, PackKind); 8] = [
+const KINDS: [(&str, PackKind); 9] = [
     ("q4_0", Q4_0),
+    ("q4_1", quant(4, 32, PackScales::F16, 0, true)),
     ("q4_k", quant(4, 32, PackScales::Super, 0, true)),
     ("q5_k", quant(5, 32, PackScales::Super, 0, true)),
     ("q6_k", quant(6, 16, PackScales::Super, 32, false)),
@@ -49,6 +61,11 @@ impl fmt::Display for Case {
 /// All kinds with each of these numbers of rows.
 pub fn cases(rows: &[usize]) -> Vec<Case> {
     KINDS.iter().flat_map(|&(name, kind)| rows.iter().map(move |&rows| Case { name, kind, rows })).collect()
+}
+
+/// Of those kinds alone that meet quantized rows.
+pub fn quantized_cases(rows: &[usize]) -> Vec<Case> {
+    cases(rows).into_iter().filter(|case| matches!(case.kind, PackKind::Quant(_))).collect()
 }
 
 /// Rows, quantized if the weights ask for it, and room for their results.

@@ -245,14 +245,10 @@ impl Job<'_> {
     ///
     /// # Safety
     /// As for [`Job::tile`], and there are at most [`MOST_ROWS`] rows.
-    pub(super) unsafe fn tiled<const BITS: u8, const HALVES: bool, const OFFSET: bool>(
-        &self,
-        panels: Range<usize>,
-        rows: Range<usize>,
-    ) -> bool {
+    pub(super) unsafe fn tiled<const BITS: u8, const HALVES: bool, const OFFSET: bool>(&self) -> bool {
         let form = self.acts.layout().form;
         let fewest = if form == ActForm::Bytes { FEWEST_BYTES } else { FEWEST_ROWS };
-        if self.isa != Isa::Amx || rows.len() < fewest {
+        if self.isa != Isa::Amx || self.rows.len() < fewest {
             return false;
         }
         // Integers of two planes take two tiles a panel, so that fewer panels advance together; beside offsets there is no zero point.
@@ -260,11 +256,11 @@ impl Job<'_> {
         unsafe {
             match kind(self.quant, form) {
                 // Codes of eight bits never fit.
-                Some(BFLOAT) if BITS < 8 => self.panels::<BITS, HALVES, OFFSET, BFLOAT, PANELS>(panels, rows),
-                Some(UNSIGNED_BYTES) => self.panels::<BITS, HALVES, OFFSET, UNSIGNED_BYTES, PANELS>(panels, rows),
-                Some(SIGNED_BYTES) => self.panels::<BITS, HALVES, false, SIGNED_BYTES, PANELS>(panels, rows),
-                Some(UNSIGNED) => self.panels::<BITS, HALVES, OFFSET, UNSIGNED, { PANELS / 2 }>(panels, rows),
-                Some(_) => self.panels::<BITS, HALVES, false, SIGNED, { PANELS / 2 }>(panels, rows),
+                Some(BFLOAT) if BITS < 8 => self.by_panels::<BITS, HALVES, OFFSET, BFLOAT, PANELS>(),
+                Some(UNSIGNED_BYTES) => self.by_panels::<BITS, HALVES, OFFSET, UNSIGNED_BYTES, PANELS>(),
+                Some(SIGNED_BYTES) => self.by_panels::<BITS, HALVES, false, SIGNED_BYTES, PANELS>(),
+                Some(UNSIGNED) => self.by_panels::<BITS, HALVES, OFFSET, UNSIGNED, { PANELS / 2 }>(),
+                Some(_) => self.by_panels::<BITS, HALVES, false, SIGNED, { PANELS / 2 }>(),
                 None => return false,
             }
         }
@@ -277,11 +273,8 @@ impl Job<'_> {
     /// # Safety
     /// As for [`Job::tiled`], with enough rows and of the packing's [`kind`].
     #[inline(never)]
-    unsafe fn panels<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(
-        &self,
-        panels: Range<usize>,
-        rows: Range<usize>,
-    ) {
+    unsafe fn by_panels<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(&self) {
+        let Job { panels, rows, .. } = self;
         let table = (KIND == BFLOAT).then(|| words(self.quant.zero));
         let mut scratch = MaybeUninit::<Scratch>::uninit();
         let scratch = scratch.as_mut_ptr();
@@ -301,7 +294,7 @@ impl Job<'_> {
     /// `P` panels from `panel` on, times all rows.
     ///
     /// # Safety
-    /// As for [`Job::panels`].
+    /// As for [`Job::by_panels`].
     unsafe fn together<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(
         &self,
         panel: usize,

@@ -4,8 +4,7 @@
 use crate::packing::{BLOCK, PANEL, PackScales, QuantPacking, SUPER};
 use crate::simd::Simd;
 
-/// How far ahead of its use a part of a panel is asked for, in bytes. One row of bytes does without: there a block is so few
-/// instructions that the processor itself looks far enough ahead.
+/// How far ahead of its use a part of a panel is asked for where it is unpacked for the matrix unit, in bytes.
 pub(super) const PREFETCH: usize = 8192;
 
 /// What is compiled once for every way to quantize: `BITS`-bit codes in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a
@@ -35,16 +34,32 @@ fn sized<const BITS: u8>(what: impl ByFormat, quant: QuantPacking) {
     }
 }
 
-/// Asks for the codes of some later block and for its scales, `scale_bytes` a block, roughly: whole panels follow each other, so that
-/// both come round to the next panel by themselves.
+/// Asks for the codes of a block and for its scales, `scale_bytes` a block, roughly. The panel may lie behind the matrix: asking never
+/// faults.
 #[inline(always)]
-pub(super) fn prefetch<S: Simd, const BITS: u8>(s: S, panel: *const u8, k: usize, block: usize, scale_bytes: usize) {
+pub(super) fn prefetch_block<S: Simd, const BITS: u8>(
+    s: S,
+    panel: *const u8,
+    k: usize,
+    block: usize,
+    scale_bytes: usize,
+) {
     let block_bytes = PANEL * BLOCK * BITS as usize / 8;
-    let codes = panel.wrapping_add(block * block_bytes + PREFETCH);
+    let codes = panel.wrapping_add(block * block_bytes);
     for line in 0..block_bytes / 64 {
         s.prefetch(codes.wrapping_add(64 * line));
     }
-    s.prefetch(panel.wrapping_add(k / BLOCK * block_bytes + (block + PREFETCH / block_bytes) * scale_bytes));
+    let scales = panel.wrapping_add(k / BLOCK * block_bytes + block * scale_bytes);
+    for line in 0..scale_bytes.div_ceil(64) {
+        s.prefetch(scales.wrapping_add(64 * line));
+    }
+}
+
+/// [`prefetch_block`] of one that comes some [`PREFETCH`] later.
+#[inline(always)]
+pub(super) fn prefetch<S: Simd, const BITS: u8>(s: S, panel: *const u8, k: usize, block: usize, scale_bytes: usize) {
+    let later = block + PREFETCH / (PANEL * BLOCK * BITS as usize / 8);
+    prefetch_block::<S, BITS>(s, panel, k, later, scale_bytes);
 }
 
 /// The 8 quads of a block, as bytes.

@@ -9,12 +9,21 @@ use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
 use crate::simd::{CodeWidth, Simd};
 
+/// Rows of a tile, at most.
+const ROWS: usize = 8;
+/// Panels that lie further away are not asked for as a whole: they, those in use and the rows share the second-level cache. In bytes.
+const FAR: usize = 256 << 10;
+/// How far ahead is asked for then, in bytes of codes.
+const NEAR: usize = 8192;
+/// Bytes of a panel in which a processor does not get to see a stream.
+const SHORT_PANEL: usize = 32 << 10;
 /// Quantized rows that stay in the second-level cache while panels stream by, in bytes.
 const ROW_BLOCK_BYTES: usize = 256 << 10;
 /// The same for the matrix unit, which unpacks a panel for every block of rows and sits beside 2 MiB.
 const TILED_BLOCK_BYTES: usize = 1 << 20;
 /// And how many of them at most: the matrix unit keeps their sums.
 pub(super) const MOST_ROWS: usize = 128;
+
 /// `R` rows, of numbers of `PLANES` bytes, times `P` panels of `BITS`-bit codes, in groups of 16 (`HALVES`) or 32, with offsets
 /// (`OFFSET`) or a zero point.
 ///
@@ -28,24 +37,117 @@ struct Tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES
     panel_bytes: usize,
     /// Bytes of scales per block, roughly.
     scale_bytes: usize,
+    ahead: Ahead,
     /// The first row of activations; the others follow at `act_row_bytes`.
     acts: *const u8,
     act_row_bytes: usize,
     targets: [TileTarget; P],
 }
 
+/// What a tile asks for on its way, so that it is near when its time comes.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    /// So many blocks further along the panel, or, past its end, at the beginning of the one that takes its place.
+    blocks: usize,
+    /// How far behind the panel that one lies.
+    next: usize,
+    /// Asks at this block.
+    first: usize,
+    /// And from each to the next.
+    every: usize,
+}
+
+impl Ahead {
+    /// Nothing.
+    const NONE: Ahead = Ahead { blocks: 0, next: 0, first: usize::MAX, every: 1 };
+
+    /// For the tile from `row` on, one of all that meet panels of `blocks` blocks, which others take the place of, `next` bytes behind
+    /// them, with rows `rows`. A burst of questions waits for the few buffers there are: where there is room for all panels to come, every
+    /// eight rows ask for their share of them. Otherwise the first eight ask for what they need soon, `near` blocks ahead.
+    fn of(rows: &Range<usize>, row: usize, blocks: usize, near: usize, next: usize) -> Ahead {
+        let row = row - rows.start;
+        let (ahead, every) = if next <= FAR { (blocks, rows.len().div_ceil(ROWS)) } else { (near.min(blocks), 1) };
+        let asks = row.is_multiple_of(ROWS) && row / ROWS < every;
+        Ahead { blocks: ahead, next, first: if asks { row / ROWS } else { usize::MAX }, every }
+    }
+
+    /// Where what is asked for at `block` of a panel lies: the panel, by bytes from that one, and its block.
+    #[inline(always)]
+    fn target(self, block: usize, blocks: usize) -> (usize, usize) {
+        let ahead = block + self.blocks;
+        if ahead < blocks { (0, ahead) } else { (self.next, ahead - blocks) }
+    }
+}
+
+/// Tiles side by side. The walk over them belongs to the kernel: a call for each of them waits until the one before is through.
+struct Sweep<
+    'a,
+    const BITS: u8,
+    const HALVES: bool,
+    const OFFSET: bool,
+    const PLANES: usize,
+    const R: usize,
+    const P: usize,
+> {
+    job: &'a Job<'a>,
+    /// As many as a multiple of `P`.
+    panels: Range<usize>,
+    /// As many as a multiple of `R`.
+    rows: Range<usize>,
+}
+
 impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize> Kernel
-    for Tile<BITS, HALVES, OFFSET, PLANES, R, P>
+    for Sweep<'_, BITS, HALVES, OFFSET, PLANES, R, P>
 {
-    type Output = ();
+    /// The row behind its last.
+    type Output = usize;
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(self, s: S) -> usize {
+        for row in self.rows.clone().step_by(R) {
+            let ahead = self.ahead(row);
+            for panel in self.panels.clone().step_by(P) {
+                // SAFETY: within what `linear` has checked, by the word of whoever made the sweep.
+                unsafe { self.job.tile::<BITS, HALVES, OFFSET, PLANES, R, P>(panel, row, ahead) }.multiply(s);
+            }
+        }
+        self.rows.end
+    }
+}
+
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
+    Sweep<'_, BITS, HALVES, OFFSET, PLANES, R, P>
+{
+    /// What its tiles from `row` on ask for: the panels behind its own. A row of bytes alone is so few instructions that the processor
+    /// itself looks far enough ahead, in a panel that is not short.
+    #[inline(always)]
+    fn ahead(&self, row: usize) -> Ahead {
+        let Job { rows, panel_bytes, .. } = self.job;
+        match BITS == 8 && rows.len() == 1 && *panel_bytes >= SHORT_PANEL {
+            true => Ahead::NONE,
+            false => {
+                let (blocks, near) = (self.job.weights.packing.k() / BLOCK, NEAR / (PANEL * BLOCK * BITS as usize / 8));
+                Ahead::of(rows, row, blocks, near, self.panels.len() * panel_bytes)
+            }
+        }
+    }
+}
+
+impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
+    Tile<BITS, HALVES, OFFSET, PLANES, R, P>
+{
+    #[inline(always)]
+    fn multiply<S: Simd>(self, s: S) {
         let mut acc = [[s.zero(); R]; P];
+        let mut due = self.ahead.first;
         for block in 0..self.k / BLOCK {
+            let asks = block == due;
+            if asks {
+                due += self.ahead.every;
+            }
             for (p, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: `multiply` only makes tiles of whole panels within the matrix and of rows within the activations.
-                unsafe { self.block(s, p, block, acc) };
+                // SAFETY: tiles are of whole panels within the matrix and of rows within the activations.
+                unsafe { self.block(s, p, block, asks, acc) };
             }
         }
         for (target, acc) in self.targets.iter().zip(acc) {
@@ -55,25 +157,22 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
             }
         }
     }
-}
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
-    Tile<BITS, HALVES, OFFSET, PLANES, R, P>
-{
-    /// Adds a block of panel `p` to the sums of all rows.
+    /// Adds a block of panel `p` to the sums of all rows, and may ask for a later one.
     ///
     /// # Safety
     /// The panel has the block, and so have the rows of activations.
     #[inline(always)]
-    unsafe fn block<S: Simd>(&self, s: S, p: usize, block: usize, acc: &mut [S::F; R]) {
+    unsafe fn block<S: Simd>(&self, s: S, p: usize, block: usize, asks: bool, acc: &mut [S::F; R]) {
         let block_bytes = PANEL * BLOCK * BITS as usize / 8;
         let halves = if HALVES { 2 } else { 1 };
         // SAFETY: codes, scales and activations of the block are there, by this function's contract.
         unsafe {
             let panel = self.panel.add(p * self.panel_bytes);
             let codes = codes::unpack::<S, BITS>(s, panel.add(block * block_bytes));
-            if R > 1 || BITS < 8 {
-                codes::prefetch::<S, BITS>(s, panel, self.k, block, self.scale_bytes);
+            if asks {
+                let (next, block) = self.ahead.target(block, self.k / BLOCK);
+                codes::prefetch_block::<S, BITS>(s, panel.wrapping_add(next), self.k, block, self.scale_bytes);
             }
             let all_scales = panel.add(self.k / BLOCK * block_bytes);
             let mut scales = [(s.zero(), s.zero()); 2];
@@ -191,18 +290,25 @@ fn scaled<S: Simd, const OFFSET: bool>(
     if OFFSET { s.fma(offset, s.splat(scaled_sum), acc) } else { acc }
 }
 
-/// What all tiles of one call share.
+/// Some panels times some rows, as many as stay in the cache together: what all their tiles share.
 pub(super) struct Job<'a> {
     pub(super) isa: Isa,
     pub(super) weights: &'a Weights<'a>,
     pub(super) quant: QuantPacking,
     pub(super) acts: &'a Acts<'a>,
     pub(super) target: Target,
+    /// From one panel to the next.
+    panel_bytes: usize,
+    /// From one row of activations to the next.
+    act_row_bytes: usize,
+    pub(super) panels: Range<usize>,
+    pub(super) rows: Range<usize>,
 }
 
 impl Job<'_> {
     /// # Safety
     /// `P` panels from `panel` and `R` rows from `row` are within what `linear` has checked.
+    #[inline(always)]
     unsafe fn tile<
         const BITS: u8,
         const HALVES: bool,
@@ -214,20 +320,50 @@ impl Job<'_> {
         &self,
         panel: usize,
         row: usize,
+        ahead: Ahead,
     ) -> Tile<BITS, HALVES, OFFSET, PLANES, R, P> {
-        let (packing, acts) = (self.weights.packing, self.acts);
-        let act_row_bytes = acts.layout().row_bytes();
+        let &Job { weights, quant, panel_bytes, act_row_bytes, .. } = self;
         // SAFETY: panels and rows are within the matrix, the activations and the target, by this function's contract.
         let (targets, first, acts) = unsafe {
             (
-                std::array::from_fn(|p| TileTarget::new(self.weights, self.target, panel + p, row)),
-                self.weights.data.as_ptr().add(panel * packing.panel_bytes()),
-                acts.as_ptr().add(row * act_row_bytes),
+                std::array::from_fn(|p| TileTarget::new(weights, self.target, panel + p, row)),
+                weights.data.as_ptr().add(panel * panel_bytes),
+                self.acts.as_ptr().add(row * act_row_bytes),
             )
         };
-        let (quant, panel_bytes) = (self.quant, packing.panel_bytes());
         let scale_bytes = quant.super_bytes() * BLOCK / SUPER;
-        Tile { quant, k: packing.k(), panel: first, panel_bytes, scale_bytes, acts, act_row_bytes, targets }
+        Tile {
+            quant,
+            k: weights.packing.k(),
+            panel: first,
+            panel_bytes,
+            scale_bytes,
+            ahead,
+            acts,
+            act_row_bytes,
+            targets,
+        }
+    }
+
+    /// # Safety
+    /// Panels and rows are within what `linear` has checked, and as many as multiples of `P` and `R`.
+    unsafe fn sweep<
+        const BITS: u8,
+        const HALVES: bool,
+        const OFFSET: bool,
+        const PLANES: usize,
+        const R: usize,
+        const P: usize,
+    >(
+        &self,
+        panels: &Range<usize>,
+        rows: Range<usize>,
+    ) -> Sweep<'_, BITS, HALVES, OFFSET, PLANES, R, P> {
+        debug_assert!(
+            panels.len().is_multiple_of(P) && rows.len().is_multiple_of(R),
+            "{panels:?} by {P}, {rows:?} by {R}"
+        );
+        Sweep { job: self, panels: panels.clone(), rows }
     }
 
     /// Rows times panels: a few panels together for all rows, then the next few. Tiles are the largest that fit: eight rows
@@ -235,77 +371,47 @@ impl Job<'_> {
     ///
     /// # Safety
     /// As for [`Job::tile`].
-    unsafe fn tiles<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize>(
-        &self,
-        panels: Range<usize>,
-        rows: Range<usize>,
-    ) {
-        let isa = self.isa;
+    unsafe fn tiles<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize>(&self) {
+        let Job { isa, panels, rows, .. } = self;
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's word; `multiply` does not ask for more rows.
-        if unsafe { self.tiled::<BITS, HALVES, OFFSET>(panels.clone(), rows.clone()) } {
+        if unsafe { self.tiled::<BITS, HALVES, OFFSET>() } {
             return;
         }
         let mut panel = panels.start;
         while panel < panels.end {
-            let step = if isa != Isa::Portable && panels.end - panel >= 4 { 4 } else { 1 };
-            let few = panel..panel + step;
+            let step = if *isa != Isa::Portable && panels.end - panel >= 4 { 4 } else { 1 };
+            let few = &(panel..panel + step);
             let mut row = rows.start;
             while row < rows.end {
-                // SAFETY: no tile goes beyond `few` panels or `rows`; the rest is the caller's word.
-                row += unsafe {
-                    match (isa, rows.end - row) {
-                        (_, 8..) if isa != Isa::Portable => {
-                            (self.each::<BITS, HALVES, OFFSET, PLANES, 8>(few.clone(), row), 8).1
-                        }
-                        (_, 4..) if isa != Isa::Portable => {
-                            (self.each::<BITS, HALVES, OFFSET, PLANES, 4>(few.clone(), row), 4).1
-                        }
+                let left = rows.end - row;
+                let (whole, all) = (row..row + left / ROWS * ROWS, row..rows.end);
+                // SAFETY: no sweep goes beyond `few` panels or `rows`; the rest is the caller's word.
+                row = unsafe {
+                    match (isa, left) {
+                        (Isa::Portable, _) => isa.run(self.sweep::<BITS, HALVES, OFFSET, PLANES, 1, 1>(few, all)),
+                        (_, ROWS..) => isa.run_vector(self.sweep::<BITS, HALVES, OFFSET, PLANES, ROWS, 1>(few, whole)),
+                        (_, 4..) => isa.run_vector(self.sweep::<BITS, HALVES, OFFSET, PLANES, 4, 1>(few, row..row + 4)),
                         (Isa::Amx | Isa::Avx512, 2..) if step == 4 => {
-                            (isa.run_widest(self.tile::<BITS, HALVES, OFFSET, PLANES, 2, 4>(panel, row)), 2).1
+                            isa.run_widest(self.sweep::<BITS, HALVES, OFFSET, PLANES, 2, 4>(few, row..row + 2))
                         }
-                        _ if step == 4 => {
-                            (isa.run_vector(self.tile::<BITS, HALVES, OFFSET, PLANES, 1, 4>(panel, row)), 1).1
-                        }
-                        _ => (isa.run(self.tile::<BITS, HALVES, OFFSET, PLANES, 1, 1>(panel, row)), 1).1,
+                        _ if step == 4 => isa.run_vector(self.sweep::<BITS, HALVES, OFFSET, PLANES, 1, 4>(few, all)),
+                        _ => isa.run(self.sweep::<BITS, HALVES, OFFSET, PLANES, 1, 1>(few, all)),
                     }
                 };
             }
             panel += step;
         }
     }
-
-    /// `R` rows times one panel after another.
-    ///
-    /// # Safety
-    /// As for [`Job::tile`].
-    unsafe fn each<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize>(
-        &self,
-        panels: Range<usize>,
-        row: usize,
-    ) {
-        for panel in panels {
-            // SAFETY: the caller's word.
-            let tile = unsafe { self.tile::<BITS, HALVES, OFFSET, PLANES, R, 1>(panel, row) };
-            self.isa.run_vector(tile)
-        }
-    }
 }
 
-/// Some panels times some rows of a job, within its matrix, its activations and its target.
-struct Part<'a> {
-    job: &'a Job<'a>,
-    panels: Range<usize>,
-    rows: Range<usize>,
-}
-
-impl ByFormat for Part<'_> {
+impl ByFormat for Job<'_> {
     fn run<const BITS: u8, const HALVES: bool, const OFFSET: bool>(self) {
-        // SAFETY: `multiply` makes them within the ranges that `linear` has checked.
+        // SAFETY: `multiply` makes jobs within the ranges that `linear` has checked.
         unsafe {
-            match self.job.acts.layout().form {
-                ActForm::Bytes => self.job.tiles::<BITS, HALVES, OFFSET, 1>(self.panels, self.rows),
-                ActForm::Words | ActForm::Tiled => self.job.tiles::<BITS, HALVES, OFFSET, 2>(self.panels, self.rows),
+            match self.acts.layout().form {
+                ActForm::Bytes => self.tiles::<BITS, HALVES, OFFSET, 1>(),
+                ActForm::Words | ActForm::Tiled => self.tiles::<BITS, HALVES, OFFSET, 2>(),
             }
         }
     }
@@ -322,13 +428,39 @@ pub(super) unsafe fn multiply(
     rows: Range<usize>,
     target: Target,
 ) {
-    let job = Job { isa, weights, quant, acts, target };
-    let layout = acts.layout();
+    let (panel_bytes, act_row_bytes) = (weights.packing.panel_bytes(), acts.layout().row_bytes());
     let block_bytes = if isa == Isa::Amx { TILED_BLOCK_BYTES } else { ROW_BLOCK_BYTES };
-    let step = block_bytes / layout.row_bytes() / 16 * 16;
+    let step = block_bytes / act_row_bytes / 16 * 16;
     let step = step.clamp(16, MOST_ROWS);
     for start in rows.clone().step_by(step) {
-        let part = Part { job: &job, panels: panels.clone(), rows: start..rows.end.min(start + step) };
-        part.run_for(quant);
+        let (panels, rows) = (panels.clone(), start..rows.end.min(start + step));
+        Job { isa, weights, quant, acts, target, panel_bytes, act_row_bytes, panels, rows }.run_for(quant);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever tiles rows are cut into, and whether panels are short or long, every block is asked for once: by those before it.
+    #[test]
+    fn tiles_ask_for_every_block_once() {
+        const BLOCKS: usize = 18;
+        for rows in (1..=16).chain([23, 24, 128]) {
+            let all = 40..40 + rows;
+            for (tile, next) in [1, 2, 4, 8].into_iter().flat_map(|tile| [(tile, 5760), (tile, FAR + 1)]) {
+                let mut asked = [[0; BLOCKS]; 2];
+                for row in all.clone().step_by(tile) {
+                    let ahead = Ahead::of(&all, row, BLOCKS, 5, next);
+                    for block in (ahead.first..BLOCKS).step_by(ahead.every) {
+                        let (panel, block) = ahead.target(block, BLOCKS);
+                        asked[usize::from(panel == next)][block] += 1;
+                    }
+                }
+                // The first blocks of a long panel were asked for by the one before it.
+                let expected: [usize; BLOCKS] = std::array::from_fn(|block| usize::from(next > FAR && block >= 5));
+                assert_eq!(asked, [expected, expected.map(|here| 1 - here)], "{rows} rows by {tile}, next {next}");
+            }
+        }
     }
 }

@@ -27,7 +27,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
         let packing = job.weights.packing;
         let block_bytes = PANEL * BLOCK * BITS as usize / 8;
         let (per_block, quads) = if HALVES { (2, 4) } else { (1, 8) };
-        // SAFETY: `Job::panels` only makes parts within the matrix, laid out as `packing` says, of at most `GROUPS` groups.
+        // SAFETY: `Job::by_panels` only makes parts within the matrix, laid out as `packing` says, of at most `GROUPS` groups.
         unsafe {
             for p in 0..P {
                 let panel = job.weights.data.as_ptr().add((part.panel + p) * packing.panel_bytes());
@@ -61,17 +61,12 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unp
     #[inline(always)]
     fn prefetch<S: Simd>(&self, s: S, panel: *const u8, group: usize) {
         let packing = self.job.weights.packing;
-        let (per_block, block_bytes) = (if HALVES { 2 } else { 1 }, PANEL * BLOCK * BITS as usize / 8);
-        let (blocks, ahead) = (packing.k() / BLOCK, (group + AHEAD) / per_block);
+        let (blocks, ahead) = (packing.k() / BLOCK, (group + AHEAD) / if HALVES { 2 } else { 1 });
         let (panel, block) = if ahead < blocks {
             (panel, ahead)
         } else {
             (panel.wrapping_add(P * packing.panel_bytes()), ahead % blocks)
         };
-        for line in 0..block_bytes.div_ceil(64) {
-            s.prefetch(panel.wrapping_add(block * block_bytes + 64 * line));
-        }
-        let scale_bytes = self.job.quant.super_bytes() * BLOCK / SUPER;
-        s.prefetch(panel.wrapping_add(blocks * block_bytes + block * scale_bytes));
+        codes::prefetch_block::<S, BITS>(s, panel, packing.k(), block, self.job.quant.super_bytes() * BLOCK / SUPER);
     }
 }
