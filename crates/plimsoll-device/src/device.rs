@@ -276,6 +276,16 @@ pub struct StepInput<'a> {
     pub rounded_rows: usize,
     /// Whether logits are computed so, too.
     pub rounded_logits: bool,
+    /// Whether nobody looks at hidden states but to make logits of them: then the last layer is spared what other rows would become.
+    pub only_logits: bool,
+}
+
+impl StepInput<'_> {
+    /// How many of the rows whose logits are wanted, the last ones, are computed in bfloat16.
+    pub fn rounded_logit_rows(&self) -> usize {
+        let exact = (self.tokens.len() - self.rounded_rows) as u32;
+        self.logit_rows.len() - self.logit_rows.partition_point(|row| *row < exact)
+    }
 }
 
 /// For each row, where it stands in time, height and width. A function, so that nobody must write them all down.
@@ -449,6 +459,25 @@ pub trait Device {
     /// `out[i] = x[rows[i]]`.
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]);
 
+    /// Moves these rows of `x`, ascending, to its beginning, and gives them; the others are lost.
+    fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf;
+
     /// `x = cap * tanh(x / cap)`.
     fn softcap(&mut self, x: Buf, cap: f32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StepInput;
+
+    #[test]
+    fn logits_of_rounded_rows_are_counted_from_the_end() {
+        let count = |logit_rows: &[u32], rounded_rows| {
+            StepInput { tokens: &[0; 10], logit_rows, rounded_rows, ..StepInput::default() }.rounded_logit_rows()
+        };
+        assert_eq!(count(&[0, 1, 6, 9], 4), 2);
+        assert_eq!(count(&[0, 1, 6, 9], 0), 0);
+        assert_eq!(count(&[0, 1, 6, 9], 10), 4);
+        assert_eq!(count(&[], 5), 0);
+    }
 }

@@ -247,6 +247,10 @@ impl Device for PlanDevice<'_> {
 
     fn gather(&mut self, _out: Buf, _x: Buf, _rows: &[u32]) {}
 
+    fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf {
+        x.span(0, rows.len())
+    }
+
     fn softcap(&mut self, x: Buf, _cap: f32) {
         self.work.flops += 8 * (x.rows * x.cols) as u64;
     }

@@ -33,7 +33,8 @@ pub trait Runner {
         &[]
     }
 
-    /// The hidden state, after the final norm, of the `row`-th row of the last [`Self::forward`]; empty for a runner without a model.
+    /// The hidden state, after the final norm, of the `row`-th row of the last [`Self::forward`], of which not only logits were wanted
+    /// ([`StepInput::only_logits`]); empty for a runner without a model.
     fn hidden(&mut self, row: usize) -> &[f32] {
         let _ = row;
         &[]

@@ -17,6 +17,8 @@ pub struct StepBuffers {
     places: Vec<[f32; 3]>,
     /// Rows of prompts, where these stand apart.
     prompt_rows: usize,
+    /// A sequence is to become what its rows' hidden states make.
+    pooled: bool,
     /// Rows of the pass before that a draft pass goes on from.
     from: Vec<u32>,
     limits: StepLimits,
@@ -50,6 +52,7 @@ impl StepBuffers {
             types: Vec::with_capacity(if limits.whole { limits.rows } else { 0 }),
             places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
             prompt_rows: 0,
+            pooled: false,
             from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
             limits: *limits,
         }
@@ -73,6 +76,7 @@ impl StepBuffers {
         self.types.clear();
         self.places.clear();
         self.prompt_rows = 0;
+        self.pooled = false;
         self.from.clear();
     }
 
@@ -115,6 +119,7 @@ impl StepBuffers {
         self.clear();
         for share in shares {
             let seq = &running[share.seq];
+            self.pooled |= seq.pooled.is_some();
             let first_row = self.tokens.len();
             seq.media.each_piece(share.start, share.rows, |offset, values| {
                 media.push(MediaRows { first_row: first_row + offset, values });
@@ -185,6 +190,7 @@ impl StepBuffers {
             media: &[],
             rounded_rows: self.limits.rounded_rows(self.tokens.len(), self.prompt_rows),
             rounded_logits: self.limits.rounded_logits(),
+            only_logits: self.limits.drafts == 0 && !self.pooled,
         }
     }
 }

@@ -246,15 +246,30 @@ impl Ends {
         Ok(x)
     }
 
+    /// What the last layer, `layer`, still has to finish when its mixer is done: all rows of `x`, or, where nobody looks at others, those
+    /// whose logits are wanted, moved to the beginning; and how many of them are computed in bfloat16.
+    pub fn wanted(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) -> (Buf, usize) {
+        // What an encoder has for this layer belongs to rows by their place in the step.
+        match step.only_logits && !self.deepens(layer) {
+            true => (device.keep_rows(x, step.logit_rows), step.rounded_logit_rows()),
+            false => (x, step.rounded_rows),
+        }
+    }
+
+    /// Whether encoders have something for layer `layer`.
+    fn deepens(&self, layer: usize) -> bool {
+        (layer + 1) * self.hidden < self.media_width
+    }
+
     /// After the first layers: adds what an encoder has for layer `layer` to the rows that come from it.
     pub fn deepen(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) {
-        let column = (layer + 1) * self.hidden;
-        for media in step.media.iter().filter(|_| column < self.media_width) {
+        for media in step.media.iter().filter(|_| self.deepens(layer)) {
+            let column = (layer + 1) * self.hidden;
             device.place(x, media.first_row, media.values, self.media_width, column, Mode::Add);
         }
     }
 
-    /// The logits of the wanted rows of `x`, every row's hidden state, which is normalised in place.
+    /// The logits of the wanted rows of `x`, the hidden states of all rows or of these, which are normalised in place.
     pub fn output(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         self.output_through(device, x, self.norm, step)
     }
@@ -273,8 +288,12 @@ impl Ends {
         if step.logit_rows.is_empty() {
             return Ok(output);
         }
-        let last = device.temp(step.logit_rows.len(), self.hidden)?;
-        device.gather(last, x, step.logit_rows);
+        let mut last = x;
+        // Otherwise `x` has these rows alone, unless the last layer could not be spared any. The plan always counts them twice.
+        if !step.only_logits || x.rows > step.logit_rows.len() {
+            last = device.temp(step.logit_rows.len(), self.hidden)?;
+            device.gather(last, x, step.logit_rows);
+        }
         let rounded = if step.rounded_logits { last.rows } else { 0 };
         device.linear_rows(last, &[(self.head, logits)], Mode::Store, rounded)?;
         if let Some(cap) = self.softcap {

@@ -79,15 +79,33 @@ impl Layer {
         angles: Buf,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
+        self.mix(device, x, normed, angles, step)?;
+        self.transform(device, x, normed, step.rounded_rows)
+    }
+
+    fn mix(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        normed: Buf,
+        angles: Buf,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
         device.rms_norm(normed, x, self.mixer_norm, self.eps);
         match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(device, normed, angles, x, Mode::Add, step)?,
-            Mixer::Delta(delta) => delta.forward(device, normed, x, Mode::Add, step)?,
+            Mixer::Attention(attention) => attention.forward(device, normed, angles, x, Mode::Add, step),
+            Mixer::Delta(delta) => delta.forward(device, normed, x, Mode::Add, step),
+        }
+    }
+
+    fn transform(&self, device: &mut dyn Device, x: Buf, normed: Buf, rounded: usize) -> Result<(), DeviceError> {
+        if x.rows == 0 {
+            return Ok(());
         }
         device.rms_norm(normed, x, self.transform_norm, self.eps);
         match &self.transform {
-            Transform::Dense(dense) => device.feed_forward(dense, normed, x, Mode::Add, step.rounded_rows),
-            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add, step.rounded_rows),
+            Transform::Dense(dense) => device.feed_forward(dense, normed, x, Mode::Add, rounded),
+            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add, rounded),
         }
     }
 }
@@ -185,12 +203,17 @@ impl Decoder {
 
 impl Model for Decoder {
     fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
-        let x = self.ends.embed(device, step)?;
+        let mut x = self.ends.embed(device, step)?;
         let scope = device.mark();
         let angles = self.rotary.angles(device, step)?;
         let normed = device.temp(x.rows, x.cols)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.forward(device, x, normed, angles, step)?;
+            layer.mix(device, x, normed, angles, step)?;
+            let mut rounded = step.rounded_rows;
+            if i + 1 == self.layers.len() {
+                (x, rounded) = self.ends.wanted(device, x, i, step);
+            }
+            layer.transform(device, x, normed.span(0, x.rows), rounded)?;
             self.ends.deepen(device, x, i, step);
         }
         device.release(scope);

@@ -74,7 +74,7 @@ fn declare_layer(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) 
 
 impl Model for Gemma3 {
     fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
-        let x = self.ends.embed(device, step)?;
+        let mut x = self.ends.embed(device, step)?;
         let scope = device.mark();
         let global = device.temp(x.rows, self.head_dim)?;
         device.rope_angles(global, self.global_inv_freq, step.positions, self.global_scale);
@@ -82,14 +82,22 @@ impl Model for Gemma3 {
         device.rope_angles(local, self.local_inv_freq, step.positions, 1.0);
         let normed = device.temp(x.rows, x.cols)?;
         let part = device.temp(x.rows, x.cols)?;
-        for layer in &self.layers {
+        for (i, layer) in self.layers.iter().enumerate() {
             let angles = if layer.sliding { local } else { global };
             device.rms_norm(normed, x, layer.attention_norm, self.eps);
             layer.attention.forward(device, normed, angles, part, Mode::Store, step)?;
             device.rms_norm(part, part, layer.after_attention_norm, self.eps);
             device.add(x, part);
+            let mut rounded = step.rounded_rows;
+            if i + 1 == self.layers.len() {
+                (x, rounded) = self.ends.wanted(device, x, i, step);
+            }
+            if x.rows == 0 {
+                break;
+            }
+            let (normed, part) = (normed.span(0, x.rows), part.span(0, x.rows));
             device.rms_norm(normed, x, layer.feed_forward_norm, self.eps);
-            device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, step.rounded_rows)?;
+            device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, rounded)?;
             device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
             device.add(x, part);
         }

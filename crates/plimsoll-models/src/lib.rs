@@ -33,7 +33,7 @@ pub use vision::{After, PlaceRule, PlacedItem, TextLine};
 pub struct Output {
     /// The logits of the wanted rows, [logit rows, vocabulary]; of an encoder, its classifier's scores, if it has one.
     pub logits: Buf,
-    /// Every row's hidden state, after the final norm.
+    /// Every row's hidden state, after the final norm; with [`StepInput::only_logits`], that of the rows that have logits, or of all.
     pub hidden: Buf,
 }
 

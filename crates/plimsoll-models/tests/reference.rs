@@ -51,6 +51,11 @@ fn check_prompt(rig: &mut Rig, model: &str, prompt: &Value) -> f64 {
     for lengths in CUTS {
         assert_eq!(in_pieces(rig, &tokens, lengths), whole, "{model}: in pieces of {lengths:?}");
     }
+    for rows in [vec![], vec![tokens.len() as u32 - 1], (0..tokens.len() as u32).step_by(3).collect()] {
+        let wanted: Vec<_> = rows.iter().map(|row| whole[*row as usize].clone()).collect();
+        let parts = [Part::new(&tokens, 0, None, 0)];
+        assert_eq!(rig.only_logits(&parts, &rows), wanted, "{model}: the logits of rows {rows:?} alone");
+    }
     // Beside another sequence, whose state lies in other slots.
     let half = tokens.len() / 2;
     if half > 0 {

@@ -528,6 +528,19 @@ impl Device for CpuDevice {
         }
     }
 
+    fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf {
+        assert!(rows.is_sorted_by(|a, b| a < b), "rows ascend, so that none is overwritten before it is moved");
+        let arena = self.arena();
+        for (to, from) in rows.iter().map(|from| *from as usize).enumerate() {
+            assert!(from < x.rows, "row {from} of {}", x.rows);
+            if from != to {
+                // SAFETY: two rows inside the workspace, not the same, and this is the only thread.
+                unsafe { arena.row(x, to).copy_from_slice(arena.row(x, from)) };
+            }
+        }
+        x.span(0, rows.len())
+    }
+
     fn softcap(&mut self, x: Buf, cap: f32) {
         let isa = self.isa;
         self.rows(x, |arena, _, row| {

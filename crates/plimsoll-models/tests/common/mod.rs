@@ -241,6 +241,17 @@ impl Rig {
         self.rows(output.logits)
     }
 
+    /// One step of which the logits of these rows are wanted, and nothing else.
+    pub fn only_logits(&mut self, parts: &[Part], rows: &[u32]) -> Vec<Vec<f32>> {
+        let step = Step { logit_rows: rows.to_vec(), ..Step::new(parts, self.shape.state.is_some()) };
+        self.device.begin_step();
+        let media = media(parts);
+        let input = StepInput { only_logits: true, ..step.input(&media) };
+        let output = self.model.forward(&mut self.device, &input).unwrap();
+        assert_eq!((output.logits.rows, output.hidden.rows), (rows.len(), rows.len()));
+        self.rows(output.logits)
+    }
+
     /// One step, its output left in the workspace.
     pub fn forward(&mut self, parts: &[Part]) -> Output {
         let step = Step::new(parts, self.shape.state.is_some());
