@@ -8,7 +8,7 @@ use crate::speculation::{BUCKETS, bucket};
 const SLOWER: f64 = 1.8;
 /// All prompts of a step together may take so many seconds of it; or, where a step takes long anyway, so many times as long as one without:
 /// then four fifths of it are theirs, and they take a quarter longer than alone. [`FEWEST`] rows go on in any case.
-const CALM: f64 = 0.1;
+const CALM: f64 = 0.05;
 const PATIENCE: f64 = 4.0;
 /// Rows of a long prompt as long as nothing is known.
 const FIRST: usize = 32;
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(yielding.rows(4), Beside { prompts: 2 * FEWEST, long: FEWEST });
     }
 
-    /// A burst of short prompts holds up the first of them that decode for a tenth of a second, or, of a model whose own steps take
+    /// A burst of short prompts holds up the first of them that decode for a twentieth of a second, or, of a model whose own steps take
     /// longer, for four of them.
     #[test]
     fn short_prompts_yield_too() {
@@ -164,7 +164,7 @@ mod tests {
             yielding.observe(8, 500, plain + 0.5);
             yielding.rows(8).prompts
         };
-        assert_eq!(prompts(0.005), 100);
+        assert_eq!(prompts(0.005), 50);
         assert!((999..=1000).contains(&prompts(0.25)), "{}", prompts(0.25));
     }
 }
