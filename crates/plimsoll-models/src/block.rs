@@ -289,7 +289,7 @@ impl Ends {
             return Ok(output);
         }
         let mut last = x;
-        // Otherwise `x` has these rows alone, unless the last layer could not be spared any. The plan always counts them twice.
+        // Where only logits are wanted `x` may be these rows already. The plan, which asks for all, always has room for both.
         if !step.only_logits || x.rows > step.logit_rows.len() {
             last = device.temp(step.logit_rows.len(), self.hidden)?;
             device.gather(last, x, step.logit_rows);

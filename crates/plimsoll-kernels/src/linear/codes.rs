@@ -4,7 +4,7 @@
 use crate::packing::{BLOCK, PANEL, PackScales, QuantPacking, SUPER};
 use crate::simd::Simd;
 
-/// How far ahead of its use a part of a panel is asked for where it is unpacked for the matrix unit, in bytes.
+/// How far ahead of its use a part of a panel is asked for, where not whole panels are, in bytes.
 pub(super) const PREFETCH: usize = 8192;
 
 /// What is compiled once for every way to quantize: `BITS`-bit codes in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a
@@ -55,11 +55,15 @@ pub(super) fn prefetch_block<S: Simd, const BITS: u8>(
     }
 }
 
+/// The same in blocks.
+pub(super) const fn near<const BITS: u8>() -> usize {
+    PREFETCH / (PANEL * BLOCK * BITS as usize / 8)
+}
+
 /// [`prefetch_block`] of one that comes some [`PREFETCH`] later.
 #[inline(always)]
 pub(super) fn prefetch<S: Simd, const BITS: u8>(s: S, panel: *const u8, k: usize, block: usize, scale_bytes: usize) {
-    let later = block + PREFETCH / (PANEL * BLOCK * BITS as usize / 8);
-    prefetch_block::<S, BITS>(s, panel, k, later, scale_bytes);
+    prefetch_block::<S, BITS>(s, panel, k, block + near::<BITS>(), scale_bytes);
 }
 
 /// The 8 quads of a block, as bytes.

@@ -13,8 +13,6 @@ use crate::simd::{CodeWidth, Simd};
 const ROWS: usize = 8;
 /// Panels that lie further away are not asked for as a whole: they, those in use and the rows share the second-level cache. In bytes.
 const FAR: usize = 256 << 10;
-/// How far ahead is asked for then, in bytes of codes.
-const NEAR: usize = 8192;
 /// Bytes of a panel in which a processor does not get to see a stream.
 const SHORT_PANEL: usize = 32 << 10;
 /// Quantized rows that stay in the second-level cache while panels stream by, in bytes.
@@ -126,8 +124,8 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         match BITS == 8 && rows.len() == 1 && *panel_bytes >= SHORT_PANEL {
             true => Ahead::NONE,
             false => {
-                let (blocks, near) = (self.job.weights.packing.k() / BLOCK, NEAR / (PANEL * BLOCK * BITS as usize / 8));
-                Ahead::of(rows, row, blocks, near, self.panels.len() * panel_bytes)
+                let blocks = self.job.weights.packing.k() / BLOCK;
+                Ahead::of(rows, row, blocks, codes::near::<BITS>(), self.panels.len() * panel_bytes)
             }
         }
     }
