@@ -40,7 +40,7 @@ ROWS = {
     "mixed-8x496": Row(8, 496, 64, ("prompt_tok_s", "out_tok_s")),
     "prefix-1": Row(1, 2112, 16, ("wall_ms",), shared=2048),
     "prefix-8": Row(8, 2112, 16, ("wall_ms", "ttft_p50_ms", "ttft_p99_ms"), shared=2048),
-    "intruder-8k": Row(4, 58, 1024, ("beside_p99_ms", "beside_over_quiet", "intruder_ttft_ms"), intruder=7900),
+    "intruder-8k": Row(4, 58, 2600, ("beside_p99_ms", "beside_over_quiet", "intruder_ttft_ms"), intruder=7900),
     "memory-1": Row(1, 58, 128, ("peak_rss_mib",), fresh=True),
     "memory-32": Row(32, 58, 128, ("peak_rss_mib",), fresh=True),
     "start": Row(1, 58, 1, ("first_token_ms",), fresh=True),

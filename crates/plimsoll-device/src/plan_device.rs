@@ -26,6 +26,19 @@ pub struct Work {
     pub state_bytes: u64,
 }
 
+impl std::ops::Sub for Work {
+    type Output = Self;
+
+    fn sub(self, less: Self) -> Self {
+        Self {
+            flops: self.flops - less.flops,
+            weight_bytes: self.weight_bytes - less.weight_bytes,
+            kv_bytes: self.kv_bytes - less.kv_bytes,
+            state_bytes: self.state_bytes - less.state_bytes,
+        }
+    }
+}
+
 /// A device without memory.
 pub struct PlanDevice<'a> {
     weights: &'a WeightTable,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_device::{Buf, CpuDevice, Device, DeviceError, Mark, StepInput};
-use plimsoll_models::{Model, Output, Pictures, Sense};
+use plimsoll_models::{Model, Output, Pass, Pictures, Sense};
 
 use crate::runner::Runner;
 
@@ -13,19 +13,59 @@ pub(crate) struct Passes {
     output: Option<Output>,
     /// Hidden states of the last draft pass's wanted rows, and where the workspace stood when they had been set aside.
     carry: Option<(Buf, Mark)>,
+    /// A step that stands between two layers, and where the workspace stands above it.
+    begun: Option<(Pass, Mark)>,
 }
 
 impl Passes {
-    /// The model's own pass, the first of a step.
+    /// The model's own pass, the first of a step; above one that was begun, if there is one, otherwise in an empty workspace.
     pub fn forward(
         &mut self,
         model: &dyn Model,
         device: &mut dyn Device,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        *self = Self::default();
+        (self.output, self.carry) = (None, None);
+        if let Some((_, mark)) = self.begun {
+            device.release(mark);
+        }
         self.output = Some(model.forward(device, step)?);
         Ok(())
+    }
+
+    /// Whether a step stands between two layers.
+    pub fn between(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// The beginning of a step that is computed layer by layer, in an empty workspace.
+    pub fn begin(
+        &mut self,
+        model: &dyn Model,
+        device: &mut dyn Device,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        *self = Self::default();
+        let pass = model.begin(device, step)?;
+        self.begun = Some((pass, device.mark()));
+        Ok(())
+    }
+
+    /// Its next layer; true behind the last one. If it fails it is over.
+    pub fn advance(
+        &mut self,
+        model: &dyn Model,
+        device: &mut dyn Device,
+        step: &StepInput<'_>,
+    ) -> Result<bool, DeviceError> {
+        let (mut pass, mark) = self.begun.take().expect("a step was begun");
+        (self.output, self.carry) = (None, None);
+        device.release(mark);
+        self.output = model.advance(device, &mut pass, step)?;
+        if self.output.is_none() {
+            self.begun = Some((pass, mark));
+        }
+        Ok(self.output.is_some())
     }
 
     /// A pass of the draft head.
@@ -90,8 +130,23 @@ impl CpuRunner {
 
 impl Runner for CpuRunner {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
-        self.device.begin_step();
+        if !self.passes.between() {
+            self.device.begin_step();
+        }
         self.passes.forward(&*self.model, &mut self.device, step)
+    }
+
+    fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.device.begin_step();
+        self.passes.begin(&*self.model, &mut self.device, step)
+    }
+
+    fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
+        self.passes.advance(&*self.model, &mut self.device, step)
+    }
+
+    fn forget(&mut self) {
+        self.passes = Passes::default();
     }
 
     fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {

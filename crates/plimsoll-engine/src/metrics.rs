@@ -40,6 +40,10 @@ pub struct Metrics {
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
+    /// Chunks of long prompts that were computed layer by layer, between steps.
+    pub layered_chunks: Counter,
+    /// Chunks that were begun so and not ended: their requests were gone, or preempted.
+    pub layered_dropped: Counter,
     /// Steps that failed; their sequences were run again one by one.
     pub failed_steps: Counter,
     /// Panics that were caught, in the engine or on a request's way to or from it.
@@ -119,6 +123,8 @@ impl Default for Metrics {
             rungs: Default::default(),
             canaries: Counter::default(),
             preemptions: Counter::default(),
+            layered_chunks: Counter::default(),
+            layered_dropped: Counter::default(),
             failed_steps: Counter::default(),
             panics: Counter::default(),
             recoveries: Counter::default(),
@@ -184,6 +190,16 @@ impl Metrics {
         }
         counter("canary_released", "How often a refused allocation cost a slice of the canary", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
+        counter(
+            "layered_chunks",
+            "Chunks of long prompts computed layer by layer, between the steps of those who decode",
+            &self.layered_chunks,
+        );
+        counter(
+            "layered_chunks_dropped",
+            "Such chunks that were begun and not ended: their requests were gone or preempted",
+            &self.layered_dropped,
+        );
         counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
         counter("panics", "Panics that were caught", &self.panics);
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
@@ -235,6 +251,6 @@ impl Metrics {
         histogram("ttft", "From the arrival of the HTTP request to the first token", &self.ttft_seconds);
         histogram("inter_token", "Between tokens of one request", &self.inter_token_seconds);
         histogram("encode", "One batch in the encoder", &self.encode_seconds);
-        histogram("step", "One engine step", &self.step_seconds);
+        histogram("step", "One engine step, layers of a long prompt behind it included", &self.step_seconds);
     }
 }

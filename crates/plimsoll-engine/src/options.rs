@@ -28,6 +28,8 @@ pub struct Options {
     pub batch_max_tokens: usize,
     /// Largest decode batch, which is the number of logit rows of one step.
     pub graph_max_batch_size: usize,
+    /// By how many percent a token of a running stream may take longer beside a prompt of more than a step, 1 to 10000.
+    pub long_prompt_slowdown: usize,
     /// Requests that run at once.
     pub running_max_req_size: usize,
     /// Requests that wait at most.
@@ -101,6 +103,7 @@ impl Default for Options {
             max_total_token_num: None,
             batch_max_tokens: 512,
             graph_max_batch_size: 64,
+            long_prompt_slowdown: 80,
             running_max_req_size: 64,
             max_waiting: 512,
             max_req_total_len: None,

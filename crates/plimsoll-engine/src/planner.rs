@@ -223,6 +223,14 @@ impl EnginePlan {
     }
 }
 
+/// What stands in the workspace beside a step.
+fn layered_words(step: &StepLimits) -> String {
+    match step.layered {
+        0 => String::new(),
+        rows => format!(", beside a prompt's {rows} between two layers"),
+    }
+}
+
 /// The table of this many state slots, with the page table of one page.
 fn slot_table_bytes(slots: Option<usize>) -> u64 {
     Tables { prefix_cache: false, kv_events: false }.bytes(1, slots)
@@ -329,18 +337,20 @@ impl Blueprint {
         self.check_encoder(options)?;
         let shape = self.weights.shaped(self.model.shape(options.kv_dtype));
         let drafts = options.drafts();
+        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
+        let (rows, whole) = (options.batch_max_tokens, self.encoder.is_some());
         let step = StepLimits {
-            rows: options.batch_max_tokens,
+            rows,
             // Every running sequence's newest token, and its drafts.
-            logit_rows: (options.graph_max_batch_size * (1 + drafts)).min(options.batch_max_tokens),
+            logit_rows: (options.graph_max_batch_size * (1 + drafts)).min(rows),
             running: options.running_max_req_size,
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
-            whole: self.encoder.is_some(),
+            whole,
+            layered: if context > rows && !whole { rows } else { 0 },
             media: self.media.is_some(),
             rounded: self.weights.rounded(),
         };
-        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
         let context = if step.whole { context.min(step.rows) } else { context };
         let lanes = options.graph_max_batch_size.min(step.rows);
         let alone = Run { start: 127, rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
@@ -350,7 +360,8 @@ impl Blueprint {
                 (self.run_whole(&shape, &whole::largest(&step, context))?, self.run_whole(&shape, &[input])?)
             }
             false => {
-                let full = Run { rows: step.rows, logit_rows: step.logit_rows, lanes, drafts, ..Run::default() };
+                let (rows, logit_rows, layered) = (step.rows, step.logit_rows, step.layered);
+                let full = Run { rows, logit_rows, lanes, drafts, layered, ..Run::default() };
                 (self.run(&shape, full)?, self.run(&shape, alone)?)
             }
         };
@@ -539,6 +550,7 @@ impl Blueprint {
                 Component::StepWorkspace,
                 workspace as u64,
                 format!("one step of {} rows, {} with logits", step.rows, step.logit_rows)
+                    + &layered_words(&step)
                     + &draft.media.map_or_else(String::new, MediaPlan::words),
             ),
             entry(

@@ -13,6 +13,22 @@ pub trait Runner {
     /// What a failed step leaves in pages is overwritten when it is run again; what it leaves in state slots is not read again.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError>;
 
+    /// Begins a step that is computed layer by layer, with others between them: [`Self::advance`] goes on with it. One that was begun
+    /// before is forgotten.
+    fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        let _ = step;
+        Ok(())
+    }
+
+    /// The next layer of the step that was begun, which `step` still is. True behind the last one: then its logits and hidden states
+    /// are there, as after [`Self::forward`]. A runner without layers computes all at once.
+    fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
+        self.forward(step).map(|()| true)
+    }
+
+    /// What was begun is not gone on with.
+    fn forget(&mut self) {}
+
     /// One pass of the draft head: row r of `step` goes on from row `from[r]` of the last [`Self::forward`], or, after an earlier
     /// pass in the same step, from the `from[r]`-th row whose logits that pass was asked for. It stands at that row's position (a
     /// further pass: one further) and names the token that follows it. The wanted logits are the head's guess at the next.

@@ -1,13 +1,14 @@
 //! The scheduler: which rows run in the next step. One for all work; it knows nothing of devices, text or clients.
 //!
 //! A step is the decode rows of every running sequence (the newest token, and drafts to be checked) plus prefill chunks, oldest
-//! first, under the step's row budget. Pages are taken as positions need them. When none is left the newest running sequence is
+//! first, under the step's row budget; of a long prompt, a chunk between two steps instead (`layered.rs`). Pages are taken as positions need them. When none is left the newest running sequence is
 //! preempted: its pages go back, it keeps its place in the queue, and what it had produced is computed again later (with the
 //! same bits: I9). The oldest is never preempted and fits the pool alone, so it always finishes (I5).
 //!
 //! Generic over what a sequence carries, so that the engine, the simulator and the property tests run this very code.
 
 mod admission;
+mod layered;
 mod seq;
 
 use plimsoll_memory::broken;
@@ -36,6 +37,8 @@ pub struct StepLimits {
     pub drafts: usize,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub whole: bool,
+    /// Rows of a chunk that is computed layer by layer, between steps; 0 where no prompt takes more than a step.
+    pub layered: usize,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
     /// Which rows are computed in bfloat16.
@@ -63,6 +66,11 @@ impl StepLimits {
         self.rounded == Rounded::All
     }
 
+    /// The same for a chunk that is computed layer by layer: of one sequence.
+    pub fn of_layers(&self) -> Self {
+        Self { rows: self.layered, logit_rows: self.logit_rows.min(self.layered), running: 1, ..*self }
+    }
+
     /// Rows of a step that are no prompt's, at most: newest tokens, drafts, and what answers that were preempted compute again. Where
     /// prompts have a faster arithmetic these are the slow ones, so that a step has no more of them than serve its streams and let every
     /// answer come back some time.
@@ -71,12 +79,12 @@ impl StepLimits {
     }
 }
 
-/// Rows of prompts, together, in a step in which others decode, at most.
+/// Rows of prompts beside those who decode, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beside {
-    /// Of all prompts.
+    /// In a step, of all prompts together.
     pub prompts: usize,
-    /// Of those that take more than a step; unless they are more than the sequences that decode.
+    /// In a chunk that is computed layer by layer.
     pub long: usize,
 }
 
@@ -122,6 +130,8 @@ pub struct Scheduler<T> {
     shares: Vec<Share>,
     eased: Eased,
     beside: Beside,
+    /// Chunks that were begun layer by layer.
+    chunks_begun: u64,
 }
 
 /// Bounds below those of the plan, while memory is short.
@@ -143,10 +153,11 @@ impl<T> Scheduler<T> {
             shares: Vec::with_capacity(limits.running),
             eased: Eased { prefill_rows: limits.rows, running: limits.running },
             beside: Beside { prompts: limits.rows, long: limits.rows },
+            chunks_begun: 0,
         }
     }
 
-    /// Until told otherwise, prompts have no more rows of a step in which others decode.
+    /// Until told otherwise, prompts have no more rows beside those who decode.
     pub fn prompts_take(&mut self, beside: Beside) {
         self.beside = Beside { prompts: beside.prompts.max(1), long: beside.long.max(1) };
     }
@@ -224,7 +235,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Fills the next step. The result is empty only when nothing waits or runs, or all that runs waits for media to be encoded.
+    /// Fills the next step. The result is empty only when nothing waits or runs, all that runs waits for media to be encoded, or a chunk
+    /// is all there is to do and computed layer by layer.
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
         let mut events = Events::default();
@@ -259,23 +271,24 @@ impl<T> Scheduler<T> {
         if decodes > 0 {
             rows = rows.min(self.beside.prompts);
         }
-        let mut long_rows = if decodes >= self.long_prompts() { self.beside.long } else { self.limits.rows };
+        // The few do not hold up the many.
+        let layers = self.limits.layered > 0 && decodes > 0 && decodes >= self.long_prompts();
         let mut i = 0;
         while i < self.running.len() {
             if !self.running[i].decoding() {
-                self.schedule_prompt(i, &mut rows, &mut long_rows, &mut logit_rows, events);
+                self.schedule_prompt(i, layers, &mut rows, &mut logit_rows, events);
             }
             i += 1;
         }
         while rows > 0 && logit_rows > 0 && self.next_fits(rows) {
-            let Some(admitted) = self.admit(long_rows > 0) else { break };
+            let Some(admitted) = self.admit(!layers || self.layered().is_none()) else { break };
             events.admitted += 1;
             if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
                 // Its turn comes in the next step, alone.
                 break;
             }
             // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
-            self.schedule_prompt(admitted, &mut rows, &mut long_rows, &mut logit_rows, events);
+            self.schedule_prompt(admitted, layers, &mut rows, &mut logit_rows, events);
             if self.running.get(admitted).is_some_and(|seq| seq.suspect_until.is_some()) {
                 break;
             }
@@ -355,7 +368,7 @@ impl<T> Scheduler<T> {
                 }
                 let drafts = seq.drafts.len();
                 drafts_left -= drafts;
-                self.share(i, 1 + drafts, drafts, rows, logit_rows);
+                self.add(self.share_of(i, 1 + drafts, drafts), rows, logit_rows);
                 decodes += 1;
             }
             i += 1;
@@ -373,33 +386,46 @@ impl<T> Scheduler<T> {
         if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
     }
 
-    /// A chunk of a prompt, under the bound of long ones if it is one.
+    /// A chunk of a prompt, in this step; or, of a long one where these have `layers`, between this step and those to come.
     fn schedule_prompt(
         &mut self,
         i: usize,
+        layers: bool,
         rows: &mut usize,
-        long_rows: &mut usize,
         logit_rows: &mut usize,
         events: &mut Events,
     ) {
-        if !self.running[i].long {
-            return self.schedule_chunk(i, rows, logit_rows, events);
+        let seq = &self.running[i];
+        if seq.layered.is_some() {
+            return;
         }
-        let most = (*rows).min(*long_rows);
-        let mut left = most;
-        self.schedule_chunk(i, &mut left, logit_rows, events);
-        *rows -= most - left;
-        *long_rows -= most - left;
+        match layers && seq.long {
+            true => self.begin_layers(i, events),
+            false => self.schedule_chunk(i, rows, logit_rows, events),
+        }
     }
 
     fn schedule_chunk(&mut self, i: usize, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) {
-        let seq = &self.running[i];
-        if *rows == 0 || *logit_rows == 0 {
-            return;
+        if let Some(share) = self.chunk(i, *rows, *logit_rows, events) {
+            self.add(share, rows, logit_rows);
         }
-        let mut chunk = seq.ready().min(*rows);
+    }
+
+    fn add(&mut self, share: Share, rows: &mut usize, logit_rows: &mut usize) {
+        *rows -= share.rows;
+        *logit_rows -= share.logit_rows;
+        self.shares.push(share);
+    }
+
+    /// What the `i`-th running sequence computes next, with pages for it; at most so many rows, and of these so many with logits.
+    fn chunk(&mut self, i: usize, rows: usize, logit_rows: usize, events: &mut Events) -> Option<Share> {
+        let seq = &self.running[i];
+        if rows == 0 || logit_rows == 0 {
+            return None;
+        }
+        let mut chunk = seq.ready().min(rows);
         if self.limits.whole && chunk < seq.remaining() {
-            return;
+            return None;
         }
         if self.limits.apart() && seq.in_prompt(seq.computed) {
             chunk = chunk.min(seq.prompt_len - seq.computed);
@@ -407,20 +433,15 @@ impl<T> Scheduler<T> {
             let answers = self.shares.iter().filter(|share| !self.running[share.seq].in_prompt(share.start));
             chunk = chunk.min(self.limits.answer_rows().saturating_sub(answers.map(|share| share.rows).sum()));
         }
-        while seq.logit_rows(chunk) > *logit_rows {
-            chunk -= seq.logit_rows(chunk) - *logit_rows;
+        while seq.logit_rows(chunk) > logit_rows {
+            chunk -= seq.logit_rows(chunk) - logit_rows;
         }
-        if chunk > 0 && self.fit(i, chunk, events) {
-            self.share(i, chunk, 0, rows, logit_rows);
-        }
+        (chunk > 0 && self.fit(i, chunk, events)).then(|| self.share_of(i, chunk, 0))
     }
 
-    fn share(&mut self, i: usize, count: usize, drafts: usize, rows: &mut usize, logit_rows: &mut usize) {
+    fn share_of(&self, i: usize, rows: usize, drafts: usize) -> Share {
         let seq = &self.running[i];
-        let share = Share { seq: i, start: seq.computed, rows: count, logit_rows: seq.logit_rows(count), drafts };
-        *rows -= share.rows;
-        *logit_rows -= share.logit_rows;
-        self.shares.push(share);
+        Share { seq: i, start: seq.computed, rows, logit_rows: seq.logit_rows(rows), drafts }
     }
 
     /// Gives sequence `i` pages for `rows` more positions, preempting newer ones if need be. When there is no newer one,
@@ -456,6 +477,7 @@ impl<T> Scheduler<T> {
     /// Records that the first `rows` rows of a share of the last step count; rows after them were drafts that missed.
     pub fn commit(&mut self, share: Share, rows: usize) {
         let seq = &mut self.running[share.seq];
+        seq.layered = None;
         seq.computed = share.start + rows;
         seq.media.passed(seq.computed);
         seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));

@@ -182,7 +182,8 @@ impl<'a> Simulation<'a> {
         };
         let pool = PagePool::new(plan.pages).map_err(|error| tables(&error))?;
         let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
-        let limits = StepLimits { drafts: 0, media: false, ..plan.step };
+        // How many layers go between two steps a clock would say.
+        let limits = StepLimits { drafts: 0, media: false, layered: 0, ..plan.step };
         Ok(Self {
             scheduler: Scheduler::new(limits, Rc::clone(&cache), plan.limits.max_waiting as usize),
             cache,

@@ -30,6 +30,7 @@ use crate::sampling::{Sampler, SamplerError};
 use crate::sizing::{CpuGenerations, Generation, profile_config};
 use crate::watch::watch;
 use crate::worker::{Encoding, Parts, Worker};
+use crate::yielding::Yielding;
 
 /// Why an engine did not start.
 #[derive(Debug, Error)]
@@ -409,6 +410,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
     let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
+    let yielding = Yielding::new(options.long_prompt_slowdown);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
@@ -441,6 +443,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
             cache,
             limits: step,
             speculation,
+            yielding,
             sampler,
             encoding,
             tokenizer,

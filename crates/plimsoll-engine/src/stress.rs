@@ -51,6 +51,8 @@ pub fn stress(
     let longest = context.min(pool);
     let mut stress = Stress { runner, limits, pools, cancel };
     let rows = limits.rows.min(longest);
+    // All steps beside the largest chunk between two layers.
+    let chunk = stress.begin(limits.layered.min(longest))?;
     if limits.apart() {
         // The most rows of a prompt, and of an answer that was preempted and is computed again.
         stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
@@ -80,7 +82,7 @@ pub fn stress(
     mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
     let rows = mixed.len() - 1 + rest;
     stress.run(&mixed, limits.logit_rows.min(rows))?;
-    Ok(())
+    stress.end(chunk)
 }
 
 /// The largest batches of media, out of the tower into the pool of outputs.
@@ -117,6 +119,19 @@ pub(crate) fn stress_tower(
     Ok(())
 }
 
+/// A step, laid out.
+#[derive(Debug, Default)]
+struct Batch {
+    spans: Vec<SeqSpan>,
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    pages: Vec<u32>,
+    logit_rows: Vec<u32>,
+    state_out: Vec<u32>,
+    places: Vec<[f32; 3]>,
+    of_prompts: usize,
+}
+
 struct Stress<'a> {
     runner: &'a mut dyn Runner,
     limits: &'a StepLimits,
@@ -144,11 +159,39 @@ impl Stress<'_> {
         Ok(())
     }
 
+    /// Begins a chunk of a prompt that is computed layer by layer.
+    fn begin(&mut self, rows: usize) -> Result<Batch, DeviceError> {
+        let prompt = Rows { start: 0, rows, each: false, prompt: true };
+        let chunk = self.batch(&[prompt], 1.min(rows));
+        if rows > 0 {
+            self.runner.begin(&self.input(&chunk))?;
+        }
+        Ok(chunk)
+    }
+
+    /// A layer of it: the others are those of any step.
+    fn end(&mut self, chunk: Batch) -> Result<(), DeviceError> {
+        if !chunk.tokens.is_empty() {
+            self.cancel.checkpoint()?;
+            self.runner.advance(&self.input(&chunk))?;
+            self.runner.forget();
+        }
+        Ok(())
+    }
+
     /// One step, the last `logit_rows` rows with logits, and the draft passes behind it.
     fn run(&mut self, seqs: &[Rows], logit_rows: usize) -> Result<(), DeviceError> {
         self.cancel.checkpoint()?;
-        let mut spans = Vec::new();
-        let (mut tokens, mut positions, mut pages, mut state_out) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let batch = self.batch(seqs, logit_rows);
+        let step = self.input(&batch);
+        self.runner.forward(&step)?;
+        if self.limits.drafts > 0 { self.draft(&step) } else { Ok(()) }
+    }
+
+    /// Lays out a step, the last `logit_rows` rows with logits.
+    fn batch(&self, seqs: &[Rows], logit_rows: usize) -> Batch {
+        let mut batch = Batch::default();
+        let Batch { spans, tokens, positions, pages, state_out, .. } = &mut batch;
         for (i, seq) in seqs.iter().enumerate() {
             let Rows { start, rows, each, prompt: _ } = *seq;
             let count = (start + rows).div_ceil(PAGE_TOKENS);
@@ -172,28 +215,29 @@ impl Stress<'_> {
                 state_out.extend((1..=rows).map(|row| if kept(row) { slot(row) } else { NO_STATE }));
             }
         }
-        let places: Vec<[f32; 3]> = match self.limits.media {
-            true => positions.iter().map(|position| [*position as f32; 3]).collect(),
-            false => Vec::new(),
-        };
-        let of_prompts = seqs.iter().filter(|seq| seq.prompt).map(|seq| seq.rows).sum();
-        let first = tokens.len() - logit_rows;
-        let wanted: Vec<u32> = (first as u32..tokens.len() as u32).collect();
-        let step = StepInput {
-            tokens: &tokens,
-            positions: &positions,
-            seqs: &spans,
-            pages: &pages,
-            logit_rows: &wanted,
-            state_out: &state_out,
-            places: &places,
+        if self.limits.media {
+            batch.places.extend(batch.positions.iter().map(|position| [*position as f32; 3]));
+        }
+        let rows = batch.tokens.len();
+        batch.logit_rows.extend((rows - logit_rows) as u32..rows as u32);
+        batch.of_prompts = seqs.iter().filter(|seq| seq.prompt).map(|seq| seq.rows).sum();
+        batch
+    }
+
+    fn input<'b>(&self, batch: &'b Batch) -> StepInput<'b> {
+        StepInput {
+            tokens: &batch.tokens,
+            positions: &batch.positions,
+            seqs: &batch.spans,
+            pages: &batch.pages,
+            logit_rows: &batch.logit_rows,
+            state_out: &batch.state_out,
+            places: &batch.places,
             media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
-            rounded_rows: self.limits.rounded_rows(tokens.len(), of_prompts),
+            rounded_rows: self.limits.rounded_rows(batch.tokens.len(), batch.of_prompts),
             rounded_logits: self.limits.rounded_logits(),
             ..StepInput::default()
-        };
-        self.runner.forward(&step)?;
-        if self.limits.drafts > 0 { self.draft(&step) } else { Ok(()) }
+        }
     }
 
     /// Every row of `step` through the draft head, then one row of each sequence as often as it may draft.

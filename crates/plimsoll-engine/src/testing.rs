@@ -17,6 +17,7 @@ use plimsoll_text::Tokenizer;
 use crate::cache::{KvCache, KvNotes, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::media::MediaSpec;
+use crate::options::Options;
 use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
 use crate::progress::Phase;
 use crate::request::{Limits, Request};
@@ -24,6 +25,7 @@ use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
 use crate::worker::{Encoding, Parts, Worker};
+use crate::yielding::Yielding;
 
 pub use crate::worker::Speculation;
 
@@ -183,6 +185,7 @@ impl<R: Runner> Bench<R> {
                 cache,
                 limits,
                 speculation,
+                yielding: Yielding::new(Options::default().long_prompt_slowdown),
                 sampler,
                 encoding,
                 tokenizer,

@@ -6,6 +6,7 @@
 
 mod deliver;
 mod encode;
+mod layers;
 mod pool;
 mod speculate;
 
@@ -24,6 +25,7 @@ use crate::delivery::{Delivery, SharedTokenizer};
 use crate::governor::{Governor, Rung};
 use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
+use crate::metrics::Metrics;
 use crate::pooling::Pooling;
 use crate::progress::Phase;
 use crate::room::Failure;
@@ -35,6 +37,7 @@ use crate::step::{DraftRows, StepBuffers, reuse};
 use crate::trim::{Due, Trim};
 use crate::yielding::Yielding;
 pub(crate) use encode::Encoding;
+use layers::Layers;
 use speculate::{Lane, Tally};
 
 /// How long an idle engine waits for an arrival before it looks around.
@@ -50,6 +53,8 @@ pub(crate) struct Worker<R> {
     scheduler: Scheduler<Delivery>,
     limits: StepLimits,
     buffers: StepBuffers,
+    /// A long prompt's chunk between two layers.
+    layers: Layers,
     /// Pieces of encoder outputs in a step; empty between steps.
     media_rows: Vec<MediaRows<'static>>,
     /// For a model that takes media.
@@ -101,6 +106,7 @@ pub(crate) struct Parts<R> {
     pub cache: SharedCache,
     pub limits: StepLimits,
     pub speculation: Speculation,
+    pub yielding: Yielding,
     pub sampler: Sampler,
     /// For a model that takes media.
     pub encoding: Option<Encoding>,
@@ -147,6 +153,7 @@ impl<R: Runner> Worker<R> {
             cache,
             limits,
             speculation,
+            yielding,
             sampler,
             encoding,
             tokenizer,
@@ -163,17 +170,19 @@ impl<R: Runner> Worker<R> {
             None => page_ids.min(pages),
         };
         let buffers = StepBuffers::new(&limits, named_max);
+        let layers = Layers::new(&limits, (shared.limits.max_req_total_len as usize).div_ceil(PAGE_TOKENS));
         let mut worker = Self {
             scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
             media_rows: buffers.room_for_media(),
             buffers,
+            layers,
             encoding,
             shares: Vec::with_capacity(limits.running),
             counted: Vec::with_capacity(limits.running),
             optimistic: speculation.optimistic,
             drafts_max: limits.drafts,
             pace: Pace::new(speculation.adaptive, speculation.cost),
-            yielding: Yielding::default(),
+            yielding,
             speculation: Tally::default(),
             decodes: 0,
             passes: Vec::with_capacity(limits.running),
@@ -405,7 +414,7 @@ impl<R: Runner> Worker<R> {
         self.arrived += 1;
     }
 
-    /// One step: drop what nobody waits for, schedule, run, deliver.
+    /// One step: drop what nobody waits for, schedule, run, deliver; and layers of a long prompt behind it.
     fn turn(&mut self) {
         let metrics = &self.shared.metrics;
         self.scheduler.remove(
@@ -417,25 +426,39 @@ impl<R: Runner> Worker<R> {
         if self.scheduler.is_empty() || faults::asked(Site::NoStep) {
             return;
         }
-        self.encode();
+        self.drop_layers();
+        if !self.layers.under_way() {
+            // A tower takes the workspace of both.
+            self.encode();
+        }
         let began = Instant::now();
         faults::site(Site::Scheduler);
         let next = self.schedule();
-        if self.shares.is_empty() {
+        if !self.shares.is_empty() {
+            self.step(next, began);
+        } else if self.scheduler.layered().is_none() {
             // Everybody waits for the encoder.
             return self.retire();
         }
+        self.advance_layers(next);
+        self.retire();
+        self.shared.metrics.step_seconds.observe(began.elapsed().as_secs_f64());
+        self.shared.status.steps.fetch_add(1, Release);
+    }
+
+    /// Runs the shares that were scheduled, and delivers what comes of them.
+    fn step(&mut self, next: Next, began: Instant) {
         for share in &self.shares {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             seq.work.scheduled(began, share.start, &self.shared.metrics);
         }
         match self.forward() {
-            Ok(()) => self.settle(next, began),
+            Ok(()) => {
+                let drafting = self.settle(next);
+                self.observe_pace(began, drafting);
+            }
             Err(error) => self.quarantine(error),
         }
-        self.retire();
-        self.shared.metrics.step_seconds.observe(began.elapsed().as_secs_f64());
-        self.shared.status.steps.fetch_add(1, Release);
     }
 
     /// Fills the next step. Says what is to be done about drafts in it.
@@ -454,35 +477,29 @@ impl<R: Runner> Worker<R> {
         next
     }
 
-    /// Runs the shares as one step. A panic in a kernel is an error like any other.
+    /// Runs the shares as one step.
     fn forward(&mut self) -> Result<(), String> {
         let mut media = std::mem::take(&mut self.media_rows);
         let step = self.buffers.fill(&self.shares, self.scheduler.running(), &mut media);
         let step = StepInput { media: &media, ..step };
-        let ran = catch_unwind(AssertUnwindSafe(|| self.runner.forward(&step)));
+        let ran = run_guarded(&self.shared.metrics, || self.runner.forward(&step));
         self.media_rows = reuse(media);
-        match ran {
-            Ok(result) => result.map_err(|error: DeviceError| error.to_string()),
-            Err(panic) => {
-                self.shared.metrics.panics.inc();
-                Err(panic_message(panic))
-            }
-        }
+        ran
     }
 
-    /// After a step that ran: tokens, drafts, and prompts for others to share.
-    fn settle(&mut self, next: Next, began: Instant) {
+    /// After shares were computed: tokens, drafts, and prompts for others to share. Says when drafting began.
+    fn settle(&mut self, next: Next) -> Instant {
         self.deliver();
         let drafting = Instant::now();
         if self.drafts_max > 0 {
             self.draft(next);
         }
-        self.observe_pace(began, drafting);
         for share in &self.shares {
             if !self.scheduler.running()[share.seq].work.failed() {
                 self.scheduler.publish(share.seq);
             }
         }
+        drafting
     }
 
     fn observe_pace(&mut self, began: Instant, drafting: Instant) {
@@ -587,6 +604,17 @@ impl<R: Runner> Worker<R> {
         // A round without a step delivered is no progress.
         let progress = self.progress.1.duration_since(self.epoch);
         status.progress_ms.store(progress.as_millis() as u64, Release);
+    }
+}
+
+/// What a runner is asked for. A panic in a kernel is an error like any other.
+fn run_guarded<T>(metrics: &Metrics, run: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => {
+            metrics.panics.inc();
+            Err(panic_message(panic))
+        }
     }
 }
 

@@ -75,7 +75,7 @@ fn check(model: &str, kv_dtype: KvDtype, compute_dtype: ComputeDtype) {
     let crowds: Vec<Vec<Request>> = (1..=2).map(crowd).collect();
     let answers: Vec<Vec<Answer>> = crowds.iter().map(|c| c.iter().map(|r| ask(&alone, r.clone())).collect()).collect();
     drop(alone);
-    let (mut preemptions, mut cached) = (0, 0);
+    let (mut preemptions, mut cached, mut layered) = (0, 0, 0);
     for (number, shape) in shapes(kv_dtype).into_iter().enumerate() {
         let engine = engine(model, &Options { compute_dtype, ..shape });
         for (seed, (requests, answers)) in crowds.iter().zip(&answers).enumerate() {
@@ -99,8 +99,10 @@ fn check(model: &str, kv_dtype: KvDtype, compute_dtype: ComputeDtype) {
         }
         quiet(&engine);
         preemptions += engine.metrics().preemptions.get();
+        layered += engine.metrics().layered_chunks.get();
     }
-    assert!(preemptions > 0 && cached > 0, "{model}: {preemptions} preemptions, {cached} cached tokens prove nothing");
+    let seen = [preemptions, u64::from(cached), layered];
+    assert!(seen.iter().all(|count| *count > 0), "{model}: {seen:?} prove nothing");
 }
 
 macro_rules! crowds {

@@ -405,25 +405,3 @@ fn the_first_tokens_clock_starts_with_the_client() {
     };
     assert!((40.0..70.0).contains(&sum("ttft")) && sum("queue") < 30.0, "{} {}", sum("ttft"), sum("queue"));
 }
-
-/// A step of 128 rows would hold everybody up. How many fit beside a stream a clock says, but before it has seen any it is 32.
-#[test]
-fn a_long_prompt_beside_a_stream_takes_small_pieces_of_steps() {
-    let steps = |beside: bool| {
-        let (engine, seen) = recall_engine(Shape { rows: 128, context: 1024, pages: 200, ..slow() });
-        let mut stream = engine.submit(greedy(&prompt(1, 20), 900)).unwrap();
-        pollster::block_on(stream.next()).unwrap();
-        let stream = beside.then_some(stream);
-        if !beside {
-            quiet(&engine);
-        }
-        let before = seen.steps.load(Acquire);
-        assert_eq!(ask(&engine, greedy(&prompt(2, 640), 1)).ids, says(&prompt(2, 640), 1));
-        let steps = seen.steps.load(Acquire) - before;
-        drop(stream);
-        quiet(&engine);
-        steps
-    };
-    let (alone, beside) = (steps(false), steps(true));
-    assert!(alone == 5 && (6..=50).contains(&beside), "{alone} steps alone, {beside} beside a stream");
-}

@@ -10,7 +10,7 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Architecture, Encoder as EncoderConfig, ModelConfig};
 
-use crate::{Model, Output};
+use crate::{Model, Output, Pass};
 
 /// A norm with a bias.
 #[derive(Clone, Copy, Debug)]
@@ -173,10 +173,8 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
 }
 
 impl Model for Bert {
-    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
+    fn begin(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Pass, DeviceError> {
         let x = device.temp(step.tokens.len(), self.hidden)?;
-        let labels = self.classifier.as_ref().map_or(0, |classifier| classifier.labels);
-        let logits = device.temp(step.logit_rows.len(), labels)?;
         let scope = device.mark();
         let part = device.temp(x.rows, x.cols)?;
         device.embed(x, self.words, step.tokens, 1.0);
@@ -186,13 +184,25 @@ impl Model for Bert {
         device.add(x, part);
         device.release(scope);
         self.embedding_norm.apply(device, x);
-        for layer in &self.layers {
-            layer.forward(device, x, step)?;
+        Ok(Pass::new(x, scope, [None, None]))
+    }
+
+    fn advance(
+        &self,
+        device: &mut dyn Device,
+        pass: &mut Pass,
+        step: &StepInput<'_>,
+    ) -> Result<Option<Output>, DeviceError> {
+        self.layers[pass.layer].forward(device, pass.x, step)?;
+        if !pass.passed(device, self.layers.len()) {
+            return Ok(None);
         }
+        let labels = self.classifier.as_ref().map_or(0, |classifier| classifier.labels);
+        let logits = device.temp(step.logit_rows.len(), labels)?;
         if let Some(classifier) = self.classifier.as_ref().filter(|_| !step.logit_rows.is_empty()) {
-            classifier.forward(device, x, step.logit_rows, logits)?;
+            classifier.forward(device, pass.x, step.logit_rows, logits)?;
         }
-        Ok(Output { logits, hidden: x })
+        Ok(Some(Output { logits, hidden: pass.x }))
     }
 
     fn shape(&self, _: KvDtype) -> ModelShape {

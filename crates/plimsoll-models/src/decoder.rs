@@ -17,7 +17,7 @@ use crate::delta::{DeltaBlock, state_shape};
 use crate::moe::MoeBlock;
 use crate::mtp::MtpHead;
 use crate::rope::rope;
-use crate::{Drafter, Encoder, Model, Output, Sense, Vision, audio, vision};
+use crate::{Drafter, Encoder, Model, Output, Pass, Sense, Vision, audio, vision};
 
 /// What mixes positions in a layer, with its place among its kind.
 #[derive(Clone, Copy, Debug)]
@@ -202,22 +202,33 @@ impl Decoder {
 }
 
 impl Model for Decoder {
-    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
-        let mut x = self.ends.embed(device, step)?;
+    fn begin(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Pass, DeviceError> {
+        let x = self.ends.embed(device, step)?;
         let scope = device.mark();
-        let angles = self.rotary.angles(device, step)?;
-        let normed = device.temp(x.rows, x.cols)?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            layer.mix(device, x, normed, angles, step)?;
-            let mut rounded = step.rounded_rows;
-            if i + 1 == self.layers.len() {
-                (x, rounded) = self.ends.wanted(device, x, i, step);
-            }
-            layer.transform(device, x, normed.span(0, x.rows), rounded)?;
-            self.ends.deepen(device, x, i, step);
+        Ok(Pass::new(x, scope, [Some(self.rotary.angles(device, step)?), None]))
+    }
+
+    fn advance(
+        &self,
+        device: &mut dyn Device,
+        pass: &mut Pass,
+        step: &StepInput<'_>,
+    ) -> Result<Option<Output>, DeviceError> {
+        let (i, layer, scope) = (pass.layer, &self.layers[pass.layer], device.mark());
+        let angles = pass.angles[0].expect("taken when the step began");
+        let normed = device.temp(pass.x.rows, pass.x.cols)?;
+        layer.mix(device, pass.x, normed, angles, step)?;
+        let mut rounded = step.rounded_rows;
+        if i + 1 == self.layers.len() {
+            (pass.x, rounded) = self.ends.wanted(device, pass.x, i, step);
         }
+        layer.transform(device, pass.x, normed.span(0, pass.x.rows), rounded)?;
         device.release(scope);
-        self.ends.output(device, x, step)
+        self.ends.deepen(device, pass.x, i, step);
+        match pass.passed(device, self.layers.len()) {
+            true => self.ends.output(device, pass.x, step).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn drafter(&self) -> Option<&dyn Drafter> {

@@ -4,13 +4,14 @@
 //! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
 
 use plimsoll_device::{
-    Declare, DeclareError, Device, DeviceError, FeedForward, KvDtype, KvShape, Mode, ModelShape, StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, KvDtype, KvShape, Mode, ModelShape, StepInput,
+    VectorId,
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
 use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
 use crate::rope::rope;
-use crate::{Model, Output};
+use crate::{Model, Output, Pass};
 
 struct Layer {
     attention_norm: VectorId,
@@ -72,37 +73,63 @@ fn declare_layer(config: &ModelConfig, layer: usize, declare: &mut Declare<'_>) 
     })
 }
 
+impl Gemma3 {
+    /// The second half of a layer; the two temporaries have the shape of `x`.
+    fn transform(
+        &self,
+        layer: &Layer,
+        device: &mut dyn Device,
+        x: Buf,
+        [normed, part]: [Buf; 2],
+        rounded: usize,
+    ) -> Result<(), DeviceError> {
+        if x.rows == 0 {
+            return Ok(());
+        }
+        device.rms_norm(normed, x, layer.feed_forward_norm, self.eps);
+        device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, rounded)?;
+        device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
+        device.add(x, part);
+        Ok(())
+    }
+}
+
 impl Model for Gemma3 {
-    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
-        let mut x = self.ends.embed(device, step)?;
+    fn begin(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Pass, DeviceError> {
+        let x = self.ends.embed(device, step)?;
         let scope = device.mark();
         let global = device.temp(x.rows, self.head_dim)?;
         device.rope_angles(global, self.global_inv_freq, step.positions, self.global_scale);
         let local = device.temp(x.rows, self.head_dim)?;
         device.rope_angles(local, self.local_inv_freq, step.positions, 1.0);
-        let normed = device.temp(x.rows, x.cols)?;
-        let part = device.temp(x.rows, x.cols)?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let angles = if layer.sliding { local } else { global };
-            device.rms_norm(normed, x, layer.attention_norm, self.eps);
-            layer.attention.forward(device, normed, angles, part, Mode::Store, step)?;
-            device.rms_norm(part, part, layer.after_attention_norm, self.eps);
-            device.add(x, part);
-            let mut rounded = step.rounded_rows;
-            if i + 1 == self.layers.len() {
-                (x, rounded) = self.ends.wanted(device, x, i, step);
-            }
-            if x.rows == 0 {
-                break;
-            }
-            let (normed, part) = (normed.span(0, x.rows), part.span(0, x.rows));
-            device.rms_norm(normed, x, layer.feed_forward_norm, self.eps);
-            device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, rounded)?;
-            device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
-            device.add(x, part);
+        Ok(Pass::new(x, scope, [Some(global), Some(local)]))
+    }
+
+    fn advance(
+        &self,
+        device: &mut dyn Device,
+        pass: &mut Pass,
+        step: &StepInput<'_>,
+    ) -> Result<Option<Output>, DeviceError> {
+        let (i, layer, scope) = (pass.layer, &self.layers[pass.layer], device.mark());
+        let angles = pass.angles[usize::from(layer.sliding)].expect("taken when the step began");
+        let (rows, cols) = (pass.x.rows, pass.x.cols);
+        let (normed, part) = (device.temp(rows, cols)?, device.temp(rows, cols)?);
+        device.rms_norm(normed, pass.x, layer.attention_norm, self.eps);
+        layer.attention.forward(device, normed, angles, part, Mode::Store, step)?;
+        device.rms_norm(part, part, layer.after_attention_norm, self.eps);
+        device.add(pass.x, part);
+        let mut rounded = step.rounded_rows;
+        if i + 1 == self.layers.len() {
+            (pass.x, rounded) = self.ends.wanted(device, pass.x, i, step);
         }
+        let rows = pass.x.rows;
+        self.transform(layer, device, pass.x, [normed.span(0, rows), part.span(0, rows)], rounded)?;
         device.release(scope);
-        self.ends.output(device, x, step)
+        match pass.passed(device, self.layers.len()) {
+            true => self.ends.output(device, pass.x, step).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {

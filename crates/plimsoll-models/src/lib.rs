@@ -23,7 +23,9 @@ pub mod rope;
 mod tower;
 pub mod vision;
 
-use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, ModelShape, StepInput};
+use plimsoll_device::{
+    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, Mark, ModelShape, StepInput,
+};
 use plimsoll_formats::{Architecture, ModelConfig};
 
 pub use vision::{After, PlaceRule, PlacedItem, TextLine};
@@ -35,6 +37,36 @@ pub struct Output {
     pub logits: Buf,
     /// Every row's hidden state, after the final norm; with [`StepInput::only_logits`], that of the rows that have logits, or of all.
     pub hidden: Buf,
+}
+
+/// A step between two layers. What it needs stays in the workspace until the last one is through, below whatever is computed meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// The hidden state of every row.
+    x: Buf,
+    /// Every row's rotary angles; those of sliding layers, where they have others; none where places are embedded.
+    angles: [Option<Buf>; 2],
+    /// Where the workspace stood behind `x`.
+    scope: Mark,
+    /// The next layer.
+    layer: usize,
+}
+
+impl Pass {
+    /// Before the first layer.
+    fn new(x: Buf, scope: Mark, angles: [Option<Buf>; 2]) -> Self {
+        Self { x, angles, scope, layer: 0 }
+    }
+
+    /// A layer is through; says whether it was the last of `layers`, behind which the workspace holds `x` alone.
+    fn passed(&mut self, device: &mut dyn Device, layers: usize) -> bool {
+        self.layer += 1;
+        let last = self.layer == layers;
+        if last {
+            device.release(self.scope);
+        }
+        last
+    }
 }
 
 /// A multi-token-prediction head: guesses the token after the next one.
@@ -115,8 +147,27 @@ pub trait Vision: Encoder {
 
 /// A model, ready to run on any device that holds its weights.
 pub trait Model: Send + Sync {
-    /// One step.
-    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError>;
+    /// A step up to its first layer.
+    fn begin(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Pass, DeviceError>;
+
+    /// The next layer of a step, with the workspace as the one before left it; behind the last one, what comes out. Between two layers the
+    /// device may compute other steps.
+    fn advance(
+        &self,
+        device: &mut dyn Device,
+        pass: &mut Pass,
+        step: &StepInput<'_>,
+    ) -> Result<Option<Output>, DeviceError>;
+
+    /// One step, from its beginning to its end.
+    fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
+        let mut pass = self.begin(device, step)?;
+        loop {
+            if let Some(output) = self.advance(device, &mut pass, step)? {
+                return Ok(output);
+            }
+        }
+    }
 
     /// The model's draft head, if its checkpoint has one and it was asked for.
     fn drafter(&self) -> Option<&dyn Drafter> {

@@ -64,6 +64,12 @@ fn check_prompt(rig: &mut Rig, model: &str, prompt: &Value) -> f64 {
         let second = rig.step(&[other(&tokens[..2], 3, Some(5), 5), Part::new(&tokens[half..], half, Some(4), 6)]);
         assert_eq!(first[..half], whole[..half], "{model}: beside another, first half");
         assert_eq!(second[2..], whole[half..], "{model}: beside another, second half");
+        // Layer by layer, with steps of the other in between.
+        let between = [other(&tokens[..2], 3, Some(5), 7)];
+        let alone = rig.step(&between);
+        let (rest, others) = rig.by_layers(&[Part::new(&tokens[half..], half, Some(4), 6)], &between);
+        assert_eq!(rest, whole[half..], "{model}: layer by layer");
+        assert!(others.len() > 1 && others.iter().all(|other| *other == alone), "{model}: between layers");
     }
     worst
 }

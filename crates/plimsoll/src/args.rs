@@ -299,6 +299,10 @@ pub struct EngineArgs {
     /// Largest decode batch.
     #[arg(long, alias = "graph_max_batch_size", default_value_t = 64)]
     pub graph_max_batch_size: usize,
+    /// By how many percent a token of a running stream may take longer beside a prompt of more than --batch-max-tokens: more lets the
+    /// prompt through sooner.
+    #[arg(long, alias = "long_prompt_slowdown", value_name = "PERCENT", default_value_t = 80)]
+    pub long_prompt_slowdown: usize,
     /// Requests that run at once [default: as --graph-max-batch-size].
     #[arg(long, alias = "running_max_req_size")]
     pub running_max_req_size: Option<usize>,
@@ -403,6 +407,7 @@ impl EngineArgs {
             max_total_token_num: self.max_total_token_num,
             batch_max_tokens: self.batch_max_tokens,
             graph_max_batch_size: self.graph_max_batch_size,
+            long_prompt_slowdown: self.long_prompt_slowdown,
             running_max_req_size: self.running_max_req_size.unwrap_or(self.graph_max_batch_size),
             max_waiting: self.max_waiting,
             max_req_total_len: self.max_req_total_len,

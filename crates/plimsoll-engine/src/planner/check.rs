@@ -42,6 +42,10 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
     if options.state_checkpoints > 64 {
         return problem("--state-checkpoints", format!("is {}; at most 64 are allowed", options.state_checkpoints));
     }
+    if !(1..=10_000).contains(&options.long_prompt_slowdown) {
+        let percent = options.long_prompt_slowdown;
+        return problem("--long-prompt-slowdown", format!("is {percent}; 1 to 10000 percent are allowed"));
+    }
     if options.max_waiting > 1 << 20 {
         return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));
     }
@@ -116,6 +120,11 @@ mod tests {
     fn numbers_out_of_range_are_refused_with_flag_and_range() {
         let threads = |threads| Options { threads: Some(threads), ..Options::default() };
         let batch = Options { visual_infer_batch_size: 0, ..Options::default() };
+        for slowdown in [0, 10_001] {
+            let options = Options { long_prompt_slowdown: slowdown, ..Options::default() };
+            let error = check_options(&options).unwrap_err().to_string();
+            assert!(error.contains("--long-prompt-slowdown is") && error.contains("1 to 10000 percent"), "{error}");
+        }
         for (flag, options) in
             [("--threads", threads(0)), ("--threads", threads(1025)), ("--visual-infer-batch-size", batch)]
         {

@@ -19,6 +19,8 @@ pub(super) struct Run {
     pub drafts: usize,
     /// The state after each row is kept.
     pub each: bool,
+    /// Rows of a prompt that stand between two layers meanwhile.
+    pub layered: usize,
 }
 
 /// What it came to.
@@ -48,7 +50,7 @@ impl Blueprint {
 
     /// Runs a step on the planner's device.
     pub(super) fn run(&self, shape: &ModelShape, run: Run) -> Result<Ran, PlanError> {
-        let Run { start, rows, logit_rows, lanes, drafts, each } = run;
+        let Run { start, rows, logit_rows, lanes, drafts, each, layered } = run;
         let tokens = vec![0; rows];
         let positions: Vec<u32> = (start as u32..(start + rows) as u32).collect();
         let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
@@ -72,8 +74,14 @@ impl Blueprint {
         };
         let mut device = PlanDevice::new(&self.weights, shape.kv);
         let mut passes = Passes::default();
+        if layered > 0 {
+            let (tokens, positions, places) = (&tokens[..layered], &positions[..layered], &places[..]);
+            let places = &places[..layered.min(places.len())];
+            passes.begin(&*self.model, &mut device, &StepInput { tokens, positions, places, ..input })?;
+        }
+        let begun = device.work();
         passes.forward(&*self.model, &mut device, &input)?;
-        let forward = device.work();
+        let forward = device.work() - begun;
         seqs[0].state = None;
         for pass in 0..drafts {
             let rows = if pass == 0 { rows } else { lanes };
@@ -90,13 +98,7 @@ impl Blueprint {
             };
             passes.draft(&*self.model, &mut device, &from, &input)?;
         }
-        let (workspace, rounds, all) = (device.high_water(), device.rounds(), device.work());
-        let draft = Work {
-            flops: all.flops - forward.flops,
-            weight_bytes: all.weight_bytes - forward.weight_bytes,
-            kv_bytes: all.kv_bytes - forward.kv_bytes,
-            state_bytes: 0,
-        };
-        Ok(Ran { workspace, rounds, forward, draft })
+        let draft = Work { state_bytes: 0, ..device.work() - begun - forward };
+        Ok(Ran { workspace: device.high_water(), rounds: device.rounds(), forward, draft })
     }
 }

@@ -6,6 +6,7 @@ use crate::cache::{PAGE_TOKENS, PageId, PageKey};
 use crate::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
 use crate::media::SeqMedia;
 use crate::options::Options;
+use crate::scheduler::layered::Layered;
 
 /// What is special about a sequence that no text is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub struct Seq<T> {
     pub(super) apart: bool,
     /// What was left to compute when it was last admitted takes more than a step.
     pub(super) long: bool,
+    /// The chunk of it that is being computed layer by layer.
+    pub(super) layered: Option<Layered>,
     /// Positions that others can find.
     pub(super) published: usize,
     /// Positions at which its state is to be kept for others.
@@ -114,6 +117,7 @@ impl<T> Seq<T> {
             media,
             apart: false,
             long: false,
+            layered: None,
             published: 0,
             wishes: ArrayVec::new(),
             suspect_until: None,
@@ -203,7 +207,9 @@ impl<T> Seq<T> {
 
     /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free.
     pub(super) fn wish(&mut self, position: usize) -> bool {
-        if position <= self.computed || !self.states.needed() {
+        // Where the states of a chunk that was begun go is settled.
+        let begun = self.computed + self.layered.map_or(0, |chunk| chunk.rows);
+        if position <= begun || !self.states.needed() {
             return false;
         }
         if !self.wishes.contains(&position) && self.wishes.len() < WISHES_MAX {
@@ -257,6 +263,7 @@ impl<T> Seq<T> {
     }
 
     fn start_over(&mut self) {
+        self.layered = None;
         self.drafts.clear();
         self.wishes.clear();
         self.start_at(0);

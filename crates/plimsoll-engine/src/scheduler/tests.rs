@@ -145,41 +145,67 @@ fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
     assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [1]);
 }
 
-/// Those who decode are not held up by a prompt of many steps, nor is a short one behind it; but the few do not hold up the many.
+/// Those who decode are not held up by a prompt of many steps, which goes between their steps, nor is a short one behind it; but the few
+/// do not hold up the many.
 #[test]
-fn a_long_prompt_leaves_others_their_share_of_a_step() {
-    let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
+fn a_long_prompt_goes_between_the_steps_of_others() {
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 8, layered: 8, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
     world.scheduler.prompts_take(Beside { prompts: 8, long: 2 });
     let rows = |world: &mut World| {
         let mut rows: Vec<usize> = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
         rows.sort_unstable();
-        rows
+        let layered = world.scheduler.layered().map_or(0, |(_, share)| share.rows);
+        (rows, layered)
     };
     world.arrive(40, 8, 0, 0, false);
-    assert_eq!(rows(&mut world), [8], "nobody decodes");
+    assert_eq!(rows(&mut world), (vec![8], 0), "nobody decodes");
     for _ in 0..5 {
         world.step();
     }
     assert!(world.scheduler.running()[0].decoding());
     world.arrive(40, 8, 1, 1, false);
-    assert_eq!(rows(&mut world), [1, 2], "one against one");
-    world.step();
+    assert_eq!(rows(&mut world), (vec![1], 2), "one against one");
     world.arrive(4, 8, 2, 2, false);
-    assert_eq!(rows(&mut world), [1, 2, 4], "a short one behind it has all that is left");
+    assert_eq!(rows(&mut world), (vec![1, 4], 2), "a short one behind it goes into the step");
     world.step();
     world.arrive(40, 8, 3, 3, false);
     world.arrive(3, 8, 4, 4, false);
     // Two decode; the long one that waits would have no row, and is passed by.
-    assert_eq!(rows(&mut world), [1, 1, 2, 3]);
+    assert_eq!(rows(&mut world), (vec![1, 1, 3], 2));
     assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [3]);
-    for _ in 0..3 {
+    let (number, _) = world.scheduler.layered().unwrap();
+    while world.scheduler.layered().is_some_and(|(now, _)| now == number) {
+        world.step();
+    }
+    let computed = world.scheduler.running().iter().find(|seq| seq.order == 1).map(|seq| seq.computed);
+    assert!(world.layers_done > 0 && computed == Some(2 * world.layers_done), "{computed:?}");
+    for _ in 0..4 {
         world.arrive(40, 8, 5, 5, false);
     }
-    world.scheduler.prompts_take(Beside { prompts: 8, long: 1 });
-    world.scheduler.ease(8, 6);
+    let (step, _) = rows(&mut world);
+    assert!(step.last().is_some_and(|rows| *rows > 2), "more long prompts than sequences that decode: {step:?}");
+    world.finish_all();
+    world.assert_all_back();
+}
+
+/// Who gives up its place gives up its chunk, and who takes it begins another.
+#[test]
+fn a_chunk_between_layers_ends_with_its_sequence() {
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, layered: 8, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 32, false));
+    world.arrive(4, 40, 0, 0, false);
     world.step();
-    assert!(world.scheduler.running().len() == 4, "three decode, and the places of the others count");
+    world.arrive(40, 8, 1, 1, false);
+    world.scheduler.schedule();
+    let (first, share) = world.scheduler.layered().unwrap();
+    world.scheduler.preempt(share.seq);
+    assert_eq!(world.scheduler.layered(), None);
+    world.scheduler.schedule();
+    let (second, again) = world.scheduler.layered().unwrap();
+    assert!(second != first && again == share, "the same rows, in other pages");
+    world.scheduler.remove(|seq| seq.order == 1, drop);
+    assert_eq!(world.scheduler.layered(), None);
     world.finish_all();
     world.assert_all_back();
 }
@@ -202,9 +228,6 @@ fn short_prompts_leave_others_their_share_of_a_step() {
     world.arrive(2, 16, 2, 2, false);
     assert_eq!(rows(&mut world), [1, 2, 1], "of two, and of two");
     assert_eq!(rows(&mut world), [1, 1, 1]);
-    world.arrive(20, 16, 3, 3, false);
-    world.arrive(2, 16, 4, 4, false);
-    assert_eq!(rows(&mut world), [1, 1, 1, 2, 1], "a short one behind a long one goes on");
     world.finish_all();
     world.assert_all_back();
 }
@@ -218,6 +241,7 @@ fn stateful(drafts: usize) -> StepLimits {
         slots: 1 + drafts,
         drafts,
         whole: false,
+        layered: 0,
         media: false,
         rounded: Rounded::None,
     }
@@ -369,6 +393,7 @@ fn drafts_leave_prompts_their_rows() {
         slots: 0,
         drafts: 3,
         whole: false,
+        layered: 0,
         media: false,
         rounded: Rounded::None,
     };

@@ -13,7 +13,7 @@ use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
 use crate::cpu::Passes;
 use crate::options::Options;
 use crate::planner::{Blueprint, Line};
-use crate::scheduler::{Newcomer, Scheduler, Seq};
+use crate::scheduler::{Newcomer, Scheduler, Seq, Share};
 use crate::step::{DraftRows, StepBuffers};
 
 /// What makes a step dear.
@@ -52,11 +52,15 @@ struct Recorder<'a> {
     row: Vec<f32>,
 }
 
+fn fresh(blueprint: &Blueprint) -> PlanDevice<'_> {
+    PlanDevice::new(&blueprint.weights, blueprint.model.shape(KvDtype::F32).kv)
+}
+
 impl<'a> Recorder<'a> {
     fn new(blueprint: &'a Blueprint) -> Self {
         Self {
             blueprint,
-            device: PlanDevice::new(&blueprint.weights, blueprint.model.shape(KvDtype::F32).kv),
+            device: fresh(blueprint),
             passes: Passes::default(),
             steps: Vec::new(),
             decodes: 0,
@@ -71,8 +75,23 @@ impl<'a> Recorder<'a> {
 }
 
 impl Runner for Recorder<'_> {
+    fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.device = fresh(self.blueprint);
+        self.passes.begin(&*self.blueprint.model, &mut self.device, step)
+    }
+
+    fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
+        self.passes.advance(&*self.blueprint.model, &mut self.device, step)
+    }
+
+    fn forget(&mut self) {
+        self.passes = Passes::default();
+    }
+
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
-        self.device = PlanDevice::new(&self.blueprint.weights, self.blueprint.model.shape(KvDtype::F32).kv);
+        if !self.passes.between() {
+            self.device = fresh(self.blueprint);
+        }
         self.passes.forward(&*self.blueprint.model, &mut self.device, step)?;
         self.steps.push(Cost {
             rows: step.tokens.len(),
@@ -106,8 +125,9 @@ fn blueprint(model: &str, options: &Options) -> Blueprint {
     Blueprint::new(&Checkpoint::open(&path).unwrap(), options).unwrap()
 }
 
-/// Serves random requests to their ends with the real scheduler, every draft accepted. Returns what its dearest steps cost.
-fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(usize, usize, bool)]) -> Cost {
+/// Serves random requests to their ends with the real scheduler, every draft accepted. Returns what its dearest steps cost, and how many
+/// chunks were computed layer by layer.
+fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(usize, usize, bool)]) -> (Cost, usize) {
     let Pools { pages, slots } = pools;
     let states = (slots > 0).then(|| StatePool::new(slots, pages).unwrap());
     let index = Some(PrefixIndex::new(pages).unwrap());
@@ -129,44 +149,29 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
         };
         scheduler.push(Seq::new(&cache, newcomer));
     }
-    let mut buffers = StepBuffers::new(&limits, 64);
+    let mut buffers = [StepBuffers::new(&limits, 64), StepBuffers::new(&limits.of_layers(), 64)];
     let mut runner = Recorder::new(blueprint);
+    let (mut begun, mut chunks) = (0, 0);
     while !scheduler.is_empty() {
         let (shares, _) = scheduler.schedule();
         let shares = shares.to_vec();
-        runner.forward(&buffers.fill(&shares, scheduler.running(), &mut Vec::new())).unwrap();
-        let (mut passes, mut from) = (Vec::new(), 0);
-        for share in &shares {
-            let seq = &mut scheduler.running_mut()[share.seq];
-            let drafts = std::mem::take(&mut seq.drafts);
-            seq.tokens.extend(drafts.iter().take(share.drafts));
-            if share.start + share.rows == seq.tokens.len() {
-                seq.tokens.push(1);
-                seq.logits_from = seq.tokens.len() - 1;
-            }
-            scheduler.commit(*share, share.rows);
-            let seq = &mut scheduler.running_mut()[share.seq];
-            let settled = seq.computed + 1 == seq.tokens.len() && limits.drafts > 0;
-            let wanted = settled && seq.room_for_drafts(limits.drafts) > 0;
-            passes.push(DraftRows { seq: share.seq, start: share.start, rows: share.rows, from, wanted });
-            from += share.rows;
+        if !shares.is_empty() {
+            runner.forward(&buffers[0].fill(&shares, scheduler.running(), &mut Vec::new())).unwrap();
+            settle(&mut scheduler, &mut runner, &mut buffers[0], &limits, &shares);
         }
-        while limits.drafts > 0 && !passes.is_empty() {
-            let (from, step) = buffers.fill_drafts(&passes, scheduler.running());
-            runner.draft(from, &step).unwrap();
-            let mut next = Vec::new();
-            for (row, pass) in passes.iter().filter(|pass| pass.wanted).enumerate() {
-                let seq = &mut scheduler.running_mut()[pass.seq];
-                seq.drafts.push(2);
-                if seq.drafts.len() < seq.room_for_drafts(limits.drafts) {
-                    let start = seq.tokens.len() - 2 + seq.drafts.len();
-                    next.push(DraftRows { start, rows: 1, from: row, ..*pass });
-                }
+        match scheduler.layered() {
+            // One step goes between its layers.
+            Some((number, share)) if number != begun => {
+                begun = number;
+                runner.begin(&buffers[1].fill(&[share], scheduler.running(), &mut Vec::new())).unwrap();
+                chunks += 1;
             }
-            passes = next;
-        }
-        for share in &shares {
-            scheduler.publish(share.seq);
+            Some((_, share)) => {
+                let step = buffers[1].fill(&[share], scheduler.running(), &mut Vec::new());
+                while !runner.advance(&step).unwrap() {}
+                settle(&mut scheduler, &mut runner, &mut buffers[0], &limits, &[share]);
+            }
+            None => runner.forget(),
         }
         for i in (0..scheduler.running().len()).rev() {
             if scheduler.running()[i].tokens.len() >= scheduler.running()[i].total_max {
@@ -174,7 +179,48 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             }
         }
     }
-    runner.most()
+    (runner.most(), chunks)
+}
+
+/// What the engine does after a step: every draft is accepted, and the draft head runs.
+fn settle(
+    scheduler: &mut Scheduler<()>,
+    runner: &mut Recorder<'_>,
+    buffers: &mut StepBuffers,
+    limits: &StepLimits,
+    shares: &[Share],
+) {
+    let (mut passes, mut from) = (Vec::new(), 0);
+    for share in shares {
+        let seq = &mut scheduler.running_mut()[share.seq];
+        let drafts = std::mem::take(&mut seq.drafts);
+        seq.tokens.extend(drafts.iter().take(share.drafts));
+        if share.start + share.rows == seq.tokens.len() {
+            seq.tokens.push(1);
+            seq.logits_from = seq.tokens.len() - 1;
+        }
+        scheduler.commit(*share, share.rows);
+        let seq = &mut scheduler.running_mut()[share.seq];
+        let settled = seq.computed + 1 == seq.tokens.len() && limits.drafts > 0;
+        let wanted = settled && seq.room_for_drafts(limits.drafts) > 0;
+        passes.push(DraftRows { seq: share.seq, start: share.start, rows: share.rows, from, wanted });
+        from += share.rows;
+    }
+    while limits.drafts > 0 && !passes.is_empty() {
+        let (from, step) = buffers.fill_drafts(&passes, scheduler.running());
+        runner.draft(from, &step).unwrap();
+        let mut next = Vec::new();
+        for (row, pass) in passes.iter().filter(|pass| pass.wanted).enumerate() {
+            let seq = &mut scheduler.running_mut()[pass.seq];
+            seq.drafts.push(2);
+            if seq.drafts.len() < seq.room_for_drafts(limits.drafts) {
+                let start = seq.tokens.len() - 2 + seq.drafts.len();
+                next.push(DraftRows { start, rows: 1, from: row, ..*pass });
+            }
+        }
+        passes = next;
+    }
+    shares.iter().for_each(|share| scheduler.publish(share.seq));
 }
 
 proptest! {
@@ -188,7 +234,8 @@ proptest! {
         let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), ..StepLimits::default()
+            rows, logit_rows, running: running.min(logit_rows), layered: if rows < 128 { rows } else { 0 },
+            ..StepLimits::default()
         };
         let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);
@@ -201,7 +248,7 @@ proptest! {
         prop_assert_eq!((most.rows, most.context), (rows.min(context).max(stressed.decodes), context));
         prop_assert_eq!(stressed.decodes, limits.running.min(pages).max(usize::from(context > 1)));
         prop_assert_eq!(most.logit_rows, logit_rows.min(rows.min(context)).max(stressed.decodes));
-        let served = serve(&blueprint, limits, pools, &requests);
+        let (served, _) = serve(&blueprint, limits, pools, &requests);
         prop_assert_eq!(served.max(most), most, "served {:?}, stressed {:?}", served, most);
         // And the plan knows it without running anything.
         let options = Options {
@@ -246,7 +293,7 @@ proptest! {
         stress(&mut stressed, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
         prop_assert!(stressed.draft_passes >= drafts * 2);
         prop_assert!(stressed.most().workspace + scratch <= plan.workspace);
-        let served = serve(&blueprint, limits, pools, &requests);
+        let (served, _) = serve(&blueprint, limits, pools, &requests);
         prop_assert!(served.workspace + scratch <= plan.workspace, "{} + {scratch} of {}", served.workspace, plan.workspace);
         prop_assert!(served.rows <= rows && served.logit_rows <= limits.logit_rows);
     }
@@ -266,4 +313,14 @@ fn a12_the_sampler_is_stressed_over_the_whole_vocabulary() {
     // A sampler that was made too small would be noticed here, not by a client.
     let mut small = Sampler::new(vocab / 2).unwrap();
     assert!(stress(&mut Recorder::new(&blueprint), &mut small, &limits, 128, pools, &Cancel::default()).is_err());
+}
+
+/// Chunks that are computed layer by layer are among what is served above, with steps between their layers.
+#[test]
+fn a12_chunks_between_layers_are_among_what_is_served() {
+    let blueprint = blueprint("llama", &Options::default());
+    let limits = StepLimits { rows: 16, logit_rows: 8, running: 8, layered: 16, ..StepLimits::default() };
+    let requests = [(4, 60, false), (6, 60, false), (100, 4, false), (90, 4, true)];
+    let (_, chunks) = serve(&blueprint, limits, Pools { pages: 64, slots: 0 }, &requests);
+    assert!(chunks >= 12, "{chunks}");
 }

@@ -102,11 +102,16 @@ impl Shape {
     }
 }
 
+/// Layers of a step that is computed layer by layer.
+const LAYERS: usize = 4;
+
 /// What a test can see of the runner.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Steps carried out.
     pub steps: AtomicU64,
+    /// Layers of steps that were computed layer by layer.
+    pub layers: AtomicU64,
     /// Rows whose logits were computed.
     pub logit_rows: AtomicU64,
     /// The most sequences in one step.
@@ -138,6 +143,8 @@ pub struct Recall {
     /// The step that last wrote a position, so that two sequences writing the same place in one step are noticed.
     written: Vec<u64>,
     step: u64,
+    /// Layers that are through of the step that was begun, if one was, and its tokens.
+    begun: Option<(usize, Vec<u32>)>,
     /// The history each state slot stands after; garbage where a step failed.
     states: Vec<u64>,
     /// The draft head's layer: the token that follows each position.
@@ -163,6 +170,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         encoded: Vec::new(),
         written: vec![0; shape.pages * PAGE_TOKENS],
         step: 0,
+        begun: None,
         states: vec![u64::MAX; shape.state_slots],
         following: vec![u32::MAX; shape.pages * PAGE_TOKENS],
         hidden: Vec::with_capacity(shape.rows),
@@ -194,6 +202,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         slots: shape.ring(),
         drafts: shape.drafts,
         whole: false,
+        layered: if limits.max_req_total_len as usize > shape.rows { shape.rows } else { 0 },
         media: shape.tower.is_some(),
         rounded: plimsoll_device::Rounded::None,
     };
@@ -468,6 +477,34 @@ impl Runner for Recall {
         Ok(())
     }
 
+    fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.begun = Some((0, step.tokens.to_vec()));
+        Ok(())
+    }
+
+    fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
+        let (layer, tokens) = self.begun.take().expect("a step was begun");
+        assert_eq!(tokens, step.tokens, "it is the one that was begun");
+        self.seen.layers.fetch_add(1, Ordering::Relaxed);
+        // Every layer writes: if the pages are another's by now, that one will not say what it should.
+        for seq in step.seqs {
+            let pages = &step.pages[seq.pages_at..][..seq.pages];
+            (seq.start..seq.start + seq.rows).for_each(|position| self.cache[place(pages, position)] = u32::MAX);
+        }
+        if layer + 1 == LAYERS {
+            return self.forward(step).map(|()| true);
+        }
+        if !self.shape.step_time.is_zero() {
+            std::thread::sleep(self.shape.step_time);
+        }
+        self.begun = Some((layer + 1, tokens));
+        Ok(false)
+    }
+
+    fn forget(&mut self) {
+        self.begun = None;
+    }
+
     fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
         self.seen.draft_passes.fetch_add(1, Ordering::Relaxed);
         assert_eq!(from.len(), step.tokens.len());
@@ -501,6 +538,7 @@ impl Runner for Recall {
     }
 
     fn encode(&mut self, _: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+        assert!(self.begun.is_none(), "it would take the place of a step between two layers");
         // As on a device, it takes the place of what the last step left.
         self.row_len.clear();
         self.encoded.clear();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_device::{
-    Buf, CpuDevice, CpuMemory, CpuWeights, Declare, DtypePolicy, Isa, KvDtype, MediaRows, ModelShape, NO_STATE,
+    Buf, CpuDevice, CpuMemory, CpuWeights, Declare, Device, DtypePolicy, Isa, KvDtype, MediaRows, ModelShape, NO_STATE,
     PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, ThreadPool,
 };
 use plimsoll_formats::{Checkpoint, Tower};
@@ -250,6 +250,24 @@ impl Rig {
         let output = self.model.forward(&mut self.device, &input).unwrap();
         assert_eq!((output.logits.rows, output.hidden.rows), (rows.len(), rows.len()));
         self.rows(output.logits)
+    }
+
+    /// One step layer by layer, with another before each: the logits of every row of the first, and those of the others.
+    pub fn by_layers(&mut self, parts: &[Part], between: &[Part]) -> (Vec<Vec<f32>>, Vec<Vec<Vec<f32>>>) {
+        let [step, other] = [parts, between].map(|parts| Step::new(parts, self.shape.state.is_some()));
+        let [media, others] = [media(parts), media(between)];
+        self.device.begin_step();
+        let mut pass = self.model.begin(&mut self.device, &step.input(&media)).unwrap();
+        let mark = self.device.mark();
+        let mut meanwhile = Vec::new();
+        loop {
+            let output = self.model.forward(&mut self.device, &other.input(&others)).unwrap();
+            meanwhile.push(self.rows(output.logits));
+            self.device.release(mark);
+            if let Some(output) = self.model.advance(&mut self.device, &mut pass, &step.input(&media)).unwrap() {
+                return (self.rows(output.logits), meanwhile);
+            }
+        }
     }
 
     /// One step, its output left in the workspace.

@@ -64,6 +64,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
         prop::bool::ANY,
         0usize..12,
         prop::bool::ANY,
+        prop::bool::ANY,
     )
         .prop_map(
             |(
@@ -75,6 +76,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                 optimistic,
                 more_slots,
                 apart,
+                layers,
             )| {
                 let logit_rows = running + more_logits;
                 let rows = logit_rows + more_rows;
@@ -92,6 +94,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                     slots,
                     drafts,
                     whole: false,
+                    layered: if layers { rows } else { 0 },
                     media: false,
                     rounded: if apart { Rounded::Prompts } else { Rounded::None },
                 };
@@ -115,6 +118,11 @@ pub(super) struct World {
     /// For each page and position in it, whether it was computed as a prompt's.
     made: HashMap<u32, [bool; PAGE_TOKENS]>,
     fails: bool,
+    /// The chunk that is computed layer by layer, with the steps that go on before it is done, and what it was when it was begun.
+    layers: Option<(u64, u64, Share)>,
+    /// Steps in which such a chunk was waited for, and chunks that were done.
+    layers_waited: usize,
+    pub(super) layers_done: usize,
     dice: u64,
 }
 
@@ -142,6 +150,9 @@ impl World {
             states,
             made: HashMap::new(),
             fails: false,
+            layers: None,
+            layers_waited: 0,
+            layers_done: 0,
             dice: 7,
         }
     }
@@ -227,7 +238,49 @@ impl World {
             }
             return self.check_tables();
         }
-        for share in &shares {
+        self.settle(&shares);
+        self.advance_layers();
+        for i in (0..self.scheduler.running().len()).rev() {
+            let seq = &self.scheduler.running()[i];
+            if seq.computed == seq.total_max || (seq.tokens.len() == seq.total_max && seq.total_max > seq.prompt_len) {
+                drop(self.scheduler.finish(i));
+            }
+        }
+        self.check_tables();
+    }
+
+    /// A chunk that is computed layer by layer is done some steps after it was begun; until then it is what it was, and keeps its pages.
+    fn advance_layers(&mut self) {
+        let Some((number, share)) = self.scheduler.layered() else { return self.layers = None };
+        let begins = self.layers.is_none_or(|(begun, ..)| begun != number);
+        let (_, left, begun) = if begins { (number, self.roll(4), share) } else { self.layers.unwrap() };
+        assert_eq!(Share { seq: share.seq, ..begun }, share, "it is what it was");
+        let seq = &self.scheduler.running()[share.seq];
+        let end = share.start + share.rows;
+        assert!(!seq.decoding() && seq.long && share.rows <= self.limits.layered.min(self.scheduler.beside.long));
+        assert!(share.start == seq.computed && end <= seq.tokens.len() && seq.pages.capacity() >= end);
+        assert!(share.logit_rows <= self.limits.logit_rows);
+        let written = &seq.pages.ids()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+        let others = self.scheduler.running().iter().filter(|other| other.order != seq.order);
+        let mut read = others.flat_map(|other| other.pages.ids());
+        assert!(!read.any(|page| written.contains(page)), "a page that a chunk writes belongs to one sequence");
+        if left > 0 {
+            self.layers_waited += 1;
+            self.layers = Some((number, left - 1, share));
+            return;
+        }
+        self.layers_done += 1;
+        self.layers = None;
+        if self.limits.apart() {
+            self.check_apart(&[share]);
+        }
+        self.compute(&[share]);
+        self.settle(&[share]);
+    }
+
+    /// What comes of shares that were computed.
+    fn settle(&mut self, shares: &[Share]) {
+        for share in shares {
             let drafted = self.scheduler.running()[share.seq].drafts.clone();
             // With one slot there is no way back: drafts are taken as they are.
             let optimistic = self.limits.slots == 1;
@@ -248,13 +301,6 @@ impl World {
             }
             self.scheduler.publish(share.seq);
         }
-        for i in (0..self.scheduler.running().len()).rev() {
-            let seq = &self.scheduler.running()[i];
-            if seq.computed == seq.total_max || (seq.tokens.len() == seq.total_max && seq.total_max > seq.prompt_len) {
-                drop(self.scheduler.finish(i));
-            }
-        }
-        self.check_tables();
     }
 
     /// A position is computed in one arithmetic, whoever computes it and whoever finds it; and rows of prompts stand last.
@@ -330,7 +376,11 @@ impl World {
         let running = self.scheduler.running();
         assert!(running.len() <= self.limits.running);
         assert!(running.is_sorted_by_key(|seq| seq.order), "oldest first");
-        assert_eq!(shares.is_empty(), self.scheduler.is_empty(), "I5: a step with work to do does some");
+        let layered = self.scheduler.layered().map(|(_, share)| running[share.seq].order);
+        assert!(
+            shares.is_empty() == self.scheduler.is_empty() || layered.is_some(),
+            "I5: a step with work to do does some"
+        );
         assert!(shares.iter().map(|s| s.rows).sum::<usize>() <= self.limits.rows);
         assert!(shares.iter().map(|s| s.logit_rows).sum::<usize>() <= self.limits.logit_rows);
         let mut served: Vec<u64> = Vec::new();
@@ -354,7 +404,7 @@ impl World {
         }
         let quarantine = running.iter().any(|seq| seq.suspect_until.is_some());
         if let Some(oldest) = oldest.filter(|_| !quarantine) {
-            assert!(served.contains(&oldest), "I5: the oldest running sequence goes on");
+            assert!(served.contains(&oldest) || layered == Some(oldest), "I5: the oldest running sequence goes on");
         }
         for order in decoding.iter().filter(|order| running.iter().any(|seq| seq.order == **order)) {
             assert!(quarantine || served.contains(order), "a running sequence decodes in every step");
@@ -377,7 +427,7 @@ impl World {
         while !self.scheduler.is_empty() {
             self.step();
             steps += 1;
-            let bound = self.work + self.preempted as usize * longest;
+            let bound = self.work + self.preempted as usize * longest + self.layers_waited;
             assert!(steps <= bound, "I5: {steps} steps for {bound} tokens");
         }
     }

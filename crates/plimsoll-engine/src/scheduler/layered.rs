@@ -1,0 +1,38 @@
+//! Long prompts beside those who decode: a chunk goes through the model layer by layer, between their steps, so that they wait for a
+//! layer and not for a chunk. Which chunk that is, is the scheduler's business; how many layers go on at a time is not.
+
+use super::{Events, Scheduler, Share};
+
+/// A chunk that was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layered {
+    number: u64,
+    pub rows: usize,
+    logit_rows: usize,
+}
+
+impl<T> Scheduler<T> {
+    /// The chunk that is being computed layer by layer, if there is one, and its number: another one has another. It lasts until it is
+    /// committed, or its sequence gives up its place.
+    pub fn layered(&self) -> Option<(u64, Share)> {
+        self.running.iter().enumerate().find_map(|(seq, of)| {
+            let Layered { number, rows, logit_rows } = of.layered?;
+            Some((number, Share { seq, start: of.computed, rows, logit_rows, drafts: 0 }))
+        })
+    }
+
+    /// Begins a chunk of the `i`-th running sequence, a long prompt, unless another is under way.
+    pub(super) fn begin_layers(&mut self, i: usize, events: &mut Events) {
+        if self.layered().is_some() {
+            return;
+        }
+        let rows = self.beside.long.min(self.limits.layered).min(self.prefill_rows());
+        let Some(share) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
+        // What others wish for must be known now: states are written on the way.
+        self.ask_leaders();
+        self.chunks_begun += 1;
+        let seq = &mut self.running[i];
+        seq.plan_checkpoints(share.rows);
+        seq.layered = Some(Layered { number: self.chunks_begun, rows: share.rows, logit_rows: share.logit_rows });
+    }
+}
