@@ -56,9 +56,9 @@ pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize)
     // A preempted sequence returns to the queue, so the queue can hold everybody.
     let lists = (places + step.running) * size_of::<Seq<Delivery>>() + 2 * step.running * size_of::<Share>();
     // Sequences may share pages, and each names all of its own.
-    let pages = context.div_ceil(PAGE_TOKENS);
-    let buffers = StepBuffers::bytes_for(step, step.running * pages)
-        + if step.layered > 0 { StepBuffers::bytes_for(&step.of_layers(), pages) } else { 0 };
+    let pages = |step: &StepLimits| step.running * context.div_ceil(PAGE_TOKENS);
+    let chunk = step.of_layers();
+    let buffers = StepBuffers::bytes_for(step, pages(step)) + StepBuffers::bytes_for(&chunk, pages(&chunk));
     // Rows that count, passes of the draft head, and whom they are for.
     let drafting = step.running * (size_of::<DraftRows>() + 3 * size_of::<usize>());
     (arrivals + lists + buffers + drafting) as u64

@@ -25,16 +25,17 @@ impl Passes {
         device: &mut dyn Device,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        (self.output, self.carry) = (None, None);
-        if let Some((_, mark)) = self.begun {
-            device.release(mark);
-        }
+        self.clear_above(device);
         self.output = Some(model.forward(device, step)?);
         Ok(())
     }
 
-    /// Whether a step stands between two layers.
-    pub fn between(&self) -> bool {
+    /// What was computed last is not needed any more. Says whether there is a step between two layers, above which the workspace is empty now.
+    pub fn clear_above(&mut self, device: &mut dyn Device) -> bool {
+        (self.output, self.carry) = (None, None);
+        if let Some((_, mark)) = self.begun {
+            device.release(mark);
+        }
         self.begun.is_some()
     }
 
@@ -58,9 +59,8 @@ impl Passes {
         device: &mut dyn Device,
         step: &StepInput<'_>,
     ) -> Result<bool, DeviceError> {
+        self.clear_above(device);
         let (mut pass, mark) = self.begun.take().expect("a step was begun");
-        (self.output, self.carry) = (None, None);
-        device.release(mark);
         self.output = model.advance(device, &mut pass, step)?;
         if self.output.is_none() {
             self.begun = Some((pass, mark));
@@ -122,6 +122,13 @@ impl CpuRunner {
         &mut self.device
     }
 
+    /// Clears the workspace, but for a step that stands between two layers.
+    fn clear_workspace(&mut self) {
+        if !self.passes.clear_above(&mut self.device) {
+            self.device.begin_step();
+        }
+    }
+
     /// Gives the device back.
     pub fn into_device(self) -> CpuDevice {
         self.device
@@ -130,9 +137,7 @@ impl CpuRunner {
 
 impl Runner for CpuRunner {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
-        if !self.passes.between() {
-            self.device.begin_step();
-        }
+        self.clear_workspace();
         self.passes.forward(&*self.model, &mut self.device, step)
     }
 
@@ -156,8 +161,7 @@ impl Runner for CpuRunner {
     fn encode(&mut self, sense: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
         self.encoded = None;
         // What the last step left is overwritten.
-        self.passes = Passes::default();
-        self.device.begin_step();
+        self.clear_workspace();
         let Some(tower) = self.model.tower(sense) else { return Err(DeviceError::NoEncoder) };
         self.encoded = Some(tower.encode(&mut self.device, pictures)?);
         Ok(())

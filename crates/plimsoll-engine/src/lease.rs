@@ -222,6 +222,11 @@ impl StateLease {
         slot.is_some()
     }
 
+    /// Whether a checkpoint at `position` is planned.
+    pub fn plans(&self, position: usize) -> bool {
+        self.planned.iter().any(|(planned, _)| *planned == position)
+    }
+
     /// The ring's place `rows` after the current one.
     fn ahead(&self, rows: usize) -> usize {
         let current = if let Source::Ring(at) = self.source { at } else { self.width - 1 };

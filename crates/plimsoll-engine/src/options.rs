@@ -28,7 +28,8 @@ pub struct Options {
     pub batch_max_tokens: usize,
     /// Largest decode batch, which is the number of logit rows of one step.
     pub graph_max_batch_size: usize,
-    /// By how many percent a token of a running stream may take longer beside a prompt of more than a step, 1 to 10000.
+    /// By how many percent a token of a running stream may take longer beside a prompt of more than a step, 1 to 10000; one layer of
+    /// sixteen of its rows goes on in any case.
     pub long_prompt_slowdown: usize,
     /// Requests that run at once.
     pub running_max_req_size: usize,

@@ -226,8 +226,8 @@ impl EnginePlan {
 /// What stands in the workspace beside a step.
 fn layered_words(step: &StepLimits) -> String {
     match step.layered {
-        0 => String::new(),
-        rows => format!(", beside a prompt's {rows} between two layers"),
+        true => format!(", beside a prompt's {} between two layers", step.rows),
+        false => String::new(),
     }
 }
 
@@ -347,7 +347,7 @@ impl Blueprint {
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
             whole,
-            layered: if context > rows && !whole { rows } else { 0 },
+            layered: context > rows && !whole,
             media: self.media.is_some(),
             rounded: self.weights.rounded(),
         };
@@ -370,7 +370,7 @@ impl Blueprint {
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
         let media = self.media_plan(options)?;
         let encode = media.as_ref().map_or(0, |media| media.workspace);
-        let workspace = largest.workspace.max(encode) + scratch;
+        let workspace = largest.workspace.max(largest.below + encode) + scratch;
         let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref() };
         let (sizing, sizing_total) = self.sizes(&draft);
         let pools = self.pools(&draft, &sizing, sizing_total)?;

@@ -37,8 +37,8 @@ pub struct StepLimits {
     pub drafts: usize,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub whole: bool,
-    /// Rows of a chunk that is computed layer by layer, between steps; 0 where no prompt takes more than a step.
-    pub layered: usize,
+    /// A prompt may take more than a step: a chunk of it, as large as a step at most, is computed layer by layer, between steps.
+    pub layered: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
     /// Which rows are computed in bfloat16.
@@ -66,9 +66,9 @@ impl StepLimits {
         self.rounded == Rounded::All
     }
 
-    /// The same for a chunk that is computed layer by layer: of one sequence.
+    /// The same for a chunk that is computed layer by layer: of one sequence, or of none where there are no such chunks.
     pub fn of_layers(&self) -> Self {
-        Self { rows: self.layered, logit_rows: self.logit_rows.min(self.layered), running: 1, ..*self }
+        Self { rows: if self.layered { self.rows } else { 0 }, running: usize::from(self.layered), ..*self }
     }
 
     /// Rows of a step that are no prompt's, at most: newest tokens, drafts, and what answers that were preempted compute again. Where
@@ -272,7 +272,7 @@ impl<T> Scheduler<T> {
             rows = rows.min(self.beside.prompts);
         }
         // The few do not hold up the many.
-        let layers = self.limits.layered > 0 && decodes > 0 && decodes >= self.long_prompts();
+        let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
         let mut i = 0;
         while i < self.running.len() {
             if !self.running[i].decoding() {

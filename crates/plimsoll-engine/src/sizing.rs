@@ -19,6 +19,7 @@ use crate::cancel::Cancel;
 use crate::cpu::CpuRunner;
 use crate::media::MediaSpec;
 use crate::planner::EnginePlan;
+use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
 use crate::startup::StartError;
@@ -259,6 +260,7 @@ impl Generations for CpuGenerations<'_> {
             let ran = stress_tower(&mut generation.runner, media, spec, &self.cancel);
             ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
         }
+        generation.runner.forget();
         let measured = generation.runner.device().memory().workspace_peak() as u64;
         let planned = plan.workspace as u64;
         if measured > planned {

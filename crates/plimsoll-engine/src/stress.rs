@@ -35,7 +35,7 @@ struct Rows {
     prompt: bool,
 }
 
-/// Runs every worst case on `runner`, whose pools are `pools`.
+/// Runs every worst case on `runner`, whose pools are `pools`. A chunk of a prompt is left between two layers: towers are stressed above it.
 pub fn stress(
     runner: &mut dyn Runner,
     sampler: &mut Sampler,
@@ -52,7 +52,7 @@ pub fn stress(
     let mut stress = Stress { runner, limits, pools, cancel };
     let rows = limits.rows.min(longest);
     // All steps beside the largest chunk between two layers.
-    let chunk = stress.begin(limits.layered.min(longest))?;
+    let chunk = stress.begin(limits.of_layers().rows.min(longest))?;
     if limits.apart() {
         // The most rows of a prompt, and of an answer that was preempted and is computed again.
         stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
@@ -82,7 +82,7 @@ pub fn stress(
     mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
     let rows = mixed.len() - 1 + rest;
     stress.run(&mixed, limits.logit_rows.min(rows))?;
-    stress.end(chunk)
+    stress.go_on(&chunk)
 }
 
 /// The largest batches of media, out of the tower into the pool of outputs.
@@ -170,11 +170,10 @@ impl Stress<'_> {
     }
 
     /// A layer of it: the others are those of any step.
-    fn end(&mut self, chunk: Batch) -> Result<(), DeviceError> {
+    fn go_on(&mut self, chunk: &Batch) -> Result<(), DeviceError> {
         if !chunk.tokens.is_empty() {
             self.cancel.checkpoint()?;
-            self.runner.advance(&self.input(&chunk))?;
-            self.runner.forget();
+            self.runner.advance(&self.input(chunk))?;
         }
         Ok(())
     }

@@ -423,14 +423,11 @@ impl<R: Runner> Worker<R> {
                 metrics.aborted.inc();
             },
         );
+        self.drop_layers();
         if self.scheduler.is_empty() || faults::asked(Site::NoStep) {
             return;
         }
-        self.drop_layers();
-        if !self.layers.under_way() {
-            // A tower takes the workspace of both.
-            self.encode();
-        }
+        self.encode();
         let began = Instant::now();
         faults::site(Site::Scheduler);
         let next = self.schedule();

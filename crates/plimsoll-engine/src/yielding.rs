@@ -11,8 +11,6 @@ use crate::speculation::{BUCKETS, bucket};
 /// then four fifths of it are theirs, and they take a quarter longer than alone. [`FEWEST`] rows go on in any case.
 const CALM: f64 = 0.05;
 const PATIENCE: f64 = 4.0;
-/// Nobody reads faster than a token in so many seconds: where steps take less, layers have what is left of it.
-const READ: f64 = 0.01;
 /// Rows of a long prompt's chunk as long as nothing is known.
 const FIRST: usize = 32;
 /// A prompt goes on, however long it is: its keys and values are read once for all rows of a chunk, so fewer would hardly be quicker.
@@ -40,7 +38,7 @@ pub(crate) struct Yielding {
 }
 
 impl Yielding {
-    /// Nothing is known yet. Beside a long prompt a token may take so many percent longer than without.
+    /// Nothing is known yet. Beside a long prompt a token may take so many percent longer than without; 0: by a layer, always.
     pub fn new(slowdown: usize) -> Self {
         Self { slowdown: slowdown as f64 / 100.0, plain: [0.0; BUCKETS], row: 0.0, layers: ArrayVec::new() }
     }
@@ -98,7 +96,7 @@ impl Yielding {
         if decodes == 0 {
             return f64::INFINITY;
         }
-        self.plain(decodes).map_or(0.0, |plain| (self.slowdown * plain).max(READ - plain))
+        self.plain(decodes).map_or(0.0, |plain| self.slowdown * plain)
     }
 
     /// Seconds that a layer of a chunk of so many rows will take, about; 0 if nothing is known.
@@ -224,9 +222,6 @@ mod tests {
         yielding.observe_layer(0, 20, 0.0025);
         assert_eq!([16, 4, 2].map(|decodes| yielding.rows(decodes).long), [64, 64, FIRST]);
         assert_eq!([0, 1].map(|layer| yielding.layer(layer, 64)), [0.008, 0.0]);
-        // Steps that are faster than anybody reads.
-        yielding.observe(1, 0, 0.002);
-        assert!((yielding.patience(1) - 0.008).abs() < 1e-9 && yielding.rows(1).long == 64);
         // Nobody waits for a token.
         yielding.observe(0, 100, 9.0);
         assert_eq!(yielding.rows(4).long, 64);

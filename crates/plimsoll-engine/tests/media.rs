@@ -160,7 +160,8 @@ fn preempted_requests_see_their_pictures_again() {
 #[test]
 fn a_request_that_needs_all_room_is_not_starved_by_small_ones() {
     let tower = Tower { output_pages: 20, ..Tower::default() };
-    let (bench, _) = recall_bench(Shape { tower: Some(tower), ..seeing() });
+    // A step takes the large one's prompt, so that rounds count what it waited.
+    let (bench, _) = recall_bench(Shape { tower: Some(tower), rows: 96, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let small = |i: u64| Mixed::new(&engine).picture(100 + i, 3, 4).text(&[1]);
     let large = Mixed::new(&engine).picture(1, 4, 10).picture(2, 4, 10).text(&[2]);

@@ -176,7 +176,13 @@ fn tower_and_model_share_one_workspace() {
     let text = blueprint.plan(&options(), 1, &Line::of_budget(400 << 20, "a test")).unwrap();
     let scratch =
         plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(options().kv_dtype)), 1);
-    assert_eq!(plan.workspace, text.workspace.max(media.workspace + scratch), "the larger of the two, not both");
+    // Where no request takes more than a step, no chunk of a prompt stands below either.
+    let short = Options { max_req_total_len: Some(options().batch_max_tokens), ..options() };
+    let least = blueprint.plan(&short, 1, &Line::of_budget(400 << 20, "a test")).unwrap();
+    let chunk = text.workspace - least.workspace;
+    let larger = text.workspace.max(chunk + media.workspace + scratch);
+    assert_eq!(plan.workspace, larger, "a chunk and the larger of the two, not both");
+    assert!(chunk > 0);
     let text = plan.plan.to_string();
     for words in ["encoder_outputs", "media_staging", "between steps"] {
         assert!(text.contains(words), "{text}");

@@ -19,14 +19,16 @@ pub(super) struct Run {
     pub drafts: usize,
     /// The state after each row is kept.
     pub each: bool,
-    /// Rows of a prompt that stand between two layers meanwhile.
-    pub layered: usize,
+    /// A chunk as large as the step stands between two layers meanwhile.
+    pub layered: bool,
 }
 
 /// What it came to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ran {
     pub workspace: usize,
+    /// What of it a chunk between two layers takes.
+    pub below: usize,
     pub rounds: bool,
     pub forward: Work,
     pub draft: Work,
@@ -45,7 +47,13 @@ impl Blueprint {
     pub(super) fn run_whole(&self, shape: &ModelShape, rows: &[usize]) -> Result<Ran, PlanError> {
         let mut device = PlanDevice::new(&self.weights, shape.kv);
         Passes::default().forward(&*self.model, &mut device, &WholeStep::new(rows).input())?;
-        Ok(Ran { workspace: device.high_water(), rounds: false, forward: device.work(), draft: Work::default() })
+        Ok(Ran {
+            workspace: device.high_water(),
+            below: 0,
+            rounds: false,
+            forward: device.work(),
+            draft: Work::default(),
+        })
     }
 
     /// Runs a step on the planner's device.
@@ -74,12 +82,10 @@ impl Blueprint {
         };
         let mut device = PlanDevice::new(&self.weights, shape.kv);
         let mut passes = Passes::default();
-        if layered > 0 {
-            let (tokens, positions, places) = (&tokens[..layered], &positions[..layered], &places[..]);
-            let places = &places[..layered.min(places.len())];
-            passes.begin(&*self.model, &mut device, &StepInput { tokens, positions, places, ..input })?;
+        if layered {
+            passes.begin(&*self.model, &mut device, &input)?;
         }
-        let begun = device.work();
+        let (begun, below) = (device.work(), device.high_water());
         passes.forward(&*self.model, &mut device, &input)?;
         let forward = device.work() - begun;
         seqs[0].state = None;
@@ -99,6 +105,6 @@ impl Blueprint {
             passes.draft(&*self.model, &mut device, &from, &input)?;
         }
         let draft = Work { state_bytes: 0, ..device.work() - begun - forward };
-        Ok(Ran { workspace: device.high_water(), rounds: device.rounds(), forward, draft })
+        Ok(Ran { workspace: device.high_water(), below, rounds: device.rounds(), forward, draft })
     }
 }

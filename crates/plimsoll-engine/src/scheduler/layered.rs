@@ -2,6 +2,10 @@
 //! layer and not for a chunk. Which chunk that is, is the scheduler's business; how many layers go on at a time is not.
 
 use super::{Events, Scheduler, Share};
+use crate::cache::PAGE_TOKENS;
+
+/// Rows of a prompt's first chunk, at most.
+const FIRST: usize = 2 * PAGE_TOKENS;
 
 /// A chunk that was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +30,9 @@ impl<T> Scheduler<T> {
         if self.layered().is_some() {
             return;
         }
-        let rows = self.beside.long.min(self.limits.layered).min(self.prefill_rows());
+        // Others may wait for what they begin with, too, a template's words: it is there soon.
+        let first = if self.running[i].computed == 0 { FIRST } else { usize::MAX };
+        let rows = self.beside.long.min(self.prefill_rows()).min(first);
         let Some(share) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
         // What others wish for must be known now: states are written on the way.
         self.ask_leaders();

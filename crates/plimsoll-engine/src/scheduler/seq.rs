@@ -210,7 +210,7 @@ impl<T> Seq<T> {
         // Where the states of a chunk that was begun go is settled.
         let begun = self.computed + self.layered.map_or(0, |chunk| chunk.rows);
         if position <= begun || !self.states.needed() {
-            return false;
+            return self.states.plans(position);
         }
         if !self.wishes.contains(&position) && self.wishes.len() < WISHES_MAX {
             self.wishes.push(position);

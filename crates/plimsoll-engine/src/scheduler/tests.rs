@@ -149,7 +149,7 @@ fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
 /// do not hold up the many.
 #[test]
 fn a_long_prompt_goes_between_the_steps_of_others() {
-    let limits = StepLimits { rows: 8, logit_rows: 4, running: 8, layered: 8, ..StepLimits::default() };
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 8, layered: true, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
     world.scheduler.prompts_take(Beside { prompts: 8, long: 2 });
     let rows = |world: &mut World| {
@@ -192,7 +192,7 @@ fn a_long_prompt_goes_between_the_steps_of_others() {
 /// Who gives up its place gives up its chunk, and who takes it begins another.
 #[test]
 fn a_chunk_between_layers_ends_with_its_sequence() {
-    let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, layered: 8, ..StepLimits::default() };
+    let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, layered: true, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
     world.arrive(4, 40, 0, 0, false);
     world.step();
@@ -208,6 +208,39 @@ fn a_chunk_between_layers_ends_with_its_sequence() {
     assert_eq!(world.scheduler.layered(), None);
     world.finish_all();
     world.assert_all_back();
+}
+
+/// Who begins like a long prompt waits for what it has in common with it, chunk by chunk, and for no more.
+#[test]
+fn who_begins_like_a_long_prompt_starts_from_its_chunks() {
+    for slots in [0, 24] {
+        let limits = StepLimits { rows: 32, logit_rows: 8, running: 8, layered: true, ..StepLimits::default() };
+        let limits = StepLimits { slots: slots.min(1), ..limits };
+        let mut world = World::new(Sizes { slots, ..Sizes::plain(limits, 256, true) });
+        world.scheduler.prompts_take(Beside { prompts: 32, long: 32 });
+        let begins = |shared: u32, len: u32, own: u32| (0..shared).chain((0..len - shared).map(|i| own + i)).collect();
+        (0..4).for_each(|i| world.push(begins(0, 8, 9000 + 10 * i), 400));
+        world.step();
+        world.push(begins(300, 300, 0), 4);
+        world.step();
+        world.push(begins(20, 30, 1000), 4);
+        world.push(begins(200, 230, 2000), 4);
+        let mut starts = std::collections::BTreeMap::new();
+        for _ in 0..200 {
+            world.step();
+            for seq in world.scheduler.running() {
+                starts.entry(seq.order).or_insert((seq.published, world.layers_done));
+            }
+        }
+        assert!(world.layers_done > 10, "the long prompts go layer by layer");
+        let [(short, chunks), (long, _)] = [5, 6].map(|order| starts[&order]);
+        // When the short one came the first chunk was under way, and a state in the midst of it is not to be had.
+        let common = if slots == 0 { 16 } else { 0 };
+        assert!(short == common && (192..=224).contains(&long), "{slots} slots: from {short} and {long}");
+        assert!(chunks <= 2, "it waited for {chunks} chunks");
+        world.finish_all();
+        world.assert_all_back();
+    }
 }
 
 /// A burst of short prompts does not hold up those who decode for a step full of them, nor does a long one hold up the short ones.
@@ -241,7 +274,7 @@ fn stateful(drafts: usize) -> StepLimits {
         slots: 1 + drafts,
         drafts,
         whole: false,
-        layered: 0,
+        layered: false,
         media: false,
         rounded: Rounded::None,
     }
@@ -257,23 +290,7 @@ fn checkpoints(world: &World) -> usize {
 
 /// Runs a prompt to its end; returns how many of its tokens were found, and all of them.
 fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u32>) {
-    let (order, total_max) = (world.arrived, tokens.len() + output);
-    let limits = world.limits;
-    let new = Newcomer {
-        order,
-        salt: 0,
-        logits_from: tokens.len() - 1,
-        pooled: None,
-        tokens,
-        total_max,
-        slots: limits.slots,
-        pages: Vec::new(),
-        page_ids: Vec::new(),
-        media: SeqMedia::default(),
-        work: (),
-    };
-    world.scheduler.push(Seq::new(&world.cache, new));
-    world.arrived += 1;
+    world.push(tokens, output);
     let (mut found, mut last) = (None, Vec::new());
     while !world.scheduler.is_empty() {
         world.step();
@@ -311,22 +328,7 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
     let mut world = state_world(0, 128, 24);
     let prefix: Vec<u32> = (0..100).collect();
     for i in 0..8u32 {
-        let tokens: Vec<u32> = prefix.iter().copied().chain((0..30).map(|j| 500 + i * 50 + j)).collect();
-        let new = Newcomer {
-            order: u64::from(i),
-            salt: 0,
-            logits_from: tokens.len() - 1,
-            pooled: None,
-            total_max: tokens.len() + 4,
-            tokens,
-            slots: 1,
-            pages: Vec::new(),
-            page_ids: Vec::new(),
-            media: SeqMedia::default(),
-            work: (),
-        };
-        world.scheduler.push(Seq::new(&world.cache, new));
-        world.arrived += 1;
+        world.push(prefix.iter().copied().chain((0..30).map(|j| 500 + i * 50 + j)).collect(), 4);
     }
     world.step();
     assert_eq!(world.scheduler.running().len(), 1, "the others wait");
@@ -393,7 +395,7 @@ fn drafts_leave_prompts_their_rows() {
         slots: 0,
         drafts: 3,
         whole: false,
-        layered: 0,
+        layered: false,
         media: false,
         rounded: Rounded::None,
     };

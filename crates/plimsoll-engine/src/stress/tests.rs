@@ -69,6 +69,16 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    fn note(&mut self, step: &StepInput<'_>) {
+        self.steps.push(Cost {
+            rows: step.tokens.len(),
+            logit_rows: step.logit_rows.len(),
+            seqs: step.seqs.len(),
+            context: step.seqs.iter().map(|seq| seq.start + seq.rows).max().unwrap_or(0),
+            workspace: self.device.high_water(),
+        });
+    }
+
     fn most(&self) -> Cost {
         self.steps.iter().fold(Cost::default(), |most, step| most.max(*step))
     }
@@ -81,7 +91,11 @@ impl Runner for Recorder<'_> {
     }
 
     fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
-        self.passes.advance(&*self.blueprint.model, &mut self.device, step)
+        let done = self.passes.advance(&*self.blueprint.model, &mut self.device, step)?;
+        if done {
+            self.note(step);
+        }
+        Ok(done)
     }
 
     fn forget(&mut self) {
@@ -89,17 +103,11 @@ impl Runner for Recorder<'_> {
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
-        if !self.passes.between() {
+        if !self.passes.clear_above(&mut self.device) {
             self.device = fresh(self.blueprint);
         }
         self.passes.forward(&*self.blueprint.model, &mut self.device, step)?;
-        self.steps.push(Cost {
-            rows: step.tokens.len(),
-            logit_rows: step.logit_rows.len(),
-            seqs: step.seqs.len(),
-            context: step.seqs.iter().map(|seq| seq.start + seq.rows).max().unwrap_or(0),
-            workspace: self.device.high_water(),
-        });
+        self.note(step);
         if step.seqs.iter().all(|seq| seq.rows == 1 && seq.start > 0) {
             self.decodes = self.decodes.max(step.seqs.len());
         }
@@ -234,7 +242,7 @@ proptest! {
         let blueprint = blueprint("llama", &Options::default());
         let logit_rows = logit_rows.min(rows);
         let limits = StepLimits {
-            rows, logit_rows, running: running.min(logit_rows), layered: if rows < 128 { rows } else { 0 },
+            rows, logit_rows, running: running.min(logit_rows), layered: rows < 128,
             ..StepLimits::default()
         };
         let pools = Pools { pages, slots: 0 };
@@ -319,7 +327,7 @@ fn a12_the_sampler_is_stressed_over_the_whole_vocabulary() {
 #[test]
 fn a12_chunks_between_layers_are_among_what_is_served() {
     let blueprint = blueprint("llama", &Options::default());
-    let limits = StepLimits { rows: 16, logit_rows: 8, running: 8, layered: 16, ..StepLimits::default() };
+    let limits = StepLimits { rows: 16, logit_rows: 8, running: 8, layered: true, ..StepLimits::default() };
     let requests = [(4, 60, false), (6, 60, false), (100, 4, false), (90, 4, true)];
     let (_, chunks) = serve(&blueprint, limits, Pools { pages: 64, slots: 0 }, &requests);
     assert!(chunks >= 12, "{chunks}");

@@ -24,13 +24,8 @@ pub(super) struct Layers {
 impl Layers {
     /// Room for the largest chunk, of a sequence of so many pages.
     pub fn new(limits: &StepLimits, pages: usize) -> Self {
-        let pages = if limits.layered > 0 { pages } else { 0 };
-        Self { buffers: StepBuffers::new(&limits.of_layers(), pages), begun: None }
-    }
-
-    /// Whether a chunk stands between two layers.
-    pub fn under_way(&self) -> bool {
-        self.begun.is_some()
+        let chunk = limits.of_layers();
+        Self { buffers: StepBuffers::new(&chunk, chunk.running * pages), begun: None }
     }
 }
 

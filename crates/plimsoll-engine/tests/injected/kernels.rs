@@ -23,11 +23,30 @@ struct Poisoned {
     tokens: Vec<u32>,
 }
 
+impl Poisoned {
+    fn poison(&mut self, tokens: &[u32]) {
+        self.tokens.clear();
+        self.tokens.extend(tokens.iter().map(|id| if *id == POISON { u32::MAX } else { *id }));
+    }
+}
+
 impl Runner for Poisoned {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
-        self.tokens.clear();
-        self.tokens.extend(step.tokens.iter().map(|id| if *id == POISON { u32::MAX } else { *id }));
+        self.poison(step.tokens);
         self.inner.forward(&StepInput { tokens: &self.tokens, ..*step })
+    }
+
+    fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        self.poison(step.tokens);
+        self.inner.begin(&StepInput { tokens: &self.tokens, ..*step })
+    }
+
+    fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
+        self.inner.advance(step)
+    }
+
+    fn forget(&mut self) {
+        self.inner.forget();
     }
 
     fn logits(&mut self, row: usize) -> &mut [f32] {
@@ -73,7 +92,7 @@ fn engine(model: &str) -> EngineHandle {
         token_types: 0,
     };
     let whole = encoder.is_some();
-    let step = StepLimits { rows: 64, logit_rows: 8, running: 8, whole, ..StepLimits::default() };
+    let step = StepLimits { rows: 64, logit_rows: 8, running: 8, whole, layered: !whole, ..StepLimits::default() };
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
     let runner = Poisoned { inner, tokens: Vec::with_capacity(64) };
     over_runner(Bench {
@@ -113,6 +132,34 @@ fn a_kernel_that_panics_on_a_pool_thread_ends_its_request_alone() {
         quiet(&engine);
     }
     assert_eq!(engine.metrics().failed.get(), 3);
+}
+
+/// A step of the streams before every layer of a long prompt, computed above it in one workspace: real kernels, the same bits.
+#[test]
+fn steps_between_the_layers_of_a_long_prompt_change_no_bit() {
+    let _alone = alone();
+    for model in ["llama", "gemma3"] {
+        let engine = engine(model);
+        let request = |seed: u32, len: u32| {
+            let prompt: Vec<u32> = (0..len).map(|i| 4 + (seed * 31 + i * 7) % 200).collect();
+            Request { logprobs: Some(2), ..greedy(&prompt, if len > 64 { 8 } else { 70 }) }
+        };
+        let requests: Vec<_> = (0..3).map(|i| request(i, 20)).chain((3..6).map(|i| request(i, 110))).collect();
+        let mut poisoned = request(9, 110);
+        poisoned.prompt[100] = POISON;
+        let alone: Vec<_> = requests.iter().map(|r| collect(engine.submit(r.clone()).unwrap())).collect();
+        assert_eq!(engine.metrics().layered_chunks.get(), 0, "nobody else was there");
+        let mut readers: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+        readers.insert(4, engine.submit(poisoned).unwrap());
+        let mut answers: Vec<_> = readers.into_iter().map(collect).collect();
+        assert!(answers.remove(4).error.is_some());
+        for (answer, alone) in answers.iter().zip(&alone) {
+            assert_eq!((&answer.error, &answer.ids), (&None, &alone.ids), "{model}");
+            assert!(answer.logprobs == alone.logprobs, "{model}: the same tokens, other log-probabilities");
+        }
+        assert!(engine.metrics().layered_chunks.get() > 0, "{model}");
+        quiet(&engine);
+    }
 }
 
 #[test]
