@@ -205,13 +205,30 @@ pub struct Requests {
     pub preemptions: u64,
 }
 
+/// The process is looked at between two looks at the ledger, and so often until these agree to so many bytes: a thread may take or free a
+/// body of megabytes while another is kept from the processor between its looks.
+const LOOKS: usize = 4;
+const STILL_BYTES: u64 = 64 << 10;
+
 impl LedgerReport {
     /// Reads everything now.
     pub(crate) fn of(shared: &Shared) -> Self {
-        shared.observe_accounts();
-        let process = OwnProcess::read(&Root::system());
-        let unaccounted_bytes = difference(process.leak_gauge(), shared.process_committed());
-        Self { unaccounted_bytes, ..Self::rows_of(shared, process, Heap::now()) }
+        let committed = || {
+            shared.observe_accounts();
+            shared.process_committed()
+        };
+        let mut before = committed();
+        let mut looks = 0;
+        loop {
+            let process = OwnProcess::read(&Root::system());
+            let after = committed();
+            looks += 1;
+            if before.abs_diff(after) <= STILL_BYTES || looks == LOOKS {
+                let unaccounted_bytes = difference(process.leak_gauge(), after);
+                return Self { unaccounted_bytes, ..Self::rows_of(shared, process, Heap::now()) };
+            }
+            before = after;
+        }
     }
 
     /// The same of rows that are fresh, but for what is unaccounted, which is the process's.
