@@ -30,7 +30,8 @@ impl Passes {
         Ok(())
     }
 
-    /// What was computed last is not needed any more. Says whether there is a step between two layers, above which the workspace is empty now.
+    /// What was computed last is not needed any more. Says whether there is a step between two layers, above which the workspace is
+    /// empty now.
     pub fn clear_above(&mut self, device: &mut dyn Device) -> bool {
         (self.output, self.carry) = (None, None);
         if let Some((_, mark)) = self.begun {

@@ -13,7 +13,7 @@ use crate::berth::Berth;
 use crate::handle::{EngineHandle, Shared};
 use crate::planner::{CANARY_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
 use crate::process::ProcessAccount;
-use crate::report::{LedgerReport, Whole};
+use crate::report::{LedgerReport, Whole, looked_at};
 use crate::startup::{Host, StartError};
 
 /// What the residents share, and who they are.
@@ -158,10 +158,12 @@ impl House {
     /// House and `engines` as one report, in the shape of an engine's own.
     pub fn report<'a>(&self, engines: impl IntoIterator<Item = &'a EngineHandle>) -> LedgerReport {
         let engines: Vec<&Shared> = engines.into_iter().map(|engine| &*engine.shared).collect();
-        // The house counts what no resident does, so the residents are looked at first.
-        engines.iter().for_each(|engine| engine.observe_accounts());
-        self.observe();
-        LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines: &engines })
+        let (process, _) = looked_at(|| {
+            // The house counts what no resident does, so the residents are looked at first.
+            engines.iter().for_each(|engine| engine.observe_accounts());
+            self.committed_total()
+        });
+        LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines: &engines, process })
     }
 }
 

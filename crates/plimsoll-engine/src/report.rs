@@ -81,6 +81,8 @@ pub(crate) struct Whole<'a> {
     pub ledger: &'a Ledger,
     /// The engines.
     pub engines: &'a [&'a Shared],
+    /// The process, looked at beside their ledgers.
+    pub process: OwnProcess,
 }
 
 /// The heap.
@@ -210,25 +212,28 @@ pub struct Requests {
 const LOOKS: usize = 4;
 const STILL_BYTES: u64 = 64 << 10;
 
+/// The process, and what `committed` says of it at that moment, as far as a few looks can tell.
+pub(crate) fn looked_at(committed: impl Fn() -> u64) -> (OwnProcess, u64) {
+    let mut before = committed();
+    for _ in 1..LOOKS {
+        let (process, after) = (OwnProcess::read(&Root::system()), committed());
+        if before.abs_diff(after) <= STILL_BYTES {
+            return (process, after);
+        }
+        before = after;
+    }
+    (OwnProcess::read(&Root::system()), committed())
+}
+
 impl LedgerReport {
     /// Reads everything now.
     pub(crate) fn of(shared: &Shared) -> Self {
-        let committed = || {
+        let (process, committed) = looked_at(|| {
             shared.observe_accounts();
             shared.process_committed()
-        };
-        let mut before = committed();
-        let mut looks = 0;
-        loop {
-            let process = OwnProcess::read(&Root::system());
-            let after = committed();
-            looks += 1;
-            if before.abs_diff(after) <= STILL_BYTES || looks == LOOKS {
-                let unaccounted_bytes = difference(process.leak_gauge(), after);
-                return Self { unaccounted_bytes, ..Self::rows_of(shared, process, Heap::now()) };
-            }
-            before = after;
-        }
+        });
+        let unaccounted_bytes = difference(process.leak_gauge(), committed);
+        Self { unaccounted_bytes, ..Self::rows_of(shared, process, Heap::now()) }
     }
 
     /// The same of rows that are fresh, but for what is unaccounted, which is the process's.
@@ -255,8 +260,8 @@ impl LedgerReport {
 
     /// Several engines and what they share, as one.
     pub(crate) fn whole(whole: &Whole<'_>) -> Self {
-        let Whole { plan, ledger, engines } = whole;
-        let (process, heap) = (OwnProcess::read(&Root::system()), Heap::now());
+        let Whole { plan, ledger, engines, process } = *whole;
+        let heap = Heap::now();
         let mut report = Self {
             line_bytes: plan.limit,
             line_source: plan.limit_source.clone(),

@@ -37,7 +37,8 @@ pub trait Runner {
         Err(DeviceError::NoDraft)
     }
 
-    /// Runs a tower over pictures or sounds, in the workspace of steps and between two of them, like them above one that was begun; [`Self::embedding`] reads what comes out.
+    /// Runs a tower over pictures or sounds, in the workspace of steps and between two of them, like them above one that was begun;
+    /// [`Self::embedding`] reads what comes out.
     fn encode(&mut self, sense: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
         let _ = (sense, pictures);
         Err(DeviceError::NoEncoder)

@@ -1,9 +1,10 @@
 //! The scheduler: which rows run in the next step. One for all work; it knows nothing of devices, text or clients.
 //!
 //! A step is the decode rows of every running sequence (the newest token, and drafts to be checked) plus prefill chunks, oldest
-//! first, under the step's row budget; of a long prompt, a chunk between two steps instead (`layered.rs`). Pages are taken as positions need them. When none is left the newest running sequence is
-//! preempted: its pages go back, it keeps its place in the queue, and what it had produced is computed again later (with the
-//! same bits: I9). The oldest is never preempted and fits the pool alone, so it always finishes (I5).
+//! first, under the step's row budget; of a long prompt, a chunk between two steps instead (`layered.rs`). Pages are taken as
+//! positions need them. When none is left the newest running sequence is preempted: its pages go back, it keeps its place in the
+//! queue, and what it had produced is computed again later (with the same bits: I9). The oldest is never preempted and fits the
+//! pool alone, so it always finishes (I5).
 //!
 //! Generic over what a sequence carries, so that the engine, the simulator and the property tests run this very code.
 

@@ -253,7 +253,7 @@ fn a_request_of_any_kind_takes_what_it_reserved() {
     let _alone = alone();
     const CROWD: usize = 8;
     let options = Options {
-        // No prompt takes more than a step: one that does is computed beside those who have begun, who would be at their end before all run.
+        // No prompt takes more than a step: one that does is computed beside those who have begun, who would end before all run.
         batch_max_tokens: 2048,
         graph_max_batch_size: CROWD,
         running_max_req_size: CROWD,
