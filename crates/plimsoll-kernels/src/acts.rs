@@ -8,7 +8,7 @@
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::packing::BLOCK;
-use crate::simd::{LANES, ROUNDER, Simd};
+use crate::simd::{LANES, Simd};
 
 /// Bytes of a block's numbers as the matrix unit takes them: two planes of bfloat16.
 pub(crate) const ACT_TILE_BYTES: usize = 2 * 2 * BLOCK;
@@ -198,104 +198,150 @@ impl<const PLANES: usize> Kernel for QuantizeRow<'_, PLANES> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (index, (x, block)) in self.x.as_chunks::<BLOCK>().0.iter().zip(self.blocks).enumerate() {
-            quantize_block(s, x, block, self.tiles.get_mut(index));
+        let x = self.x.as_chunks::<BLOCK>().0.chunks(TOGETHER);
+        let mut tiles = self.tiles.chunks_mut(TOGETHER);
+        for (x, blocks) in x.zip(self.blocks.chunks_mut(TOGETHER)) {
+            quantize_blocks(s, x, blocks, tiles.next().unwrap_or_default());
         }
     }
 }
 
+/// Blocks whose greatest magnitudes, and whose sums, are found together: half of them fill a vector.
+const TOGETHER: usize = LANES / 2;
+
 #[inline(always)]
-fn quantize_block<S: Simd, const PLANES: usize>(
+fn quantize_blocks<S: Simd, const PLANES: usize>(
     s: S,
-    x: &[f32; BLOCK],
-    block: &mut ActBlock<PLANES>,
-    mut tile: Option<&mut [u8; ACT_TILE_BYTES]>,
+    x: &[[f32; BLOCK]],
+    blocks: &mut [ActBlock<PLANES>],
+    tiles: &mut [[u8; ACT_TILE_BYTES]],
 ) {
-    // SAFETY: `x` has two vectors of 16 floats.
-    let halves = unsafe { [s.load(x.as_ptr()), s.load(x.as_ptr().add(LANES))] };
-    let (scale, inverse) = act_scale::<PLANES>(amax(s, halves[0], halves[1]));
-    let mut sums = [0.0; 2];
-    for (half, values) in halves.into_iter().enumerate() {
-        let number = math::round(s, s.mul(values, s.splat(inverse)));
-        // As floats, which hold all sums of such numbers: of a tree of integers the compiler makes three times as much.
-        sums[half] = s.sum(s.float(number));
-        let numbers = block.planes.as_mut_ptr().cast::<u8>();
+    // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
+    let mut most = [s.splat_i(0); TOGETHER];
+    for (most, x) in most.iter_mut().zip(x) {
+        let [low, high] = load_block(s, x);
+        *most = s.max_i(s.bits(s.abs(low)), s.bits(s.abs(high)));
+    }
+    let most = halves_of::<S, MAX>(s, most);
+    let (scales, inverses) = act_scales::<S, PLANES>(s, s.as_floats(fold::<S, MAX>(s, most, most)));
+    let (scale_of, inverse_of) = (s.to_array(scales), s.to_array(inverses));
+    let mut sums = [s.splat_i(0); TOGETHER];
+    for (index, ((x, block), sum)) in x.iter().zip(&mut *blocks).zip(&mut sums).enumerate() {
+        let ([low, high], inverse) = (load_block(s, x), s.splat(inverse_of[index]));
+        let numbers = [math::round(s, s.mul(low, inverse)), math::round(s, s.mul(high, inverse))];
+        store_numbers(s, numbers, block);
+        if let Some(tile) = tiles.get_mut(index) {
+            store_tile(s, numbers, scale_of[index], tile);
+        }
+        *sum = fold::<S, ADD>(s, numbers[0], numbers[1]);
+    }
+    let halves = halves_of::<S, ADD>(s, sums);
+    let whole = fold::<S, ADD>(s, halves, halves);
+    let [scales_of_halves, _] = s.zip(scales, scales);
+    let (minus_sums, minus_half_sums) = (minus(s, whole), minus(s, halves));
+    let scaled_sums = s.to_array(s.mul(s.float(whole), scales));
+    let scaled_half_sums = s.to_array(s.mul(s.float(halves), scales_of_halves));
+    for (index, block) in blocks.iter_mut().enumerate() {
+        block.sums = ActSums {
+            scale: scale_of[index],
+            minus_sum: minus_sums[index],
+            minus_half_sums: [minus_half_sums[2 * index], minus_half_sums[2 * index + 1]],
+            scaled_sum: scaled_sums[index],
+            scaled_half_sums: [scaled_half_sums[2 * index], scaled_half_sums[2 * index + 1]],
+            _pad: 0,
+        };
+    }
+}
+
+/// What [`fold`] makes of two lanes: the greater one.
+const MAX: bool = false;
+/// Their sum.
+const ADD: bool = true;
+
+/// Of neighbouring lanes one: eight of the first vector, then eight of the second.
+#[inline(always)]
+fn fold<S: Simd, const HOW: bool>(s: S, low: S::I, high: S::I) -> S::I {
+    let [even, odd] = s.unzip(s.as_floats(low), s.as_floats(high));
+    let (even, odd) = (s.bits(even), s.bits(odd));
+    if HOW == ADD { s.add_i(even, odd) } else { s.max_i(even, odd) }
+}
+
+/// What the lanes of either half of a vector come to, vector after vector.
+#[inline(always)]
+fn halves_of<S: Simd, const HOW: bool>(s: S, v: [S::I; TOGETHER]) -> S::I {
+    let [a, b, c, d, e, f, g, h] = v;
+    let (ab, cd) = (fold::<S, HOW>(s, a, b), fold::<S, HOW>(s, c, d));
+    let (ef, gh) = (fold::<S, HOW>(s, e, f), fold::<S, HOW>(s, g, h));
+    fold::<S, HOW>(s, fold::<S, HOW>(s, ab, cd), fold::<S, HOW>(s, ef, gh))
+}
+
+#[inline(always)]
+fn minus<S: Simd>(s: S, v: S::I) -> [i32; LANES] {
+    let mut out = [0; LANES];
+    // SAFETY: sixteen of four bytes each.
+    unsafe { s.store(out.as_mut_ptr().cast(), s.as_floats(s.sub_i(s.splat_i(0), v))) };
+    out
+}
+
+#[inline(always)]
+fn load_block<S: Simd>(s: S, x: &[f32; BLOCK]) -> [S::F; 2] {
+    // SAFETY: two vectors of 16 floats.
+    unsafe { [s.load(x.as_ptr()), s.load(x.as_ptr().add(LANES))] }
+}
+
+#[inline(always)]
+fn store_numbers<S: Simd, const PLANES: usize>(s: S, numbers: [S::I; 2], block: &mut ActBlock<PLANES>) {
+    let to = block.planes.as_mut_ptr().cast::<u8>();
+    for (half, numbers) in numbers.into_iter().enumerate() {
         // SAFETY: a plane has two vectors of 16 bytes, and 16 bits have two planes.
         unsafe {
             match PLANES {
-                1 => s.store_low_bytes(numbers.add(half * LANES), number),
-                _ => s.store_numbers(numbers, half, number),
-            }
-        }
-        if let Some(tile) = &mut tile {
-            let high = s.and_i(s.add_i(number, s.splat_i(128)), s.splat_i(!255));
-            for (plane, numbers) in [high, s.sub_i(number, high)].into_iter().enumerate() {
-                let values = s.mul(s.float(numbers), s.splat(scale));
-                let to = &mut tile[2 * (plane * BLOCK + half * LANES)..][..2 * LANES];
-                // SAFETY: sixteen words.
-                unsafe { s.store_high_words(to.as_mut_ptr(), s.bits(values)) };
+                1 => s.store_low_bytes(to.add(half * LANES), numbers),
+                _ => s.store_numbers(to, half, numbers),
             }
         }
     }
-    let sum = sums[0] + sums[1];
-    block.sums = ActSums {
-        scale,
-        minus_sum: minus(sum),
-        minus_half_sums: sums.map(minus),
-        scaled_sum: scale * sum,
-        scaled_half_sums: sums.map(|sum| scale * sum),
-        _pad: 0,
-    };
 }
 
-/// Of a whole number below 2²² the negative; anything of nonsense, whose scale is NaN.
 #[inline(always)]
-fn minus(sum: f32) -> i32 {
-    ROUNDER.to_bits().wrapping_sub((ROUNDER + sum).to_bits()).cast_signed()
+fn store_tile<S: Simd>(s: S, numbers: [S::I; 2], scale: f32, tile: &mut [u8; ACT_TILE_BYTES]) {
+    for (half, number) in numbers.into_iter().enumerate() {
+        let high = s.and_i(s.add_i(number, s.splat_i(128)), s.splat_i(!255));
+        for (plane, numbers) in [high, s.sub_i(number, high)].into_iter().enumerate() {
+            let values = s.mul(s.float(numbers), s.splat(scale));
+            let to = &mut tile[2 * (plane * BLOCK + half * LANES)..][..2 * LANES];
+            // SAFETY: sixteen words.
+            unsafe { s.store_high_words(to.as_mut_ptr(), s.bits(values)) };
+        }
+    }
 }
 
-/// The scale of a block, and what to multiply by for its numbers.
+/// The scales of blocks, and what to multiply by for their numbers.
 #[inline(always)]
-fn act_scale<const PLANES: usize>(amax: f32) -> (f32, f32) {
+fn act_scales<S: Simd, const PLANES: usize>(s: S, amax: S::F) -> (S::F, S::F) {
     // Between these neither the scale nor its inverse, nor any sum of scaled products, leaves the range of normal floats.
-    if amax < f32::from_bits((127 - 100) << 23) {
-        (0.0, 0.0)
-    } else if amax < f32::from_bits((127 + 100) << 23) {
-        if PLANES == 1 { (amax / BYTE_MAX, BYTE_MAX / amax) } else { word_scale(amax) }
-    } else {
-        (f32::NAN, 0.0)
-    }
+    let (little, much) = (s.splat(f32::from_bits((127 - 100) << 23)), s.splat(f32::from_bits((127 + 100) << 23)));
+    let (scale, inverse) = match PLANES {
+        1 => (s.div(amax, s.splat(BYTE_MAX)), s.div(s.splat(BYTE_MAX), amax)),
+        _ => word_scales(s, amax),
+    };
+    // NaN is less than nothing.
+    let scale = s.select_lt(amax, much, scale, s.splat(f32::NAN));
+    let inverse = s.select_lt(amax, much, inverse, s.zero());
+    (s.select_lt(amax, little, s.zero(), scale), s.select_lt(amax, little, s.zero(), inverse))
 }
 
 /// The same of 16 bits, for what is neither too little nor too much.
 #[inline(always)]
-fn word_scale(amax: f32) -> (f32, f32) {
-    const MANTISSA: u32 = (1 << 23) - 1;
-    const EXPONENT: u32 = 14;
-    const MOST: u32 = WORD_MAX.to_bits() & MANTISSA;
-    const _: () = assert!(WORD_MAX.to_bits() >> 23 == 127 + EXPONENT);
+fn word_scales<S: Simd>(s: S, amax: S::F) -> (S::F, S::F) {
+    const MANTISSA: i32 = (1 << 23) - 1;
+    const EXPONENT: i32 = 14;
+    const MOST: i32 = WORD_MAX.to_bits().cast_signed() & MANTISSA;
+    const _: () = assert!(WORD_MAX.to_bits() >> 23 == 127 + 14);
     // The largest number · scale has the exponent of amax, or, where amax has the greater mantissa, the next one.
-    let bits = ((amax.to_bits() + (MANTISSA - MOST)) & !MANTISSA) - (EXPONENT << 23);
-    (f32::from_bits(bits), f32::from_bits(((2 * 127) << 23) - bits))
-}
-
-/// The greatest magnitude among 32 values; NaN if there is one.
-#[inline(always)]
-pub(crate) fn amax<S: Simd>(s: S, low: S::F, high: S::F) -> f32 {
-    // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
-    let bits = s.max_i(s.bits(s.abs(low)), s.bits(s.abs(high)));
-    let mut lanes = s.to_array(s.as_floats(bits)).map(f32::to_bits);
-    // Halves first: the compiler makes vector operations of it.
-    let mut width = LANES / 2;
-    while width > 0 {
-        let mut lane = 0;
-        while lane < width {
-            lanes[lane] = lanes[lane].max(lanes[lane + width]);
-            lane += 1;
-        }
-        width /= 2;
-    }
-    f32::from_bits(lanes[0])
+    let power = s.and_i(s.add_i(s.bits(amax), s.splat_i(MANTISSA - MOST)), s.splat_i(!MANTISSA));
+    let bits = s.sub_i(power, s.splat_i(EXPONENT << 23));
+    (s.as_floats(bits), s.as_floats(s.sub_i(s.splat_i((2 * 127) << 23), bits)))
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@
 
 use std::fmt;
 
-use crate::acts::amax;
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
@@ -89,6 +88,12 @@ impl KvLayout {
     /// A cache of heads of any width up to 1024, stored as wide as the next multiple of 16.
     pub fn padded(kv_heads: usize, width: usize, dtype: KvDtype) -> Result<KvLayout, KvLayoutError> {
         Ok(KvLayout { width, ..KvLayout::new(kv_heads, width.next_multiple_of(LANES), dtype)? })
+    }
+
+    /// The shape of the part of so many neighbouring heads. Panics if there are not as many.
+    pub fn heads(self, kv_heads: usize) -> KvLayout {
+        assert!((1..=self.kv_heads).contains(&kv_heads), "{kv_heads} of {} heads", self.kv_heads);
+        KvLayout { kv_heads, ..self }
     }
 
     /// Key/value heads.
@@ -282,6 +287,25 @@ fn halves<S: Simd>(s: S, x: [f32; LANES]) -> [[u8; 2]; LANES] {
     // SAFETY: sixteen floats, and room for as many halves.
     unsafe { s.store_f16(halves.as_mut_ptr().cast(), s.load(x.as_ptr())) };
     halves
+}
+
+/// The greatest magnitude among 32 values; NaN if there is one.
+#[inline(always)]
+fn amax<S: Simd>(s: S, low: S::F, high: S::F) -> f32 {
+    // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
+    let bits = s.max_i(s.bits(s.abs(low)), s.bits(s.abs(high)));
+    let mut lanes = s.to_array(s.as_floats(bits)).map(f32::to_bits);
+    // Halves first: the compiler makes vector operations of it.
+    let mut width = LANES / 2;
+    while width > 0 {
+        let mut lane = 0;
+        while lane < width {
+            lanes[lane] = lanes[lane].max(lanes[lane + width]);
+            lane += 1;
+        }
+        width /= 2;
+    }
+    f32::from_bits(lanes[0])
 }
 
 /// Up to 32 values as signed bytes with their scale.

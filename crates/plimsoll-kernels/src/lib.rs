@@ -57,3 +57,4 @@ pub use reduce::{LogSumExp, argmax, log_sum_exp, softmax};
 pub use rope::{RopeStyle, rope};
 pub use rounded::{Bf16Acts, Bf16Layout, round_acts};
 pub use route::{add_gated, combine, group_by_expert, route};
+pub use simd::prefetch;

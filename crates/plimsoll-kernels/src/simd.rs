@@ -77,8 +77,11 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_bytes(self, p: *const u8) -> Self::B;
     /// Stores 64 bytes. # Safety: `p` is valid for writing 64 bytes.
     unsafe fn store_bytes(self, p: *mut u8, v: Self::B);
-    /// Asks for the cache line at `p`, into the second-level cache, ahead of its use; any address will do.
-    fn prefetch(self, p: *const u8);
+    /// [`prefetch`].
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        prefetch(p);
+    }
     /// Stores the low byte of every lane. # Safety: `p` is valid for writing 16 bytes.
     unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I);
     /// Stores the upper 16 bits of every lane, of every four in the order 0, 2, 1, 3 ([`Simd::store_words`]).
@@ -360,6 +363,24 @@ pub(crate) trait Simd: Copy {
         }
         lanes[0]
     }
+}
+
+/// Asks for the cache line at `p`, into the second-level cache, ahead of its use; any address will do.
+#[inline(always)]
+pub fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which faults at no address; every such processor has it.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // Written out, for want of a stable intrinsic.
+    // SAFETY: a hint, which faults at no address.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = p;
 }
 
 /// 1.5 · 2²³: adding it rounds to an integer, ties to even, which then sits in the low mantissa bits.

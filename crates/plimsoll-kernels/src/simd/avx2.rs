@@ -220,11 +220,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
-    }
-
-    #[inline(always)]
     fn add(self, a: Floats, b: Floats) -> Floats {
         both!(Floats, _mm256_add_ps, a, b)
     }
@@ -265,6 +260,19 @@ impl Simd for Avx2 {
             _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0)),
             _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1)),
         ))
+    }
+
+    #[inline(always)]
+    fn unzip(self, low: Floats, high: Floats) -> [Floats; 2] {
+        // Of every four lanes two come from the first register, then two from the second one.
+        let each = |a, b| -> [__m256; 2] {
+            intrinsic!(
+                [_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b)]
+                    .map(|x| { _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x))) })
+            )
+        };
+        let ([even_low, odd_low], [even_high, odd_high]) = (each(low.0, low.1), each(high.0, high.1));
+        [Floats(even_low, even_high), Floats(odd_low, odd_high)]
     }
 
     #[inline(always)]

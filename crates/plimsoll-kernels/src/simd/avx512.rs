@@ -135,11 +135,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
-    }
-
-    #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         intrinsic!(_mm512_add_ps(a, b))
     }

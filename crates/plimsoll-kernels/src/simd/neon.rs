@@ -2,7 +2,6 @@
 //! products of later ones (`sdot`) have no stable intrinsics yet.
 
 use std::arch::aarch64::*;
-use std::arch::asm;
 
 use super::{CodeWidth, Simd};
 
@@ -187,13 +186,6 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn prefetch(self, p: *const u8) {
-        // Written out, for want of a stable intrinsic.
-        // SAFETY: a hint, which faults at no address.
-        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
-    }
-
-    #[inline(always)]
     fn add(self, a: Floats, b: Floats) -> Floats {
         Floats(each!(I => vaddq_f32(a.0[I], b.0[I])))
     }
@@ -232,6 +224,15 @@ impl Simd for Neon {
     #[inline(always)]
     fn select_lt(self, a: Floats, b: Floats, yes: Floats, no: Floats) -> Floats {
         Floats(each!(I => vbslq_f32(vcltq_f32(a.0[I], b.0[I]), yes.0[I], no.0[I])))
+    }
+
+    #[inline(always)]
+    fn unzip(self, low: Floats, high: Floats) -> [Floats; 2] {
+        let ([a, b, c, d], [e, f, g, h]) = (low.0, high.0);
+        intrinsic!([
+            Floats([vuzp1q_f32(a, b), vuzp1q_f32(c, d), vuzp1q_f32(e, f), vuzp1q_f32(g, h)]),
+            Floats([vuzp2q_f32(a, b), vuzp2q_f32(c, d), vuzp2q_f32(e, f), vuzp2q_f32(g, h)]),
+        ])
     }
 
     #[inline(always)]

@@ -126,9 +126,6 @@ impl Simd for Portable {
     }
 
     #[inline]
-    fn prefetch(self, _p: *const u8) {}
-
-    #[inline]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| a + b)
     }
