@@ -114,6 +114,20 @@ pub struct Attention {
     pub softcap: Option<f32>,
 }
 
+/// What is done to the heads of queries and keys before they meet: each normalised, where the family does so, then rotated
+/// ([`Device::rope`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary {
+    /// Weights of the norms ([`Device::rms_norm`]) of a head of queries and one of keys.
+    pub norms: Option<[VectorId; 2]>,
+    /// Of these norms.
+    pub eps: f32,
+    /// A row of cosines and sines for every row of the step.
+    pub angles: Buf,
+    /// Which elements make a pair.
+    pub interleaved: bool,
+}
+
 /// What one recurrent layer (Gated DeltaNet) does, apart from its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatedDelta {
@@ -402,9 +416,19 @@ pub trait Device {
     /// `x += y`.
     fn add(&mut self, x: Buf, y: Buf);
 
-    /// Stores keys and values of every row in the cache, then attends: `out`, `q` are [rows, heads · width],
-    /// `k`, `v` [rows, cache heads · width]. Causal: a row sees positions up to its own.
-    fn attention(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf, step: &StepInput<'_>);
+    /// Makes the heads of `q` and `k` ready, if it is said how, stores keys and values of every row in the cache, then attends: `out`, `q` are
+    /// [rows, heads · width], `k`, `v` [rows, cache heads · width]. Causal: a row sees positions up to its own.
+    #[allow(clippy::too_many_arguments)]
+    fn attention(
+        &mut self,
+        spec: &Attention,
+        rotary: Option<&Rotary>,
+        out: Buf,
+        q: Buf,
+        k: Buf,
+        v: Buf,
+        step: &StepInput<'_>,
+    );
 
     /// Attends among the rows of each sequence of this step, before and after, as an encoder does: shapes as for
     /// [`Self::attention`], but keys and values lie in the workspace for the length of this operation, in as many pages as the step

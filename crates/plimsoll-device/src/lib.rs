@@ -4,6 +4,7 @@
 //! bytes and work; [`CpuDevice`] executes it. No operation allocates: temporaries come from the step arena.
 //! **Architecture invariant:** this crate knows shapes and bytes, but no architecture and no request.
 
+mod ahead;
 pub mod cpu;
 pub mod device;
 mod experts;
@@ -12,10 +13,11 @@ pub mod plan_device;
 pub mod pool;
 pub mod weights;
 
+pub use ahead::Ahead;
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
     Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, MediaRows, Mode,
-    NO_STATE, Places, SeqSpan, StepInput, Unfold,
+    NO_STATE, Places, Rotary, SeqSpan, StepInput, Unfold,
 };
 pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, SPLIT_PAGES, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};

@@ -6,7 +6,7 @@
 use plimsoll_memory::step::StepStack;
 
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, Places,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, Places, Rotary,
     StepInput, Unfold,
 };
 use crate::experts::Space;
@@ -165,7 +165,25 @@ impl Device for PlanDevice<'_> {
         self.work.flops += (x.rows * x.cols) as u64;
     }
 
-    fn attention(&mut self, spec: &Attention, _out: Buf, q: Buf, _k: Buf, _v: Buf, step: &StepInput<'_>) {
+    fn attention(
+        &mut self,
+        spec: &Attention,
+        rotary: Option<&Rotary>,
+        _out: Buf,
+        q: Buf,
+        k: Buf,
+        _v: Buf,
+        step: &StepInput<'_>,
+    ) {
+        if let Some(Rotary { norms, eps, angles, interleaved }) = rotary.copied() {
+            let head_dim = q.cols / spec.heads;
+            for (heads, norm) in [q, k].into_iter().zip(norms.into_iter().flatten()) {
+                self.rms_norm(heads, heads, norm, eps);
+            }
+            for heads in [q, k] {
+                self.rope(heads, angles, head_dim, interleaved);
+            }
+        }
         for seq in step.seqs {
             let last = seq.start + seq.rows;
             let seen = |position: usize| {

@@ -21,18 +21,23 @@ use std::{
     thread::{Builder, JoinHandle, yield_now},
 };
 
+use crate::ahead::Ahead;
+
 /// How often a worker looks for the next job before it parks: about 20 µs, longer than the gap between two operations of
 /// a step and far shorter than a scheduler's time slice.
 const SPINS: usize = if cfg!(test) { 2 } else { 4000 };
 
 /// A task: called with the thread's number and the task's.
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+/// What a thread of this number reads after a job.
+type Next<'a> = dyn Fn(usize) -> Ahead + Sync + 'a;
 
-/// A job: what its tasks do, and how many they are.
+/// A job: what its tasks do, how many they are, and what threads read when it is done, if that is known.
 #[derive(Clone, Copy)]
 struct Job {
     task: *const Task<'static>,
     tasks: usize,
+    next: Option<*const Next<'static>>,
 }
 
 /// The job being run and who is in it, together on a cache line.
@@ -90,6 +95,8 @@ unsafe impl Sync for Shared {}
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// The caller's.
+    ahead: Ahead,
 }
 
 impl ThreadPool {
@@ -111,7 +118,7 @@ impl ThreadPool {
             Builder::new().name(name).spawn(move || work(&shared, index))
         };
         let workers = (1..threads).map(spawn).collect::<Result<_, _>>()?;
-        Ok(Self { shared, workers })
+        Ok(Self { shared, workers, ahead: Ahead::default() })
     }
 
     /// Threads that work, the caller included.
@@ -127,13 +134,22 @@ impl ThreadPool {
     /// # Panics
     /// When a task panics, after all threads have left the job; the pool stays usable.
     pub fn run(&mut self, tasks: usize, task: &Task<'_>) {
+        self.run_then(tasks, task, None);
+    }
+
+    /// As [`ThreadPool::run`]. Threads that wait, for others to be done or for a later job, meanwhile fetch into their caches what `next` says
+    /// that they will read; without it they go on with what an earlier job said.
+    pub fn run_then(&mut self, tasks: usize, task: &Task<'_>, next: Option<&Next<'_>>) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|index| task(0, index));
             return;
         }
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased; `run` does not return before every worker has left the job.
-        let job = Job { task: unsafe { std::mem::transmute::<&Task<'_>, *const Task<'static>>(task) }, tasks };
+        let job = unsafe {
+            let next = next.map(|next| std::mem::transmute::<&Next<'_>, *const Next<'static>>(next));
+            Job { task: std::mem::transmute::<&Task<'_>, *const Task<'static>>(task), tasks, next }
+        };
         // SAFETY: the last call left the gate shut and empty.
         unsafe { *shared.gate.job.get() = Some(job) };
         for share in &shared.shares {
@@ -144,12 +160,12 @@ impl ThreadPool {
         }
         shared.call(OPEN);
         // A panic in the caller's share must not leave the workers with a dangling job.
-        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, 0, tasks, task)));
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_part(shared, 0, job, &mut self.ahead)));
         let mut word = shared.gate.word.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
         while inside(word) > 0 {
             spins += 1;
-            if spins < SPINS {
+            if self.ahead.fetch() || spins < SPINS {
                 spin_loop()
             } else {
                 yield_now()
@@ -192,11 +208,12 @@ impl Shared {
     }
 
     /// Returns when there is something newer than the job of this number.
-    fn wait(&self, seen: usize) {
+    fn wait(&self, seen: usize, ahead: &mut Ahead) {
         for _ in 0..SPINS {
             if number(self.gate.word.load(Ordering::Acquire)) != seen {
                 return;
             }
+            ahead.fetch();
             spin_loop();
         }
         let mut locked = self.locked();
@@ -236,11 +253,21 @@ fn claim(shared: &Shared, thread: usize, tasks: usize, task: &Task<'_>) {
     }
 }
 
+/// Takes tasks until none is left, and then notes what this thread reads next. The job is being run.
+fn take_part(shared: &Shared, thread: usize, job: Job, ahead: &mut Ahead) {
+    // SAFETY: `run_then` borrows both until every thread has left the job.
+    let (task, next) = unsafe { (&*job.task, job.next.map(|next| &*next)) };
+    claim(shared, thread, job.tasks, task);
+    if let Some(next) = next {
+        *ahead = next(thread);
+    }
+}
+
 /// A worker's life: wait for a job, take part in it, again.
 fn work(shared: &Shared, thread: usize) {
-    let mut seen = 0;
+    let (mut seen, mut ahead) = (0, Ahead::default());
     loop {
-        shared.wait(seen);
+        shared.wait(seen, &mut ahead);
         let entered;
         (seen, entered) = shared.enter();
         if !entered {
@@ -251,10 +278,9 @@ fn work(shared: &Shared, thread: usize) {
             continue;
         }
         // SAFETY: `run` wrote this job before it opened the gate, and waits for this thread to leave before it returns.
-        let Job { task, tasks } = unsafe { (*shared.gate.job.get()).expect("the gate is open") };
-        // SAFETY: likewise.
-        let task = unsafe { &*task };
-        let claimed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, thread, tasks, task)));
+        let job = unsafe { (*shared.gate.job.get()).expect("the gate is open") };
+        let claimed =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_part(shared, thread, job, &mut ahead)));
         if claimed.is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
         }
@@ -277,10 +303,16 @@ mod tests {
             let mut pool = ThreadPool::new(threads).unwrap();
             for tasks in jobs {
                 let counts: Vec<AtomicUsize> = (0..*tasks).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(*tasks, &|thread, task| {
+                let next = |_: usize| {
+                    let mut ahead = Ahead::new();
+                    ahead.add(&[0; 256]);
+                    ahead
+                };
+                let task = |thread: usize, task: usize| {
                     assert!(thread < threads);
                     counts[task].fetch_add(1, Ordering::Relaxed);
-                });
+                };
+                pool.run_then(*tasks, &task, Some(&next));
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "each task runs once");
             }
         };

@@ -27,7 +27,7 @@ fn run(pages: usize, page: impl Fn(u32) -> u32) -> Vec<Vec<u32>> {
         let out = device.temp(CHUNK, 64).unwrap();
         let step = StepInput { seqs: &seqs, pages: &used, ..StepInput::default() };
         let spec = Attention { layer: 0, heads: 4, scale: 0.25, window: None, softcap: None };
-        device.attention(&spec, out, q, k, v, &step);
+        device.attention(&spec, None, out, q, k, v, &step);
         all.extend(rows(&mut device, out));
     }
     all

@@ -68,7 +68,7 @@ impl Rig {
         let rounded_rows = if step.prompt { step.rows.last().map_or(0, |(_, _, rows)| *rows) } else { 0 };
         let step = StepInput { seqs: &seqs, pages: &self.pages, rounded_rows, ..StepInput::default() };
         let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, softcap: None };
-        self.device.attention(&spec, out, q, k, v, &step);
+        self.device.attention(&spec, None, out, q, k, v, &step);
         rows(&mut self.device, out)
     }
 }

@@ -3,8 +3,8 @@
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, LinearId, Mode, RowPiece,
-    StepInput, VectorId,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, LinearId, Mode, Rotary,
+    RowPiece, StepInput, VectorId,
 };
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
 
@@ -41,8 +41,7 @@ pub struct AttentionBlock {
     /// Its sigmoid is multiplied onto what attention gives, where the family does so.
     gate: Option<LinearId>,
     /// Per-head norms of queries and keys, where the family has them.
-    q_norm: Option<VectorId>,
-    k_norm: Option<VectorId>,
+    norms: Option<[VectorId; 2]>,
     kv_heads: usize,
     head_dim: usize,
     eps: f32,
@@ -94,18 +93,15 @@ impl AttentionBlock {
                 (rows(0)?, Some(rows(head_dim)?))
             }
         };
-        let mut head_norm = |name: &str| match config.qk_norm {
-            true => norm(config, &format!("{prefix}.{name}.weight"), head_dim, declare).map(Some),
-            false => Ok(None),
-        };
+        let mut head_norm = |name: &str| norm(config, &format!("{prefix}.{name}.weight"), head_dim, declare);
+        let norms = if config.qk_norm { Some([head_norm("q_norm")?, head_norm("k_norm")?]) } else { None };
         Ok(Self {
             q,
             k,
             v,
             o,
             gate,
-            q_norm: head_norm("q_norm")?,
-            k_norm: head_norm("k_norm")?,
+            norms,
             kv_heads,
             head_dim,
             eps: config.norm_eps,
@@ -146,15 +142,9 @@ impl AttentionBlock {
                 None
             }
         };
-        for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
-            if let Some(norm) = norm {
-                let heads = heads.reshape(self.head_dim);
-                device.rms_norm(heads, heads, norm, self.eps);
-            }
-            device.rope(heads, angles, self.head_dim, self.rope_interleaved);
-        }
         let attended = device.temp(x.rows, self.spec.heads * self.head_dim)?;
-        device.attention(&self.spec, attended, q, k, v, step);
+        let rotary = Rotary { norms: self.norms, eps: self.eps, angles, interleaved: self.rope_interleaved };
+        device.attention(&self.spec, Some(&rotary), attended, q, k, v, step);
         let gated = gate.map_or(attended, |gate| {
             device.glu(gate, attended, Activation::Sigmoid);
             gate

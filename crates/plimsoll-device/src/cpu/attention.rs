@@ -6,16 +6,19 @@
 //! depends on which of the two was done.
 
 use arrayvec::ArrayVec;
-use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayout, KvPages, Queries, Span};
+use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayout, KvPages, Queries, RopeStyle, Span};
 
-use super::CpuDevice;
 use super::arena::Arena;
 use super::cut::TASKS_PER_THREAD;
-use crate::device::{Attention, Buf, SeqSpan, StepInput};
+use super::{CpuDevice, CpuWeights};
+use crate::device::{Attention, Buf, Rotary, SeqSpan, StepInput};
 use crate::kv::{PAGE_TOKENS, encoder_layout};
 use tasks::{ROWS_MAX, Share, Tasks, UNITS_PER_THREAD, task_rows};
 
 mod tasks;
+
+/// With fewer rows than this another thread's help is not worth calling it.
+const FEW_ROWS: usize = 3;
 
 /// What each row of a task sees.
 type Spans = ArrayVec<Span, ROWS_MAX>;
@@ -66,33 +69,52 @@ impl CpuDevice {
         let seqs = [SeqSpan { first_row: 0, rows: k.rows, start: 0, pages_at: 0, pages, seen_from: 0, state: None }];
         let step = StepInput { seqs: &seqs, pages: list, ..StepInput::default() };
         let place = self.in_workspace(keys, pages, encoder_layout(spec.heads, k.cols / spec.heads));
-        self.store_kv(&place, k, v, &step);
+        self.store_kv(&place, None, k, v, &step);
         self.attend(&place, spec, out, q, &step);
     }
 
-    /// Writes every row's keys and values to its place. Tasks divide the pages among themselves by number, so that no two
-    /// write one page, even if sequences should share it.
-    pub(super) fn store_kv(&mut self, place: &Place, k: Buf, v: Buf, step: &StepInput<'_>) {
+    /// Writes every row's keys and values to its place, and before that makes them and the queries ready, if it is said how. Tasks divide
+    /// the pages among themselves by number, or, where rows are few, heads of pages, so that no two write one place, even if sequences
+    /// should share a page.
+    pub(super) fn store_kv(
+        &mut self,
+        place: &Place,
+        ready: Option<(&Rotary, Buf)>,
+        k: Buf,
+        v: Buf,
+        step: &StepInput<'_>,
+    ) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        let layout = place.layout;
-        let tasks = if k.rows < PAGE_TOKENS { 1 } else { threads * TASKS_PER_THREAD };
-        self.pool.run(tasks, &|_, task| {
+        let heads = place.layout.kv_heads();
+        let (tasks, parts) = match k.rows {
+            0..FEW_ROWS => (1, 1),
+            FEW_ROWS..PAGE_TOKENS => (threads, heads),
+            _ => (threads * TASKS_PER_THREAD, 1),
+        };
+        let layout = place.layout.heads(heads / parts);
+        let ready = ready.map(|(rotary, q)| Ready::new(&self.weights, isa, rotary, [q, k], layout.width(), parts));
+        let (k, v) = (k.reshape(k.cols / parts), v.reshape(v.cols / parts));
+        let bytes = layout.bytes_per_page();
+        self.pool.run(tasks, &|thread, task| {
             for seq in step.seqs {
                 let pages = &step.pages[seq.pages_at..][..seq.pages];
                 let end = seq.start + seq.rows;
                 let first = seq.start / PAGE_TOKENS;
-                for (page, id) in (first..end.div_ceil(PAGE_TOKENS)).zip(&pages[first..]) {
-                    let id = *id as usize;
-                    if id % tasks != task {
-                        continue;
-                    }
-                    // SAFETY: this task's page.
-                    let bytes = unsafe { place.slice(id * place.stride, layout.bytes_per_page()) };
+                let pages = (first..end.div_ceil(PAGE_TOKENS)).zip(&pages[first..]);
+                let all = pages.flat_map(|(page, id)| (0..parts).map(move |part| (page, *id as usize, part)));
+                for (page, id, part) in all.filter(|(_, id, part)| (id * parts + part) % tasks == task) {
+                    // SAFETY: this task's part of this page.
+                    let bytes = unsafe { place.slice(id * place.stride + part * bytes, bytes) };
                     for position in seq.start.max(page * PAGE_TOKENS)..end.min((page + 1) * PAGE_TOKENS) {
-                        let row = seq.first_row + position - seq.start;
-                        // SAFETY: rows of `k` and `v` are inside the workspace, and each belongs to one task.
-                        let (k, v) = unsafe { (arena.row(k, row), arena.row(v, row)) };
-                        kernels::kv_store(isa, &layout, bytes, position % PAGE_TOKENS, k, v);
+                        let row = (seq.first_row + position - seq.start) * parts + part;
+                        // SAFETY: rows are inside the workspace, and parts of them belong to one task each; scratch to one thread.
+                        unsafe {
+                            if let Some(ready) = &ready {
+                                ready.make(&arena, arena.scratch(thread), row);
+                            }
+                            let slot = position % PAGE_TOKENS;
+                            kernels::kv_store(isa, &layout, bytes, slot, arena.row(k, row), arena.row(v, row));
+                        }
                     }
                 }
             }
@@ -125,6 +147,52 @@ impl CpuDevice {
         let heads = layout.kv_heads();
         let heads = if job.tasks.count >= heads * threads * TASKS_PER_THREAD { heads } else { 1 };
         self.pool.run(job.tasks.count / heads, &|thread, task| job.whole(thread, task * heads, heads));
+    }
+}
+
+/// What makes queries and keys ready.
+struct Ready<'a> {
+    isa: Isa,
+    style: RopeStyle,
+    /// Of a head of queries, and of one of keys.
+    norms: Option<[&'a [f32]; 2]>,
+    eps: f32,
+    angles: Buf,
+    head_dim: usize,
+    /// Parts of every row: some heads of keys, and the heads of queries that meet them.
+    parts: usize,
+    /// Queries and keys, a row for every part.
+    heads: [Buf; 2],
+}
+
+impl<'a> Ready<'a> {
+    fn new(weights: &'a CpuWeights, isa: Isa, rotary: &Rotary, heads: [Buf; 2], head_dim: usize, parts: usize) -> Self {
+        let Rotary { norms, eps, angles, interleaved } = *rotary;
+        let style = if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves };
+        let norms = norms.map(|norms| norms.map(|norm| weights.vector(norm)));
+        Self { isa, style, norms, eps, angles, head_dim, parts, heads: heads.map(|x| x.reshape(x.cols / parts)) }
+    }
+
+    /// One part of a row.
+    ///
+    /// # Safety
+    /// It is inside the workspace and nobody else's; so are the angles, which nobody writes.
+    unsafe fn make(&self, arena: &Arena, scratch: &mut [f32], part: usize) {
+        let (row, cols) = (part / self.parts, self.angles.cols);
+        // SAFETY: this function's contract.
+        let (cos, sin) = unsafe { arena.matrix(self.angles) }[row * cols..][..cols].split_at(cols / 2);
+        for (i, heads) in self.heads.into_iter().enumerate() {
+            // SAFETY: likewise.
+            let heads = unsafe { arena.row(heads, part) };
+            if let Some(norms) = self.norms {
+                for head in heads.chunks_exact_mut(self.head_dim) {
+                    let copy = &mut scratch[..head.len()];
+                    copy.copy_from_slice(head);
+                    kernels::rms_norm(self.isa, head, copy, norms[i], self.eps);
+                }
+            }
+            kernels::rope(self.isa, self.style, heads, self.head_dim, cos, sin);
+        }
     }
 }
 

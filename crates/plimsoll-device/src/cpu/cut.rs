@@ -48,6 +48,11 @@ impl Cut {
         Self { rows, panels, row_block: row_block.max(ROWS_TOGETHER), panel_block: panel_block.max(PANELS_TOGETHER) }
     }
 
+    /// All panels of a part.
+    pub fn panels(&self, part: usize) -> Range<usize> {
+        self.panels.block(part, 0, self.panels.len)
+    }
+
     fn panel_blocks(&self) -> usize {
         self.panels.most().div_ceil(self.panel_block)
     }
@@ -112,6 +117,8 @@ mod tests {
             let mut seen = vec![0; rows * panels];
             for task in 0..threads * cut.tasks() {
                 let Some((r, p)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { continue };
+                let part = cut.panels(task / cut.tasks());
+                assert!(part.start <= p.start && p.end <= part.end, "{p:?} of {part:?}");
                 assert!(r.start % 16 == 0 && (r.end % 16 == 0 || r.end == rows), "{r:?} are tiles");
                 for row in r {
                     p.clone().for_each(|panel| seen[row * panels + panel] += 1);

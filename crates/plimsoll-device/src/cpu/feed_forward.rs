@@ -3,8 +3,9 @@
 
 use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 
+use super::arena::Arena;
 use super::cut::Cut;
-use super::linear::Shared;
+use super::linear::{Shared, next_shares};
 use super::{CpuDevice, kernel_activation};
 use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Mode};
 use crate::weights::LinearId;
@@ -20,24 +21,33 @@ impl CpuDevice {
     ) -> Result<(), DeviceError> {
         let FeedForward { gate, up, down, width, act } = *layer;
         let input = Bf16Layout { rows: rounded_rows, k: x.cols };
-        let rounds = rounded_rows > 0 && [gate, up, down].into_iter().all(|id| self.rounds(id));
+        let rounds = [gate, up, down].into_iter().all(|id| self.rounds(id));
         // The rounded input takes the place of a product that is not written.
-        if !rounds || input.bytes() > rounded_rows * width * size_of::<f32>() {
+        if rounded_rows > 0 && (!rounds || input.bytes() > rounded_rows * width * size_of::<f32>()) {
             return layer.by_steps(self, x, out, mode, rounded_rows);
         }
         // The planner takes the same workspace in the same order.
         let scope = self.mark();
         let (gates, ups) = (self.temp(x.rows, width)?, self.temp(x.rows, width)?);
         let others = x.rows - rounded_rows;
+        let (exact, exact_ups) = (gates.span(0, others), ups.span(0, others));
         if others > 0 {
-            let (gates, ups) = (gates.span(0, others), ups.span(0, others));
-            self.linear(x.span(0, others), &[(gate, gates), (up, ups)], Mode::Store)?;
-            self.glu(gates, ups, act);
+            self.linear(x.span(0, others), &[(gate, exact), (up, exact_ups)], Mode::Store)?;
         }
         let rounded_at = ups.span(others, rounded_rows).offset;
-        self.round(x.span(others, rounded_rows), input, rounded_at);
-        let inner = self.share(gates.span(0, others), rounded_rows, &[(down, out)])?;
-        self.multiply_gate([gate, up], act, (input, rounded_at), &inner);
+        if rounded_rows > 0 {
+            self.round(x.span(others, rounded_rows), input, rounded_at);
+        }
+        let (isa, glu) = (self.isa, kernel_activation(act));
+        let glu_row = |arena: &Arena, row: usize| {
+            // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
+            let (gate, up) = unsafe { (arena.row(exact, row), arena.row(exact_ups, row)) };
+            kernels::glu(isa, glu, gate, up);
+        };
+        let inner = self.share(exact, rounded_rows, &[(down, out)], Some(&glu_row))?;
+        if rounded_rows > 0 {
+            self.multiply_gate([gate, up], act, (input, rounded_at), &inner);
+        }
         self.multiply_rows(gates, &inner, &[(down, out)], mode);
         self.release(scope);
         Ok(())
@@ -52,11 +62,13 @@ impl CpuDevice {
         let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };
         let cut = Cut::new(input.rows, input.k * size_of::<u16>(), matrices[0].packing.panels(), threads);
         let act = kernel_activation(act);
-        self.pool.run(threads * cut.tasks(), &|_, task| {
+        let next = next_shares(&self.weights, ids.into_iter(), input.rows, threads);
+        let task = |_: usize, task: usize| {
             let Some((rows, panels)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { return };
             let out = arena.pointer(out).cast();
             // SAFETY: the buffer is inside the workspace and nobody else's; tasks have disjoint rows or panels.
             unsafe { kernels::linear_glu(isa, matrices.each_ref(), act, &acts, panels, rows, out) };
-        });
+        };
+        self.pool.run_then(threads * cut.tasks(), &task, Some(&next));
     }
 }

@@ -4,9 +4,10 @@
 use arrayvec::ArrayVec;
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Input, Isa, Target, Weights};
 
-use super::CpuDevice;
 use super::arena::Arena;
 use super::cut::Cut;
+use super::{CpuDevice, CpuWeights};
+use crate::ahead::Ahead;
 use crate::device::{Buf, Device, DeviceError, Mode};
 use crate::weights::LinearId;
 
@@ -20,6 +21,9 @@ pub(super) struct Shared {
     pub rounded: Bf16Layout,
     pub rounded_at: usize,
 }
+
+/// Writes a row of an input.
+pub(super) type MakeRow<'a> = dyn Fn(&Arena, usize) + Sync + 'a;
 
 /// One layer times some rows.
 struct Product<'a> {
@@ -41,7 +45,7 @@ impl CpuDevice {
         let any = rounded_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
         let rounded = if any { rounded_rows } else { 0 };
         let others = x.rows - rounded;
-        let shared = self.share(x.span(0, others), rounded, layers)?;
+        let shared = self.share(x.span(0, others), rounded, layers, None)?;
         if any {
             self.round(x.span(others, rounded), shared.rounded, shared.rounded_at);
         }
@@ -56,27 +60,34 @@ impl CpuDevice {
         table.rounds(&table.linear(id).packing)
     }
 
-    /// Takes workspace for what `layers` make of an input of these rows and so many rounded ones, and quantizes these.
-    pub(super) fn share(&mut self, x: Buf, rounded: usize, layers: &[(LinearId, Buf)]) -> Result<Shared, DeviceError> {
+    /// Takes workspace for what `layers` make of an input of these rows and so many rounded ones, and quantizes these, each as soon as
+    /// `make`, if there is one, has written it.
+    pub(super) fn share(
+        &mut self,
+        x: Buf,
+        rounded: usize,
+        layers: &[(LinearId, Buf)],
+        make: Option<&MakeRow<'_>>,
+    ) -> Result<Shared, DeviceError> {
         let table = self.weights.table();
         let layout = table.act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id));
         let at = self.memory.stack.take(table.input_bytes(x.rows + rounded, x.cols, layers))?;
         let rounded_at = at + layout.map_or(0, |layout| layout.bytes().next_multiple_of(64));
-        if let Some(layout) = layout.filter(|_| x.rows > 0) {
-            self.quantize(x, layout, at);
-        }
+        let isa = self.isa;
+        let all = if layout.is_some() || make.is_some() { x } else { x.span(0, 0) };
+        self.rows(all, |arena, _, row| {
+            if let Some(make) = make {
+                make(arena, row);
+            }
+            if let Some(layout) = layout {
+                let bytes = layout.row_bytes();
+                // SAFETY: each row's input and its quantized copy are inside the workspace and belong to one task.
+                let (x, acts) = unsafe { (arena.row(x, row), arena.bytes(at + row * bytes, bytes)) };
+                kernels::quantize_acts(isa, layout, x, acts);
+            }
+        });
         let quantized = layout.map(|layout| (layout, at));
         Ok(Shared { quantized, rounded: Bf16Layout { rows: rounded, k: x.cols }, rounded_at })
-    }
-
-    fn quantize(&mut self, x: Buf, layout: ActLayout, at: usize) {
-        let isa = self.isa;
-        let bytes = layout.row_bytes();
-        self.rows(x, |arena, _, row| {
-            // SAFETY: each row's input and its quantized copy are inside the workspace and belong to one task.
-            let (x, acts) = unsafe { (arena.row(x, row), arena.bytes(at + row * bytes, bytes)) };
-            kernels::quantize_acts(isa, layout, x, acts);
-        });
     }
 
     pub(super) fn round(&mut self, x: Buf, layout: Bf16Layout, at: usize) {
@@ -128,7 +139,8 @@ impl CpuDevice {
             Mode::Add => kernels::Mode::Add,
         };
         let tasks_of_part: usize = products.iter().map(|product| product.cut.tasks()).sum();
-        self.pool.run(threads * tasks_of_part, &|_, task| {
+        let next = next_shares(&self.weights, layers.iter().map(|(id, _)| *id), x.rows, threads);
+        let task = |_: usize, task: usize| {
             let (part, mut task) = (task / tasks_of_part, task % tasks_of_part);
             for product in &products {
                 if task < product.cut.tasks() {
@@ -136,7 +148,30 @@ impl CpuDevice {
                 }
                 task -= product.cut.tasks();
             }
-        });
+        };
+        self.pool.run_then(threads * tasks_of_part, &task, Some(&next));
+    }
+}
+
+/// What each of so many threads will read of the weights that a step needs when it has multiplied these by so many rows.
+pub(super) fn next_shares<'a>(
+    weights: &'a CpuWeights,
+    done: impl Iterator<Item = LinearId>,
+    rows: usize,
+    threads: usize,
+) -> impl Fn(usize) -> Ahead + Sync + 'a {
+    let last = done.max().expect("an operation has a layer");
+    move |thread| {
+        let mut ahead = Ahead::new();
+        for weights in weights.after(last) {
+            // How rows are cut matters as little as their bytes.
+            let panels = Cut::new(rows, 1, weights.packing.panels(), threads).panels(thread);
+            let bytes = weights.packing.panel_bytes();
+            if !ahead.add(&weights.data[panels.start * bytes..panels.end * bytes]) {
+                break;
+            }
+        }
+        ahead
     }
 }
 

@@ -20,7 +20,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
 use crate::device::{
     Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, Mode, Places,
-    StepInput, Unfold,
+    Rotary, StepInput, Unfold,
 };
 use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
 use crate::plan_device::{sequence_bytes, within_bytes};
@@ -405,9 +405,18 @@ impl Device for CpuDevice {
         });
     }
 
-    fn attention(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf, step: &StepInput<'_>) {
+    fn attention(
+        &mut self,
+        spec: &Attention,
+        rotary: Option<&Rotary>,
+        out: Buf,
+        q: Buf,
+        k: Buf,
+        v: Buf,
+        step: &StepInput<'_>,
+    ) {
         let place = self.cached(spec.layer);
-        self.store_kv(&place, k, v, step);
+        self.store_kv(&place, rotary.map(|rotary| (rotary, q)), k, v, step);
         self.attend(&place, spec, out, q, step);
     }
 
@@ -423,7 +432,7 @@ impl Device for CpuDevice {
         let scope = self.mark();
         let offset = self.memory.stack.take(within_bytes(&self.memory.shape, step))?;
         let place = self.within(offset, step);
-        self.store_kv(&place, k, v, step);
+        self.store_kv(&place, None, k, v, step);
         self.attend(&place, spec, out, q, step);
         self.release(scope);
         Ok(())

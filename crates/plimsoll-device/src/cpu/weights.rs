@@ -106,6 +106,12 @@ impl CpuWeights {
         Weights { packing: &linear.packing, data, bias: linear.bias.map(|bias| self.vector(bias)) }
     }
 
+    /// The matrices declared after this one, and then from the first one on: roughly the order in which a step needs them.
+    pub(crate) fn after(&self, id: LinearId) -> impl Iterator<Item = Weights<'_>> {
+        let all = self.table.linears.len();
+        (1..all).map(move |later| self.matrix(LinearId((id.0 + later) % all)))
+    }
+
     /// A vector's values.
     pub(crate) fn vector(&self, id: VectorId) -> &[f32] {
         let vector = self.table.vector(id);
