@@ -135,6 +135,14 @@ pub struct Scheduler<T> {
     chunks_begun: u64,
 }
 
+/// Which prompts are meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Prompts {
+    All,
+    /// Those of a step at most.
+    Short,
+}
+
 /// Bounds below those of the plan, while memory is short.
 #[derive(Clone, Copy, Debug)]
 struct Eased {
@@ -274,22 +282,47 @@ impl<T> Scheduler<T> {
         }
         // The few do not hold up the many.
         let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
+        // And what is short does not wait for what is long: up to half of the rows are its own.
+        if !layers && self.running.iter().any(Seq::computes_long_prompt) {
+            let (mut short, mut short_logits) = (rows / 2, logit_rows / 2);
+            (rows, logit_rows) = (rows - short, logit_rows - short_logits);
+            self.schedule_prompts(Prompts::Short, layers, &mut short, &mut short_logits, events);
+            (rows, logit_rows) = (rows + short, logit_rows + short_logits);
+            if self.running.iter().any(Seq::runs_alone) {
+                return;
+            }
+        }
+        self.schedule_prompts(Prompts::All, layers, &mut rows, &mut logit_rows, events);
+    }
+
+    /// Chunks of prompts that have none in this step yet, oldest first: of running ones, then of those who may start.
+    fn schedule_prompts(
+        &mut self,
+        which: Prompts,
+        layers: bool,
+        rows: &mut usize,
+        logit_rows: &mut usize,
+        events: &mut Events,
+    ) {
         let mut i = 0;
         while i < self.running.len() {
-            if !self.running[i].decoding() {
-                self.schedule_prompt(i, layers, &mut rows, &mut logit_rows, events);
+            let seq = &self.running[i];
+            let meant = !seq.decoding() && (which == Prompts::All || !seq.long);
+            if meant && !self.shares.iter().any(|share| share.seq == i) {
+                self.schedule_prompt(i, layers, rows, logit_rows, events);
             }
             i += 1;
         }
-        while rows > 0 && logit_rows > 0 && self.next_fits(rows) {
-            let Some(admitted) = self.admit(!layers || self.layered().is_none()) else { break };
+        while *rows > 0 && *logit_rows > 0 && self.next_fits(*rows) {
+            let long = which == Prompts::All && (!layers || self.layered().is_none());
+            let Some(admitted) = self.admit(long) else { break };
             events.admitted += 1;
             if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
                 // Its turn comes in the next step, alone.
                 break;
             }
             // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
-            self.schedule_prompt(admitted, layers, &mut rows, &mut logit_rows, events);
+            self.schedule_prompt(admitted, layers, rows, logit_rows, events);
             if self.running.get(admitted).is_some_and(|seq| seq.suspect_until.is_some()) {
                 break;
             }
@@ -298,7 +331,7 @@ impl<T> Scheduler<T> {
 
     /// Prompts of more than a step that have a place or could have one, and could be computed now.
     fn long_prompts(&self) -> usize {
-        let running = self.running.iter().filter(|seq| seq.long && !seq.decoding() && !seq.at_wall());
+        let running = self.running.iter().filter(|seq| seq.computes_long_prompt());
         let places = self.eased.running.saturating_sub(self.running.len());
         let waiting = self.waiting.iter().take(places).filter(|seq| seq.remaining() > self.limits.rows);
         running.count() + waiting.count()
@@ -317,7 +350,7 @@ impl<T> Scheduler<T> {
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
         // One that waits for a medium can do nothing until it is encoded, in whatever step.
-        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && !seq.at_wall()) {
+        while let Some(i) = self.running.iter().position(Seq::runs_alone) {
             let (mut rows, mut logit_rows) = (self.prefill_rows(), self.limits.logit_rows);
             let order = self.running[i].order;
             self.schedule_chunk(i, &mut rows, &mut logit_rows, events);

@@ -130,6 +130,16 @@ impl<T> Seq<T> {
         self.computed + 1 == self.tokens.len() && self.tokens.len() > self.prompt_len
     }
 
+    /// Whether a prompt of more than a step is left to compute, and could be now.
+    pub(super) fn computes_long_prompt(&self) -> bool {
+        self.long && !self.decoding() && !self.at_wall()
+    }
+
+    /// Whether a step it was in failed, and it could be computed now, by itself.
+    pub(super) fn runs_alone(&self) -> bool {
+        self.suspect_until.is_some() && !self.at_wall()
+    }
+
     /// Whether a position is one of its prompt's.
     pub fn in_prompt(&self, position: usize) -> bool {
         position < self.prompt_len

@@ -66,6 +66,34 @@ fn a_stream_of_newcomers_starves_nobody() {
     }
 }
 
+/// A short prompt does not wait until long ones are done, running or waiting, and leaves them half of every step.
+#[test]
+fn short_prompts_do_not_wait_for_long_ones() {
+    let limits = StepLimits { rows: 8, logit_rows: 16, running: 16, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 400, false));
+    for long in 0..4 {
+        world.arrive(400, 1, long, 0, false);
+    }
+    (0..3).for_each(|_| world.step());
+    for short in 0..5 {
+        world.arrive(6, 20, 10 + short, 0, false);
+    }
+    let done =
+        |world: &World| world.scheduler.running().iter().filter(|seq| seq.total_max < 400 && seq.decoding()).count();
+    let long =
+        |world: &World| world.scheduler.running().iter().map(|seq| if seq.long { seq.computed } else { 0 }).sum();
+    let (mut steps, before): (usize, usize) = (0, long(&world));
+    while done(&world) < 5 {
+        world.step();
+        steps += 1;
+        assert!(steps < 20, "{} of five short prompts are done", done(&world));
+    }
+    let computed = long(&world) - before;
+    assert!(computed >= 2 * steps, "{computed} tokens of long prompts in {steps} steps");
+    world.finish_all();
+    world.assert_all_back();
+}
+
 /// Answers that begin again come back by bounded steps (`World` checks each), and all do.
 #[test]
 fn long_answers_are_computed_again_bit_by_bit() {
