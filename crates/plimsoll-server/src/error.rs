@@ -14,12 +14,12 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {reason}")]
     Bind {
         /// The address.
         address: String,
         /// The system's reason.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The configuration contradicts itself.
     #[error("server configuration: {0}")]

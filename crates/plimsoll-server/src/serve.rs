@@ -46,7 +46,7 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// [`ServeError::Bind`] when the name does not resolve or the address is taken.
 pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
     let address = format!("{}:{}", config.host, config.port);
-    let failed = |source| ServeError::Bind { address: address.clone(), source };
+    let failed = |reason| ServeError::Bind { address: address.clone(), reason };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for candidate in lookup_host((config.host.as_str(), config.port)).await.map_err(failed)? {
         match listen(candidate) {

@@ -33,6 +33,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         };
         anyhow::bail!("--record {}: {what}", record.file.display());
     }
+    try_address(&config)?;
     if let Some(file) = &args.models {
         return super::several::run(file, &args, config, began);
     }
@@ -60,6 +61,12 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     tracing::info!("drained; the ledger at the end:\n{}", engine.report());
     engine.stop();
     Ok(())
+}
+
+/// Whether the server could listen, tried with its own socket: that an address is taken is known before a model is loaded, not after.
+pub fn try_address(config: &ServerConfig) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(plimsoll_server::bind(config)).map(drop)?)
 }
 
 /// A model with its engine, as it is served.

@@ -152,6 +152,9 @@ fn what_a_server_could_not_open_or_would_not_take() {
     let port = taken.local_addr().unwrap().port().to_string();
     let (found, _) = problem(&findings(plimsoll(["doctor", llama, "--json", "--port", &port])).0, "port");
     assert!(found.contains(&port), "{found}");
+    // The server says so, too, before it loads what is there to load.
+    let refused = run(&["serve", "./absent.gguf", "--port", &port]).refused();
+    assert!(refused.contains(&port) && refused.matches("in use").count() == 1, "{refused}");
     let (found, next) = problem(&doctor(&[llama, "--max-connections", "1000000000"]).0, "files");
     assert!(found.contains("1000000000 connections") && next.contains("--max-connections "), "{found} {next}");
     let (found, _) = problem(&doctor(&[llama, "--memory-budget", "1MiB"]).0, "plan");

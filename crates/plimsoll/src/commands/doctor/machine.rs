@@ -9,6 +9,7 @@ use plimsoll_memory::host::{HostNow, Overcommit, Remedy, Rlimits, Root};
 use plimsoll_server::ServerConfig;
 
 use super::{Args, Report};
+use crate::commands::serve::try_address;
 
 /// Descriptors that a server opens besides its connections, with room to spare: model files, logs, pipes, sockets that listen,
 /// pictures that are fetched.
@@ -136,9 +137,8 @@ pub fn files(args: &Args, report: &mut Report) {
 /// Whether the server could listen, tried with its own socket.
 pub fn port(args: &Args, http: &ServerConfig, report: &mut Report) -> anyhow::Result<()> {
     let config = ServerConfig { host: args.host.clone(), port: args.port, ..http.clone() };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match runtime.block_on(plimsoll_server::bind(&config)) {
-        Ok(_) => report.ok("port", format!("{}:{} is free", args.host, args.port)),
+    match try_address(&config) {
+        Ok(()) => report.ok("port", format!("{}:{} is free", args.host, args.port)),
         Err(error) => {
             report.problem("port", error.to_string(), "end what listens there, or give another --port or --host");
         }
