@@ -13,7 +13,6 @@ pub mod plan_device;
 pub mod pool;
 pub mod weights;
 
-pub use ahead::Ahead;
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
     Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, MediaRows, Mode,

@@ -23,7 +23,7 @@ use std::{
 
 use crate::ahead::Ahead;
 
-/// How often a worker looks for the next job before it parks: about 20 µs, longer than the gap between two operations of
+/// How often a worker looks for the next job before it parks: about 20 µs, more while it fetches, longer than the gap between two operations of
 /// a step and far shorter than a scheduler's time slice.
 const SPINS: usize = if cfg!(test) { 2 } else { 4000 };
 
@@ -45,7 +45,7 @@ struct Job {
 struct Gate {
     /// Number of the job in units of [`JOB`], whether it is [`OPEN`], and how many workers are inside.
     word: AtomicUsize,
-    /// Written by `run` alone, while the gate is shut and nobody inside.
+    /// Written by `run_then` alone, while the gate is shut and nobody inside.
     job: UnsafeCell<Option<Job>>,
 }
 
@@ -85,7 +85,7 @@ struct Shared {
     panicked: AtomicBool,
 }
 
-// SAFETY: `Gate::job` is written while nobody is inside the gate and read by those inside. What it points to is borrowed by `run`, which
+// SAFETY: `Gate::job` is written while nobody is inside the gate and read by those inside. What it points to is borrowed by `run_then`, which
 // returns when the gate is shut and empty, and is `Sync`.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
@@ -139,13 +139,13 @@ impl ThreadPool {
 
     /// As [`ThreadPool::run`]. Threads that wait, for others to be done or for a later job, meanwhile fetch into their caches what `next` says
     /// that they will read; without it they go on with what an earlier job said.
-    pub fn run_then(&mut self, tasks: usize, task: &Task<'_>, next: Option<&Next<'_>>) {
+    pub(crate) fn run_then(&mut self, tasks: usize, task: &Task<'_>, next: Option<&Next<'_>>) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|index| task(0, index));
             return;
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is erased; `run` does not return before every worker has left the job.
+        // SAFETY: only lifetimes are erased; `run_then` does not return before every worker has left the job.
         let job = unsafe {
             let next = next.map(|next| std::mem::transmute::<&Next<'_>, *const Next<'static>>(next));
             Job { task: std::mem::transmute::<&Task<'_>, *const Task<'static>>(task), tasks, next }
@@ -277,7 +277,7 @@ fn work(shared: &Shared, thread: usize) {
             }
             continue;
         }
-        // SAFETY: `run` wrote this job before it opened the gate, and waits for this thread to leave before it returns.
+        // SAFETY: `run_then` wrote this job before it opened the gate, and waits for this thread to leave before it returns.
         let job = unsafe { (*shared.gate.job.get()).expect("the gate is open") };
         let claimed =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_part(shared, thread, job, &mut ahead)));
@@ -304,7 +304,7 @@ mod tests {
             for tasks in jobs {
                 let counts: Vec<AtomicUsize> = (0..*tasks).map(|_| AtomicUsize::new(0)).collect();
                 let next = |_: usize| {
-                    let mut ahead = Ahead::new();
+                    let mut ahead = Ahead::default();
                     ahead.add(&[0; 256]);
                     ahead
                 };

@@ -16,7 +16,7 @@ use crate::kv::ModelShape;
 const ALIGN: usize = 64;
 
 /// Index of a packed matrix in the weight table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearId(pub(crate) usize);
 
 /// Index of an f32 vector in the weight table.

@@ -136,11 +136,11 @@ pub struct Scheduler<T> {
 }
 
 /// Which prompts are meant.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Prompts {
     All,
-    /// Those of a step at most.
-    Short,
+    /// Those of a step at most behind this running sequence.
+    ShortBehind(usize),
 }
 
 /// Bounds below those of the plan, while memory is short.
@@ -282,11 +282,12 @@ impl<T> Scheduler<T> {
         }
         // The few do not hold up the many.
         let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
-        // And what is short does not wait for what is long: up to half of the rows are its own.
-        if !layers && self.running.iter().any(Seq::computes_long_prompt) {
+        // And what is short does not wait for a long one before it: up to half of the rows are its own.
+        let long = |seq: &Seq<T>| seq.computes_long_prompt() && seq.layered.is_none();
+        if let Some(long) = self.running.iter().position(long).filter(|_| !layers) {
             let (mut short, mut short_logits) = (rows / 2, logit_rows / 2);
             (rows, logit_rows) = (rows - short, logit_rows - short_logits);
-            self.schedule_prompts(Prompts::Short, layers, &mut short, &mut short_logits, events);
+            self.schedule_prompts(Prompts::ShortBehind(long), layers, &mut short, &mut short_logits, events);
             (rows, logit_rows) = (rows + short, logit_rows + short_logits);
             if self.running.iter().any(Seq::runs_alone) {
                 return;
@@ -304,17 +305,20 @@ impl<T> Scheduler<T> {
         logit_rows: &mut usize,
         events: &mut Events,
     ) {
-        let mut i = 0;
+        let (mut i, all) = match which {
+            Prompts::All => (0, true),
+            Prompts::ShortBehind(long) => (long + 1, false),
+        };
         while i < self.running.len() {
             let seq = &self.running[i];
-            let meant = !seq.decoding() && (which == Prompts::All || !seq.long);
+            let meant = !seq.decoding() && (all || !seq.long);
             if meant && !self.shares.iter().any(|share| share.seq == i) {
                 self.schedule_prompt(i, layers, rows, logit_rows, events);
             }
             i += 1;
         }
         while *rows > 0 && *logit_rows > 0 && self.next_fits(*rows) {
-            let long = which == Prompts::All && (!layers || self.layered().is_none());
+            let long = all && (!layers || self.layered().is_none());
             let Some(admitted) = self.admit(long) else { break };
             events.admitted += 1;
             if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {

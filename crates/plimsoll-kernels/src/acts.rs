@@ -238,7 +238,7 @@ fn quantize_blocks<S: Simd, const PLANES: usize>(
     let halves = halves_of::<S, ADD>(s, sums);
     let whole = fold::<S, ADD>(s, halves, halves);
     let [scales_of_halves, _] = s.zip(scales, scales);
-    let (minus_sums, minus_half_sums) = (minus(s, whole), minus(s, halves));
+    let (minus_sums, minus_half_sums) = (negated(s, whole), negated(s, halves));
     let scaled_sums = s.to_array(s.mul(s.float(whole), scales));
     let scaled_half_sums = s.to_array(s.mul(s.float(halves), scales_of_halves));
     for (index, block) in blocks.iter_mut().enumerate() {
@@ -276,7 +276,7 @@ fn halves_of<S: Simd, const HOW: bool>(s: S, v: [S::I; TOGETHER]) -> S::I {
 }
 
 #[inline(always)]
-fn minus<S: Simd>(s: S, v: S::I) -> [i32; LANES] {
+fn negated<S: Simd>(s: S, v: S::I) -> [i32; LANES] {
     let mut out = [0; LANES];
     // SAFETY: sixteen of four bytes each.
     unsafe { s.store(out.as_mut_ptr().cast(), s.as_floats(s.sub_i(s.splat_i(0), v))) };
@@ -337,7 +337,7 @@ fn word_scales<S: Simd>(s: S, amax: S::F) -> (S::F, S::F) {
     const MANTISSA: i32 = (1 << 23) - 1;
     const EXPONENT: i32 = 14;
     const MOST: i32 = WORD_MAX.to_bits().cast_signed() & MANTISSA;
-    const _: () = assert!(WORD_MAX.to_bits() >> 23 == 127 + 14);
+    const _: () = assert!(WORD_MAX.to_bits().cast_signed() >> 23 == 127 + EXPONENT);
     // The largest number · scale has the exponent of amax, or, where amax has the greater mantissa, the next one.
     let power = s.and_i(s.add_i(s.bits(amax), s.splat_i(MANTISSA - MOST)), s.splat_i(!MANTISSA));
     let bits = s.sub_i(power, s.splat_i(EXPONENT << 23));

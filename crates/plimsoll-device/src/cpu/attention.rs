@@ -86,9 +86,10 @@ impl CpuDevice {
     ) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let heads = place.layout.kv_heads();
+        let pages = step.seqs.iter().map(|seq| seq.rows.div_ceil(PAGE_TOKENS)).sum::<usize>();
         let (tasks, parts) = match k.rows {
             0..FEW_ROWS => (1, 1),
-            FEW_ROWS..PAGE_TOKENS => (threads, heads),
+            _ if pages < threads * TASKS_PER_THREAD => (threads, heads),
             _ => (threads * TASKS_PER_THREAD, 1),
         };
         let layout = place.layout.heads(heads / parts);

@@ -1,5 +1,6 @@
 //! Gated feed-forward layers. What stands between the two products of rounded rows is written once, rounded as the second takes
-//! it, instead of twice in single precision, read, multiplied, written, read and rounded: it is what does not fit a cache.
+//! it, instead of twice in single precision, read, multiplied, written, read and rounded: it is what does not fit a cache. Of other
+//! rows each is multiplied by its gate and quantized in one go.
 
 use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 
@@ -38,11 +39,11 @@ impl CpuDevice {
         if rounded_rows > 0 {
             self.round(x.span(others, rounded_rows), input, rounded_at);
         }
-        let (isa, glu) = (self.isa, kernel_activation(act));
+        let (isa, kernel_act) = (self.isa, kernel_activation(act));
         let glu_row = |arena: &Arena, row: usize| {
             // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
             let (gate, up) = unsafe { (arena.row(exact, row), arena.row(exact_ups, row)) };
-            kernels::glu(isa, glu, gate, up);
+            kernels::glu(isa, kernel_act, gate, up);
         };
         let inner = self.share(exact, rounded_rows, &[(down, out)], Some(&glu_row))?;
         if rounded_rows > 0 {
@@ -55,6 +56,7 @@ impl CpuDevice {
 
     /// activation(x · Gᵀ) · (x · Uᵀ) of rounded rows, rounded.
     fn multiply_gate(&mut self, ids: [LinearId; 2], act: Activation, (input, at): (Bf16Layout, usize), inner: &Shared) {
+        self.weights.multiplied(ids.into_iter());
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let matrices = ids.map(|id| self.weights.matrix(id));
         // SAFETY: it was written before, and during this operation it is only read.
@@ -62,7 +64,7 @@ impl CpuDevice {
         let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };
         let cut = Cut::new(input.rows, input.k * size_of::<u16>(), matrices[0].packing.panels(), threads);
         let act = kernel_activation(act);
-        let next = next_shares(&self.weights, ids.into_iter(), input.rows, threads);
+        let next = next_shares(&self.weights, input.rows, threads);
         let task = |_: usize, task: usize| {
             let Some((rows, panels)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { return };
             let out = arena.pointer(out).cast();

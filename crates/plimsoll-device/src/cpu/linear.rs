@@ -7,7 +7,7 @@ use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, I
 use super::arena::Arena;
 use super::cut::Cut;
 use super::{CpuDevice, CpuWeights};
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, PIECES};
 use crate::device::{Buf, Device, DeviceError, Mode};
 use crate::weights::LinearId;
 
@@ -103,6 +103,7 @@ impl CpuDevice {
 
     /// Multiplies `x`, of which `shared` was made, by all layers: one job, so that no thread waits for another between two of them.
     pub(super) fn multiply_rows(&mut self, x: Buf, shared: &Shared, layers: &[(LinearId, Buf)], mode: Mode) {
+        self.weights.multiplied(layers.iter().map(|(id, _)| *id));
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         // SAFETY: `x` and what was made of it were written before, and during this operation they are only read.
         let (floats, quantized, rounded) = unsafe {
@@ -139,7 +140,7 @@ impl CpuDevice {
             Mode::Add => kernels::Mode::Add,
         };
         let tasks_of_part: usize = products.iter().map(|product| product.cut.tasks()).sum();
-        let next = next_shares(&self.weights, layers.iter().map(|(id, _)| *id), x.rows, threads);
+        let next = next_shares(&self.weights, x.rows, threads);
         let task = |_: usize, task: usize| {
             let (part, mut task) = (task / tasks_of_part, task % tasks_of_part);
             for product in &products {
@@ -153,23 +154,15 @@ impl CpuDevice {
     }
 }
 
-/// What each of so many threads will read of the weights that a step needs when it has multiplied these by so many rows.
-pub(super) fn next_shares<'a>(
-    weights: &'a CpuWeights,
-    done: impl Iterator<Item = LinearId>,
-    rows: usize,
-    threads: usize,
-) -> impl Fn(usize) -> Ahead + Sync + 'a {
-    let last = done.max().expect("an operation has a layer");
+/// What each of so many threads will read of the weights that a step needs next, if things go as they did, for so many rows.
+pub(super) fn next_shares(weights: &CpuWeights, rows: usize, threads: usize) -> impl Fn(usize) -> Ahead + Sync {
     move |thread| {
-        let mut ahead = Ahead::new();
-        for weights in weights.after(last) {
-            // How rows are cut matters as little as their bytes.
+        let mut ahead = Ahead::default();
+        for weights in weights.expected().take(PIECES) {
+            // Of how rows are cut nothing is asked.
             let panels = Cut::new(rows, 1, weights.packing.panels(), threads).panels(thread);
             let bytes = weights.packing.panel_bytes();
-            if !ahead.add(&weights.data[panels.start * bytes..panels.end * bytes]) {
-                break;
-            }
+            ahead.add(&weights.data[panels.start * bytes..panels.end * bytes]);
         }
         ahead
     }

@@ -49,6 +49,10 @@ pub enum LoadError {
 pub struct CpuWeights {
     table: WeightTable,
     region: Region,
+    /// What was multiplied after each matrix when it was last; as long as nothing was, itself.
+    followers: Box<[LinearId]>,
+    /// What was multiplied last.
+    latest: LinearId,
 }
 
 impl CpuWeights {
@@ -86,7 +90,8 @@ impl CpuWeights {
             let target = &mut region.bytes_mut()[vector.offset..][..vector.len * 4];
             write_vector(vector, checkpoint, target)?;
         }
-        Ok(Self { table, region })
+        let followers = (0..table.linears.len()).map(LinearId).collect();
+        Ok(Self { table, region, followers, latest: LinearId(0) })
     }
 
     /// The declarations.
@@ -106,10 +111,18 @@ impl CpuWeights {
         Weights { packing: &linear.packing, data, bias: linear.bias.map(|bias| self.vector(bias)) }
     }
 
-    /// The matrices declared after this one, and then from the first one on: roughly the order in which a step needs them.
-    pub(crate) fn after(&self, id: LinearId) -> impl Iterator<Item = Weights<'_>> {
-        let all = self.table.linears.len();
-        (1..all).map(move |later| self.matrix(LinearId((id.0 + later) % all)))
+    /// Takes note that these matrices are multiplied now, in this order.
+    pub(crate) fn multiplied(&mut self, ids: impl Iterator<Item = LinearId>) {
+        for id in ids {
+            self.followers[self.latest.0] = id;
+            self.latest = id;
+        }
+    }
+
+    /// What was multiplied after the latest matrix last time, and after that, as far as is known.
+    pub(crate) fn expected(&self) -> impl Iterator<Item = Weights<'_>> {
+        let follower = |id: &LinearId| Some(self.followers[id.0]).filter(|follower| follower != id);
+        std::iter::successors(follower(&self.latest), follower).map(|id| self.matrix(id))
     }
 
     /// A vector's values.

@@ -264,15 +264,17 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn unzip(self, low: Floats, high: Floats) -> [Floats; 2] {
-        // Of every four lanes two come from the first register, then two from the second one.
-        let each = |a, b| -> [__m256; 2] {
-            intrinsic!(
-                [_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b)]
-                    .map(|x| { _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x))) })
-            )
-        };
-        let ([even_low, odd_low], [even_high, odd_high]) = (each(low.0, low.1), each(high.0, high.1));
-        [Floats(even_low, even_high), Floats(odd_low, odd_high)]
+        // Of every four lanes two come from the first register, then two from the second one: pairs are out of order.
+        macro_rules! each {
+            ($which:literal, $of:expr) => {{
+                let pairs = _mm256_castps_pd(_mm256_shuffle_ps::<$which>($of.0, $of.1));
+                _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(pairs))
+            }};
+        }
+        intrinsic!([
+            Floats(each!(0b10_00_10_00, low), each!(0b10_00_10_00, high)),
+            Floats(each!(0b11_01_11_01, low), each!(0b11_01_11_01, high)),
+        ])
     }
 
     #[inline(always)]
