@@ -287,16 +287,16 @@ impl<T> Scheduler<T> {
         if let Some(long) = self.running.iter().position(long).filter(|_| !layers) {
             let (mut short, mut short_logits) = (rows / 2, logit_rows / 2);
             (rows, logit_rows) = (rows - short, logit_rows - short_logits);
-            self.schedule_prompts(Prompts::ShortBehind(long), layers, &mut short, &mut short_logits, events);
-            (rows, logit_rows) = (rows + short, logit_rows + short_logits);
-            if self.running.iter().any(Seq::runs_alone) {
+            if !self.schedule_prompts(Prompts::ShortBehind(long), layers, &mut short, &mut short_logits, events) {
                 return;
             }
+            (rows, logit_rows) = (rows + short, logit_rows + short_logits);
         }
         self.schedule_prompts(Prompts::All, layers, &mut rows, &mut logit_rows, events);
     }
 
-    /// Chunks of prompts that have none in this step yet, oldest first: of running ones, then of those who may start.
+    /// Chunks of prompts that have none in this step yet, oldest first: of running ones, then of those who may start. Says whether more
+    /// may join them: not where one came that must run alone.
     fn schedule_prompts(
         &mut self,
         which: Prompts,
@@ -304,7 +304,7 @@ impl<T> Scheduler<T> {
         rows: &mut usize,
         logit_rows: &mut usize,
         events: &mut Events,
-    ) {
+    ) -> bool {
         let (mut i, all) = match which {
             Prompts::All => (0, true),
             Prompts::ShortBehind(long) => (long + 1, false),
@@ -323,14 +323,15 @@ impl<T> Scheduler<T> {
             events.admitted += 1;
             if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
                 // Its turn comes in the next step, alone.
-                break;
+                return false;
             }
             // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
             self.schedule_prompt(admitted, layers, rows, logit_rows, events);
             if self.running.get(admitted).is_some_and(|seq| seq.suspect_until.is_some()) {
-                break;
+                return false;
             }
         }
+        true
     }
 
     /// Prompts of more than a step that have a place or could have one, and could be computed now.
@@ -354,7 +355,7 @@ impl<T> Scheduler<T> {
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
         // One that waits for a medium can do nothing until it is encoded, in whatever step.
-        while let Some(i) = self.running.iter().position(Seq::runs_alone) {
+        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && !seq.at_wall()) {
             let (mut rows, mut logit_rows) = (self.prefill_rows(), self.limits.logit_rows);
             let order = self.running[i].order;
             self.schedule_chunk(i, &mut rows, &mut logit_rows, events);

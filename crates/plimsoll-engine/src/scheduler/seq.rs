@@ -135,11 +135,6 @@ impl<T> Seq<T> {
         self.long && !self.decoding() && !self.at_wall()
     }
 
-    /// Whether a step it was in failed, and it could be computed now, by itself.
-    pub(super) fn runs_alone(&self) -> bool {
-        self.suspect_until.is_some() && !self.at_wall()
-    }
-
     /// Whether a position is one of its prompt's.
     pub fn in_prompt(&self, position: usize) -> bool {
         position < self.prompt_len
