@@ -416,8 +416,8 @@ pub trait Device {
     /// `x += y`.
     fn add(&mut self, x: Buf, y: Buf);
 
-    /// Makes the heads of `q` and `k` ready, if it is said how, stores keys and values of every row in the cache, then attends: `out`, `q` are
-    /// [rows, heads · width], `k`, `v` [rows, cache heads · width]. Causal: a row sees positions up to its own.
+    /// Makes the heads of `q` and `k` ready, if it is said how, stores keys and values of every row in the cache, then attends: `out`,
+    /// `q` are [rows, heads · width], `k`, `v` [rows, cache heads · width]. Causal: a row sees positions up to its own.
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &mut self,

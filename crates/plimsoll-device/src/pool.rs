@@ -23,8 +23,8 @@ use std::{
 
 use crate::ahead::Ahead;
 
-/// How often a worker looks for the next job before it parks: about 20 µs, more while it fetches, longer than the gap between two operations of
-/// a step and far shorter than a scheduler's time slice.
+/// How often a worker looks for the next job before it parks: about 20 µs, more while it fetches, longer than the gap between two
+/// operations of a step and far shorter than a scheduler's time slice.
 const SPINS: usize = if cfg!(test) { 2 } else { 4000 };
 
 /// A task: called with the thread's number and the task's.

@@ -10,7 +10,7 @@ use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayou
 
 use super::arena::Arena;
 use super::cut::TASKS_PER_THREAD;
-use super::{CpuDevice, CpuWeights};
+use super::{CpuDevice, CpuWeights, rope_style};
 use crate::device::{Attention, Buf, Rotary, SeqSpan, StepInput};
 use crate::kv::{PAGE_TOKENS, encoder_layout};
 use tasks::{ROWS_MAX, Share, Tasks, UNITS_PER_THREAD, task_rows};
@@ -169,7 +169,7 @@ struct Ready<'a> {
 impl<'a> Ready<'a> {
     fn new(weights: &'a CpuWeights, isa: Isa, rotary: &Rotary, heads: [Buf; 2], head_dim: usize, parts: usize) -> Self {
         let Rotary { norms, eps, angles, interleaved } = *rotary;
-        let style = if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves };
+        let style = rope_style(interleaved);
         let norms = norms.map(|norms| norms.map(|norm| weights.vector(norm)));
         Self { isa, style, norms, eps, angles, head_dim, parts, heads: heads.map(|x| x.reshape(x.cols / parts)) }
     }

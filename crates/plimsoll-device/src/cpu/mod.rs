@@ -245,6 +245,10 @@ fn for_rows(pool: &mut ThreadPool, x: Buf, each: impl Fn(usize, usize) + Sync) {
     });
 }
 
+fn rope_style(interleaved: bool) -> RopeStyle {
+    if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves }
+}
+
 fn kernel_activation(act: Activation) -> kernels::Activation {
     match act {
         Activation::Silu => kernels::Activation::Silu,
@@ -358,7 +362,7 @@ impl Device for CpuDevice {
 
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool) {
         let isa = self.isa;
-        let style = if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves };
+        let style = rope_style(interleaved);
         // `x` may be seen as one row per head; a row of angles serves all heads of its token.
         let x = Buf { rows: angles.rows, cols: x.rows * x.cols / angles.rows, ..x };
         self.rows(x, |arena, _, row| {
