@@ -47,7 +47,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: there is a draft head.
+    /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: it may be drafted for.
     pub fn new(mut request: Request, outbox: Outbox, place: Place, came: Came, room: Room, drafts: bool) -> Self {
         let Room { counts, stops, constraint, piece, pool, .. } = room;
         Self {

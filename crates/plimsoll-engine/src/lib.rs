@@ -21,6 +21,7 @@ pub mod handle;
 pub mod house;
 mod lease;
 pub mod loading;
+mod lookup;
 pub mod media;
 pub mod metrics;
 pub mod options;

@@ -63,6 +63,8 @@ pub struct Options {
     pub mtp_optimistic: bool,
     /// Pause drafting where it costs more than it wins.
     pub mtp_adaptive: bool,
+    /// Tokens drafted at once from what the text itself said before, without a head; 0 to [`Options::DRAFTS_MAX`].
+    pub prompt_lookup_num_tokens: usize,
     /// Share of the pools' room that recurrent state gets; absent: balanced with the page pool.
     pub state_ratio: Option<Fraction>,
     /// Slots for checkpoints of recurrent state, for each running request.
@@ -121,6 +123,7 @@ impl Default for Options {
             mtp_num_draft_tokens: 1,
             mtp_optimistic: false,
             mtp_adaptive: true,
+            prompt_lookup_num_tokens: 0,
             state_ratio: None,
             state_checkpoints: 1,
             visual_infer_batch_size: 1,
@@ -151,12 +154,17 @@ impl Options {
 
     /// Drafts that a sequence may have at once; 0 without speculation.
     pub fn drafts(&self) -> usize {
-        if self.enable_mtp { self.mtp_num_draft_tokens } else { 0 }
+        if self.enable_mtp { self.mtp_num_draft_tokens } else { self.prompt_lookup_num_tokens }
+    }
+
+    /// Whether drafts are taken as they are.
+    pub fn optimistic(&self) -> bool {
+        self.enable_mtp && self.mtp_optimistic
     }
 
     /// State slots that a running sequence owns, if the model has recurrent state: one, and one for each draft that is checked.
     pub fn slots_per_sequence(&self) -> usize {
-        1 + if self.mtp_optimistic { 0 } else { self.drafts() }
+        1 + if self.optimistic() { 0 } else { self.drafts() }
     }
 
     /// State slots planned for each running request: its own, and those for checkpoints.

@@ -168,7 +168,7 @@ pub struct EnginePlan {
     /// Work of the largest prefill step and of one decode step of a single sequence; for an encoder, of the largest step and of an
     /// input of [`INPUT_TOKENS`].
     pub work: [Work; 2],
-    /// Work of a step that checks the drafts of a single sequence, and of the draft passes after it, where there is a draft head.
+    /// Work of a step that checks the drafts of a single sequence, and of the draft passes after it, where somebody drafts.
     pub draft_work: Option<[Work; 2]>,
     /// How drafts are dealt with.
     pub speculation: Speculation,
@@ -346,6 +346,7 @@ impl Blueprint {
             running: options.running_max_req_size,
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
+            draft_head: options.enable_mtp,
             whole,
             layered: context > rows && !whole,
             media: self.media.is_some(),
@@ -353,6 +354,7 @@ impl Blueprint {
         };
         let context = if step.whole { context.min(step.rows) } else { context };
         let lanes = options.graph_max_batch_size.min(step.rows);
+        let draft_passes = if step.draft_head { drafts } else { 0 };
         let alone = Run { start: 127, rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
         let (largest, decode) = match step.whole {
             true => {
@@ -361,11 +363,11 @@ impl Blueprint {
             }
             false => {
                 let (rows, logit_rows, layered) = (step.rows, step.logit_rows, step.layered);
-                let full = Run { rows, logit_rows, lanes, drafts, layered, ..Run::default() };
+                let full = Run { rows, logit_rows, lanes, draft_passes, layered, ..Run::default() };
                 (self.run(&shape, full)?, self.run(&shape, alone)?)
             }
         };
-        let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, drafts, each: step.slots > 1, ..alone };
+        let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, draft_passes, each: step.slots > 1, ..alone };
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
         let media = self.media_plan(options)?;
@@ -392,9 +394,9 @@ impl Blueprint {
             work: [largest.forward, decode.forward],
             draft_work: checked.map(|checked| [checked.forward, checked.draft]),
             speculation: Speculation {
-                optimistic: options.mtp_optimistic,
+                optimistic: options.optimistic(),
                 // Unchecked drafts are output: they are not to depend on timing.
-                adaptive: options.mtp_adaptive && !options.mtp_optimistic,
+                adaptive: options.mtp_adaptive && !options.optimistic(),
                 cost: draft_cost.map_or(1.0, |checked| checked / cost(&decode.forward).max(1) as f64),
             },
             media: draft.media.cloned(),

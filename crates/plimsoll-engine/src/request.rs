@@ -45,7 +45,7 @@ pub struct Request {
     pub kept_special_ids: Vec<u32>,
     /// The form that the output must have.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Let the draft head guess ahead, where there is one.
+    /// Let it be guessed ahead, where somebody drafts.
     pub speculate: bool,
     /// Requests whose salts differ never share cached pages.
     pub cache_salt: u64,

@@ -36,6 +36,8 @@ pub struct StepLimits {
     pub slots: usize,
     /// Drafts that a sequence may have at once; 0 without speculation.
     pub drafts: usize,
+    /// They are a draft head's, which is run behind every step; otherwise they cost nothing to make.
+    pub draft_head: bool,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub whole: bool,
     /// A prompt may take more than a step: a chunk of it, as large as a step at most, is computed layer by layer, between steps.

@@ -183,7 +183,7 @@ impl<'a> Simulation<'a> {
         let pool = PagePool::new(plan.pages).map_err(|error| tables(&error))?;
         let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
         // How many layers go between two steps a clock would say.
-        let limits = StepLimits { drafts: 0, media: false, layered: false, ..plan.step };
+        let limits = StepLimits { drafts: 0, draft_head: false, media: false, layered: false, ..plan.step };
         Ok(Self {
             scheduler: Scheduler::new(limits, Rc::clone(&cache), plan.limits.max_waiting as usize),
             cache,

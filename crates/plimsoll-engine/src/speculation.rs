@@ -71,12 +71,52 @@ impl Acceptance {
     }
 }
 
+/// Where a draft comes from, as far as that says how good it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The draft head.
+    #[default]
+    Head,
+    /// Two or three last tokens that stood in the text before.
+    Few,
+    /// Four to seven of them.
+    Some,
+    /// Eight or more.
+    Many,
+}
+
+impl Source {
+    /// How many there are.
+    const COUNT: usize = 4;
+
+    /// So many last tokens that stood in the text before.
+    pub fn repeat(tokens: usize) -> Self {
+        match tokens {
+            ..4 => Self::Few,
+            4..8 => Self::Some,
+            8.. => Self::Many,
+        }
+    }
+
+    /// Hits of a check before anything is known of any. A head's draft is as likely right as wrong.
+    fn expected(self) -> f64 {
+        match self {
+            Self::Head => 0.5,
+            Self::Few => 0.2,
+            Self::Some => 0.6,
+            Self::Many => 1.2,
+        }
+    }
+}
+
 /// Speculation of one sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Drafting {
-    /// The request forbids it, or there is no draft head.
+    /// The request forbids it, or nobody drafts.
     off: bool,
-    seen: Acceptance,
+    seen: [Acceptance; Source::COUNT],
+    /// Of the drafts that are checked next.
+    pub source: Source,
     /// Drafts that were checked, over its whole life.
     pub drafted: u32,
     /// Drafts that were right.
@@ -92,13 +132,13 @@ impl Drafting {
     /// Counts `drafted` drafts that are being checked.
     pub fn check(&mut self, drafted: usize) {
         self.drafted += drafted as u32;
-        self.seen.check(Acceptance::OF_ONE);
+        self.seen[self.source as usize].check(Acceptance::OF_ONE);
     }
 
     /// Counts a draft that was right.
     pub fn hit(&mut self) {
         self.accepted += 1;
-        self.seen.hits += 1.0;
+        self.seen[self.source as usize].hits += 1.0;
     }
 }
 
@@ -211,7 +251,7 @@ pub(crate) struct Pace {
     planned_cost: f64,
     batches: [Batch; BUCKETS],
     /// Of all sequences: what is expected of a new one.
-    seen: Acceptance,
+    seen: [Acceptance; Source::COUNT],
     /// Seconds won, over those lost; none before a plain step has been timed.
     credit: Option<f64>,
     /// The same of prompts' way through the draft head.
@@ -228,7 +268,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// Nothing measured yet. `adaptive`: pause at all.
     pub fn new(adaptive: bool, planned_cost: f64) -> Self {
-        let (batches, seen) = ([Batch::default(); BUCKETS], Acceptance::default());
+        let (batches, seen) = ([Batch::default(); BUCKETS], [Acceptance::default(); Source::COUNT]);
         Self {
             adaptive,
             planned_cost,
@@ -256,21 +296,21 @@ impl Pace {
         let hits_min = if self.trying > 0 { 0.0 } else { (cost - 1.0).max(0.0) };
         // Who comes shortly before a burst is to be ready for it.
         let soon = self.allowance >= 0.75 * self.burst(cost, batch.plain());
-        let fill = self.prompts >= 0.0 && (soon || self.expected() >= hits_min);
+        let fill = self.prompts >= 0.0 && (soon || self.expected(Source::Head) >= hits_min);
         // The last of the plain steps drafts for the one behind it.
         let draft = self.open && batch.plain.samples >= PLAIN_MIN && batch.probes <= 1;
         Next { check: batch.probes == 0, draft, fill, hits_min }
     }
 
-    /// Whether a sequence is to be drafted for.
-    pub fn drafts(&self, next: Next, drafting: &Drafting) -> bool {
-        next.draft && !drafting.off && drafting.seen.estimate(self.expected()) >= next.hits_min
+    /// Whether a sequence is to be drafted for, from this source.
+    pub fn drafts(&self, next: Next, drafting: &Drafting, source: Source) -> bool {
+        let hits = drafting.seen[source as usize].estimate(self.expected(source));
+        next.draft && !drafting.off && hits >= next.hits_min
     }
 
     /// Hits of a sequence's check before it is known.
-    fn expected(&self) -> f64 {
-        // Before anything is known of any: a draft is as likely right as wrong.
-        self.seen.estimate(0.5)
+    fn expected(&self, source: Source) -> f64 {
+        self.seen[source as usize].estimate(source.expected())
     }
 
     /// Seconds that a burst may lose.
@@ -279,9 +319,10 @@ impl Pace {
     }
 
     /// Counts a sequence's check, and how many of its drafts were right.
-    pub fn checked(&mut self, hits: usize) {
-        self.seen.check(Acceptance::OF_ALL);
-        self.seen.hits += hits as f64;
+    pub fn checked(&mut self, source: Source, hits: usize) {
+        let seen = &mut self.seen[source as usize];
+        seen.check(Acceptance::OF_ALL);
+        seen.hits += hits as f64;
     }
 
     /// Takes a step in.
@@ -320,7 +361,7 @@ impl Pace {
         self.allowance = (self.allowance + STAKE * plain).min(burst);
         if self.trying == 0 && self.allowance >= burst {
             (self.trying, self.allowance) = (BURST, 0.0);
-            self.seen.doubt(f64::from(BURST) / 2.0);
+            self.seen.iter_mut().for_each(|seen| seen.doubt(f64::from(BURST) / 2.0));
         }
     }
 

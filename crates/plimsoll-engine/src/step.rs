@@ -53,14 +53,14 @@ impl StepBuffers {
             places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
             prompt_rows: 0,
             pooled: false,
-            from: Vec::with_capacity(if limits.drafts > 0 { limits.rows } else { 0 }),
+            from: Vec::with_capacity(if limits.draft_head { limits.rows } else { 0 }),
             limits: *limits,
         }
     }
 
     /// Bytes that [`Self::new`] reserves.
     pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
-        let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.drafts > 0) + usize::from(limits.whole);
+        let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.draft_head) + usize::from(limits.whole);
         let words = by_row * limits.rows + limits.logit_rows + pages;
         let media = if limits.media { limits.rows * (size_of::<[f32; 3]>() + size_of::<MediaRows<'_>>()) } else { 0 };
         words * size_of::<u32>() + media + limits.running * size_of::<SeqSpan>()
@@ -190,7 +190,7 @@ impl StepBuffers {
             media: &[],
             rounded_rows: self.limits.rounded_rows(self.tokens.len(), self.prompt_rows),
             rounded_logits: self.limits.rounded_logits(),
-            only_logits: self.limits.drafts == 0 && !self.pooled,
+            only_logits: !self.limits.draft_head && !self.pooled,
         }
     }
 }

@@ -184,7 +184,7 @@ impl Stress<'_> {
         let batch = self.batch(seqs, logit_rows);
         let step = self.input(&batch);
         self.runner.forward(&step)?;
-        if self.limits.drafts > 0 { self.draft(&step) } else { Ok(()) }
+        if self.limits.draft_head { self.draft(&step) } else { Ok(()) }
     }
 
     /// Lays out a step, the last `logit_rows` rows with logits.

@@ -488,8 +488,10 @@ impl<R: Runner> Worker<R> {
     fn settle(&mut self, next: Next) -> Instant {
         self.deliver();
         let drafting = Instant::now();
-        if self.drafts_max > 0 {
-            self.draft(next);
+        match self.limits.draft_head {
+            true => self.draft(next),
+            false if self.drafts_max > 0 => self.look_up(next),
+            false => {}
         }
         for share in &self.shares {
             if !self.scheduler.running()[share.seq].work.failed() {

@@ -108,8 +108,8 @@ fn bare(answer: &Answer) -> (&[u32], &str, String, Option<FinishReason>, &Option
 }
 
 /// Requests and the answers of an engine without speculation, caches or company.
-fn alone(seed: u64, count: usize, longest: u64) -> Vec<(Request, Answer)> {
-    let (engine, _) = recall_engine(Shape { prefix_cache: false, running: 1, ..Shape::default() });
+fn alone(seed: u64, count: usize, longest: u64, echo: u64) -> Vec<(Request, Answer)> {
+    let (engine, _) = recall_engine(Shape { prefix_cache: false, running: 1, echo, ..Shape::default() });
     let mut dice = Dice(seed << 32);
     (0..count)
         .map(|_| request(&mut dice, longest))
@@ -148,7 +148,7 @@ fn crowd(engine: &EngineHandle, known: &[(Request, Answer)], seed: u64) {
 
 #[test]
 fn answers_are_the_same_with_and_without_speculation_in_any_company() {
-    let known = alone(1, 150, 128);
+    let known = alone(1, 150, 128, 0);
     let roomy = |drafts, right| Shape { context: 128, waiting: 256, ..Shape::hybrid(drafts, right, 12) };
     let mut shapes: Vec<Shape> = [(0, 0), (1, 256), (1, 128), (2, 200), (3, 0), (4, 230), (8, 250)]
         .into_iter()
@@ -172,6 +172,55 @@ fn answers_are_the_same_with_and_without_speculation_in_any_company() {
         assert!(shape.right < 100 || metrics.accepted_tokens.get() > 50 || shape.drafts == 0, "{shape:?}");
         assert_eq!(metrics.failed.get(), 0, "{shape:?}");
     }
+}
+
+/// The same for drafts that are looked up in the text, of a model that likes to say what was said before, with recurrent state or without.
+#[test]
+fn answers_are_the_same_with_and_without_looked_up_drafts_in_any_company() {
+    let echo = 210;
+    let known = alone(2, 150, 128, echo);
+    let shape = |drafts, slots| {
+        let plain = Shape { context: 128, waiting: 256, rows: 128, drafts, head: false, echo, ..Shape::default() };
+        Shape { state_slots: slots * plain.running * (1 + drafts), ..plain }
+    };
+    let shapes = [
+        shape(1, 0),
+        shape(3, 0),
+        shape(8, 0),
+        shape(3, 2),
+        Shape { pages: 9, ..shape(4, 0) },
+        Shape { pages: 8, prefix_cache: false, ..shape(3, 0) },
+        Shape { state_slots: 4, ..shape(3, 1) },
+        Shape { rows: 9, ..shape(4, 0) },
+        Shape { speculation: Speculation::default(), ..shape(2, 0) },
+    ];
+    for (i, shape) in shapes.into_iter().enumerate() {
+        let (engine, seen) = recall_engine(shape);
+        crowd(&engine, &known, i as u64);
+        let metrics = engine.metrics();
+        // Some hit, some miss. One that adapts drafts by the clock: any number, or none.
+        let (drafted, accepted) = (metrics.drafted_tokens.get(), metrics.accepted_tokens.get());
+        assert!(shape.speculation.adaptive || (drafted > 100 && (50..drafted).contains(&accepted)), "{shape:?}");
+        assert_eq!((metrics.failed.get(), seen.draft_passes.load(Acquire)), (0, 0), "{shape:?}");
+    }
+}
+
+/// A text that goes round for ever is said `1 + k` tokens a step as soon as it is seen to.
+#[test]
+fn a_text_that_repeats_itself_takes_fewer_steps() {
+    let steps = |drafts| {
+        let shape = Shape { drafts, head: false, echo: 256, rows: 128, ..Shape::default() };
+        let (engine, seen) = recall_engine(shape);
+        let answer = ask(&engine, greedy(&[7, 8, 9, 7, 8, 9, 7, 8], 121));
+        assert!(answer.ids.iter().zip([9, 7, 8].iter().cycle()).all(|(id, expected)| id == expected));
+        assert_eq!(answer.drafts.0, answer.drafts.1);
+        let refused = Request { speculate: false, ..greedy(&[7, 8, 9, 7, 8, 9, 7, 8], 121) };
+        assert_eq!(ask(&engine, refused).drafts, (0, 0));
+        seen.steps.load(Acquire) - 121
+    };
+    assert_eq!(steps(0), 121);
+    assert_eq!(steps(1), 1 + 60);
+    assert_eq!(steps(3), 1 + 30);
 }
 
 #[test]

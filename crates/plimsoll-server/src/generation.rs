@@ -240,10 +240,10 @@ pub(crate) struct Usage {
     pub speculation: Option<Speculation>,
 }
 
-/// What a draft head did for a request.
+/// What drafts did for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Speculation {
-    /// Tokens that it guessed and the model checked.
+    /// Tokens that were guessed and the model checked.
     pub drafted: u64,
     /// Those that the model would have said, too.
     pub accepted: u64,

@@ -352,6 +352,9 @@ pub struct EngineArgs {
     /// Draft on even where it costs more than it wins.
     #[arg(long, alias = "disable_mtp_adaptive")]
     pub disable_mtp_adaptive: bool,
+    /// Draft so many tokens at once from what the text itself said before, for models without such a head; 0 to 8.
+    #[arg(long, alias = "prompt_lookup_num_tokens", default_value_t = 0)]
+    pub prompt_lookup_num_tokens: usize,
     /// Share of the room for pools that recurrent state gets, 0 < f <= 1 [default: balanced with keys and values].
     #[arg(long, alias = "state_ratio")]
     pub state_ratio: Option<Fraction>,
@@ -428,6 +431,7 @@ impl EngineArgs {
             mtp_num_draft_tokens: self.mtp_num_draft_tokens,
             mtp_optimistic: self.mtp_optimistic,
             mtp_adaptive: !self.disable_mtp_adaptive,
+            prompt_lookup_num_tokens: self.prompt_lookup_num_tokens,
             state_ratio: self.state_ratio,
             state_checkpoints: self.state_checkpoints,
             visual_infer_batch_size: self.media.visual_infer_batch_size,

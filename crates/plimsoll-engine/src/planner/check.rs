@@ -39,6 +39,14 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
         let (drafts, most) = (options.mtp_num_draft_tokens, Options::DRAFTS_MAX);
         return problem("--mtp-num-draft-tokens", format!("is {drafts}; 1 to {most} are allowed"));
     }
+    let looked_up = options.prompt_lookup_num_tokens;
+    if looked_up > Options::DRAFTS_MAX {
+        let most = Options::DRAFTS_MAX;
+        return problem("--prompt-lookup-num-tokens", format!("is {looked_up}; at most {most} are allowed"));
+    }
+    if looked_up > 0 && options.enable_mtp {
+        return problem("--prompt-lookup-num-tokens", format!("is {looked_up}, but --enable-mtp drafts already"));
+    }
     if options.state_checkpoints > 64 {
         return problem("--state-checkpoints", format!("is {}; at most 64 are allowed", options.state_checkpoints));
     }

@@ -15,8 +15,8 @@ pub(super) struct Run {
     pub logit_rows: usize,
     /// Rows that are drafted after.
     pub lanes: usize,
-    /// Draft passes.
-    pub drafts: usize,
+    /// Passes of the draft head.
+    pub draft_passes: usize,
     /// The state after each row is kept.
     pub each: bool,
     /// A chunk as large as the step stands between two layers meanwhile.
@@ -58,7 +58,7 @@ impl Blueprint {
 
     /// Runs a step on the planner's device.
     pub(super) fn run(&self, shape: &ModelShape, run: Run) -> Result<Ran, PlanError> {
-        let Run { start, rows, logit_rows, lanes, drafts, each, layered } = run;
+        let Run { start, rows, logit_rows, lanes, draft_passes, each, layered } = run;
         let tokens = vec![0; rows];
         let positions: Vec<u32> = (start as u32..(start + rows) as u32).collect();
         let pages: Vec<u32> = (0..(start + rows).div_ceil(PAGE_TOKENS) as u32).collect();
@@ -89,7 +89,7 @@ impl Blueprint {
         passes.forward(&*self.model, &mut device, &input)?;
         let forward = device.work() - begun;
         seqs[0].state = None;
-        for pass in 0..drafts {
+        for pass in 0..draft_passes {
             let rows = if pass == 0 { rows } else { lanes };
             seqs[0].rows = rows;
             let from: Vec<u32> = (0..rows as u32).collect();

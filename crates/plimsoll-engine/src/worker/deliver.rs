@@ -70,7 +70,7 @@ impl<R: Runner> Worker<R> {
         }
         if share.drafts > 0 {
             self.speculation.checked(share.drafts, hits, &self.shared.metrics);
-            self.pace.checked(hits);
+            self.pace.checked(self.scheduler.running_mut()[share.seq].work.drafting().source, hits);
         }
         counted
     }

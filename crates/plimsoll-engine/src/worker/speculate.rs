@@ -1,4 +1,4 @@
-//! After a step: the draft head is run over what the step settled, and guesses what comes next.
+//! After a step: what comes next is guessed, by the draft head, which is run over what the step settled, or from what the text said before.
 //!
 //! Rows of prompts pass through it while drafting may pay, so that its keys and values are there for whoever shares the pages; a
 //! page says whether they are. A sequence that drafts gets its first guess from the pass over its own settled rows, each further one from a pass over the guess before.
@@ -11,9 +11,12 @@ use plimsoll_device::DeviceError;
 
 use super::deliver::Chooser;
 use super::{Worker, panic_message};
+use crate::delivery::Delivery;
+use crate::lookup::Repeat;
 use crate::metrics::Metrics;
 use crate::runner::Runner;
-use crate::speculation::Next;
+use crate::scheduler::Seq;
+use crate::speculation::{Next, Source};
 use crate::step::DraftRows;
 
 /// A line of log for so many checked steps.
@@ -52,7 +55,28 @@ pub(super) struct Lane {
     want: usize,
 }
 
+/// Whether a step has settled all but a sequence's last token, and there will be more.
+fn settled(seq: &Seq<Delivery>) -> bool {
+    seq.computed + 1 == seq.tokens.len() && !seq.work.finished()
+}
+
 impl<R: Runner> Worker<R> {
+    /// Guesses, after a step that was delivered, that texts go on as they did before.
+    pub(super) fn look_up(&mut self, next: Next) {
+        if !next.draft {
+            return;
+        }
+        for share in &self.shares {
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            let Some(repeat) = Repeat::find(&seq.tokens).filter(|_| settled(seq)) else { continue };
+            let (want, source) = (seq.drafts_useful(self.drafts_max), Source::repeat(repeat.length));
+            if self.pace.drafts(next, seq.work.drafting(), source) {
+                seq.work.drafting().source = source;
+                seq.drafts.extend(repeat.guesses(&seq.tokens).take(want));
+            }
+        }
+    }
+
     /// Runs the draft head after a step that was delivered.
     pub(super) fn draft(&mut self, next: Next) {
         self.plan_first_pass(next);
@@ -93,8 +117,7 @@ impl<R: Runner> Worker<R> {
         for (share, counted) in self.shares.iter().zip(&self.counted) {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             let prompt = next.fill && (share.start < seq.prompt_len || (share.rows > 1 && share.drafts == 0));
-            let settled = seq.computed + 1 == seq.tokens.len() && !seq.work.finished();
-            let wanted = settled && self.pace.drafts(next, seq.work.drafting());
+            let wanted = settled(seq) && self.pace.drafts(next, seq.work.drafting(), Source::Head);
             // The next token of a row must be known.
             let rows = (*counted).min(seq.tokens.len() - 1 - share.start);
             if (prompt || wanted) && rows > 0 && !seq.work.failed() {

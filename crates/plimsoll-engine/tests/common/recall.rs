@@ -50,8 +50,12 @@ pub struct Shape {
     pub pass_time: Duration,
     /// Slots of recurrent state; 0: a model without.
     pub state_slots: usize,
-    /// Drafts at once; 0: no draft head.
+    /// Drafts at once; 0: nobody drafts.
     pub drafts: usize,
+    /// A head makes them; otherwise they are looked up in the text.
+    pub head: bool,
+    /// After so many of 256 histories the model says what followed the last token where it stood before.
+    pub echo: u64,
     /// Of 256 positions the head is right about so many.
     pub right: u64,
     pub speculation: Speculation,
@@ -73,6 +77,8 @@ impl Default for Shape {
             pass_time: Duration::ZERO,
             state_slots: 0,
             drafts: 0,
+            head: true,
+            echo: 0,
             right: 256,
             speculation: Speculation { adaptive: false, ..Speculation::default() },
             tower: None,
@@ -203,6 +209,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         running: shape.running,
         slots: shape.ring(),
         drafts: shape.drafts,
+        draft_head: shape.head && shape.drafts > 0,
         whole: false,
         layered: limits.max_req_total_len as usize > shape.rows,
         media: shape.tower.is_some(),
@@ -399,7 +406,7 @@ impl Recall {
             let of = |s: &&SeqSpan| (s.first_row..s.first_row + s.rows).contains(&row);
             step.seqs.iter().find(of).unwrap()
         };
-        if self.shape.drafts > 0 {
+        if self.shape.head && self.shape.drafts > 0 {
             for row in 0..step.tokens.len() {
                 self.hidden.push((self.history(step, span(row), row), step.positions[row] as usize));
             }
@@ -410,8 +417,10 @@ impl Recall {
             // Both memories agree, or the answer is another one.
             let history =
                 states.get(logit_row).map_or(history, |state| if *state == history { history } else { !history });
+            let echoed = self.echoed(step, span(logit_row), logit_row, history);
             let row = &mut self.logits[i * VOCAB as usize..][..VOCAB as usize];
             logits(history, row);
+            echoed.into_iter().for_each(|id| row[id as usize] += 12.0);
             let token = step.tokens[logit_row];
             if token == NAN {
                 row.fill(f32::NAN);
@@ -425,6 +434,17 @@ impl Recall {
         let pages = &step.pages[seq.pages_at..][..seq.pages];
         let end = seq.start + row - seq.first_row;
         hash((0..=end).map(|position| self.cache[place(pages, position)]))
+    }
+
+    /// What followed a row's token where it last stood before, as the pages have it, if that is to be said again.
+    fn echoed(&self, step: &StepInput<'_>, seq: &SeqSpan, row: usize, history: u64) -> Option<u32> {
+        if mix(history ^ 0xec40) % 256 >= self.shape.echo {
+            return None;
+        }
+        let pages = &step.pages[seq.pages_at..][..seq.pages];
+        let id = |position: usize| self.ids[place(pages, position)];
+        let last = seq.start + row - seq.first_row;
+        (0..last).rev().find(|position| id(*position) == id(last)).map(|position| id(position + 1))
     }
 
     /// One row of the draft head: its entry is written, the entries it may see are checked, and the token it names moves the hidden

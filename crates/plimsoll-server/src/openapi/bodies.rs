@@ -91,7 +91,7 @@ pub(super) fn common() -> Fields {
         ("return_tokens_as_token_ids", flag(true)),
         (
             "mtp",
-            json!({"type": "boolean", "description": "Let the draft head guess ahead, where there is one", "examples": [false]}),
+            json!({"type": "boolean", "description": "Let tokens be guessed ahead, where the server does so", "examples": [false]}),
         ),
         (
             "cache_salt",

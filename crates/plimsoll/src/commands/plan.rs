@@ -128,13 +128,16 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         decode.flops as f64 / 1e9
     );
     if let Some([checking, drafting]) = planned.draft_work {
+        let (bytes, gflop) = (Bytes(checking.weight_bytes), checking.flops as f64 / 1e9);
+        let passes = match planned.step.draft_head {
+            true => {
+                format!(", drafting them {} and {:.2} GFLOP", Bytes(drafting.weight_bytes), drafting.flops as f64 / 1e9)
+            }
+            false => String::new(),
+        };
         say!(
-            "  checking {} drafts reads {} and takes {:.2} GFLOP, drafting them {} and {:.2} GFLOP: {:.2} plain steps in all",
+            "  checking {} drafts reads {bytes} and takes {gflop:.2} GFLOP{passes}: {:.2} plain steps in all",
             planned.step.drafts,
-            Bytes(checking.weight_bytes),
-            checking.flops as f64 / 1e9,
-            Bytes(drafting.weight_bytes),
-            drafting.flops as f64 / 1e9,
             planned.speculation.cost
         );
     }

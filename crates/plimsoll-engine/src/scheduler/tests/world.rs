@@ -93,6 +93,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                     running,
                     slots,
                     drafts,
+                    draft_head: false,
                     whole: false,
                     layered: layers,
                     media: false,
