@@ -79,7 +79,7 @@ impl Backlog {
             piece.stop_reason = rest.stop_reason.take();
             // An embedding is one value: it comes whole, and its size is the model's.
             piece.pooled = rest.pooled.take();
-            (piece.error, piece.retry) = (rest.error.take(), rest.retry);
+            (piece.error, piece.cause) = (rest.error.take(), rest.cause);
         }
         piece
     }
@@ -130,7 +130,7 @@ mod tests {
             sum.text.push_str(&delta.text);
             sum.tokens.extend(delta.tokens);
             sum.prompt_logprobs.extend(delta.prompt_logprobs);
-            (sum.finish, sum.error, sum.retry) = (delta.finish, delta.error, delta.retry);
+            (sum.finish, sum.error, sum.cause) = (delta.finish, delta.error, delta.cause);
             (sum.cached_tokens, sum.stop_reason) = (delta.cached_tokens, delta.stop_reason);
             sum
         })

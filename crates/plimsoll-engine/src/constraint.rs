@@ -2,6 +2,7 @@
 //! the output when nothing can follow. What a form is, is not known here.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// A form that any number of requests may be held to.
 pub trait Grammar: Debug + Send + Sync {
@@ -25,6 +26,13 @@ pub trait Constraint: Send {
     ///
     /// Why the output cannot go on, in words for the client.
     fn allowed(&mut self) -> Result<Option<&[u32]>, String>;
+
+    /// Whether neither [`Self::allowed`] nor [`Self::accept`] will keep its caller waiting. A form that is quick as a rule says so beforehand;
+    /// one that has taken long waits for `patience` at most.
+    fn at_hand(&mut self, patience: Duration) -> bool {
+        let _ = patience;
+        true
+    }
 
     /// Takes the next token, which was allowed and did not end the output.
     ///

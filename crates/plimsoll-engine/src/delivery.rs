@@ -3,7 +3,7 @@
 //! Everything here belongs to one request and goes with it. State is fixed in size: output already delivered is not kept.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
@@ -11,7 +11,7 @@ use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 use crate::constraint::Constraint;
 use crate::handle::{Came, Place};
 use crate::metrics::Metrics;
-use crate::outbox::{FinishReason, Outbox, TokenLogprobs, TokenOut};
+use crate::outbox::{Cause, FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::pooling::Pool;
 use crate::progress::Progress;
 use crate::request::Request;
@@ -102,6 +102,11 @@ impl Delivery {
         }
     }
 
+    /// Whether what it may say next is known, or will be as soon as its logits are; waits for `patience` at most.
+    pub fn at_hand(&mut self, patience: Duration) -> bool {
+        self.constraint.as_mut().is_none_or(|constraint| constraint.at_hand(patience))
+    }
+
     /// Its drafts, for counting them and deciding on more.
     pub fn drafting(&mut self) -> &mut Drafting {
         &mut self.drafting
@@ -131,7 +136,7 @@ impl Delivery {
         let ends = may_stop && ends;
         let complete = match &mut self.constraint {
             Some(constraint) if !ends => {
-                constraint.accept(id)?;
+                constraint.accept(id).map_err(Failure::Form)?;
                 constraint.complete()
             }
             _ => false,
@@ -200,7 +205,8 @@ impl Delivery {
         self.failed = true;
         match failure.into() {
             Failure::Words(words) => self.outbox.push(|delta| delta.error = Some(words)),
-            Failure::Memory => self.outbox.last_words(NO_MEMORY, true),
+            Failure::Form(words) => self.outbox.push(|delta| (delta.error, delta.cause) = (Some(words), Cause::Form)),
+            Failure::Memory => self.outbox.last_words(NO_MEMORY, Cause::Memory),
         }
     }
 

@@ -74,10 +74,22 @@ pub struct Delta {
     pub finish: Option<FinishReason>,
     /// The stop string or stop token that ended it, as text, when there was one.
     pub stop_reason: Option<String>,
-    /// Set in the last delta of a request that failed; the server turns it into a 5xx or an error event.
+    /// Set in the last delta of a request that failed; the server turns it into an error's answer or event.
     pub error: Option<String>,
-    /// With `error`: memory ran short, nothing is wrong with the request, and it may be tried again. The server's 503.
-    pub retry: bool,
+    /// With `error`: where it lies.
+    pub cause: Cause,
+}
+
+/// Where an error lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// In the engine: a 5xx.
+    #[default]
+    Engine,
+    /// Memory ran short. Nothing is wrong with the request, and it may be tried again: a 503.
+    Memory,
+    /// In the form that the output was to have, which cannot be followed: a 400.
+    Form,
 }
 
 impl Delta {
@@ -283,13 +295,13 @@ impl Outbox {
         });
     }
 
-    /// Ends the request with an error without asking for memory. `words` are few; `retry`: it may be tried again.
-    pub fn last_words(&mut self, words: &str, retry: bool) {
+    /// Ends the request with an error without asking for memory. `words` are few.
+    pub fn last_words(&mut self, words: &str, cause: Cause) {
         debug_assert!(words.len() <= LAST_WORDS_BYTES);
         let mut spare = std::mem::take(&mut self.spare);
         self.push(|delta| {
             spare.push_str(words);
-            (delta.error, delta.retry) = (Some(spare), retry);
+            (delta.error, delta.cause) = (Some(spare), cause);
         });
     }
 
@@ -308,7 +320,7 @@ impl Drop for Outbox {
     /// An outbox that goes without having finished ends its request with an error: a reader never waits for ever.
     fn drop(&mut self) {
         if !self.finished {
-            self.last_words("the engine stopped before the request was complete", false);
+            self.last_words("the engine stopped before the request was complete", Cause::Engine);
         }
         self.shared.progress.ended();
         self.shared.reserved.hold(self.of_sequence, 0);

@@ -20,6 +20,8 @@ use crate::sampling::TokenCounts;
 pub(crate) enum Failure {
     /// Memory was refused; saying so takes none.
     Memory,
+    /// The form that its output must have cannot be followed, in words for the client.
+    Form(String),
     /// Anything else, in words.
     Words(String),
 }

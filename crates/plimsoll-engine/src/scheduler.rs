@@ -246,7 +246,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Fills the next step. The result is empty only when nothing waits or runs, all that runs waits for media to be encoded, or a chunk
+    /// Fills the next step. The result is empty only when nothing waits or runs, all that runs waits for media to be encoded or is held, or a chunk
     /// is all there is to do and computed layer by layer.
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
@@ -356,8 +356,9 @@ impl<T> Scheduler<T> {
 
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
-        // One that waits for a medium can do nothing until it is encoded, in whatever step.
-        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && !seq.at_wall()) {
+        // One that waits for a medium, or for what it may say, can do nothing until that is there, in whatever step.
+        let able = |seq: &Seq<T>| !seq.at_wall() && !seq.held;
+        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && able(seq)) {
             let (mut rows, mut logit_rows) = (self.prefill_rows(), self.limits.logit_rows);
             let order = self.running[i].order;
             self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
@@ -400,7 +401,7 @@ impl<T> Scheduler<T> {
         let mut decodes = 0;
         let mut i = 0;
         while i < self.running.len() && *rows > 0 && *logit_rows > 0 {
-            if self.running[i].decoding() && self.fit(i, 1, events) {
+            if self.running[i].decoding() && !self.running[i].held && self.fit(i, 1, events) {
                 let seq = &mut self.running[i];
                 seq.drafts.truncate(drafts_left);
                 // Drafts take no pages from anybody.
@@ -437,7 +438,7 @@ impl<T> Scheduler<T> {
         events: &mut Events,
     ) {
         let seq = &self.running[i];
-        if seq.layered.is_some() {
+        if seq.layered.is_some() || seq.held {
             return;
         }
         match layers && seq.long {

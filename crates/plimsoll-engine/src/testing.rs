@@ -17,7 +17,7 @@ use plimsoll_text::Tokenizer;
 use crate::cache::{KvCache, KvNotes, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::media::MediaSpec;
-use crate::outbox::{FinishReason, TokenLogprobs, TokenOut};
+use crate::outbox::{Cause, FinishReason, TokenLogprobs, TokenOut};
 use crate::progress::Phase;
 use crate::request::{Limits, Request};
 use crate::runner::Runner;
@@ -381,7 +381,7 @@ impl Active {
                 return Outcome::Ends;
             }
             Step::RunShort => {
-                outbox.last_words("memory ran short", true);
+                outbox.last_words("memory ran short", Cause::Memory);
                 return Outcome::Ends;
             }
             Step::StopEngine => return Outcome::Stops,

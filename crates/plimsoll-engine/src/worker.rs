@@ -43,6 +43,9 @@ use speculate::{Lane, Tally};
 /// How long an idle engine waits for an arrival before it looks around.
 const IDLE_WAIT: Duration = Duration::from_millis(200);
 
+/// How long it waits at a time for a form's next tokens when nobody can go on without them.
+const HELD_WAIT: Duration = Duration::from_millis(5);
+
 /// Everything the engine thread owns.
 pub(crate) struct Worker<R> {
     pub shared: Arc<Shared>,
@@ -428,19 +431,28 @@ impl<R: Runner> Worker<R> {
             return;
         }
         self.encode();
+        self.hold();
         let began = Instant::now();
         faults::site(Site::Scheduler);
         let next = self.schedule();
         if !self.shares.is_empty() {
             self.step(next, began);
         } else if self.scheduler.layered().is_none() {
-            // Everybody waits for the encoder.
+            // Everybody waits for the encoder, or for what may be said next.
+            self.scheduler.running_mut().iter_mut().find(|seq| seq.held).map(|seq| seq.work.at_hand(HELD_WAIT));
             return self.retire();
         }
         self.advance_layers(next);
         self.retire();
         self.shared.metrics.step_seconds.observe(began.elapsed().as_secs_f64());
         self.shared.status.steps.fetch_add(1, Release);
+    }
+
+    /// Whoever would wait in the middle of a step for a form that takes long waits outside of steps: others go on.
+    fn hold(&mut self) {
+        for seq in self.scheduler.running_mut() {
+            seq.held = !seq.work.at_hand(Duration::ZERO);
+        }
     }
 
     /// Runs the shares that were scheduled, and delivers what comes of them.
@@ -460,7 +472,7 @@ impl<R: Runner> Worker<R> {
 
     /// Fills the next step. Says what is to be done about drafts in it.
     fn schedule(&mut self) -> Next {
-        self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding()).count();
+        self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.held).count();
         let rests = self.drafts_max == 0 || self.governor.rung() >= Rung::SpeculationOff;
         let next = if rests { Next::PLAIN } else { self.pace.next(self.decodes) };
         if !next.check || !next.draft {

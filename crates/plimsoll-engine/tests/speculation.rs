@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::recall::{NEVER_SAID, Shape, expected_drafts, mix, prompt, recall_engine, says};
 use common::{Answer, ask, collect, greedy, quiet};
@@ -60,6 +60,46 @@ impl Constraint for Weaving {
 
     fn complete(&self) -> bool {
         self.left == 0
+    }
+}
+
+/// A form that takes so long to say what may come next, and is not to be asked before.
+#[derive(Debug)]
+struct Ponder(Duration);
+
+struct Pondering {
+    takes: Duration,
+    ready: Instant,
+}
+
+impl Grammar for Ponder {
+    fn begin(&self) -> Result<Box<dyn Constraint>, String> {
+        Ok(Box::new(Pondering { takes: self.0, ready: Instant::now() }))
+    }
+
+    fn bytes_max(&self, _max_tokens: u32) -> u64 {
+        size_of::<Pondering>() as u64
+    }
+}
+
+impl Constraint for Pondering {
+    fn allowed(&mut self) -> Result<Option<&[u32]>, String> {
+        assert!(self.ready <= Instant::now(), "asked too soon");
+        Ok(None)
+    }
+
+    fn at_hand(&mut self, patience: Duration) -> bool {
+        std::thread::sleep(patience.min(self.ready.saturating_duration_since(Instant::now())));
+        self.ready <= Instant::now()
+    }
+
+    fn accept(&mut self, _token: u32) -> Result<(), String> {
+        self.ready = Instant::now() + self.takes;
+        Ok(())
+    }
+
+    fn complete(&self) -> bool {
+        false
     }
 }
 
@@ -409,6 +449,30 @@ fn stops_inside_a_draft_are_exact() {
         assert_eq!(answer.drafts.0, answer.drafts.1, "nothing is drafted beyond max_tokens");
     }
     quiet(&engine);
+}
+
+/// Who waits for its form's next tokens takes part in no step, with drafts or without; others go on meanwhile.
+#[test]
+fn a_form_that_takes_long_holds_up_nobody() {
+    for shape in
+        [Shape::hybrid(0, 0, 8), Shape::hybrid(2, 256, 8), Shape { drafts: 3, head: false, ..Shape::default() }]
+    {
+        let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..shape });
+        let began = Instant::now();
+        let ponder = |seed: u64| Request {
+            grammar: Some(Arc::new(Ponder(Duration::from_millis(40)))),
+            ..greedy(&prompt(70 + seed, 20), 20)
+        };
+        let slow: Vec<_> = (0..3).map(|seed| (seed, engine.submit(ponder(seed)).unwrap())).collect();
+        assert_eq!(ask(&engine, greedy(&prompt(80, 20), 100)).ids, says(&prompt(80, 20), 100));
+        let quick = began.elapsed();
+        for (seed, reader) in slow {
+            assert_eq!(collect(reader).ids, says(&prompt(70 + seed, 20), 20));
+        }
+        assert!(began.elapsed() >= Duration::from_millis(19 * 40), "it does take long");
+        assert!(quick < began.elapsed() * 2 / 3, "{quick:?} of {:?}", began.elapsed());
+        quiet(&engine);
+    }
 }
 
 /// Drafts that miss, and cost twice a step, are soon given up; those that hit and cost a tenth go on.

@@ -1,7 +1,7 @@
 //! Compiled grammars, shared by the requests that use them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -72,7 +72,7 @@ pub struct Grammars {
 /// What all grammars share: made when the first is asked for.
 struct Base {
     factory: ParserFactory,
-    jobs: Sender<Job>,
+    jobs: [Sender<Job>; 2],
     _share: Share,
 }
 
@@ -87,7 +87,12 @@ pub(crate) struct Compiled {
     /// Before its first token; walkers are clones that share its automaton.
     pub start: Mutex<TokenParser>,
     pub first_mask: SimpleVob,
-    pub jobs: Sender<Job>,
+    /// The thread that computes masks, and the one for grammars whose masks take long.
+    pub jobs: [Sender<Job>; 2],
+    /// This one's do.
+    pub slow: AtomicBool,
+    /// Masks of it that have been asked for and not been computed yet.
+    pub under_way: AtomicUsize,
     pub depth: Depth,
     share: Mutex<Share>,
     fixed_bytes: u64,
@@ -170,7 +175,8 @@ impl Grammars {
             }
         }
         let (start, share) = (Mutex::new(start), Mutex::new(share));
-        let compiled = Arc::new(Compiled { start, first_mask, jobs: base.jobs.clone(), depth, share, fixed_bytes });
+        let (jobs, slow, under_way) = (base.jobs.clone(), AtomicBool::new(false), AtomicUsize::new(0));
+        let compiled = Arc::new(Compiled { start, first_mask, jobs, slow, under_way, depth, share, fixed_bytes });
         self.compiled.fetch_add(1, Ordering::Relaxed);
         self.entries().push(Entry { key, compiled: Arc::clone(&compiled), used: now });
         Ok(compiled)
@@ -214,7 +220,9 @@ fn automaton_bytes(parser: &TokenParser) -> u64 {
 pub(crate) fn reason(message: &str) -> String {
     let first = message.lines().next().unwrap_or(message);
     let plain = NAMES.iter().find(|(name, _)| first.contains(name)).map(|(_, words)| *words);
-    plain.map_or_else(|| first.chars().take(400).collect(), str::to_owned)
+    // Of a pattern that is none, the line that says why is the last one.
+    let why = message.lines().rev().find_map(|line| line.trim().strip_prefix("error: ")).unwrap_or_default();
+    plain.map_or_else(|| format!("{first} {why}").trim_end().chars().take(400).collect(), str::to_owned)
 }
 
 /// What llguidance calls an end, and what that means.
@@ -259,11 +267,14 @@ impl Base {
             Ok(Err(error)) => return Err(failed(reason(&error.to_string()))),
             Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
         };
-        let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
-        let worker = std::thread::Builder::new().name("grammar".into());
-        // Ends with the last sender.
-        worker.spawn(move || inbox.iter().for_each(Job::run)).map_err(|error| failed(error.to_string()))?;
-        Ok(Self { factory, jobs, _share: share })
+        let worker = |name: &str| {
+            let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
+            // Ends with the last sender.
+            let work = move || inbox.iter().for_each(Job::run);
+            std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| failed(error.to_string()))?;
+            Ok(jobs)
+        };
+        Ok(Self { factory, jobs: [worker("grammar")?, worker("slow-grammar")?], _share: share })
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
@@ -11,13 +13,16 @@ use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::{Constraint, Grammar};
 
 use crate::cache::{Compiled, GrammarError, Grammars, reason};
-use crate::depth::Depth;
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
 
 /// Bytes that walking a grammar takes: two masks, and what the parser keeps of each token.
 const WALK_BYTES_FIXED: u64 = 16 << 10;
 const WALK_BYTES_PER_TOKEN: u64 = 256;
+
+/// A form of which a mask has taken longer is slow: its masks are computed on a thread for such, and waited for outside of steps. Those of
+/// JSON take one to three milliseconds.
+const SLOW: Duration = Duration::from_millis(20);
 
 /// What a request's output must be: a grammar, thoughts before it, or both. Cheap to share among choices.
 #[derive(Clone)]
@@ -65,6 +70,7 @@ impl Grammar for Guide {
             thoughts: self.thoughts.clone(),
             own: SimpleVob::alloc(settings.vocab),
             complete: false,
+            alive: Arc::new(()),
         }))
     }
 
@@ -83,6 +89,8 @@ struct Walk {
     /// A mask that thoughts ask for.
     own: SimpleVob,
     complete: bool,
+    /// Goes with it: what it asked for need not be computed then.
+    alive: Arc<()>,
 }
 
 enum State {
@@ -92,10 +100,13 @@ enum State {
         parser: Box<TokenParser>,
         mask: SimpleVob,
     },
+    /// The next mask is to be computed, of a slow form: not before every output of this form has taken its token. They share an automaton,
+    /// which is locked meanwhile.
+    Due(Box<TokenParser>),
     /// The mask is being computed.
     Away(Receiver<Done>),
-    /// Nothing may come any more, or everything has failed.
-    Over,
+    /// Nothing may come any more, and why.
+    Over(String),
 }
 
 type Done = Result<(Box<TokenParser>, SimpleVob), String>;
@@ -103,19 +114,45 @@ type Done = Result<(Box<TokenParser>, SimpleVob), String>;
 /// A mask to compute.
 pub(crate) struct Job {
     parser: Box<TokenParser>,
-    depth: Depth,
+    of: UnderWay,
+    asker: Weak<()>,
     reply: SyncSender<Done>,
+}
+
+/// A mask of a form that has been asked for and not been computed yet.
+struct UnderWay(Arc<Compiled>);
+
+impl UnderWay {
+    fn new(compiled: &Arc<Compiled>) -> Self {
+        compiled.under_way.fetch_add(1, AcqRel);
+        Self(Arc::clone(compiled))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, AcqRel);
+    }
 }
 
 impl Job {
     pub fn run(self) {
-        let Self { mut parser, depth, reply } = self;
-        let mask = depth.follow(|| catch_unwind(AssertUnwindSafe(|| parser.compute_mask())));
+        let Self { mut parser, of, asker, reply } = self;
+        if asker.strong_count() == 0 {
+            return;
+        }
+        let began = Instant::now();
+        let mask = of.0.depth.follow(|| catch_unwind(AssertUnwindSafe(|| parser.compute_mask())));
+        if began.elapsed() > SLOW {
+            of.0.slow.store(true, Relaxed);
+        }
         let done = match mask {
             Some(Ok(Ok(mask))) => Ok((parser, mask)),
             Some(Ok(Err(error))) => Err(words(&error.to_string())),
             Some(Err(_)) | None => Err("the grammar's next tokens could not be computed".into()),
         };
+        // Who has it may go on: this form's automaton is free.
+        drop(of);
         // A request that is gone needs no mask.
         let _ = reply.send(done);
     }
@@ -128,22 +165,49 @@ fn words(message: &str) -> String {
 impl Walk {
     /// The grammar's mask, waiting for it if need be; none for anything.
     fn ready(&mut self) -> Result<Option<&SimpleVob>, String> {
-        if let State::Away(reply) = &self.state {
-            let done = reply.recv().unwrap_or_else(|_| Err("the grammar thread has ended".into()));
-            let (parser, mask) = done.inspect_err(|_| self.state = State::Over)?;
-            self.state = State::Ready { parser, mask };
-        }
+        self.ask()?;
+        while !self.came(Duration::from_secs(3600)) {}
         match &self.state {
             State::Ready { mask, .. } => Ok(Some(mask)),
             State::Free => Ok(None),
-            State::Away(_) | State::Over => Err("the output is complete already".into()),
+            State::Over(why) => Err(why.clone()),
+            State::Due(_) | State::Away(_) => unreachable!("it was asked for, and came"),
         }
+    }
+
+    /// Has a mask that is due computed.
+    fn ask(&mut self) -> Result<(), String> {
+        let due = match &self.state {
+            State::Due(_) => std::mem::replace(&mut self.state, State::Over("the grammar thread has ended".into())),
+            _ => return Ok(()),
+        };
+        if let (State::Due(parser), Some(compiled)) = (due, &self.compiled) {
+            let (reply, done) = sync_channel(1);
+            let job = Job { parser, of: UnderWay::new(compiled), asker: Arc::downgrade(&self.alive), reply };
+            let sent = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].send(job);
+            sent.map_err(|_| "the grammar thread has ended".to_owned())?;
+            self.state = State::Away(done);
+        }
+        Ok(())
+    }
+
+    /// Waits for a mask that is being computed, for so long at most. Says whether none is, now.
+    fn came(&mut self, patience: Duration) -> bool {
+        let State::Away(reply) = &self.state else { return true };
+        self.state = match reply.recv_timeout(patience) {
+            Ok(Ok((parser, mask))) => State::Ready { parser, mask },
+            Ok(Err(words)) => State::Over(words),
+            Err(RecvTimeoutError::Timeout) => return false,
+            Err(RecvTimeoutError::Disconnected) => State::Over("the grammar thread has ended".into()),
+        };
+        true
     }
 
     /// Takes a token of the grammar's.
     fn advance(&mut self, token: u32) -> Result<(), String> {
         self.ready()?;
-        let State::Ready { mut parser, .. } = std::mem::replace(&mut self.state, State::Over) else {
+        let over = State::Over("the output is complete already".into());
+        let State::Ready { mut parser, .. } = std::mem::replace(&mut self.state, over) else {
             self.state = State::Free;
             return Ok(());
         };
@@ -160,20 +224,16 @@ impl Walk {
             self.complete = true;
             return Ok(());
         }
-        let Some(compiled) = &self.compiled else { return Err("a grammar without its source".into()) };
+        let Some(compiled) = self.compiled.clone() else { return Err("a grammar without its source".into()) };
         while !compiled.charge(&parser) {
             if !self.grammars.evict_one() {
                 let limit = self.grammars.usage().limit;
                 return Err(format!("the grammar outgrew the {limit} bytes for grammars (--grammar-bytes)"));
             }
         }
-        let (reply, done) = sync_channel(1);
-        compiled
-            .jobs
-            .send(Job { parser, depth: compiled.depth, reply })
-            .map_err(|_| "the grammar thread has ended".to_owned())?;
-        self.state = State::Away(done);
-        Ok(())
+        let slow = compiled.slow.load(Relaxed);
+        self.state = State::Due(parser);
+        if slow { Ok(()) } else { self.ask() }
     }
 }
 
@@ -206,6 +266,18 @@ impl Constraint for Walk {
             }
         }
         Ok(self.ready()?.map(SimpleVob::as_slice))
+    }
+
+    fn at_hand(&mut self, patience: Duration) -> bool {
+        let Some(compiled) = self.compiled.clone().filter(|compiled| compiled.slow.load(Relaxed)) else { return true };
+        // An error is told when the mask is asked for.
+        if self.ask().is_err() || !self.came(patience) {
+            return matches!(self.state, State::Over(_));
+        }
+        if compiled.under_way.load(Acquire) > 0 {
+            std::thread::sleep(patience);
+        }
+        compiled.under_way.load(Acquire) == 0
     }
 
     fn accept(&mut self, token: u32) -> Result<(), String> {

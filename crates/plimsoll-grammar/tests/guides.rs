@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_grammar::{Call, CallStyle, Calls, GrammarError, Grammars, Guide, Settings, Source, Thinking};
@@ -340,6 +341,39 @@ fn what_is_no_grammar_says_why() {
         assert!(words.contains(' ') && !words.contains("NoExtension"), "{words}");
         println!("{words}");
     }
+    let Err(GrammarError::Invalid(words)) = Guide::new(&grammars, Some(&Source::Regex("(?=a)b".into())), "", None)
+    else {
+        panic!("a look ahead")
+    };
+    assert!(words.contains("look-around") && words.contains("not supported"), "{words}");
+}
+
+/// A form whose text can be read in ever more ways is found to be slow. Then its outputs take their tokens while none of it is computed: that
+/// never takes long.
+#[test]
+fn a_form_that_takes_long_says_when_it_can_go_on() {
+    let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
+    let source = Source::Lark("start: e\ne: e e | /[a-z]/".into());
+    let guide = Guide::new(&grammars, Some(&source), "", None).unwrap();
+    let letter = tokenizer.encode("e", false, false).unwrap()[0];
+    let mut walks = [guide.begin().unwrap(), guide.begin().unwrap()];
+    let (mut waited, mut rounds, mut quickest) = (0, 0, [Duration::MAX; 2]);
+    while waited == 0 || rounds < 3 {
+        rounds = if waited == 0 { 0 } else { rounds + 1 };
+        for (walk, quickest) in walks.iter_mut().zip(&mut quickest) {
+            while !walk.at_hand(Duration::from_millis(1)) {
+                waited += 1;
+            }
+            let began = Instant::now();
+            walk.allowed().unwrap();
+            walk.accept(letter).unwrap();
+            if rounds > 0 {
+                *quickest = began.elapsed().min(*quickest);
+            }
+        }
+    }
+    // A mask takes more than 20.
+    assert!(quickest.iter().all(|took| *took < Duration::from_millis(15)), "{quickest:?}");
 }
 
 #[test]

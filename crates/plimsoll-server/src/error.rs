@@ -67,6 +67,11 @@ impl ApiError {
         Self { code: Some("unsupported"), ..Self::invalid(param, message) }
     }
 
+    /// 400: what the output must be cannot be followed any further, whoever asks when.
+    pub fn unfit_form(message: impl Into<String>) -> Self {
+        Self { code: Some("grammar_too_complex"), ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+
     /// 503: not now.
     pub fn unavailable(message: impl Into<String>, retry_after_s: u32) -> Self {
         let retry_after_s = Some(retry_after_s);

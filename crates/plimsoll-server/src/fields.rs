@@ -157,7 +157,10 @@ pub(crate) fn check_nodes(param: &str, raw: &RawValue, nodes_max: usize) -> ApiR
 /// 400 for a value of the wrong type, without the position inside the field.
 pub(crate) fn wrong(param: &str, error: &serde_json::Error) -> ApiError {
     let text = error.to_string();
-    let reason = text.split(" at line ").next().unwrap_or(&text);
+    let reason = match text.split(" at line ").next().unwrap_or(&text) {
+        "recursion limit exceeded" => "values within each other are more than the limit of 127 levels",
+        reason => reason,
+    };
     let error = ApiError::invalid(param, format!("{param}: {}", quote(reason)));
     ApiError { code: Some("invalid_type"), ..error }
 }
@@ -254,7 +257,7 @@ mod tests {
     fn depth_and_number_of_values_are_bounded() {
         let deep = format!("{{\"m\":{}{}}}", "[".repeat(20_000), "]".repeat(20_000));
         let mut fields = Fields::of_body(deep.as_bytes()).unwrap();
-        assert!(fields.json("m").unwrap_err().message.contains("recursion limit"));
+        assert!(fields.json("m").unwrap_err().message.contains("limit of 127 levels"));
         let wide = format!("{{\"m\":[{}0]}}", "0,".repeat(MAX_NODES));
         let mut fields = Fields::of_body(wide.as_bytes()).unwrap();
         assert!(fields.json("m").unwrap_err().message.contains("limit of 32768"));

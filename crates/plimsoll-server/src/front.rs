@@ -127,14 +127,26 @@ impl Front {
 }
 
 impl ServerConfig {
-    /// Refuses limits that contradict each other.
-    pub(crate) fn check(&self) -> Result<(), ServeError> {
+    /// Refuses limits that contradict each other, or leave a server that nobody can use.
+    ///
+    /// # Errors
+    /// [`ServeError::Config`], which names the flag.
+    pub fn check(&self) -> Result<(), ServeError> {
+        for (flag, value, least) in [
+            ("--max-connections", u64::from(self.max_connections), 1),
+            ("--max-body-bytes", self.max_body_bytes, 1 << 10),
+            ("--record-bytes", self.record.as_ref().map_or(u64::MAX, |record| record.max_bytes), 1 << 12),
+        ] {
+            if value < least {
+                return Err(ServeError::Config(format!("{flag} is {value}; at least {least} is wanted")));
+            }
+        }
         // Room for a body grows by an eighth.
         let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
         if self.max_bytes_in_flight < least {
             return Err(ServeError::Config(format!(
-                "max_bytes_in_flight is {}, but one body of max_body_bytes needs {least}",
-                self.max_bytes_in_flight
+                "--max-bytes-in-flight is {}, but a body of --max-body-bytes ({}) needs {least}",
+                self.max_bytes_in_flight, self.max_body_bytes
             )));
         }
         if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use futures_util::Stream;
 use futures_util::StreamExt;
 use futures_util::stream::{SelectAll, unfold};
-use plimsoll_engine::{Delta, Reader};
+use plimsoll_engine::{Cause, Delta, Reader};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -98,8 +98,8 @@ impl Generation {
             () = sleep_until(until) => News::Late,
         };
         let event = match news {
-            News::Choice(Some((_, Delta { error: Some(message), retry, .. }))) => {
-                Event::Failed(failure(&self.phase, message, retry))
+            News::Choice(Some((_, Delta { error: Some(message), cause, .. }))) => {
+                Event::Failed(failure(&self.phase, message, cause))
             }
             News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
             News::Choice(None) => Event::Done,
@@ -143,10 +143,11 @@ impl Generation {
     }
 }
 
-/// What the engine's last words for a request mean. `retry`: memory ran short, and it may be tried again.
-pub(crate) fn failure(phase: &watch::Receiver<Phase>, message: String, retry: bool) -> ApiError {
+/// What the engine's last words for a request mean.
+pub(crate) fn failure(phase: &watch::Receiver<Phase>, message: String, cause: Cause) -> ApiError {
     match *phase.borrow() {
-        _ if retry => ApiError::unavailable(message, 5),
+        _ if cause == Cause::Memory => ApiError::unavailable(message, 5),
+        _ if cause == Cause::Form => ApiError::unfit_form(message),
         Phase::Serving => ApiError::internal(message),
         // An engine that drains ends what it could not finish; that is no defect.
         _ => cut(),

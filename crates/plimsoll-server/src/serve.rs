@@ -14,6 +14,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use plimsoll_engine::EngineHandle;
 use plimsoll_memory::broken;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
@@ -68,7 +69,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Serves until `shutdown` completes, then drains: nothing new is accepted, running requests may finish within
+/// Serves until `shutdown` completes, then drains: whoever comes is told so, running requests may finish within
 /// `config.drain_deadline`, and what is left then ends with an error.
 ///
 /// # Errors
@@ -82,10 +83,24 @@ pub async fn serve(
     let app = App::new(served, config)?;
     let (front, engine) = (Arc::clone(&app.front), app.served.engine.clone());
     run(listener, &front, router(app), || engine.drain(), shutdown).await;
+    let_go(&[&engine]).await;
     Ok(())
 }
 
-/// Accepts until `shutdown` completes, then says so with `drain` and waits for what runs.
+/// Waits until engines have let go of what nobody reads any more, so that it is in their last counts; not for ever.
+pub(crate) async fn let_go(engines: &[&EngineHandle]) {
+    let idle = async {
+        while !engines.iter().all(|engine| engine.idle()) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if timeout(LAST_WORDS, idle).await.is_err() {
+        tracing::warn!("requests that nobody reads any more are still in the engine");
+    }
+}
+
+/// Serves until `shutdown` completes, then says so with `begin_drain` and waits for what runs. Whoever comes meanwhile is answered, too, one
+/// request a connection: with a 503 as a rule, but health, metrics and what runs may be looked at, and what runs be cancelled.
 pub(crate) async fn run(
     listener: TcpListener,
     app: &Arc<Front>,
@@ -94,50 +109,63 @@ pub(crate) async fn run(
     shutdown: impl Future<Output = ()>,
 ) {
     let permits = Arc::new(Semaphore::new(app.config.max_connections as usize));
-    let mut connections = JoinSet::new();
-    let mut complained: Option<Instant> = None;
-    tokio::pin!(shutdown);
-    loop {
-        tokio::select! {
-            () = &mut shutdown => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => admit(app, &router, &permits, &mut connections, (stream, peer)),
-                Err(error) => {
-                    // Out of descriptors, usually: a moment lets others close. It may last, and twenty lines a second would fill a disk.
-                    if complained.is_none_or(|at| at.elapsed() >= COMPLAINT_EVERY) {
-                        complained = Some(Instant::now());
-                        tracing::warn!(%error, "connections cannot be accepted");
-                    }
-                    sleep(Duration::from_millis(50)).await;
-                }
-            },
-        }
+    let mut door = Door { app, router, permits, listener, complained: None };
+    let (mut connections, mut late) = (JoinSet::new(), JoinSet::new());
+    tokio::select! {
+        () = shutdown => {}
+        never = door.admit_all(&mut connections) => match never {},
     }
-    drop(listener);
-    drain(app, begin_drain, connections).await;
+    tokio::select! {
+        () = drain(app, begin_drain, connections) => {}
+        never = door.admit_all(&mut late) => match never {},
+    }
     if let Some(recorder) = &app.recorder {
         recorder.flush();
     }
 }
 
-fn admit(
-    app: &Arc<Front>,
-    router: &Router,
-    permits: &Arc<Semaphore>,
-    connections: &mut JoinSet<()>,
-    (stream, peer): (TcpStream, SocketAddr),
-) {
-    let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
-        app.metrics.refused_connections.inc();
-        refuse(&stream, app.config.max_connections);
-        return;
-    };
-    if let Err(error) = prepare(&stream, app.config.write_timeout) {
-        // The peer has gone already; a broken option would be seen in every connection.
-        tracing::debug!(%error, "a connection could not be prepared");
+/// Where connections come in.
+struct Door<'a> {
+    app: &'a Arc<Front>,
+    router: Router,
+    permits: Arc<Semaphore>,
+    listener: TcpListener,
+    complained: Option<Instant>,
+}
+
+impl Door<'_> {
+    /// Lets connections in, and forgets those that have ended.
+    async fn admit_all(&mut self, connections: &mut JoinSet<()>) -> Infallible {
+        loop {
+            tokio::select! {
+                Some(_) = connections.join_next() => {}
+                accepted = self.listener.accept() => match accepted {
+                    Ok(peer) => self.admit(connections, peer),
+                    Err(error) => {
+                        // Out of descriptors, usually: a moment lets others close. It may last, and twenty lines a second would fill a disk.
+                        if self.complained.is_none_or(|at| at.elapsed() >= COMPLAINT_EVERY) {
+                            self.complained = Some(Instant::now());
+                            tracing::warn!(%error, "connections cannot be accepted");
+                        }
+                        sleep(Duration::from_millis(50)).await;
+                    }
+                },
+            }
+        }
     }
-    connections.spawn(connection(Arc::clone(app), router.clone(), (stream, peer), permit));
+
+    fn admit(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr)) {
+        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
+            self.app.metrics.refused_connections.inc();
+            refuse(&stream, self.app.config.max_connections);
+            return;
+        };
+        if let Err(error) = prepare(&stream, self.app.config.write_timeout) {
+            // The peer has gone already; a broken option would be seen in every connection.
+            tracing::debug!(%error, "a connection could not be prepared");
+        }
+        connections.spawn(connection(Arc::clone(self.app), self.router.clone(), (stream, peer), permit));
+    }
 }
 
 /// Tells a connection that it is one too many, without spending anything on it.
@@ -174,7 +202,10 @@ async fn connection(
             Ok::<_, Infallible>(answer)
         }
     });
+    // One that comes while the server drains has its answer, and ends.
+    let mut draining = app.draining();
     let connection = http1::Builder::new()
+        .keep_alive(!draining)
         .timer(TokioTimer::new())
         .header_read_timeout(app.config.header_timeout)
         .max_buf_size(CONNECTION_BUFFER_BYTES)
@@ -184,7 +215,6 @@ async fn connection(
     let mut phase = app.phase.subscribe();
     let mut check = interval(HANG_UP_CHECK);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut draining = false;
     loop {
         tokio::select! {
             _ = connection.as_mut() => break,

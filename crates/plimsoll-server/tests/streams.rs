@@ -280,6 +280,16 @@ fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
     let idle = server.connect();
     server.shut_down();
     eventually("the engine drains", || server.engine.draining());
+    // Whoever comes now is told so, by a connection that ends then.
+    for late in [
+        "GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n".into(),
+        post("/v1/completions", &json!({"prompt": "x"}).to_string()),
+    ] {
+        let answer = server.send(late).answer();
+        assert!(answer.header("retry-after").is_some() && answer.header("connection") == Some("close"));
+        answer.error(503);
+    }
+    assert_eq!(server.get("/health").ok()["status"], "healthy");
     assert_eq!(short.answer().ok()["choices"][0]["text"], "end");
     let events: Vec<Value> = events(&long.answer().body);
     let error = &events.last().unwrap()["error"];

@@ -268,7 +268,7 @@ pub struct HttpArgs {
 impl HttpArgs {
     /// The server's configuration with these limits.
     pub fn config(&self) -> anyhow::Result<ServerConfig> {
-        self.access.apply(ServerConfig {
+        let config = self.access.apply(ServerConfig {
             max_body_bytes: self.max_body_bytes,
             max_bytes_in_flight: self.max_bytes_in_flight,
             max_inputs: self.max_inputs,
@@ -277,7 +277,9 @@ impl HttpArgs {
             response_store_bytes: self.response_store_bytes,
             media: self.media.config()?,
             ..ServerConfig::default()
-        })
+        })?;
+        config.check()?;
+        Ok(config)
     }
 }
 
@@ -338,7 +340,7 @@ pub struct EngineArgs {
     #[arg(long)]
     pub elastic: bool,
     /// Seconds the engine may make no progress before /health says so and new requests are refused.
-    #[arg(long, alias = "stall_seconds", default_value_t = 120)]
+    #[arg(long, alias = "stall_seconds", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     pub stall_seconds: u64,
     /// Let the model's multi-token-prediction head draft tokens, which the model then checks several at a time.
     #[arg(long, alias = "enable_mtp")]

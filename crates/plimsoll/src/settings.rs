@@ -76,6 +76,7 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
         let a_models = |id: &str| has(&of_models, id) && !OF_THE_SERVER.contains(&id);
         match &mut cli.command {
             Command::Serve(serve) => serve.inherited = as_flags(&command, name, sub, a_models)?,
+            Command::Doctor(doctor) => doctor.inherited = as_flags(&command, name, sub, a_models)?,
             Command::Plan(plan) => {
                 plan.inherited = as_flags(&command, name, sub, a_models)?;
                 let of_serve = command.find_subcommand("serve").expect("it is a command");

@@ -5,6 +5,9 @@ use plimsoll_device::{ComputeDtype, Isa, Rounded};
 use super::{Blueprint, PlanError};
 use crate::options::Options;
 
+/// A request of a few hundred tokens takes about so much.
+const REQUEST_BYTES_MIN: u64 = 16 << 10;
+
 /// Checks every number against its range, and those options that depend on one another, whatever the model.
 ///
 /// # Errors
@@ -53,6 +56,10 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
     if !(1..=10_000).contains(&options.long_prompt_slowdown) {
         let percent = options.long_prompt_slowdown;
         return problem("--long-prompt-slowdown", format!("is {percent}; 1 to 10000 percent are allowed"));
+    }
+    if options.request_bytes < REQUEST_BYTES_MIN {
+        let bytes = options.request_bytes;
+        return problem("--request-bytes", format!("is {bytes}; at least {REQUEST_BYTES_MIN} are wanted"));
     }
     if options.max_waiting > 1 << 20 {
         return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));

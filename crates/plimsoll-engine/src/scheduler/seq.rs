@@ -42,6 +42,8 @@ pub struct Seq<T> {
     pub drafts: ArrayVec<u32, { Options::DRAFTS_MAX }>,
     /// Positions whose entries the draft head has made without a gap, up to the last it was run on.
     pub drafted: std::ops::Range<usize>,
+    /// What its next token may be is not known yet: it takes part in no step.
+    pub held: bool,
     /// Logits are wanted from this position on (the last position's always).
     pub logits_from: usize,
     /// Set if no text is made of it.
@@ -112,6 +114,7 @@ impl<T> Seq<T> {
             states: StateLease::new(cache, slots),
             drafts: ArrayVec::new(),
             drafted: 0..0,
+            held: false,
             logits_from,
             pooled,
             media,

@@ -116,7 +116,8 @@ impl<R: Runner> Worker<R> {
             Some(token) => token,
             None => {
                 let (generated, position) = (work.generated, seq.tokens.len());
-                let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()?.flatten();
+                let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
+                let allowed = allowed.map_err(Failure::Form)?.flatten();
                 let chosen = chooser.choose(logits, &work.request, &work.counts, generated, position, allowed);
                 chosen.map_err(|error| error.to_string())?
             }

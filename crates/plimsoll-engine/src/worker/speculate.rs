@@ -6,6 +6,7 @@
 //! that sees the model's logits says what the model says. A head that fails costs its guesses and nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use plimsoll_device::DeviceError;
 
@@ -55,9 +56,10 @@ pub(super) struct Lane {
     want: usize,
 }
 
-/// Whether a step has settled all but a sequence's last token, and there will be more.
-fn settled(seq: &Seq<Delivery>) -> bool {
-    seq.computed + 1 == seq.tokens.len() && !seq.work.finished()
+/// Whether a step has settled all but a sequence's last token, and there will be more,
+/// of which it is known what they may be.
+fn settled(seq: &mut Seq<Delivery>) -> bool {
+    seq.computed + 1 == seq.tokens.len() && !seq.work.finished() && seq.work.at_hand(Duration::ZERO)
 }
 
 impl<R: Runner> Worker<R> {

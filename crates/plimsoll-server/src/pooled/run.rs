@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{Reader, Refusal, Request};
+use plimsoll_engine::{Cause, Reader, Refusal, Request};
 use tokio::time::{Instant, sleep_until};
 
 use super::Input;
@@ -75,7 +75,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
             biased;
             done = running.next() => match done {
                 None => return Ok(results),
-                Some((index, result)) => results[index] = result.map_err(|(message, retry)| failure(&phase, message, retry))?,
+                Some((index, result)) => results[index] = result.map_err(|(message, cause)| failure(&phase, message, cause))?,
             },
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
             () = sleep_until(until) => return Err(late(&app.config, until == silence)),
@@ -106,17 +106,17 @@ fn request(id: &str, index: usize, input: &Input) -> Request {
     }
 }
 
-/// One input's numbers, or the engine's words and whether it may be tried again.
-async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, (String, bool)>) {
+/// One input's numbers, or the engine's words and where the error lies.
+async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, (String, Cause)>) {
     while let Some(delta) = reader.next().await {
         if let Some(message) = delta.error {
-            return (index, Err((message, delta.retry)));
+            return (index, Err((message, delta.cause)));
         }
         if let Some(values) = delta.pooled {
             return (index, Ok(values));
         }
     }
-    (index, Err(("the engine ended without an answer".into(), false)))
+    (index, Err(("the engine ended without an answer".into(), Cause::Engine)))
 }
 
 /// The engine says `prompt`; the client knows it by another name, and as one of many.

@@ -29,7 +29,7 @@ use crate::app::{App, behind_the_door};
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::front::Front;
-use crate::serve::run;
+use crate::serve::{let_go, run};
 
 /// Most models of one server.
 const MODELS_MAX: usize = 64;
@@ -217,6 +217,7 @@ impl Registry {
         };
         let engines: Vec<EngineHandle> = self.loaded().iter().map(|app| app.served.engine.clone()).collect();
         let engines: Vec<&EngineHandle> = engines.iter().collect();
+        let_go(&engines).await;
         tracing::info!("drained; the ledger at the end:\n{}", self.loader.report(&engines));
         for index in 0..self.slots.len() {
             self.unload(index, None).await;

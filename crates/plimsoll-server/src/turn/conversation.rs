@@ -102,11 +102,7 @@ impl Conversation {
         let template = app.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported(self.param, "the served model has no chat template; use /v1/completions")
         })?;
-        if self.extra.contains_key(EFFORT) && !template.source().contains(EFFORT) {
-            let param = self.effort_param;
-            let message = format!("{param} has no effect: the served model's chat template does not know it");
-            return Err(ApiError::unsupported(param, message));
-        }
+        self.check_extra(template.source())?;
         let Some(spec) = app.served.engine.media() else {
             let tools = self.tools.as_ref().map(|tools| &tools.list);
             let text = self.render(app, tools)?;
@@ -124,6 +120,22 @@ impl Conversation {
         let context = app.served.engine.limits().max_req_total_len;
         let ids = placeholders.expand(self.param, ids, &mut media, context)?;
         Ok(Prompt { text: guarded.plain(text), ids, media })
+    }
+
+    /// What a template does not know would change nothing. That a model shall think or not is taken in any case: one that cannot does not.
+    fn check_extra(&self, template: &str) -> ApiResult<()> {
+        let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+        let known = |name: &str| THINKING.contains(&name) || template.contains(name);
+        let Some((name, _)) = self.extra.iter().find(|(name, value)| !known(name) && !empty(value)) else {
+            return Ok(());
+        };
+        let param = match name.as_str() {
+            EFFORT => self.effort_param.to_owned(),
+            "documents" => name.clone(),
+            _ => format!("chat_template_kwargs.{name}"),
+        };
+        let message = format!("{param} has no effect: the served model's chat template does not know it");
+        Err(ApiError::unsupported(param, message))
     }
 
     /// The text that the template makes of it.

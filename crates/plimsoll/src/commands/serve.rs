@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -26,6 +27,13 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         }),
         ..args.http.config()?
     };
+    config.check()?;
+    if let Some(record) = &config.record {
+        let folder = record.file.parent().filter(|folder| *folder != Path::new(""));
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            anyhow::bail!("--record {}: there is no directory {}", record.file.display(), folder.display());
+        }
+    }
     if let Some(record) = config.record.as_ref().filter(|record| record.file.exists()) {
         let what = match record.file.is_file() {
             true => "the file exists and is not overwritten; name one that is not there yet",

@@ -161,6 +161,40 @@ fn what_a_server_could_not_open_or_would_not_take() {
     assert!(found.contains("it does not fit"), "{found}");
     let (found, _) = problem(&doctor(&[llama, "--media-root", "/not/there"]).0, "settings");
     assert!(found.contains("/not/there"), "{found}");
+    // Neither does the server load anything before it says so.
+    for (flag, value) in [("--max-inputs", "0"), ("--max-connections", "0"), ("--max-body-bytes", "100000000")] {
+        let (found, _) = problem(&doctor(&[llama, flag, value]).0, "settings");
+        let refused = run(&["serve", "./absent.gguf", flag, value]).refused();
+        assert!(found.contains(flag) && refused.contains(flag), "{flag}: {found}; {refused}");
+    }
+    let refused = run(&["serve", "./absent.gguf", "--record", "/not/there/trace"]).refused();
+    assert!(refused.contains("--record /not/there/trace") && refused.contains("no directory"), "{refused}");
+}
+
+/// One that can be planned and not be served, and several of which one is not there.
+#[test]
+fn models_without_a_tokenizer_and_lists_of_models() {
+    let cache = OwnCache::new("lists");
+    let bare = cache.0.join("bare");
+    fs::create_dir_all(&bare).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixture("llama").join(file), bare.join(file)).unwrap();
+    }
+    let (found, _) = problem(&cache.doctor(&[bare.to_str().unwrap()]).0, "model");
+    assert!(found.contains("no tokenizer"), "{found}");
+    let (list, settings) = (cache.0.join("models.toml"), cache.0.join("plimsoll.toml"));
+    let table = |name: &str, path: &Path| format!("[[models]]\nname = '{name}'\nmodel = '{}'\n", path.display());
+    fs::write(&list, table("a", &fixture("llama"))).unwrap();
+    fs::write(&settings, format!("models = '{}'\n", list.display())).unwrap();
+    for args in [["--models", list.to_str().unwrap()], ["--config", settings.to_str().unwrap()]] {
+        let (all, code) = cache.doctor(&args);
+        assert_eq!((code, about(&all, "plan").len()), (Some(0), 1), "{all:?}");
+    }
+    fs::write(&list, table("a", &fixture("llama")) + &table("b", &bare)).unwrap();
+    problem(&cache.doctor(&["--models", list.to_str().unwrap()]).0, "model");
+    fs::write(&list, "[[models]]\nname = 'a'\n").unwrap();
+    let (found, _) = problem(&cache.doctor(&["--models", list.to_str().unwrap()]).0, "models");
+    assert!(found.contains("line 1"), "{found}");
 }
 
 #[test]

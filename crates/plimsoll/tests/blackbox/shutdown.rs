@@ -39,7 +39,8 @@ fn sigterm_lets_a_stream_finish() {
     let mut server = Server::start(&POOL);
     let stream = running_stream(&server, 400);
     server.signal("TERM");
-    eventually("new connections are refused", Duration::from_secs(5), || TcpStream::connect(server.address).is_err());
+    eventually("whoever comes is told", Duration::from_secs(5), || server.get("/ready").status == 503);
+    assert_eq!(server.get("/health").status, 200);
     let events = rest(stream);
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"), "{events:?}");
     let parsed: Vec<Value> =
@@ -80,6 +81,7 @@ fn what_does_not_finish_in_time_is_told_so() {
     assert!(told["error"]["message"].is_string(), "the last event is an error: {told}");
     let status = server.ended(Duration::from_secs(8));
     assert!(since.elapsed() >= Duration::from_millis(900), "the second was given");
+    assert!(server.log().contains("0 finished, 1 aborted, 0 failed"), "it is counted:\n{}", server.log());
     assert_eq!(status.code(), Some(0), "{status}:\n{}", server.log());
     assert_gone(&server);
 }

@@ -6,11 +6,15 @@
 mod machine;
 mod model;
 
+use std::ffi::OsString;
+use std::path::PathBuf;
+
 use plimsoll_engine::Host;
 use plimsoll_hub::DEFAULT_MODEL;
 use serde::Serialize;
 
 use crate::args::{EngineArgs, HttpArgs};
+use crate::models_file;
 use crate::output::say;
 
 /// Flags of `doctor`: those of the server that is to run.
@@ -19,6 +23,12 @@ pub struct Args {
     /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory. Named, its files are read whole and compared with
     /// their sums; without it the default model is planned, if it is cached.
     pub model: Option<String>,
+    /// The models that `serve --models` is to serve, each looked at by itself.
+    #[arg(long, conflicts_with = "model")]
+    pub models: Option<PathBuf>,
+    /// The flags that hold for each of them.
+    #[arg(skip)]
+    pub inherited: Vec<OsString>,
     /// Settings in TOML, the file that `serve` takes.
     #[arg(long)]
     pub config: Option<String>,
@@ -43,9 +53,19 @@ pub struct Args {
 }
 
 impl Args {
-    /// The model that is planned.
-    fn model(&self) -> &str {
-        self.model.as_deref().unwrap_or(DEFAULT_MODEL)
+    /// The models that are planned, and flags of the engine for each that has its own.
+    fn models(&self) -> anyhow::Result<Vec<(String, Option<EngineArgs>)>> {
+        let Some(file) = &self.models else {
+            let model = self.model.as_deref().unwrap_or(DEFAULT_MODEL);
+            return Ok(vec![(model.to_owned(), None)]);
+        };
+        let all = models_file::read(file, &self.inherited)?;
+        Ok(all.into_iter().map(|(_, model)| (model.model, Some(model.engine))).collect())
+    }
+
+    /// Whether somebody asks for these models by name.
+    fn names_models(&self) -> bool {
+        self.model.is_some() || self.models.is_some()
     }
 }
 
@@ -143,14 +163,21 @@ fn examine(args: &Args, report: &mut Report) -> anyhow::Result<()> {
     machine::clock(report);
     machine::files(args, report);
     machine::port(args, &http, report)?;
-    let files = model::files(args, report);
+    let models = args.models().unwrap_or_else(|error| {
+        report.problem("models", format!("{error:#}"), "correct that line of the file");
+        Vec::new()
+    });
+    let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
+    let paths = model::files(&names, args, report);
     match Host::read(&args.engine.options_beside(&http)) {
         Ok(host) => {
             machine::processor(args, &host, report);
             machine::memory(&host, report);
             let others = machine::others(report);
-            if let Some(path) = files {
-                model::plan(args, &path, &host, &others, report);
+            for (path, (_, engine)) in paths.iter().zip(&models) {
+                if let Some(path) = path {
+                    model::plan(path, engine.as_ref().unwrap_or(&args.engine), &args.http, &host, &others, report);
+                }
             }
         }
         Err(error) => report.problem("memory", error.to_string(), "--memory-budget with a number of bytes"),

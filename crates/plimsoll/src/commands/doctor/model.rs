@@ -2,28 +2,45 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_engine::{Blueprint, EnginePlan, Host, PlanError};
+use plimsoll_engine::{Blueprint, EnginePlan, Host, LoadedModel, PlanError};
 use plimsoll_hub::{Cache, FileCheck, FileState, ModelRef, Progress, Quiet, TerminalProgress};
 use plimsoll_memory::Bytes;
 
 use super::machine::Holders;
 use super::{Args, Report};
+use crate::args::{EngineArgs, HttpArgs};
 use crate::commands::plan::open_at;
 
-/// The cache and the model that is asked for; where its files are, if they can be used.
-pub fn files(args: &Args, report: &mut Report) -> Option<PathBuf> {
+/// The cache and the models that are asked for; where the files of each are, if they can be used.
+pub fn files(names: &[&str], args: &Args, report: &mut Report) -> Vec<Option<PathBuf>> {
     let cache = match Cache::default_location() {
         Ok(cache) => cache,
         Err(error) => {
             report.problem("cache", error.to_string(), "set PLIMSOLL_CACHE to a directory");
-            return None;
+            return names.iter().map(|_| None).collect();
         }
     };
     let cached = cache.list();
     let (path, free) = (cache.root().display(), cache.free_bytes());
     let room = free.map_or_else(String::new, |free| format!(", {} free", Bytes(free)));
     report.ok("cache", format!("{path}: {} models{room}", cached.len()));
-    let model = match ModelRef::parse(args.model()) {
+    let wanted: Vec<String> =
+        names.iter().filter_map(|name| ModelRef::parse(name).ok()).map(|model| model.canonical_name()).collect();
+    for other in cached.iter().filter(|other| !wanted.contains(&other.name)) {
+        // Its name is what the cache calls it, so it can be read.
+        if let (true, Ok(model)) = (args.deep, ModelRef::parse(&other.name)) {
+            judge(&other.name, &cache.check(&model, true, progress(args).as_mut()), report);
+        } else if !other.verified {
+            let found = format!("{} is not as it was when it was verified", other.name);
+            report.note("model", found, format!("plimsoll pull {}", other.name));
+        }
+    }
+    names.iter().map(|name| files_of(name, &cache, args, report)).collect()
+}
+
+/// One model's.
+fn files_of(name: &str, cache: &Cache, args: &Args, report: &mut Report) -> Option<PathBuf> {
+    let model = match ModelRef::parse(name) {
         Ok(model) => model,
         Err(error) => {
             report.problem(
@@ -35,24 +52,15 @@ pub fn files(args: &Args, report: &mut Report) -> Option<PathBuf> {
         }
     };
     let name = model.canonical_name();
-    for other in cached.iter().filter(|other| other.name != name) {
-        // Its name is what the cache calls it, so it can be read.
-        if let (true, Ok(model)) = (args.deep, ModelRef::parse(&other.name)) {
-            judge(&other.name, &cache.check(&model, true, progress(args).as_mut()), report);
-        } else if !other.verified {
-            let found = format!("{} is not as it was when it was verified", other.name);
-            report.note("model", found, format!("plimsoll pull {}", other.name));
-        }
-    }
     if let ModelRef::GgufFile(path) | ModelRef::Directory(path) = model {
         report.ok("model", format!("{name}: nothing is known that its files could be compared with"));
         return Some(path);
     }
     // Reading takes time: only for who asks.
-    let read = args.deep || args.model.is_some();
+    let read = args.deep || args.names_models();
     let files = cache.check(&model, read, progress(args).as_mut());
     if files.iter().all(|file| file.state == FileState::Missing) {
-        missing(&model, args, free, report);
+        missing(&model, args, cache.free_bytes(), report);
         return None;
     }
     if judge(&name, &files, report) { cache.ready(&model) } else { None }
@@ -74,7 +82,7 @@ fn missing(model: &ModelRef, args: &Args, free: Option<u64>, report: &mut Report
             "make room, `plimsoll rm` a model, or set PLIMSOLL_CACHE to a larger disk",
         ),
         // Who named it wants to know before the server is started.
-        _ if args.model.is_some() => report.problem("model", found, format!("plimsoll pull {name}")),
+        _ if args.names_models() => report.problem("model", found, format!("plimsoll pull {name}")),
         _ => report.note("model", found, format!("plimsoll pull {name}; `serve` does it, too")),
     }
 }
@@ -121,8 +129,13 @@ fn judge(name: &str, files: &[FileCheck], report: &mut Report) -> bool {
 }
 
 /// The plan that `serve` would make with these flags.
-pub fn plan(args: &Args, path: &Path, host: &Host, others: &Holders, report: &mut Report) {
-    let opened = open_at(path, &args.engine, &args.http);
+pub fn plan(path: &Path, engine: &EngineArgs, http: &HttpArgs, host: &Host, others: &Holders, report: &mut Report) {
+    // A lone configuration can be planned, and not be served.
+    if let Err(error) = LoadedModel::open(path) {
+        let found = format!("{}: {error}", path.display());
+        return report.problem("model", found, "all files of a checkpoint, its tokenizer's among them");
+    }
+    let opened = open_at(path, engine, http);
     let planned = opened.and_then(|(checkpoint, options)| {
         Ok(Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?)
     });
