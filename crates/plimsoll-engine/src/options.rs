@@ -87,6 +87,9 @@ pub struct Options {
     pub request_bytes: u64,
     /// Host bytes the HTTP side may hold: bodies, connections, buffers.
     pub http_bytes: u64,
+    /// Threads that the process has at most beside the engine's: the HTTP side's, and other engines'. Where address space is limited
+    /// their stacks count.
+    pub other_threads: usize,
     /// Flags of the HTTP side that would make that less, for advice.
     pub http_alternatives: Vec<HttpAlternative>,
     /// A line in the log about every so many steps says where every byte is; 0: never.
@@ -135,6 +138,7 @@ impl Default for Options {
             media_bytes: 256 << 20,
             request_bytes: 64 << 20,
             http_bytes: 128 << 20,
+            other_threads: 0,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
             guest: false,

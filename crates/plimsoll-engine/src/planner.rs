@@ -25,6 +25,7 @@ use crate::request::Limits;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
 use crate::sizing::Sizes;
+use crate::startup::SPACE_STEP_BYTES;
 use crate::stress::Pools;
 use crate::whole;
 use crate::worker::Speculation;
@@ -104,7 +105,7 @@ pub enum PlanError {
     "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
      largest component: {largest}. Try {}{}",
     Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
-    advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), remedy.words(*needed + *peers)
+    advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), self.raised()
 )]
 pub struct Shortfall {
     /// Bytes needed.
@@ -125,6 +126,18 @@ pub struct Shortfall {
     pub largest: &'static str,
     /// The plan with that pool.
     pub plan: Plan,
+}
+
+impl Shortfall {
+    /// What to do so that the limit is one that it fits under. What an rlimit counts beside the plan differs a little from one start to
+    /// the next.
+    pub fn raised(&self) -> String {
+        let bytes = self.needed + self.peers;
+        self.remedy.words(match self.remedy {
+            Remedy::AddressSpace | Remedy::Data => bytes + SPACE_STEP_BYTES,
+            _ => bytes,
+        })
+    }
 }
 
 /// What this process may use: the line, less what peers use inside it.
@@ -180,7 +193,7 @@ pub struct EnginePlan {
     pub(crate) sizing_total: u64,
     /// Share of the room for the pool.
     pub(crate) fraction: Fraction,
-    /// Whether start-up measures before it decides on the pool: the operator set a line and left the size open.
+    /// Whether start-up may decide on another pool where this one does not hold: the operator left its size open.
     pub(crate) measure: bool,
     /// Whether requests are shortened to the pool rather than refused: the operator named no length.
     pub(crate) clamp_context: bool,
@@ -273,9 +286,9 @@ struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// Whether start-up measures before it decides on the pool.
+    /// Whether start-up may decide on another pool than was planned.
     fn measure(&self) -> bool {
-        self.line.chosen && self.options.max_total_token_num.is_none()
+        self.options.max_total_token_num.is_none()
     }
 
     /// Whether requests are shortened to the pool.

@@ -95,7 +95,7 @@ impl Sizes {
 }
 
 /// The configuration that lets `auto_profile` build what `plan` planned: as planned, and measured anew if that does not hold, where
-/// the operator set a line and left the pool's size open; pinned otherwise.
+/// the operator left the pool's size open; pinned otherwise.
 pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     let tokens = (plan.pages * PAGE_TOKENS) as u64;
     let context = u64::from(plan.limits.max_req_total_len);
@@ -426,6 +426,19 @@ mod tests {
         let (_, outcome) = size(false, |_| total - (4 << 20));
         let (tokens, _, probe) = outcome.unwrap();
         assert!(probe.is_some() && tokens < calm.unwrap().0, "{tokens} of {}", plan.pages * PAGE_TOKENS);
+    }
+
+    #[test]
+    fn a_pool_whose_size_nobody_named_may_shrink_whatever_the_line_is() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        for (asked, chosen) in [(None, true), (None, false), (Some(1024), true), (Some(1024), false)] {
+            let options = Options { max_total_token_num: asked, batch_max_tokens: 64, ..Options::default() };
+            let line = Line { chosen, ..Line::of_budget(225 << 20, "a test") };
+            let plan = Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 1, &line).unwrap();
+            let mode = profile_config(&plan).mode;
+            assert_eq!(matches!(mode, Mode::Planned { .. }), asked.is_none(), "{asked:?} {chosen}: {mode:?}");
+        }
     }
 
     #[test]

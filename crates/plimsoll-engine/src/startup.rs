@@ -9,9 +9,9 @@ use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
 use plimsoll_formats::Checkpoint;
 use plimsoll_media::{MediaError, OutputPool};
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
-use plimsoll_memory::host::{HostError, HostLimits, HostNow, Root};
+use plimsoll_memory::host::{HostError, HostLimits, HostNow, Remedy, Root};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
-use plimsoll_memory::{Canary, Component, Ledger, OutOfMemory, heap};
+use plimsoll_memory::{Bytes, Canary, Component, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
@@ -53,6 +53,19 @@ pub enum StartError {
     /// No pool could be built and proven.
     #[error(transparent)]
     Sizing(Box<SizingError>),
+    /// The smallest pool was planned, and even that does not fit any more. Nobody asked for its size.
+    #[error(
+        "the pool of {tokens} tokens that was planned needs {}, but only {} are left: others have taken memory since", Bytes(*need),
+        Bytes(*available)
+    )]
+    Shrunk {
+        /// Tokens of the pool.
+        tokens: u64,
+        /// Bytes it needs.
+        need: u64,
+        /// Bytes that are free.
+        available: u64,
+    },
     /// The weights could not be loaded.
     #[error(transparent)]
     Load(#[from] plimsoll_device::cpu::LoadError),
@@ -89,6 +102,18 @@ pub enum StartError {
     },
 }
 
+/// What is mapped and not touched differs by some hundred KiB from one look to the next, and between `plan` and `serve`. Under an rlimit the
+/// line is so much lower, at least, and a multiple of this below the limit: both find the same.
+pub(crate) const SPACE_STEP_BYTES: u64 = 4 << 20;
+const SPACE_KEPT_BYTES: u64 = 1 << 20;
+
+/// Threads that a process with an engine of `threads` compute threads has beside its first: those, all of the time; and either what
+/// touches memory while the engine is built, or the engine's own, its watch, and `others`.
+fn threads_beside(threads: usize, others: usize) -> u64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (threads - 1 + (2 + others).max(cores - 1)) as u64
+}
+
 /// What the machine gives this process, and with how many threads.
 pub struct Host {
     /// The line.
@@ -116,15 +141,20 @@ impl Host {
     /// The same for a machine that is found under `root`.
     pub fn read_from(root: Root, options: &Options) -> Result<Self, HostError> {
         let limits = HostLimits::read(&root, options.memory_budget)?;
+        let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
+        let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa());
+        let limits = limits.with_threads(threads_beside(threads, options.other_threads));
         let now = HostNow::read(&root, &limits);
         let binding = limits.binding();
-        let peers = now.used_by_others;
-        let source = format!(
-            "{} ({}), less {} that others use",
-            binding.name,
-            plimsoll_memory::Bytes(binding.bytes),
-            plimsoll_memory::Bytes(peers)
-        );
+        let others = now.used_by_others;
+        let (peers, whose) = match binding.remedy {
+            Remedy::AddressSpace | Remedy::Data => {
+                let mapped = others.saturating_add(SPACE_KEPT_BYTES).div_ceil(SPACE_STEP_BYTES);
+                (mapped.saturating_mul(SPACE_STEP_BYTES), "for stacks and what else is mapped beside the plan")
+            }
+            _ => (others, "that others use"),
+        };
+        let source = format!("{} ({}), less {} {whose}", binding.name, Bytes(binding.bytes), Bytes(peers));
         let line = Line {
             bytes: limits.effective.saturating_sub(peers),
             source,
@@ -132,8 +162,6 @@ impl Host {
             peers,
             remedy: binding.remedy,
         };
-        let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
-        let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa());
         Ok(Self { line, threads, isa, root, limits, lease_dir: None, house: None })
     }
 
@@ -311,7 +339,13 @@ fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Prov
         builder.stress(&mut generation).map_err(failed)?;
         return Ok(Proven::new(generation, builder));
     }
-    let outcome = auto_profile(config, &mut builder).map_err(own_error)?;
+    let open = builder.plan.measure;
+    let outcome = auto_profile(config, &mut builder).map_err(|error| match error {
+        SizingError::PinnedTooLarge { tokens, need, available, .. } if open => {
+            StartError::Shrunk { tokens, need, available }
+        }
+        error => own_error(error),
+    })?;
     Ok(Proven::new(outcome.generation, builder))
 }
 

@@ -11,10 +11,17 @@ const MAPPED_FROM_BYTES: i32 = 128 << 10;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const FREE_END_BYTES: i32 = 128 << 10;
 
-/// Heaps beside each other: each keeps leftovers of its own and reserves 64 MiB of address space. Threads that allocate much at
-/// the same time are few here.
+/// Heaps beside each other: each keeps leftovers of its own. Threads that allocate much at the same time are few here.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const HEAPS: i32 = 2;
+
+/// Any but the first reserves 64 MiB of address space whatever it holds, and asks for twice as much to choose from. Where address space
+/// is what is short there is none.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn heaps() -> i32 {
+    use rustix::process::{Resource, getrlimit};
+    if getrlimit(Resource::As).current.is_some() { 1 } else { HEAPS }
+}
 
 /// Tells glibc to keep little of what is freed. To be called before the first thread is started; elsewhere it does nothing.
 pub fn keep_little() {
@@ -23,7 +30,7 @@ pub fn keep_little() {
         let parameters = [
             (libc::M_TRIM_THRESHOLD, FREE_END_BYTES),
             (libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES),
-            (libc::M_ARENA_MAX, HEAPS),
+            (libc::M_ARENA_MAX, heaps()),
         ];
         for (parameter, value) in parameters {
             // SAFETY: `mallopt` takes two integers, locks what it changes, and refuses values it does not know.

@@ -237,6 +237,21 @@ fn rlimits_bind_by_what_they_count() {
     assert_eq!(limits.binding().name, "RLIMIT_AS (ulimit -v)");
     assert_eq!(limits.memlock, Some(8 * MIB), "reported, but no bound on the whole");
     assert_eq!((now.available, now.used_by_others), (6 * GIB, 3 * GIB));
+
+    // Threads that are to come take their stacks off it, each with a guard page; those that are there have taken them.
+    let stack = 2 * MIB + 4096;
+    let limits = limits.with_threads(10);
+    let now = || HostNow::read(&Root::at(&fake.dir), &limits);
+    assert_eq!((now().available, now().used_by_others), (6 * GIB - 10 * stack, 3 * GIB + 10 * stack));
+    fake.put(
+        "proc/self/maps",
+        "7f1000000000-7f1000001000 ---p 00000000 00:00 0 \n7f1000001000-7f1000201000 rw-p 00000000 00:00 0 \n\
+         7f2000000000-7f2000001000 ---p 00000000 00:00 0 \n7f2000001000-7f2000201000 rw-p 00000000 00:00 0 \n\
+         7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]\n",
+    );
+    fake.put("proc/self/pagemap", "");
+    assert_eq!(now().available, 6 * GIB - 8 * stack);
+    assert_eq!(limits.again(&Root::at(&fake.dir)).stacks, limits.stacks, "a limit that is read again is for as many");
 }
 
 #[test]

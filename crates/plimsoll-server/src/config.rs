@@ -8,7 +8,7 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::access::{ApiKeys, Origins};
-use crate::media::MediaConfig;
+use crate::media::{DECODERS, MediaConfig};
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
 use crate::record::{RECORDER_BYTES, RecordConfig};
@@ -187,6 +187,9 @@ impl Default for ServerConfig {
     }
 }
 
+/// Threads that the HTTP side runs on.
+pub const HTTP_WORKERS: usize = 2;
+
 /// Bytes hyper may buffer for one direction of one connection.
 pub(crate) const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
 
@@ -250,6 +253,12 @@ impl ServerConfig {
             + running
             + self.record.as_ref().map_or(0, |_| RECORDER_BYTES)
             + self.rates.heap_bytes_max(self.api_keys.len())
+    }
+
+    /// Threads of the HTTP side: the runtime's, those that tokenize and decode media, one that waits for names or files, the compiler of
+    /// grammars, and who writes the record. More files at once than that are fetched where there is room for the threads.
+    pub fn threads_max(&self) -> usize {
+        HTTP_WORKERS + self.text_workers as usize + 2 * DECODERS + 2 + usize::from(self.record.is_some())
     }
 
     /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.

@@ -59,7 +59,7 @@ mod tokenize;
 mod turn;
 
 pub use access::{ApiKeys, Origins};
-pub use config::{Formats, Pooled, SamplingDefaults, Served, ServerConfig};
+pub use config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
 pub use media::{MediaConfig, MediaFetch};
 pub use rates::RateLimits;

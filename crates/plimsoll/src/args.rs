@@ -401,7 +401,8 @@ pub struct EncoderArgs {
 impl EngineArgs {
     /// The engine's options beside an HTTP side like this.
     pub fn options_beside(&self, http: &ServerConfig) -> Options {
-        Options { http_alternatives: http.alternatives(), ..self.options(http.heap_bytes_max()) }
+        let (http_alternatives, other_threads) = (http.alternatives(), http.threads_max());
+        Options { http_alternatives, other_threads, ..self.options(http.heap_bytes_max()) }
     }
 
     /// The engine's options; `http_bytes` is what the HTTP side may take.
@@ -445,6 +446,7 @@ impl EngineArgs {
             media_bytes: self.media.media_bytes,
             request_bytes: self.request_bytes,
             http_bytes,
+            other_threads: 0,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
             guest: false,

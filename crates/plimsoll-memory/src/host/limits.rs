@@ -3,7 +3,7 @@
 //! Swap is reported but never counted: a server that plans on swap has planned to stand still.
 
 use super::cgroup::{self, CgroupEvents, CgroupVersion, Hierarchy, Mounts};
-use super::{Cpus, HostError, MemInfo, MemoryBudget, Rlimits, Root, Space};
+use super::{Cpus, HostError, MemInfo, MemoryBudget, Rlimits, Root, Space, touched};
 use crate::broken;
 use std::path::{Path, PathBuf};
 
@@ -84,6 +84,8 @@ pub struct HostLimits {
     pub shm: Option<Space>,
     /// The cores this process may keep busy.
     pub cpus: Cpus,
+    /// Address space that the stacks of this process's threads will have taken when all of them are there.
+    pub stacks: u64,
     /// The operator's own limit, as given.
     #[serde(skip)]
     pub budget: Option<MemoryBudget>,
@@ -158,16 +160,25 @@ impl HostLimits {
             memlock: rlimits.memlock,
             shm: Space::of_shm(root),
             cpus: Cpus::read(root, &mounts),
+            stacks: 0,
             budget,
             domains: found.domains,
             memory_hierarchies,
         })
     }
 
+    /// The same for a process that will have started `threads` threads beside its first. Where address space is limited, their
+    /// stacks take it whole, however little of them is touched.
+    #[must_use]
+    pub fn with_threads(mut self, threads: u64) -> Self {
+        self.stacks = threads.saturating_mul(touched::STACK_BYTES + touched::GUARD_BYTES);
+        self
+    }
+
     /// Reads every limit again: an operator may have moved one. What cannot be read any more stays as it was.
     #[must_use]
     pub fn again(&self, root: &Root) -> Self {
-        Self::read(root, self.budget).unwrap_or_else(|_| self.clone())
+        Self::read(root, self.budget).map_or_else(|_| self.clone(), |limits| Self { stacks: self.stacks, ..limits })
     }
 
     /// The limit that decides.

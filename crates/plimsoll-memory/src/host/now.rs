@@ -5,7 +5,7 @@
 //! even when the crowding happens elsewhere: a 32 GiB cgroup on a machine with 4 GiB left has 28 GiB of peers.
 
 use super::limits::{Domain, DomainKind};
-use super::{HostLimits, MemInfo, OwnProcess, Psi, Root, cgroup};
+use super::{HostLimits, MemInfo, OwnProcess, Psi, Root, cgroup, touched};
 
 /// The state of the limits right now. All sizes are bytes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -54,7 +54,8 @@ impl HostNow {
     pub fn read(root: &Root, limits: &HostLimits) -> Self {
         let own = OwnProcess::read(root);
         let info = MemInfo::read(root);
-        let measured: Vec<(Room, u64)> = limits.domains.iter().map(|d| measure(d, &info, &own)).collect();
+        let to_come = stacks_to_come(root, limits);
+        let measured: Vec<(Room, u64)> = limits.domains.iter().map(|d| measure(d, &info, &own, to_come)).collect();
         let tightest = measured.iter().min_by_key(|(room, _)| room.bytes());
         let room_bytes = tightest.map_or(limits.effective, |(room, _)| room.bytes());
         Self {
@@ -69,8 +70,15 @@ impl HostNow {
     }
 }
 
-/// The room of one domain, and the bytes still free in it.
-fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess) -> (Room, u64) {
+/// Address space for threads that are not there yet; only asked where something limits it.
+fn stacks_to_come(root: &Root, limits: &HostLimits) -> u64 {
+    let limited =
+        limits.domains.iter().any(|domain| matches!(domain.kind, DomainKind::AddressSpace | DomainKind::Data));
+    if limited { limits.stacks.saturating_sub(touched::stacks_mapped(root)) } else { 0 }
+}
+
+/// The room of one domain, and the bytes still free in it; `stacks` more of address space are as good as taken.
+fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess, stacks: u64) -> (Room, u64) {
     let resident = own.resident_owned();
     let swapped = resident.saturating_add(own.vm_swap);
     // What is used in the domain, and how much of that is this process's.
@@ -78,8 +86,8 @@ fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess) -> (Room, u64) {
         DomainKind::Machine => (info.available.map_or(resident, |a| domain.limit.saturating_sub(a)), resident),
         DomainKind::Cgroup { version, dir } => (cgroup::level_usage(*version, dir).unwrap_or(resident), resident),
         // Address space that is reserved but not resident (stacks, maps of files) crowds out memory all the same.
-        DomainKind::AddressSpace => (own.vm_size.max(swapped), swapped),
-        DomainKind::Data => (own.vm_data.max(own.rss_anon), own.rss_anon),
+        DomainKind::AddressSpace => (own.vm_size.max(swapped).saturating_add(stacks), swapped),
+        DomainKind::Data => (own.vm_data.max(own.rss_anon).saturating_add(stacks), own.rss_anon),
         DomainKind::Budget => (swapped, swapped),
     };
     let shared = matches!(domain.kind, DomainKind::Machine | DomainKind::Cgroup { .. });

@@ -9,7 +9,9 @@ use crate::{heap, large};
 
 /// The stack of a thread that asked for no other size (Rust's own default). What lies above it may be somebody else's mapping
 /// that the kernel shows as one with it.
-const STACK_BYTES: u64 = 2 << 20;
+pub(super) const STACK_BYTES: u64 = 2 << 20;
+/// What lies below it without rights, where pages are small.
+pub(super) const GUARD_BYTES: u64 = 4 << 10;
 /// A mapping without any rights that is larger is no guard page.
 const GUARD_BYTES_MAX: u64 = 64 << 10;
 /// A heap of glibc's beside the main one lies in a block of this size and alignment: first what is in use, then, without rights,
@@ -60,6 +62,16 @@ impl Touched {
         }
         all
     }
+}
+
+/// Address space of the stacks that threads have now, or have left to the next one; the first thread's grows, and is none of them.
+pub(super) fn stacks_mapped(root: &Root) -> u64 {
+    let maps = root.text("/proc/self/maps").unwrap_or_default();
+    let first = maps.lines().filter_map(Mapping::parse).find(|mapping| mapping.name == Some("[stack]"));
+    let first = first.map(|mapping| mapping.range);
+    let stacks =
+        ranges(&maps).into_iter().filter(|(what, range)| *what == What::Stack && Some(range) != first.as_ref());
+    stacks.map(|(_, range)| range.end - range.start + GUARD_BYTES).sum()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,7 +36,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult, ServeError};
 
 /// Pictures and videos that are decoded at once, and as many sounds: a picture never waits for minutes of sound.
-const DECODERS: usize = 2;
+pub(crate) const DECODERS: usize = 2;
 
 /// From where media may be fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use anyhow::Context;
 use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{Formats, HTTP_WORKERS, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig};
 
 use crate::args::{ReadingArgs, ServeArgs, default_name};
 
@@ -100,7 +100,7 @@ pub fn served(
 /// What HTTP runs on.
 pub fn http_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().context("starting the HTTP runtime")
+    builder.worker_threads(HTTP_WORKERS).enable_all().build().context("starting the HTTP runtime")
 }
 
 /// Ends it. A fetch, a load or a download that has not come to its end a second later has nobody to work for, and ends with the process.

@@ -17,7 +17,7 @@ use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_mod
 use serde_json::json;
 
 use super::serve::{end, http_runtime, say_ready, served, shutdown};
-use crate::args::{ModelArgs, PlanArgs, ServeArgs};
+use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
 use crate::models_file;
 use crate::output::say;
 
@@ -63,7 +63,8 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
 pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let config = args.http.config()?;
     let models = models_file::read(file, &args.inherited)?;
-    let shop = Shop { models, host: Host::read(&args.engine.options(0))?, log_ledger_every: 0 };
+    let host = machine(&models, &args.engine, &config)?;
+    let shop = Shop { models, host, log_ledger_every: 0 };
     let house = House::planned(shared_bytes(&config), &shop.host.line);
     let all = House::line_in(&house);
     let never = Cancel::default();
@@ -107,6 +108,16 @@ fn words(error: &LoadError) -> &str {
 /// What the HTTP side may take for all models together, less what is in the plan of each.
 fn shared_bytes(config: &ServerConfig) -> u64 {
     config.heap_bytes_max() - config.model_bytes_max(config.grammar_bytes)
+}
+
+/// The machine, for engines of all these models in one process.
+fn machine(models: &[(String, ModelArgs)], engine: &EngineArgs, config: &ServerConfig) -> anyhow::Result<Host> {
+    let options = engine.options_beside(config);
+    let cores = Host::read(&options)?.threads;
+    // Each has its compute threads, its own, its watch and its compiler of grammars.
+    let of = |(_, model): &(String, ModelArgs)| model.engine.threads.unwrap_or(cores) + 3;
+    let other_threads = options.other_threads + models.iter().map(of).sum::<usize>();
+    Ok(Host::read(&Options { other_threads, ..options })?)
 }
 
 /// The models, and the machine they share.
@@ -197,7 +208,7 @@ struct Loading {
 impl Loading {
     /// Opens the house.
     fn open(models: Vec<(String, ModelArgs)>, args: &ServeArgs, config: &ServerConfig) -> anyhow::Result<Self> {
-        let host = Host::read(&args.engine.options(0))?;
+        let host = machine(&models, &args.engine, config)?;
         let house = House::open(shared_bytes(config), &host)?;
         Ok(Self { shop: Shop { models, host, log_ledger_every: args.log_ledger_every }, house })
     }

@@ -209,27 +209,57 @@ fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
     assert!(words.contains("(1 bytes) short"), "{words}");
 }
 
-/// `plimsoll plan` under `ulimit`; what it says.
-fn under(ulimit: &str) -> (bool, String) {
-    let inner = crate::product::plimsoll(["plan", "smollm2"]);
+/// The command under `ulimit`.
+fn under(ulimit: &str, args: &[&str]) -> std::process::Command {
+    let inner = crate::product::plimsoll(args);
     let script = format!("ulimit {ulimit}; exec \"$0\" \"$@\"");
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &script]).arg(inner.get_program()).args(inner.get_args());
     command.env("PLIMSOLL_CACHE", crate::product::cache()).env_remove("RUST_LOG").env("RUST_BACKTRACE", "0");
-    let output = command.output().unwrap();
+    command
+}
+
+/// What `plan` says under `ulimit`.
+fn plan_under(ulimit: &str) -> (bool, String) {
+    let output = under(ulimit, &["plan", "smollm2"]).output().unwrap();
     (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+/// What a server that starts under `ulimit` says when it is ready; it has answered once.
+fn serve_under(ulimit: &str) -> String {
+    let server = Server::try_start(under(ulimit, &["serve", "smollm2", "--port", "0"]));
+    let server = server.unwrap_or_else(|words| panic!("ulimit {ulimit}: {words}"));
+    let asked = json!({"model": "smollm2", "prompt": "Once", "max_tokens": 4});
+    let answer = server.post("/v1/completions", &asked);
+    let (status, words) = (answer.status, answer.text());
+    assert_eq!(status, 200, "{words}");
+    server.ready.clone()
 }
 
 #[test]
 fn who_is_short_because_of_an_rlimit_is_told_of_that_and_what_is_advised_works() {
     default_model();
     for (flag, name) in [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA")] {
-        let (good, words) = under(&format!("{flag} 400000"));
+        let (good, words) = plan_under(&format!("{flag} 400000"));
         assert!(!good && words.contains("it does not fit") && words.contains(&format!("{name} of ")), "{words}");
         assert!(!words.contains("--memory-budget"), "no budget can help: {words}");
         let advice =
             words.split_once(&format!("(ulimit {flag} ")).and_then(|(_, rest)| rest.split_once(')')).unwrap().0;
-        let (good, words) = under(&format!("{flag} {}", advice.parse::<u64>().unwrap() + (64 << 10)));
+        let (good, words) = plan_under(&format!("{flag} {advice}"));
         assert!(good, "{words}");
+        serve_under(&format!("{flag} {advice}"));
+    }
+}
+
+#[test]
+fn i8_under_an_rlimit_serve_is_what_plan_says() {
+    default_model();
+    // Stacks of threads, and what the allocator reserves for them, come after the line was read.
+    for ulimit in ["-v 800000", "-v 1100000", "-d 700000"] {
+        let (good, words) = plan_under(ulimit);
+        assert!(good, "{words}");
+        let of = |name| words.lines().find_map(|line| line.trim_start().strip_prefix(name)).unwrap().trim();
+        let ready = serve_under(ulimit);
+        assert!(ready.contains(&format!("({} planned of", of("total"))), "{ready}\n{words}");
     }
 }

@@ -137,10 +137,12 @@ pub fn plan(path: &Path, engine: &EngineArgs, http: &HttpArgs, host: &Host, othe
     }
     let opened = open_at(path, engine, http);
     let planned = opened.and_then(|(checkpoint, options)| {
-        Ok(Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?)
+        // With the model's file mapped, as `serve` looks at the machine: a limit of address space counts it.
+        let host = Host::read_from(host.root.clone(), &options)?;
+        Ok((Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?, host))
     });
     match planned {
-        Ok(planned) => fits(&planned, host, others, report),
+        Ok((planned, host)) => fits(&planned, &host, others, report),
         Err(error) => match error.downcast_ref::<PlanError>() {
             Some(PlanError::DoesNotFit(short)) => {
                 let found = format!(
@@ -151,7 +153,7 @@ pub fn plan(path: &Path, engine: &EngineArgs, http: &HttpArgs, host: &Host, othe
                     short.limit_source
                 );
                 let flags: String = short.advice.iter().map(|advice| format!("{advice}, ")).collect();
-                let more = short.remedy.words(short.needed + short.peers);
+                let more = short.raised();
                 report.problem("plan", found, format!("{flags}{more}"));
             }
             _ => report.problem("plan", format!("{}: {error:#}", path.display()), "another model, or other flags"),
