@@ -255,10 +255,10 @@ impl ServerConfig {
             + self.rates.heap_bytes_max(self.api_keys.len())
     }
 
-    /// Threads of the HTTP side: the runtime's, those that tokenize and decode media, one that waits for names or files, the compiler of
-    /// grammars, and who writes the record. More files at once than that are fetched where there is room for the threads.
+    /// Threads of the HTTP side: the runtime's, those that tokenize and decode media, one that waits for names or files, the two that
+    /// follow grammars, and who writes the record. More files at once than that are fetched where there is room for the threads.
     pub fn threads_max(&self) -> usize {
-        HTTP_WORKERS + self.text_workers as usize + 2 * DECODERS + 2 + usize::from(self.record.is_some())
+        HTTP_WORKERS + self.text_workers as usize + 2 * DECODERS + 3 + usize::from(self.record.is_some())
     }
 
     /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.

@@ -114,8 +114,8 @@ fn shared_bytes(config: &ServerConfig) -> u64 {
 fn machine(models: &[(String, ModelArgs)], engine: &EngineArgs, config: &ServerConfig) -> anyhow::Result<Host> {
     let options = engine.options_beside(config);
     let cores = Host::read(&options)?.threads;
-    // Each has its compute threads, its own, its watch and its compiler of grammars.
-    let of = |(_, model): &(String, ModelArgs)| model.engine.threads.unwrap_or(cores) + 3;
+    // Each has its compute threads, its own, its watch, and two that follow grammars.
+    let of = |(_, model): &(String, ModelArgs)| model.engine.threads.unwrap_or(cores) + 4;
     let other_threads = options.other_threads + models.iter().map(of).sum::<usize>();
     Ok(Host::read(&Options { other_threads, ..options })?)
 }
