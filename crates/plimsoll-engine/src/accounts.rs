@@ -124,6 +124,7 @@ pub(crate) struct Accounts {
 impl Accounts {
     /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have.
     pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
+        ledger.look();
         let requests = self.tables + reserved;
         let owned = self.tokenizer + self.index + self.encoder + requests + staged;
         ledger.observe(Component::EncoderOutputs, self.encoder);
@@ -145,6 +146,7 @@ impl Accounts {
             Component::StepWorkspace,
             Component::Canary,
         ];
+        ledger.look();
         if let Some(process) = &self.process {
             process.measure(regions.iter().map(|component| ledger.row(*component).committed).sum());
         }

@@ -202,6 +202,11 @@ impl Shared {
         self.house.get().map_or_else(|| self.ledger.committed_total(), |house| house.committed_total())
     }
 
+    /// The same with what is mapped and not there yet.
+    pub fn process_mapped(&self) -> u64 {
+        self.house.get().map_or_else(|| self.ledger.mapped_total(), |house| house.mapped_total())
+    }
+
     /// The most the whole process may use.
     pub fn process_line(&self) -> u64 {
         self.house.get().map_or(self.plan.limit, |house| house.plan().limit)

@@ -124,7 +124,13 @@ impl House {
         self.ledger.committed_total() + self.residents().iter().map(|ledger| ledger.committed_total()).sum::<u64>()
     }
 
-    /// The same without the engine of `ledger`.
+    /// The same with what is mapped and not there yet.
+    pub(crate) fn mapped_total(&self) -> u64 {
+        self.observe();
+        self.ledger.mapped_total() + self.residents().iter().map(|ledger| ledger.mapped_total()).sum::<u64>()
+    }
+
+    /// As [`Self::committed_total`], without the engine of `ledger`.
     pub(crate) fn committed_beside(&self, ledger: &Ledger) -> u64 {
         self.committed_total().saturating_sub(ledger.committed_total())
     }
@@ -150,6 +156,7 @@ impl House {
             Component::EncoderOutputs,
             Component::MediaStaging,
         ];
+        self.residents().iter().for_each(|ledger| ledger.look());
         let accounts: u64 =
             self.residents().iter().flat_map(|ledger| owned.map(|component| ledger.row(component).committed)).sum();
         self.process.observe(&self.ledger, accounts);

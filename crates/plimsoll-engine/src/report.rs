@@ -25,7 +25,7 @@ pub struct LedgerReport {
     pub planned_bytes: u64,
     /// Σ committed over all components.
     pub committed_bytes: u64,
-    /// Anonymous memory, resident or swapped, that is in no component. Negative while planned memory is untouched.
+    /// Anonymous memory, resident or swapped, that is in no component; negative where components hold less than they say.
     pub unaccounted_bytes: i64,
     /// Plan and ledger, row by row.
     pub components: Vec<ComponentRow>,

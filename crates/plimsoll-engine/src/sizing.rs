@@ -160,12 +160,12 @@ const SIZED: [Component; 5] =
     [Component::KvPages, Component::StateSlots, Component::PrefixIndex, Component::StepWorkspace, Component::Canary];
 
 impl CpuGenerations<'_> {
-    /// What this process holds or has promised itself: planned bytes of fixed parts, committed bytes of a generation's.
+    /// What this process holds or has promised itself: planned bytes of fixed parts, mapped bytes of a generation's.
     fn own(&self) -> u64 {
         let bytes = |component: &Component| match *component {
             // By its bound, as in the size of a token: the exact number depends on where powers of two lie.
             Component::PrefixIndex => self.tokens * self.tables.bytes_per_token(),
-            component if SIZED.contains(&component) => self.ledger.row(component).committed,
+            component if SIZED.contains(&component) => self.ledger.mapped(component),
             component => self.ledger.row(component).planned,
         };
         Component::ALL.iter().map(bytes).sum()
@@ -282,7 +282,7 @@ impl Generations for CpuGenerations<'_> {
         let rows = self.ledger.rows().into_iter();
         let component = |row: plimsoll_memory::ledger::Row| sizing::Component {
             name: row.component.name().into(),
-            bytes: row.peak.max(row.committed),
+            bytes: row.peak.max(self.ledger.mapped(row.component)),
             scales_with: match row.component {
                 Component::KvPages | Component::StateSlots | Component::PrefixIndex => ScalesWith::Capacity,
                 Component::StepWorkspace => ScalesWith::PrefillTokens,
@@ -307,7 +307,7 @@ impl Generations for CpuGenerations<'_> {
         let sized = |component: &sizing::Component| SIZED.iter().any(|s| s.name() == component.name);
         let held = |component: sizing::Component| {
             let row = self.ledger.rows().into_iter().find(|row| row.component.name() == component.name);
-            sizing::Component { bytes: row.map_or(0, |row| row.committed), ..component }
+            sizing::Component { bytes: row.map_or(0, |row| self.ledger.mapped(row.component)), ..component }
         };
         self.components().into_iter().filter(sized).map(held).filter(|component| component.bytes > 0).collect()
     }

@@ -177,9 +177,15 @@ impl Host {
     /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its house, and what
     /// is free.
     fn room(&self, ledger: &Arc<Ledger>) -> u64 {
-        let now = HostNow::read(&self.root, &self.limits);
         let others = self.house.as_ref().map_or(0, |house| house.committed_beside(ledger));
-        now.available.saturating_add(now.own.leak_gauge().saturating_sub(others))
+        ledger.look();
+        let now = HostNow::read(&self.root, &self.limits);
+        // Where address space is limited, what is mapped is held.
+        let untouched = match self.limits.binding().remedy {
+            Remedy::AddressSpace | Remedy::Data => ledger.mapped_total().saturating_sub(ledger.committed_total()),
+            _ => 0,
+        };
+        now.available.saturating_add(untouched).saturating_add(now.own.leak_gauge().saturating_sub(others))
     }
 }
 
@@ -284,7 +290,7 @@ fn start_as(
         tracing::warn!("{idle}");
     }
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
-    let beside = host.house.as_ref().map_or(0, |house| house.committed_total());
+    let beside = host.house.as_ref().map_or(0, |house| house.mapped_total());
     let berth = Berth::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
@@ -527,7 +533,8 @@ fn close_books(
     let ledger = &handle.shared.ledger;
     accounts.measure_baseline(ledger);
     accounts.observe(ledger, 0, 0);
-    berth.built(handle.plan().total(), ledger.committed_total())?;
+    // What may come at any time is as good as there.
+    berth.built(handle.plan().total(), ledger.mapped_total())?;
     report_baseline(ledger);
     // Set once, here.
     let _ = handle.shared.accounts.set(accounts);

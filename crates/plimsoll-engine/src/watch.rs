@@ -117,7 +117,7 @@ fn reading(shared: &Shared, limits: &HostLimits, now: &HostNow) -> Reading {
     let psi = now.psi.as_ref();
     // A limit of address space counts what is mapped before it is touched: that is not to come any more.
     let mapped = match limits.binding().remedy {
-        Remedy::AddressSpace | Remedy::Data => shared.process_committed(),
+        Remedy::AddressSpace | Remedy::Data => shared.process_mapped(),
         _ => 0,
     };
     Reading {

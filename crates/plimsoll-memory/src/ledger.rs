@@ -2,9 +2,13 @@
 //!
 //! Fixed arrays of atomics, so that reading it never blocks the engine and keeping it costs one addition.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
+
+use crate::host::touched_in;
 
 /// What memory is planned for. One line of the plan, one row of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -99,6 +103,9 @@ pub struct Ledger {
     sealed: AtomicBool,
     allocations: AtomicU64,
     allocations_after_seal: AtomicU64,
+    /// Mappings whose pages come when they are used, and may go again: whose they are, and where. Locked when one comes or goes and when
+    /// they are looked at, never by a step, nor by the canary, which may have to go in the middle of anything.
+    elastic: Mutex<Vec<(Component, Range<u64>)>>,
 }
 
 impl Ledger {
@@ -141,6 +148,60 @@ impl Ledger {
         let i = component as usize;
         self.committed[i].store(bytes, Relaxed);
         self.peak[i].fetch_max(bytes, Relaxed);
+    }
+
+    /// A mapping of `component` has come whose pages will come one by one: the system is asked which are there ([`Self::look`]).
+    pub(crate) fn open(&self, component: Component, range: Range<u64>) {
+        let bytes = range.end - range.start;
+        let planned = self.planned[component as usize].load(Relaxed);
+        debug_assert!(bytes <= planned, "I2: {} mapped {bytes} bytes of {planned} planned", component.name());
+        self.elastic().push((component, range));
+    }
+
+    /// It goes.
+    pub(crate) fn close(&self, component: Component, range: &Range<u64>) {
+        self.elastic().retain(|(_, open)| open != range);
+        // Nothing is left of it, and of others of this component what is there.
+        self.observe(component, 0);
+        self.look();
+    }
+
+    /// Enters what is there now of mappings whose pages come when they are used; where the system does not tell, all of them. To be called
+    /// before rows are read.
+    pub fn look(&self) {
+        let elastic = self.elastic();
+        for (at, (component, _)) in elastic.iter().enumerate() {
+            // Once for each component.
+            if elastic[..at].iter().any(|(earlier, _)| earlier == component) {
+                continue;
+            }
+            let own = elastic.iter().filter(|(owner, _)| owner == component);
+            let there = |range: &Range<u64>| {
+                let bytes = range.end - range.start;
+                touched_in(range).map_or(bytes, |touched| touched.min(bytes))
+            };
+            self.observe(*component, own.map(|(_, range)| there(range)).sum());
+        }
+    }
+
+    /// Bytes that `component` has taken for good: what is mapped, whether its pages are there or not.
+    pub fn mapped(&self, component: Component) -> u64 {
+        let elastic = self.elastic();
+        let own = || elastic.iter().filter(|(owner, _)| *owner == component);
+        match own().next() {
+            Some(_) => own().map(|(_, range)| range.end - range.start).sum(),
+            None => self.committed[component as usize].load(Relaxed),
+        }
+    }
+
+    /// Σ mapped over all components, in bytes.
+    pub fn mapped_total(&self) -> u64 {
+        Component::ALL.iter().map(|component| self.mapped(*component)).sum()
+    }
+
+    fn elastic(&self) -> MutexGuard<'_, Vec<(Component, Range<u64>)>> {
+        // A list of mappings is whole whoever panicked.
+        self.elastic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One component's row.

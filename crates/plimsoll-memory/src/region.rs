@@ -45,13 +45,15 @@ pub struct Region {
     map: MmapMut,
     component: Component,
     ledger: Arc<Ledger>,
+    /// Its pages come when they are used; the ledger knows where it is.
+    elastic: bool,
 }
 
 impl Region {
     /// Maps `bytes` zeroed bytes for `component` and enters them in the ledger.
     ///
     /// With `touch` every page is written once, so that the memory is really there (pinned mode); without it
-    /// pages appear on first use (elastic mode).
+    /// pages appear on first use (elastic mode), and the ledger has those that are there.
     pub fn map(ledger: &Arc<Ledger>, component: Component, bytes: u64, touch: bool) -> Result<Self, OutOfMemory> {
         let name = component.name();
         if !ledger.count_allocation() {
@@ -73,9 +75,19 @@ impl Region {
         if touch {
             write_pages(&mut map);
         }
-        ledger.commit(component, bytes);
         faults::region(map.len() as u64, 0);
-        Ok(Self { map, component, ledger: Arc::clone(ledger) })
+        let elastic = !touch && bytes > 0;
+        let region = Self { map, component, ledger: Arc::clone(ledger), elastic };
+        match elastic {
+            true => ledger.open(component, region.addresses()),
+            false => ledger.commit(component, bytes),
+        }
+        Ok(region)
+    }
+
+    fn addresses(&self) -> std::ops::Range<u64> {
+        let start = self.map.as_ptr() as u64;
+        start..start + self.map.len() as u64
     }
 
     /// Size in bytes.
@@ -146,6 +158,9 @@ impl Drop for Region {
     fn drop(&mut self) {
         let bytes = self.map.len() as u64;
         faults::region(0, bytes);
+        if self.elastic {
+            return self.ledger.close(self.component, &self.addresses());
+        }
         // A zero-byte component maps one byte and enters zero.
         let entered = self.ledger.row(self.component).committed.min(bytes);
         self.ledger.release(self.component, entered);
@@ -179,6 +194,34 @@ mod tests {
         assert!(region.bytes()[..from].iter().chain(&region.bytes()[to..]).all(|byte| *byte == 7));
         #[cfg(target_os = "linux")]
         assert!(region.bytes()[from..to].contains(&0), "nothing was given back");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn of_an_elastic_region_the_ledger_has_what_is_there() {
+        const MIB: usize = 1 << 20;
+        let ledger = Arc::new(Ledger::new());
+        ledger.plan(Component::KvPages, 64 << 20);
+        let committed = || {
+            ledger.look();
+            ledger.row(Component::KvPages).committed as usize
+        };
+        let mut region = Region::map(&ledger, Component::KvPages, 64 << 20, false).unwrap();
+        assert!(region.bytes().iter().all(|byte| *byte == 0));
+        assert_eq!((committed(), ledger.mapped(Component::KvPages)), (0, 64 << 20), "what was only read is not there");
+        region.bytes_mut()[8 * MIB..24 * MIB].fill(1);
+        // The system may give pages of two megabytes.
+        assert!((16 * MIB..=20 * MIB).contains(&committed()), "{}", committed());
+        region.decommit(8 * MIB..16 * MIB);
+        assert!((8 * MIB..=12 * MIB).contains(&committed()), "{}", committed());
+        assert!(ledger.row(Component::KvPages).peak >= 16 << 20);
+        drop(region);
+        assert_eq!((committed(), ledger.mapped(Component::KvPages)), (0, 0));
+        // What is touched at once needs no look.
+        let region = Region::map(&ledger, Component::KvPages, 1 << 20, true).unwrap();
+        assert_eq!((committed(), ledger.mapped_total()), (1 << 20, 1 << 20));
+        drop(region);
+        assert_eq!(committed(), 0);
     }
 
     #[test]

@@ -49,10 +49,18 @@ fn end(engine: EngineHandle) {
 fn elastic_memory_is_back_ten_seconds_after_the_last_answer() {
     let _alone = alone();
     let engine = engine("llama", &options(true));
-    let pool = engine.ledger().row(Component::KvPages).committed;
-    let baseline = resident();
+    let pool = engine.ledger().row(Component::KvPages).planned;
+    let told = || {
+        let rows = engine.report().components.into_iter();
+        rows.filter(|row| row.component == "kv_pages").map(|row| row.committed_bytes).sum::<u64>()
+    };
+    let (baseline, before) = (resident(), told());
     fill(&engine);
-    let full = resident();
+    let (full, at_height) = (resident(), told());
+    assert!(
+        before <= 2 * MIB && (pool / 2..=pool).contains(&at_height),
+        "{before}, {at_height} of {pool} in the ledger"
+    );
     assert!(pool > 20 * MIB && full > baseline + pool / 2, "{full} bytes from {baseline} with a pool of {pool}");
     let done = Instant::now();
     let slack = 2 * MIB;
@@ -63,6 +71,7 @@ fn elastic_memory_is_back_ten_seconds_after_the_last_answer() {
     }
     let (after, waited) = (resident(), done.elapsed());
     println!("elastic: {baseline} bytes before, {full} at the height, {after} {waited:.1?} after the last answer");
+    assert!(told() <= 2 * MIB, "{} are in the ledger and were given back", told());
     assert_eq!(engine.status().pages_used.load(Acquire), 0);
     assert!(engine.metrics().trims.get() > 0);
     // What was given back is there again when it is needed.

@@ -36,6 +36,7 @@ pub use pressure::{Psi, PsiScope};
 pub use process::OwnProcess;
 pub use rlimit::{Rlimits, Space};
 pub use touched::Touched;
+pub(crate) use touched::touched_in;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -21,6 +21,9 @@ const HEAP_BYTES: u64 = 64 << 20;
 const PAGE_BYTES: u64 = 4096;
 /// An entry of `pagemap`: a page that is present, or in swap.
 const TOUCHED: u64 = 3 << 62;
+/// The same: a page that is in swap, and one that nobody else has. A page that was only read is the system's one page of zeros.
+const SWAPPED: u64 = 1 << 62;
+const OWN: u64 = 1 << 56;
 
 /// Bytes that are resident or in swap; zero where the system does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +65,14 @@ impl Touched {
         }
         all
     }
+}
+
+/// Bytes of pages in `range` of this process's addresses that were written and are resident or in swap; none where the system does not
+/// tell.
+pub(crate) fn touched_in(range: &Range<u64>) -> Option<u64> {
+    let pagemap = File::open("/proc/self/pagemap").ok()?;
+    let pages = range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES);
+    Some(pages_of(&pagemap, &pages, SWAPPED | OWN))
 }
 
 /// Address space of the stacks that threads have now, or have left to the next one; the first thread's grows, and is none of them.
@@ -129,8 +140,13 @@ fn ranges(maps: &str) -> Vec<(What, Range<u64>)> {
     found
 }
 
-#[cfg(unix)]
 fn touched(pagemap: &File, range: &Range<u64>) -> u64 {
+    pages_of(pagemap, range, TOUCHED)
+}
+
+/// Bytes of pages with any of these `marks`.
+#[cfg(unix)]
+fn pages_of(pagemap: &File, range: &Range<u64>, marks: u64) -> u64 {
     use std::os::unix::fs::FileExt;
 
     let mut entries = [0; 8 * 512];
@@ -140,14 +156,14 @@ fn touched(pagemap: &File, range: &Range<u64>) -> u64 {
         let wanted = (8 * (end - page)).min(entries.len() as u64) as usize;
         let Ok(read @ 8..) = pagemap.read_at(&mut entries[..wanted], 8 * page) else { break };
         let (whole, _) = entries[..read].as_chunks();
-        pages += whole.iter().filter(|entry| u64::from_ne_bytes(**entry) & TOUCHED != 0).count() as u64;
+        pages += whole.iter().filter(|entry| u64::from_ne_bytes(**entry) & marks != 0).count() as u64;
         page += whole.len() as u64;
     }
     pages * PAGE_BYTES
 }
 
 #[cfg(not(unix))]
-fn touched(_pagemap: &File, _range: &Range<u64>) -> u64 {
+fn pages_of(_pagemap: &File, _range: &Range<u64>, _marks: u64) -> u64 {
     0
 }
 

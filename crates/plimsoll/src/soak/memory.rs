@@ -18,6 +18,8 @@ pub const IDLE_SLACK: u64 = 6;
 pub struct Ledger {
     /// What all components hold.
     pub committed: i64,
+    /// What keys, values and states hold of that: all of their plan, or what was used of it where pages come as they are needed.
+    pub pages: i64,
     /// What the process holds beyond that; negative when components hold less than they say.
     pub unaccounted: i64,
     /// Whether the governor has ever given way: memory that it gave back is still in its component's row.
@@ -104,12 +106,20 @@ impl Page {
         rows.into_iter().flatten().filter_map(over).collect()
     }
 
+    /// What a component holds.
+    fn held(&self, component: &str) -> i64 {
+        let rows = self.memory.pointer("/components").and_then(Value::as_array);
+        let row = rows.into_iter().flatten().find(|row| row["component"] == component);
+        row.and_then(|row| row["committed_bytes"].as_i64()).unwrap_or(0)
+    }
+
     /// The server's account.
     pub fn ledger(&self) -> Option<Ledger> {
         let (committed, unaccounted) = self.number("/committed_bytes").zip(self.unaccounted())?;
+        let pages = self.held("kv_pages") + self.held("state_slots");
         let rung = self.rung().and_then(|rung| RUNGS.iter().position(|known| *known == rung)).unwrap_or(0) as u64;
         let gave_way = self.climbs().is_some_and(|climbs| climbs > 0);
-        Some(Ledger { committed, unaccounted, gave_way, rung, lent: self.pools() })
+        Some(Ledger { committed, pages, unaccounted, gave_way, rung, lent: self.pools() })
     }
 
     /// Bytes that all components may take.
@@ -201,6 +211,7 @@ mod tests {
     fn the_ledgers_error_is_a_share_of_the_process() {
         let ledger = |committed, unaccounted| Ledger {
             committed,
+            pages: 0,
             unaccounted,
             gave_way: false,
             rung: 0,

@@ -10,7 +10,7 @@ use super::limits::Kept;
 use super::memory::{IDLE_SLACK, POOLS, Page, RUNGS, settled};
 use super::scenario::{Crowd, Kind};
 use super::tally::Counted;
-use super::watch::{Look, Watched, growth};
+use super::watch::{Look, Watched, beside_pages, growth};
 use super::weather::Spell;
 use crate::bench::process::Sample;
 use crate::replay::Replayed;
@@ -270,7 +270,7 @@ fn governor(evidence: &Evidence<'_>) -> Option<Check> {
 fn flat(evidence: &Evidence<'_>) -> Vec<Check> {
     let looks = &evidence.watched.looks;
     let mean = looks.iter().map(|l| l.sample.owned as f64).sum::<f64>() / looks.len().max(1) as f64;
-    let bytes = growth(looks, |look| Some(look.sample.owned as f64)).map(|grown| grown.rise);
+    let bytes = growth(looks, beside_pages(looks)).map(|grown| grown.rise);
     let memory = check(
         "memory does not grow",
         bytes.map(|grown| grown <= GROWTH_BYTES.max(mean / 100.0)),

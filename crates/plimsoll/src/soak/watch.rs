@@ -161,6 +161,16 @@ pub fn growth(looks: &[Look], of: impl Fn(&Look) -> Option<f64>) -> Option<Growt
     Some(Growth { rise: slope * span, chance: CHANCE * (left / n / spread).sqrt() * span })
 }
 
+/// What the process has of its own beside keys, values and states: where pages come as they are needed, they may come up to their plan,
+/// which is judged apart, and nothing else may grow. A look without the server's account says nothing beside looks that have one.
+pub fn beside_pages(looks: &[Look]) -> impl Fn(&Look) -> Option<f64> {
+    let told = looks.iter().any(|look| look.ledger.is_some());
+    move |look| match look.ledger {
+        Some(ledger) => Some(look.sample.owned as f64 - ledger.pages as f64),
+        None => (!told).then_some(look.sample.owned as f64),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,5 +208,34 @@ mod tests {
             |each: u64| (0..600).map(|i| at(i, u64::from(i) * each + u64::from(i * 37 % 100))).collect::<Vec<_>>();
         let beyond_chance = |looks: &[Look]| growth(looks, owned).is_some_and(|grown| grown.rise > grown.chance);
         assert!(!beyond_chance(&shaken(0)) && beyond_chance(&shaken(1)));
+    }
+
+    #[test]
+    fn pages_that_come_as_they_are_needed_are_no_growth_and_a_leak_beside_them_is() {
+        let look = |i: u32, leak: u64, told: bool| {
+            let pages = 1000 * u64::from(i);
+            let ledger = Ledger {
+                committed: 500 + pages as i64,
+                pages: pages as i64,
+                unaccounted: 0,
+                gave_way: false,
+                rung: 0,
+                lent: Default::default(),
+            };
+            Look {
+                at_s: f64::from(i),
+                sample: Sample { owned: 500 + pages + leak * u64::from(i), ..Sample::default() },
+                ledger: told.then_some(ledger),
+                free: None,
+                calm: true,
+            }
+        };
+        let rise = |leak: u64, told: &dyn Fn(u32) -> bool| {
+            let looks: Vec<Look> = (0..100).map(|i| look(i, leak, told(i))).collect();
+            growth(&looks, beside_pages(&looks)).unwrap().rise
+        };
+        assert!(rise(0, &|_| true).abs() < 1e-6 && (rise(10, &|_| true) - 490.0).abs() < 1e-6);
+        assert!(rise(0, &|i| i % 3 != 0).abs() < 1e-6, "a gap is no growth");
+        assert!((rise(0, &|_| false) - 49_000.0).abs() < 1e-6, "without an account all there is counts");
     }
 }

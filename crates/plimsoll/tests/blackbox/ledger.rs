@@ -57,6 +57,32 @@ fn zero_logs_no_ledger() {
     assert!(!server.log().contains("ledger at step"), "{}", server.log());
 }
 
+#[test]
+fn of_an_elastic_pool_the_ledger_has_what_is_there() {
+    let server = Server::start(&["--elastic", "--max-total-token-num", "16384"]);
+    // What is there, after the sum was held against the process: I3.
+    let held = || {
+        let page = server.memory();
+        let number = |name: &str| page[name].as_i64().unwrap();
+        let (committed, unaccounted) = (number("committed_bytes"), number("unaccounted_bytes"));
+        assert!(
+            unaccounted.abs() <= (committed / 100).max(1 << 20),
+            "{unaccounted} unaccounted, {committed} committed"
+        );
+        let row = component(&page, "kv_pages");
+        let [planned, committed] = ["planned_bytes", "committed_bytes"].map(|name| row[name].as_i64().unwrap());
+        assert!(committed <= planned, "{row}");
+        (committed, planned)
+    };
+    let (before, planned) = held();
+    assert!(before < planned / 10, "nobody has asked: {before} of {planned}");
+    server.ask("/v1/completions", &json!({"prompt": "word ".repeat(3000), "max_tokens": 4, "ignore_eos": true}));
+    let (at_height, _) = held();
+    // 3000 tokens of 16384.
+    assert!((planned / 8..planned / 2).contains(&at_height), "{at_height} of {planned}");
+    eventually("the pages go back", Duration::from_secs(20), || held().0 < planned / 10);
+}
+
 /// What the process holds that is in no region and not the heap's.
 fn baseline(page: &Value) -> i64 {
     let number = |value: &Value| value.as_i64().unwrap_or_else(|| panic!("{page}"));

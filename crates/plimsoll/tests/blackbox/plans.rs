@@ -226,8 +226,8 @@ fn plan_under(ulimit: &str) -> (bool, String) {
 }
 
 /// What a server that starts under `ulimit` says when it is ready; it has answered once.
-fn serve_under(ulimit: &str) -> String {
-    let server = Server::try_start(under(ulimit, &["serve", "smollm2", "--port", "0"]));
+fn serve_under(ulimit: &str, flags: &[&str]) -> String {
+    let server = Server::try_start(under(ulimit, &[&["serve", "smollm2", "--port", "0"], flags].concat()));
     let server = server.unwrap_or_else(|words| panic!("ulimit {ulimit}: {words}"));
     let asked = json!({"model": "smollm2", "prompt": "Once", "max_tokens": 4});
     let answer = server.post("/v1/completions", &asked);
@@ -247,7 +247,7 @@ fn who_is_short_because_of_an_rlimit_is_told_of_that_and_what_is_advised_works()
             words.split_once(&format!("(ulimit {flag} ")).and_then(|(_, rest)| rest.split_once(')')).unwrap().0;
         let (good, words) = plan_under(&format!("{flag} {advice}"));
         assert!(good, "{words}");
-        serve_under(&format!("{flag} {advice}"));
+        serve_under(&format!("{flag} {advice}"), &[]);
     }
 }
 
@@ -255,11 +255,12 @@ fn who_is_short_because_of_an_rlimit_is_told_of_that_and_what_is_advised_works()
 fn i8_under_an_rlimit_serve_is_what_plan_says() {
     default_model();
     // Stacks of threads, and what the allocator reserves for them, come after the line was read.
-    for ulimit in ["-v 800000", "-v 1100000", "-d 700000"] {
+    let elastic: &[&str] = &["--elastic"];
+    for (ulimit, flags) in [("-v 800000", &[][..]), ("-v 1100000", &[]), ("-v 900000", elastic), ("-d 700000", &[])] {
         let (good, words) = plan_under(ulimit);
         assert!(good, "{words}");
         let of = |name| words.lines().find_map(|line| line.trim_start().strip_prefix(name)).unwrap().trim();
-        let ready = serve_under(ulimit);
+        let ready = serve_under(ulimit, flags);
         assert!(ready.contains(&format!("({} planned of", of("total"))), "{ready}\n{words}");
     }
 }
