@@ -439,7 +439,9 @@ impl<R: Runner> Worker<R> {
             self.step(next, began);
         } else if self.scheduler.layered().is_none() {
             // Everybody waits for the encoder, or for what may be said next.
-            self.scheduler.running_mut().iter_mut().find(|seq| seq.held).map(|seq| seq.work.at_hand(HELD_WAIT));
+            if let Some(seq) = self.scheduler.running_mut().iter_mut().find(|seq| seq.held) {
+                seq.work.at_hand(HELD_WAIT);
+            }
             return self.retire();
         }
         self.advance_layers(next);
@@ -448,10 +450,13 @@ impl<R: Runner> Worker<R> {
         self.shared.status.steps.fetch_add(1, Release);
     }
 
-    /// Whoever would wait in the middle of a step for a form that takes long waits outside of steps: others go on.
+    /// Whoever would wait in the middle of a step for a form that takes long waits outside of steps: others go on. Asked twice, since who is
+    /// asked first does not know yet what later ones have had begun.
     fn hold(&mut self) {
-        for seq in self.scheduler.running_mut() {
-            seq.held = !seq.work.at_hand(Duration::ZERO);
+        for _ in 0..2 {
+            for seq in self.scheduler.running_mut() {
+                seq.held = !seq.work.at_hand(Duration::ZERO);
+            }
         }
     }
 

@@ -56,8 +56,7 @@ pub(super) struct Lane {
     want: usize,
 }
 
-/// Whether a step has settled all but a sequence's last token, and there will be more,
-/// of which it is known what they may be.
+/// Whether a step has settled all but a sequence's last token, and it is known what may come next, if anything does.
 fn settled(seq: &mut Seq<Delivery>) -> bool {
     seq.computed + 1 == seq.tokens.len() && !seq.work.finished() && seq.work.at_hand(Duration::ZERO)
 }
