@@ -135,7 +135,7 @@ impl ServerConfig {
         for (flag, value, least) in [
             ("--max-connections", u64::from(self.max_connections), 1),
             ("--max-body-bytes", self.max_body_bytes, 1 << 10),
-            ("--record-bytes", self.record.as_ref().map_or(u64::MAX, |record| record.max_bytes), 1 << 12),
+            ("--record-bytes", self.record.as_ref().map_or(u64::MAX, |record| record.max_bytes), 1 << 9),
         ] {
             if value < least {
                 return Err(ServeError::Config(format!("{flag} is {value}; at least {least} is wanted")));
