@@ -1,5 +1,6 @@
 //! One request's way through a grammar: which tokens may come next, and whether anything may.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -106,10 +107,13 @@ enum State {
     /// The mask is being computed.
     Away(Receiver<Done>),
     /// Nothing may come any more, and why.
-    Over(String),
+    Over(Cow<'static, str>),
 }
 
 type Done = Result<(Box<TokenParser>, SimpleVob), String>;
+
+const COMPLETE: State = State::Over(Cow::Borrowed("the output is complete already"));
+const ENDED: State = State::Over(Cow::Borrowed("the grammar thread has ended"));
 
 /// A mask to compute.
 pub(crate) struct Job {
@@ -165,30 +169,25 @@ fn words(message: &str) -> String {
 impl Walk {
     /// The grammar's mask, waiting for it if need be; none for anything.
     fn ready(&mut self) -> Result<Option<&SimpleVob>, String> {
-        self.ask()?;
-        while !self.came(Duration::from_secs(3600)) {}
+        self.ask();
+        self.came(Duration::MAX);
         match &self.state {
             State::Ready { mask, .. } => Ok(Some(mask)),
             State::Free => Ok(None),
-            State::Over(why) => Err(why.clone()),
+            State::Over(why) => Err(why.clone().into_owned()),
             State::Due(_) | State::Away(_) => unreachable!("it was asked for, and came"),
         }
     }
 
     /// Has a mask that is due computed.
-    fn ask(&mut self) -> Result<(), String> {
-        let due = match &self.state {
-            State::Due(_) => std::mem::replace(&mut self.state, State::Over("the grammar thread has ended".into())),
-            _ => return Ok(()),
-        };
-        if let (State::Due(parser), Some(compiled)) = (due, &self.compiled) {
-            let (reply, done) = sync_channel(1);
-            let job = Job { parser, of: UnderWay::new(compiled), asker: Arc::downgrade(&self.alive), reply };
-            let sent = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].send(job);
-            sent.map_err(|_| "the grammar thread has ended".to_owned())?;
+    fn ask(&mut self) {
+        let (State::Due(_), Some(compiled)) = (&self.state, &self.compiled) else { return };
+        let State::Due(parser) = std::mem::replace(&mut self.state, ENDED) else { return };
+        let (reply, done) = sync_channel(1);
+        let job = Job { parser, of: UnderWay::new(compiled), asker: Arc::downgrade(&self.alive), reply };
+        if compiled.jobs[usize::from(compiled.slow.load(Relaxed))].send(job).is_ok() {
             self.state = State::Away(done);
         }
-        Ok(())
     }
 
     /// Waits for a mask that is being computed, for so long at most. Says whether none is, now.
@@ -196,9 +195,9 @@ impl Walk {
         let State::Away(reply) = &self.state else { return true };
         self.state = match reply.recv_timeout(patience) {
             Ok(Ok((parser, mask))) => State::Ready { parser, mask },
-            Ok(Err(words)) => State::Over(words),
+            Ok(Err(words)) => State::Over(words.into()),
             Err(RecvTimeoutError::Timeout) => return false,
-            Err(RecvTimeoutError::Disconnected) => State::Over("the grammar thread has ended".into()),
+            Err(RecvTimeoutError::Disconnected) => ENDED,
         };
         true
     }
@@ -206,8 +205,7 @@ impl Walk {
     /// Takes a token of the grammar's.
     fn advance(&mut self, token: u32) -> Result<(), String> {
         self.ready()?;
-        let over = State::Over("the output is complete already".into());
-        let State::Ready { mut parser, .. } = std::mem::replace(&mut self.state, over) else {
+        let State::Ready { mut parser, .. } = std::mem::replace(&mut self.state, COMPLETE) else {
             self.state = State::Free;
             return Ok(());
         };
@@ -224,7 +222,7 @@ impl Walk {
             self.complete = true;
             return Ok(());
         }
-        let Some(compiled) = self.compiled.clone() else { return Err("a grammar without its source".into()) };
+        let Some(compiled) = &self.compiled else { return Err("a grammar without its source".into()) };
         while !compiled.charge(&parser) {
             if !self.grammars.evict_one() {
                 let limit = self.grammars.usage().limit;
@@ -233,7 +231,10 @@ impl Walk {
         }
         let slow = compiled.slow.load(Relaxed);
         self.state = State::Due(parser);
-        if slow { Ok(()) } else { self.ask() }
+        if !slow {
+            self.ask();
+        }
+        Ok(())
     }
 }
 
@@ -270,9 +271,9 @@ impl Constraint for Walk {
 
     fn at_hand(&mut self, patience: Duration) -> bool {
         let Some(compiled) = self.compiled.clone().filter(|compiled| compiled.slow.load(Relaxed)) else { return true };
-        // An error is told when the mask is asked for.
-        if self.ask().is_err() || !self.came(patience) {
-            return matches!(self.state, State::Over(_));
+        self.ask();
+        if !self.came(patience) {
+            return false;
         }
         if compiled.under_way.load(Acquire) > 0 {
             std::thread::sleep(patience);
