@@ -37,6 +37,9 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
         let status = std::fs::metadata(path).map_err(FormatError::io(path))?;
         if status.is_dir() {
+            if path.join("adapter_config.json").is_file() {
+                return Err(FormatError::adapter("the directory has an adapter_config.json"));
+            }
             return match path.join("config.json").is_file() {
                 true => Ok(Checkpoint::from_hf(hf::open_dir(path)?, path)),
                 false => Checkpoint::open_gguf(&lone_gguf(path)?),

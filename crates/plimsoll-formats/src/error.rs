@@ -60,6 +60,12 @@ impl FormatError {
         FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), Architecture::SUPPORTED))
     }
 
+    /// Weights that only change another model's: served without them, that model would not say what was meant.
+    pub(crate) fn adapter(found: &str) -> FormatError {
+        let next = "merge it into its model (PEFT's merge_and_unload) and serve the result";
+        FormatError::Unsupported(format!("{found}: an adapter (LoRA), not a model; {next}"))
+    }
+
     /// Attaches `path` to an I/O error, for use in `map_err`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> FormatError {
         let path = path.to_path_buf();

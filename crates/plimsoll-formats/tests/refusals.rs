@@ -85,6 +85,18 @@ fn paths_that_are_no_checkpoint_are_refused() {
     says(&refusal(&dir.0.join("missing")), "missing");
 }
 
+#[test]
+fn an_adapter_is_no_model() {
+    let dir = TempDir::new();
+    dir.write("config.json", LLAMA);
+    Checkpoint::open(&dir.0).expect("without the adapter it can be planned");
+    dir.write("adapter_config.json", "{}");
+    says(&Checkpoint::open(&dir.0).map(drop).unwrap_err().to_string(), "an adapter (LoRA), not a model; merge it");
+    let mut writer = GgufWriter::new("llama");
+    writer.str("general.type", "adapter").tensor("blk.0.attn_q.weight.lora_a", &[64, 4]);
+    says(&writer.open().map(drop).unwrap_err().to_string(), "an adapter (LoRA), not a model; merge it");
+}
+
 /// Opens a directory with a Llama's configuration and this safetensors file.
 fn open_with(bytes: &[u8]) -> Result<Checkpoint, String> {
     let dir = TempDir::new();

@@ -42,6 +42,9 @@ pub(super) fn parse(bytes: &[u8], file: usize, inherited: Option<&Architecture>)
     let tensors = cursor.count("tensors", INFO_BYTES_MIN)?;
     let keys = cursor.count("metadata keys", KEY_BYTES_MIN)?;
     let meta = parse_meta(&mut cursor, keys)?;
+    if meta.str("general.type") == Some("adapter") {
+        return Err(FormatError::adapter("general.type is \"adapter\""));
+    }
     let architecture = match (inherited, meta.str("general.architecture")) {
         (Some(architecture), _) => architecture.clone(),
         (None, Some(name)) => architecture_of(name),
