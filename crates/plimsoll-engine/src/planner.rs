@@ -3,6 +3,7 @@
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
 mod check;
+mod idle;
 mod run;
 
 use plimsoll_device::{
@@ -187,6 +188,8 @@ pub struct EnginePlan {
     pub speculation: Speculation,
     /// What it takes besides text.
     pub media: Option<MediaPlan>,
+    /// A line for each option that was set and changes nothing for this model.
+    pub idle_flags: Vec<String>,
     /// What sizing goes by.
     pub(crate) sizing: Sizes,
     /// The line, or less where more could not be used.
@@ -413,6 +416,7 @@ impl Blueprint {
                 cost: draft_cost.map_or(1.0, |checked| checked / cost(&decode.forward).max(1) as f64),
             },
             media: draft.media.cloned(),
+            idle_flags: self.idle_flags(options),
             sizing,
             sizing_total,
             fraction: options.mem_fraction,

@@ -286,10 +286,10 @@ fn start_as(
     host.runs_kernels()?;
     let ballast = Ballast::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
-    if let Some(idle) = blueprint.idle_dtype(options) {
+    let mut planned = blueprint.plan(options, host.threads, &host.line)?;
+    for idle in &planned.idle_flags {
         tracing::warn!("{idle}");
     }
-    let mut planned = blueprint.plan(options, host.threads, &host.line)?;
     let beside = host.house.as_ref().map_or(0, |house| house.mapped_total());
     let berth = Berth::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());

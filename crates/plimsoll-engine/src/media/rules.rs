@@ -65,6 +65,11 @@ pub(super) struct Bounds {
 const MADE_MAX: usize = 8;
 
 impl MediaRules {
+    /// Whether there are sounds among what the model takes.
+    pub(crate) fn hears(&self) -> bool {
+        self.audio.is_some()
+    }
+
     /// None where the files that say how pictures are prepared are not there: then the model serves text.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Option<Self>, PlanError> {
         let Some(config) = &checkpoint.config.vision else { return Ok(None) };

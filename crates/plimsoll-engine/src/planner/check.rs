@@ -1,8 +1,8 @@
 //! Options that no plan can be made of, each refused by its flag's name.
 
-use plimsoll_device::{ComputeDtype, Isa, Rounded};
+use plimsoll_device::{ComputeDtype, Isa};
 
-use super::{Blueprint, PlanError};
+use super::PlanError;
 use crate::options::Options;
 
 /// A request of a few hundred tokens takes about so much.
@@ -93,43 +93,9 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
     Ok(())
 }
 
-impl Blueprint {
-    /// What to say where the `--compute-dtype` that was asked for makes no difference to this model.
-    pub(crate) fn idle_dtype(&self, options: &Options) -> Option<&'static str> {
-        match options.compute_dtype {
-            ComputeDtype::Int8 if !self.weights.quantizes() => {
-                Some("--compute-dtype int8 changes nothing: this model has no quantized weights")
-            }
-            ComputeDtype::Bf16 if self.weights.rounded() == Rounded::None => {
-                Some("--compute-dtype bf16 changes nothing: no layer of this model computes in bfloat16")
-            }
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use plimsoll_formats::Checkpoint;
-
     use super::*;
-
-    #[test]
-    fn an_arithmetic_that_changes_nothing_is_said() {
-        let idle = |model: &str, compute_dtype| {
-            let path = format!("{}/../../tests/fixtures/models/{model}", env!("CARGO_MANIFEST_DIR"));
-            let options = Options { compute_dtype, isa: Some(Isa::Amx), ..Options::default() };
-            Blueprint::new(&Checkpoint::open(path.as_ref()).unwrap(), &options).unwrap().idle_dtype(&options)
-        };
-        for (model, dtype, name) in
-            [("gguf-llama-f16", ComputeDtype::Int8, "int8"), ("gguf-llama-f16", ComputeDtype::Bf16, "bf16")]
-        {
-            assert!(idle(model, dtype).unwrap().contains(name));
-        }
-        for dtype in [ComputeDtype::Auto, ComputeDtype::F32, ComputeDtype::Bf16, ComputeDtype::Int8] {
-            assert_eq!(idle("gguf-llama-q4_0", dtype), None);
-        }
-    }
 
     #[test]
     fn numbers_out_of_range_are_refused_with_flag_and_range() {
