@@ -200,9 +200,18 @@ impl Hosts {
         Self { allowed, watched }
     }
 
-    /// Refuses a request to a name that is not this server's. One without a name comes from no browser.
+    /// Refuses a request to a name that is not this server's, and one to two names: whoever is before this server may go by the other.
+    /// One without a name comes from no browser.
     pub fn admit(&self, headers: &HeaderMap) -> ApiResult<()> {
-        let Some(host) = headers.get(header::HOST).filter(|_| self.watched) else { return Ok(()) };
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let host = hosts.next();
+        if hosts.next().is_some() {
+            return Err(ApiError {
+                close: true,
+                ..ApiError::invalid("host", "a request has one Host header, not several")
+            });
+        }
+        let Some(host) = host.filter(|_| self.watched) else { return Ok(()) };
         let named = host.to_str().map(name_of).unwrap_or_default();
         let own = is_loopback(&named) || self.allowed.contains(&named);
         if own {
@@ -217,19 +226,19 @@ impl Hosts {
     }
 }
 
-/// The name in `name:port`, in lower case, an address of IPv6 without its brackets.
+/// The name in `name:port`, in lower case, an address of IPv6 without its brackets. What is no such pair is a name as a whole.
 fn name_of(host: &str) -> String {
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, _)) => address,
-        None => host.split_once(':').map_or(host, |(name, _)| name),
-    };
-    name.trim_end_matches('.').to_ascii_lowercase()
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
+    let address = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    address.unwrap_or(name).trim_end_matches('.').to_ascii_lowercase()
 }
 
 /// Names that browsers resolve to this machine themselves, and its own addresses.
 fn is_loopback(host: &str) -> bool {
     let address = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    address || host == "localhost" || host.ends_with(".localhost")
+    let below = host.strip_suffix(".localhost");
+    address || host == "localhost" || below.is_some_and(|below| !below.contains([',', ' ', '\t']))
 }
 
 #[cfg(test)]
@@ -279,9 +288,18 @@ mod tests {
         ] {
             assert_eq!(with(open(), own), Ok(()), "{own}");
         }
-        for other in
-            ["evil.example:8000", "localhost.evil.example", "192.168.0.1", "127.0.0.1.evil.example", "", "[::2]"]
-        {
+        for other in [
+            "evil.example:8000",
+            "localhost.evil.example",
+            "192.168.0.1",
+            "127.0.0.1.evil.example",
+            "",
+            "[::2]",
+            // What a proxy may make of two.
+            "localhost:8000, evil.example",
+            "evil.example, app.localhost",
+            "[::1]:8000, evil.example",
+        ] {
             let error = with(open(), other).unwrap_err();
             assert_eq!((error.status.as_u16(), error.code), (421, Some("unknown_host")), "{other}");
             assert!(error.message.contains("--allowed-hosts"));
@@ -292,5 +310,13 @@ mod tests {
         assert!(with(keyed, "evil.example").is_ok(), "keys keep others out");
         assert!(with(ServerConfig { host: "0.0.0.0".into(), ..open() }, "box.lan").is_ok());
         assert!(Hosts::of(&open()).admit(&HeaderMap::new()).is_ok());
+        let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
+        let mut two = HeaderMap::new();
+        for _ in 0..2 {
+            two.append(header::HOST, HeaderValue::from_static("localhost"));
+        }
+        for config in [open(), keyed] {
+            assert_eq!(Hosts::of(&config).admit(&two).unwrap_err().status.as_u16(), 400);
+        }
     }
 }

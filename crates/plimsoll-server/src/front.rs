@@ -27,7 +27,7 @@ pub(crate) enum Phase {
     Serving,
     /// Accepting nothing new; what runs may finish.
     Draining,
-    /// The deadline has passed: what still runs ends with an error now.
+    /// The deadline has passed, or nobody wants to wait for it: what still runs ends with an error now.
     Cut,
 }
 

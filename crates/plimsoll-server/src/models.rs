@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use crate::app::App;
 use crate::config::Served;
 use crate::error::ApiResult;
 use crate::limits::Held;
+use crate::path::Name;
 
 /// Seconds since 1970.
 pub(crate) fn now_s() -> u64 {
@@ -99,7 +100,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
 }
 
 /// One name; 404 when the server does not know it.
-pub(crate) async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(crate) async fn one(State(app): State<Arc<App>>, Name(id): Name) -> ApiResult<Response> {
     app.check_model(&id)?;
     Ok(json(&model(&app, &id), None))
 }

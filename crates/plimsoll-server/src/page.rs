@@ -6,11 +6,11 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::error::{ApiError, ApiResult, quote};
+use crate::path::Name;
 
 /// The route of its files.
 pub(crate) const FILES: &str = "/page/{file}";
@@ -103,7 +103,7 @@ pub(crate) async fn index(headers: HeaderMap) -> Response {
 }
 
 /// One of its files.
-pub(crate) async fn file(Path(name): Path<String>, headers: HeaderMap) -> ApiResult<Response> {
+pub(crate) async fn file(Name(name): Name, headers: HeaderMap) -> ApiResult<Response> {
     match FILES_OF_IT.iter().find(|file| file.name == name) {
         Some(file) => Ok(file.send(&headers)),
         None => {

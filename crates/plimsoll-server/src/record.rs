@@ -1,29 +1,29 @@
 //! The recorder (`serve --record FILE`): a line of the trace for every request, written when it ends, by a thread of its own that
 //! nobody waits for. What must not be in here: content, unless the operator asked for it.
 //!
-//! What cannot be written is lost and counted, never waited for: a full disk costs the trace, not the service.
+//! What cannot be written is lost and counted, never waited for: a full disk costs lines of the trace, not the service.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use plimsoll_engine::MediaItem;
-use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Head, Line, Prompt};
+use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Line, Prompt};
 
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ServeError;
 use crate::limits::{ByteBudget, Held};
 use crate::submit::Draft;
+use crate::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
 
 /// Lines that wait to be written.
 const QUEUE: usize = 256;
-/// What a recorder takes whatever it records: the queue's slots, the writer's buffer and names.
-pub(crate) const RECORDER_BYTES: u64 = (QUEUE * (size_of::<Message>() + size_of::<usize>()) + (16 << 10)) as u64;
+/// What a recorder takes whatever it records: the queue's slots, the writer's buffer (which ends a line after it is full) and names.
+pub(crate) const RECORDER_BYTES: u64 = (QUEUE * (size_of::<Message>() + size_of::<usize>()) + 2 * BUFFER_BYTES) as u64;
 /// A server that ends waits so long for the last of them.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -36,14 +36,6 @@ pub struct RecordConfig {
     pub content: bool,
     /// Bytes after which nothing more is written.
     pub max_bytes: u64,
-}
-
-/// Figures for the metrics.
-#[derive(Debug, Default)]
-pub(crate) struct Recorded {
-    pub lines: AtomicU64,
-    pub bytes: AtomicU64,
-    pub lost: AtomicU64,
 }
 
 /// The open trace.
@@ -78,12 +70,15 @@ impl Recorder {
             let file = config.file.display();
             ServeError::Config(format!("--record {file}: {error}"))
         };
-        let file = File::options().write(true).create_new(true).open(&config.file).map_err(failed)?;
-        let mut writer = Writer { file: BufWriter::new(file), left: config.max_bytes, recorded: Arc::default() };
-        writer.put(&Head::default()).and_then(|()| writer.file.flush()).map_err(failed)?;
+        let file = create(&config.file).map_err(failed)?;
+        let trace = TraceFile::begin(file, config.max_bytes).map_err(|error| {
+            // What is left would be in the way of the next start.
+            let _ = std::fs::remove_file(&config.file);
+            failed(error)
+        })?;
         let (sender, messages) = sync_channel(QUEUE);
-        let recorded = Arc::clone(&writer.recorded);
-        let spawned = std::thread::Builder::new().name("plimsoll-record".into()).spawn(move || writer.run(&messages));
+        let recorded = trace.recorded();
+        let spawned = std::thread::Builder::new().name("plimsoll-record".into()).spawn(move || write(trace, &messages));
         spawned.map_err(failed)?;
         let (began, blinds) = (Instant::now(), Blinds::default());
         Ok(Self { began, blinds, content: config.content, sender, bytes: Arc::clone(bytes), recorded })
@@ -161,60 +156,24 @@ impl Entry {
     }
 }
 
-/// The writing thread's.
-struct Writer {
-    file: BufWriter<File>,
-    left: u64,
-    recorded: Arc<Recorded>,
-}
-
-impl Writer {
-    /// Until nobody can record any more.
-    fn run(mut self, messages: &Receiver<Message>) {
-        let mut failed = false;
-        while let Ok(mut message) = messages.recv() {
-            loop {
-                match message {
-                    Message::Line(_) if failed => drop(self.recorded.lost.fetch_add(1, Relaxed)),
-                    Message::Line(entry) => failed = self.line(&entry.line).is_err(),
-                    Message::Flush(done) => {
-                        failed = failed || self.flush().is_err();
-                        // Who asked may have stopped waiting.
-                        let _ = done.try_send(());
-                    }
-                }
-                match messages.try_recv() {
-                    Ok(next) => message = next,
-                    Err(_) => break,
+/// The writing thread: until nobody can record any more.
+fn write(mut file: TraceFile<File>, messages: &Receiver<Message>) {
+    while let Ok(mut message) = messages.recv() {
+        loop {
+            match message {
+                Message::Line(entry) => file.put(&entry.line),
+                Message::Flush(done) => {
+                    file.flush();
+                    // Who asked may have stopped waiting.
+                    let _ = done.try_send(());
                 }
             }
-            // Whoever looks at the file of a running server sees whole lines.
-            failed = failed || self.flush().is_err();
+            match messages.try_recv() {
+                Ok(next) => message = next,
+                Err(_) => break,
+            }
         }
+        // Whoever looks at the file of a running server sees whole lines.
+        file.flush();
     }
-
-    fn line(&mut self, line: &Line) -> std::io::Result<()> {
-        let written = self.put(line);
-        let count = if written.is_ok() { &self.recorded.lines } else { &self.recorded.lost };
-        count.fetch_add(1, Relaxed);
-        written.inspect_err(gives_up)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.file.flush().inspect_err(gives_up)
-    }
-
-    /// Writes a line, if it is not beyond the limit.
-    fn put(&mut self, line: &impl serde::Serialize) -> std::io::Result<()> {
-        let mut text = serde_json::to_vec(line)?;
-        text.push(b'\n');
-        let bytes = text.len() as u64;
-        self.left = self.left.checked_sub(bytes).ok_or_else(|| std::io::Error::other("--record-bytes is reached"))?;
-        self.recorded.bytes.fetch_add(bytes, Relaxed);
-        self.file.write_all(&text)
-    }
-}
-
-fn gives_up(error: &std::io::Error) {
-    tracing::error!(%error, "--record: nothing more is recorded");
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use plimsoll_engine::Watch;
@@ -19,6 +19,7 @@ use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::front::Front;
 use crate::models::json;
+use crate::path::Name;
 
 /// Heap bytes of one entry: itself, its ids, a place in the list. What it watches belongs to the engine's requests.
 pub(crate) const ENTRY_BYTES: u64 = 768;
@@ -148,7 +149,7 @@ struct Cancelled<'a> {
 }
 
 /// The handler.
-pub(crate) async fn cancel(State(app): State<Arc<Front>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(crate) async fn cancel(State(app): State<Arc<Front>>, Name(id): Name) -> ApiResult<Response> {
     match app.running.cancel(&id, Caller::current().key) {
         0 => {
             let message = format!("no request `{}` is running here; it may have ended", quote(&id));

@@ -1,7 +1,6 @@
 //! The server's life: listen, accept a bounded number of connections, and end in an orderly way.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use plimsoll_engine::EngineHandle;
 use plimsoll_memory::broken;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
@@ -40,6 +39,10 @@ const HANG_UP_CHECK: Duration = Duration::from_secs(2);
 
 /// After the cut, error events have this long to reach their clients.
 const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// Each message says that the server shall end: the first that it drains, another that it does not wait for what still runs. That nobody is
+/// left to send any is as good as the first.
+pub type Told = mpsc::Receiver<()>;
 
 /// Listens where the configuration says.
 ///
@@ -69,20 +72,15 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Serves until `shutdown` completes, then drains: whoever comes is told so, running requests may finish within
-/// `config.drain_deadline`, and what is left then ends with an error.
+/// Serves until it is told to end, then drains: whoever comes is told so, running requests may finish within `config.drain_deadline`, and
+/// what is left then, or when it is told again, ends with an error.
 ///
 /// # Errors
 /// [`ServeError::Config`] when the limits contradict each other. Trouble with single connections is no error.
-pub async fn serve(
-    listener: TcpListener,
-    served: Served,
-    config: ServerConfig,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), ServeError> {
+pub async fn serve(listener: TcpListener, served: Served, config: ServerConfig, told: Told) -> Result<(), ServeError> {
     let app = App::new(served, config)?;
     let (front, engine) = (Arc::clone(&app.front), app.served.engine.clone());
-    run(listener, &front, router(app), || engine.drain(), shutdown).await;
+    run(listener, &front, router(app), || engine.drain(), told).await;
     let_go(&[&engine]).await;
     Ok(())
 }
@@ -99,24 +97,24 @@ pub(crate) async fn let_go(engines: &[&EngineHandle]) {
     }
 }
 
-/// Serves until `shutdown` completes, then says so with `begin_drain` and waits for what runs. Whoever comes meanwhile is answered, too, one
+/// Serves until it is told to end, then says so with `begin_drain` and waits for what runs. Whoever comes meanwhile is answered, too, one
 /// request a connection: with a 503 as a rule, but health, metrics and what runs may be looked at, and what runs be cancelled.
 pub(crate) async fn run(
     listener: TcpListener,
     app: &Arc<Front>,
     router: Router,
     begin_drain: impl FnOnce(),
-    shutdown: impl Future<Output = ()>,
+    mut told: Told,
 ) {
     let permits = Arc::new(Semaphore::new(app.config.max_connections as usize));
     let mut door = Door { app, router, permits, listener, complained: None };
     let (mut connections, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::select! {
-        () = shutdown => {}
+        _ = told.recv() => {}
         never = door.admit_all(&mut connections) => match never {},
     }
     tokio::select! {
-        () = drain(app, begin_drain, connections) => {}
+        () = drain(app, begin_drain, connections, &mut told) => {}
         never = door.admit_all(&mut late) => match never {},
     }
     if let Some(recorder) = &app.recorder {
@@ -246,15 +244,17 @@ impl Drop for Open {
     }
 }
 
-async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>) {
+async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>, told: &mut Told) {
     let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
         phases.send_replace(phase);
         tracing::info!(?phase, open = app.metrics.connections.load(Ordering::Relaxed), "shutting down");
     };
     enter(Phase::Draining, &app.phase);
     begin();
-    if timeout(app.config.drain_deadline, all(&mut connections)).await.is_ok() {
-        return;
+    tokio::select! {
+        () = all(&mut connections) => return,
+        () = sleep(app.config.drain_deadline) => {}
+        Some(()) = told.recv() => {}
     }
     enter(Phase::Cut, &app.phase);
     if timeout(LAST_WORDS, all(&mut connections)).await.is_err() {

@@ -409,7 +409,7 @@ fn a_stream_always_ends() {
     server.assert_idle();
     // Quiet streams carry pings, and shutting down is an error event.
     let times = plimsoll_server::ServerConfig { keep_alive: Duration::from_millis(50), ..config() };
-    let mut server = Server::with(times, limits(), |_| Box::new(std::iter::empty::<Step>()));
+    let server = Server::with(times, limits(), |_| Box::new(std::iter::empty::<Step>()));
     let mut client = server.send(post("/v1/messages", &ask(&json!({"stream": true})).to_string()));
     client.until("event: ping");
     client.until("event: ping");

@@ -4,7 +4,6 @@
 mod common;
 
 use std::io::Write;
-use std::time::Duration;
 
 use common::{Server, config};
 use plimsoll_engine::testing::{letters, limits};
@@ -40,15 +39,7 @@ fn giants() -> Vec<(&'static str, String)> {
 /// One test, since the heap is counted for the whole process.
 #[test]
 fn giants_take_what_is_planned_for_them_and_several_at_once_are_answered() {
-    let patient = Duration::from_secs(60);
-    let config = ServerConfig {
-        max_body_bytes: BODY_BYTES as u64,
-        max_bytes_in_flight: 24 << 20,
-        body_gap_timeout: patient,
-        body_timeout: patient,
-        write_timeout: patient,
-        ..config()
-    };
+    let config = ServerConfig { max_body_bytes: BODY_BYTES as u64, max_bytes_in_flight: 24 << 20, ..config() };
     let server = Server::with(config.clone(), limits(), letters);
     server.get("/metrics").ok_text();
     let head = |body: &str| {

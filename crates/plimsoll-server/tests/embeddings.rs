@@ -5,7 +5,7 @@ mod common;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-use common::{Server, config, eventually, post};
+use common::{PATIENCE, Server, config, eventually, post};
 use plimsoll_engine::testing::{Script, Step, limits};
 use plimsoll_engine::{Limits, Request};
 use plimsoll_server::ServerConfig;
@@ -183,7 +183,7 @@ fn more_inputs_than_places() {
         let clients: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| server.post("/v1/embeddings", &json!({"input": vec!["ab"; 100]})).status))
             .collect();
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         while clients.iter().any(|client| !client.is_finished()) {
             most.fetch_max(server.engine.reserved().1, Acquire);
             assert!(Instant::now() < deadline, "they never end");

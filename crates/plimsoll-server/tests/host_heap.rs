@@ -20,18 +20,7 @@ static HEAP: heap::CountingHeap = heap::CountingHeap;
 const CONNECTIONS: u32 = 96;
 
 fn config() -> ServerConfig {
-    let patient = Duration::from_secs(60);
-    ServerConfig {
-        port: 0,
-        max_connections: CONNECTIONS,
-        max_body_bytes: 1 << 20,
-        max_bytes_in_flight: 32 << 20,
-        header_timeout: patient,
-        body_gap_timeout: patient,
-        body_timeout: patient,
-        write_timeout: patient,
-        ..ServerConfig::default()
-    }
+    ServerConfig { max_connections: CONNECTIONS, max_bytes_in_flight: 32 << 20, ..common::config() }
 }
 
 fn report(what: &str, planned: u64, measured: u64) {

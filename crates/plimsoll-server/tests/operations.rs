@@ -130,8 +130,7 @@ fn a_client_that_does_not_read_is_cancelled_all_the_same() {
     let mut roomy = limits();
     roomy.max_req_total_len = 200_000;
     roomy.host_bytes = 1 << 30;
-    let patient = plimsoll_server::ServerConfig { write_timeout: Duration::from_secs(60), ..config() };
-    let server = Server::with(patient, roomy, |_| Box::new((0..).map(|_| Step::Token(97, "a".repeat(2000)))));
+    let server = Server::with(config(), roomy, |_| Box::new((0..).map(|_| Step::Token(97, "a".repeat(2000)))));
     let body = json!({"prompt": "x", "max_tokens": 100_000, "stream": true});
     let mut client = server.send(with_id("/v1/completions", "slow", &body));
     client.until("data: ");

@@ -5,7 +5,7 @@ mod common;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use common::Server;
+use common::{PATIENCE, Server};
 use plimsoll_engine::testing::letters;
 use serde_json::{Value, json};
 
@@ -20,6 +20,7 @@ fn models_are_listed_by_every_name() {
     assert_eq!(list["data"][0]["created"], 1_700_000_000);
     assert_eq!(server.get("/v1/models/org/tiny-alias").ok()["root"], "tiny");
     assert_eq!(server.get("/v1/models/other").error(404)["code"], "model_not_found");
+    assert_eq!(server.get("/v1/models/%ff").error(400)["code"], "invalid_path");
 }
 
 #[test]
@@ -50,12 +51,14 @@ fn health_follows_the_engines_progress() {
     let server = Server::start(letters);
     common::eventually("healthy", || server.get("/health").status == 200);
     assert_eq!(server.get("/ready").ok()["status"], "ready");
+    server.engine.set_stall_limit(Duration::from_millis(400));
     server.observed.frozen.store(true, Ordering::Release);
     common::eventually("unhealthy", || server.get("/health").status == 503);
     let error = server.get("/health").error(503);
     assert!(error["message"].as_str().unwrap().contains("no progress for 0.4 s"), "{error}");
     server.get("/ready").error(503);
     server.observed.frozen.store(false, Ordering::Release);
+    server.engine.set_stall_limit(PATIENCE);
     common::eventually("healthy again", || server.get("/health").status == 200);
     server.engine.drain();
     server.get("/ready").error(503);
@@ -156,19 +159,28 @@ fn every_promised_metric_is_there() {
 fn an_idle_server_costs_nothing() {
     let server = Server::start(letters);
     server.post("/v1/completions", &json!({"prompt": "x"})).ok();
-    let cpu = || {
+    let ticks = || {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     };
-    // Tests beside this one have servers, too: the quietest second counts.
-    let second = || {
-        let before = cpu();
-        std::thread::sleep(Duration::from_secs(1));
-        cpu() - before
+    let wakes = || -> u64 {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let status = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+        let count = |status: String| {
+            status.split("\nvoluntary_ctxt_switches:").nth(1)?.lines().next()?.trim().parse::<u64>().ok()
+        };
+        status.filter_map(count).sum()
     };
-    let ticks = (0..5).map(|_| second()).min().unwrap();
-    assert!(ticks <= 3, "{ticks} ticks in an idle second");
+    // Who spins takes a hundred ticks, who polls wakes up a thousand times. Tests beside this one have servers, too: a quiet second
+    // is waited for.
+    let second = |_| {
+        let (worked, woken) = (ticks(), wakes());
+        std::thread::sleep(Duration::from_secs(1));
+        (ticks() - worked, wakes().saturating_sub(woken))
+    };
+    let mut seconds = (0..30).map(second).inspect(|second| println!("{second:?}"));
+    assert!(seconds.any(|(worked, woken)| worked <= 50 && woken <= 100), "no second was idle");
 }
 
 /// Edge case 43: looking at a full server takes nothing of it.

@@ -405,7 +405,7 @@ fn a_stream_always_ends() {
     assert!(response["error"]["message"].as_str().unwrap().contains("layer 3"));
     assert_eq!(response["output"][0]["status"], "incomplete");
     server.assert_idle();
-    let mut server = Server::start(|_| Box::new(std::iter::empty::<Step>()));
+    let server = Server::start(|_| Box::new(std::iter::empty::<Step>()));
     let mut client = server.send(post("/v1/responses", &ask(&json!({"stream": true})).to_string()));
     client.until("response.in_progress");
     server.shut_down();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Answer, Server, TEMPLATE, config, eventually, post, served};
+use common::{Answer, PATIENCE, Server, TEMPLATE, config, eventually, post, served};
 use plimsoll_engine::report::LedgerReport;
 use plimsoll_engine::testing::{Observed, Script, Step, letters, limits, scripted};
 use plimsoll_engine::{Cancel, EngineHandle, FinishReason, Request};
@@ -39,6 +39,8 @@ struct Fake {
     models: Vec<Model>,
     engines: Mutex<Vec<(usize, EngineHandle, Arc<Observed>)>>,
     loads: AtomicU64,
+    /// Loads that were given up.
+    given_up: AtomicU64,
     /// Fetches that were begun, and those that were given up.
     fetches: [AtomicU64; 2],
 }
@@ -93,6 +95,7 @@ impl Loader for Fake {
         let until = Instant::now() + model.takes;
         while Instant::now() < until {
             if cancel.is_cancelled() && !model.deaf {
+                self.given_up.fetch_add(1, Ordering::AcqRel);
                 return Err(LoadError::Cancelled);
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -138,12 +141,17 @@ fn start(models: Vec<Model>, config: ServerConfig) -> (Server, Arc<Fake>) {
         grammar_bytes: 8 << 20,
     });
     let listed: Vec<Listed> = listed.collect();
-    let fake =
-        Arc::new(Fake { models, engines: Mutex::default(), loads: AtomicU64::new(0), fetches: Default::default() });
+    let fake = Arc::new(Fake {
+        models,
+        engines: Mutex::default(),
+        loads: AtomicU64::new(0),
+        given_up: AtomicU64::new(0),
+        fetches: Default::default(),
+    });
     let loader: Arc<dyn Loader> = Arc::clone(&fake) as Arc<dyn Loader>;
     let none = scripted(limits(), letters);
-    let server = Server::around(none.handle, none.observed, config, move |listener, config, until| {
-        serve_models(listener, listed, loader, config, until)
+    let server = Server::around(none.handle, none.observed, config, move |listener, config, told| {
+        serve_models(listener, listed, loader, config, told)
     });
     (server, fake)
 }
@@ -423,9 +431,9 @@ fn pages_carry_the_models_names() {
 
 #[test]
 fn a_drain_lets_running_answers_end_and_takes_nothing_new() {
-    let patient = ServerConfig { drain_deadline: Duration::from_secs(5), ..config() };
+    let patient = ServerConfig { drain_deadline: PATIENCE, ..config() };
     let slow = Model { takes: Duration::from_millis(800), ..model("slow", 5) };
-    let (mut server, fake) = start(vec![model("a", 3), slow, model("never", 1)], patient);
+    let (server, fake) = start(vec![model("a", 3), slow, model("never", 1)], patient);
     let body = json!({"model": "a", "prompt": [1], "stream": true, "max_tokens": 100});
     let mut running = server.send(post("/v1/completions", &body.to_string()));
     running.until("data: ");
@@ -440,7 +448,7 @@ fn a_drain_lets_running_answers_end_and_takes_nothing_new() {
     assert_eq!(accepted.answer().ok()["usage"]["completion_tokens"], 2, "what had begun comes to its end");
     let error = waiting.answer().error(503);
     assert!(error["message"].as_str().unwrap().contains("shutting down"), "{error}");
-    assert!(server.wait_for_end(Duration::from_secs(10)));
+    assert!(server.wait_for_end(PATIENCE));
     assert!(fake.loaded().is_empty() && fake.loads.load(Ordering::Acquire) == 2, "{:?}", fake.loaded());
     let engines = fake.engines.lock().unwrap();
     assert!(engines.iter().all(|(_, engine, _)| engine.stopped()));
@@ -449,7 +457,7 @@ fn a_drain_lets_running_answers_end_and_takes_nothing_new() {
 #[test]
 fn a_load_that_nobody_waits_for_is_given_up() {
     let minute = Model { takes: Duration::from_secs(60), ..model("minute", 5) };
-    let (mut server, fake) = start(vec![model("a", 5), minute], config());
+    let (server, fake) = start(vec![model("a", 5), minute], config());
     let body = json!({"model": "minute", "prompt": "x", "stream": true}).to_string();
     let clients = [0, 1].map(|_| server.send(post("/v1/completions", &body)));
     eventually("it is being loaded", || states(&server)[1] == "minute loading");
@@ -476,7 +484,8 @@ fn a_load_that_nobody_waits_for_is_given_up() {
     assert_eq!(fake.loads.load(Ordering::Acquire), 3);
     drop(again);
     server.shut_down();
-    assert!(server.wait_for_end(Duration::from_secs(5)));
+    assert!(server.wait_for_end(PATIENCE));
+    assert_eq!(fake.given_up.load(Ordering::Acquire), 2, "nor is it left behind");
 }
 
 #[test]
@@ -490,7 +499,7 @@ fn a_fetch_that_nobody_waits_for_holds_up_nobody() {
     let began = Instant::now();
     ask(&server, "a").ok();
     let took = began.elapsed();
-    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(20), "{took:?}");
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(40), "{took:?}");
     eventually("the fetch has heard of it", || fake.fetches[1].load(Ordering::Acquire) == 1);
     assert_eq!((fake.loads.load(Ordering::Acquire), &states(&server)[1][..]), (1, "far unloaded"));
     let metrics = server.get("/metrics");
@@ -500,49 +509,55 @@ fn a_fetch_that_nobody_waits_for_holds_up_nobody() {
 }
 
 /// A server with a model that takes long to load, and clients that wait for it: a stream and a whole answer.
-fn waiting_for(deaf: bool) -> (Server, [common::Client; 2]) {
-    let takes = Duration::from_secs(if deaf { 13 } else { 60 });
+fn waiting_for(deaf: bool) -> (Server, Arc<Fake>, [common::Client; 2]) {
+    let takes = Duration::from_secs(if deaf { 20 } else { 60 });
     let minute = Model { takes, deaf, ..model("minute", 5) };
-    let (server, _) = start(vec![minute], ServerConfig { keep_alive: Duration::from_millis(100), ..config() });
+    let (server, fake) = start(vec![minute], ServerConfig { keep_alive: Duration::from_millis(100), ..config() });
     let clients = [true, false].map(|stream| {
         let body = json!({"model": "minute", "prompt": "x", "stream": stream});
         server.send(post("/v1/completions", &body.to_string()))
     });
     eventually("both wait", || part(&server.get("/v1/status").ok(), "minute")["waiting"] == 2);
-    (server, clients)
+    (server, fake, clients)
 }
 
 #[test]
 fn a_drain_gives_a_load_its_time_and_no_more() {
-    let (mut server, [mut stream, mut whole]) = waiting_for(false);
+    let (server, fake, [mut stream, mut whole]) = waiting_for(false);
     stream.until(": waiting\n\n");
     let began = Instant::now();
     server.shut_down();
     let rest = stream.until("data: [DONE]\n\n");
     assert!(rest.contains("\"code\":\"unavailable\"") && rest.contains("shutting down"), "{rest}");
     assert!(whole.answer().error(503)["message"].as_str().unwrap().contains("shutting down"));
-    assert!(server.wait_for_end(Duration::from_secs(5)));
-    // 600 ms to drain.
+    assert!(server.wait_for_end(PATIENCE));
+    // Its time is 600 ms; then it is told, and not left behind.
     let took = began.elapsed();
-    assert!(took >= Duration::from_millis(600) && took < Duration::from_secs(4), "{took:?}");
+    assert!(took >= Duration::from_millis(600), "{took:?}");
+    assert_eq!(fake.given_up.load(Ordering::Acquire), 1);
 }
 
 #[test]
 fn a_drain_does_not_wait_for_a_load_that_nobody_waits_for() {
-    let patient = ServerConfig { drain_deadline: Duration::from_secs(60), ..config() };
-    let minute = Model { takes: Duration::from_secs(60), ..model("minute", 5) };
-    let (mut server, _) = start(vec![minute], patient);
-    let client = server.send(post("/v1/completions", &json!({"model": "minute", "prompt": "x"}).to_string()));
-    eventually("it is being loaded", || states(&server) == ["minute loading"]);
-    drop(client);
-    server.shut_down();
-    assert!(server.wait_for_end(Duration::from_secs(5)), "the deadline is for those who wait");
+    // Nor are six seconds left to clients that come back. Once of three times, since a machine may stand still for a while.
+    let quick = (0..3).any(|_| {
+        let patient = ServerConfig { drain_deadline: PATIENCE, ..config() };
+        let minute = Model { takes: PATIENCE, ..model("minute", 5) };
+        let (server, fake) = start(vec![minute], patient);
+        let client = server.send(post("/v1/completions", &json!({"model": "minute", "prompt": "x"}).to_string()));
+        eventually("it is being loaded", || states(&server) == ["minute loading"]);
+        drop(client);
+        server.shut_down();
+        server.wait_for_end(Duration::from_secs(5)) && fake.given_up.load(Ordering::Acquire) == 1
+    });
+    assert!(quick, "the deadline is for those who wait");
 }
 
 #[test]
 fn a_load_that_comes_to_no_checkpoint_holds_up_nobody_for_long() {
-    let (mut server, clients) = waiting_for(true);
+    let (server, fake, clients) = waiting_for(true);
     drop(clients);
     server.shut_down();
-    assert!(server.wait_for_end(Duration::from_secs(14)), "it is left behind after ten seconds");
+    assert!(server.wait_for_end(PATIENCE));
+    assert!(fake.engines.lock().unwrap().is_empty(), "it is left behind after ten seconds of twenty");
 }

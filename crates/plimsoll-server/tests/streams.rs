@@ -5,7 +5,7 @@ mod common;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use common::{Server, config, events, eventually, post};
+use common::{PATIENCE, Server, config, events, eventually, hasty, post};
 use plimsoll_engine::testing::{Step, letters, limits};
 use plimsoll_engine::{FinishReason, Request};
 use plimsoll_server::ServerConfig;
@@ -88,7 +88,7 @@ fn a_reader_that_stops_reading_is_given_up() {
     let mut roomy = limits();
     roomy.max_req_total_len = 200_000;
     roomy.host_bytes = 1 << 30;
-    let server = Server::with(config(), roomy, |_| Box::new((0..).map(|_| Step::Token(97, "a".repeat(2000)))));
+    let server = Server::with(hasty(), roomy, |_| Box::new((0..).map(|_| Step::Token(97, "a".repeat(2000)))));
     let body = json!({"prompt": "x", "max_tokens": 100_000, "stream": true});
     let mut client = server.send(post("/v1/completions", &body.to_string()));
     client.until("data: ");
@@ -111,29 +111,33 @@ fn a_client_that_vanishes_while_nothing_is_said_is_given_up() {
     socket2::SockRef::from(&client.stream).attach_filter(&[socket2::SockFilter::new(0x06, 0, 0, 0)]).unwrap();
     let start = Instant::now();
     eventually("it was aborted", || server.aborted() == 1);
-    // The time-out, a second between two probes, and a moment.
-    assert!(start.elapsed() < Duration::from_secs(7), "after {:?}", start.elapsed());
+    // The time-out, a second between two probes, and a moment; the system's own patience is some minutes.
+    assert!(start.elapsed() < Duration::from_secs(30), "after {:?}", start.elapsed());
     server.assert_idle();
 }
 
 #[test]
 fn a_slow_reader_gets_everything() {
-    let patient = plimsoll_server::ServerConfig { write_timeout: Duration::from_secs(3), ..config() };
-    let server = Server::with(patient, limits(), |_| {
-        let tokens = (0..400).map(|i| Step::Token(97, format!("{i},{}", "x".repeat(1000))));
-        Box::new(tokens.chain([Step::Finish(FinishReason::Length, None)]))
+    // A window opens after some reads only: on a machine that stands still the first time-out may be too short for that.
+    let whole = [4, 20].into_iter().any(|seconds| {
+        let times = ServerConfig { write_timeout: Duration::from_secs(seconds), ..config() };
+        let server = Server::with(times, limits(), |_| {
+            let tokens = (0..400).map(|i| Step::Token(97, format!("{i},{}", "x".repeat(1000))));
+            Box::new(tokens.chain([Step::Finish(FinishReason::Length, None)]))
+        });
+        let mut client = server.send(ask(true));
+        let head = client.until("\r\n\r\n");
+        assert!(head.contains("text/event-stream"), "{head}");
+        // Slower than the time-out over all, but never stalled for that long.
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(60 * seconds));
+            client.more();
+        }
+        let whole = client.comes("399,") && client.comes("data: [DONE]\n\n");
+        server.assert_idle();
+        whole
     });
-    let mut client = server.send(ask(true));
-    let head = client.until("\r\n\r\n");
-    assert!(head.contains("text/event-stream"), "{head}");
-    // Slower than the write timeout over all, but never stalled for that long.
-    for _ in 0..20 {
-        std::thread::sleep(Duration::from_millis(200));
-        assert!(client.more() > 0);
-    }
-    let rest = client.until("data: [DONE]\n\n");
-    assert!(rest.contains("399,"));
-    server.assert_idle();
+    assert!(whole, "it was cut off");
 }
 
 #[test]
@@ -177,8 +181,7 @@ fn a_backlog_comes_in_events_of_bounded_size_and_says_the_same() {
     use std::sync::atomic::{AtomicBool, Ordering};
     // Everything is there before the client reads its first byte: the engine is held until all is said.
     static SAID: AtomicBool = AtomicBool::new(false);
-    let patient = ServerConfig { write_timeout: Duration::from_secs(60), ..config() };
-    let server = Server::with(patient, limits(), |request| {
+    let server = Server::with(config(), limits(), |request| {
         let all = letters(request).inspect(|step| SAID.store(matches!(step, Step::Finish(..)), Ordering::Release));
         Box::new(std::iter::once(Step::Wait(Duration::from_millis(1))).chain(all))
     });
@@ -238,25 +241,25 @@ fn an_engine_that_stops_ends_every_request_and_health() {
 
 #[test]
 fn a_silent_engine_is_given_up_and_a_long_request_cut() {
-    let times = plimsoll_server::ServerConfig { silence_timeout: Duration::from_secs(1), ..config() };
+    let times = ServerConfig { silence_timeout: Duration::from_secs(1), ..config() };
     let server = Server::with(times, limits(), silent);
     let error = server.post("/v1/completions", &json!({"prompt": "x"})).error(504);
     assert!(error["message"].as_str().unwrap().contains("produced nothing for 1 s"), "{error}");
     server.assert_idle();
-    let times = plimsoll_server::ServerConfig { request_timeout: Some(Duration::from_millis(300)), ..config() };
+    let times = ServerConfig { request_timeout: Some(Duration::from_secs(2)), ..config() };
     let server = Server::with(times, limits(), endless);
     let events = server.send(ask(true)).answer().events();
     assert!(events.len() > 3);
-    assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("limit of 0.3 s"));
+    assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("limit of 2 s"));
     server.assert_idle();
 }
 
 #[test]
 fn a_quiet_stream_shows_that_it_lives() {
-    let times = plimsoll_server::ServerConfig { keep_alive: Duration::from_millis(50), ..config() };
+    let times = ServerConfig { keep_alive: Duration::from_millis(50), ..config() };
     let server = Server::with(times, limits(), |_| {
         let end = [Step::Token(97, "a".into()), Step::Finish(FinishReason::Stop, None)];
-        Box::new([Step::Wait(Duration::from_millis(300))].into_iter().chain(end))
+        Box::new([Step::Wait(Duration::from_secs(1))].into_iter().chain(end))
     });
     let answer = server.send(ask(true)).answer();
     assert!(answer.body.matches(": waiting\n\n").count() >= 3, "{}", answer.body);
@@ -266,7 +269,8 @@ fn a_quiet_stream_shows_that_it_lives() {
 #[test]
 fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
     // A request that ends within the deadline, one that does not, one whole answer that does not.
-    let mut server = Server::start(|request: &Request| -> Steps {
+    let times = ServerConfig { drain_deadline: Duration::from_secs(5), ..config() };
+    let server = Server::with(times, limits(), |request: &Request| -> Steps {
         if request.max_tokens == 7 {
             let end = [Step::Token(98, "end".into()), Step::Finish(FinishReason::Length, None)];
             return Box::new([Step::Wait(Duration::from_millis(300))].into_iter().chain(end));
@@ -295,19 +299,36 @@ fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
     let error = &events.last().unwrap()["error"];
     assert_eq!(error["type"], "service_unavailable_error", "{error}");
     whole.answer().error(503);
-    assert!(server.wait_for_end(Duration::from_secs(5)), "serve returned");
+    assert!(server.wait_for_end(PATIENCE), "serve returned");
     assert!(std::net::TcpStream::connect(server.address).is_err(), "nobody listens any more");
     drop(idle);
 }
 
 #[test]
+fn a_server_that_is_told_again_does_not_wait_for_what_runs() {
+    let patient = ServerConfig { drain_deadline: Duration::from_secs(600), ..config() };
+    let server = Server::with(patient, limits(), endless);
+    let mut stream = server.send(ask(true));
+    let mut whole = server.send(ask(false));
+    eventually("both run", || server.engine.reserved().1 == 2);
+    server.shut_down();
+    eventually("the engine drains", || server.engine.draining());
+    assert!(!server.wait_for_end(Duration::from_millis(200)), "it waits for what runs");
+    server.shut_down();
+    let events: Vec<Value> = events(&stream.answer().body);
+    assert_eq!(events.last().unwrap()["error"]["type"], "service_unavailable_error");
+    whole.answer().error(503);
+    assert!(server.wait_for_end(PATIENCE), "serve returned");
+}
+
+#[test]
 fn shutdown_without_requests_is_quick() {
-    let mut server = Server::start(silent);
+    let ages = Duration::from_secs(600);
+    let patient = ServerConfig { drain_deadline: ages, header_timeout: ages, ..config() };
+    let server = Server::with(patient, limits(), silent);
     let mut kept = server.connect();
     kept.write("GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n");
     kept.answer().ok();
     server.shut_down();
-    let start = Instant::now();
-    assert!(server.wait_for_end(Duration::from_secs(5)));
-    assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
+    assert!(server.wait_for_end(PATIENCE), "there is nobody to wait for");
 }

@@ -121,7 +121,7 @@ pub struct ServeArgs {
     /// The flags that hold for each of them, unless its table says otherwise.
     #[arg(skip)]
     pub inherited: Vec<OsString>,
-    /// Seconds that running requests have to finish after SIGTERM.
+    /// Seconds that running requests have to finish after SIGTERM; a second one does not wait for them.
     #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS)]
     pub drain_seconds: u64,
     /// The HTTP side.
@@ -135,10 +135,10 @@ pub struct ServeArgs {
 /// Flags about what a model writes and reads, each model's own.
 #[derive(Debug, Args)]
 pub struct ReadingArgs {
-    /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, glm45, functiongemma, gemma4, openai.
+    /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai.
     #[arg(long, alias = "tool_call_parser", default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
-    /// How the model writes its thoughts: auto (as its chat template shows), none, think, mistral, seed_oss, gemma4, openai.
+    /// How the model writes its thoughts: auto (as its chat template shows), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
     #[arg(long, alias = "reasoning_parser", default_value = "auto")]
     pub reasoning_parser: Choice<ReasoningFormat>,
     /// What texts become at /v1/embeddings: mean, last or cls [default: as the checkpoint's sentence-transformers files say, or else the

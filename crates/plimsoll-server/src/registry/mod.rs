@@ -29,7 +29,7 @@ use crate::app::{App, behind_the_door};
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::front::Front;
-use crate::serve::{let_go, run};
+use crate::serve::{Told, let_go, run};
 
 /// Most models of one server.
 const MODELS_MAX: usize = 64;
@@ -102,7 +102,7 @@ pub(crate) struct Registry {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Serves several models until `shutdown` completes, then drains as [`crate::serve`] does.
+/// Serves several models until it is told to end, then drains as [`crate::serve`] does.
 ///
 /// # Errors
 /// [`ServeError::Config`] when limits contradict each other or a name is there twice.
@@ -111,14 +111,14 @@ pub async fn serve_models(
     listed: Vec<Listed>,
     loader: Arc<dyn Loader>,
     config: ServerConfig,
-    shutdown: impl Future<Output = ()>,
+    told: Told,
 ) -> Result<(), ServeError> {
     check(&listed)?;
     let front = Front::new(config, None)?;
     let registry = Registry::new(&front, listed, loader);
     let routes = routes(&registry);
     let looking = tokio::spawn(look_after(Arc::clone(&registry)));
-    run(listener, &front, behind_the_door(Arc::clone(&front), routes), || registry.drain(), shutdown).await;
+    run(listener, &front, behind_the_door(Arc::clone(&front), routes), || registry.drain(), told).await;
     looking.abort();
     registry.end().await;
     Ok(())

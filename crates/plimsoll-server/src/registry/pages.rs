@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use plimsoll_engine::report::{LedgerReport, Pools};
 use plimsoll_engine::{CacheReport, EngineHandle};
@@ -17,6 +17,7 @@ use crate::health::healthy_page;
 use crate::memory::with_http;
 use crate::metrics::page;
 use crate::models::{Model, json, listed};
+use crate::path::Name;
 use crate::status::Status;
 
 fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
@@ -35,7 +36,7 @@ pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Response {
 }
 
 /// One name; 404 when the server does not know it.
-pub(super) async fn one(State(registry): State<Arc<Registry>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(super) async fn one(State(registry): State<Arc<Registry>>, Name(id): Name) -> ApiResult<Response> {
     let slot = &registry.slots[registry.find(Some(&id))?];
     Ok(json(&model(&registry, slot, &id), None))
 }

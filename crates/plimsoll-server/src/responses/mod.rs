@@ -10,7 +10,7 @@ mod tools;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, RawQuery, Request, State};
+use axum::extract::{RawQuery, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use crate::error::{ApiError, ApiResult, quote};
 use crate::front::Front;
 use crate::generation::Event;
 use crate::models::{json, json_text};
+use crate::path::Name;
 use crate::running::CANCELLED;
 use crate::sse::{self, Events};
 use crate::turn::{Begun, begin};
@@ -73,7 +74,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Api
 /// `GET /v1/responses/{id}`.
 pub(crate) async fn get(
     State(app): State<Arc<Front>>,
-    Path(id): Path<String>,
+    Name(id): Name,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
     if let Some((name, _)) = pairs(query.as_deref()).next() {
@@ -91,7 +92,7 @@ struct Deleted<'a> {
 }
 
 /// `DELETE /v1/responses/{id}`.
-pub(crate) async fn delete(State(app): State<Arc<Front>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(crate) async fn delete(State(app): State<Arc<Front>>, Name(id): Name) -> ApiResult<Response> {
     let key = Caller::current().key;
     if !app.responses.remove(&id, key) {
         if app.responses.look(&id, key).is_some() {
@@ -106,7 +107,7 @@ pub(crate) async fn delete(State(app): State<Arc<Front>>, Path(id): Path<String>
 }
 
 /// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it is.
-pub(crate) async fn cancel(State(app): State<Arc<Front>>, Path(id): Path<String>) -> ApiResult<Response> {
+pub(crate) async fn cancel(State(app): State<Arc<Front>>, Name(id): Name) -> ApiResult<Response> {
     if !id.starts_with(PREFIX) {
         return Err(unknown(&id));
     }
@@ -141,7 +142,7 @@ struct Page<'a> {
 /// `GET /v1/responses/{id}/input_items`: all that came before the output, the newest first unless `order` says otherwise.
 pub(crate) async fn input_items(
     State(app): State<Arc<Front>>,
-    Path(id): Path<String>,
+    Name(id): Name,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
     let (mut after, mut limit, mut newest_first) = (None, PAGE, true);

@@ -3,7 +3,6 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ pub use plimsoll_engine::testing::Script;
 use plimsoll_engine::testing::{Observed, Scripted, limits, scripted_with_media};
 use plimsoll_engine::{EngineHandle, Limits, MediaSpec, Pooling, Request};
 use plimsoll_reply::Choice;
-use plimsoll_server::{Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, bind, serve};
+use plimsoll_server::{Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, Told, bind, serve};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
@@ -68,23 +67,37 @@ pub struct Server {
     pub address: SocketAddr,
     pub engine: EngineHandle,
     pub observed: Arc<Observed>,
-    shutdown: Option<tokio::sync::oneshot::Sender<()>>,
+    tell: tokio::sync::mpsc::Sender<()>,
     done: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
     _runtime: tokio::runtime::Runtime,
 }
 
-/// Short times, so that tests of timeouts are short.
+/// What has to happen does so within this time, also on a machine that stands still for seconds.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Nobody is given up for being slow, so that a slow machine makes no difference; a drain is short.
 pub fn config() -> ServerConfig {
     ServerConfig {
         port: 0,
         max_body_bytes: 1 << 20,
         max_bytes_in_flight: 16 << 20,
+        header_timeout: PATIENCE,
+        body_gap_timeout: PATIENCE,
+        body_timeout: PATIENCE,
+        write_timeout: PATIENCE,
+        drain_deadline: Duration::from_millis(600),
+        ..ServerConfig::default()
+    }
+}
+
+/// Whoever is slow is given up soon: for tests of what happens then.
+pub fn hasty() -> ServerConfig {
+    ServerConfig {
         header_timeout: Duration::from_millis(700),
         body_gap_timeout: Duration::from_millis(500),
         body_timeout: Duration::from_secs(2),
         write_timeout: Duration::from_millis(700),
-        drain_deadline: Duration::from_millis(600),
-        ..ServerConfig::default()
+        ..config()
     }
 }
 
@@ -110,7 +123,7 @@ fn served_with_media(
     let pooling = (limits.encoder && limits.labels == 0).then_some(Pooling::Mean);
     let pooled = Pooled { pooling, normalize: true, sigmoid: true };
     let Scripted { handle, observed } = scripted_with_media(limits, media, script);
-    handle.set_stall_limit(Duration::from_millis(400));
+    handle.set_stall_limit(PATIENCE);
     let template = Arc::new(ChatTemplate::new(template, "", "<|im_end|>").unwrap());
     let formats = Formats::new(Some(&template), Choice::Auto, Choice::Auto);
     let served = Served {
@@ -156,7 +169,7 @@ impl Server {
     ) -> Self {
         let (served, observed) = served_with_media(template, limits, media, script, &["tiny", "org/tiny-alias"]);
         let handle = served.engine.clone();
-        Self::around(handle, observed, config, |listener, config, until| serve(listener, served, config, until))
+        Self::around(handle, observed, config, |listener, config, told| serve(listener, served, config, told))
     }
 
     /// What `serving` makes of a listener, with an engine to look at.
@@ -164,21 +177,18 @@ impl Server {
         engine: EngineHandle,
         observed: Arc<Observed>,
         config: ServerConfig,
-        serving: impl FnOnce(TcpListener, ServerConfig, Pin<Box<dyn Future<Output = ()> + Send>>) -> F + Send + 'static,
+        serving: impl FnOnce(TcpListener, ServerConfig, Told) -> F + Send + 'static,
     ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(bind(&config)).unwrap();
         let address = listener.local_addr().unwrap();
-        let (shutdown, signal) = tokio::sync::oneshot::channel::<()>();
+        let (tell, told) = tokio::sync::mpsc::channel(2);
         let (over, done) = std::sync::mpsc::channel();
         runtime.spawn(async move {
-            let until = async {
-                let _ = signal.await;
-            };
-            serving(listener, config, Box::pin(until)).await.unwrap();
+            serving(listener, config, told).await.unwrap();
             let _ = over.send(());
         });
-        Self { address, engine, observed, shutdown: Some(shutdown), done: done.into(), _runtime: runtime }
+        Self { address, engine, observed, tell, done: done.into(), _runtime: runtime }
     }
 
     pub fn get(&self, path: &str) -> Answer {
@@ -202,13 +212,13 @@ impl Server {
 
     pub fn connect(&self) -> Client {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Client { stream, pending: Vec::new() }
     }
 
-    /// Begins shutting down.
-    pub fn shut_down(&mut self) {
-        self.shutdown.take().unwrap().send(()).unwrap();
+    /// Tells it to end, or tells it again.
+    pub fn shut_down(&self) {
+        self.tell.blocking_send(()).unwrap();
     }
 
     /// Waits for `serve` to return.
@@ -244,11 +254,11 @@ pub fn post(path: &str, body: &str) -> String {
     )
 }
 
-/// Waits up to ten seconds for `condition`.
+/// Waits for `condition`.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(10), "in vain: {what}");
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -277,18 +287,26 @@ impl Client {
         }
     }
 
-    /// Reads until `marker` has come, and returns everything up to and including it.
-    pub fn until(&mut self, marker: &str) -> String {
-        loop {
-            if let Some(at) = find(&self.pending, marker.as_bytes()) {
-                let head: Vec<u8> = self.pending.drain(..at + marker.len()).collect();
-                return String::from_utf8(head).unwrap();
-            }
+    /// Reads until `marker` has come; false if it ends before.
+    pub fn comes(&mut self, marker: &str) -> bool {
+        let mut searched = 0;
+        while find(&self.pending[searched..], marker.as_bytes()).is_none() {
+            searched = self.pending.len().saturating_sub(marker.len() - 1);
             if self.more() == 0 {
-                let tail = &self.pending[self.pending.len().saturating_sub(300)..];
-                panic!("ended before {marker:?}: …{}", String::from_utf8_lossy(tail));
+                return false;
             }
         }
+        true
+    }
+
+    /// Reads until `marker` has come, and returns everything up to and including it.
+    pub fn until(&mut self, marker: &str) -> String {
+        if !self.comes(marker) {
+            let tail = &self.pending[self.pending.len().saturating_sub(300)..];
+            panic!("ended before {marker:?}: …{}", String::from_utf8_lossy(tail));
+        }
+        let end = find(&self.pending, marker.as_bytes()).unwrap() + marker.len();
+        String::from_utf8(self.pending.drain(..end).collect()).unwrap()
     }
 
     /// Whether the server has closed the connection without (more) words.
@@ -306,7 +324,9 @@ impl Client {
             .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
             .collect();
         let header = |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-        let body = if let Some(length) = header("content-length") {
+        let body = if [204, 304].contains(&status) {
+            Vec::new()
+        } else if let Some(length) = header("content-length") {
             self.exactly(length.parse().unwrap())
         } else if header("transfer-encoding").as_deref() == Some("chunked") {
             self.chunks()

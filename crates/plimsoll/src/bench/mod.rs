@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use client::Target;
 use load::{Dialect, Load, Server, round};
+use process::Sample;
 use prompts::{Recipe, Scale};
 use report::Series;
 
@@ -69,6 +70,9 @@ pub struct Args {
 pub async fn run(args: &Args) -> Result<()> {
     if !args.pid.is_empty() && args.pid.len() != args.url.len() {
         bail!("{} --pid for {} --url: give one for each or none", args.pid.len(), args.url.len());
+    }
+    if let Some(pid) = args.pid.iter().find(|pid| Sample::of(**pid).is_none()) {
+        bail!("--pid {pid}: no such process, or what it holds may not be seen");
     }
     let mut servers = Vec::new();
     for (i, url) in args.url.iter().enumerate() {

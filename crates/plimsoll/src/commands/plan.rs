@@ -17,17 +17,15 @@ use crate::output::say;
 pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(PathBuf, Checkpoint, Options)> {
     let local = Path::new(model);
     let path = if local.exists() { local.to_path_buf() } else { super::resolve(model)? };
-    let (checkpoint, options) = open_at(&path, engine, http)?;
-    Ok((path, checkpoint, options))
+    let checkpoint = Checkpoint::open(&path)?;
+    // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
+    let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
+    Ok((path, checkpoint, options(engine, http, tokenizer_bytes)?))
 }
 
-/// The same for a model whose files are there.
-pub fn open_at(path: &Path, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(Checkpoint, Options)> {
-    let checkpoint = Checkpoint::open(path)?;
-    // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
-    let tokenizer_bytes = LoadedModel::open(path).ok().and_then(|model| model.text_bytes);
-    let options = Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) };
-    Ok((checkpoint, options))
+/// The options of an engine whose tokenizer takes so much.
+pub fn options(engine: &EngineArgs, http: &HttpArgs, tokenizer_bytes: Option<u64>) -> anyhow::Result<Options> {
+    Ok(Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) })
 }
 
 /// Prints the plan.
@@ -74,6 +72,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
             "limits": planned.limits,
             "kv_bytes_per_token": planned.kv.token_bytes(),
             "state_slots": planned.slots,
+            "idle_flags": planned.idle_flags,
             "work": {
                 "largest_prefill_step": work(prefill),
                 // An encoder decodes nothing; it has an input of 128 tokens, or of as many as it takes.
@@ -87,6 +86,9 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     }
     say!("{}: {} threads, {:?}", path.display(), host.threads, host.isa);
     say!("{}", planned.plan);
+    for idle in &planned.idle_flags {
+        say!("  {idle}");
+    }
     let limits = planned.limits;
     if limits.encoder {
         say!(

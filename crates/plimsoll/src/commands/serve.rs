@@ -1,5 +1,6 @@
 //! `serve`: plan, load, prove, say ready with one line, serve until a signal, drain.
 
+use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,9 +10,12 @@ use anyhow::Context;
 use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, HTTP_WORKERS, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{Formats, HTTP_WORKERS, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig, Told};
 
 use crate::args::{ReadingArgs, ServeArgs, default_name};
+
+/// A signal that comes so soon after the first is the same one, sent to a process and to its group.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Runs the server.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -28,18 +32,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         ..args.http.config()?
     };
     config.check()?;
-    if let Some(record) = &config.record {
-        let folder = record.file.parent().filter(|folder| *folder != Path::new(""));
-        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-            anyhow::bail!("--record {}: there is no directory {}", record.file.display(), folder.display());
-        }
-    }
-    if let Some(record) = config.record.as_ref().filter(|record| record.file.exists()) {
-        let what = match record.file.is_file() {
-            true => "the file exists and is not overwritten; name one that is not there yet",
-            false => "a directory or a device is there, where a new file is wanted",
-        };
-        anyhow::bail!("--record {}: {what}", record.file.display());
+    if let Some(RecordConfig { file, .. }) = &config.record {
+        try_record(file).with_context(|| format!("--record {}", file.display()))?;
     }
     try_address(&config)?;
     if let Some(file) = &args.models {
@@ -57,11 +51,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.
-        let shutdown = shutdown().context("listening for signals")?;
+        let told = told().context("listening for signals")?;
         let address = listener.local_addr().context("the listening address")?;
         let plan = engine.plan();
         say_ready(began, &served.names[0], address, plan.total(), plan.limit);
-        plimsoll_server::serve(listener, served, config, shutdown).await.context("serving")
+        plimsoll_server::serve(listener, served, config, told).await.context("serving")
     });
     end(runtime);
     ended?;
@@ -118,6 +112,29 @@ pub fn say_ready(began: Instant, names: &str, address: SocketAddr, planned: u64,
     );
 }
 
+/// Why no trace can be recorded in this file, as far as looking tells.
+pub fn unrecordable(file: &Path) -> Option<String> {
+    let folder = file.parent().filter(|folder| *folder != Path::new(""));
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return Some(format!("there is no directory {}", folder.display()));
+    }
+    let what = match file.is_file() {
+        true => "the file exists and is not overwritten; name one that is not there yet",
+        false => "a directory or a device is there, where a new file is wanted",
+    };
+    file.exists().then(|| what.into())
+}
+
+/// What cannot be written, on a full disk for instance, is found before a model is loaded.
+fn try_record(file: &Path) -> anyhow::Result<()> {
+    if let Some(why) = unrecordable(file) {
+        anyhow::bail!(why);
+    }
+    let written = File::create_new(file)?.write_all(&[0; 4096]);
+    std::fs::remove_file(file)?;
+    Ok(written?)
+}
+
 /// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
 /// the mean.
 fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<Encoder>) -> anyhow::Result<Pooled> {
@@ -134,23 +151,58 @@ fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<En
     })
 }
 
-/// Listens for Ctrl-C and SIGTERM from now on; what it returns completes at the first of them.
-#[cfg(unix)]
-pub fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-    })
+/// Listens for Ctrl-C and SIGTERM from now on, and says so of the first and of one that comes later. To be called where HTTP runs.
+pub fn told() -> std::io::Result<Told> {
+    let mut signals = Signals::new()?;
+    let (tell, told) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        signals.next().await;
+        let first = Instant::now();
+        let _ = tell.send(()).await;
+        loop {
+            signals.next().await;
+            if first.elapsed() >= SAME_SIGNAL {
+                break;
+            }
+        }
+        tracing::warn!("told to end again: what still runs is ended now");
+        let _ = tell.send(()).await;
+    });
+    Ok(told)
 }
 
-/// Completes on Ctrl-C.
+/// What tells the server to end.
+#[cfg(unix)]
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! { _ = self.interrupt.recv() => {}, _ = self.terminate.recv() => {} }
+    }
+}
+
 #[cfg(not(unix))]
-pub fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
-    Ok(async {
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) {
         // Without the signal there is nothing to wait for but the end of the process.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }
-    })
+    }
 }

@@ -12,11 +12,11 @@ use plimsoll_engine::{
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_hub::{ModelRef, Progress, TerminalProgress};
-use plimsoll_memory::{Bytes, heap};
+use plimsoll_memory::{Bytes, Plan, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::json;
 
-use super::serve::{end, http_runtime, say_ready, served, shutdown};
+use super::serve::{end, http_runtime, say_ready, served, told};
 use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
 use crate::models_file;
 use crate::output::say;
@@ -30,7 +30,11 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     // Whoever reads "ready" expects every name to mean something.
     for (name, model) in &models {
         let what = || format!("{}: the model `{name}` is `{}`", file.display(), model.model);
-        ModelRef::parse(&model.model).with_context(what)?;
+        if let ModelRef::GgufFile(path) | ModelRef::Directory(path) =
+            ModelRef::parse(&model.model).with_context(what)?
+        {
+            Checkpoint::open(&path).with_context(what)?;
+        }
     }
     let listed = models.iter().map(listed).collect();
     let loader = Loading::open(models, args, &config)?;
@@ -40,11 +44,11 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // As for one model: whoever reads "ready" may send a signal at once.
-        let shutdown = shutdown().context("listening for signals")?;
+        let told = told().context("listening for signals")?;
         let address = listener.local_addr().context("the listening address")?;
         tracing::info!("what all models share:\n{}", loader.house.plan());
         say_ready(began, &names, address, planned, line);
-        serve_models(listener, listed, Arc::new(loader), config, shutdown).await.context("serving")
+        serve_models(listener, listed, Arc::new(loader), config, told).await.context("serving")
     });
     end(runtime);
     ended
@@ -63,17 +67,19 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
 pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let config = args.http.config()?;
     let models = models_file::read(file, &args.inherited)?;
-    let host = machine(&models, &args.engine, &config)?;
-    let shop = Shop { models, host, log_ledger_every: 0 };
-    let house = House::planned(shared_bytes(&config), &shop.host.line);
+    let shop = Shop::of(models, &args.engine, &config)?;
+    let house = shop.house(&config);
     let all = House::line_in(&house);
     let never = Cancel::default();
-    let plan = |index: usize| (&shop.models[index].0, shop.plan(index, &all, &never));
+    let plan = |index: usize| (&shop.models[index].0, shop.needs(index, &all, &never));
     let plans: Vec<_> = (0..shop.models.len()).map(plan).collect();
     if args.json {
         let of = |(name, plan): &(&String, Result<EnginePlan, LoadError>)| match plan {
             Ok(planned) => {
-                json!({"name": name, "plan": planned.plan, "total": planned.plan.total(), "limits": planned.limits})
+                json!({
+                    "name": name, "plan": planned.plan, "total": planned.plan.total(), "limits": planned.limits,
+                    "idle_flags": planned.idle_flags,
+                })
             }
             Err(error) => json!({"name": name, "error": words(error)}),
         };
@@ -89,6 +95,9 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
             Ok(planned) => {
                 sum += planned.plan.total();
                 say!("{name}, while it is loaded:\n{}", planned.plan);
+                for idle in &planned.idle_flags {
+                    say!("  {idle}");
+                }
             }
             Err(error) => say!("{name}: {}", words(error)),
         }
@@ -121,13 +130,32 @@ fn machine(models: &[(String, ModelArgs)], engine: &EngineArgs, config: &ServerC
 }
 
 /// The models, and the machine they share.
-struct Shop {
+pub struct Shop {
     models: Vec<(String, ModelArgs)>,
     host: Host,
     log_ledger_every: u64,
 }
 
 impl Shop {
+    /// These models on this machine.
+    pub fn of(models: Vec<(String, ModelArgs)>, engine: &EngineArgs, config: &ServerConfig) -> anyhow::Result<Self> {
+        let host = machine(&models, engine, config)?;
+        Ok(Self { models, host, log_ledger_every: 0 })
+    }
+
+    /// What they share.
+    pub fn house(&self, config: &ServerConfig) -> Plan {
+        House::planned(shared_bytes(config), &self.host.line)
+    }
+
+    /// What a model takes under `all` that the house leaves, and the machine as it finds it.
+    pub fn plan(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), PlanError> {
+        let options = self.options(index);
+        let host = self.host(&options, all, None);
+        let planned = Blueprint::new(checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+        Ok((planned, host))
+    }
+
     fn options(&self, index: usize) -> Options {
         let (_, model) = &self.models[index];
         Options { log_ledger_every: self.log_ledger_every, ..models_file::options_of(model) }
@@ -162,12 +190,9 @@ impl Shop {
     }
 
     /// What a model takes, from its headers alone.
-    fn plan(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
+    fn needs(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
         let checkpoint = Checkpoint::open(&self.path(index, cancel)?).map_err(failed)?;
-        let options = self.options(index);
-        let host = self.host(&options, all, None);
-        let blueprint = Blueprint::new(&checkpoint, &options).map_err(unplanned)?;
-        blueprint.plan(&options, host.threads, &host.line).map_err(unplanned)
+        Ok(self.plan(index, &checkpoint, all).map_err(unplanned)?.0)
     }
 }
 
@@ -208,15 +233,15 @@ struct Loading {
 impl Loading {
     /// Opens the house.
     fn open(models: Vec<(String, ModelArgs)>, args: &ServeArgs, config: &ServerConfig) -> anyhow::Result<Self> {
-        let host = machine(&models, &args.engine, config)?;
-        let house = House::open(shared_bytes(config), &host)?;
-        Ok(Self { shop: Shop { models, host, log_ledger_every: args.log_ledger_every }, house })
+        let shop = Shop { log_ledger_every: args.log_ledger_every, ..Shop::of(models, &args.engine, config)? };
+        let house = House::open(shared_bytes(config), &shop.host)?;
+        Ok(Self { shop, house })
     }
 }
 
 impl Loader for Loading {
     fn needed(&self, index: usize, cancel: &Cancel) -> Result<u64, LoadError> {
-        Ok(self.shop.plan(index, &House::line_in(self.house.plan()), cancel)?.plan.total())
+        Ok(self.shop.needs(index, &House::line_in(self.house.plan()), cancel)?.plan.total())
     }
 
     fn room(&self) -> u64 {

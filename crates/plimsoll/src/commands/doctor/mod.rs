@@ -14,6 +14,7 @@ use plimsoll_hub::DEFAULT_MODEL;
 use serde::Serialize;
 
 use crate::args::{EngineArgs, HttpArgs};
+use crate::commands::serve::unrecordable;
 use crate::models_file;
 use crate::output::say;
 
@@ -23,7 +24,7 @@ pub struct Args {
     /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory. Named, its files are read whole and compared with
     /// their sums; without it the default model is planned, if it is cached.
     pub model: Option<String>,
-    /// The models that `serve --models` is to serve, each looked at by itself.
+    /// The models that `serve --models` is to serve, each planned as if it were loaded alone.
     #[arg(long, conflicts_with = "model")]
     pub models: Option<PathBuf>,
     /// The flags that hold for each of them.
@@ -38,6 +39,9 @@ pub struct Args {
     /// Port to listen on.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    /// The trace that is to be recorded.
+    #[arg(long)]
+    pub record: Option<PathBuf>,
     /// Read every cached model whole and compare its sums: as slow as the disk.
     #[arg(long)]
     pub deep: bool,
@@ -53,16 +57,6 @@ pub struct Args {
 }
 
 impl Args {
-    /// The models that are planned, and flags of the engine for each that has its own.
-    fn models(&self) -> anyhow::Result<Vec<(String, Option<EngineArgs>)>> {
-        let Some(file) = &self.models else {
-            let model = self.model.as_deref().unwrap_or(DEFAULT_MODEL);
-            return Ok(vec![(model.to_owned(), None)]);
-        };
-        let all = models_file::read(file, &self.inherited)?;
-        Ok(all.into_iter().map(|(_, model)| (model.model, Some(model.engine))).collect())
-    }
-
     /// Whether somebody asks for these models by name.
     fn names_models(&self) -> bool {
         self.model.is_some() || self.models.is_some()
@@ -163,20 +157,32 @@ fn examine(args: &Args, report: &mut Report) -> anyhow::Result<()> {
     machine::clock(report);
     machine::files(args, report);
     machine::port(args, &http, report)?;
-    let models = args.models().unwrap_or_else(|error| {
+    if let Some(file) = &args.record
+        && let Some(why) = unrecordable(file)
+    {
+        report.problem("record", format!("--record {}: {why}", file.display()), "another file");
+    }
+    let several = args.models.as_ref().map(|file| models_file::read(file, &args.inherited)).transpose();
+    let several = several.unwrap_or_else(|error| {
         report.problem("models", format!("{error:#}"), "correct that line of the file");
-        Vec::new()
+        Some(Vec::new())
     });
-    let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
+    let names = match &several {
+        Some(models) => models.iter().map(|(_, model)| model.model.as_str()).collect(),
+        None => vec![args.model.as_deref().unwrap_or(DEFAULT_MODEL)],
+    };
     let paths = model::files(&names, args, report);
     match Host::read(&args.engine.options_beside(&http)) {
         Ok(host) => {
             machine::processor(args, &host, report);
             machine::memory(&host, report);
             let others = machine::others(report);
-            for (path, (_, engine)) in paths.iter().zip(&models) {
-                if let Some(path) = path {
-                    model::plan(path, engine.as_ref().unwrap_or(&args.engine), &args.http, &host, &others, report);
+            match several {
+                Some(models) => model::plans(models, &paths, args, &http, &others, report)?,
+                None => {
+                    if let [Some(path)] = &paths[..] {
+                        model::plan(path, args, &host, &others, report);
+                    }
                 }
             }
         }

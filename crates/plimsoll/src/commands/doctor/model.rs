@@ -2,14 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_engine::{Blueprint, EnginePlan, Host, LoadedModel, PlanError};
+use plimsoll_engine::{Blueprint, EnginePlan, Host, House, LoadedModel, PlanError};
 use plimsoll_hub::{Cache, FileCheck, FileState, ModelRef, Progress, Quiet, TerminalProgress};
 use plimsoll_memory::Bytes;
+use plimsoll_server::ServerConfig;
 
 use super::machine::Holders;
 use super::{Args, Report};
-use crate::args::{EngineArgs, HttpArgs};
-use crate::commands::plan::open_at;
+use crate::args::ModelArgs;
+use crate::commands::plan::options;
+use crate::commands::several::Shop;
 
 /// The cache and the models that are asked for; where the files of each are, if they can be used.
 pub fn files(names: &[&str], args: &Args, report: &mut Report) -> Vec<Option<PathBuf>> {
@@ -128,25 +130,76 @@ fn judge(name: &str, files: &[FileCheck], report: &mut Report) -> bool {
     good
 }
 
-/// The plan that `serve` would make with these flags.
-pub fn plan(path: &Path, engine: &EngineArgs, http: &HttpArgs, host: &Host, others: &Holders, report: &mut Report) {
-    // A lone configuration can be planned, and not be served.
-    if let Err(error) = LoadedModel::open(path) {
+/// The model's files opened once, as `serve` does: a tokenizer's first opening takes more of the heap than a second. A lone
+/// configuration can be planned, and not be served.
+fn opened(path: &Path, report: &mut Report) -> Option<LoadedModel> {
+    let refused = |error| {
         let found = format!("{}: {error}", path.display());
-        return report.problem("model", found, "all files of a checkpoint, its tokenizer's among them");
-    }
-    let opened = open_at(path, engine, http);
-    let planned = opened.and_then(|(checkpoint, options)| {
+        report.problem("model", found, "all files of a checkpoint, its tokenizer's among them");
+    };
+    LoadedModel::open(path).map_err(refused).ok()
+}
+
+/// The plan that `serve` would make with these flags.
+pub fn plan(path: &Path, args: &Args, host: &Host, others: &Holders, report: &mut Report) {
+    let Some(model) = opened(path, report) else { return };
+    let planned = options(&args.engine, &args.http, model.text_bytes).and_then(|options| {
         // With the model's file mapped, as `serve` looks at the machine: a limit of address space counts it.
         let host = Host::read_from(host.root.clone(), &options)?;
-        Ok((Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?, host))
+        Ok((Blueprint::new(&model.checkpoint, &options)?.plan(&options, host.threads, &host.line)?, host))
     });
+    let planned = planned.map_err(|error| error.context(path.display().to_string()));
+    judge_plan(&Subject { name: String::new(), beside: 0 }, planned, others, report);
+}
+
+/// The plans that `serve --models` would make: of what all share, and of each model while it is loaded.
+pub fn plans(
+    models: Vec<(String, ModelArgs)>,
+    paths: &[Option<PathBuf>],
+    args: &Args,
+    http: &ServerConfig,
+    others: &Holders,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let names: Vec<String> = models.iter().map(|(name, _)| format!("`{name}`: ")).collect();
+    let shop = Shop::of(models, &args.engine, http)?;
+    let house = shop.house(http);
+    let (shared, line) = (house.total(), house.limit);
+    let found = format!("what all models share takes {} of {}", Bytes(shared), Bytes(line));
+    if house.shortfall() > 0 {
+        report.problem("plan", found, "a larger --memory-budget, or less for the HTTP side");
+        return Ok(());
+    }
+    report.ok("plan", found);
+    let all = House::line_in(&house);
+    for (index, (name, path)) in names.into_iter().zip(paths).enumerate() {
+        if let Some(model) = path.as_ref().and_then(|path| opened(path, report)) {
+            let planned = shop.plan(index, &model.checkpoint, &all).map_err(anyhow::Error::from);
+            judge_plan(&Subject { name, beside: shared }, planned, others, report);
+        }
+    }
+    Ok(())
+}
+
+/// Whose plan is judged, and what is planned beside it in the same process.
+struct Subject {
+    name: String,
+    beside: u64,
+}
+
+fn judge_plan(of: &Subject, planned: anyhow::Result<(EnginePlan, Host)>, others: &Holders, report: &mut Report) {
+    let name = &of.name;
     match planned {
-        Ok((planned, host)) => fits(&planned, &host, others, report),
+        Ok((planned, host)) => {
+            for idle in &planned.idle_flags {
+                report.note("plan", format!("{name}{idle}"), "for this model it can be left out");
+            }
+            fits(of, &planned, &host, others, report);
+        }
         Err(error) => match error.downcast_ref::<PlanError>() {
             Some(PlanError::DoesNotFit(short)) => {
                 let found = format!(
-                    "it does not fit: {} are needed for one request of {} tokens, the line is at {} ({})",
+                    "{name}it does not fit: {} are needed for one request of {} tokens, the line is at {} ({})",
                     Bytes(short.needed),
                     short.tokens,
                     Bytes(short.limit),
@@ -156,31 +209,32 @@ pub fn plan(path: &Path, engine: &EngineArgs, http: &HttpArgs, host: &Host, othe
                 let more = short.raised();
                 report.problem("plan", found, format!("{flags}{more}"));
             }
-            _ => report.problem("plan", format!("{}: {error:#}", path.display()), "another model, or other flags"),
+            _ => report.problem("plan", format!("{name}{error:#}"), "another model, or other flags"),
         },
     }
 }
 
 /// A plan under the line may still meet neighbours that have planned and not touched yet.
-fn fits(planned: &EnginePlan, host: &Host, others: &Holders, report: &mut Report) {
-    let total = planned.plan.total();
+fn fits(of: &Subject, planned: &EnginePlan, host: &Host, others: &Holders, report: &mut Report) {
+    let (name, own) = (&of.name, planned.plan.total());
+    let total = of.beside + own;
     #[cfg(unix)]
     {
         use plimsoll_memory::host::{HostNow, lease};
         let rooms = HostNow::read(&host.root, &host.limits).rooms;
         if let Err(refusal) = lease::decide(&rooms, others, total, total) {
             let next = format!("end one of them, or --memory-budget {}", refusal.free);
-            return report.problem("plan", refusal.to_string(), next);
+            return report.problem("plan", format!("{name}{refusal}"), next);
         }
     }
     #[cfg(not(unix))]
-    let () = *others;
+    let _ = (others, total);
     let limits = planned.limits;
     let found = match limits.encoder {
-        true => format!("{} of {}: an encoder", Bytes(total), Bytes(host.line.bytes)),
+        true => format!("{name}{} of {}: an encoder", Bytes(own), Bytes(host.line.bytes)),
         false => format!(
-            "{} of {}: {} tokens in the pool, {} of one request at most",
-            Bytes(total),
+            "{name}{} of {}: {} tokens in the pool, {} of one request at most",
+            Bytes(own),
             Bytes(host.line.bytes),
             limits.max_total_token_num,
             limits.max_req_total_len
