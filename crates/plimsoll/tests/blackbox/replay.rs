@@ -2,7 +2,6 @@
 
 use std::io::Read;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -62,7 +61,7 @@ fn what_is_recorded_says_when_and_how_much_and_can_be_replayed_and_simulated() {
     }
     server.ask("/v1/completions", &json!({"prompt": "x", "max_tokens": 2, "n": 2, "logprobs": 1, "ignore_eos": true}));
     leaves(&server);
-    eventually("five lines", Duration::from_secs(10), || trace.lines().len() == 6);
+    eventually("five lines", || trace.lines().len() == 6);
     let lines = trace.lines();
     assert_eq!(lines[0]["plimsoll_trace"], 1);
     let text = std::fs::read_to_string(&trace.0).unwrap();
@@ -75,7 +74,7 @@ fn what_is_recorded_says_when_and_how_much_and_can_be_replayed_and_simulated() {
     );
     assert_eq!((&lines[4]["n"], &lines[4]["output"], &lines[4]["logprobs"]), (&json!(2), &json!(4), &json!(1)));
     assert_eq!(lines[5]["end"], "aborted", "{text}");
-    assert!(server.get("/metrics").text().contains("plimsoll_trace_lines 5"));
+    eventually("they are counted", || server.get("/metrics").text().contains("plimsoll_trace_lines 5"));
 
     let model = fixture("llama");
     let simulate = || run(&["replay", trace.name(), "--simulate", "--model", model.to_str().unwrap()]).good();
@@ -95,16 +94,14 @@ fn a_trace_has_a_limit_and_never_overwrites_a_file() {
     for _ in 0..4 {
         server.ask("/v1/completions", &json!({"prompt": "one two", "max_tokens": 2, "ignore_eos": true}));
     }
-    eventually("the loss is counted", Duration::from_secs(5), || {
-        !server.get("/metrics").text().contains("plimsoll_trace_lines_lost 0")
-    });
-    eventually("the log says so", Duration::from_secs(5), || server.log().contains("--record-bytes is reached"));
+    eventually("the loss is counted", || !server.get("/metrics").text().contains("plimsoll_trace_lines_lost 0"));
+    eventually("the log says so", || server.log().contains("--record-bytes is reached"));
     let written = || std::fs::read_to_string(&trace.0).unwrap().matches('\n').count();
-    eventually("what fitted is written", Duration::from_secs(5), || written() > 1);
+    eventually("what fitted is written", || written() > 1);
     assert!(std::fs::metadata(&trace.0).unwrap().len() <= 700);
     assert!(trace.lines()[1]["prompts"][0]["ids"].is_array(), "asked for content");
     server.signal("TERM");
-    assert!(server.ended(Duration::from_secs(20)).success());
+    assert!(server.ended().success());
     let model = fixture("llama");
     let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", trace.name()]).refused();
     assert!(words.contains("not overwritten"), "{words}");

@@ -5,7 +5,6 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -102,7 +101,7 @@ fn models_come_and_go_and_so_does_their_memory() {
         }
         let (held, unaccounted) = (anonymous(&server), page["unaccounted_bytes"].as_i64().unwrap());
         assert!(held > before + (100 << 20), "SmolLM2 alone has more than that: {held}");
-        eventually("all are unloaded", Duration::from_secs(30), || all_unloaded(&server));
+        eventually("all are unloaded", || all_unloaded(&server));
         let after = anonymous(&server);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         println!(
@@ -208,12 +207,10 @@ fn one_line_for_all_of_them() {
     let error = refused.json()["error"].clone();
     assert!(error["message"].as_str().unwrap().contains("`smol` ("), "{error}");
     drop(busy);
-    eventually("its room is another's", Duration::from_secs(20), || {
-        server.post("/v1/completions", &story("tiny")).status == 200
-    });
+    eventually("its room is another's", || server.post("/v1/completions", &story("tiny")).status == 200);
     assert_eq!(part(&server, "smol")["state"], "unloaded");
     server.signal("TERM");
-    assert!(server.ended(Duration::from_secs(20)).success(), "{}", server.log());
+    assert!(server.ended().success(), "{}", server.log());
     assert!(server.log().contains("the ledger at the end"), "{}", server.log());
 }
 
@@ -229,6 +226,13 @@ fn a_name_without_a_model_is_found_before_ready() {
     for part in ["models.toml", "`gone`", missing.to_str().unwrap()] {
         assert!(words.contains(part), "{part}: {words}");
     }
+    // Something is there, and it is no model.
+    let adapter = folder.0.join("adapter");
+    fs::create_dir_all(&adapter).unwrap();
+    fs::write(adapter.join("adapter_config.json"), "{}").unwrap();
+    fs::write(&file, toml("tiny", &fixture("llama"), "") + &toml("tuned", &adapter, "")).unwrap();
+    let words = run(&serve).refused();
+    assert!(words.contains("`tuned`") && words.contains("adapter_config.json"), "{words}");
     // What is wrong with the file is said by file, line and key, not by flag.
     fs::write(&file, toml("tiny", &fixture("llama"), "max-waiting = 'many'")).unwrap();
     let words = run(&serve).refused();
@@ -243,9 +247,9 @@ fn a_server_that_ends_does_not_load_on() {
     let folder = Folder::new("ends");
     let mut server = folder.serve("[[models]]\nname = 'smol'\nmodel = 'smollm2'\n", &["--drain-seconds", "0"]);
     let client = stream(&server, &story("smol"));
-    eventually("it is being loaded", Duration::from_secs(20), || part(&server, "smol")["state"] != "unloaded");
+    eventually("it is being loaded", || part(&server, "smol")["state"] != "unloaded");
     server.signal("TERM");
-    assert!(server.ended(Duration::from_secs(15)).success(), "{}", server.log());
+    assert!(server.ended().success(), "{}", server.log());
     // On a quick machine it was there already.
     let log = server.log();
     assert!(

@@ -103,7 +103,7 @@ fn internvl_answers_as_transformers_does_alone_and_in_company() {
                 });
             }
         });
-        eventually("everything is given back", std::time::Duration::from_secs(20), || server.at_rest());
+        eventually("everything is given back", || server.at_rest());
         for row in server.memory()["components"].as_array().expect("components") {
             assert!(number(&row["peak_bytes"]) <= number(&row["planned_bytes"]), "I2: {row}");
         }

@@ -15,6 +15,9 @@ use serde_json::Value;
 
 use crate::http::{Answer, request};
 
+/// What has to happen does so within this time, also on a machine that stands still for seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// A server that has not said "ready" by then never will.
 const READY_WITHIN: Duration = Duration::from_secs(300);
 
@@ -228,7 +231,12 @@ impl Server {
     }
 
     /// Waits for the process to end by itself.
-    pub fn ended(&mut self, within: Duration) -> ExitStatus {
+    pub fn ended(&mut self) -> ExitStatus {
+        self.ended_within(PATIENCE)
+    }
+
+    /// The same, where it must not take longer than this.
+    pub fn ended_within(&mut self, within: Duration) -> ExitStatus {
         let since = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("it is our child") {
@@ -285,8 +293,13 @@ fn address_in(ready: &str) -> Option<SocketAddr> {
     ready.strip_prefix("ready in ")?.split_once("http://")?.1.split_once("/v1")?.0.parse().ok()
 }
 
-/// Waits up to `within` for `condition`.
-pub fn eventually(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
+/// Waits for `condition`.
+pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    eventually_within(what, PATIENCE, condition);
+}
+
+/// The same, where it may take longer, or must not take as long.
+pub fn eventually_within(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
     let since = Instant::now();
     while !condition() {
         assert!(since.elapsed() < within, "in vain for {within:?}: {what}");

@@ -1,13 +1,11 @@
 //! Books that did not balance: lists that nobody emptied, pools that were not given back, caches counted by number.
 
-use std::time::Duration;
-
 use serde_json::json;
 
 use crate::product::eventually;
 use crate::visitor::{
-    PATIENCE, anonymous, cached, completion, count, crowd, events, greedy, heap, keeps_its_plan, number, prompt, rests,
-    says, serve, tiny, until, with,
+    anonymous, cached, completion, count, crowd, events, greedy, heap, keeps_its_plan, number, prompt, rests, says,
+    serve, tiny, until, with,
 };
 
 // vllm 44490, 28726: lists of ids that were never drained; memory grew with every short request.
@@ -138,7 +136,7 @@ fn v_12_threads_and_descriptors_are_those_of_the_start() {
     }
     rests(&server);
     // Idle workers of the text pool end after ten seconds; none is added.
-    eventually("no more than before", PATIENCE, || look().0 <= before.0 && look().1 <= before.1);
+    eventually("no more than before", || look().0 <= before.0 && look().1 <= before.1);
 }
 
 // vllm-mlx 18: the prefix cache was bounded by the number of its entries.
@@ -221,9 +219,9 @@ fn v_20_v_21_answers_that_nobody_takes_give_their_share_back() {
     let body = |i: u64, tokens| with(greedy(&prompt(i, 10), tokens), json!({"logprobs": 20}));
     for i in 0..20 {
         let client = server.send("/v1/completions", &body(i, 3000));
-        eventually("it runs", PATIENCE, || !server.status()["requests"].as_array().expect("a list").is_empty());
+        eventually("it runs", || !server.status()["requests"].as_array().expect("a list").is_empty());
         drop(client);
-        eventually("it is gone", PATIENCE, || server.status()["requests"].as_array().expect("a list").is_empty());
+        eventually("it is gone", || server.status()["requests"].as_array().expect("a list").is_empty());
     }
     rests(&server);
     assert_eq!(says(&server, &body(1, 400)).len(), 400);
@@ -262,10 +260,10 @@ fn v_45_tokens_of_an_aborted_answer_are_counted() {
 fn v_a2_the_last_request_gives_back_though_nobody_comes_after_it() {
     let server = tiny(&[]);
     let client = server.send("/v1/completions", &with(greedy(&prompt(3, 300), 3700), json!({"logprobs": 5})));
-    eventually("it generates", PATIENCE, || !server.rows("decode").is_empty());
+    eventually("it generates", || !server.rows("decode").is_empty());
     drop(client);
     // Looked at from outside only: no request wakes the engine.
-    eventually("all is back", Duration::from_secs(10), || server.at_rest());
+    eventually("all is back", || server.at_rest());
     assert_eq!((count(&server, "aborted"), count(&server, "finished")), (1, 0));
 }
 

@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 
 use crate::http::request;
 use crate::product::{eventually, posted};
-use crate::visitor::{PATIENCE, count, events, greedy, ids, number, prompt, rests, says, tiny, until, with};
+use crate::visitor::{count, events, greedy, ids, number, prompt, rests, says, tiny, until, with};
 
 // vllm-mlx engine_core.py:457, Rapid-MLX 1759: a waiting request whose client had gone stayed in the queue and ran to its end.
 #[test]
 fn v_a_who_goes_while_waiting_leaves_the_queue_at_once() {
     let server = tiny(&["--running-max-req-size", "1", "--graph-max-batch-size", "1"]);
     let first = server.send("/v1/completions", &with(greedy(&prompt(1, 20), 4000), json!({"logprobs": 5})));
-    eventually("the first runs", PATIENCE, || !server.rows("decode").is_empty());
+    eventually("the first runs", || !server.rows("decode").is_empty());
     let queue: Vec<TcpStream> = (0..30).map(|i| server.send("/v1/completions", &greedy(&prompt(i, 20), 50))).collect();
     let waiting = || number(&server.memory()["pools"]["requests"]["waiting"]);
-    eventually("thirty wait", PATIENCE, || waiting() == 30);
+    eventually("thirty wait", || waiting() == 30);
     drop(queue);
-    eventually("nobody waits", PATIENCE, || waiting() == 0);
+    eventually("nobody waits", || waiting() == 0);
     assert_eq!(server.rows("decode").len(), 1, "the first still runs: the queue did not wait for it");
     assert_eq!(count(&server, "aborted"), 30);
     drop(first);
@@ -34,9 +34,9 @@ fn v_27_who_goes_in_the_prompt_takes_the_rest_of_it_along() {
     for going in [Shutdown::Both, Shutdown::Write] {
         let aborted = count(&server, "aborted");
         let client = server.send("/v1/completions", &body);
-        eventually("its prompt is computed", PATIENCE, || !server.rows("prefill").is_empty());
+        eventually("its prompt is computed", || !server.rows("prefill").is_empty());
         client.shutdown(going).expect("open");
-        eventually("it was aborted", PATIENCE, || count(&server, "aborted") == aborted + 1);
+        eventually("it was aborted", || count(&server, "aborted") == aborted + 1);
         rests(&server);
     }
     assert_eq!(count(&server, "finished"), 0, "nobody got an answer, and none was made");
@@ -50,9 +50,9 @@ fn v_28_who_goes_while_input_of_theirs_is_unread_is_noticed() {
     let mut client = server.send("/v1/completions", &body);
     // A second request behind it: the end of the connection lies behind bytes that nobody reads.
     std::io::Write::write_all(&mut client, &posted("/v1/completions", &body)).expect("open");
-    eventually("64 run", PATIENCE, || number(&server.memory()["pools"]["requests"]["running"]) == 64);
+    eventually("64 run", || number(&server.memory()["pools"]["requests"]["running"]) == 64);
     drop(client);
-    eventually("they were aborted", Duration::from_secs(10), || count(&server, "aborted") >= 64);
+    eventually("they were aborted", || count(&server, "aborted") >= 64);
     rests(&server);
     assert_eq!(count(&server, "finished"), 0);
 }

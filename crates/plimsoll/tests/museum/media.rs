@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 use crate::picture::{chat, file, linked, part, png, rows, stored};
 use crate::product::{Server, eventually, fixture, plimsoll};
 use crate::visitor::{
-    PATIENCE, anonymous, cached, count, greedy, keeps_its_plan, number, prompt, refused, rests, says, serve, served,
-    with,
+    anonymous, cached, count, greedy, keeps_its_plan, number, prompt, refused, rests, says, serve, served, with,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -242,7 +241,7 @@ fn v_61_pictures_of_this_machine_and_its_files_are_nobodys() {
 fn v_a2_the_last_request_with_a_picture_gives_back_though_nobody_comes_after_it() {
     let server = serve("vl-qwen3", &SMALL);
     let client = server.send(CHAT, &chat(&[part(&png(64, 64, 1))], 3000));
-    eventually("it generates", PATIENCE, || !server.rows("decode").is_empty());
+    eventually("it generates", || !server.rows("decode").is_empty());
     assert!(number(&server.memory()["pools"]["media_bytes"]["used"]) > 0, "it holds its picture");
     drop(client);
     rests(&server);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::limit::Cage;
-use crate::product::{Server, eventually};
+use crate::product::{Server, eventually, eventually_within};
 use crate::visitor::{
-    PATIENCE, completion, count, crowd, greedy, keeps_its_plan, number, plan, prompt, refused, rests, says, serve,
-    served, tiny, with,
+    completion, count, crowd, greedy, keeps_its_plan, number, plan, prompt, refused, rests, says, serve, served, tiny,
+    with,
 };
 
 // vllm-mlx scheduler.py:1982: no bound on the queue; every client waited, and memory grew until it was out.
@@ -18,7 +18,7 @@ fn v_ab_a_full_queue_says_when_to_come_back() {
     let server = tiny(&flags);
     let body = |i: u64| with(greedy(&prompt(i, 20), 3900), json!({"logprobs": 3, "stream": true}));
     let clients: Vec<_> = (0..6).map(|i| server.send("/v1/completions", &body(i))).collect();
-    eventually("six are in", PATIENCE, || number(&server.memory()["pools"]["requests"]["in_system"]) == 6);
+    eventually("six are in", || number(&server.memory()["pools"]["requests"]["in_system"]) == 6);
     for i in 0..50 {
         let answer = server.post("/v1/completions", &body(i));
         assert!(answer.header("retry-after").is_some());
@@ -37,7 +37,7 @@ fn v_o_what_requests_may_hold_unread_is_bounded_together() {
     let one = server.post("/v1/completions", &with(body.clone(), json!({"logprobs": 20, "max_tokens": 4000})));
     assert!(refused(one, 400).contains("400000"), "alone it is too large for all of it");
     let clients: Vec<_> = (0..2).map(|_| server.send("/v1/completions", &body)).collect();
-    eventually("they are in", PATIENCE, || number(&server.memory()["pools"]["requests"]["in_system"]) == 2);
+    eventually("they are in", || number(&server.memory()["pools"]["requests"]["in_system"]) == 2);
     let words = refused(server.post("/v1/completions", &with(body, json!({"max_tokens": 3900}))), 429);
     assert!(words.contains("400000 bytes"), "{words}");
     drop(clients);
@@ -61,7 +61,7 @@ fn t_56_what_is_larger_than_the_pool_is_refused_at_the_door() {
 fn v_33_a_prompt_too_long_is_one_answer_and_nothing_more() {
     let server = tiny(&[]);
     let talking = server.send("/v1/completions", &with(greedy(&prompt(1, 20), 3000), json!({"stream": true})));
-    eventually("somebody talks", PATIENCE, || !server.rows("decode").is_empty());
+    eventually("somebody talks", || !server.rows("decode").is_empty());
     let long = "word ".repeat(5000);
     for (path, body) in [
         ("/v1/completions", json!({"prompt": prompt(1, 4097)})),
@@ -144,10 +144,10 @@ fn t_60_a_line_that_sinks_under_a_running_server_is_noticed() {
     let stands = |rung: &str| server.memory()["ladder"]["rung"] == rung;
     assert!(stands("calm"), "{}", server.memory()["ladder"]);
     cage.limit(number(&server.memory()["process"]["rss_anon"]) + (24 << 20));
-    eventually("the governor gives way", PATIENCE, || !stands("calm"));
-    eventually("cold prefixes go first", PATIENCE, || server.get("/v1/cache").json()["pages"] == 0);
+    eventually("the governor gives way", || !stands("calm"));
+    eventually("cold prefixes go first", || server.get("/v1/cache").json()["pages"] == 0);
     cage.limit(2 * total);
-    eventually("the governor comes back", Duration::from_secs(60), || stands("calm"));
+    eventually_within("the governor comes back", Duration::from_secs(60), || stands("calm"));
     assert_eq!(says(&server, &greedy(&[1, 2], 3)).len(), 3);
     assert_eq!(cage.report()[2], 0, "nobody was killed");
 }

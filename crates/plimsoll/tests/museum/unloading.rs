@@ -1,7 +1,6 @@
 //! Models that go and leave something behind.
 
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::json;
 
@@ -31,7 +30,7 @@ fn v_11_v_z_a_model_that_was_unloaded_takes_its_grammars_along() {
             server.ask("/v1/completions", &body);
         }
         let unloaded = || server.memory()["models"][0]["state"] == "unloaded";
-        eventually("it is unloaded", Duration::from_secs(30), unloaded);
+        eventually("it is unloaded", unloaded);
         after.push(anonymous(&server));
     }
     let page = server.memory();

@@ -10,7 +10,7 @@ use crate::http::Answer;
 use crate::product::{Server, eventually, fixture, run};
 
 /// Nothing here takes longer, on any machine.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The two-layer Llama, with a pool of 8,192 tokens and a context of 4,096.
 pub fn tiny(flags: &[&str]) -> Server {
@@ -108,7 +108,7 @@ pub fn cached(answer: &Value) -> u64 {
 
 /// Waits until nothing is being answered and every pool is full again.
 pub fn rests(server: &Server) {
-    eventually("every pool is full again", PATIENCE, || server.at_rest());
+    eventually("every pool is full again", || server.at_rest());
 }
 
 /// A count of `/v1/memory`'s `requests`.
