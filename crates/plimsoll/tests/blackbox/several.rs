@@ -69,9 +69,8 @@ fn toml(name: &str, model: &Path, more: &str) -> String {
 fn models_come_and_go_and_so_does_their_memory() {
     default_model();
     let folder = Folder::new("come-and-go");
-    let broken = folder.0.join("broken.gguf");
-    fs::write(&broken, "nothing of the kind").unwrap();
-    let tiny = fixture("llama");
+    let (tiny, broken) = (fixture("llama"), folder.0.join("broken.gguf"));
+    fs::copy(fixture("gguf-llama-q4_0"), &broken).unwrap();
     let listed = [
         "[[models]]\nname = 'smol'\nmodel = 'smollm2'\nmax-total-token-num = 8192\nidle-seconds = 2\n".to_owned(),
         toml("tiny", &tiny, "served-model-name = ['little']\nidle-seconds = 2"),
@@ -79,6 +78,8 @@ fn models_come_and_go_and_so_does_their_memory() {
         toml("broken", &broken, ""),
     ];
     let server = folder.serve(&listed.concat(), &["--threads", "2"]);
+    // A file that was a model when the server began.
+    fs::write(&broken, "nothing of the kind").unwrap();
     let alone = Server::start_model(&tiny, &["--threads", "2"]);
     let expected = text(&alone.ask("/v1/completions", &story("llama"))).to_owned();
     drop(alone);
