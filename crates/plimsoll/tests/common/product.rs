@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::http::{Answer, request};
 
 /// What has to happen does so within this time, also on a machine that stands still for seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server that has not said "ready" by then never will.
 const READY_WITHIN: Duration = Duration::from_secs(300);

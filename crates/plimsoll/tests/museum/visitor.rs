@@ -2,15 +2,11 @@
 
 use std::io::Read;
 use std::net::TcpStream;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::http::Answer;
-use crate::product::{Server, eventually, fixture, run};
-
-/// Nothing here takes longer, on any machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::product::{PATIENCE, Server, eventually, fixture, run};
 
 /// The two-layer Llama, with a pool of 8,192 tokens and a context of 4,096.
 pub fn tiny(flags: &[&str]) -> Server {
