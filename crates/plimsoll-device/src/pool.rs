@@ -112,13 +112,14 @@ impl ThreadPool {
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        let spawn = |index: usize| {
-            let shared = Arc::clone(&shared);
+        // Where one thread is refused, dropping the pool ends those before it.
+        let mut pool = Self { shared, workers: Vec::with_capacity(threads - 1), ahead: Ahead::default() };
+        for index in 1..threads {
+            let shared = Arc::clone(&pool.shared);
             let name = format!("plimsoll-cpu-{index}");
-            Builder::new().name(name).spawn(move || work(&shared, index))
-        };
-        let workers = (1..threads).map(spawn).collect::<Result<_, _>>()?;
-        Ok(Self { shared, workers, ahead: Ahead::default() })
+            pool.workers.push(Builder::new().name(name).spawn(move || work(&shared, index))?);
+        }
+        Ok(pool)
     }
 
     /// Threads that work, the caller included.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use thiserror::Error;
 
 use crate::{Bytes, Component, Ledger, faults};
@@ -42,7 +42,7 @@ pub enum OutOfMemory {
 /// One anonymous mapping owned by one component.
 #[derive(Debug)]
 pub struct Region {
-    map: MmapMut,
+    map: MmapRaw,
     component: Component,
     ledger: Arc<Ledger>,
     /// Its pages come when they are used; the ledger knows where it is.
@@ -77,7 +77,7 @@ impl Region {
         }
         faults::region(map.len() as u64, 0);
         let elastic = !touch && bytes > 0;
-        let region = Self { map, component, ledger: Arc::clone(ledger), elastic };
+        let region = Self { map: map.into(), component, ledger: Arc::clone(ledger), elastic };
         match elastic {
             true => ledger.open(component, region.addresses()),
             false => ledger.commit(component, bytes),
@@ -97,17 +97,25 @@ impl Region {
 
     /// Never true: the smallest mapping is one byte.
     pub fn is_empty(&self) -> bool {
-        self.map.is_empty()
+        self.len() == 0
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.map
+        // SAFETY: the mapping lives as long as `self`, and every byte of it was zeroed by the system.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.map.len()) }
     }
 
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.map
+        // SAFETY: as in `bytes`, and `&mut self` is the only way to it meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.map.len()) }
+    }
+
+    /// The first byte, for those who divide the region among threads. Unlike [`Region::bytes_mut`] this is no reference to all of it, which
+    /// would end the right of every pointer into it that was taken before.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.map.as_mut_ptr()
     }
 
     /// Maps and touches bytes whose place in the plan nobody else can have taken, before or after the seal: the canary's.

@@ -25,17 +25,18 @@ unsafe impl Sync for Arena {}
 impl Arena {
     pub fn new(region: &mut Region, len: usize, scratch: usize) -> Self {
         assert!(len <= region.len(), "matrices end inside the region");
-        Self { base: region.bytes_mut().as_mut_ptr(), len, scratch }
+        Self { base: region.as_mut_ptr(), len, scratch }
     }
 
     /// Row `row` of `x`.
     ///
     /// # Safety
-    /// The region outlives the slice, and no other slice of this row is alive.
+    /// `x` lies in the region and has this row, the region outlives the slice, and no other slice of this row is alive.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn row<'a>(&self, x: Buf, row: usize) -> &'a mut [f32] {
         debug_assert!(row < x.rows && x.offset + x.bytes() <= self.len);
-        // SAFETY: inside the region (asserted above), aligned (matrices start on cache lines), any bits are an f32.
+        // SAFETY: inside the region, since `x` was handed out by its stack and has this row; aligned, since matrices start on cache
+        // lines; any bits are an f32.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(x).add(row * x.cols), x.cols) }
     }
 
@@ -75,10 +76,10 @@ impl Arena {
     /// The scratch of `thread`.
     ///
     /// # Safety
-    /// The region outlives the slice, and `thread` is the caller's own number in the pool.
+    /// The region outlives the slice, and `thread` is the caller's own number in the pool for which the region was sized.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn scratch<'a>(&self, thread: usize) -> &'a mut [f32] {
-        // SAFETY: scratch lies behind the matrices, one part a thread; the workspace was sized for all threads.
+        // SAFETY: this function's contract; scratch lies behind the matrices, one part a thread.
         unsafe {
             let first = self.base.add(self.len).cast::<f32>().add(thread * self.scratch);
             std::slice::from_raw_parts_mut(first, self.scratch)
@@ -97,7 +98,6 @@ impl Arena {
 
     /// The first element of `x`.
     pub fn pointer(&self, x: Buf) -> *mut f32 {
-        // SAFETY: inside the region: `x` was handed out by its stack.
-        unsafe { self.base.add(x.offset).cast() }
+        self.base.wrapping_add(x.offset).cast()
     }
 }

@@ -33,7 +33,7 @@ impl CpuDevice {
     /// One layer of the cache.
     pub(super) fn cached(&mut self, layer: usize) -> Place {
         let shape = self.memory.shape;
-        let (cache, first) = (self.memory.kv.bytes_mut(), layer * shape.layer_bytes());
+        let (cache, first) = (&mut self.memory.kv, layer * shape.layer_bytes());
         // In bounds: a layer is part of page 0, if there is a page at all.
         let base = cache.as_mut_ptr().wrapping_add(first);
         let (len, stride) = (cache.len().saturating_sub(first), shape.page_bytes());
@@ -49,8 +49,9 @@ impl CpuDevice {
     fn in_workspace(&mut self, offset: usize, pages: usize, layout: KvLayout) -> Place {
         let stride = layout.bytes_per_page().next_multiple_of(64);
         let len = pages * stride;
-        let workspace = self.memory.workspace.bytes_mut();
-        Place { base: workspace[offset..][..len].as_mut_ptr(), len, stride, layout, causal: false }
+        let workspace = &mut self.memory.workspace;
+        assert!(offset + len <= workspace.len(), "pages inside the workspace");
+        Place { base: workspace.as_mut_ptr().wrapping_add(offset), len, stride, layout, causal: false }
     }
 
     /// One sequence of an encoder, its keys and values at byte `keys` of the workspace and the list of their pages at `list`.

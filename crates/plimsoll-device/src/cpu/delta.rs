@@ -80,7 +80,8 @@ impl CpuDevice {
     fn states<'a>(&mut self, layer: usize, out: &'a [u32]) -> States<'a> {
         let shape = self.memory.state_shape.expect("a model with recurrent layers has a state");
         let slots = self.memory.states.as_mut().expect("a model with recurrent layers has slots");
-        let base = slots.bytes_mut()[layer * shape.layer_bytes()..].as_mut_ptr();
+        // In bounds: a layer is part of slot 0.
+        let base = slots.as_mut_ptr().wrapping_add(layer * shape.layer_bytes());
         // Regions and all parts of a slot are aligned to cache lines.
         States { base: base.cast(), stride: shape.slot_bytes() / size_of::<f32>(), out }
     }
