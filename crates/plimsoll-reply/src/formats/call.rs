@@ -1,8 +1,9 @@
 //! A call as one JSON object, `{"name": …, "arguments": {…}}`: the arguments go out while they come, once the name is known.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::{HELD_BYTES_MAX, is_name};
+use super::{HELD_BYTES_MAX, hold, is_name};
 use crate::Tools;
 use crate::event::Outlet;
 use crate::json::{Scanner, Step};
@@ -27,8 +28,8 @@ pub(super) struct JsonCall {
     place: Place,
     name: Option<String>,
     id: Option<String>,
-    /// Arguments that came before the name.
-    early: Option<String>,
+    /// Where in `text` arguments stand that came before the name.
+    early: Option<Range<usize>>,
     begun: bool,
     /// Nothing says that this is a call but the name of one of these.
     among: Option<Arc<Tools>>,
@@ -41,15 +42,17 @@ enum Place {
     Key {
         first: bool,
     },
+    /// In a key that begins at `start` in what is held.
     InKey {
         scanner: Scanner,
-        text: String,
+        start: usize,
     },
     Colon(Role),
+    /// In a value that begins at `start` in what is held, or has not begun.
     Value {
         role: Role,
         scanner: Scanner,
-        text: String,
+        start: Option<usize>,
     },
     /// In arguments that go out as they come.
     Stream(Scanner),
@@ -102,10 +105,12 @@ impl JsonCall {
                 }
             };
         }
+        let begun = self.begun;
         match self.advance(c, out) {
             Progress::More if self.text.len() < HELD_BYTES_MAX => {
-                if !matches!(self.place, Place::Stream(_)) {
-                    self.text.push(c);
+                // The character with which a call begins belongs to it.
+                if self.begun == begun {
+                    hold(&mut self.text, c);
                 }
                 Progress::More
             }
@@ -126,18 +131,15 @@ impl JsonCall {
             Place::Key { .. } if c == '"' => {
                 let mut scanner = Scanner::new();
                 scanner.step(c);
-                self.place = Place::InKey { scanner, text: c.into() };
+                self.place = Place::InKey { scanner, start: self.text.len() };
             }
-            Place::InKey { scanner, text } => {
-                text.push(c);
-                match scanner.step(c) {
-                    Step::More => {}
-                    Step::Last => self.place = Place::Colon(role(text)),
-                    Step::Past | Step::Bad => return Progress::Not,
-                }
-            }
+            Place::InKey { scanner, start } => match scanner.step(c) {
+                Step::More => {}
+                Step::Last => self.place = Place::Colon(role(&self.text[*start..])),
+                Step::Past | Step::Bad => return Progress::Not,
+            },
             Place::Colon(role) if c == ':' => {
-                self.place = Place::Value { role: *role, scanner: Scanner::new(), text: String::new() };
+                self.place = Place::Value { role: *role, scanner: Scanner::new(), start: None };
             }
             Place::Value { .. } => return self.value(c, out),
             Place::Next if c == ',' => self.place = Place::Key { first: false },
@@ -148,13 +150,13 @@ impl JsonCall {
     }
 
     fn value(&mut self, c: char, out: &mut Outlet) -> Progress {
-        let Place::Value { role, scanner, text } = &mut self.place else { return Progress::Not };
+        let Place::Value { role, scanner, start } = &mut self.place else { return Progress::Not };
         let role = *role;
         let step = scanner.step(c);
         match step {
             Step::Bad => return Progress::Not,
-            Step::More if text.is_empty() && c.is_ascii_whitespace() => return Progress::More,
-            Step::More if text.is_empty() && c == '{' && role == Role::Arguments && !self.begun => {
+            Step::More if start.is_none() && c.is_ascii_whitespace() => return Progress::More,
+            Step::More if start.is_none() && c == '{' && role == Role::Arguments && !self.begun => {
                 if let Some(name) = self.name.clone() {
                     let scanner = scanner.clone();
                     self.begin(name, out);
@@ -165,61 +167,65 @@ impl JsonCall {
             }
             _ => {}
         }
-        if step != Step::Past {
-            text.push(c);
-        }
+        let start = *start.get_or_insert(self.text.len());
         if step == Step::More {
             return Progress::More;
         }
-        let text = std::mem::take(text);
         self.place = Place::Next;
-        if !self.take(role, &text, out) {
+        let last = (step == Step::Last).then_some(c);
+        if !self.take(role, start, last, out) {
             return Progress::Not;
         }
         if step == Step::Past { self.advance(c, out) } else { Progress::More }
     }
 
+    /// What was held is a call's, and no content.
     fn begin(&mut self, name: String, out: &mut Outlet) {
         self.begun = true;
         self.text.clear();
         out.begin(name, self.id.take());
     }
 
-    /// A value that was held has ended. False if it cannot be what its key says.
-    fn take(&mut self, role: Role, text: &str, out: &mut Outlet) -> bool {
-        let string = || serde_json::from_str::<String>(text).ok();
+    /// A value has ended that stands from `start` on in what is held; `last` is its last character, if that is not held yet. False if
+    /// it cannot be what its key says.
+    fn take(&mut self, role: Role, start: usize, last: Option<char>, out: &mut Outlet) -> bool {
+        // A call that has begun has its name and its arguments.
+        if role == Role::Other || self.begun {
+            return true;
+        }
+        let mut text = self.text[start..].to_owned();
+        text.extend(last);
         match role {
             Role::Other => {}
-            // A call that has begun has its name and its arguments.
-            _ if self.begun => {}
-            Role::Id => self.id = string(),
+            Role::Id => self.id = serde_json::from_str(&text).ok(),
             Role::Name => {
                 let known = |name: &String| self.among.as_ref().is_none_or(|tools| tools.has(name));
-                self.name = string().filter(|name| is_name(name) && known(name));
+                self.name = serde_json::from_str(&text).ok().filter(|name: &String| is_name(name) && known(name));
                 if self.name.is_none() {
                     return false;
                 }
+                if let Some(early) = self.early.take().and_then(|early| arguments(&self.text[early])) {
+                    self.call(&early, out);
+                }
             }
             Role::Arguments => {
-                self.early = match text.as_bytes().first() {
-                    Some(b'{') => Some(text.to_owned()),
-                    Some(b'n') => Some("{}".into()),
-                    // Arguments as a string that holds JSON: OpenAI's own spelling.
-                    Some(b'"') => string().map(|text| if text.is_empty() { "{}".into() } else { text }),
-                    _ => None,
-                };
-                if self.early.is_none() {
-                    return false;
+                let Some(said) = arguments(&text) else { return false };
+                if self.name.is_some() {
+                    self.call(&said, out);
+                } else {
+                    self.early = Some(start..start + text.len());
                 }
             }
         }
-        if let (Some(name), false) = (self.name.clone(), self.begun)
-            && let Some(early) = self.early.take()
-        {
-            self.begin(name, out);
-            out.arguments(&early);
-        }
         true
+    }
+
+    /// Tells the whole call.
+    fn call(&mut self, arguments: &str, out: &mut Outlet) {
+        if let Some(name) = self.name.clone() {
+            self.begin(name, out);
+            out.arguments(arguments);
+        }
     }
 
     fn end(&mut self, out: &mut Outlet) -> Progress {
@@ -233,12 +239,23 @@ impl JsonCall {
     }
 }
 
-/// What a key, quotes included, says about its value.
+/// What a key, with the quote it begins with, says about its value.
 fn role(key: &str) -> Role {
     match key {
-        "\"name\"" => Role::Name,
-        "\"id\"" => Role::Id,
-        "\"arguments\"" | "\"parameters\"" => Role::Arguments,
+        "\"name" => Role::Name,
+        "\"id" => Role::Id,
+        "\"arguments" | "\"parameters" => Role::Arguments,
         _ => Role::Other,
+    }
+}
+
+/// The arguments that a value means; none if it means no object.
+fn arguments(value: &str) -> Option<String> {
+    match value.as_bytes().first()? {
+        b'{' => Some(value.to_owned()),
+        b'n' => Some("{}".into()),
+        // As a string that holds JSON: OpenAI's own spelling.
+        b'"' => serde_json::from_str(value).ok().map(|text: String| if text.is_empty() { "{}".into() } else { text }),
+        _ => None,
     }
 }

@@ -2,7 +2,7 @@
 //! and Gemma 4's `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`. Arguments are turned into JSON as they come.
 
 use super::tagged::escape;
-use super::{Format, HELD_BYTES_MAX, NAME_BYTES_MAX, is_name};
+use super::{Format, HELD_BYTES_MAX, NAME_BYTES_MAX, hold, is_name};
 use crate::event::Outlet;
 use crate::watch::Watch;
 
@@ -229,7 +229,7 @@ impl Notation {
                 self.place = if *self.stack.last()? { Place::Key } else { Place::Value };
             }
             Place::After { .. } if c.is_whitespace() => {}
-            Place::Key | Place::Value if self.word.len() < HELD_BYTES_MAX => self.word.push(c),
+            Place::Key | Place::Value if self.word.len() < HELD_BYTES_MAX => hold(&mut self.word, c),
             _ => return None,
         }
         Some(false)

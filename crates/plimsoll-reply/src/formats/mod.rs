@@ -24,6 +24,15 @@ use crate::json::{Scanner, Step};
 /// text.
 pub const HELD_BYTES_MAX: usize = 64 << 10;
 
+/// Adds to what is held back, less than [`HELD_BYTES_MAX`] so far. Its room grows no further than that.
+fn hold(held: &mut String, c: char) {
+    if held.capacity() - held.len() < c.len_utf8() {
+        let more = held.len().min(HELD_BYTES_MAX - held.len());
+        held.reserve_exact(more.max(32));
+    }
+    held.push(c);
+}
+
 /// The longest name of a tool, in bytes.
 const NAME_BYTES_MAX: usize = 256;
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Format, HELD_BYTES_MAX, NAME_BYTES_MAX, is_name};
+use super::{Format, HELD_BYTES_MAX, NAME_BYTES_MAX, hold, is_name};
 use crate::Tools;
 use crate::event::Outlet;
 use crate::watch::Watch;
@@ -235,7 +235,7 @@ impl Value {
 
     fn emit(&mut self, c: char, out: &mut Outlet) {
         match &mut self.held {
-            Some(held) if held.len() < HELD_BYTES_MAX => held.push(c),
+            Some(held) if held.len() < HELD_BYTES_MAX => hold(held, c),
             Some(held) => {
                 // Too long to wait for its end: a string.
                 let text = std::mem::take(held);
