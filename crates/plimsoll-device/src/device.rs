@@ -56,8 +56,11 @@ pub enum DeviceError {
     /// The step needs more workspace than was planned: a bug in the planner, never a request's fault.
     #[error(transparent)]
     Workspace(#[from] StepOverflow),
-    /// A step produced logits that are not numbers: the weights are broken.
-    #[error("the model's logits are not finite numbers: the weights are damaged")]
+    /// A step produced logits that are not numbers: the weights are broken, or half precision does not reach as far as this model's keys
+    /// and values.
+    #[error(
+        "the model's logits are not finite numbers: the weights are damaged, or keys and values leave the range of half precision (try --kv-dtype bf16)"
+    )]
     NotFinite,
     /// A draft was asked for from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]

@@ -16,6 +16,7 @@ pub mod cancel;
 pub mod constraint;
 pub mod cpu;
 mod delivery;
+mod generation;
 pub mod governor;
 pub mod handle;
 pub mod house;

@@ -2,15 +2,23 @@
 //!
 //! The one place that knows where GGUF metadata and checkpoint directories keep what the text side needs.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_formats::{Checkpoint, FormatError, GgufMeta};
 use plimsoll_memory::heap;
 use plimsoll_text::{ChatTemplate, GgufVocab, TextError, Tokenizer};
+use serde_json::Value;
 use thiserror::Error;
 
+use crate::generation;
+use crate::sampling::SamplingParams;
 use crate::sentence::Sentence;
+
+/// The largest of the small files beside a checkpoint that is read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a model cannot be opened.
 #[derive(Debug, Error)]
@@ -27,6 +35,9 @@ pub enum LoadingError {
     /// The files of sentence-transformers are broken, or ask for something else than pooling and normalization.
     #[error("sentence-transformers' {0}")]
     Sentence(String),
+    /// The sampling that the checkpoint recommends is broken.
+    #[error("{0} (--generation-config off serves without it)")]
+    Generation(String),
     /// The checkpoint holds a configuration only.
     #[error("'{0}' has a configuration but no weights: it can be planned, not served")]
     NoWeights(String),
@@ -42,6 +53,8 @@ pub struct LoadedModel {
     pub template: Option<Arc<ChatTemplate>>,
     /// How its own files say that embeddings are made.
     pub sentence: Option<Sentence>,
+    /// The sampling that it recommends.
+    pub sampling: Result<SamplingParams, LoadingError>,
     /// Heap bytes that tokenizer and template take, measured while they were made; none where the heap is not counted.
     pub text_bytes: Option<u64>,
 }
@@ -60,11 +73,18 @@ impl LoadedModel {
         };
         let template = template.map(|source| template_of(&source, &tokenizer)).transpose()?;
         let text_bytes = heap::in_use().checked_sub(before).filter(|bytes| *bytes > 0);
-        let sentence = match checkpoint.gguf() {
-            Some(_) => None,
-            None => Sentence::read(checkpoint.dir())?,
+        let (sentence, sampling) = match checkpoint.gguf() {
+            Some(_) => (None, Ok(SamplingParams::default())),
+            None => (Sentence::read(checkpoint.dir())?, generation::sampling(checkpoint.dir())),
         };
-        Ok(Self { sentence, tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), checkpoint, text_bytes })
+        Ok(Self {
+            sentence,
+            sampling,
+            tokenizer: Arc::new(tokenizer),
+            template: template.map(Arc::new),
+            checkpoint,
+            text_bytes,
+        })
     }
 }
 
@@ -89,6 +109,7 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<String>), LoadingErro
         extra_eos: ["eot", "eom"].iter().filter_map(|key| id(key)).collect(),
         unknown: id("unknown"),
         add_bos: meta.bool("tokenizer.ggml.add_bos_token"),
+        add_eos: meta.bool("tokenizer.ggml.add_eos_token"),
         add_space_prefix: meta.bool("tokenizer.ggml.add_space_prefix"),
     };
     let template = meta.str("tokenizer.chat_template").map(str::to_owned);
@@ -102,4 +123,15 @@ fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<String>), LoadingErro
     }
     let tokenizer = Tokenizer::from_file(&file)?;
     Ok((tokenizer, plimsoll_text::chat_template_source(dir)?))
+}
+
+/// One of the small files, or what is wrong with it.
+pub(crate) fn small_json(file: &Path) -> Result<Value, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(file).and_then(|opened| opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("is longer than {FILE_BYTES_MAX} bytes"));
+    }
+    serde_json::from_slice(&bytes).map_err(|error| error.to_string())
 }

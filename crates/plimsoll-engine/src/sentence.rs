@@ -3,16 +3,12 @@
 //! Modules that are known are a transformer, pooling, normalization. Any other (a dense layer behind the pooling) changes the
 //! embedding, so a checkpoint that has one is refused rather than served with another answer.
 
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::loading::LoadingError;
+use crate::loading::{LoadingError, small_json};
 use crate::pooling::Pooling;
-
-/// The largest of these files that is read.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// How a checkpoint's own files say that embeddings are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,25 +54,25 @@ fn read_pooling(folder: &Path, path: &str) -> Result<Pooling, LoadingError> {
     }
     let config = json(&file)?;
     let modes = config.as_object().ok_or_else(|| wrong(&file, "is no object"))?;
+    // One of many switches; since sentence-transformers 6 one name, or several.
     let on = modes.iter().filter(|(name, value)| name.starts_with("pooling_mode_") && **value == Value::Bool(true));
-    let on: Vec<&str> = on.map(|(name, _)| name.as_str()).collect();
+    let on = on.map(|(name, _)| name.trim_start_matches("pooling_mode_").trim_end_matches("_tokens"));
+    let named = match modes.get("pooling_mode") {
+        Some(Value::Array(names)) => names.as_slice(),
+        Some(name) => std::slice::from_ref(name),
+        None => &[],
+    };
+    let on: Vec<&str> = on.chain(named.iter().map(|name| name.as_str().unwrap_or("no name"))).collect();
     match on[..] {
-        ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
-        ["pooling_mode_lasttoken"] => Ok(Pooling::Last),
-        ["pooling_mode_cls_token"] => Ok(Pooling::First),
+        ["mean"] => Ok(Pooling::Mean),
+        ["lasttoken"] => Ok(Pooling::Last),
+        ["cls" | "cls_token"] => Ok(Pooling::First),
         _ => Err(wrong(&file, &format!("asks for {on:?}; supported is one of mean, last and cls"))),
     }
 }
 
 fn json(file: &Path) -> Result<Value, LoadingError> {
-    let failed = |error: &dyn std::fmt::Display| wrong(file, &error.to_string());
-    let opened = std::fs::File::open(file).map_err(|error| failed(&error))?;
-    let mut bytes = Vec::new();
-    opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| failed(&error))?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(wrong(file, &format!("is longer than {FILE_BYTES_MAX} bytes")));
-    }
-    serde_json::from_slice(&bytes).map_err(|error| failed(&error))
+    small_json(file).map_err(|error| wrong(file, &error))
 }
 
 fn wrong(file: &Path, what: &str) -> LoadingError {
@@ -117,6 +113,11 @@ mod tests {
                 assert_eq!(read(&modules(kinds), Some(&config)).unwrap(), Some(Sentence { pooling, normalize }));
             }
         }
+        for (name, pooling) in [("mean", Pooling::Mean), ("lasttoken", Pooling::Last), ("cls", Pooling::First)] {
+            let config = format!("{{\"embedding_dimension\": 4, \"pooling_mode\": \"{name}\"}}");
+            let read = read(&modules(&["Transformer", "Pooling"]), Some(&config)).unwrap();
+            assert_eq!(read, Some(Sentence { pooling, normalize: false }));
+        }
         assert_eq!(Sentence::read(tempfile::tempdir().unwrap().path()).unwrap(), None);
     }
 
@@ -127,7 +128,8 @@ mod tests {
         for (modules, pooling, words) in [
             (modules(&["Transformer", "Pooling", "Dense"]), mean, "Dense"),
             (modules(&["Transformer"]), mean, "no pooling"),
-            (modules(&["Transformer", "Pooling"]), both, "pooling_mode_max_tokens"),
+            (modules(&["Transformer", "Pooling"]), both, "max"),
+            (modules(&["Transformer", "Pooling"]), "{\"pooling_mode\": [\"mean\", \"cls\"]}", "cls"),
             ("{}".into(), mean, "no list"),
             ("[".into(), mean, "modules.json"),
             (modules(&["Pooling"]).replace("1_Pooling", "../x"), mean, "outside"),

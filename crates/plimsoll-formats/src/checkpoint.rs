@@ -189,6 +189,10 @@ fn parent(path: &Path) -> PathBuf {
 
 /// Whether a file begins with GGUF's magic.
 fn begins_as_gguf(path: &Path) -> Result<bool, FormatError> {
+    // A pipe would be waited for.
+    if !std::fs::metadata(path).map_err(FormatError::io(path))?.is_file() {
+        return Ok(false);
+    }
     let mut head = Vec::with_capacity(4);
     let file = std::fs::File::open(path).map_err(FormatError::io(path))?;
     file.take(4).read_to_end(&mut head).map_err(FormatError::io(path))?;

@@ -98,6 +98,10 @@ fn sliding_windows_follow_their_family() {
     assert_eq!(mistral.layer_is_sliding, [true, true]);
     let mistral = of_class("MistralForCausalLM", r#""sliding_window": null, "num_key_value_heads": 2"#);
     assert_eq!((mistral.sliding_window, mistral.kv_heads), (None, 2));
+    for class in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"] {
+        let qwen = of_class(class, r#""use_sliding_window": true, "max_window_layers": 0"#);
+        assert_eq!(qwen.sliding_window, Some(4096), "the default of {class}");
+    }
     let qwen = of_class("Qwen2ForCausalLM", r#""sliding_window": 16, "use_sliding_window": false"#);
     assert_eq!(qwen.sliding_window, None);
     assert!(qwen.attention_bias && !qwen.attention_output_bias);
@@ -173,7 +177,8 @@ fn sizes_out_of_bounds_are_refused_by_name() {
         (r#""max_position_embeddings": 18446744073709551615"#, "context"),
         (r#""hidden_act": "relu""#, "activation \"relu\""),
         (r#""eos_token_id": "</s>""#, "eos_token_id"),
-        (r#""use_bidirectional_attention": true"#, "use_bidirectional_attention"),
+        (r#""use_bidirectional_attention": true"#, "bidirectional"),
+        (r#""is_causal": false"#, "bidirectional"),
     ] {
         let refusal = with(extra).expect_err(part);
         assert!(refusal.contains(part), "{refusal:?} does not say {part:?}");

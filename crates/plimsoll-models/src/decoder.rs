@@ -125,6 +125,10 @@ impl Rotary {
         let mut rope = rope(config.rotary_dim, config.rope_theta, &config.rope_scaling);
         if let Some(factors) = declare.read_vector("model.rope_freqs")? {
             // GGUF stores Llama 3's rule as one divisor per pair.
+            if factors.len() != rope.inv_freq.len() {
+                let (found, expected) = (vec![factors.len()], vec![rope.inv_freq.len()]);
+                return Err(DeclareError::Shape { name: "rope_freqs".into(), found, expected });
+            }
             rope.inv_freq.iter_mut().zip(&factors).for_each(|(freq, factor)| *freq /= factor);
         }
         let axes = config.rope_sections.map(|sections| sections.axes(rope.inv_freq.len()).into());

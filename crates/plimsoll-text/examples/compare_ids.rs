@@ -53,6 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         extra_eos: Vec::new(),
         unknown: v.unknown,
         add_bos: v.add_bos,
+        add_eos: None,
         add_space_prefix: v.add_space_prefix,
     };
     let start = Instant::now();

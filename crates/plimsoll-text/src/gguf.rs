@@ -40,6 +40,8 @@ pub struct GgufVocab {
     pub unknown: Option<u32>,
     /// Whether a text begins with `bos`; the family decides if the file does not say.
     pub add_bos: Option<bool>,
+    /// Whether a text ends with `eos`; not if the file does not say.
+    pub add_eos: Option<bool>,
     /// Whether a text is encoded as if a space stood before it; the family decides if the file does not say.
     pub add_space_prefix: Option<bool>,
 }
@@ -108,7 +110,7 @@ impl Tokenizer {
             engine: Engine::Own(Box::new(pipeline)),
             opening,
             prefix: vocab.bos.filter(|_| add_bos).into_iter().collect(),
-            suffix: Vec::new(),
+            suffix: vocab.eos.filter(|_| vocab.add_eos == Some(true)).into_iter().collect(),
             pairing: None,
             bos: vocab.bos,
         }))

@@ -114,7 +114,7 @@ const RECIPES: &[(&[&str], Recipe)] = &[
     (&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"], Recipe::of(&[LLAMA3])),
     (&["qwen2", "deepseek-r1-qwen", "megrez"], Recipe::of(&[QWEN2]).composed()),
     (&["stablelm2", "hunyuan", "grok-2", "solar-open", "kormo", "f2llmv2"], Recipe::of(&[QWEN2])),
-    (&["qwen35"], Recipe::of(&[QWEN35])),
+    (&["qwen35"], Recipe::of(&[QWEN35]).composed()),
     (
         &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
         Recipe::of(&[r"\p{N}", GPT2]),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Case, Expected, FOLDERS, GgufFixture, as_gguf, read, tokenizer};
-use plimsoll_text::Tokenizer;
+use plimsoll_text::{GgufVocab, Tokenizer};
 
 #[track_caller]
 fn check(name: &str, tokenizer: &Tokenizer, cases: &[Case]) {
@@ -56,6 +56,26 @@ fn gguf_byte_level_equals_its_tokenizer_json() {
     let expected: Expected = read("byte_level/cases.json");
     let tokenizer = Tokenizer::from_gguf(&as_gguf("byte_level", "qwen2")).unwrap();
     check("byte_level as GGUF", &tokenizer, &expected.cases);
+}
+
+#[test]
+fn gguf_texts_end_with_a_token_where_the_file_says_so() {
+    let ids = |add_eos| {
+        let vocab = GgufVocab { eos: Some(2), add_eos, ..as_gguf("byte_level", "qwen2") };
+        Tokenizer::from_gguf(&vocab).unwrap().encode("Hi", true, false).unwrap()
+    };
+    assert_eq!(ids(Some(true)), [ids(None), vec![2]].concat());
+    assert_eq!(ids(Some(false)), ids(None));
+}
+
+#[test]
+fn gguf_families_compose_characters_as_their_models_do() {
+    let ids =
+        |pre, text| Tokenizer::from_gguf(&as_gguf("byte_level", pre)).unwrap().encode(text, false, false).unwrap();
+    for pre in ["qwen2", "qwen35"] {
+        assert_eq!(ids(pre, "cafe\u{301}"), ids(pre, "caf\u{e9}"), "{pre}");
+    }
+    assert_ne!(ids("gpt-2", "cafe\u{301}"), ids("gpt-2", "caf\u{e9}"));
 }
 
 #[test]

@@ -163,9 +163,12 @@ impl Family {
                 Defaults { kv_heads: Some(8), max_context: 131_072, sliding_window: Some(4096), ..base }
             }
             Architecture::Llama | Architecture::Bert | Architecture::Roberta | Architecture::Other(_) => base,
-            Architecture::Qwen2 => Defaults { max_context: 32_768, ..base },
-            Architecture::Qwen3 => Defaults { max_context: 32_768, head_dim: Some(128), ..base },
-            Architecture::Qwen3Moe => Defaults { max_context: 32_768, ..base },
+            Architecture::Qwen2 | Architecture::Qwen3Moe => {
+                Defaults { max_context: 32_768, sliding_window: Some(4096), ..base }
+            }
+            Architecture::Qwen3 => {
+                Defaults { max_context: 32_768, head_dim: Some(128), sliding_window: Some(4096), ..base }
+            }
             Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => {
                 Defaults { max_context: 32_768, head_dim: Some(256), ..base }
             }
@@ -191,8 +194,8 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
     if layers > LAYERS_MAX {
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
-    if config.bool("use_bidirectional_attention")? == Some(true) {
-        return Err(FormatError::Unsupported("use_bidirectional_attention".to_owned()));
+    if config.bool("use_bidirectional_attention")? == Some(true) || config.bool("is_causal")? == Some(false) {
+        return Err(FormatError::Unsupported("a decoder whose attention is bidirectional".to_owned()));
     }
     let hidden_size = config.need("hidden_size")?;
     let heads = or_need(config, "num_attention_heads", defaults.heads)?;
@@ -212,6 +215,10 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
     // model that runs in bf16).
     let embedding_scale = (hidden_size as f64).sqrt() as f32;
     let hybrid = family.architecture.is_hybrid();
+    let hidden_act = activation(config, defaults.activation)?;
+    if hybrid && hidden_act != Activation::Silu {
+        return Err(FormatError::Unsupported("recurrent layers with another activation than silu".to_owned()));
+    }
     let experts = hybrid::experts(config, &family.architecture, family.renormalise, layers)?;
     let intermediate_size = match &experts {
         // Where every layer has experts the width of a plain part is often left out, and never used.
@@ -250,7 +257,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         qk_norm: hybrid
             || matches!(family.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
         tie_word_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(gemma),
-        hidden_act: activation(config, defaults.activation)?,
+        hidden_act,
         query_scale: f64::from(query_scalar).powf(-0.5) as f32,
         embedding_scale: if gemma { embedding_scale } else { 1.0 },
         norm_weight_offset: if gemma || hybrid { 1.0 } else { 0.0 },

@@ -37,7 +37,6 @@ pub struct Fields {
     pub(crate) fps: Option<f64>,
     pub(crate) cap_pixels_per_frame: Option<bool>,
     pub(crate) max_video_tokens: Option<u64>,
-    pub(crate) crop_to_patches: Option<bool>,
     pub(crate) min_patches: Option<u64>,
     pub(crate) max_patches: Option<u64>,
     pub(crate) image_seq_length: Option<u64>,
@@ -48,6 +47,10 @@ pub struct Fields {
     pub(crate) image_mean: Option<[f64; 3]>,
     pub(crate) image_std: Option<[f64; 3]>,
     pub(crate) rescale_factor: Option<f64>,
+    pub(crate) do_resize: Option<bool>,
+    pub(crate) do_rescale: Option<bool>,
+    pub(crate) do_normalize: Option<bool>,
+    pub(crate) resample: Option<u64>,
 }
 
 /// `size` in all its spellings.
@@ -71,8 +74,8 @@ impl ProcessorFiles {
         let video = nested(["video_processor", "video_processor"]).or(video);
         Ok(Self {
             video_apart: video.is_some(),
-            image: fields(nested(["image_processor", "image_processor"]).or_else(|| own.clone()))?,
-            video: fields(video.or_else(|| own.clone()))?,
+            image: seen(nested(["image_processor", "image_processor"]).or_else(|| own.clone()))?,
+            video: seen(video.or_else(|| own.clone()))?,
             audio: fields(nested(["feature_extractor", "audio_processor"]).or(own))?,
             processor: fields(outer)?,
         })
@@ -87,6 +90,31 @@ fn parse(key: &'static str, text: Option<&str>) -> Result<Option<Value>, MediaEr
 fn fields(value: Option<Value>) -> Result<Fields, MediaError> {
     let Some(value) = value else { return Ok(Fields::default()) };
     Fields::deserialize(value).map_err(|why| MediaError::BadConfig { key: "a field", why: why.to_string() })
+}
+
+/// PIL's number of the one filter that pictures are resized with here.
+const BICUBIC: u64 = 3;
+
+/// Fields of a processor of pictures or videos, which are always resized, rescaled and normalized here.
+fn seen(value: Option<Value>) -> Result<Fields, MediaError> {
+    // A feature extractor beside it may say of itself that it does not normalize.
+    let shared = value.as_ref().is_some_and(|value| value.get("feature_extractor_type").is_some());
+    let fields = fields(value)?;
+    let steps = [
+        ("do_resize", fields.do_resize),
+        ("do_rescale", fields.do_rescale),
+        ("do_normalize", fields.do_normalize.filter(|_| !shared)),
+    ];
+    if let Some((key, _)) = steps.into_iter().find(|(_, step)| *step == Some(false)) {
+        return Err(MediaError::BadConfig { key, why: "false is not supported".into() });
+    }
+    match fields.resample {
+        None | Some(BICUBIC) => Ok(fields),
+        Some(other) => {
+            let why = format!("{other} is not supported, only {BICUBIC} (bicubic)");
+            Err(MediaError::BadConfig { key: "resample", why })
+        }
+    }
 }
 
 impl Fields {

@@ -32,9 +32,8 @@ impl Tiles {
     /// The image processor of a checkpoint; `patch` is the vision configuration's `patch_size`, `merge` the patches per side of a
     /// token.
     pub fn new(files: &ProcessorFiles, patch: u64, merge: u64) -> Result<Self, MediaError> {
-        // InternVL's processor crops whatever the image processor's own default is; only the file can say no.
-        let crops = files.image.crop_to_patches.unwrap_or(true);
-        Self::cut(&files.image, crops, tile_tokens(files)?, (patch, merge))
+        // InternVL's processor crops whatever the image processor's file says, as transformers has it.
+        Self::cut(&files.image, true, tile_tokens(files)?, (patch, merge))
     }
 
     fn cut(fields: &Fields, crops: bool, tile_tokens: u64, (patch, merge): (u64, u64)) -> Result<Self, MediaError> {

@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn tiles_are_the_parts_of_the_picture_and_the_whole() {
-        let config = r#"{"crop_to_patches": true, "max_patches": 6, "size": {"height": 2, "width": 2}}"#;
+        let config = r#"{"max_patches": 6, "size": {"height": 2, "width": 2}}"#;
         let rule = Tiles::new(&ProcessorFiles::read(Some(config), None, None).unwrap(), 1, 1).unwrap();
         // Two by three tiles, not resized.
         let size = Size { height: 6, width: 4 };

@@ -71,6 +71,7 @@ impl GgufFixture {
             extra_eos: Vec::new(),
             unknown: v.unknown,
             add_bos: v.add_bos,
+            add_eos: None,
             add_space_prefix: v.add_space_prefix,
         }
     }
