@@ -58,9 +58,7 @@ pub(crate) struct HostBytes {
 impl HostBytes {
     /// Reserves `more`. False when all bytes for requests are reserved.
     pub fn grow(&self, more: u64) -> bool {
-        let limit = self.shared.limits.host_bytes;
-        let take = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
-        let taken = self.shared.host_reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok();
+        let taken = take(&self.shared.host_reserved, more, self.shared.limits.host_bytes);
         self.reserved.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
         taken
     }
@@ -90,6 +88,12 @@ impl Drop for HostBytes {
         self.shared.host_reserved.fetch_sub(reserved, Ordering::AcqRel);
         self.shared.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
     }
+}
+
+/// Adds `more` to `sum` unless that would be above `limit`. Nobody else ever sees a sum that was not granted.
+fn take(sum: &AtomicU64, more: u64, limit: u64) -> bool {
+    let granted = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
+    sum.fetch_update(Ordering::AcqRel, Ordering::Acquire, granted).is_ok()
 }
 
 /// What the handle and the engine thread both see.
@@ -311,18 +315,14 @@ impl EngineHandle {
             });
         }
         let places = u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting);
-        let in_system = self.shared.in_system.fetch_add(1, Ordering::AcqRel);
-        let reserved = self.shared.host_reserved.fetch_add(bytes, Ordering::AcqRel);
-        // From here on the drops of these two undo both additions.
-        let place = Place(Arc::clone(&self.shared));
-        let held = HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() };
-        if in_system >= places && !broken("V-AB") {
+        if !take(&self.shared.in_system, 1, if broken("V-AB") { u64::MAX } else { places }) {
             return Err(self.full("queue"));
         }
-        if reserved + bytes > limits.host_bytes && !broken("V-O") {
+        let place = Place(Arc::clone(&self.shared));
+        if !take(&self.shared.host_reserved, bytes, if broken("V-O") { u64::MAX } else { limits.host_bytes }) {
             return Err(self.full("host"));
         }
-        Ok((place, held))
+        Ok((place, HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() }))
     }
 
     fn full(&self, what: &str) -> Refusal {

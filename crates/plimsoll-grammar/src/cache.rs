@@ -25,6 +25,9 @@ pub enum GrammarError {
     /// Not now: the budget is taken by grammars in use.
     #[error("all {0} bytes for grammars (--grammar-bytes) are in use; try again later")]
     Full(u64),
+    /// Not now: the system refuses a thread.
+    #[error("the system has no thread for constrained output ({0}); try again later")]
+    NoThread(String),
 }
 
 /// What grammars are compiled for.
@@ -61,7 +64,9 @@ const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
 pub struct Grammars {
     settings: Settings,
     budget: Arc<Budget>,
-    base: OnceLock<Result<Base, GrammarError>>,
+    base: OnceLock<Base>,
+    /// Held by whoever makes the base.
+    making: Mutex<()>,
     entries: Mutex<Vec<Entry>>,
     clock: AtomicU64,
     compiled: AtomicU64,
@@ -105,6 +110,7 @@ impl Grammars {
             budget: Budget::new(settings.bytes),
             settings,
             base: OnceLock::new(),
+            making: Mutex::new(()),
             entries: Mutex::default(),
             clock: AtomicU64::new(0),
             compiled: AtomicU64::new(0),
@@ -136,6 +142,21 @@ impl Grammars {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What all grammars share, made by the first that asks; what failed is tried again by the next.
+    fn base(&self) -> Result<&Base, GrammarError> {
+        if let Some(base) = self.base.get() {
+            return Ok(base);
+        }
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.base.get() {
+            Some(base) => Ok(base),
+            None => {
+                let base = Base::new(&self.settings, &self.budget)?;
+                Ok(self.base.get_or_init(|| base))
+            }
+        }
+    }
+
     /// The compiled grammar, from the cache or anew; `prefix` is fixed text before it. Takes milliseconds, for large schemas
     /// more: not for an event loop.
     pub(crate) fn compiled(&self, source: &Source, prefix: &str) -> Result<Arc<Compiled>, GrammarError> {
@@ -150,7 +171,7 @@ impl Grammars {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(Arc::clone(&entry.compiled));
         }
-        let base = self.base.get_or_init(|| Base::new(&self.settings, &self.budget)).as_ref().map_err(Clone::clone)?;
+        let base = self.base()?;
         let (grammar, depth) = source.grammar(prefix).map_err(GrammarError::Invalid)?;
         let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * key.len() as u64 + depth.bytes();
         let mut share = self.room(fixed_bytes)?;
@@ -271,7 +292,10 @@ impl Base {
             let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
             // Ends with the last sender.
             let work = move || inbox.iter().for_each(Job::run);
-            std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| failed(error.to_string()))?;
+            std::thread::Builder::new()
+                .name(name.into())
+                .spawn(work)
+                .map_err(|error| GrammarError::NoThread(error.to_string()))?;
             Ok(jobs)
         };
         Ok(Self { factory, jobs: [worker("grammar")?, worker("slow-grammar")?], _share: share })

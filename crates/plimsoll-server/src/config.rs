@@ -258,7 +258,12 @@ impl ServerConfig {
     /// Threads of the HTTP side: the runtime's, those that tokenize and decode media, one that waits for names or files, the two that
     /// follow grammars, and who writes the record. More files at once than that are fetched where there is room for the threads.
     pub fn threads_max(&self) -> usize {
-        HTTP_WORKERS + self.text_workers as usize + 2 * DECODERS + 3 + usize::from(self.record.is_some())
+        HTTP_WORKERS + self.blocking_threads() + 2 + usize::from(self.record.is_some())
+    }
+
+    /// Those of them for work that blocks, which the runtime is to have from the start: one that is refused later is a request that hangs.
+    pub fn blocking_threads(&self) -> usize {
+        self.text_workers as usize + 2 * DECODERS + 1
     }
 
     /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.

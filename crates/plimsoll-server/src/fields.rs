@@ -7,8 +7,8 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult, quote};
 
@@ -50,6 +50,11 @@ impl<'a> Fields<'a> {
         if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
     }
 
+    /// Whether a field is there and not null.
+    pub fn has(&self, name: &str) -> bool {
+        self.left.iter().any(|(key, raw)| key == name && raw.get() != "null")
+    }
+
     /// Takes a field's text; none when it is absent or null.
     pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
         let at = self.left.iter().position(|(key, _)| key == name)?;
@@ -74,7 +79,7 @@ impl<'a> Fields<'a> {
     /// Takes a field as `T` if it holds at most about `nodes_max` values.
     pub fn take_few<T: Deserialize<'a>>(&mut self, name: &str, nodes_max: usize) -> ApiResult<Option<T>> {
         if let Some((_, raw)) = self.left.iter().find(|(key, _)| key == name) {
-            check_nodes(&self.param(name), raw, nodes_max)?;
+            check_nodes(&self.param(name), raw.get(), nodes_max)?;
         }
         self.take(name)
     }
@@ -97,14 +102,14 @@ impl<'a> Fields<'a> {
             return Ok(None);
         };
         let param = self.param(name);
-        check_nodes(&param, raw, MAX_NODES)?;
+        check_nodes(&param, raw.get(), MAX_NODES)?;
         serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&param, &error))
     }
 
     /// Takes a field whose only supported values are `allowed` (JSON texts); it then needs no further handling.
     pub fn only(&mut self, name: &str, allowed: &[&str]) -> ApiResult<()> {
         match self.raw(name) {
-            Some(raw) if !allowed.contains(&raw.get()) => {
+            Some(raw) if !allowed.iter().any(|allowed| same(raw.get(), allowed)) => {
                 let message = format!("{name} is supported only as {}", allowed.join(" or "));
                 Err(ApiError::unsupported(self.param(name), message))
             }
@@ -135,10 +140,56 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Whether two JSON texts, the second a short one, are the same value.
+fn same(json: &str, known: &str) -> bool {
+    const LONGEST: usize = 256;
+    let value = |json| serde_json::from_str::<Value>(json).ok();
+    let number = |value: &Value| value.as_f64();
+    json == known
+        || json.len() <= LONGEST
+            && value(json).zip(value(known)).is_some_and(|(json, known)| {
+                json == known || number(&json).is_some_and(|it| number(&known) == Some(it))
+            })
+}
+
 /// Refuses JSON with more than about `nodes_max` values, before any of it becomes a value.
-pub(crate) fn check_nodes(param: &str, raw: &RawValue, nodes_max: usize) -> ApiResult<()> {
+pub(crate) fn check_nodes(param: &str, json: &str, nodes_max: usize) -> ApiResult<()> {
+    nodes_within(param, json, nodes_max).map(drop)
+}
+
+/// Arguments of calls: JSON in texts, all of which together may hold as many values as other JSON of a request.
+#[derive(Debug)]
+pub(crate) struct Arguments {
+    nodes_left: usize,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Self { nodes_left: MAX_NODES }
+    }
+}
+
+impl Arguments {
+    /// The object that a text is. What a model wrote that is no JSON, and is told again, is kept as a text in one, as `/v1/messages`
+    /// tells it.
+    pub fn parse(&mut self, param: &str, text: &str) -> ApiResult<Value> {
+        if text.trim().is_empty() {
+            return Ok(json!({}));
+        }
+        self.nodes_left -= nodes_within(param, text, self.nodes_left)?;
+        Ok(serde_json::from_str(text).unwrap_or_else(|_| no_json(text)))
+    }
+}
+
+/// Arguments that are no JSON, as an object.
+pub(crate) fn no_json(arguments: &str) -> Value {
+    json!({"INVALID_JSON": arguments})
+}
+
+/// About how many values JSON holds, `nodes_max` at most.
+fn nodes_within(param: &str, json: &str, nodes_max: usize) -> ApiResult<usize> {
     let (mut nodes, mut in_string, mut escaped) = (1usize, false, false);
-    for byte in raw.get().bytes() {
+    for byte in json.bytes() {
         match byte {
             _ if escaped => escaped = false,
             b'\\' if in_string => escaped = true,
@@ -151,7 +202,7 @@ pub(crate) fn check_nodes(param: &str, raw: &RawValue, nodes_max: usize) -> ApiR
         let message = format!("{param} holds about {nodes} JSON values, more than the limit of {nodes_max}");
         return Err(ApiError::invalid(param, message));
     }
-    Ok(())
+    Ok(nodes)
 }
 
 /// 400 for a value of the wrong type, without the position inside the field.

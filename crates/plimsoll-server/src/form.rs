@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use crate::app::App;
 use crate::config::Served;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
+use crate::fields::{Fields, MAX_NODES, check_nodes};
 
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 1024;
@@ -62,7 +62,9 @@ pub(crate) fn grammar(
     match Guide::new(&app.grammars, source, prefix, thinking) {
         Ok(guide) => Ok(Arc::new(guide)),
         Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
-        Err(full @ GrammarError::Full(_)) => Err(ApiError::unavailable(full.to_string(), 1)),
+        Err(later @ (GrammarError::Full(_) | GrammarError::NoThread(_))) => {
+            Err(ApiError::unavailable(later.to_string(), 1))
+        }
     }
 }
 
@@ -165,6 +167,7 @@ fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Value>> {
     let param = fields.param(name);
     match fields.json(name)? {
         Some(Value::String(text)) => {
+            check_nodes(&param, &text, MAX_NODES)?;
             let parsed = serde_json::from_str(&text);
             parsed.map(Some).map_err(|error| ApiError::invalid(&param, format!("{param} is not JSON: {error}")))
         }

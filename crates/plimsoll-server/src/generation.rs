@@ -1,6 +1,7 @@
 //! A running generation: what the engine's outboxes bring, in the order it comes, until all choices have ended, one has
 //! failed, or time is up. Dropping it drops the readers, which aborts what still runs.
 
+use std::future::pending;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -40,6 +41,7 @@ enum News {
     Cancelled,
     Cut,
     Late,
+    Silent,
 }
 
 /// The running choices of one HTTP request.
@@ -89,13 +91,14 @@ impl Generation {
     /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
         let silence = self.last_news + self.app.config.silence_timeout;
-        let until = self.deadline.map_or(silence, |deadline| deadline.min(silence));
+        // What ends it comes before its output, of which a client that reads slowly always has some waiting.
         let news = tokio::select! {
             biased;
             () = cancellation(self.ticket.as_ref()) => News::Cancelled,
-            next = self.choices.next() => News::Choice(next),
             () = reached(&mut self.phase, Phase::Cut) => News::Cut,
-            () = sleep_until(until) => News::Late,
+            () = at(self.deadline) => News::Late,
+            next = self.choices.next() => News::Choice(next),
+            () = sleep_until(silence) => News::Silent,
         };
         let event = match news {
             News::Choice(Some((_, Delta { error: Some(message), cause, .. }))) => {
@@ -105,7 +108,8 @@ impl Generation {
             News::Choice(None) => Event::Done,
             News::Cancelled => Event::Failed(cancelled()),
             News::Cut => Event::Failed(cut()),
-            News::Late => Event::Failed(late(&self.app.config, until == silence)),
+            News::Late => Event::Failed(late(&self.app.config, false)),
+            News::Silent => Event::Failed(late(&self.app.config, true)),
         };
         self.note(&event);
         event
@@ -140,6 +144,13 @@ impl Generation {
                 self.ticket = None;
             }
         }
+    }
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
     }
 }
 

@@ -115,33 +115,51 @@ impl Drop for Held {
 }
 
 /// Heap bytes that work on blocking threads takes; whoever finds them taken waits on its thread. Each holds one share at a
-/// time and none is larger than the whole, so that somebody can always go on.
+/// time and none is larger than the whole, so that somebody can always go on; in the order in which they came, so that what is
+/// large gets its turn beside a stream of what is small.
 #[derive(Debug)]
 pub(crate) struct WorkBudget {
     limit: u64,
-    used: Mutex<u64>,
-    freed: Condvar,
+    shares: Mutex<Shares>,
+    /// A share was taken or given back.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Shares {
+    used: u64,
+    /// How many have come, and how many have had their turn.
+    came: u64,
+    went: u64,
 }
 
 impl WorkBudget {
     pub fn new(limit: u64) -> Self {
-        Self { limit, used: Mutex::new(0), freed: Condvar::new() }
+        Self { limit, shares: Mutex::default(), changed: Condvar::new() }
     }
 
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    fn used(&self) -> MutexGuard<'_, u64> {
-        // A number is whole whoever panicked.
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shares(&self) -> MutexGuard<'_, Shares> {
+        // Nothing panics while it is held.
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `work` while holding `bytes`, which are at most the limit.
     pub fn with<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
         let bytes = bytes.min(self.limit);
-        let full = |used: &mut u64| *used + bytes > self.limit;
-        *self.freed.wait_while(self.used(), full).unwrap_or_else(PoisonError::into_inner) += bytes;
+        let mut shares = self.shares();
+        let turn = shares.came;
+        shares.came += 1;
+        let not_yet = |shares: &mut Shares| shares.went < turn || shares.used + bytes > self.limit;
+        shares = self.changed.wait_while(shares, not_yet).unwrap_or_else(PoisonError::into_inner);
+        shares.used += bytes;
+        shares.went += 1;
+        drop(shares);
+        // Whoever came next may fit beside it.
+        self.changed.notify_all();
         let _share = Share { budget: self, bytes };
         work()
     }
@@ -155,8 +173,8 @@ struct Share<'a> {
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        *self.budget.used() -= self.bytes;
-        self.budget.freed.notify_all();
+        self.budget.shares().used -= self.bytes;
+        self.budget.changed.notify_all();
     }
 }
 
@@ -302,6 +320,34 @@ mod tests {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| budget.with(10, || panic!("on purpose"))));
         assert!(panicked.is_err());
         assert_eq!(budget.with(10, || 7), 7);
+    }
+
+    #[test]
+    fn large_work_gets_its_turn_beside_small() {
+        let budget = WorkBudget::new(10);
+        let (done, came) = (Mutex::new(Vec::new()), |count| {
+            while budget.shares().came < count {
+                std::thread::yield_now();
+            }
+        });
+        std::thread::scope(|scope| {
+            let work = |bytes| {
+                scope.spawn({
+                    let (budget, done) = (&budget, &done);
+                    move || budget.with(bytes, || done.lock().unwrap().push(bytes))
+                })
+            };
+            budget.with(5, || {
+                work(10);
+                came(2);
+                work(1);
+                came(3);
+                // Who need not wait is through by then.
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(done.lock().unwrap().is_empty(), "nobody passes who waits for more");
+            });
+        });
+        assert_eq!(*done.lock().unwrap(), [10, 1]);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde::Serialize;
+use plimsoll_text::{Detokenizer, Tokenizer};
+use serde::{Serialize, Serializer};
 
 use crate::app::App;
 use crate::chat::messages::conversation;
@@ -12,15 +13,33 @@ use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::Held;
 use crate::logprobs::Spelling;
-use crate::models::json;
+use crate::models::{json, json_sized};
 use crate::turn::conversation::Conversation;
 
 #[derive(Serialize)]
-struct Tokenized {
+struct Tokenized<'a> {
     count: usize,
     max_model_len: u32,
-    tokens: Vec<u32>,
-    token_strs: Option<Vec<String>>,
+    tokens: &'a [u32],
+    token_strs: Option<Texts<'a>>,
+}
+
+/// The text of each token, one at a time.
+struct Texts<'a> {
+    spelling: Spelling<'a>,
+    tokens: &'a [u32],
+}
+
+impl Texts<'_> {
+    fn all(&self) -> impl Iterator<Item = String> {
+        self.tokens.iter().map(|id| self.spelling.text(*id))
+    }
+}
+
+impl Serialize for Texts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.all())
+    }
 }
 
 #[derive(Serialize)]
@@ -56,11 +75,21 @@ pub(crate) async fn info(State(app): State<Arc<App>>) -> Response {
     json(&info, None)
 }
 
-/// An id, held and as JSON.
-const ANSWER_BYTES_PER_ID: u64 = 16;
+/// An answer's JSON besides ids and texts.
+const ANSWER_BYTES: usize = 128;
 
-/// A token's text, held and as JSON.
-const ANSWER_BYTES_PER_TEXT: u64 = 64;
+/// An id as JSON.
+const ID_BYTES: usize = "4294967295,".len();
+
+/// A text as JSON, with a comma.
+fn text_bytes(text: &str) -> usize {
+    let escaped = |byte| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => "\\u0000".len(),
+        _ => 1,
+    };
+    text.bytes().map(escaped).sum::<usize>() + "\"\",".len()
+}
 
 /// Text or a conversation to ids.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
@@ -117,12 +146,14 @@ impl Asked {
                 What::Conversation(conversation) => conversation.prompt(app, add_special.unwrap_or(false))?.ids,
             };
             drop(what);
-            let per_token = if with_texts { ANSWER_BYTES_PER_ID + ANSWER_BYTES_PER_TEXT } else { ANSWER_BYTES_PER_ID };
-            held.become_bytes(tokens.len() as u64 * per_token)?;
             let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
-            let token_strs = with_texts.then(|| tokens.iter().map(|id| spelling.text(*id)).collect());
+            let token_strs = with_texts.then_some(Texts { spelling, tokens: &tokens });
+            let texts = token_strs.iter().flat_map(Texts::all).map(|text| text_bytes(&text)).sum::<usize>();
+            let bytes = ANSWER_BYTES + tokens.len() * ID_BYTES + texts;
+            held.become_bytes((size_of_val(&*tokens) + bytes) as u64)?;
             let max_model_len = app.served.engine.limits().max_req_total_len;
-            Ok(json(&Tokenized { count: tokens.len(), max_model_len, tokens, token_strs }, Some(held)))
+            let answer = Tokenized { count: tokens.len(), max_model_len, tokens: &tokens, token_strs };
+            Ok(json_sized(&answer, bytes, held))
         })
         .await
     }
@@ -141,9 +172,29 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
             return Err(ApiError::invalid("tokens", message));
         }
         app.check_ids("tokens", &tokens)?;
-        Ok(json(&Detokenized { prompt: app.served.tokenizer.decode(&tokens, false) }, None))
+        let mut held = body.keep(size_of_val(&*tokens) as u64)?;
+        let prompt = text_of(&tokens, &app.served.tokenizer, &mut held)?;
+        let bytes = ANSWER_BYTES + text_bytes(&prompt);
+        held.become_bytes((prompt.capacity() + bytes) as u64)?;
+        Ok(json_sized(&Detokenized { prompt }, bytes, held))
     })
     .await
+}
+
+/// The text of `ids`. Room grows by an eighth, and is held before it is taken.
+fn text_of(ids: &[u32], tokenizer: &Tokenizer, held: &mut Held) -> ApiResult<String> {
+    let (mut text, mut detokenizer) = (String::new(), Detokenizer::new(false));
+    for id in ids {
+        let most = Detokenizer::appended_max(tokenizer, *id);
+        if text.capacity() - text.len() < most {
+            let more = most.max(text.len() / 8);
+            held.grow(more as u64)?;
+            text.reserve_exact(more);
+        }
+        detokenizer.push(tokenizer, *id, &mut text);
+    }
+    detokenizer.finish(&mut text);
+    Ok(text)
 }
 
 fn check_model(fields: &mut Fields<'_>, app: &App) -> ApiResult<()> {

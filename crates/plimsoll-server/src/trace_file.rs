@@ -156,7 +156,7 @@ impl<S: Storage> TraceFile<S> {
             }
             let mut head = Vec::new();
             put_line(&mut head, &Head::default())?;
-            self.fits(head.len())?;
+            self.fits(head.len() + self.buffer.len())?;
             self.buffer.splice(..0, head);
         }
         self.storage.append(&self.buffer)?;

@@ -21,8 +21,13 @@ fn body(head: &str, piece: &str, tail: &str) -> String {
     format!("{head}{}{tail}", piece.repeat(times))
 }
 
-fn giants() -> Vec<(&'static str, String)> {
-    vec![
+/// One for each shape: its path, and what it is.
+fn giants() -> Vec<(&'static str, &'static str, String)> {
+    let call = r#"{"type":"function","id":"a","function":{"name":"f","arguments":"["#;
+    let chat = format!(r#"{{"messages":[{{"role":"assistant","tool_calls":[{call}"#);
+    let item = r#"{"input":[{"type":"function_call","call_id":"a","name":"f","arguments":"["#;
+    let form = r#"{"prompt":"x","guided_json":"["#;
+    let completions = vec![
         ("words", body("{\"prompt\":\"", "the old man and the sea ", "\"}")),
         ("escapes", body("{\"prompt\":\"", "abcdefghijklmnopqrstuvw\\n", "\"}")),
         ("nothing but escapes", body("{\"prompt\":\"", "\\n", "\"}")),
@@ -33,7 +38,15 @@ fn giants() -> Vec<(&'static str, String)> {
         ("biases", body("{\"prompt\":\"x\",\"logit_bias\":{", "\"1\":1,", "\"1\":1}}")),
         ("metadata", body("{\"prompt\":\"x\",\"metadata\":{", "\"\":\"\",", "\"\":\"\"}}")),
         ("an unknown field", body("{\"", "a", "\":1}")),
-    ]
+        ("a schema in a text", body(form, "1,", r#"1]"}"#)),
+    ];
+    let others = [
+        ("/v1/chat/completions", "arguments", body(&chat, "1,", r#"1]"}}]}]}"#)),
+        ("/v1/chat/completions", "empty arguments", body(&chat, "{},", r#"1]"}}]}]}"#)),
+        ("/tokenize", "arguments", body(&chat, "1,", r#"1]"}}]}]}"#)),
+        ("/v1/responses", "arguments", body(item, "1,", r#"1]"}]}"#)),
+    ];
+    completions.into_iter().map(|(name, body)| ("/v1/completions", name, body)).chain(others).collect()
 }
 
 /// One test, since the heap is counted for the whole process.
@@ -42,19 +55,19 @@ fn giants_take_what_is_planned_for_them_and_several_at_once_are_answered() {
     let config = ServerConfig { max_body_bytes: BODY_BYTES as u64, max_bytes_in_flight: 24 << 20, ..config() };
     let server = Server::with(config.clone(), limits(), letters);
     server.get("/metrics").ok_text();
-    let head = |body: &str| {
+    let head = |path: &str, body: &str| {
         format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         )
     };
     println!("{:<22} {:>12} {:>12}", "", "heap", "a byte");
     let (giants, mut worst) = (giants(), 0);
-    for (name, body) in &giants {
+    for (path, name, body) in &giants {
         let before = heap::in_use();
         heap::restart_peak();
         let mut client = server.connect();
-        client.stream.write_all(head(body).as_bytes()).unwrap();
+        client.stream.write_all(head(path, body).as_bytes()).unwrap();
         let _ = client.stream.write_all(body.as_bytes());
         client.answer().error(400);
         let taken = heap::peak() - before;
@@ -71,8 +84,8 @@ fn giants_take_what_is_planned_for_them_and_several_at_once_are_answered() {
     assert!(several >= 2);
     heap::restart_peak();
     std::thread::scope(|scope| {
-        for (_, body) in giants.iter().take(several) {
-            let (server, head) = (&server, head(body));
+        for (path, _, body) in giants.iter().take(several) {
+            let (server, head) = (&server, head(path, body));
             scope.spawn(move || {
                 let mut client = server.connect();
                 client.stream.write_all(head.as_bytes()).unwrap();

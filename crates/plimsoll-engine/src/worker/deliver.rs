@@ -118,8 +118,12 @@ impl<R: Runner> Worker<R> {
                 let (generated, position) = (work.generated, seq.tokens.len());
                 let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
                 let allowed = allowed.map_err(Failure::Form)?.flatten();
+                let formed = allowed.is_some();
                 let chosen = chooser.choose(logits, &work.request, &work.counts, generated, position, allowed);
-                chosen.map_err(|error| error.to_string())?
+                chosen.map_err(|error| match error {
+                    SampleError::NothingAllowed { .. } if formed => Failure::Form(NOTHING_LEFT.into()),
+                    error => Failure::Words(error.to_string()),
+                })?
             }
         };
         let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
@@ -134,6 +138,9 @@ impl<R: Runner> Worker<R> {
         Ok(hit)
     }
 }
+
+const NOTHING_LEFT: &str =
+    "the form allows only tokens here that end the output, and min_tokens does not let it end yet";
 
 /// How a request's tokens are chosen, by the model and by its draft head alike: the same logits give the same token.
 pub(super) struct Chooser<'a> {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Counts;
 use crate::choices::Collected;
+use crate::fields::no_json;
 use crate::generation::Usage;
 use crate::limits::Held;
 use crate::models;
@@ -135,7 +136,7 @@ fn give(last: Option<&mut Block>, arguments: &mut String) {
 pub(crate) fn input(arguments: &str) -> Box<RawValue> {
     let object = serde_json::from_str::<Box<RawValue>>(arguments).ok().filter(|raw| raw.get().starts_with('{'));
     object.unwrap_or_else(|| {
-        let object = if arguments.is_empty() { json!({}) } else { json!({"INVALID_JSON": arguments}) };
+        let object = if arguments.is_empty() { json!({}) } else { no_json(arguments) };
         to_raw(&object)
     })
 }

@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, Text, check_nodes, wrong};
 use crate::media::{Gallery, Medium};
-use crate::turn::content::{add_medium, add_text, wrap};
+use crate::turn::content::{add_medium, add_text, thoughts_alone, wrap};
 
 /// Takes the fields: the messages, what they show, and whether a block is marked for the cache.
 pub(crate) fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<(Vec<Value>, Vec<Medium>, bool)> {
@@ -22,7 +22,7 @@ pub(crate) fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<(Vec<Value>,
         told.messages.push(json!({"role": "system", "content": text}));
     }
     let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
-    check_nodes("messages", raw, MAX_NODES)?;
+    check_nodes("messages", raw.get(), MAX_NODES)?;
     let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong("messages", &e))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
@@ -34,6 +34,7 @@ pub(crate) fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<(Vec<Value>,
         let message = "messages ends with the assistant's turn: this server does not go on with a text it is given";
         return Err(ApiError::unsupported(format!("messages[{}]", list.len() - 1), message));
     }
+    told.messages.iter_mut().for_each(thoughts_alone);
     Ok((told.messages, told.gallery.media, told.caches))
 }
 
@@ -188,7 +189,7 @@ impl Told<'_> {
         if !raw.get().starts_with('[') {
             return serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e));
         }
-        check_nodes(path, raw, MAX_NODES)?;
+        check_nodes(path, raw.get(), MAX_NODES)?;
         let blocks: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e))?;
         let mut texts = Vec::with_capacity(blocks.len());
         for (i, raw) in blocks.iter().enumerate() {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::tools;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::fields::{Arguments, Fields, MAX_NODES, check_nodes};
 use crate::media::Gallery;
 use crate::turn::content::{add_medium, add_text};
 use crate::turn::conversation::Conversation;
@@ -59,16 +59,18 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conv
 }
 
 fn messages(raw: &RawValue, gallery: &mut Gallery<'_>) -> ApiResult<Vec<Value>> {
-    check_nodes("messages", raw, MAX_NODES)?;
+    check_nodes("messages", raw.get(), MAX_NODES)?;
     let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
     }
-    let message = |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?, gallery);
+    let mut arguments = Arguments::default();
+    let message =
+        |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?, gallery, &mut arguments);
     list.iter().enumerate().map(message).collect()
 }
 
-fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Value> {
+fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Arguments) -> ApiResult<Value> {
     let mut message = Map::new();
     let param = fields.param("role");
     let role =
@@ -77,14 +79,21 @@ fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Value
         let text = format!("{param} is `{}`; known roles are {}", quote(&role), ROLES.join(", "));
         return Err(ApiError::invalid(param, text));
     }
-    let calls = tool_calls(&mut fields)?;
+    let calls = tool_calls(&mut fields, arguments)?;
     let content = content(&mut fields, gallery)?;
-    if content.is_none() && (role != "assistant" || calls.is_none()) {
+    // An answer may have been cut while it was thought about.
+    let thought = fields.has("reasoning_content") || fields.has("reasoning");
+    let nothing = match role == "assistant" {
+        true if calls.is_some() => Some(Value::Null),
+        true if thought => Some("".into()),
+        _ => None,
+    };
+    let Some(content) = content.or(nothing) else {
         let param = fields.param("content");
         return Err(ApiError::invalid(&param, format!("{param} is missing")));
-    }
+    };
     message.insert("role".into(), role.into());
-    message.insert("content".into(), content.unwrap_or(Value::Null));
+    message.insert("content".into(), content);
     if let Some(calls) = calls {
         message.insert("tool_calls".into(), calls);
     }
@@ -134,7 +143,7 @@ fn content(fields: &mut Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Opti
 }
 
 /// Tool calls of an earlier answer, with their arguments as objects, which is what templates expect.
-fn tool_calls(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
+fn tool_calls(fields: &mut Fields<'_>, parsed: &mut Arguments) -> ApiResult<Option<Value>> {
     let param = fields.param("tool_calls");
     let Some(mut calls) = fields.json("tool_calls")? else {
         return Ok(None);
@@ -154,10 +163,7 @@ fn tool_calls(fields: &mut Fields<'_>) -> ApiResult<Option<Value>> {
             return Err(ApiError::invalid(&param, format!("{param}: a call has no function.arguments")));
         };
         if let Value::String(text) = arguments {
-            let text = if text.trim().is_empty() { "{}" } else { text.as_str() };
-            let parsed: Value = serde_json::from_str(text)
-                .map_err(|e| ApiError::invalid(&param, format!("{param}: function.arguments is not JSON: {e}")))?;
-            *arguments = parsed;
+            *arguments = parsed.parse(&param, text)?;
         }
     }
     Ok(Some(calls))

@@ -1,7 +1,7 @@
 //! `GET /openapi.json`: what every route takes and answers.
 //!
 //! Bodies are taken apart field by field, so there are no types to derive this from: `bodies` and `answers` say it again, and
-//! `tests/openapi.rs` holds the two together. Every field here has an example that the server takes, every field it takes is
+//! `tests/api/openapi.rs` holds the two together. Every field here has an example that the server takes, every field it takes is
 //! here, what is not here is refused, and every answer fits its schema.
 
 mod answers;

@@ -68,11 +68,12 @@ impl Registry {
             engine
         };
         let gone = self.blocking(move |loader| Ok(loader.unload(&engine))).await;
-        if !matches!(gone, Ok(true)) {
-            tracing::error!(model = slot.name(), "the engine has not ended; its memory is not back");
+        if matches!(gone, Ok(true)) {
+            tracing::info!(model = slot.name(), "unloaded");
+            self.front.metrics.models.unloaded.inc();
+        } else {
+            tracing::error!(model = slot.name(), "the engine has not ended; its room is not free until it has");
         }
-        tracing::info!(model = slot.name(), "unloaded");
-        self.front.metrics.models.unloaded.inc();
         slot.inner().state = State::Unloaded;
     }
 }

@@ -7,9 +7,9 @@ use plimsoll_media::Modality;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, Text, check_nodes, wrong};
+use crate::fields::{Arguments, Fields, MAX_NODES, Text, check_nodes, wrong};
 use crate::media::Gallery;
-use crate::turn::content::{add_medium, add_text};
+use crate::turn::content::{add_medium, add_text, thoughts_alone};
 
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 
@@ -60,7 +60,7 @@ pub(crate) fn input(app: &App, raw: &RawValue, shown: &mut Shown<'_>) -> ApiResu
         let what = What::Message { role: "user".into(), said: vec![Said::Text(text)] };
         return Ok(vec![Item { id: app.ids.named("msg"), what }]);
     }
-    check_nodes("input", raw, MAX_NODES)?;
+    check_nodes("input", raw.get(), MAX_NODES)?;
     list(app, "input", raw.get(), shown)
 }
 
@@ -92,12 +92,7 @@ fn item(app: &App, mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<I
         }
         Some("function_call") => {
             let (call_id, name) = (fields.required("call_id")?, fields.required("name")?);
-            let at = fields.param("arguments");
             let arguments: String = fields.required("arguments")?;
-            if !arguments.trim().is_empty() {
-                serde_json::from_str::<serde::de::IgnoredAny>(&arguments)
-                    .map_err(|e| ApiError::invalid(&at, format!("{at} is not JSON: {e}")))?;
-            }
             direct(&mut fields)?;
             ("fc", What::Call { call_id, name, arguments })
         }
@@ -217,6 +212,7 @@ pub(crate) fn messages(param: &str, instructions: Option<&str>, items: &[Item]) 
             What::Result { call_id, said } => told.result(param, call_id, content(said))?,
         }
     }
+    told.messages.iter_mut().for_each(thoughts_alone);
     Ok(told.messages)
 }
 
@@ -236,6 +232,7 @@ fn content(said: &[Said]) -> Value {
 struct Told {
     messages: Vec<Value>,
     calls: Vec<String>,
+    arguments: Arguments,
 }
 
 impl Told {
@@ -259,9 +256,8 @@ impl Told {
     }
 
     fn call(&mut self, param: &str, id: &str, name: &str, arguments: &str) -> ApiResult<()> {
-        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
-        let arguments: Value = serde_json::from_str(arguments).map_err(|e| wrong(param, &e))?;
-        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let mut call = json!({"id": id, "type": "function", "function": {"name": name}});
+        call["function"]["arguments"] = self.arguments.parse(param, arguments)?;
         self.calls.push(id.into());
         match self.open(|_| true) {
             Some(message) => {

@@ -219,7 +219,7 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     echo.safety_identifier = fields.take("safety_identifier")?;
     echo.prompt_cache_key = fields.take("prompt_cache_key")?;
     if let Some(raw) = fields.raw("metadata") {
-        check_nodes("metadata", raw, METADATA_NODES_MAX)?;
+        check_nodes("metadata", raw.get(), METADATA_NODES_MAX)?;
         serde_json::from_str::<BTreeMap<String, String>>(raw.get())
             .map_err(|e| crate::fields::wrong("metadata", &e))?;
         echo.metadata = Some(raw.to_owned());

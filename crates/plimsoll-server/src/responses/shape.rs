@@ -27,6 +27,8 @@ pub(crate) struct Responding {
     /// What the store keeps of the input, if it keeps anything.
     items: Option<Arc<str>>,
     logprobs: bool,
+    /// Tokens of text that has not come yet: parts of a character, what may be the beginning of a marker.
+    unreported: Vec<ChatToken>,
     reading: Reading,
     output: Vec<Output>,
     teller: Teller,
@@ -120,6 +122,7 @@ impl Responding {
             echo,
             items,
             logprobs,
+            unreported: Vec::new(),
             reading,
             output: Vec::new(),
             teller,
@@ -134,19 +137,22 @@ impl Responding {
     pub fn take(&mut self, delta: Delta, out: &mut Events) {
         let parts = self.reading.read(delta.text, delta.finish.is_some(), &self.context.app.ids);
         let thoughts = self.reading.count_thoughts(&delta.tokens);
-        let mut logprobs = Vec::new();
         if self.logprobs {
             // Of the text alone: what was thought before it has no place to be reported.
-            logprobs = ChatLogprobs::new(self.context.spelling(), &delta.tokens[thoughts..]).content;
+            let reports = ChatLogprobs::new(self.context.spelling(), &delta.tokens[thoughts..]).content;
+            self.unreported.extend(reports);
         }
         for part in parts {
-            self.part(part, &mut logprobs, out);
+            self.part(part, out);
         }
         self.finish = delta.finish.or(self.finish);
     }
 
-    /// `logprobs` go with the first piece of text.
-    fn part(&mut self, part: reading::Part, logprobs: &mut Vec<ChatToken>, out: &mut Events) {
+    /// What is not reported yet goes with the next piece of text; what a call consists of has no place to be reported.
+    fn part(&mut self, part: reading::Part, out: &mut Events) {
+        if matches!(part, reading::Part::Call { .. } | reading::Part::Arguments { .. }) {
+            self.unreported.clear();
+        }
         if let reading::Part::Call { id, name, .. } = part {
             let what = What::Call { call_id: id, name, arguments: String::new() };
             return self.begin("fc", what, out);
@@ -171,7 +177,7 @@ impl Responding {
             (reading::Part::Content(more), What::Text { text, logprobs: all }) => {
                 text.push_str(more);
                 let before = all.len();
-                all.append(logprobs);
+                all.append(&mut self.unreported);
                 ("response.output_text.delta", Some(0), more, Some(&all[before..]))
             }
             (reading::Part::Arguments { text: more, .. }, What::Call { arguments, .. }) => {
@@ -246,6 +252,12 @@ impl Responding {
             (None, Some(FinishReason::Length)) => ("response.incomplete", Status::Incomplete),
             (None, _) => ("response.completed", Status::Completed),
         };
+        // Tokens without text, the last one's, say.
+        if let Some(Output { what: What::Text { logprobs, .. }, status: Status::InProgress, .. }) =
+            self.output.last_mut()
+        {
+            logprobs.append(&mut self.unreported);
+        }
         self.end_item(if status == Status::Completed { status } else { Status::Incomplete }, out);
         let cut = status == Status::Incomplete;
         let object = Object {

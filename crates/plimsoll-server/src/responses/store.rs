@@ -85,12 +85,13 @@ impl ResponseStore {
 
     /// A response of this key as it is now: whole, or as it began.
     pub fn look(&self, id: &str, key: Option<usize>) -> Option<Bytes> {
-        let kept = self.get(id, key).map(|kept| kept.response);
-        kept.or_else(|| {
-            let state = self.state();
-            let begun = state.begun.iter().find(|(known, owner, _)| known == id && *owner == key);
-            begun.map(|(.., response)| response.clone())
-        })
+        // In one go: a response that ends meanwhile goes from among those that have begun to those that are kept.
+        let mut state = self.state();
+        if let Some(kept) = state.used(id, key) {
+            return Some(kept.response.clone());
+        }
+        let begun = state.begun.iter().find(|(known, owner, _)| known == id && *owner == key);
+        begun.map(|(.., response)| response.clone())
     }
 
     /// Keeps a response. Room is made before anything is added.
@@ -115,14 +116,7 @@ impl ResponseStore {
 
     /// A kept response of this key, which is then the one used last.
     pub fn get(&self, id: &str, key: Option<usize>) -> Option<Kept> {
-        let mut state = self.state();
-        let now = state.tick();
-        let State { entries, order, .. } = &mut *state;
-        let entry = entries.get_mut(id).filter(|entry| entry.kept.key == key)?;
-        let name = order.remove(&entry.used_at)?;
-        order.insert(now, name);
-        entry.used_at = now;
-        Some(entry.kept.clone())
+        self.state().used(id, key).cloned()
     }
 
     /// A response came to no end that it could tell: whoever waits for it is let go.
@@ -183,6 +177,16 @@ impl State {
         self.clock
     }
 
+    /// A kept response of this key, which is then the one used last.
+    fn used(&mut self, id: &str, key: Option<usize>) -> Option<&Kept> {
+        let now = self.tick();
+        let entry = self.entries.get_mut(id).filter(|entry| entry.kept.key == key)?;
+        let name = self.order.remove(&entry.used_at)?;
+        self.order.insert(now, name);
+        entry.used_at = now;
+        Some(&entry.kept)
+    }
+
     fn remove(&mut self, id: &str) -> bool {
         let Some(entry) = self.entries.remove(id) else { return false };
         self.order.remove(&entry.used_at);
@@ -193,6 +197,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn kept(bytes: usize) -> Kept {
@@ -221,6 +227,30 @@ mod tests {
         store.remove("c", None);
         store.remove("d", None);
         assert_eq!(store.usage(), StoreUsage { responses: 0, bytes: 0, limit: 4000, evicted: 2 });
+    }
+
+    #[test]
+    fn a_response_is_found_while_it_ends() {
+        let (store, latest, looks) = (ResponseStore::new(u64::MAX), AtomicUsize::new(0), AtomicUsize::new(0));
+        store.insert("0", kept(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while looks.fetch_add(1, Ordering::AcqRel) < 20_000 {
+                    let id = latest.load(Ordering::Acquire).to_string();
+                    assert!(store.look(&id, None).is_some(), "{id}");
+                }
+            });
+            for at in 1.. {
+                let id = at.to_string();
+                let begun = store.begins(&id, None, Bytes::new());
+                latest.store(at, Ordering::Release);
+                store.insert(&id, kept(0));
+                drop(begun);
+                if looks.load(Ordering::Acquire) >= 20_000 {
+                    break;
+                }
+            }
+        });
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(crate) fn take(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<(Optio
     let list: Vec<&RawValue> = match fields.raw("tools") {
         None => Vec::new(),
         Some(raw) => {
-            check_nodes("tools", raw, MAX_NODES)?;
+            check_nodes("tools", raw.get(), MAX_NODES)?;
             echo.tools = Some(raw.to_owned());
             serde_json::from_str(raw.get()).map_err(|e| wrong("tools", &e))?
         }

@@ -40,6 +40,13 @@ pub(crate) fn wrap(content: &mut Value, before: &str, after: &str) {
     }
 }
 
+/// Says nothing where a message has neither content nor calls, but thoughts before an answer that was cut: templates add texts.
+pub(crate) fn thoughts_alone(message: &mut Value) {
+    if message["content"].is_null() && message.get("tool_calls").is_none() {
+        message["content"] = "".into();
+    }
+}
+
 fn text_part(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }

@@ -1,0 +1,131 @@
+//! I7: a step that fails, a kernel that panics, logits that are no numbers end the request they belong to, and nothing
+//! else: the neighbours' tokens are the very ones they would have had, and the engine goes on serving.
+
+use crate::common::recall::{FAILS, NAN, PANICS, SHORT_ROW, Shape, prompt, recall_engine, says};
+use crate::common::{collect, greedy, quiet};
+
+/// Runs eight healthy requests around one whose prompt has `fault` at `at`. Returns that one's error.
+fn one_among_eight(fault: u32, at: usize, shape: Shape) -> String {
+    let (engine, _) = recall_engine(shape);
+    let healthy: Vec<_> = (0..8).map(|i| prompt(i, 20 + 5 * i as usize)).collect();
+    let mut bad = prompt(99, 40);
+    bad[at] = fault;
+    let (before, after) = healthy.split_at(4);
+    let submit = |p: &Vec<u32>| engine.submit(greedy(p, 16)).unwrap();
+    let mut readers: Vec<_> = before.iter().map(submit).collect();
+    let bad_reader = submit(&bad);
+    readers.extend(after.iter().map(submit));
+    let failed = collect(bad_reader);
+    for (prompt, reader) in healthy.iter().zip(readers) {
+        let answer = collect(reader);
+        assert_eq!(answer.error, None, "a neighbour of token {fault}");
+        assert_eq!(answer.ids, says(prompt, 16), "a neighbour of token {fault}");
+    }
+    assert_eq!(failed.finish, None);
+    assert_eq!(failed.ids, Vec::<u32>::new());
+    quiet(&engine);
+    assert!(!engine.stopped());
+    let metrics = engine.metrics();
+    assert_eq!((metrics.failed.get(), metrics.finished.get()), (1, 8), "failed, finished");
+    // Whatever was left behind does not harm those who come later with the same beginning.
+    let mut healed = bad.clone();
+    healed[at] = 1;
+    assert_eq!(collect(submit(&healed)).ids, says(&healed, 16), "after the fault");
+    failed.error.expect("the request with the fault fails")
+}
+
+#[test]
+fn a_failing_step_ends_only_the_request_that_fails() {
+    for at in [0, 17, 39] {
+        let error = one_among_eight(FAILS, at, Shape::default());
+        assert!(error.contains("the token that fails"), "{error}");
+    }
+}
+
+#[test]
+fn a_panicking_kernel_ends_only_its_request() {
+    for at in [0, 17, 39] {
+        let error = one_among_eight(PANICS, at, Shape { prefix_cache: at == 17, ..Shape::default() });
+        assert!(error.contains("token 372 was computed"), "{error}");
+    }
+}
+
+#[test]
+fn logits_that_are_no_numbers_end_only_their_request() {
+    let error = one_among_eight(NAN, 39, Shape::default());
+    assert!(error.contains("NaN"), "{error}");
+}
+
+#[test]
+fn a_row_of_the_wrong_length_ends_only_its_request() {
+    let error = one_among_eight(SHORT_ROW, 39, Shape::default());
+    assert!(error.contains("row of 7 logits"), "{error}");
+}
+
+#[test]
+fn faults_while_others_are_preempted_stay_alone() {
+    let tiny = Shape { pages: 8, context: 128, ..Shape::default() };
+    for fault in [FAILS, PANICS] {
+        for at in [0, 39] {
+            one_among_eight(fault, at, tiny);
+        }
+    }
+}
+
+/// Recurrent state is half written by a step that fails: whoever was in it starts over, and says the same.
+#[test]
+fn faults_in_hybrids_stay_alone() {
+    for fault in [FAILS, PANICS, NAN, SHORT_ROW] {
+        for at in [0, 17, 39] {
+            for (drafts, spare) in [(0, 0), (0, 16), (3, 8)] {
+                if matches!(fault, FAILS | PANICS) || at == 39 {
+                    one_among_eight(fault, at, Shape::hybrid(drafts, 180, spare));
+                }
+            }
+        }
+    }
+    let tiny = Shape { pages: 8, context: 128, ..Shape::hybrid(2, 180, 4) };
+    for at in [0, 39] {
+        one_among_eight(FAILS, at, tiny);
+    }
+}
+
+#[test]
+fn a_fault_in_the_middle_of_an_answer_keeps_what_was_said() {
+    let (engine, _) = recall_engine(Shape::default());
+    let mut request = greedy(&prompt(5, 30), 16);
+    // Bias makes the model say the failing token as soon as it may.
+    request.sampling.logit_bias = vec![(FAILS, 100.0)];
+    let bystander = prompt(6, 30);
+    let other = engine.submit(greedy(&bystander, 40)).unwrap();
+    let answer = collect(engine.submit(request).unwrap());
+    assert_eq!(answer.ids, [FAILS], "said once, failed when it was computed");
+    assert!(answer.error.is_some());
+    assert_eq!(collect(other).ids, says(&bystander, 40));
+}
+
+#[test]
+fn what_a_failed_request_computed_is_not_shared() {
+    let (engine, _) = recall_engine(Shape { rows: 64, ..Shape::default() });
+    let mut bad = prompt(7, 33);
+    bad[32] = NAN;
+    assert!(collect(engine.submit(greedy(&bad, 4)).unwrap()).error.is_some());
+    quiet(&engine);
+    let again = collect(engine.submit(greedy(&bad, 4)).unwrap());
+    assert!(again.error.is_some());
+    assert_eq!(again.cached_tokens, 0, "the step whose logits were no numbers is not cached");
+}
+
+#[test]
+fn every_request_failing_leaves_an_engine_that_serves() {
+    let (engine, _) = recall_engine(Shape::default());
+    for round in 0..20 {
+        let mut bad = prompt(round, 25);
+        bad[24] = [FAILS, PANICS, NAN, SHORT_ROW][round as usize % 4];
+        let readers: Vec<_> = (0..6).map(|_| engine.submit(greedy(&bad, 4)).unwrap()).collect();
+        assert!(readers.into_iter().all(|reader| collect(reader).error.is_some()));
+    }
+    quiet(&engine);
+    let good = prompt(1, 25);
+    assert_eq!(collect(engine.submit(greedy(&good, 8)).unwrap()).ids, says(&good, 8));
+}

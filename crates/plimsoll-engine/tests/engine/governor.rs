@@ -1,0 +1,81 @@
+//! The governor on a real engine thread, with made-up looks at the machine: each rung does what it says, answers stay the
+//! same, and when memory is back everything is as before.
+
+use std::time::{Duration, Instant};
+
+use plimsoll_engine::governor::{Reading, Rung};
+use plimsoll_engine::testing::take_reading;
+use plimsoll_engine::{EngineHandle, Refusal};
+
+use crate::common::recall::{Shape, recall_engine, says};
+use crate::common::{ask, collect, greedy, quiet};
+
+const CALM: Reading = Reading {
+    available: 1 << 40,
+    untouched: 0,
+    above_plan: 1 << 30,
+    stall_room: 1 << 40,
+    some_avg10: 0.0,
+    full_avg10: 0.0,
+};
+const DIRE: Reading = Reading { available: 0, ..CALM };
+
+/// Shows the engine a reading and waits until it has acted: the rung is taken before the deed, so two looks are one deed.
+fn show(engine: &EngineHandle, reading: Reading) -> Rung {
+    let steps = || engine.status().turns.load(std::sync::atomic::Ordering::Acquire);
+    take_reading(engine, reading);
+    let before = steps();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while steps() < before + 2 {
+        assert!(Instant::now() < deadline, "the engine does not look");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    engine.rung()
+}
+
+fn slow() -> Shape {
+    Shape { step_time: Duration::from_millis(2), ..Shape::default() }
+}
+
+#[test]
+fn cold_prefixes_go_first_and_new_requests_are_told_503() {
+    let (engine, _) = recall_engine(slow());
+    let prompt: Vec<u32> = (0..64).collect();
+    assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8));
+    quiet(&engine);
+    let cached = || engine.status().pages_cached.load(std::sync::atomic::Ordering::Acquire);
+    assert!(cached() > 0, "the prompt was cached");
+    assert_eq!(show(&engine, DIRE), Rung::EvictPrefix);
+    assert_eq!(cached(), 0);
+    assert_eq!(show(&engine, DIRE), Rung::SmallChunks);
+    assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8), "chunks of one page");
+    assert_eq!(show(&engine, DIRE), Rung::SpeculationOff);
+    assert_eq!(show(&engine, DIRE), Rung::StopAdmitting);
+    let refusal = engine.submit(greedy(&prompt, 8)).expect_err("memory is short");
+    assert!(matches!(refusal, Refusal::Unavailable { retry_after_s: 1.., .. }), "{refusal:?}");
+    assert!((0..40).any(|_| show(&engine, CALM) == Rung::Calm), "it climbs back");
+    assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8));
+    let climbed: Vec<u64> = engine.metrics().rungs.iter().map(|rung| rung.get()).collect();
+    assert_eq!(climbed, [1, 1, 1, 1, 0, 0]);
+    assert_eq!(engine.metrics().refused_memory.get(), 1);
+    quiet(&engine);
+}
+
+#[test]
+fn the_newest_give_way_and_the_oldest_finishes() {
+    let (engine, _) = recall_engine(slow());
+    let prompts: Vec<Vec<u32>> = (0..6u32).map(|i| (i * 7..i * 7 + 20).collect()).collect();
+    let readers: Vec<_> = prompts.iter().map(|prompt| engine.submit(greedy(prompt, 200)).unwrap()).collect();
+    let rungs: Vec<Rung> = (0..8).map(|_| show(&engine, DIRE)).collect();
+    assert_eq!(rungs[4..], [Rung::Preempt, Rung::Fail, Rung::Fail, Rung::Fail]);
+    assert!(engine.metrics().preemptions.get() > 0);
+    while show(&engine, CALM) != Rung::Calm {}
+    let answers: Vec<_> = readers.into_iter().map(collect).collect();
+    let failed: Vec<bool> = answers.iter().map(|answer| answer.error.is_some()).collect();
+    assert!(!failed[0] && failed[5], "{failed:?}");
+    assert!(failed.is_sorted(), "the newest first: {failed:?}");
+    for (answer, prompt) in answers.iter().zip(&prompts).filter(|(answer, _)| answer.error.is_none()) {
+        assert_eq!(answer.ids, says(prompt, 200), "what was preempted says the same in the end");
+    }
+    quiet(&engine);
+}

@@ -1,0 +1,96 @@
+//! Requests and the prefix cache seen from outside: phases, pages, speed; a cache that is cleared gives its pages back.
+
+use std::sync::atomic::Ordering::Acquire;
+use std::time::{Duration, Instant};
+
+use plimsoll_engine::{EngineHandle, Phase};
+use plimsoll_memory::Component;
+
+use crate::common::recall::{Shape, prompt, recall_engine, says};
+use crate::common::{self, ask, engine, exact, full_pools, greedy, quiet};
+
+fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !what(engine) {
+        assert!(Instant::now() < deadline, "it never came to that");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn a_request_is_seen_on_its_whole_way() {
+    let (engine, _) = recall_engine(Shape { running: 1, step_time: Duration::from_millis(3), ..Shape::default() });
+    let first = engine.submit(greedy(&prompt(1, 200), 50)).unwrap();
+    let second = engine.submit(greedy(&prompt(2, 20), 10)).unwrap();
+    let (first_watch, second_watch) = (first.watch(), second.watch());
+    // 200 tokens take 7 steps of 32 rows.
+    until(&engine, |_| first_watch.snapshot().phase == Phase::Prefill);
+    let look = first_watch.snapshot();
+    assert!(look.kv_pages > 0 && look.computed_tokens < 200 && look.generated_tokens == 0, "{look:?}");
+    assert_eq!(second_watch.snapshot().phase, Phase::Waiting, "there is one place");
+    assert_eq!(second_watch.snapshot().kv_pages, 0);
+    until(&engine, |_| first_watch.snapshot().generated_tokens > 10);
+    let look = first_watch.snapshot();
+    assert_eq!((look.phase, look.prompt_tokens), (Phase::Decode, 200));
+    assert!(look.kv_pages as u64 <= engine.status().pages_used.load(Acquire));
+    assert!(look.kv_pages >= 210 / 16 && look.host_bytes > 0, "{look:?}");
+    let speed = look.tokens_per_second.unwrap();
+    assert!((10.0..400.0).contains(&speed), "a token takes three milliseconds or more, not {speed}/s");
+    // Ended by somebody who is not its reader, who is there still.
+    first_watch.abort();
+    until(&engine, |_| first_watch.snapshot().phase == Phase::Ended);
+    assert_eq!(first_watch.snapshot().kv_pages, 0);
+    until(&engine, |_| second_watch.snapshot().phase == Phase::Ended);
+    assert_eq!(second_watch.snapshot().generated_tokens, 10);
+    assert_eq!((engine.metrics().aborted.get(), engine.metrics().finished.get()), (1, 1));
+    drop((first, second, first_watch, second_watch));
+    quiet(&engine);
+}
+
+/// The real model, so that bytes are those of plan and ledger.
+#[test]
+fn a_cleared_cache_has_given_back_its_pages() {
+    for model in ["llama", "qwen3-next"] {
+        let engine = engine(model, &exact());
+        let before = engine.cache_report();
+        assert!(before.enabled && before.pages == 0, "{before:?}");
+        let planned = engine.ledger().row(Component::KvPages).planned;
+        assert_eq!(before.page_bytes * engine.status().pages_total.load(Acquire), planned);
+        let long: Vec<u32> = (0..100).map(|i| 3 + i % 50).collect();
+        let first = ask(&engine, greedy(&long, 8));
+        let again = ask(&engine, greedy(&long, 8));
+        quiet(&engine);
+        assert!(again.cached_tokens >= 64, "{}", again.cached_tokens);
+        let full = engine.cache_report();
+        assert!(full.pages > 0 && full.entries == full.pages && full.bytes == full.pages * full.page_bytes, "{full:?}");
+        assert!(full.hit_tokens >= u64::from(again.cached_tokens), "{full:?}");
+        assert_eq!(engine.status().pages_used.load(Acquire), full.pages);
+        let (told, after) = pollster::block_on(engine.clear_cache()).unwrap();
+        assert_eq!((told.pages, after.pages, after.entries, after.state_checkpoints), (full.pages, 0, 0, 0));
+        assert_eq!(engine.status().pages_used.load(Acquire), 0, "every page is free");
+        assert_eq!(engine.status().slots_used.load(Acquire), 0, "every slot is free");
+        let cold = ask(&engine, greedy(&long, 8));
+        assert_eq!((cold.cached_tokens, &cold.ids), (0, &first.ids), "it is computed anew, to the same end");
+        quiet(&engine);
+        full_pools(&engine);
+    }
+}
+
+#[test]
+fn clearing_under_running_requests_costs_them_nothing() {
+    let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..Shape::default() });
+    let readers: Vec<_> = (0..4).map(|i| engine.submit(greedy(&prompt(i, 100), 60)).unwrap()).collect();
+    for _ in 0..20 {
+        let (_, after) = pollster::block_on(engine.clear_cache()).unwrap();
+        assert_eq!(after.pages, 0, "nothing is held by the tree alone");
+    }
+    for (i, reader) in (0..).zip(readers) {
+        assert_eq!(common::collect(reader).ids, says(&prompt(i, 100), 60));
+    }
+    quiet(&engine);
+    pollster::block_on(engine.clear_cache()).unwrap();
+    assert_eq!(engine.status().pages_used.load(Acquire), 0);
+    engine.stop();
+    until(&engine, EngineHandle::stopped);
+    assert!(pollster::block_on(engine.clear_cache()).is_none(), "nobody is there to do it");
+}

@@ -1,0 +1,275 @@
+//! The OpenAPI document and the server say the same: every field it lists is taken, what it does not list is refused, and every
+//! answer fits its schema.
+
+use plimsoll_engine::Limits;
+use plimsoll_engine::testing::{Step, letters, limits};
+use serde_json::{Map, Value, json};
+
+use crate::common::{Answer, Server, config, eventually, post};
+
+/// Why `value` does not fit `schema`; of JSON Schema what the document uses.
+fn misfit(document: &Value, schema: &Value, value: &Value, at: &str) -> Option<String> {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let target = document.pointer(reference.strip_prefix('#').unwrap()).unwrap_or_else(|| panic!("{reference}"));
+        return misfit(document, target, value, at);
+    }
+    if let Some(any) = schema["anyOf"].as_array() {
+        let fits = any.iter().any(|schema| misfit(document, schema, value, at).is_none());
+        if !fits {
+            return Some(format!("{at}: {value} fits none of {any:?}"));
+        }
+    }
+    let kinds: Vec<&str> = match &schema["type"] {
+        Value::String(kind) => vec![kind],
+        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let is = |kind: &&str| match *kind {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "string" => value.is_string(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        other => panic!("{at}: no such type: {other}"),
+    };
+    if !kinds.is_empty() && !kinds.iter().any(is) {
+        return Some(format!("{at}: {value} is not {kinds:?}"));
+    }
+    if let Some(allowed) = schema["enum"].as_array().filter(|allowed| !allowed.contains(value)) {
+        return Some(format!("{at}: {value} is not in {allowed:?}"));
+    }
+    if let Some(items) = value.as_array() {
+        let misfits = |(i, item)| misfit(document, schema.get("items")?, item, &format!("{at}[{i}]"));
+        return items.iter().enumerate().find_map(misfits);
+    }
+    let object = value.as_object()?;
+    let none = Map::new();
+    let properties = schema["properties"].as_object().unwrap_or(&none);
+    let mut required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    if let Some(missing) = required.find(|name| !object.contains_key(*name)) {
+        return Some(format!("{at}: {missing} is missing"));
+    }
+    object.iter().find_map(|(name, value)| match properties.get(name) {
+        Some(schema) => misfit(document, schema, value, &format!("{at}.{name}")),
+        None if schema["additionalProperties"] == false => Some(format!("{at}: {name} is not in the schema")),
+        None => None,
+    })
+}
+
+/// Two servers of which one says letters and the other makes embeddings.
+struct Pair {
+    letters: Server,
+    pooled: Server,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let encoder = Limits { encoder: true, ..limits() };
+        let pooled = Server::with(config(), encoder, |_| Box::new([Step::Pooled(vec![0.5; 8])].into_iter()));
+        Self { letters: Server::start(letters), pooled }
+    }
+
+    /// The one that a route is for.
+    fn of(&self, path: &str) -> &Server {
+        if ["/v1/embeddings", "/v1/rerank", "/v1/score"].contains(&path) { &self.pooled } else { &self.letters }
+    }
+
+    fn reached(&self) -> usize {
+        [&self.letters, &self.pooled].map(|server| server.observed.requests.lock().unwrap().len()).iter().sum()
+    }
+}
+
+/// The document of this server.
+fn document(server: &Server) -> Value {
+    server.get("/openapi.json").ok()
+}
+
+fn answered(document: &Value, path: &str, method: &str, answer: &Answer) -> Option<String> {
+    let responses = &document["paths"][path][method]["responses"];
+    let response = responses.get(answer.status.to_string()).unwrap_or(&responses["default"]);
+    misfit(document, &response["content"]["application/json"]["schema"], &answer.json(), path)
+}
+
+/// The routes that take a body, with its schema.
+fn bodies(document: &Value) -> Vec<(String, Value)> {
+    let paths = document["paths"].as_object().unwrap();
+    let body = |path: &Value| path["post"]["requestBody"]["content"]["application/json"]["schema"].clone();
+    paths.iter().map(|(path, item)| (path.clone(), body(item))).filter(|(_, schema)| !schema.is_null()).collect()
+}
+
+/// Whether a route's events have names, and no common terminator.
+fn named_events(path: &str) -> bool {
+    path.starts_with("/v1/messages") || path.starts_with("/v1/responses")
+}
+
+/// The least that a route takes.
+fn least(path: &str, schema: &Value) -> Value {
+    let mut body = json!({});
+    for name in schema["required"].as_array().unwrap() {
+        body[name.as_str().unwrap()] = schema["properties"][name.as_str().unwrap()]["examples"][0].clone();
+    }
+    if path.ends_with("completions") {
+        body["max_tokens"] = json!(4);
+    }
+    if path.ends_with("responses") {
+        body["max_output_tokens"] = json!(4);
+    }
+    body
+}
+
+#[test]
+fn every_field_of_the_document_is_taken_and_every_answer_fits() {
+    let servers = Pair::start();
+    let document = document(&servers.letters);
+    let mut fields = 0;
+    for (path, schema) in bodies(&document) {
+        for (name, field) in schema["properties"].as_object().unwrap() {
+            for example in field["examples"].as_array().into_iter().flatten() {
+                let mut body = least(&path, &schema);
+                if path == "/tokenize" && name != "prompt" {
+                    body["messages"] = schema["properties"]["messages"]["examples"][0].clone();
+                }
+                body[name] = example.clone();
+                match name.as_str() {
+                    "stream_options" => body["stream"] = json!(true),
+                    "tool_choice" => body["tools"] = schema["properties"]["tools"]["examples"][0].clone(),
+                    "max_completion_tokens" => drop(body.as_object_mut().unwrap().remove("max_tokens")),
+                    _ => {}
+                }
+                assert_eq!(misfit(&document, &schema, &body, &path), None, "the example fits its own schema");
+                let answer = servers.of(&path).post(&path, &body);
+                assert_eq!(answer.status, 200, "{path} {name}: {}", answer.body);
+                if body["stream"] == true && named_events(&path) {
+                    assert!(answer.body.matches("event: ").count() > 3, "{}", answer.body);
+                } else if body["stream"] == true {
+                    assert!(answer.events().len() > 1);
+                } else {
+                    assert_eq!(answered(&document, &path, "post", &answer), None, "{body}");
+                }
+                fields += 1;
+            }
+        }
+    }
+    assert!(fields > 120, "{fields}");
+    servers.letters.assert_idle();
+    servers.pooled.assert_idle();
+}
+
+#[test]
+fn what_the_document_does_not_list_is_refused() {
+    let servers = Pair::start();
+    let document = document(&servers.letters);
+    for (path, schema) in bodies(&document) {
+        let mut body = least(&path, &schema);
+        if path == "/tokenize" {
+            body["prompt"] = json!("x");
+        }
+        body["colour"] = json!(1);
+        assert!(misfit(&document, &schema, &body, &path).is_some());
+        let refused = servers.of(&path).post(&path, &body);
+        if path.starts_with("/v1/messages") {
+            assert_eq!(refused.status, 400, "{}", refused.body);
+            assert!(refused.json()["error"]["message"].as_str().unwrap().contains("`colour`"), "{}", refused.body);
+        } else {
+            assert_eq!(refused.error(400)["param"], "colour", "{path}");
+        }
+        assert_eq!(answered(&document, &path, "post", &refused), None);
+    }
+    assert_eq!(servers.reached(), 0);
+}
+
+/// A value of a type that the document does not allow is refused, with the field's name.
+#[test]
+fn wrong_types_are_refused_by_every_field() {
+    let servers = Pair::start();
+    let document = document(&servers.letters);
+    let (mut tried, mut taken) = (0, Vec::new());
+    for (path, schema) in bodies(&document) {
+        for (name, field) in schema["properties"].as_object().unwrap() {
+            for wrong in [json!("text"), json!(7.25), json!(true), json!([{"a": 1}]), json!({"a": [1]})] {
+                let mut body = least(&path, &schema);
+                if path == "/tokenize" && name != "prompt" {
+                    body["messages"] = schema["properties"]["messages"]["examples"][0].clone();
+                }
+                body[name] = wrong.clone();
+                let open = field.get("type").is_none() && field.get("anyOf").is_none();
+                if open || misfit(&document, field, &wrong, name).is_none() {
+                    continue;
+                }
+                let answer = servers.of(&path).post(&path, &body);
+                let error = answer.json()["error"].clone();
+                // Anthropic's errors name the field in their message.
+                let named = match error["param"].as_str() {
+                    Some(param) => param.split(['.', '[']).next() == Some(name),
+                    None => error["message"].as_str().is_some_and(|message| message.contains(name.as_str())),
+                };
+                if !(matches!(answer.status, 400 | 404) && named) {
+                    taken.push(format!("{path} {name} {wrong}: {}", answer.body));
+                }
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 300 && taken.is_empty(), "{tried} tried, taken or not named: {taken:#?}");
+    assert_eq!(servers.reached(), 0, "nothing of this reached the engine");
+}
+
+#[test]
+fn every_other_route_answers_as_it_says() {
+    let server = Server::start(letters);
+    eventually("healthy", || server.get("/health").status == 200);
+    let document = document(&server);
+    let paths = document["paths"].as_object().unwrap();
+    let mut kept = server.send(post("/v1/completions", r#"{"prompt": "x", "stream": true}"#));
+    kept.until("data: ");
+    for (path, item) in paths {
+        for method in item.as_object().unwrap().keys().filter(|method| *method != "post") {
+            let concrete = path.replace("{id}", if path.contains("models") { "tiny" } else { "nobody" });
+            let text = format!("{} {concrete} HTTP/1.1\r\nhost: localhost\r\n\r\n", method.to_uppercase());
+            let answer = server.send(text).answer();
+            if path == "/metrics" {
+                assert!(answer.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+                continue;
+            }
+            // What a scripted engine does not have.
+            let missing = concrete.contains("nobody") || path == "/v1/kv_events";
+            assert!(answer.status == 200 || missing, "{path}: {}", answer.body);
+            assert_eq!(answered(&document, path, method, &answer), None);
+        }
+    }
+    // A row of the status page, too.
+    let status = server.get("/v1/status");
+    assert_eq!(answered(&document, "/v1/status", "get", &status), None);
+}
+
+#[test]
+fn the_validator_sees_what_is_wrong() {
+    let server = Server::start(letters);
+    let document = document(&server);
+    let schema = json!({"$ref": "#/components/schemas/Usage"});
+    let good = json!({"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}});
+    assert_eq!(misfit(&document, &schema, &good, "usage"), None);
+    for (pointer, value) in [("/prompt_tokens", json!("1")), ("/prompt_tokens_details", json!({}))] {
+        let mut bad = good.clone();
+        *bad.pointer_mut(pointer).unwrap() = value;
+        assert!(misfit(&document, &schema, &bad, "usage").is_some(), "{bad}");
+    }
+    let mut more = good;
+    more["colour"] = json!(1);
+    assert!(misfit(&document, &schema, &more, "usage").unwrap().contains("colour"));
+}
+
+/// Nothing is served that the document does not know, but the page at `/`.
+#[test]
+fn every_route_is_in_the_document() {
+    let document = document(&Server::start(letters));
+    let routes = [include_str!("../../src/app.rs"), include_str!("../../src/registry/mod.rs")];
+    let named = routes.iter().flat_map(|source| source.split(".route(\"").skip(1));
+    let paths: Vec<String> =
+        named.map(|rest| rest.split('"').next().unwrap().replace("{*", "{")).filter(|path| path != "/").collect();
+    assert!(paths.len() > 30, "{paths:?}");
+    let missing: Vec<_> = paths.iter().filter(|path| document["paths"][path.as_str()].is_null()).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}

@@ -1,0 +1,528 @@
+//! `/v1/responses`: items in, items out, whole and streamed, kept, gone on from, cancelled.
+
+use std::time::Duration;
+
+use plimsoll_engine::testing::{Script, Step, letters, limits};
+use plimsoll_engine::{FinishReason, Request};
+use plimsoll_server::ServerConfig;
+use serde_json::{Value, json};
+
+use crate::common::{Answer, Server, config, eventually, post};
+
+/// Shows all that a conversation can hold, and thinks if it is not told otherwise.
+const ALL: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
+{% if m.reasoning_content %}<r>{{ m.reasoning_content }}</r>{% endif %}\
+{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}</tool_call>{% endfor %}\
+{% endfor %}<|im_start|>{% if enable_thinking is false %}<think></think>{% else %}<think>\n{% endif %}";
+const PLAIN: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
+{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}{% endfor %}";
+
+fn says(template: &str, text: &'static str, pace: usize, finish: FinishReason) -> Server {
+    says_with(template, config(), text, pace, finish)
+}
+
+/// A server whose model says `text`, some characters a token, and ends like this.
+fn says_with(template: &str, config: ServerConfig, text: &'static str, pace: usize, finish: FinishReason) -> Server {
+    let script = move |_: &Request| -> Script {
+        let chars: Vec<char> = text.chars().collect();
+        let pieces: Vec<String> = chars.chunks(pace).map(|piece| piece.iter().collect()).collect();
+        let tokens = pieces.into_iter().map(|piece| Step::Token(97, piece));
+        Box::new(tokens.chain([Step::Finish(finish, None)]))
+    };
+    let mut large = limits();
+    large.max_req_total_len = 4096;
+    large.max_total_token_num = 4096;
+    Server::over(template, config, large, script)
+}
+
+fn ask(more: &Value) -> Value {
+    let mut body = json!({"model": "tiny", "input": "Hi", "max_output_tokens": 300});
+    for (key, value) in more.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    body
+}
+
+fn tools() -> Value {
+    json!([{"type": "function", "name": "weather", "description": "Weather", "strict": true,
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])
+}
+
+fn prompt_text(server: &Server) -> String {
+    let ids = server.last_request().prompt;
+    String::from_utf8(ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect()).unwrap()
+}
+
+fn create(server: &Server, more: &Value) -> Value {
+    server.post("/v1/responses", &ask(more)).ok()
+}
+
+/// The events of a stream: names are types, numbers count up.
+fn events(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));
+    assert!(answer.body.ends_with("\n\n") && !answer.body.contains("[DONE]"), "{}", answer.body);
+    let blocks = answer.body.split("\n\n").filter(|block| !block.is_empty() && !block.starts_with(':'));
+    let event = |(number, block): (usize, &str)| {
+        let (name, data) = block.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!((&data["type"], &data["sequence_number"]), (&json!(name), &json!(number)));
+        data
+    };
+    blocks.enumerate().map(event).collect()
+}
+
+/// The object at a stream's end, after every event was checked against what it says.
+fn streamed(server: &Server, more: &Value) -> Value {
+    let mut body = ask(more);
+    body["stream"] = true.into();
+    let events = events(&server.post("/v1/responses", &body));
+    assert_eq!(events[0]["type"], "response.created");
+    assert_eq!(events[1]["type"], "response.in_progress");
+    assert_eq!(events[0]["response"]["status"], "in_progress");
+    let mut output: Vec<Value> = Vec::new();
+    let (mut open, mut grown) = (false, String::new());
+    let (last, middle) = events[2..].split_last().unwrap();
+    for event in middle {
+        let kind = event["type"].as_str().unwrap().strip_prefix("response.").unwrap();
+        assert_eq!(event["output_index"], if kind == "output_item.added" { output.len() } else { output.len() - 1 });
+        match kind {
+            "output_item.added" => {
+                assert!(!std::mem::replace(&mut open, true), "{event}");
+                assert_eq!(event["item"]["status"], "in_progress");
+                output.push(event["item"].clone());
+                grown.clear();
+            }
+            "content_part.added" => assert_eq!(event["part"]["text"], ""),
+            "output_text.delta" | "reasoning_text.delta" | "function_call_arguments.delta" => {
+                assert_eq!(event["item_id"], output.last().unwrap()["id"]);
+                grown += event["delta"].as_str().unwrap();
+            }
+            "output_text.done" | "reasoning_text.done" => assert_eq!(event["text"], grown),
+            "function_call_arguments.done" => assert_eq!(event["arguments"], grown),
+            "content_part.done" => assert_eq!(event["part"]["text"], grown),
+            "output_item.done" => {
+                assert!(std::mem::take(&mut open), "{event}");
+                assert_eq!(event["item"]["id"], output.last().unwrap()["id"]);
+                *output.last_mut().unwrap() = event["item"].clone();
+            }
+            other => panic!("odd event {other}"),
+        }
+    }
+    assert!(!open, "every item is done");
+    assert_eq!(last["type"], format!("response.{}", last["response"]["status"].as_str().unwrap()));
+    assert_eq!(last["response"]["output"], json!(output));
+    last["response"].clone()
+}
+
+/// A response without what differs from one to the next.
+fn plain(mut response: Value) -> Value {
+    assert!(response["id"].as_str().unwrap().starts_with("resp_"), "{response}");
+    for key in ["id", "created_at", "completed_at"] {
+        response[key].take();
+    }
+    for item in response["output"].as_array_mut().unwrap() {
+        item["id"].take();
+        if let Some(id) = item.get_mut("call_id") {
+            assert!(id.as_str().unwrap().starts_with("call_"));
+            id.take();
+        }
+    }
+    response
+}
+
+const CALLS: &str = "On it.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>\n\
+<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+
+#[test]
+fn a_response_has_openais_shape() {
+    let server = says(PLAIN, "Hello!", 2, FinishReason::Stop);
+    let more = json!({"instructions": "Be kind.", "metadata": {"a": "b"}, "user": "ann", "temperature": 0.5, "top_p": 0.9,
+        "tool_choice": "auto", "truncation": "disabled", "text": {"format": {"type": "text"}}, "store": false,
+        "reasoning": {"effort": "none"}, "safety_identifier": "s", "prompt_cache_key": "k"});
+    let response = create(&server, &more);
+    assert!(response["completed_at"].as_u64() >= response["created_at"].as_u64());
+    let part = json!({"type": "output_text", "text": "Hello!", "annotations": [], "logprobs": []});
+    let expected = json!({
+        "id": null, "object": "response", "created_at": null, "completed_at": null, "status": "completed",
+        "background": false, "error": null, "incomplete_details": null, "instructions": "Be kind.",
+        "max_output_tokens": 300, "max_tool_calls": null, "metadata": {"a": "b"}, "model": "tiny",
+        "output": [{"type": "message", "id": null, "role": "assistant", "status": "completed", "content": [part]}],
+        "parallel_tool_calls": true, "previous_response_id": null, "prompt_cache_key": "k",
+        "reasoning": {"effort": "none", "summary": null}, "safety_identifier": "s", "service_tier": "default",
+        "store": false, "temperature": 0.5, "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
+        "top_logprobs": 0, "top_p": 0.9, "truncation": "disabled",
+        "usage": {"input_tokens": 24, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 27},
+        "user": "ann"
+    });
+    let id = response["id"].clone();
+    assert_eq!(plain(response), expected);
+    assert_eq!(prompt_text(&server), "[system]Be kind.[user]Hi");
+    assert_eq!(plain(streamed(&server, &more)), expected);
+    // What is not to be kept is not.
+    server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).error(404);
+    server.assert_idle();
+}
+
+#[test]
+fn thoughts_text_and_calls_are_items_in_their_order() {
+    const SAID: &str = "Hm.\nYes.\n</think>\n\nOn it.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+    for pace in [1, 6, 1000] {
+        let server = says(ALL, SAID, pace, FinishReason::Stop);
+        let response = create(&server, &json!({"tools": tools()}));
+        let kinds: Vec<&str> =
+            response["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["reasoning", "message", "function_call"]);
+        assert_eq!(response["output"][0]["content"], json!([{"type": "reasoning_text", "text": "Hm.\nYes."}]));
+        assert_eq!(response["output"][1]["content"][0]["text"], "On it.");
+        assert_eq!(response["output"][2]["arguments"], "{\"city\": \"Paris\"}");
+        let usage = response["usage"].clone();
+        if pace == 1 {
+            assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], "Hm.\nYes.".len());
+        }
+        assert_eq!(plain(streamed(&server, &json!({"tools": tools()}))), plain(response));
+        // No thoughts wanted: all is text.
+        let off = json!({"reasoning": {"effort": "none"}});
+        let response = create(&server, &off);
+        assert_eq!(response["output"][0]["content"][0]["text"], SAID);
+        assert_eq!(plain(streamed(&server, &off)), plain(response));
+        server.assert_idle();
+    }
+    let server = says(PLAIN, CALLS, 5, FinishReason::Stop);
+    for (more, items) in [
+        (json!({"tools": tools()}), 3),
+        (json!({"tools": tools(), "parallel_tool_calls": false}), 2),
+        (json!({"tools": tools(), "tool_choice": "none"}), 1),
+    ] {
+        let response = create(&server, &more);
+        assert_eq!(response["output"].as_array().unwrap().len(), items);
+        assert_eq!(plain(streamed(&server, &more)), plain(response));
+    }
+    // Of two tools one is allowed: the model sees only that.
+    let mut two = tools();
+    two.as_array_mut().unwrap().push(json!({"type": "function", "name": "time"}));
+    let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "time"}]});
+    create(&server, &json!({"tools": two, "tool_choice": allowed}));
+    assert!(prompt_text(&server).contains("time") && !prompt_text(&server).contains("weather"));
+    // Cut: incomplete, and so is the item that was being written.
+    let server = says(PLAIN, "abc", 1, FinishReason::Length);
+    let response = create(&server, &json!({}));
+    assert_eq!((&response["status"], &response["completed_at"]), (&json!("incomplete"), &Value::Null));
+    assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
+    assert_eq!(response["output"][0]["status"], "incomplete");
+    assert_eq!(plain(streamed(&server, &json!({}))), plain(response));
+}
+
+#[test]
+fn the_same_reply_at_three_endpoints() {
+    let server = says(
+        ALL,
+        "Hm.</think>\n\nOn it. <tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>",
+        3,
+        FinishReason::Stop,
+    );
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let schema = tools()[0]["parameters"].clone();
+    let function = json!({"name": "weather", "description": "Weather", "parameters": schema});
+    let chat = json!({"messages": messages, "max_tokens": 300, "tools": [{"type": "function", "function": function}]});
+    let chat = server.post("/v1/chat/completions", &chat).ok()["choices"][0]["message"].clone();
+    let prompt = prompt_text(&server);
+    let tool = json!({"name": "weather", "description": "Weather", "input_schema": schema});
+    let message = json!({"messages": messages, "max_tokens": 300, "tools": [tool]});
+    let message = server.post("/v1/messages", &message).ok()["content"].clone();
+    assert_eq!(prompt_text(&server), prompt);
+    let mut tool = tools();
+    tool[0].as_object_mut().unwrap().remove("strict");
+    let response = create(&server, &json!({"tools": tool}))["output"].clone();
+    assert_eq!(prompt_text(&server), prompt);
+    assert_eq!((&chat["reasoning_content"], &chat["content"]), (&json!("Hm."), &json!("On it.")));
+    assert_eq!((&message[0]["thinking"], &message[1]["text"]), (&json!("Hm."), &json!("On it.")));
+    assert_eq!(response[0]["content"][0]["text"], "Hm.");
+    assert_eq!(response[1]["content"][0]["text"], "On it.");
+    for name in [&chat["tool_calls"][0]["function"]["name"], &message[2]["name"], &response[2]["name"]] {
+        assert_eq!(name, "weather");
+    }
+}
+
+#[test]
+fn items_reach_the_template_and_a_response_is_gone_on_from() {
+    let server = says(ALL, "Ok.</think>Fine.", 4, FinishReason::Stop);
+    let call = |id: &str, city: &str| json!({"type": "function_call", "call_id": id, "name": "weather", "arguments": json!({"city": city}).to_string()});
+    let result = |id: &str, output: Value| json!({"type": "function_call_output", "call_id": id, "output": output});
+    let input = json!([
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+         "content": [{"type": "output_text", "text": "Wait.", "annotations": [], "logprobs": []}]},
+        call("x", "Oslo"), call("y", "Rome"),
+        result("x", json!("rain")), result("y", json!([{"type": "input_text", "text": "sun"}])),
+        {"type": "reasoning", "id": "rs_2", "summary": []}, call("z", "Bonn"), result("z", json!("fog"))
+    ]);
+    let first = create(&server, &json!({"input": input, "instructions": "Kind!"}));
+    let told = "[developer]Be brief.[user]a\nb[assistant]Wait.<r>Hm.</r><tool_call>weather{\"city\": \"Oslo\"}</tool_call>\
+        <tool_call>weather{\"city\": \"Rome\"}</tool_call>[tool]rain[tool]sun\
+        [assistant]None<tool_call>weather{\"city\": \"Bonn\"}</tool_call>[tool]fog";
+    assert_eq!(prompt_text(&server), format!("[system]Kind!{told}<think>\n"));
+    // Going on keeps all but the instructions, and so does going on from that.
+    let second = create(&server, &json!({"previous_response_id": first["id"], "input": "And?"}));
+    let more = format!("{told}[assistant]Fine.<r>Ok.</r>[user]And?");
+    assert_eq!(prompt_text(&server), format!("{more}<think>\n"));
+    assert_eq!(second["previous_response_id"], first["id"]);
+    streamed(&server, &json!({"previous_response_id": second["id"], "input": "So?"}));
+    assert_eq!(prompt_text(&server), format!("{more}[assistant]Fine.<r>Ok.</r>[user]So?<think>\n"));
+    // What is kept can be read.
+    let path = |response: &Value, rest: &str| format!("/v1/responses/{}{rest}", response["id"].as_str().unwrap());
+    assert_eq!(server.get(&path(&first, "")).ok(), first);
+    let list = server.get(&path(&second, "/input_items?order=asc&limit=100")).ok();
+    let items = list["data"].as_array().unwrap();
+    assert_eq!((items.len(), &list["has_more"]), (14, &json!(false)));
+    assert_eq!(
+        items[2],
+        json!({"id": "rs_1", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]})
+    );
+    assert_eq!(items[12]["content"][0]["text"], "Fine.");
+    assert_eq!(items[13]["content"], json!([{"type": "input_text", "text": "And?"}]));
+    let page = server.get(&path(&second, "/input_items?limit=3")).ok();
+    assert_eq!((&page["data"][0], &page["has_more"]), (&items[13], &json!(true)));
+    let last = page["last_id"].as_str().unwrap();
+    let next = server.get(&path(&second, &format!("/input_items?limit=3&after={last}"))).ok();
+    assert_eq!((&next["data"][0], &next["first_id"]), (&items[10], &items[10]["id"]));
+    server.get(&path(&second, "/input_items?after=nobody")).error(400);
+    server.get(&path(&second, "/input_items?limit=0")).error(400);
+    server.get(&path(&second, "?stream=true")).error(400);
+    // What is deleted is gone, what came of it stays.
+    assert_eq!(
+        server.send(format!("DELETE {} HTTP/1.1\r\nhost: localhost\r\n\r\n", path(&first, ""))).answer().ok()["deleted"],
+        true
+    );
+    server.get(&path(&first, "")).error(404);
+    assert_eq!(
+        server.post("/v1/responses", &ask(&json!({"previous_response_id": first["id"]}))).error(400)["param"],
+        "previous_response_id"
+    );
+    create(&server, &json!({"previous_response_id": second["id"]}));
+    assert!(server.get("/metrics").ok_text().contains("plimsoll_responses_stored 3"));
+    server.assert_idle();
+}
+
+#[test]
+fn what_was_cut_is_taken_back() {
+    let server = Server::over(ALL, config(), limits(), letters);
+    // A call whose arguments are no JSON, and thoughts before nothing.
+    let call = json!({"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"city\": \"Par"});
+    let result = json!({"type": "function_call_output", "call_id": "a", "output": "cut"});
+    let thoughts = json!({"type": "reasoning", "summary": [ ], "content": [{"type": "reasoning_text", "text": "Hm."}]});
+    create(
+        &server,
+        &json!({"input": [{"role": "user", "content": "x"}, call, result, thoughts, {"role": "user", "content": "y"}]}),
+    );
+    let told = prompt_text(&server);
+    assert!(told.contains(r#"{"INVALID_JSON": "{\"city\": \"Par"}"#), "{told}");
+    let function = json!({"name": "f", "arguments": "{\"city\": \"Par"});
+    let messages = json!([
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "a", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "a", "content": "cut"},
+        {"role": "assistant", "content": null, "reasoning_content": "Hm."},
+        {"role": "user", "content": "y"},
+    ]);
+    server.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1})).ok();
+    assert!(prompt_text(&server).contains("INVALID_JSON"));
+    let said = json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}]);
+    let messages = json!([{"role": "assistant", "content": said}, {"role": "user", "content": "y"}]);
+    server.post("/v1/messages", &json!({"model": "tiny", "messages": messages, "max_tokens": 1})).ok();
+}
+
+#[test]
+fn the_store_keeps_to_its_bytes() {
+    let tight = ServerConfig { response_store_bytes: 12 << 10, ..config() };
+    let server = says_with(PLAIN, tight, "ok", 2, FinishReason::Stop);
+    let ids: Vec<Value> = (0..12).map(|_| create(&server, &json!({"input": "x".repeat(400)}))["id"].clone()).collect();
+    let gauge = |name: &str| {
+        let page = server.get("/metrics");
+        let line = page.ok_text().lines().find(|line| line.starts_with(&format!("{name} "))).unwrap().to_owned();
+        line.split(' ').next_back().unwrap().parse::<u64>().unwrap()
+    };
+    let (kept, bytes) = (gauge("plimsoll_responses_stored"), gauge("plimsoll_response_store_bytes"));
+    assert!((2..12).contains(&kept) && bytes <= 12 << 10, "{kept} responses of {bytes} bytes");
+    assert_eq!(gauge("plimsoll_responses_evicted"), 12 - kept);
+    let found = |id: &Value| server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).status;
+    assert_eq!((found(&ids[0]), found(&ids[11])), (404, 200));
+    // Without a store nothing is kept, and who asks for it is told.
+    let none = ServerConfig { response_store_bytes: 0, ..config() };
+    let server = says_with(PLAIN, none, "ok", 2, FinishReason::Stop);
+    assert_eq!(create(&server, &json!({}))["store"], false);
+    assert_eq!(server.post("/v1/responses", &ask(&json!({"store": true}))).error(400)["param"], "store");
+}
+
+#[test]
+fn a_running_response_is_cancelled() {
+    let server = Server::start(|_| {
+        let token = |_| [Step::Token(97, "a".into()), Step::Wait(Duration::from_millis(5))];
+        Box::new((0..).flat_map(token))
+    });
+    let cancel = |id: &str| {
+        server
+            .send(format!("POST /v1/responses/{id}/cancel HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"))
+            .answer()
+    };
+    for store in [true, false] {
+        let body = ask(&json!({"stream": true, "store": store}));
+        let mut client = server.send(post("/v1/responses", &body.to_string()));
+        let begun = client.until("response.output_text.delta");
+        let at = begun.find("\"id\":\"resp_").unwrap() + 6;
+        let id = &begun[at..at + begun[at..].find('"').unwrap()];
+        let meanwhile = server.get(&format!("/v1/responses/{id}"));
+        match store {
+            true => {
+                let object = meanwhile.ok();
+                assert_eq!(
+                    (&object["id"], &object["status"], &object["output"]),
+                    (&json!(id), &json!("in_progress"), &json!([]))
+                );
+                assert!(object["usage"].is_null() && object["completed_at"].is_null(), "{object}");
+                let gone = format!("DELETE /v1/responses/{id} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+                assert_eq!(server.send(gone).answer().status, 409, "it is still being made");
+            }
+            false => assert_eq!(meanwhile.status, 404, "what is not to be kept is not shown"),
+        }
+        // The stream is read on while it is being cancelled, as a client does.
+        let reads = std::thread::spawn(move || client.until("\r\n0\r\n\r\n"));
+        let cancelled = cancel(id).ok();
+        assert_eq!((&cancelled["status"], &cancelled["id"]), (&json!("cancelled"), &json!(id)));
+        assert!(cancelled["output"][0]["content"][0]["text"].as_str().unwrap().starts_with('a'));
+        let rest = reads.join().unwrap();
+        assert!(rest.contains("event: response.incomplete") && rest.contains("\"status\":\"cancelled\""), "{rest}");
+        let after = server.get(&format!("/v1/responses/{id}"));
+        assert_eq!(after.status, if store { 200 } else { 404 });
+        assert_eq!(cancel(id).status, after.status, "what has ended stays as it is");
+    }
+    cancel("resp_none").error(404);
+    // One that is not streamed is found by the request's id.
+    let body = ask(&json!({})).to_string();
+    let mut client =
+        server.send(post("/v1/responses", &body).replace("host: localhost", "host: localhost\r\nx-request-id: mine"));
+    eventually("it runs", || server.engine.reserved().1 == 1);
+    server.send("DELETE /v1/requests/mine HTTP/1.1\r\nhost: localhost\r\n\r\n").answer().ok();
+    assert_eq!(client.answer().ok()["status"], "cancelled");
+    server.assert_idle();
+}
+
+#[test]
+fn log_probabilities_go_with_the_text() {
+    let server = Server::start(letters);
+    let more =
+        json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 3, "seed": 1});
+    let response = create(&server, &more);
+    let logprobs = response["output"][0]["content"][0]["logprobs"].as_array().unwrap();
+    assert_eq!((logprobs.len(), logprobs[0]["top_logprobs"].as_array().unwrap().len()), (3, 2));
+    assert_eq!(plain(streamed(&server, &more)), plain(response));
+}
+
+#[test]
+fn tokens_whose_text_comes_later_are_reported_with_it() {
+    // A character of three tokens, a letter, and an end without text: each a delta of its own.
+    let server = Server::over(PLAIN, config(), limits(), |_| {
+        let pieces = ["", "", "\u{1f980}", "x", ""].map(|piece| Step::Token(97, piece.into()));
+        let pauses = pieces.into_iter().flat_map(|token| [token, Step::Wait(Duration::from_millis(30))]);
+        Box::new(pauses.chain([Step::Finish(FinishReason::Stop, None)]))
+    });
+    let body = ask(&json!({"include": ["message.output_text.logprobs"], "stream": true}));
+    let events = events(&server.post("/v1/responses", &body));
+    let reports = |of: &Value| of["logprobs"].as_array().map_or(0, Vec::len);
+    let of = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
+    let deltas: Vec<_> =
+        of("response.output_text.delta").map(|event| (event["delta"].clone(), reports(event))).collect();
+    assert_eq!(deltas, [(json!("\u{1f980}"), 3), (json!("x"), 1)]);
+    assert_eq!(of("response.output_text.done").map(reports).collect::<Vec<_>>(), [5]);
+    let whole = &events.last().unwrap()["response"]["output"][0]["content"][0];
+    assert_eq!((whole["text"].as_str().unwrap(), reports(whole)), ("\u{1f980}x", 5));
+}
+
+#[test]
+fn a_stream_always_ends() {
+    let server = Server::start(|_| {
+        Box::new([Step::Token(97, "a".into()), Step::Fail("kernel panic in layer 3".into())].into_iter())
+    });
+    server.post("/v1/responses", &ask(&json!({}))).error(500);
+    let response = streamed(&server, &json!({}));
+    assert_eq!((&response["status"], &response["error"]["code"]), (&json!("failed"), &json!("server_error")));
+    assert!(response["error"]["message"].as_str().unwrap().contains("layer 3"));
+    assert_eq!(response["output"][0]["status"], "incomplete");
+    server.assert_idle();
+    let server = Server::start(|_| Box::new(std::iter::empty::<Step>()));
+    let mut client = server.send(post("/v1/responses", &ask(&json!({"stream": true})).to_string()));
+    client.until("response.in_progress");
+    server.shut_down();
+    client.until("event: response.failed");
+    client.until("\r\n0\r\n\r\n");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_by_name() {
+    let server = Server::start(letters);
+    let item = |item: Value| json!({"input": [item]});
+    for (change, param) in [
+        (json!({"input": null}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": 5}), "input"),
+        (item(json!({"role": "wizard", "content": "x"})), "input[0].role"),
+        (item(json!({"role": "user"})), "input[0].content"),
+        (item(json!({"role": "user", "content": "x", "phase": "commentary"})), "input[0].phase"),
+        (item(json!({"role": "user", "content": [{"type": "input_image"}]})), "input[0].content[0].type"),
+        (
+            item(
+                json!({"role": "user", "content": [{"type": "input_text", "text": "x", "prompt_cache_breakpoint": {}}]}),
+            ),
+            "input[0].content[0].prompt_cache_breakpoint",
+        ),
+        (item(json!({"type": "item_reference", "id": "x"})), "input[0].type"),
+        (item(json!({"type": "function_call_output", "call_id": "a", "output": "x"})), "input"),
+        (
+            item(json!({"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}]})),
+            "input[0].summary",
+        ),
+        (
+            item(json!({"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"})),
+            "input[0].encrypted_content",
+        ),
+        (json!({"previous_response_id": "resp_none"}), "previous_response_id"),
+        (json!({"max_output_tokens": 0}), "max_output_tokens"),
+        (json!({"max_output_tokens": 4000}), "max_output_tokens"),
+        (json!({"background": true}), "background"),
+        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"include": ["reasoning.encrypted_content"]}), "include"),
+        (json!({"top_logprobs": 3}), "top_logprobs"),
+        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
+        (json!({"text": {"format": {"type": "json_schema", "schema": {}}}}), "text.format.name"),
+        (json!({"text": {"format": {"type": "json_schema", "name": "x"}}}), "text.format.schema"),
+        (
+            json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "colour"}}}}),
+            "text.format",
+        ),
+        (json!({"reasoning": {"effort": "xhigh"}}), "reasoning.effort"),
+        (json!({"reasoning": {"effort": "low"}}), "reasoning.effort"),
+        (json!({"reasoning": {"summary": "auto"}}), "reasoning.summary"),
+        (json!({"reasoning": {"context": "all_turns"}}), "reasoning.context"),
+        (json!({"reasoning": {"mode": "pro"}}), "reasoning.mode"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function", "name": "f", "output_schema": {}}]}), "tools[0].output_schema"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"tool_choice": {"type": "function", "name": "f"}}), "tool_choice.name"),
+        (json!({"tool_choice": {"type": "mcp", "server_label": "x"}}), "tool_choice.type"),
+        (json!({"metadata": {"a": 1}}), "metadata"),
+        (json!({"stream_options": {"include_obfuscation": true}}), "stream_options.include_obfuscation"),
+        (json!({"service_tier": "flex"}), "service_tier"),
+        (json!({"conversation": "x"}), "conversation"),
+        (json!({"prompt": {"id": "x"}}), "prompt"),
+        (json!({"max_tool_calls": 3}), "max_tool_calls"),
+        (json!({"messages": []}), "messages"),
+    ] {
+        let error = server.post("/v1/responses", &ask(&change)).error(400);
+        assert_eq!(error["param"], param, "{change}: {error}");
+    }
+    assert!(server.observed.requests.lock().unwrap().is_empty());
+    server.assert_idle();
+}

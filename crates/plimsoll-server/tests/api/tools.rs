@@ -1,0 +1,237 @@
+//! Tool calls and thoughts in chat answers: the same whole and streamed, in OpenAI's shapes.
+
+use plimsoll_engine::testing::{Script, Step, limits};
+use plimsoll_engine::{FinishReason, Request};
+use serde_json::{Value, json};
+
+use crate::common::{Server, config};
+
+const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}\
+{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}\n{% endfor %}";
+const THINKS: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}<|im_start|>\
+{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}";
+const PLAIN: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}";
+
+/// A server whose model says `text`, some characters a token, and ends like this.
+fn says(template: &str, text: &'static str, pace: usize, finish: FinishReason) -> Server {
+    let script = move |_: &Request| -> Script {
+        let chars: Vec<char> = text.chars().collect();
+        let pieces: Vec<String> = chars.chunks(pace).map(|piece| piece.iter().collect()).collect();
+        let tokens = pieces.into_iter().map(|piece| Step::Token(97, piece));
+        Box::new(tokens.chain([Step::Finish(finish, None)]))
+    };
+    Server::over(template, config(), limits(), script)
+}
+
+fn tools() -> Value {
+    json!([{"type": "function", "function": {"name": "weather", "description": "Weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}])
+}
+
+fn ask(more: &Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300});
+    for (key, value) in more.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    body
+}
+
+/// The message of a whole answer, and its reason.
+fn whole(server: &Server, more: &Value) -> (Value, Value) {
+    let answer = server.post("/v1/chat/completions", &ask(more)).ok();
+    (answer["choices"][0]["message"].clone(), answer["choices"][0]["finish_reason"].clone())
+}
+
+/// A streamed answer put together as OpenAI's client does it, call ids left out, and its reason.
+fn streamed(server: &Server, more: &Value) -> (Value, Value) {
+    let mut more = more.clone();
+    more["stream"] = true.into();
+    let events = server.post("/v1/chat/completions", &ask(&more)).events();
+    let (mut text, mut thoughts, mut calls, mut reason) =
+        (String::new(), String::new(), Vec::<Value>::new(), Value::Null);
+    for event in &events {
+        let choice = &event["choices"][0];
+        let delta = &choice["delta"];
+        text += delta["content"].as_str().unwrap_or("");
+        thoughts += delta["reasoning_content"].as_str().unwrap_or("");
+        assert_eq!(delta["reasoning_content"], delta["reasoning"]);
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().unwrap() as usize;
+            if index == calls.len() {
+                assert_eq!((&call["type"], &call["function"]["arguments"]), (&json!("function"), &json!("")));
+                assert!(call["id"].as_str().unwrap().starts_with("call_"));
+                calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
+            } else {
+                assert_eq!(index + 1, calls.len(), "calls come one after the other");
+                assert!(
+                    call.get("id").is_none() && call.get("type").is_none() && call["function"].get("name").is_none()
+                );
+                let so_far = calls[index]["arguments"].as_str().unwrap().to_owned();
+                calls[index]["arguments"] = (so_far + call["function"]["arguments"].as_str().unwrap()).into();
+            }
+        }
+        if !choice["finish_reason"].is_null() {
+            assert!(reason.is_null(), "one reason");
+            reason = choice["finish_reason"].clone();
+        }
+    }
+    (json!({"content": text, "reasoning": thoughts, "calls": calls}), reason)
+}
+
+/// A whole message in the form of [`streamed`].
+fn flat(message: &Value) -> Value {
+    let call = |call: &Value| json!({"name": call["function"]["name"], "arguments": call["function"]["arguments"]});
+    let calls: Vec<Value> = message["tool_calls"].as_array().into_iter().flatten().map(call).collect();
+    let text = |name: &str| message[name].as_str().unwrap_or("").to_owned();
+    json!({"content": text("content"), "reasoning": text("reasoning_content"), "calls": calls})
+}
+
+const CALLS: &str = "On it.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>\n\
+<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+
+#[test]
+fn calls_come_in_openais_shape() {
+    for pace in [1, 7, 1000] {
+        let server = says(HERMES, CALLS, pace, FinishReason::Stop);
+        let with = json!({"tools": tools()});
+        let (message, reason) = whole(&server, &with);
+        assert_eq!(reason, "tool_calls");
+        assert_eq!(message["content"], "On it.");
+        let calls = message["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 2);
+        assert_eq!(calls[0]["type"], "function");
+        assert_eq!(calls[1]["function"], json!({"name": "weather", "arguments": "{\"city\": \"Rome\"}"}));
+        assert_ne!(calls[0]["id"], calls[1]["id"]);
+        assert_eq!(streamed(&server, &with), (flat(&message), reason), "pace {pace}");
+        // One call only: what follows it is not shown.
+        let one = json!({"tools": tools(), "parallel_tool_calls": false});
+        let (message, reason) = whole(&server, &one);
+        assert_eq!((message["tool_calls"].as_array().unwrap().len(), &reason), (1, &json!("tool_calls")));
+        assert_eq!(streamed(&server, &one), (flat(&message), reason));
+        // Without tools, and without a choice, text is text.
+        for without in [json!({}), json!({"tools": tools(), "tool_choice": "none"}), json!({"tools": []})] {
+            let (message, reason) = whole(&server, &without);
+            assert_eq!((&message["content"], &reason), (&json!(CALLS), &json!("stop")));
+            assert!(message.get("tool_calls").is_none());
+            assert_eq!(streamed(&server, &without), (flat(&message), reason));
+        }
+        server.assert_idle();
+    }
+}
+
+#[test]
+fn a_call_alone_has_no_content_and_a_cut_one_is_no_reason() {
+    let call = "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>";
+    let server = says(HERMES, call, 3, FinishReason::Stop);
+    let (message, reason) = whole(&server, &json!({"tools": tools()}));
+    assert_eq!((&message["content"], &reason), (&Value::Null, &json!("tool_calls")));
+    let server = says(HERMES, "<tool_call>{\"name\": \"weather\", \"arguments\": {\"ci", 3, FinishReason::Length);
+    let (message, reason) = whole(&server, &json!({"tools": tools()}));
+    assert_eq!((&message["tool_calls"][0]["function"]["arguments"], &reason), (&json!("{\"ci"), &json!("length")));
+    assert_eq!(streamed(&server, &json!({"tools": tools()})), (flat(&message), reason));
+    let server = says(HERMES, "<tool_call>{broken}</tool_call>", 3, FinishReason::Stop);
+    let (message, reason) = whole(&server, &json!({"tools": tools()}));
+    assert_eq!((&message["content"], &reason), (&json!("<tool_call>{broken}</tool_call>"), &json!("stop")));
+}
+
+#[test]
+fn thoughts_are_set_apart() {
+    for pace in [1, 5, 1000] {
+        let server = says(THINKS, "Hm.\nYes.\n</think>\n\nParis <think>.", pace, FinishReason::Stop);
+        let (message, reason) = whole(&server, &json!({}));
+        assert_eq!(message["reasoning_content"], "Hm.\nYes.");
+        assert_eq!(message["reasoning"], "Hm.\nYes.");
+        assert_eq!(message["content"], "Paris <think>.");
+        assert_eq!(streamed(&server, &json!({})), (flat(&message), reason));
+        let (message, _) = whole(&server, &json!({"include_reasoning": false}));
+        assert!(message.get("reasoning_content").is_none() && message["content"] == "Paris <think>.");
+        // Thinking switched off: all is content.
+        for off in [json!({"enable_thinking": false}), json!({"chat_template_kwargs": {"enable_thinking": false}})] {
+            let (message, reason) = whole(&server, &off);
+            assert_eq!(message["content"], "Hm.\nYes.\n</think>\n\nParis <think>.");
+            assert_eq!(streamed(&server, &off), (flat(&message), reason));
+        }
+    }
+    // Cut while thinking: reasoning, not content.
+    let server = says(THINKS, "Hm. I wonder", 4, FinishReason::Length);
+    let (message, reason) = whole(&server, &json!({}));
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("Hm. I wonder"), &Value::Null));
+    assert_eq!(reason, "length");
+    assert_eq!(streamed(&server, &json!({})), (flat(&message), reason));
+}
+
+#[test]
+fn tools_are_told_to_models_whose_template_knows_none() {
+    let server = says(PLAIN, CALLS, 9, FinishReason::Stop);
+    let call =
+        json!({"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}});
+    let body = json!({
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]},
+                     {"role": "tool", "content": "sunny", "tool_call_id": "1"}],
+        "tools": tools(), "max_tokens": 300
+    });
+    let mut large = limits();
+    large.max_req_total_len = 4096;
+    large.max_total_token_num = 4096;
+    drop(server);
+    let server = Server::over(PLAIN, config(), large, |_| {
+        Box::new([Step::Token(97, CALLS.into()), Step::Finish(FinishReason::Stop, None)].into_iter())
+    });
+    let answer = server.post("/v1/chat/completions", &body).ok();
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+    let prompt: Vec<u8> = server.last_request().prompt.iter().map(|id| u8::try_from(*id).unwrap_or(b'?')).collect();
+    let prompt = String::from_utf8(prompt).unwrap();
+    for part in
+        ["<tools>\n{", "assistant:<tool_call>\n{\"name\":\"weather\"", "user:<tool_response>\nsunny\n</tool_response>"]
+    {
+        assert!(prompt.contains(part), "{part} in {prompt}");
+    }
+}
+
+#[test]
+fn log_probabilities_go_with_calls_too() {
+    let server = says(HERMES, CALLS, 1, FinishReason::Stop);
+    let body = ask(&json!({"tools": tools(), "logprobs": true, "stream": true}));
+    let events = server.post("/v1/chat/completions", &body).events();
+    let reported = events.iter().filter_map(|e| e["choices"][0]["logprobs"]["content"].as_array()).flatten().count();
+    assert_eq!(reported, CALLS.chars().count(), "every token once");
+}
+
+#[test]
+fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
+    use std::sync::atomic::Ordering;
+    let server = says(HERMES, "Hello.", 3, FinishReason::Stop);
+    let formed = || server.observed.constrained.load(Ordering::Acquire);
+    let strict = |on: bool| {
+        let mut tools = tools();
+        tools[0]["function"]["strict"] = on.into();
+        json!({"tools": tools})
+    };
+    whole(&server, &strict(false));
+    assert_eq!(formed(), 0, "free");
+    let (message, reason) = whole(&server, &strict(true));
+    assert_eq!((formed(), &message["content"], &reason), (1, &json!("Hello."), &json!("stop")));
+    // A form holds the text and the calls, as without strict.
+    let mut both = strict(true);
+    both["response_format"] = json!({"type": "json_object"});
+    whole(&server, &both);
+    assert_eq!(formed(), 2);
+    let mut none = strict(true);
+    none["tool_choice"] = json!("none");
+    whole(&server, &none);
+    assert_eq!(formed(), 2, "nothing is called");
+    // Calls whose arguments are no JSON cannot be held to a schema while the model is free to write them as it was taught.
+    let xml = says(
+        "{% if tools %}<function=name><parameter=x>{% endif %}{{ messages[0].content }}",
+        "Hi",
+        2,
+        FinishReason::Stop,
+    );
+    let error = xml.post("/v1/chat/completions", &ask(&strict(true))).error(400);
+    assert_eq!((&error["param"], &error["code"]), (&json!("tools"), &json!("unsupported")));
+    assert!(error["message"].as_str().unwrap().contains("tool_choice required"), "{error}");
+    whole(&xml, &strict(false));
+    let mut required = strict(true);
+    required["tool_choice"] = json!("required");
+    whole(&xml, &required);
+}
