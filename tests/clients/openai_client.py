@@ -362,7 +362,7 @@ def check_errors():
 def check_every_field_of_the_clients_types_is_walked():
     """What becomes of each field is what a test of the server says; that it knows them all is what this says."""
     here = pathlib.Path(__file__).parent
-    walks = (here / "../../crates/plimsoll-server/tests/openai_fields.rs").read_text(encoding="utf-8")
+    walks = (here / "../../crates/plimsoll-server/tests/api/openai_fields.rs").read_text(encoding="utf-8")
     for test, types in (
         ("chat_completions", openai.types.chat.completion_create_params.CompletionCreateParamsStreaming),
         ("completions", openai.types.completion_create_params.CompletionCreateParamsStreaming),

@@ -14,6 +14,7 @@ pub mod ledger;
 pub mod malloc;
 pub mod plan;
 pub mod region;
+pub mod signals;
 pub mod sizing;
 pub mod step;
 

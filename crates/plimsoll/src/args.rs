@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype, parse_kv_dtype};
 use plimsoll_engine::{Options, Pooling};
@@ -30,6 +31,16 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// A limit in bytes. Sums of a few such limits stay numbers of 64 bits.
+pub(crate) fn bytes() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(..=1 << 50)
+}
+
+/// A time in seconds. From now on so many are a time that clocks have.
+pub(crate) fn seconds() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(1..=u32::MAX.into())
 }
 
 /// How log lines are written.
@@ -109,7 +120,7 @@ pub struct ServeArgs {
     #[arg(long, alias = "record_content", requires = "record")]
     pub record_content: bool,
     /// Bytes after which nothing more is recorded.
-    #[arg(long, alias = "record_bytes", default_value_t = 1 << 30)]
+    #[arg(long, alias = "record_bytes", value_parser = bytes(), default_value_t = 1 << 30)]
     pub record_bytes: u64,
     /// How the model's replies are read and its texts embedded.
     #[command(flatten)]
@@ -145,6 +156,20 @@ pub struct ReadingArgs {
     /// mean for encoders].
     #[arg(long)]
     pub pooling: Option<Pooling>,
+    /// Sampling of requests that name none: auto (as the checkpoint's generation_config.json recommends) or off (temperature 1, no
+    /// token left out).
+    #[arg(long, alias = "generation_config", value_enum, default_value_t = GenerationConfig::Auto)]
+    pub generation_config: GenerationConfig,
+}
+
+/// Whether a checkpoint's recommendations hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GenerationConfig {
+    /// They do.
+    Auto,
+    /// They do not.
+    #[value(alias = "vllm")]
+    Off,
 }
 
 /// One table of `--models`, as flags.
@@ -158,10 +183,10 @@ pub struct ModelArgs {
     #[arg(long, alias = "served_model_name")]
     pub served_model_name: Vec<String>,
     /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
-    #[arg(long, alias = "idle_seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, alias = "idle_seconds", value_parser = seconds())]
     pub idle_seconds: Option<u64>,
     /// Bytes that constrained output of this model may take; 0 switches it off.
-    #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
+    #[arg(long, alias = "grammar_bytes", value_parser = bytes(), default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
     /// How its replies are read and its texts embedded.
     #[command(flatten)]
@@ -240,10 +265,10 @@ pub struct PlanArgs {
 #[derive(Debug, Args)]
 pub struct HttpArgs {
     /// Largest request body in bytes.
-    #[arg(long, default_value_t = 8 << 20)]
+    #[arg(long, value_parser = bytes(), default_value_t = 8 << 20)]
     pub max_body_bytes: u64,
     /// Bytes that request bodies, what is made of them and unsent answers may hold together.
-    #[arg(long, alias = "max_bytes_in_flight", default_value_t = 24 << 20)]
+    #[arg(long, alias = "max_bytes_in_flight", value_parser = bytes(), default_value_t = 24 << 20)]
     pub max_bytes_in_flight: u64,
     /// Inputs of one embedding, rerank or score request, at most 2048.
     #[arg(long, alias = "max_inputs", default_value_t = 2048)]
@@ -252,10 +277,10 @@ pub struct HttpArgs {
     #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
     /// Bytes that constrained output (JSON schemas, regular expressions, forced tool calls) may take; 0 switches it off.
-    #[arg(long, alias = "grammar_bytes", default_value_t = 48 << 20)]
+    #[arg(long, alias = "grammar_bytes", value_parser = bytes(), default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
     /// Bytes that stored responses (/v1/responses) may take; the one not used for longest goes first, 0 stores none.
-    #[arg(long, alias = "response_store_bytes", default_value_t = 8 << 20)]
+    #[arg(long, alias = "response_store_bytes", value_parser = bytes(), default_value_t = 8 << 20)]
     pub response_store_bytes: u64,
     /// Its clients.
     #[command(flatten)]
@@ -340,7 +365,7 @@ pub struct EngineArgs {
     #[arg(long)]
     pub elastic: bool,
     /// Seconds the engine may make no progress before /health says so and new requests are refused.
-    #[arg(long, alias = "stall_seconds", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, alias = "stall_seconds", default_value_t = 120, value_parser = seconds())]
     pub stall_seconds: u64,
     /// Let the model's multi-token-prediction head draft tokens, which the model then checks several at a time.
     #[arg(long, alias = "enable_mtp")]
@@ -364,7 +389,7 @@ pub struct EngineArgs {
     #[arg(long, alias = "state_checkpoints", default_value_t = 1)]
     pub state_checkpoints: usize,
     /// Host bytes that requests may hold together (ids, unread output).
-    #[arg(long, alias = "request_bytes", default_value_t = 64 << 20)]
+    #[arg(long, alias = "request_bytes", value_parser = bytes(), default_value_t = 64 << 20)]
     pub request_bytes: u64,
     /// Pictures and videos, for models that take them.
     #[command(flatten)]
@@ -391,10 +416,10 @@ pub struct EncoderArgs {
     #[arg(long, alias = "max_media_per_request", default_value_t = 16)]
     pub max_media_per_request: usize,
     /// Bytes for what the encoder has made [default: room for a batch of the largest items, and one more].
-    #[arg(long, alias = "encoder_output_bytes")]
+    #[arg(long, alias = "encoder_output_bytes", value_parser = bytes())]
     pub encoder_output_bytes: Option<u64>,
     /// Host bytes for media: decoding, and pixels and spectrograms until their requests end.
-    #[arg(long, alias = "media_bytes", default_value_t = 256 << 20)]
+    #[arg(long, alias = "media_bytes", value_parser = bytes(), default_value_t = 256 << 20)]
     pub media_bytes: u64,
 }
 

@@ -10,6 +10,7 @@ mod bench;
 mod commands;
 #[doc(hidden)]
 pub mod fuzzed;
+mod log;
 mod media_args;
 mod models_file;
 mod output;
@@ -19,15 +20,16 @@ mod replay;
 mod settings;
 mod soak;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
     plimsoll_memory::malloc::keep_little();
+    plimsoll_memory::signals::outlive_file_limits();
     panics::tell_without_content();
-    let variables =
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let done = settings::read(std::env::args_os().collect(), &variables.collect()).and_then(|(cli, page)| {
+    let read = variables().and_then(|variables| settings::read(std::env::args_os().collect(), &variables));
+    let done = read.and_then(|(cli, page)| {
         init_logs(cli.verbose, cli.log_format);
         run(cli.command, &page)
     });
@@ -39,6 +41,21 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The environment. What is not UTF-8 in it is nobody's business here, unless it is ours: a key that is left out leaves a server open.
+fn variables() -> anyhow::Result<BTreeMap<String, String>> {
+    let mut variables = BTreeMap::new();
+    for (name, value) in std::env::vars_os() {
+        let ours = name.to_string_lossy().starts_with("PLIMSOLL_");
+        match (name.into_string(), value.into_string()) {
+            (Ok(name), Ok(value)) => drop(variables.insert(name, value)),
+            (Ok(name), Err(_)) if ours => anyhow::bail!("the value of the variable {name} is not UTF-8"),
+            (Err(name), _) if ours => anyhow::bail!("the name of the variable {} is not UTF-8", name.display()),
+            _ => {}
+        }
+    }
+    Ok(variables)
 }
 
 /// `settings`: what `--print-config` prints.
@@ -77,17 +94,19 @@ fn client_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// Logs go to standard error; `RUST_LOG` decides if it is set. A line that cannot be written (a full disk) is lost: to say so would
-/// be a write to the same place, which panics when it fails, in whatever thread has logged.
+/// Logs go to standard error; `RUST_LOG` decides if it is set.
 fn init_logs(verbose: bool, format: args::LogFormat) {
     use tracing_subscriber::EnvFilter;
     let level = if verbose { "debug" } else { "info" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| log::Log).with_target(false);
     let logs = logs.log_internal_errors(false);
     match format {
         args::LogFormat::Text => logs.with_ansi(terminal).init(),
-        args::LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+        args::LogFormat::Json => {
+            log::speak_json();
+            logs.json().flatten_event(true).with_current_span(false).with_span_list(false).init();
+        }
     }
 }

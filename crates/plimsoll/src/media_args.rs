@@ -11,6 +11,8 @@ use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::image::ImageLimits;
 use plimsoll_server::{MediaConfig, MediaFetch};
 
+use crate::args::bytes;
+
 /// Flags of the HTTP side that have to do with pictures and videos, for models that take them.
 #[derive(Debug, Args)]
 pub struct MediaArgs {
@@ -28,10 +30,10 @@ pub struct MediaArgs {
     #[arg(long, alias = "media_root", value_delimiter = ',')]
     pub media_root: Vec<PathBuf>,
     /// Largest file of a picture or a video in bytes.
-    #[arg(long, alias = "max_image_bytes", default_value_t = ImageLimits::default().file_bytes)]
+    #[arg(long, alias = "max_image_bytes", value_parser = bytes(), default_value_t = ImageLimits::default().file_bytes)]
     pub max_image_bytes: u64,
     /// Largest file of a sound in bytes.
-    #[arg(long, alias = "max_audio_bytes", default_value_t = AudioLimits::default().file_bytes)]
+    #[arg(long, alias = "max_audio_bytes", value_parser = bytes(), default_value_t = AudioLimits::default().file_bytes)]
     pub max_audio_bytes: u64,
     /// Most pixels of a picture before it is resized.
     #[arg(long, alias = "max_decode_pixels", default_value_t = ImageLimits::default().pixels)]

@@ -5,6 +5,8 @@ use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
 
+use crate::log::Log;
+
 /// Has panics told so from here on. Whoever catches one goes on as before.
 pub fn tell_without_content() {
     std::panic::set_hook(Box::new(|panic| {
@@ -14,12 +16,12 @@ pub fn tell_without_content() {
         // As the standard library's: only where RUST_BACKTRACE asks for it.
         let backtrace = Backtrace::capture();
         // A line that cannot be written is lost: a panic in here would end the process.
-        let mut log = std::io::stderr();
+        let mut log = Log;
         let _ = match backtrace.status() {
             BacktraceStatus::Captured => {
-                writeln!(log, "thread '{name}' panicked at {place}: {words}\n{backtrace}")
+                log.write(format!("thread '{name}' panicked at {place}: {words}\n{backtrace}\n").as_bytes())
             }
-            _ => writeln!(log, "thread '{name}' panicked at {place}: {words}"),
+            _ => log.write(format!("thread '{name}' panicked at {place}: {words}\n").as_bytes()),
         };
     }));
 }

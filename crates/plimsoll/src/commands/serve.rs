@@ -4,18 +4,27 @@ use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
 use plimsoll_server::{Formats, HTTP_WORKERS, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig, Told};
+use tokio::runtime::Runtime;
 
-use crate::args::{ReadingArgs, ServeArgs, default_name};
+use crate::args::{GenerationConfig, ReadingArgs, ServeArgs, default_name};
 
 /// A signal that comes so soon after the first is the same one, sent to a process and to its group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
+
+/// Longer than any process lives.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// A start waits so long for its threads.
+const ALL_HERE: Duration = Duration::from_secs(30);
 
 /// Runs the server.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -47,7 +56,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         false => args.served_model_name.clone(),
     };
     let served = served(model, engine.clone(), &args.reading, names)?;
-    let runtime = http_runtime()?;
+    let runtime = http_runtime(&config)?;
     let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.
@@ -87,14 +96,69 @@ pub fn served(
         names,
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         default_max_tokens: None,
-        sampling: SamplingDefaults::default(),
+        sampling: match reading.generation_config {
+            GenerationConfig::Auto => recommended(&model.sampling?),
+            GenerationConfig::Off => SamplingDefaults::default(),
+        },
     })
 }
 
-/// What HTTP runs on.
-pub fn http_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+/// Sampling of requests that name none.
+fn recommended(by: &SamplingParams) -> SamplingDefaults {
+    let SamplingParams { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *by;
+    let defaults = SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty };
+    if defaults != SamplingDefaults::default() {
+        tracing::info!(
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty,
+            "what requests do not say of sampling, generation_config.json does (--generation-config off: nobody)"
+        );
+    }
+    defaults
+}
+
+/// What HTTP runs on, with all its threads. They stay: a system that is short of threads later has nothing to refuse.
+pub fn http_runtime(config: &ServerConfig) -> anyhow::Result<Runtime> {
+    let blocking = config.blocking_threads();
+    let threads = HTTP_WORKERS + blocking;
+    let refused = || format!("HTTP needs {threads} threads (see ulimit -u and the cgroup's pids.max)");
+    // Asked for by themselves first: the runtime panics where one is refused.
+    threads_are_had(threads).with_context(refused)?;
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(HTTP_WORKERS).enable_all().build().context("starting the HTTP runtime")
+    let runtime = builder.worker_threads(HTTP_WORKERS).thread_keep_alive(FOR_EVER).enable_all().build();
+    let runtime = runtime.context("starting the HTTP runtime")?;
+    // Each waits for the others, so that every one needs a thread of its own.
+    let here = Arc::new((Mutex::new(0), Condvar::new()));
+    let tasks: Vec<_> = (0..blocking)
+        .map(|_| {
+            let here = Arc::clone(&here);
+            runtime.spawn_blocking(move || {
+                let mut count = here.0.lock().unwrap_or_else(PoisonError::into_inner);
+                *count += 1;
+                here.1.notify_all();
+                drop(here.1.wait_timeout_while(count, ALL_HERE, |count| *count < blocking));
+            })
+        })
+        .collect();
+    runtime.block_on(async {
+        for task in tasks {
+            let _ = task.await;
+        }
+    });
+    let all = *here.0.lock().unwrap_or_else(PoisonError::into_inner) == blocking;
+    all.then_some(runtime).with_context(refused)
+}
+
+fn threads_are_had(count: usize) -> std::io::Result<()> {
+    let gate = Mutex::new(());
+    let wait = || drop(gate.lock());
+    std::thread::scope(|scope| {
+        let _shut = gate.lock();
+        (0..count).try_for_each(|_| std::thread::Builder::new().spawn_scoped(scope, wait).map(drop))
+    })
 }
 
 /// Ends it. A fetch, a load or a download that has not come to its end a second later has nobody to work for, and ends with the process.

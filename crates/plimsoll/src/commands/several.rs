@@ -40,7 +40,7 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     let loader = Loading::open(models, args, &config)?;
     let (planned, line) = (loader.house.plan().total(), loader.house.plan().limit);
     let names = loader.shop.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-    let runtime = http_runtime()?;
+    let runtime = http_runtime(&config)?;
     let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
         // As for one model: whoever reads "ready" may send a signal at once.

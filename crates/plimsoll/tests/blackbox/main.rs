@@ -39,4 +39,5 @@ mod secrets;
 mod serving;
 mod several;
 mod shutdown;
+mod surroundings;
 mod tiles;

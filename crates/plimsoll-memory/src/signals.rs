@@ -1,0 +1,11 @@
+//! Signals whose default is to end the process, where an error would do.
+
+/// A write that goes beyond the limit on files' sizes (`ulimit -f`) is an error from here on, as on a full disk: the log's line or the
+/// trace's is lost, and nothing else.
+pub fn outlive_file_limits() {
+    #[cfg(unix)]
+    // SAFETY: `signal` takes any signal and one of its constants.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
