@@ -152,7 +152,8 @@ pub fn http_runtime(config: &ServerConfig) -> anyhow::Result<Runtime> {
     all.then_some(runtime).with_context(refused)
 }
 
-fn threads_are_had(count: usize) -> std::io::Result<()> {
+/// Whether so many threads are to be had at once beside those that are there.
+pub fn threads_are_had(count: usize) -> std::io::Result<()> {
     let gate = Mutex::new(());
     let wait = || drop(gate.lock());
     std::thread::scope(|scope| {

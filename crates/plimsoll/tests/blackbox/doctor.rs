@@ -70,7 +70,9 @@ fn a_machine_that_can_serve_is_told_so_with_the_plan_that_serve_makes() {
     default_model();
     let (all, code) = doctor(&["smollm2", "--max-total-token-num", "4096"]);
     assert_eq!(code, Some(0), "{all:?}");
-    for check in ["clock", "files", "port", "cache", "cores", "instructions", "memory", "line", "swap", "neighbours"] {
+    for check in
+        ["clock", "files", "threads", "port", "cache", "cores", "instructions", "memory", "line", "swap", "neighbours"]
+    {
         about(&all, check);
     }
     let model = about(&all, "model")[0]["found"].as_str().unwrap();

@@ -9,7 +9,7 @@ use plimsoll_memory::host::{HostNow, Overcommit, Remedy, Rlimits, Root};
 use plimsoll_server::ServerConfig;
 
 use super::{Args, Report};
-use crate::commands::serve::try_address;
+use crate::commands::serve::{threads_are_had, try_address};
 
 /// Descriptors that a server opens besides its connections, with room to spare: model files, logs, pipes, sockets that listen,
 /// pictures that are fetched.
@@ -131,6 +131,19 @@ pub fn files(args: &Args, report: &mut Report) {
         ),
         Some(limit) => report.ok("files", format!("{limit} may be open; {connections} connections are allowed")),
         None => report.ok("files", format!("no limit; {connections} connections are allowed")),
+    }
+}
+
+/// Threads of HTTP, tried by having them for a moment.
+pub fn threads(http: &ServerConfig, report: &mut Report) {
+    let needed = http.threads_max();
+    match threads_are_had(needed) {
+        Ok(()) => report.ok("threads", format!("{needed} for HTTP are to be had")),
+        Err(error) => report.problem(
+            "threads",
+            format!("HTTP takes up to {needed}, and the system refuses them: {error}"),
+            "a higher ulimit -u (LimitNPROC= or TasksMax= in a unit, pids.max of the cgroup)",
+        ),
     }
 }
 

@@ -156,6 +156,7 @@ fn examine(args: &Args, report: &mut Report) -> anyhow::Result<()> {
     };
     machine::clock(report);
     machine::files(args, report);
+    machine::threads(&http, report);
     machine::port(args, &http, report)?;
     if let Some(file) = &args.record
         && let Some(why) = unrecordable(file)
