@@ -193,7 +193,7 @@ impl StateLease {
         self.ring.len() + self.planned.len() + self.written.len() + usize::from(shared)
     }
 
-    /// Takes the ring's slots; cold checkpoints give way. False, with nothing taken, when there are not enough.
+    /// Takes the ring's slots; cold checkpoints give way. False when there are not enough: what was taken is held until more are.
     pub fn acquire(&mut self) -> bool {
         let cache = &mut *self.cache.borrow_mut();
         if cache.states.as_ref().is_some_and(|states| states.available() < self.width - self.ring.len()) {

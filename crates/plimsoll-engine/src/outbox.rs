@@ -72,7 +72,7 @@ pub struct Delta {
     pub pooled: Option<Vec<f32>>,
     /// Set in the last delta of a request that ended well.
     pub finish: Option<FinishReason>,
-    /// The stop string or stop token that ended it, as text, when there was one.
+    /// The stop string that ended it, when one did.
     pub stop_reason: Option<String>,
     /// Set in the last delta of a request that failed; the server turns it into an error's answer or event.
     pub error: Option<String>,

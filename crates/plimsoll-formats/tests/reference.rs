@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{fixture, read_f32, values};
+use common::{TempDir, fixture, read_f32, values};
 use plimsoll_formats::{Architecture, Checkpoint, Encoding, Row, RowBuf, RowScales, ScaleKind};
 
 #[test]
@@ -117,6 +117,20 @@ fn sharded_safetensors_are_one_checkpoint() {
     assert_eq!(checkpoint.raw("model.norm.weight").map(<[u8]>::len), Some(128));
     assert_eq!(checkpoint.config.eos_token_ids, [3, 2]);
     assert!(!checkpoint.config.tie_word_embeddings);
+}
+
+#[test]
+fn a_head_that_is_there_is_the_head_whatever_the_configuration_says() {
+    let folder = TempDir::new();
+    for file in std::fs::read_dir(fixture("sharded")).expect("the fixture is a directory") {
+        let (name, path) = file.map(|file| (file.file_name(), file.path())).expect("it can be listed");
+        let bytes = std::fs::read(path).expect("it can be read");
+        folder.write(name.to_str().expect("names are text"), bytes);
+    }
+    let config = std::fs::read_to_string(fixture("sharded").join("config.json")).expect("it has a configuration");
+    folder.write("config.json", config.replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true"));
+    let checkpoint = Checkpoint::open(&folder.0).expect("it opens");
+    assert!(!checkpoint.config.tie_word_embeddings, "as transformers has it");
 }
 
 #[test]

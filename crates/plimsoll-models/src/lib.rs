@@ -1,7 +1,7 @@
 //! Models: one file an architecture, one `forward` against the device trait.
 //!
-//! A new architecture touches its own file and one row of [`build`]. **Architecture invariant:** no model knows which device runs it,
-//! allocates, or sees a request.
+//! A new architecture has its own file and one row of [`build`], beside what `docs/adding-a-model.md` names in other crates.
+//! **Architecture invariant:** no model knows which device runs it, allocates, or sees a request.
 
 #![forbid(unsafe_code)]
 

@@ -92,6 +92,8 @@ fn calls_are_read_in_every_format() {
             two,
         ),
         (F::Hermes, r#"<tool_call>{"name": "f"}</tool_call>"#, "", &["f({})"]),
+        (F::Hermes, r#"<tool_call>{"name": "f"}</tool"#, "", &["f({})"]),
+        (F::Hermes, r#"x<tool_call>{"name": "f"}</tool_call></tool"#, "x</tool", &["f({})"]),
         (F::Hermes, r#"<tool_call>{"name": "f", "arguments": null}</tool_call>"#, "", &["f({})"]),
         (F::Hermes, r#"<tool_call>{"name": "f", "arguments": "{\"days\": 3}"}"#, "", &[r#"f({"days": 3})"#]),
         (F::Llama3, r#"{"name": "weather", "parameters": {"city": "Paris"}}"#, "", one),

@@ -111,7 +111,7 @@ const REMEMBER: HeaderValue = HeaderValue::from_static("600");
 
 /// What a script may see of an answer's head.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "x-request-id, retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
+    "x-request-id, request-id, retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
 );
 
 impl Origins {

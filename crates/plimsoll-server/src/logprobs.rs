@@ -66,12 +66,19 @@ impl CompletionLogprobs {
 
     /// Adds an echoed prompt. Returns the number of characters its tokens spell.
     pub fn add_prompt(&mut self, spelling: Spelling<'_>, ids: &[u32], reports: &[TokenLogprobs]) -> usize {
-        let mut chars = 0;
+        let (mut chars, mut waiting) = (0, Vec::new());
         for (id, report) in ids.iter().zip(reports) {
             self.push(spelling, *id, report, chars);
-            chars += String::from_utf8_lossy(spelling.bytes(*id)).chars().count();
+            waiting.extend_from_slice(spelling.bytes(*id));
+            // A character of several tokens is one, and stands where the first of them does.
+            let whole = match std::str::from_utf8(&waiting) {
+                Err(cut) if cut.error_len().is_none() => cut.valid_up_to(),
+                _ => waiting.len(),
+            };
+            chars += String::from_utf8_lossy(&waiting[..whole]).chars().count();
+            waiting.drain(..whole);
         }
-        chars
+        chars + usize::from(!waiting.is_empty())
     }
 
     fn push(&mut self, spelling: Spelling<'_>, id: u32, report: &TokenLogprobs, offset: usize) {

@@ -51,8 +51,9 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     }
     let entries = mlx::join(tensors, opened.config.quantization.as_ref())?;
     opened.directory = Directory::new(entries)?;
-    if !opened.directory.is_empty() && opened.directory.get("lm_head.weight").is_none() {
-        opened.config.tie_word_embeddings = true;
+    // The file decides, whatever its configuration says: a head that is there is not the embedding's table again, which writers leave out.
+    if !opened.directory.is_empty() {
+        opened.config.tie_word_embeddings = opened.directory.get("lm_head.weight").is_none();
     }
     if opened.config.delta_net.is_some() && hybrid::norms_are_shifted(&opened.directory) {
         opened.config.norm_weight_offset = 0.0;

@@ -101,7 +101,13 @@ impl Format for Hermes {
 
     fn finish(&mut self, out: &mut Outlet) {
         match std::mem::replace(&mut self.state, State::Text) {
-            State::Text => out.content(&self.watch.take_held()),
+            State::Text => {
+                let held = self.watch.take_held();
+                // The beginning of the closing marker of a call that is whole is no text.
+                if !self.closing || !CLOSE.starts_with(&held) {
+                    out.content(&held);
+                }
+            }
             State::Gap(held) => out.content(&held),
             State::Call(call) => call.finish(out),
             State::Broken => {

@@ -12,6 +12,7 @@ use crate::turn::{Ask, Budget};
 /// Takes a body apart. Runs on a text worker.
 pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Ask> {
     let mut fields = Fields::of_body(body)?;
+    let newer = fields.has("max_completion_tokens");
     let common = Common::take(&mut fields, app)?;
     let logprobs = logprobs(&mut fields)?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(false);
@@ -38,7 +39,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Ask> {
         include_reasoning,
         budget,
         call_prefix: "call",
-        length_param: "max_tokens",
+        length_param: if newer { "max_completion_tokens" } else { "max_tokens" },
         fills_context: false,
         gathers: false,
     })

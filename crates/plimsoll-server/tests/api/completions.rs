@@ -225,3 +225,12 @@ fn usage_comes_when_asked_for() {
     let events = server.post("/v1/completions", &ask(both)).events();
     assert!(events.iter().all(|e| e["usage"]["prompt_tokens"] == 3));
 }
+
+#[test]
+fn an_echoed_character_of_several_tokens_is_one() {
+    let server = Server::start(letters);
+    let body = json!({"prompt": "\u{e9}!", "echo": true, "logprobs": 0, "max_tokens": 1, "stream": false});
+    let choice = server.post("/v1/completions", &body).ok()["choices"][0].clone();
+    assert_eq!(choice["text"].as_str().unwrap().chars().count(), 3);
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 0, 1, 2]));
+}
