@@ -7,6 +7,7 @@ pub mod tower;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype};
 use plimsoll_engine::runner::Runner;
@@ -71,6 +72,15 @@ pub fn with_drafts(drafts: usize) -> Options {
     Options { enable_mtp: drafts > 0, mtp_num_draft_tokens: drafts.max(1), mtp_adaptive: false, ..exact() }
 }
 
+/// Waits until `what` holds.
+pub fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !what(engine) {
+        assert!(Instant::now() < deadline, "it never came to that");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
 /// Waits for all other tests: the counted heap, mappings and injected faults are the process's.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -82,7 +92,7 @@ pub fn settle() {
     let mut last = plimsoll_memory::heap::in_use();
     let mut still = 0;
     while still < 10 {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
         let now = plimsoll_memory::heap::in_use();
         still = if now == last { still + 1 } else { 0 };
         last = now;
@@ -201,7 +211,6 @@ pub fn full_pools(engine: &EngineHandle) {
 /// Waits until nothing runs and everything that requests held is back.
 pub fn quiet(engine: &EngineHandle) {
     use std::sync::atomic::Ordering::Acquire;
-    use std::time::{Duration, Instant};
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let status = engine.status();

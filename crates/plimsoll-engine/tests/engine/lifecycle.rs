@@ -12,19 +12,10 @@ use plimsoll_engine::testing::{Bench, over_runner, watch_progress};
 use plimsoll_engine::{EngineHandle, FinishReason, Options, Refusal};
 
 use crate::common::recall::{NEVER_SAID, Shape, VOCAB, prompt, recall_bench, recall_engine, says};
-use crate::common::{self, ask, collect, engine, exact, greedy, quiet};
+use crate::common::{self, ask, collect, engine, exact, greedy, quiet, until};
 
 fn slow() -> Shape {
     Shape { step_time: Duration::from_millis(2), ..Shape::default() }
-}
-
-/// Waits until `what` holds.
-fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !what(engine) {
-        assert!(Instant::now() < deadline, "it never came to that");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 #[test]

@@ -1,21 +1,13 @@
 //! Requests and the prefix cache seen from outside: phases, pages, speed; a cache that is cleared gives its pages back.
 
 use std::sync::atomic::Ordering::Acquire;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plimsoll_engine::{EngineHandle, Phase};
 use plimsoll_memory::Component;
 
 use crate::common::recall::{Shape, prompt, recall_engine, says};
-use crate::common::{self, ask, engine, exact, full_pools, greedy, quiet};
-
-fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !what(engine) {
-        assert!(Instant::now() < deadline, "it never came to that");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
+use crate::common::{self, ask, engine, exact, full_pools, greedy, quiet, until};
 
 #[test]
 fn a_request_is_seen_on_its_whole_way() {
