@@ -154,19 +154,21 @@ fn same(json: &str, known: &str) -> bool {
 
 /// Refuses JSON with more than about `nodes_max` values, before any of it becomes a value.
 pub(crate) fn check_nodes(param: &str, json: &str, nodes_max: usize) -> ApiResult<()> {
-    nodes_within(param, json, nodes_max).map(drop)
+    few(param, nodes(json), nodes_max)
+}
+
+fn few(param: &str, nodes: usize, nodes_max: usize) -> ApiResult<()> {
+    if nodes > nodes_max {
+        let message = format!("{param} holds about {nodes} JSON values, more than the limit of {nodes_max}");
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(())
 }
 
 /// Arguments of calls: JSON in texts, all of which together may hold as many values as other JSON of a request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Arguments {
-    nodes_left: usize,
-}
-
-impl Default for Arguments {
-    fn default() -> Self {
-        Self { nodes_left: MAX_NODES }
-    }
+    nodes: usize,
 }
 
 impl Arguments {
@@ -176,7 +178,8 @@ impl Arguments {
         if text.trim().is_empty() {
             return Ok(json!({}));
         }
-        self.nodes_left -= nodes_within(param, text, self.nodes_left)?;
+        self.nodes += nodes(text);
+        few(param, self.nodes, MAX_NODES)?;
         Ok(serde_json::from_str(text).unwrap_or_else(|_| no_json(text)))
     }
 }
@@ -186,8 +189,8 @@ pub(crate) fn no_json(arguments: &str) -> Value {
     json!({"INVALID_JSON": arguments})
 }
 
-/// About how many values JSON holds, `nodes_max` at most.
-fn nodes_within(param: &str, json: &str, nodes_max: usize) -> ApiResult<usize> {
+/// About how many values JSON holds.
+fn nodes(json: &str) -> usize {
     let (mut nodes, mut in_string, mut escaped) = (1usize, false, false);
     for byte in json.bytes() {
         match byte {
@@ -198,11 +201,7 @@ fn nodes_within(param: &str, json: &str, nodes_max: usize) -> ApiResult<usize> {
             _ => {}
         }
     }
-    if nodes > nodes_max {
-        let message = format!("{param} holds about {nodes} JSON values, more than the limit of {nodes_max}");
-        return Err(ApiError::invalid(param, message));
-    }
-    Ok(nodes)
+    nodes
 }
 
 /// 400 for a value of the wrong type, without the position inside the field.

@@ -137,7 +137,11 @@ fn opened(path: &Path, report: &mut Report) -> Option<LoadedModel> {
         let found = format!("{}: {error}", path.display());
         report.problem("model", found, "all files of a checkpoint, its tokenizer's among them");
     };
-    LoadedModel::open(path).map_err(refused).ok()
+    let model = LoadedModel::open(path).map_err(refused).ok()?;
+    if let Err(error) = &model.sampling {
+        report.note("model", error.to_string(), "correct that file, or serve without what it recommends");
+    }
+    Some(model)
 }
 
 /// The plan that `serve` would make with these flags.
