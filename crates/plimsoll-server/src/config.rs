@@ -255,13 +255,14 @@ impl ServerConfig {
             + self.rates.heap_bytes_max(self.api_keys.len())
     }
 
-    /// Threads of the HTTP side: the runtime's, those that tokenize and decode media, one that waits for names or files, the two that
-    /// follow grammars, and who writes the record. More files at once than that are fetched where there is room for the threads.
+    /// Threads of the HTTP side: the runtime's, one that fetches a file or loads a model, the two that follow grammars, and who writes the
+    /// record. More files at once than that are fetched where there is room for the threads.
     pub fn threads_max(&self) -> usize {
-        HTTP_WORKERS + self.blocking_threads() + 2 + usize::from(self.record.is_some())
+        HTTP_WORKERS + self.blocking_threads() + 1 + 2 + usize::from(self.record.is_some())
     }
 
-    /// Those of them for work that blocks, which the runtime is to have from the start: one that is refused later is a request that hangs.
+    /// Those of the runtime that tokenize, decode media and unload a model. It is to have them from the start, since one that is refused later
+    /// is a request that hangs, and never more: one whose work is done is busy for a moment still, and another would be started instead.
     pub fn blocking_threads(&self) -> usize {
         self.text_workers as usize + 2 * DECODERS + 1
     }

@@ -15,6 +15,7 @@
 mod access;
 mod anthropic;
 mod app;
+mod aside;
 mod cache;
 mod caller;
 mod chat;

@@ -17,6 +17,7 @@ mod output;
 mod panics;
 mod progress;
 mod replay;
+mod runtime;
 mod settings;
 mod soak;
 

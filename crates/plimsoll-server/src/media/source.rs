@@ -19,6 +19,7 @@ use super::gallery::{Medium, Source, formats};
 use super::refused;
 use super::turns::{FETCHES, FETCHES_OF_A_HOST};
 use crate::app::{App, Phase, reached};
+use crate::aside::aside;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::generation::cut;
 use crate::limits::Held;
@@ -242,11 +243,15 @@ async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, he
     let own = spec.staging.reserve(FETCHING_BYTES).map_err(|error| refused(param, &error))?;
     let limit = app.config.media.file_limit(kind);
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
-    let fetching = tokio::task::spawn_blocking(move || {
+    let fetching = aside("plimsoll-fetch", move || {
         // Held until the connection is closed, also when nobody waits for it any more.
         let _own = (own, turn);
         fetcher.fetch(&url, limit.0, |piece| sender.blocking_send(piece.to_vec()).is_ok())
     });
+    let fetching = fetching.map_err(|error| {
+        let message = format!("{param}: the system has no thread left to fetch a file ({error}); try again later");
+        ApiError { param: Some(param.into()), ..ApiError::unavailable(message, 5) }
+    })?;
     let mut bytes: Vec<u8> = Vec::new();
     while let Some(piece) = pieces.recv().await {
         let room = bytes.capacity() - bytes.len();

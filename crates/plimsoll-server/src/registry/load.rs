@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use plimsoll_engine::Cancel;
-use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use super::slot::{InUse, Loaded, State, Waiting};
 use super::{LoadError, Loader, Registry};
 use crate::app::{App, Phase, model_routes, reached};
+use crate::aside::aside;
 use crate::error::{ApiError, ApiResult};
 use crate::generation::cut;
 
@@ -187,13 +187,14 @@ impl Registry {
         }
     }
 
-    /// Has the loader do something on a thread that may wait.
-    pub(super) async fn blocking<T: Send + 'static>(
+    /// Has the loader do something on a thread of its own.
+    async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Loader) -> Result<T, LoadError> + Send + 'static,
     ) -> Result<T, LoadError> {
         let loader = Arc::clone(&self.loader);
-        let done = spawn_blocking(move || work(&*loader)).await;
+        let refused = |error| LoadError::Failed(format!("the system has no thread left: {error}"));
+        let done = aside("plimsoll-load", move || work(&*loader)).map_err(refused)?.await;
         done.unwrap_or_else(|_| Err(LoadError::Failed("it panicked".into())))
     }
 }

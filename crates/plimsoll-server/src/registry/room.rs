@@ -1,5 +1,6 @@
 //! Room for a model: who has to go for it, and how a model goes.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plimsoll_memory::Bytes;
@@ -67,7 +68,8 @@ impl Registry {
             inner.state = State::Unloading;
             engine
         };
-        let gone = self.blocking(move |loader| Ok(loader.unload(&engine))).await;
+        let loader = Arc::clone(&self.loader);
+        let gone = tokio::task::spawn_blocking(move || loader.unload(&engine)).await;
         if matches!(gone, Ok(true)) {
             tracing::info!(model = slot.name(), "unloaded");
             self.front.metrics.models.unloaded.inc();

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -12,19 +11,13 @@ use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, HTTP_WORKERS, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig, Told};
-use tokio::runtime::Runtime;
+use plimsoll_server::{Formats, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig, Told};
 
 use crate::args::{GenerationConfig, ReadingArgs, ServeArgs, default_name};
+use crate::runtime::{end, http_runtime};
 
 /// A signal that comes so soon after the first is the same one, sent to a process and to its group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
-
-/// Longer than any process lives.
-const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
-
-/// A start waits so long for its threads.
-const ALL_HERE: Duration = Duration::from_secs(30);
 
 /// Runs the server.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -118,53 +111,6 @@ fn recommended(by: &SamplingParams) -> SamplingDefaults {
         );
     }
     defaults
-}
-
-/// What HTTP runs on, with all its threads. They stay: a system that is short of threads later has nothing to refuse.
-pub fn http_runtime(config: &ServerConfig) -> anyhow::Result<Runtime> {
-    let blocking = config.blocking_threads();
-    let threads = HTTP_WORKERS + blocking;
-    let refused = || format!("HTTP needs {threads} threads (see ulimit -u and the cgroup's pids.max)");
-    // Asked for by themselves first: the runtime panics where one is refused.
-    threads_are_had(threads).with_context(refused)?;
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(HTTP_WORKERS).thread_keep_alive(FOR_EVER).enable_all().build();
-    let runtime = runtime.context("starting the HTTP runtime")?;
-    // Each waits for the others, so that every one needs a thread of its own.
-    let here = Arc::new((Mutex::new(0), Condvar::new()));
-    let tasks: Vec<_> = (0..blocking)
-        .map(|_| {
-            let here = Arc::clone(&here);
-            runtime.spawn_blocking(move || {
-                let mut count = here.0.lock().unwrap_or_else(PoisonError::into_inner);
-                *count += 1;
-                here.1.notify_all();
-                drop(here.1.wait_timeout_while(count, ALL_HERE, |count| *count < blocking));
-            })
-        })
-        .collect();
-    runtime.block_on(async {
-        for task in tasks {
-            let _ = task.await;
-        }
-    });
-    let all = *here.0.lock().unwrap_or_else(PoisonError::into_inner) == blocking;
-    all.then_some(runtime).with_context(refused)
-}
-
-/// Whether so many threads are to be had at once beside those that are there.
-pub fn threads_are_had(count: usize) -> std::io::Result<()> {
-    let gate = Mutex::new(());
-    let wait = || drop(gate.lock());
-    std::thread::scope(|scope| {
-        let _shut = gate.lock();
-        (0..count).try_for_each(|_| std::thread::Builder::new().spawn_scoped(scope, wait).map(drop))
-    })
-}
-
-/// Ends it. A fetch, a load or a download that has not come to its end a second later has nobody to work for, and ends with the process.
-pub fn end(runtime: tokio::runtime::Runtime) {
-    runtime.shutdown_timeout(Duration::from_secs(1));
 }
 
 /// The line on standard output that says so. Nobody may be reading it.

@@ -16,10 +16,11 @@ use plimsoll_memory::{Bytes, Plan, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::json;
 
-use super::serve::{end, http_runtime, say_ready, served, told};
+use super::serve::{say_ready, served, told};
 use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
 use crate::models_file;
 use crate::output::say;
+use crate::runtime::{end, http_runtime};
 
 /// An engine whose requests have all ended is gone by then.
 const UNLOAD_WITHIN: Duration = Duration::from_secs(30);

@@ -9,7 +9,8 @@ use plimsoll_memory::host::{HostNow, Overcommit, Remedy, Rlimits, Root};
 use plimsoll_server::ServerConfig;
 
 use super::{Args, Report};
-use crate::commands::serve::{threads_are_had, try_address};
+use crate::commands::serve::try_address;
+use crate::runtime::threads_are_had;
 
 /// Descriptors that a server opens besides its connections, with room to spare: model files, logs, pipes, sockets that listen,
 /// pictures that are fetched.

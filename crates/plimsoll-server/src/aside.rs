@@ -1,0 +1,16 @@
+//! Threads for what may wait long: other servers, a model that loads. Those of the runtime are counted and never wait for anybody.
+
+use std::io;
+use std::thread;
+
+use tokio::sync::oneshot::{Receiver, channel};
+
+/// Does something on a thread of its own, which ends with it. The receiver fails when it panics.
+///
+/// # Errors
+/// The system has no thread left.
+pub fn aside<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Receiver<T>> {
+    let (sender, receiver) = channel();
+    let body = move || drop(sender.send(work()));
+    thread::Builder::new().name(name.into()).spawn(body).map(|_| receiver)
+}

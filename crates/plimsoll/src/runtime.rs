@@ -1,0 +1,94 @@
+//! What HTTP runs on: a runtime whose threads are all there before it serves, and stay.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use plimsoll_server::{HTTP_WORKERS, ServerConfig};
+use tokio::runtime::Runtime;
+
+/// What its threads are called in lists of them.
+const NAME: &str = "plimsoll-http";
+
+/// Longer than any process lives.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// A start waits so long for its threads.
+const ALL_HERE: Duration = Duration::from_secs(30);
+
+/// What HTTP runs on, with all its threads. They stay: a system that is short of threads later has nothing to refuse.
+pub fn http_runtime(config: &ServerConfig) -> anyhow::Result<Runtime> {
+    let blocking = config.blocking_threads();
+    let threads = HTTP_WORKERS + blocking;
+    let refused = || format!("HTTP needs {threads} threads (see ulimit -u and the cgroup's pids.max)");
+    // Asked for by themselves first: the runtime panics where one is refused.
+    threads_are_had(threads).with_context(refused)?;
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(HTTP_WORKERS).max_blocking_threads(blocking).thread_keep_alive(FOR_EVER);
+    let runtime = builder.thread_name(NAME).enable_all().build();
+    let runtime = runtime.context("starting the HTTP runtime")?;
+    // Each waits for the others, so that every one needs a thread of its own.
+    let here = Arc::new((Mutex::new(0), Condvar::new()));
+    let tasks: Vec<_> = (0..blocking)
+        .map(|_| {
+            let here = Arc::clone(&here);
+            runtime.spawn_blocking(move || {
+                let mut count = here.0.lock().unwrap_or_else(PoisonError::into_inner);
+                *count += 1;
+                here.1.notify_all();
+                drop(here.1.wait_timeout_while(count, ALL_HERE, |count| *count < blocking));
+            })
+        })
+        .collect();
+    runtime.block_on(async {
+        for task in tasks {
+            let _ = task.await;
+        }
+    });
+    let all = *here.0.lock().unwrap_or_else(PoisonError::into_inner) == blocking;
+    all.then_some(runtime).with_context(refused)
+}
+
+/// Whether so many threads are to be had at once beside those that are there.
+pub fn threads_are_had(count: usize) -> std::io::Result<()> {
+    let gate = Mutex::new(());
+    let wait = || drop(gate.lock());
+    std::thread::scope(|scope| {
+        let _shut = gate.lock();
+        (0..count).try_for_each(|_| std::thread::Builder::new().spawn_scoped(scope, wait).map(drop))
+    })
+}
+
+/// Ends it. A fetch, a load or a download that has not come to its end a second later has nobody to work for, and ends with the process.
+pub fn end(runtime: tokio::runtime::Runtime) {
+    runtime.shutdown_timeout(Duration::from_secs(1));
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+
+    fn threads() -> usize {
+        let names = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = names.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
+        names.filter(|name| name.trim() == NAME).count()
+    }
+
+    #[test]
+    fn work_that_comes_faster_than_it_goes_starts_no_threads() {
+        let config = ServerConfig::default();
+        let runtime = http_runtime(&config).unwrap();
+        let all = HTTP_WORKERS + config.blocking_threads();
+        assert_eq!(threads(), all);
+        let slow: Vec<_> =
+            (0..10 * all).map(|_| runtime.spawn_blocking(|| std::thread::sleep(Duration::from_millis(2)))).collect();
+        assert_eq!(threads(), all);
+        runtime.block_on(async {
+            for task in slow {
+                task.await.unwrap();
+            }
+        });
+        assert_eq!(threads(), all);
+    }
+}
