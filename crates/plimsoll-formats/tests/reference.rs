@@ -63,8 +63,8 @@ fn gguf_names_shapes_and_metadata_are_mapped() {
     assert_eq!((config.hidden_size, config.heads, config.kv_heads, config.head_dim), (64, 4, 2, 16));
     assert_eq!((config.vocab_size, config.rope_theta, config.max_context), (8, 500_000.0, 64));
     assert!(config.rope_interleaved && config.tie_word_embeddings && !config.attention_bias);
-    // "</s>" by key, "<|im_end|>" as a control token; "<eos>" is there as ordinary text.
-    assert_eq!(config.eos_token_ids, [2, 3]);
+    // "</s>" by key. That "<|im_end|>" is a control token the tokenizer knows.
+    assert_eq!(config.eos_token_ids, [2]);
 
     let meta = checkpoint.gguf().expect("GGUF has metadata");
     let tokens = meta.strings("tokenizer.ggml.tokens").expect("tokens are there");

@@ -103,6 +103,8 @@ impl CompletionLogprobs {
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatLogprobs {
     pub content: Vec<ChatToken>,
+    /// Always absent: nothing here refuses.
+    refusal: Option<Vec<ChatToken>>,
 }
 
 /// One token of chat's `logprobs`.
@@ -134,7 +136,7 @@ impl ChatLogprobs {
                 top_logprobs: report.top.iter().map(|(id, logprob)| one(*id, *logprob)).collect(),
             }
         };
-        Self { content: tokens.iter().map(token).collect() }
+        Self { content: tokens.iter().map(token).collect(), refusal: None }
     }
 }
 

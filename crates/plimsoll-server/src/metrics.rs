@@ -14,12 +14,12 @@ use plimsoll_engine::report::{ComponentRow, LedgerReport};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
-use engine::EngineGauges;
+use engine::EngineValues;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
@@ -142,7 +142,7 @@ pub(crate) fn page(
 ) -> ApiResult<Response> {
     let mut server = Registry::default();
     front.metrics.register(&mut server);
-    server.register_collector(Box::new(ServerGauges::of(front, &whole, shared)));
+    server.register_collector(Box::new(ServerValues::of(front, &whole, shared)));
     let mut texts = vec![text_of(&server)?];
     for app in apps {
         let labels = app.label.iter().map(|label| (Cow::Borrowed("model"), Cow::Owned(label.to_string())));
@@ -150,7 +150,7 @@ pub(crate) fn page(
         let engine = &app.served.engine;
         engine.metrics().register(&mut registry);
         register_media(&app.studio, &mut registry);
-        registry.register_collector(Box::new(EngineGauges { engine: engine.clone(), grammars: app.grammars.usage() }));
+        registry.register_collector(Box::new(EngineValues { engine: engine.clone(), grammars: app.grammars.usage() }));
         texts.push(text_of(&registry)?);
     }
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -232,10 +232,10 @@ fn encode_rows(encoder: &mut DescriptorEncoder<'_>, rows: &[ComponentRow]) -> Re
     Ok(())
 }
 
-fn encode_singles(
-    encoder: &mut DescriptorEncoder<'_>,
-    singles: &[(&'static str, &'static str, i64)],
-) -> Result<(), fmt::Error> {
+/// A name, what it means, and the number.
+type Single<T> = (&'static str, &'static str, T);
+
+fn encode_singles(encoder: &mut DescriptorEncoder<'_>, singles: &[Single<i64>]) -> Result<(), fmt::Error> {
     for (name, help, value) in singles {
         let gauge = ConstGauge::new(*value);
         let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
@@ -244,44 +244,61 @@ fn encode_singles(
     Ok(())
 }
 
+fn encode_counters(encoder: &mut DescriptorEncoder<'_>, counters: &[Single<u64>]) -> Result<(), fmt::Error> {
+    for (name, help, value) in counters {
+        let counter = ConstCounter::new(*value);
+        let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+        counter.encode(metric)?;
+    }
+    Ok(())
+}
+
 /// Values of server and process.
-struct ServerGauges {
-    singles: [(&'static str, &'static str, i64); 23],
+struct ServerValues {
+    singles: [Single<i64>; 19],
+    counters: [Single<u64>; 4],
     /// What the models share, where there are several.
     rows: Vec<ComponentRow>,
 }
 
-impl fmt::Debug for ServerGauges {
+impl fmt::Debug for ServerValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ServerGauges")
+        f.write_str("ServerValues")
     }
 }
 
-impl Collector for ServerGauges {
+impl Collector for ServerValues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         encode_singles(&mut encoder, &self.singles)?;
+        encode_counters(&mut encoder, &self.counters)?;
         if self.rows.is_empty() { Ok(()) } else { encode_rows(&mut encoder, &self.rows) }
     }
 }
 
-impl ServerGauges {
+impl ServerValues {
     fn of(front: &Front, page: &LedgerReport, rows: Vec<ComponentRow>) -> Self {
         let (process, responses) = (&page.process, front.responses.usage());
         let connections = front.metrics.connections.load(Ordering::Relaxed);
         let recorded = front.recorder.as_ref().map(|recorder| Arc::clone(&recorder.recorded)).unwrap_or_default();
-        let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
+        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let counters = [
+            ("plimsoll_responses_evicted", "Responses dropped to make room", responses.evicted),
+            ("plimsoll_trace_lines", "Requests recorded (--record)", read(&recorded.lines)),
+            ("plimsoll_trace_bytes", "Bytes of the trace", read(&recorded.bytes)),
+            ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&recorded.lost)),
+        ];
         let singles = [
             ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(front.bytes.used())),
             ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(front.bytes.limit())),
             ("plimsoll_responses_stored", "Responses that can be gone on from", signed(responses.responses)),
             ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
             ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
-            ("plimsoll_responses_evicted", "Responses dropped to make room", signed(responses.evicted)),
-            ("plimsoll_trace_lines", "Requests recorded (--record)", read(&recorded.lines)),
-            ("plimsoll_trace_bytes", "Bytes of the trace", read(&recorded.bytes)),
-            ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&recorded.lost)),
             ("plimsoll_http_connections", "Open connections", signed(connections)),
-            ("plimsoll_kv_events_readers", "Readers that follow the prefix cache", read(&front.metrics.kv_readers)),
+            (
+                "plimsoll_kv_events_readers",
+                "Readers that follow the prefix cache",
+                signed(read(&front.metrics.kv_readers)),
+            ),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
@@ -299,7 +316,7 @@ impl ServerGauges {
             ("plimsoll_process_threads", "Threads", signed(process.threads)),
             ("plimsoll_process_open_fds", "Open file descriptors", signed(process.fds)),
         ];
-        Self { singles, rows }
+        Self { singles, counters, rows }
     }
 }
 

@@ -62,6 +62,7 @@ const END_NAMES: &[&str] = &[
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<eos>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|return|>",

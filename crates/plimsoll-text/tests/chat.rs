@@ -70,6 +70,16 @@ fn chatml_is_the_fallback() {
 }
 
 #[test]
+fn a_template_that_reads_only_parts_gets_parts() {
+    let source = "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% else %}[{{ part.type }}]{% endif %}{% endfor %};{% endfor %}";
+    let chat = ChatTemplate::new(source, "", "").unwrap();
+    let mixed = json!([{"type": "image"}, {"type": "text", "text": "See?"}]);
+    let messages = json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": mixed}, {"role": "x", "content": null}]);
+    let text = chat.render(&messages, None, false, &Map::new()).unwrap();
+    assert_eq!(text, "system:Be kind.;user:[image]See?;x:;");
+}
+
+#[test]
 fn extras_cannot_replace_the_messages() {
     let chat = ChatTemplate::new("{{ messages[0].content }}{{ flag }}", "", "").unwrap();
     let extra = json!({"messages": [{"content": "forged"}], "flag": 7}).as_object().unwrap().clone();

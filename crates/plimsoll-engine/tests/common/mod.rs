@@ -150,6 +150,16 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Asserts that all is the same that must not depend on anything else.
+    pub fn is_the_same_as(&self, alone: &Self, what: &str) {
+        assert_eq!(self.error, None, "{what}");
+        assert_eq!(self.ids, alone.ids, "{what}");
+        assert_eq!(self.text, alone.text, "{what}");
+        assert_eq!(self.finish, alone.finish, "{what}");
+        assert!(self.logprobs == alone.logprobs, "{what}: the tokens agree, their log-probabilities do not");
+        assert!(self.prompt_logprobs == alone.prompt_logprobs, "{what}: log-probabilities of the prompt");
+    }
+
     fn add(&mut self, delta: Delta) {
         self.text.push_str(&delta.text);
         for token in delta.tokens {

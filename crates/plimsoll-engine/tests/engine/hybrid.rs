@@ -127,12 +127,6 @@ fn crowd(seed: u64) -> Vec<Request> {
     (0..24).map(request).collect()
 }
 
-fn assert_same(answer: &Answer, alone: &Answer, what: &str) {
-    assert_eq!((&answer.error, &answer.ids, &answer.finish), (&None, &alone.ids, &alone.finish), "{what}");
-    assert!(answer.logprobs == alone.logprobs, "{what}: the tokens agree, their log-probabilities do not");
-    assert!(answer.prompt_logprobs == alone.prompt_logprobs, "{what}: log-probabilities of the prompt");
-}
-
 /// I9 for models with state: tokens and log-probabilities are the same bits with and without drafts, in any company, however the
 /// prompt is cut, preempted, or found in the cache.
 #[test]
@@ -186,7 +180,7 @@ fn check(model: &str, compute_dtype: ComputeDtype) {
             let Some(reader) = reader else { continue };
             let answer = collect(reader);
             (cached, drafted) = (cached + answer.cached_tokens, drafted + answer.drafts.0);
-            assert_same(&answer, &answers[i], &format!("{model}, shape {number}, request {i}"));
+            answer.is_the_same_as(&answers[i], &format!("{model}, shape {number}, request {i}"));
         }
         quiet(&engine);
         preemptions += engine.metrics().preemptions.get();
@@ -208,7 +202,7 @@ fn a_chat_with_a_hybrid_is_warm() {
             let expected = ask(&cold, request.clone());
             let answer = ask(&warm, request);
             assert_eq!(answer.cached_tokens, end_before, "{model}, turn {turn}");
-            assert_same(&answer, &expected, &format!("{model}, turn {turn}"));
+            answer.is_the_same_as(&expected, &format!("{model}, turn {turn}"));
             end_before = (prompt.len() as u32 - 1) / 16 * 16;
             prompt.extend(&expected.ids);
             prompt.extend([7, 8, 9]);

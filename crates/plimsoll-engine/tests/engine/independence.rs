@@ -59,16 +59,6 @@ fn crowd(seed: u64) -> Vec<Request> {
     (0..32).map(request).collect()
 }
 
-/// The parts of an answer that must not depend on anything else.
-fn assert_same(answer: &Answer, alone: &Answer, what: &str) {
-    assert_eq!(answer.error, None, "{what}");
-    assert_eq!(answer.ids, alone.ids, "{what}");
-    assert_eq!(answer.text, alone.text, "{what}");
-    assert_eq!(answer.finish, alone.finish, "{what}");
-    assert!(answer.logprobs == alone.logprobs, "{what}: the tokens agree, their log-probabilities do not");
-    assert!(answer.prompt_logprobs == alone.prompt_logprobs, "{what}: log-probabilities of the prompt");
-}
-
 fn check(model: &str, kv_dtype: KvDtype, compute_dtype: ComputeDtype) {
     let alone = engine(model, &Options { prefix_cache: false, compute_dtype, ..options(kv_dtype) });
     let crowds: Vec<Vec<Request>> = (1..=2).map(crowd).collect();
@@ -93,7 +83,7 @@ fn check(model: &str, kv_dtype: KvDtype, compute_dtype: ComputeDtype) {
                 let Some(reader) = reader else { continue };
                 let answer = collect(reader);
                 cached += answer.cached_tokens;
-                assert_same(&answer, &answers[i], &format!("{model}, shape {number}, seed {seed}, request {i}"));
+                answer.is_the_same_as(&answers[i], &format!("{model}, shape {number}, seed {seed}, request {i}"));
             }
         }
         quiet(&engine);
@@ -162,7 +152,7 @@ fn those_who_begin_alike_answer_as_alone() {
             for (i, (reader, expected)) in readers.into_iter().zip(&answers).enumerate() {
                 let answer = collect(reader);
                 cached += answer.cached_tokens;
-                assert_same(&answer, expected, &format!("{model}, {compute_dtype:?}, request {i}"));
+                answer.is_the_same_as(expected, &format!("{model}, {compute_dtype:?}, request {i}"));
             }
             assert!(cached >= 6 * 512, "{model}, {compute_dtype:?}: {cached} tokens of a cache prove nothing");
             quiet(&together);
@@ -204,11 +194,11 @@ fn converse(model: &str, options: Options) {
         let expected = ask(&cold, request.clone());
         let first = ask(&warm, request.clone());
         assert_eq!(first.cached_tokens, known, "{model}, turn {turn}: what is known of earlier turns");
-        assert_same(&first, &expected, &format!("{model}, turn {turn}"));
+        first.is_the_same_as(&expected, &format!("{model}, turn {turn}"));
         quiet(&warm);
         let again = ask(&warm, request);
         assert_eq!(again.cached_tokens as usize, (prompt.len() - 1) / 16 * 16);
-        assert_same(&again, &expected, &format!("{model}, turn {turn} again"));
+        again.is_the_same_as(&expected, &format!("{model}, turn {turn} again"));
         quiet(&warm);
         let of_prompt = prompt.len() as u32 / 16 * 16;
         prompt.extend(&expected.ids);
@@ -238,7 +228,7 @@ fn agree(model: &str, kv_dtype: KvDtype, compute_dtype: ComputeDtype, isas: &[Is
     let portable = of(Isa::Portable);
     for isa in isas.iter().copied().filter(|isa| isa.available() && *isa != Isa::Portable) {
         for (i, (answer, expected)) in of(isa).iter().zip(&portable).enumerate() {
-            assert_same(answer, expected, &format!("{model} in {compute_dtype:?} on {isa}, request {i}"));
+            answer.is_the_same_as(expected, &format!("{model} in {compute_dtype:?} on {isa}, request {i}"));
         }
     }
 }

@@ -8,12 +8,6 @@ use crate::config::{Activation, Architecture, ModelConfig, RopeScaling, YarnScal
 use crate::directory::Directory;
 use crate::error::{FormatError, quote};
 
-/// Tokens that end an answer whichever of them the metadata calls "eos", when the vocabulary marks them as control
-/// tokens: chat models end turns with one and documents with the other.
-const ENDS: [&str; 7] =
-    ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>"];
-/// The number of a control token in `tokenizer.ggml.token_type`.
-const CONTROL: i32 = 3;
 /// Layers of Gemma 3 27B, the one size whose query scale is not that of its head width.
 const GEMMA3_27B_LAYERS: usize = 62;
 /// Most layers that are looked at before the configuration as a whole is checked.
@@ -234,23 +228,11 @@ fn token(meta: &GgufMeta, key: &str) -> Option<u32> {
     u32::try_from(meta.u64(key)?).ok()
 }
 
-/// All tokens that end an answer.
+/// The tokens that the metadata calls ends of an answer. Those whose names say it the tokenizer knows.
 fn eos_token_ids(meta: &GgufMeta) -> Vec<u32> {
-    let mut ids: Vec<u32> = ["eos", "eot", "eom"]
-        .iter()
-        .filter_map(|kind| token(meta, &format!("tokenizer.ggml.{kind}_token_id")))
-        .collect();
-    if let (Some(tokens), Some(types)) = (meta.strings("tokenizer.ggml.tokens"), meta.i32s("tokenizer.ggml.token_type"))
-    {
-        let control = types.iter().zip(0u32..).filter(|(kind, _)| **kind == CONTROL);
-        let ends = control.filter(|(_, id)| tokens.get(*id as usize).is_some_and(|token| ENDS.contains(&token)));
-        ids.extend(ends.map(|(_, id)| id));
-    }
-    let mut distinct = Vec::with_capacity(ids.len());
-    for id in ids {
-        if !distinct.contains(&id) && distinct.len() < 64 {
-            distinct.push(id);
-        }
-    }
-    distinct
+    let id = |kind| token(meta, &format!("tokenizer.ggml.{kind}_token_id"));
+    let mut ids: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }

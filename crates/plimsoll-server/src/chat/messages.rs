@@ -1,7 +1,7 @@
 //! Chat's messages and template options: checked and bounded.
 
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::tools;
 use crate::app::App;
@@ -154,17 +154,37 @@ fn tool_calls(fields: &mut Fields<'_>, parsed: &mut Arguments) -> ApiResult<Opti
     if list.is_empty() {
         return Ok(None);
     }
-    for call in list {
-        if let Some(call) = call.as_object_mut() {
-            // What streams carry and templates do not know.
-            call.remove("index");
-        }
-        let Some(arguments) = call.pointer_mut("/function/arguments") else {
-            return Err(ApiError::invalid(&param, format!("{param}: a call has no function.arguments")));
-        };
-        if let Value::String(text) = arguments {
-            *arguments = parsed.parse(&param, text)?;
-        }
+    for (i, call) in list.iter_mut().enumerate() {
+        tool_call(&format!("{param}[{i}]"), call, parsed)?;
     }
     Ok(Some(calls))
+}
+
+/// Checks a call for what templates take for granted.
+fn tool_call(param: &str, call: &mut Value, parsed: &mut Arguments) -> ApiResult<()> {
+    let wrong = |name: &str, what: &str| {
+        let param = format!("{param}{name}");
+        Err(ApiError::invalid(&param, format!("{param} {what}")))
+    };
+    if call["function"]["name"].as_str().is_none_or(str::is_empty) {
+        return wrong(".function.name", "must be a function's name");
+    }
+    if !matches!(call["id"], Value::Null | Value::String(_)) {
+        return wrong(".id", "must be a string");
+    }
+    if !(call["type"].is_null() || call["type"] == "function") {
+        return wrong(".type", "must be `function`, the only type there is");
+    }
+    if let Some(call) = call.as_object_mut() {
+        // What streams carry and templates do not know.
+        call.remove("index");
+    }
+    let arguments = &mut call["function"]["arguments"];
+    *arguments = match arguments.take() {
+        Value::String(text) => parsed.parse(param, &text)?,
+        Value::Null => json!({}),
+        object @ Value::Object(_) => object,
+        _ => return wrong(".function.arguments", "must be a text with a JSON object in it, or the object"),
+    };
+    Ok(())
 }

@@ -9,28 +9,28 @@ use plimsoll_engine::report::LedgerReport;
 use plimsoll_grammar::Usage;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::{encode_rows, encode_singles, signed};
+use super::{Single, encode_counters, encode_rows, encode_singles, signed};
 use crate::gateway::kv_usage;
 
 /// Values of one engine, read when they are asked for.
-pub(super) struct EngineGauges {
+pub(super) struct EngineValues {
     pub engine: EngineHandle,
     pub grammars: Usage,
 }
 
-impl fmt::Debug for EngineGauges {
+impl fmt::Debug for EngineValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("EngineGauges")
+        f.write_str("EngineValues")
     }
 }
 
-impl Collector for EngineGauges {
+impl Collector for EngineValues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let page = self.engine.report();
         encode_singles(&mut encoder, &self.singles(&page))?;
+        encode_counters(&mut encoder, &self.counters(&page))?;
         encode_cache(&mut encoder, &self.engine)?;
         encode_rows(&mut encoder, &page.components)
     }
@@ -54,10 +54,7 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
     let mut family = encoder.encode_descriptor("plimsoll_cache_config_info", help, None, one.metric_type())?;
     one.encode(family.encode_family(&labels)?)?;
     let Some(notes) = engine.kv_notes().map(|notes| notes.stats()) else { return Ok(()) };
-    let changes = ConstCounter::new(notes.changes);
-    let help = "Changes of the prefix cache";
-    let metric = encoder.encode_descriptor("plimsoll_kv_changes", help, None, changes.metric_type())?;
-    changes.encode(metric)?;
+    encode_counters(encoder, &[("plimsoll_kv_changes", "Changes of the prefix cache", notes.changes)])?;
     encode_singles(
         encoder,
         &[
@@ -68,11 +65,11 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
     )
 }
 
-impl EngineGauges {
-    fn singles(&self, page: &LedgerReport) -> [(&'static str, &'static str, i64); 22] {
+impl EngineValues {
+    fn singles(&self, page: &LedgerReport) -> [Single<i64>; 16] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
-        let (pools, grammars, allocations) = (&page.pools, &self.grammars, &page.device_allocations);
+        let (pools, grammars) = (&page.pools, &self.grammars);
         [
             ("plimsoll_requests_running", "Requests that hold a slot", read(&status.running)),
             ("plimsoll_requests_waiting", "Requests that wait for a slot", read(&status.waiting)),
@@ -84,22 +81,25 @@ impl EngineGauges {
             ("plimsoll_state_slots_used", "State slots held or kept as checkpoints", read(&status.slots_used)),
             ("plimsoll_state_slots_total", "State slots of the pool", read(&status.slots_total)),
             ("plimsoll_state_slots_kept", "State slots kept as checkpoints", read(&status.slots_kept)),
-            ("plimsoll_engine_steps", "Steps taken since start", read(&status.steps)),
             ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
             ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),
             ("plimsoll_host_limit_bytes", "Host bytes requests may reserve", signed(pools.host_bytes.total)),
             ("plimsoll_grammar_bytes", "What constrained output holds", signed(grammars.used)),
             ("plimsoll_grammar_limit_bytes", "Limit of the above", signed(grammars.limit)),
             ("plimsoll_grammars", "Compiled grammars", signed(grammars.grammars)),
-            ("plimsoll_grammars_compiled", "Grammars compiled since start", signed(grammars.compiled)),
-            ("plimsoll_grammar_hits", "Requests that found their grammar compiled", signed(grammars.hits)),
-            ("plimsoll_grammars_evicted", "Grammars dropped to make room", signed(grammars.evicted)),
-            ("plimsoll_device_allocations", "Device allocations before ready", signed(allocations.before_ready)),
-            (
-                "plimsoll_device_allocations_after_ready",
-                "Device allocations after ready",
-                signed(allocations.after_ready),
-            ),
+        ]
+    }
+
+    fn counters(&self, page: &LedgerReport) -> [Single<u64>; 6] {
+        let (grammars, allocations) = (&self.grammars, &page.device_allocations);
+        let steps = self.engine.status().steps.load(Ordering::Relaxed);
+        [
+            ("plimsoll_engine_steps", "Steps taken since start", steps),
+            ("plimsoll_grammars_compiled", "Grammars compiled since start", grammars.compiled),
+            ("plimsoll_grammar_hits", "Requests that found their grammar compiled", grammars.hits),
+            ("plimsoll_grammars_evicted", "Grammars dropped to make room", grammars.evicted),
+            ("plimsoll_device_allocations", "Device allocations before ready", allocations.before_ready),
+            ("plimsoll_device_allocations_after_ready", "Device allocations after ready", allocations.after_ready),
         ]
     }
 }

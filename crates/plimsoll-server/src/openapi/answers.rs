@@ -123,7 +123,7 @@ const OBJECTS: &[Object] = &[
             ("tool_calls", "~[object]"),
         ],
     ),
-    ("ChatLogprobs", &[("content", "[ChatToken]")]),
+    ("ChatLogprobs", &[("content", "[ChatToken]"), ("refusal", "[ChatToken]?")]),
     (
         "ChatToken",
         &[("token", "string"), ("logprob", "number"), ("bytes", "[integer]"), ("top_logprobs", "[ChatAlternative]")],

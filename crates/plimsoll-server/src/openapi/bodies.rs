@@ -177,6 +177,17 @@ fn part() -> Value {
 
 /// `chat::messages::Conversation`.
 fn conversation() -> Fields {
+    let call = json!({
+        "type": "object", "required": ["function"],
+        "properties": {
+            "id": {"type": ["string", "null"]},
+            "type": {"type": ["string", "null"], "enum": ["function", null]},
+            "function": {
+                "type": "object", "required": ["name"],
+                "properties": {"name": {"type": "string", "minLength": 1}, "arguments": {"type": ["string", "object", "null"]}}
+            }
+        }
+    });
     let message = json!({
         "type": "object", "required": ["role"], "additionalProperties": false,
         "properties": {
@@ -184,7 +195,7 @@ fn conversation() -> Fields {
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part()}, {"type": "null"}]},
             "name": {"type": ["string", "null"]},
             "tool_call_id": {"type": ["string", "null"]},
-            "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+            "tool_calls": {"type": ["array", "null"], "items": call},
             "reasoning": {"type": ["string", "null"]},
             "reasoning_content": {"type": ["string", "null"]},
             "refusal": {"type": ["array", "string", "null"]},

@@ -146,6 +146,7 @@ fn vllms_reports_are_there_on_request() {
 #[test]
 fn conversations_that_cannot_be_are_refused_by_name() {
     let server = Server::start(letters);
+    let called = |call: &Value| json!([{"role": "assistant", "tool_calls": [call]}]);
     for (messages, param) in [
         (json!([]), "messages"),
         (json!("hi"), "messages"),
@@ -160,7 +161,12 @@ fn conversations_that_cannot_be_are_refused_by_name() {
         (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
         (json!([{"role": "user", "content": "x", "colour": "red"}]), "messages[0].colour"),
         (json!([{"role": "user", "content": "x", "audio": {"id": "a"}}]), "messages[0].audio"),
-        (json!([{"role": "assistant", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+        (called(&json!({})), "messages[0].tool_calls[0].function.name"),
+        (called(&json!({"function": "f"})), "messages[0].tool_calls[0].function.name"),
+        (called(&json!({"function": {"name": 1}})), "messages[0].tool_calls[0].function.name"),
+        (called(&json!({"function": {"name": "f", "arguments": [1]}})), "messages[0].tool_calls[0].function.arguments"),
+        (called(&json!({"id": 1, "function": {"name": "f"}})), "messages[0].tool_calls[0].id"),
+        (called(&json!({"type": "custom", "function": {"name": "f"}})), "messages[0].tool_calls[0].type"),
         (json!([{"role": "user", "content": "RAISE"}]), "messages"),
         (json!([3]), "messages[0]"),
     ] {

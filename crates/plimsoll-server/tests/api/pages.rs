@@ -89,7 +89,7 @@ fn metrics_and_memory_tell_the_same_numbers() {
     assert_eq!(value("plimsoll_http_answers_total{path=\"other\",code=\"404\"}"), 1.0);
     assert_eq!(value("plimsoll_memory_planned_bytes{component=\"kv_pages\"}"), 0.0);
     assert_eq!(value("plimsoll_memory_line_bytes"), f64::from(1 << 30));
-    assert_eq!(value("plimsoll_device_allocations_after_ready"), 0.0);
+    assert_eq!(value("plimsoll_device_allocations_after_ready_total"), 0.0);
     assert!(value("plimsoll_process_anonymous_bytes") > 0.0);
     assert!(value("plimsoll_ttft_seconds_count") >= 0.0);
     assert!(page.body.ends_with("# EOF\n"));

@@ -346,7 +346,7 @@ fn the_store_keeps_to_its_bytes() {
     };
     let (kept, bytes) = (gauge("plimsoll_responses_stored"), gauge("plimsoll_response_store_bytes"));
     assert!((2..12).contains(&kept) && bytes <= 12 << 10, "{kept} responses of {bytes} bytes");
-    assert_eq!(gauge("plimsoll_responses_evicted"), 12 - kept);
+    assert_eq!(gauge("plimsoll_responses_evicted_total"), 12 - kept);
     let found = |id: &Value| server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).status;
     assert_eq!((found(&ids[0]), found(&ids[11])), (404, 200));
     // Without a store nothing is kept, and who asks for it is told.

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::error::{TextError, shielded};
 
@@ -35,6 +35,9 @@ const STEPS_PER_VALUE: u64 = 2_000;
 const WORK_BASE: u64 = 32 << 20;
 const WORK_PER_BYTE: u64 = 32;
 
+/// A text that is looked for in a prompt.
+const MARK: &str = "{plimsoll}";
+
 /// What a model without a template gets: the ChatML format.
 pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
@@ -45,6 +48,8 @@ pub struct ChatTemplate {
     eos: String,
     environment: Environment<'static>,
     prompt_bytes_max: usize,
+    /// Whether it finds a message's text only in a list of parts.
+    wants_parts: bool,
 }
 
 impl ChatTemplate {
@@ -57,15 +62,24 @@ impl ChatTemplate {
         if source.len() > TEMPLATE_BYTES_MAX {
             return Err(TextError::BadTemplate(format!("{} bytes, the limit is {TEMPLATE_BYTES_MAX}", source.len())));
         }
-        let template = Self {
+        let mut template = Self {
             source: program::prepare(source),
             bos: bos.to_owned(),
             eos: eos.to_owned(),
             environment: environment(),
             prompt_bytes_max: PROMPT_BYTES_MAX,
+            wants_parts: false,
         };
         shielded(TextError::BadTemplate, || program::compile(&template.source).map(drop))?;
+        let parts = json!([{"type": "text", "text": MARK}]);
+        template.wants_parts = !template.shows(&MARK.into()) && template.shows(&parts);
         Ok(template)
+    }
+
+    /// Whether the prompt for one message with this content has [`MARK`].
+    fn shows(&self, content: &Json) -> bool {
+        let messages = json!([{"role": "user", "content": content}]);
+        self.render(&messages, None, true, &Map::new()).is_ok_and(|prompt| prompt.contains(MARK))
     }
 
     /// The template for models without one: [`CHATML`].
@@ -95,8 +109,8 @@ impl ChatTemplate {
 
     /// The prompt for `messages`.
     ///
-    /// The template sees `messages`, `tools` (none if absent), `documents` (none unless in `extra`), `add_generation_prompt`,
-    /// `bos_token`, `eos_token` and whatever `extra` holds, such as `enable_thinking`; `extra` cannot replace the others.
+    /// The template sees `messages` (a text as a list of one part, where it finds texts only in lists), `tools` (none if absent),
+    /// `documents` (none unless in `extra`), `add_generation_prompt`, `bos_token`, `eos_token` and whatever `extra` holds, such as `enable_thinking`; `extra` cannot replace the others.
     ///
     /// # Errors
     ///
@@ -116,13 +130,28 @@ impl ChatTemplate {
         let mut context: Vec<(&str, Value)> = vec![("documents", Value::from(()))];
         context.extend(extra.iter().map(|(key, value)| (key.as_str(), from_json(value))));
         context.extend([
-            ("messages", from_json(messages)),
+            ("messages", self.messages(messages)),
             ("tools", tools.map_or(Value::from(()), from_json)),
             ("add_generation_prompt", Value::from(add_generation_prompt)),
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
         ]);
         shielded(TextError::Panicked, || self.run(context, size))
+    }
+
+    /// Messages as this template reads them.
+    fn messages(&self, messages: &Json) -> Value {
+        let (true, Json::Array(messages)) = (self.wants_parts, messages) else { return from_json(messages) };
+        let text = |text: &str| Value::from_pairs([("type", "text"), ("text", text)]);
+        let value = |(key, value): (&String, &Json)| match value {
+            Json::String(content) if key == "content" => Value::from(vec![text(content)]),
+            value => from_json(value),
+        };
+        let message = |message: &Json| match message {
+            Json::Object(entries) => Value::from_pairs(entries.iter().map(|entry| (entry.0.as_str(), value(entry)))),
+            other => from_json(other),
+        };
+        messages.iter().map(message).collect()
     }
 
     fn run(&self, context: Vec<(&str, Value)>, size: InputSize) -> Result<String, TextError> {

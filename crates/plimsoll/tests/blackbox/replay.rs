@@ -74,7 +74,7 @@ fn what_is_recorded_says_when_and_how_much_and_can_be_replayed_and_simulated() {
     );
     assert_eq!((&lines[4]["n"], &lines[4]["output"], &lines[4]["logprobs"]), (&json!(2), &json!(4), &json!(1)));
     assert_eq!(lines[5]["end"], "aborted", "{text}");
-    eventually("they are counted", || server.get("/metrics").text().contains("plimsoll_trace_lines 5"));
+    eventually("they are counted", || server.get("/metrics").text().contains("plimsoll_trace_lines_total 5"));
 
     let model = fixture("llama");
     let simulate = || run(&["replay", trace.name(), "--simulate", "--model", model.to_str().unwrap()]).good();
@@ -94,7 +94,7 @@ fn a_trace_has_a_limit_and_never_overwrites_a_file() {
     for _ in 0..4 {
         server.ask("/v1/completions", &json!({"prompt": "one two", "max_tokens": 2, "ignore_eos": true}));
     }
-    eventually("the loss is counted", || !server.get("/metrics").text().contains("plimsoll_trace_lines_lost 0"));
+    eventually("the loss is counted", || !server.get("/metrics").text().contains("plimsoll_trace_lines_lost_total 0"));
     eventually("the log says so", || server.log().contains("--record-bytes is reached"));
     let written = || std::fs::read_to_string(&trace.0).unwrap().matches('\n').count();
     eventually("what fitted is written", || written() > 1);
