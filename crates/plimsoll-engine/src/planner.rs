@@ -5,20 +5,22 @@
 mod check;
 mod idle;
 mod run;
+mod shortfall;
+mod tree;
 
 use plimsoll_device::{
     Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, PAGE_TOKENS, WeightTable, Work,
 };
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_media::MediaError;
+use plimsoll_memory::Plan;
 use plimsoll_memory::host::Remedy;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
-use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 use plimsoll_models::Model;
 use thiserror::Error;
 
-use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
-use crate::advice::{Advice, advice};
+use crate::accounts::Tables;
+use crate::advice::advice;
 use crate::cache::PagePool;
 use crate::media::{MediaPlan, MediaRules};
 use crate::options::Options;
@@ -26,12 +28,12 @@ use crate::request::Limits;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
 use crate::sizing::Sizes;
-use crate::startup::SPACE_STEP_BYTES;
 use crate::stress::Pools;
 use crate::whole;
 use crate::worker::Speculation;
 pub use check::check_options;
 use run::Run;
+use shortfall::Shortfall;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
 /// ready, 1.1 MiB under the attacks of `plimsoll soak`.
@@ -39,8 +41,6 @@ pub(crate) const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
 /// What the system's allocator keeps of freed memory: holes between blocks that live on. Measured: 0.6 MiB at ready, 2.8 MiB
 /// under the attacks of `plimsoll soak`.
 pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;
-/// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
-const THREAD_BYTES: u64 = 128 << 10;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
 pub(crate) const CANARY_BYTES: u64 = 16 << 20;
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
@@ -98,47 +98,6 @@ pub enum PlanError {
     /// The machine has no room for even one request.
     #[error("{0}")]
     DoesNotFit(Box<Shortfall>),
-}
-
-/// Why it does not fit, in numbers.
-#[derive(Debug, Error)]
-#[error(
-    "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
-     largest component: {largest}. Try {}{}",
-    Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
-    advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), self.raised()
-)]
-pub struct Shortfall {
-    /// Bytes needed.
-    pub needed: u64,
-    /// Bytes there are.
-    pub limit: u64,
-    /// Where the limit comes from.
-    pub limit_source: String,
-    /// What others use of the limit.
-    pub peers: u64,
-    /// How the limit is raised.
-    pub remedy: Remedy,
-    /// Tokens of the smallest useful pool.
-    pub tokens: usize,
-    /// Flags that would make it less, the best first.
-    pub advice: Vec<Advice>,
-    /// The component that takes most.
-    pub largest: &'static str,
-    /// The plan with that pool.
-    pub plan: Plan,
-}
-
-impl Shortfall {
-    /// What to do so that the limit is one that it fits under. What an rlimit counts beside the plan differs a little from one start to
-    /// the next.
-    pub fn raised(&self) -> String {
-        let bytes = self.needed + self.peers;
-        self.remedy.words(match self.remedy {
-            Remedy::AddressSpace | Remedy::Data => bytes + SPACE_STEP_BYTES,
-            _ => bytes,
-        })
-    }
 }
 
 /// What this process may use: the line, less what peers use inside it.
@@ -210,70 +169,11 @@ impl EnginePlan {
     pub(crate) fn index_bytes(&self, pages: usize, slots: usize) -> u64 {
         self.tables.bytes(pages, self.sizing.state.map(|_| slots))
     }
-
-    /// The plan with the pools that start-up came to build.
-    pub(crate) fn resize(&mut self, pages: usize, slots: usize) {
-        if self.step.whole {
-            // There are no pools.
-            return;
-        }
-        let index = self.index_bytes(pages, slots);
-        let (slot_bytes, slots_per_request) =
-            self.sizing.state.map_or((0, 1), |state| (state.slot_bytes, state.slots_per_request));
-        if let Some(state) = self.sizing.state {
-            self.slots = slots;
-            self.step.running = self.step.running.min((slots / state.slots_per_request as usize).max(1));
-            self.limits.running_max_req_size = self.step.running as u32;
-        }
-        for line in &mut self.plan.lines {
-            match line.component {
-                Component::KvPages => *line = kv_line(self.kv, pages),
-                Component::StateSlots => *line = state_line(slot_bytes, slots_per_request, slots),
-                Component::PrefixIndex => line.bytes = index,
-                _ => {}
-            }
-        }
-        self.pages = pages;
-        self.limits.max_total_token_num = (pages * PAGE_TOKENS) as u64;
-        self.limits.max_req_total_len = self.context.min(pages * PAGE_TOKENS) as u32;
-    }
-}
-
-/// What stands in the workspace beside a step.
-fn layered_words(step: &StepLimits) -> String {
-    match step.layered {
-        true => format!(", beside a prompt's {} between two layers", step.rows),
-        false => String::new(),
-    }
 }
 
 /// The table of this many state slots, with the page table of one page.
 fn slot_table_bytes(slots: Option<usize>) -> u64 {
     Tables { prefix_cache: false, kv_events: false }.bytes(1, slots)
-}
-
-fn kv_line(kv: KvShape, pages: usize) -> PlanLine {
-    if kv.layers == 0 {
-        let detail = "none: an encoder keeps nothing from step to step".into();
-        return PlanLine { component: Component::KvPages, bytes: 0, detail };
-    }
-    let detail = format!(
-        "{} tokens = {pages} pages x {} ({} layers, {:?})",
-        pages * PAGE_TOKENS,
-        Bytes(kv.page_bytes() as u64),
-        kv.layers,
-        kv.dtype
-    );
-    PlanLine { component: Component::KvPages, bytes: (pages * kv.page_bytes()) as u64, detail }
-}
-
-fn state_line(slot_bytes: u64, slots_per_request: u64, slots: usize) -> PlanLine {
-    let detail = format!(
-        "{slots} slots x {}: {} requests x {slots_per_request} (checkpoints included)",
-        Bytes(slot_bytes),
-        slots as u64 / slots_per_request
-    );
-    PlanLine { component: Component::StateSlots, bytes: slots as u64 * slot_bytes, detail }
 }
 
 /// What is known before the pool's size is.
@@ -519,109 +419,6 @@ impl Blueprint {
             return Err(short(needed));
         }
         Ok(Pools { pages: pages.min(PagePool::PAGES_MAX), slots: slots as usize })
-    }
-
-    fn shortfall(&self, draft: &Draft<'_>, pools: Pools) -> PlanError {
-        let Draft { options, line, .. } = draft;
-        let plan = self.tree(draft, pools);
-        // Pools whose size is open get their share of the room only, so that there must be more room than they take.
-        let needed = match options.max_total_token_num {
-            Some(_) => plan.total(),
-            None => self.sizes(draft).0.total_for((pools.pages * PAGE_TOKENS) as u64, 1, options.mem_fraction),
-        };
-        let largest = plan.lines.iter().max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
-        PlanError::DoesNotFit(Box::new(Shortfall {
-            needed,
-            limit: line.bytes,
-            limit_source: line.source.clone(),
-            peers: line.peers,
-            remedy: line.remedy,
-            tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
-            advice: Vec::new(),
-            largest,
-            plan,
-        }))
-    }
-
-    /// The tree of components with these pools.
-    fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
-        let Draft { options, line, threads, shape, step, workspace, context, .. } = *draft;
-        let Pools { pages, slots } = pools;
-        let stateful = shape.state.map(|_| slots);
-        // Without a pool this is the fixed part for pools of any size.
-        let context = if pages == 0 { context } else { context.min(pages * PAGE_TOKENS) };
-        let weights = self.weights.bytes as u64;
-        let vocab = self.model.vocab_size();
-        let tokenizer = tokenizer_bytes(vocab, options.tokenizer_bytes);
-        let scratch = sampler_bytes(vocab);
-        let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context);
-        let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
-        // A guest's house has planned the rest.
-        let (baseline, kept) = if options.guest { (0, 0) } else { (PROCESS_BASELINE_BYTES, HEAP_KEPT_BYTES) };
-        let mut lines = vec![
-            entry(
-                Component::Weights,
-                weights,
-                format!("{} matrices, {} vectors, packed once", self.weights.linears.len(), self.weights.vectors.len()),
-            ),
-            kv_line(shape.kv, pages),
-            entry(
-                Component::StepWorkspace,
-                workspace as u64,
-                format!("one step of {} rows, {} with logits", step.rows, step.logit_rows)
-                    + &layered_words(&step)
-                    + &draft.media.map_or_else(String::new, MediaPlan::words),
-            ),
-            entry(
-                Component::RequestTable,
-                options.request_bytes + tables,
-                format!(
-                    "{} running + {} waiting requests: ids, unread output",
-                    options.running_max_req_size, options.max_waiting
-                ),
-            ),
-            entry(
-                Component::PrefixIndex,
-                Tables::of(options).bytes(pages, stateful),
-                match options.kv_events {
-                    true => "page table, prefix tree and what others are told of it, one row a page".into(),
-                    false => "page table and prefix tree, one row a page".into(),
-                },
-            ),
-            entry(
-                Component::Tokenizer,
-                tokenizer + scratch,
-                format!(
-                    "{vocab} tokens: tokenizer and template {}, sampler's scratch {}",
-                    Bytes(tokenizer),
-                    Bytes(scratch)
-                ),
-            ),
-            entry(
-                Component::HostHeap,
-                options.http_bytes + kept,
-                format!(
-                    "an allowance, a bound and no forecast: connections, bodies, parsing, grammars; {} that the allocator keeps",
-                    Bytes(kept)
-                ),
-            ),
-            entry(
-                Component::ProcessBaseline,
-                baseline + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
-                format!("data, runtime, {threads} compute threads, table of weights"),
-            ),
-        ];
-        if !options.guest {
-            let detail =
-                format!("ballast in {} slices, one for each refused allocation", plimsoll_memory::canary::SLICES);
-            lines.push(entry(Component::Canary, CANARY_BYTES, detail));
-        }
-        if let Some(state) = shape.state {
-            let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());
-            lines.insert(2, state_line(bytes as u64, per_request as u64, slots));
-        }
-        lines.extend(draft.media.iter().flat_map(|media| media.lines()));
-        Plan { limit: line.bytes, limit_source: line.source.clone(), lines }
     }
 
     fn limits(&self, draft: &Draft<'_>, pages: usize) -> Limits {

@@ -9,6 +9,7 @@ mod encode;
 mod layers;
 mod pool;
 mod speculate;
+mod upkeep;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use plimsoll_device::{DeviceError, MediaRows, StepInput};
+use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_memory::{broken, heap};
 
 use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
@@ -27,14 +28,12 @@ use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
 use crate::metrics::Metrics;
 use crate::pooling::Pooling;
-use crate::progress::Phase;
-use crate::room::Failure;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::{Newcomer, Pooled, Scheduler, Seq, Share, StepLimits};
 use crate::speculation::{Done, Next, Pace};
 use crate::step::{DraftRows, StepBuffers, reuse};
-use crate::trim::{Due, Trim};
+use crate::trim::Trim;
 use crate::yielding::Yielding;
 pub(crate) use encode::Encoding;
 use layers::Layers;
@@ -266,104 +265,6 @@ impl<R: Runner> Worker<R> {
         clear.into_iter().for_each(|asked| self.shared.cached.done(asked));
     }
 
-    /// Forgets all state that may be half changed. Requests wait again and are computed anew, with the same bits; if that is of
-    /// no use, they end.
-    fn start_over(&mut self) {
-        self.shared.metrics.recoveries.inc();
-        self.scheduler.start_over();
-        self.cache.borrow_mut().start_over();
-        let done = self.delivered + self.ended();
-        if self.recovered_at.replace(done) == Some(done) {
-            self.end_all("the engine failed and recovered; the request was lost");
-        }
-        self.progress = (done, Instant::now());
-    }
-
-    /// I10: false when there is work and nothing has been delivered or ended for longer than the limit.
-    fn gets_anywhere(&mut self) -> bool {
-        let now = self.delivered + self.ended() + self.encoding.as_ref().map_or(0, |encoding| encoding.done);
-        if now != self.progress.0 || self.scheduler.is_empty() {
-            self.progress = (now, Instant::now());
-        }
-        self.progress.1.elapsed() <= self.shared.watchdog.limit()
-    }
-
-    /// Requests that have ended, whatever the way.
-    fn ended(&self) -> u64 {
-        let metrics = &self.shared.metrics;
-        metrics.finished.get() + metrics.failed.get() + metrics.aborted.get()
-    }
-
-    /// Gives back what is free: now and then, and everything when nothing has been left to do for a while.
-    fn trim(&mut self) {
-        let idle = self.scheduler.is_empty();
-        match self.trim.due(Instant::now(), self.scheduler.running().len(), self.ended(), idle) {
-            Due::Nothing => return,
-            Due::Free => {}
-            Due::All => {
-                self.check_at_rest();
-                if self.elastic {
-                    self.cache.borrow_mut().evict_idle(&mut self.evicted);
-                }
-            }
-        }
-        self.shared.metrics.trims.inc();
-        self.shared.trim.store(true, Release);
-        self.give_pages_back();
-    }
-
-    /// I4: what is missing when nothing runs will never be given back by anybody. It is said and counted, and all tables are made
-    /// anew, which costs cached prefixes and nothing else.
-    fn check_at_rest(&mut self) {
-        if let Some(encoding) = &mut self.encoding {
-            encoding.check_at_rest(&self.shared.metrics);
-        }
-        let Some(missing) = self.cache.borrow().missing_at_rest() else { return };
-        let (pages_total, slots_total) = {
-            let cache = self.cache.borrow();
-            (cache.pool.total(), cache.states.as_ref().map_or(0, |states| states.total()))
-        };
-        let (pages, slots) = (missing.pages, missing.slots);
-        tracing::error!(pages, pages_total, slots, slots_total, "lost: nothing runs and somebody still holds them");
-        self.shared.metrics.lost_pages.inc_by(pages as u64);
-        self.shared.metrics.lost_slots.inc_by(slots as u64);
-        self.start_over();
-        // Nobody waited for anything: the first failure of those to come is not a second one.
-        self.recovered_at = None;
-    }
-
-    /// In elastic mode: every free page's memory goes back to the system.
-    fn give_pages_back(&mut self) {
-        if self.elastic {
-            self.evicted.clear();
-            self.cache.borrow().pool.each_free(|page| self.evicted.push(page));
-            self.runner.decommit(&self.evicted);
-        }
-    }
-
-    /// Acts on a new reading of the machine, if there is one: gives way, or climbs back.
-    fn govern(&mut self) {
-        let Some(reading) = self.shared.gauge.newer(&mut self.readings).filter(|_| !broken("T-60")) else { return };
-        let rung = self.governor.observe(&reading);
-        self.shared.gauge.stand(rung, &reading, &self.shared.metrics);
-        if rung >= Rung::EvictPrefix {
-            self.cache.borrow_mut().evict_idle(&mut self.evicted);
-            self.runner.decommit(&self.evicted);
-        }
-        let prefill_rows = if rung >= Rung::SmallChunks { PAGE_TOKENS } else { usize::MAX };
-        let running = if rung >= Rung::Preempt { self.scheduler.running().len().saturating_sub(1) } else { usize::MAX };
-        let preempted = self.scheduler.ease(prefill_rows, running);
-        self.shared.metrics.preemptions.inc_by(preempted);
-        if rung >= Rung::Fail {
-            heap::give_up_canary();
-            if let Some(mut seq) = self.scheduler.give_up_newest() {
-                tracing::warn!("the newest request is given up: memory ran short on this machine");
-                seq.work.fail(Failure::Memory);
-                self.shared.metrics.failed.inc();
-            }
-        }
-    }
-
     /// Waits for an arrival when there is nothing else to do. False once no handle is left.
     fn wait(&mut self) -> bool {
         if !self.scheduler.is_empty() {
@@ -571,55 +472,6 @@ impl<R: Runner> Worker<R> {
                 metrics.failed.inc();
             },
         );
-    }
-
-    fn refresh_status(&self) {
-        for seq in self.scheduler.running() {
-            let phase = match seq.decoding() {
-                true => Phase::Decode,
-                false if seq.at_wall() => Phase::Encode,
-                false => Phase::Prefill,
-            };
-            seq.work.progress().stands(phase, seq.computed, seq.pages.ids().len(), seq.states.held());
-        }
-        for seq in self.scheduler.waiting() {
-            seq.work.progress().stands(Phase::Waiting, 0, 0, 0);
-        }
-        let status = &self.shared.status;
-        let cache = self.cache.borrow();
-        status.running.store(self.scheduler.running().len() as u64, Release);
-        status.waiting.store(self.scheduler.waiting().len() as u64, Release);
-        status.pages_used.store(cache.pool.used() as u64, Release);
-        status.pages_peak.fetch_max(cache.pool.peak() as u64, Release);
-        status.pages_total.store(cache.pool.total() as u64, Release);
-        status.pages_cached.store(cache.pool.idle() as u64, Release);
-        if let Some(index) = &cache.index {
-            status.prefix_cache.store(true, Release);
-            self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
-            index.notes().into_iter().for_each(|notes| notes.wake());
-        }
-        if let Some(encoding) = &self.encoding {
-            encoding.refresh(&self.shared.metrics);
-        }
-        if let Some(states) = &cache.states {
-            let (stats, metrics) = (states.stats(), &self.shared.metrics);
-            status.slots_total.store(states.total() as u64, Release);
-            status.slots_used.store((states.total() - states.free()) as u64, Release);
-            status.slots_kept.store(stats.kept as u64, Release);
-            let counters = [
-                (&metrics.checkpoints_made, stats.made),
-                (&metrics.checkpoints_evicted, stats.evicted),
-                (&metrics.checkpoints_superseded, stats.superseded),
-                (&metrics.checkpoints_missed, stats.missed),
-            ];
-            for (counter, now) in counters {
-                counter.inc_by(now - counter.get());
-            }
-        }
-        status.turns.fetch_add(1, Release);
-        // A round without a step delivered is no progress.
-        let progress = self.progress.1.duration_since(self.epoch);
-        status.progress_ms.store(progress.as_millis() as u64, Release);
     }
 }
 

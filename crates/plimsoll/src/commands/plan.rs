@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_device::Isa;
+use plimsoll_device::{Isa, Work};
+use plimsoll_engine::media::MediaPlan;
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
-use plimsoll_engine::{Blueprint, Host, Line, LoadedModel, Options, dry_run};
+use plimsoll_engine::{Blueprint, EnginePlan, Host, Line, LoadedModel, Options, dry_run};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::{EngineArgs, HttpArgs, PlanArgs};
 use crate::output::say;
@@ -36,17 +37,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let (path, checkpoint, options) = open(&args.model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
     if args.users.is_some() || args.context.is_some() || args.images.is_some() || args.audio_seconds.is_some() {
-        let longest = checkpoint.config.max_context as u64;
-        let context = args.context.unwrap_or(longest.min(4096));
-        let (images, audio_seconds) = (args.images.unwrap_or(0), args.audio_seconds.unwrap_or(0));
-        let load = Load { users: args.users.unwrap_or(1), context, images, audio_seconds };
-        // A budget that is named is the line, also when it is that of a larger machine than this one.
-        let line = match options.memory_budget {
-            Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
-            None => host.line,
-        };
-        let answer = what_if(&checkpoint, &options, host.threads, &line, load)?;
-        return print_answer(&answer, args.json);
+        return print_answer(&answer(&args, &checkpoint, &options, host)?, args.json);
     }
     if args.probe {
         let run = dry_run(&checkpoint, &options, &host, |_| {})?;
@@ -61,89 +52,99 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
     if args.k8s.k8s {
         say!("{}", super::k8s::Manifest { args: &args, path: &path, planned: &planned, threads: host.threads });
-        return Ok(());
+    } else if args.json {
+        say!("{}", serde_json::to_string_pretty(&document(&planned))?);
+    } else {
+        say!("{}: {} threads, {:?}", path.display(), host.threads, host.isa);
+        print_plan(&planned);
     }
+    Ok(())
+}
+
+/// Whether the load that was asked for fits.
+fn answer(args: &PlanArgs, checkpoint: &Checkpoint, options: &Options, host: Host) -> anyhow::Result<Answer> {
+    let longest = checkpoint.config.max_context as u64;
+    let context = args.context.unwrap_or(longest.min(4096));
+    let (images, audio_seconds) = (args.images.unwrap_or(0), args.audio_seconds.unwrap_or(0));
+    let load = Load { users: args.users.unwrap_or(1), context, images, audio_seconds };
+    // A budget that is named is the line, also when it is that of a larger machine than this one.
+    let line = match options.memory_budget {
+        Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
+        None => host.line,
+    };
+    Ok(what_if(checkpoint, options, host.threads, &line, load)?)
+}
+
+/// The plan as JSON.
+fn document(planned: &EnginePlan) -> Value {
+    let work = |w: Work| json!({"flops": w.flops, "weight_bytes": w.weight_bytes, "kv_bytes": w.kv_bytes, "state_bytes": w.state_bytes});
     let [prefill, decode] = planned.work;
-    if args.json {
-        let work = |w: plimsoll_device::Work| json!({"flops": w.flops, "weight_bytes": w.weight_bytes, "kv_bytes": w.kv_bytes, "state_bytes": w.state_bytes});
-        let document = json!({
-            "plan": planned.plan,
-            "total": planned.plan.total(),
-            "limits": planned.limits,
-            "kv_bytes_per_token": planned.kv.token_bytes(),
-            "state_slots": planned.slots,
-            "idle_flags": planned.idle_flags,
-            "work": {
-                "largest_prefill_step": work(prefill),
-                // An encoder decodes nothing; it has an input of 128 tokens, or of as many as it takes.
-                (if planned.limits.encoder { "one_input" } else { "one_decode_row_at_position_127" }): work(decode),
-                "checking_its_drafts": planned.draft_work.map(|[checking, _]| work(checking)),
-                "drafting": planned.draft_work.map(|[_, drafting]| work(drafting)),
-            },
-        });
-        say!("{}", serde_json::to_string_pretty(&document)?);
-        return Ok(());
-    }
-    say!("{}: {} threads, {:?}", path.display(), host.threads, host.isa);
+    json!({
+        "plan": planned.plan,
+        "total": planned.plan.total(),
+        "limits": planned.limits,
+        "kv_bytes_per_token": planned.kv.token_bytes(),
+        "state_slots": planned.slots,
+        "idle_flags": planned.idle_flags,
+        "work": {
+            "largest_prefill_step": work(prefill),
+            // An encoder decodes nothing; it has an input of 128 tokens, or of as many as it takes.
+            (if planned.limits.encoder { "one_input" } else { "one_decode_row_at_position_127" }): work(decode),
+            "checking_its_drafts": planned.draft_work.map(|[checking, _]| work(checking)),
+            "drafting": planned.draft_work.map(|[_, drafting]| work(drafting)),
+        },
+    })
+}
+
+/// The plan for people: components, flags that change nothing, limits, work.
+fn print_plan(planned: &EnginePlan) {
     say!("{}", planned.plan);
     for idle in &planned.idle_flags {
         say!("  {idle}");
     }
-    let limits = planned.limits;
+    let limits = &planned.limits;
+    let (longest, at_once, waiting) = (limits.max_req_total_len, limits.running_max_req_size, limits.max_waiting);
+    let [_, decode] = planned.work;
+    let (bytes, gflop) = (Bytes(decode.weight_bytes), gflop(decode));
     if limits.encoder {
-        say!(
-            "  inputs of {} tokens at most, each computed whole, {} at once, {} waiting",
-            limits.max_req_total_len,
-            limits.running_max_req_size,
-            limits.max_waiting
-        );
-        say!(
-            "  an input of {} tokens reads {} of weights and takes {:.2} GFLOP",
-            INPUT_TOKENS.min(limits.max_req_total_len as usize),
-            plimsoll_memory::Bytes(decode.weight_bytes),
-            decode.flops as f64 / 1e9
-        );
-        return Ok(());
+        let tokens = INPUT_TOKENS.min(longest as usize);
+        say!("  inputs of {longest} tokens at most, each computed whole, {at_once} at once, {waiting} waiting");
+        say!("  an input of {tokens} tokens reads {bytes} of weights and takes {gflop:.2} GFLOP");
+        return;
     }
-    say!(
-        "  {} tokens in the pool, {} per request at most, {} requests at once, {} waiting",
-        limits.max_total_token_num,
-        limits.max_req_total_len,
-        limits.running_max_req_size,
-        limits.max_waiting
-    );
+    let pool = limits.max_total_token_num;
+    say!("  {pool} tokens in the pool, {longest} per request at most, {at_once} requests at once, {waiting} waiting");
     if let Some(media) = &planned.media {
-        let (tokens, work) = media.largest();
-        say!(
-            "  media of {tokens} tokens and {:.2} GFLOP at most; pictures of {} tokens",
-            work.flops as f64 / 1e9,
-            media.image_tokens()
-        );
-        if media.audio_seconds() > 0 {
-            let seconds = media.audio_seconds();
-            say!("  sounds of {seconds} s at most, {} tokens", media.sound(seconds).0);
-        }
+        print_media(media);
     }
-    say!(
-        "  a decoded token reads {} of weights and takes {:.2} GFLOP",
-        plimsoll_memory::Bytes(decode.weight_bytes),
-        decode.flops as f64 / 1e9
-    );
-    if let Some([checking, drafting]) = planned.draft_work {
-        let (bytes, gflop) = (Bytes(checking.weight_bytes), checking.flops as f64 / 1e9);
-        let passes = match planned.step.draft_head {
-            true => {
-                format!(", drafting them {} and {:.2} GFLOP", Bytes(drafting.weight_bytes), drafting.flops as f64 / 1e9)
-            }
-            false => String::new(),
-        };
-        say!(
-            "  checking {} drafts reads {bytes} and takes {gflop:.2} GFLOP{passes}: {:.2} plain steps in all",
-            planned.step.drafts,
-            planned.speculation.cost
-        );
+    say!("  a decoded token reads {bytes} of weights and takes {gflop:.2} GFLOP");
+    if let Some(work) = planned.draft_work {
+        print_drafts(planned, work);
     }
-    Ok(())
+}
+
+fn print_media(media: &MediaPlan) {
+    let (tokens, work) = media.largest();
+    let (gflop, pictures) = (gflop(work), media.image_tokens());
+    say!("  media of {tokens} tokens and {gflop:.2} GFLOP at most; pictures of {pictures} tokens");
+    let seconds = media.audio_seconds();
+    if seconds > 0 {
+        say!("  sounds of {seconds} s at most, {} tokens", media.sound(seconds).0);
+    }
+}
+
+fn print_drafts(planned: &EnginePlan, [checking, drafting]: [Work; 2]) {
+    let passes = match planned.step.draft_head {
+        true => format!(", drafting them {} and {:.2} GFLOP", Bytes(drafting.weight_bytes), gflop(drafting)),
+        false => String::new(),
+    };
+    let (drafts, cost) = (planned.step.drafts, planned.speculation.cost);
+    let (bytes, gflop) = (Bytes(checking.weight_bytes), gflop(checking));
+    say!("  checking {drafts} drafts reads {bytes} and takes {gflop:.2} GFLOP{passes}: {cost:.2} plain steps in all");
+}
+
+fn gflop(work: Work) -> f64 {
+    work.flops as f64 / 1e9
 }
 
 /// Does it fit, how much would, and what would help.

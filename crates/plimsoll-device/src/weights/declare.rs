@@ -1,0 +1,254 @@
+//! How a model names its weights.
+
+use std::sync::Arc;
+
+use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
+use plimsoll_kernels::{PackKind, PackScales, Packing, QuantPacking};
+
+use super::{
+    Change, DeclareError, DtypePolicy, Form, LinearDecl, LinearId, RowPiece, VectorDecl, VectorId, VectorSource,
+    WeightTable,
+};
+
+/// Collects a model's weights, checking each against the checkpoint.
+pub struct Declare<'a> {
+    checkpoint: &'a Checkpoint,
+    policy: DtypePolicy,
+    table: WeightTable,
+}
+
+impl<'a> Declare<'a> {
+    /// Starts an empty table over `checkpoint`.
+    pub fn new(checkpoint: &'a Checkpoint, policy: DtypePolicy) -> Self {
+        Self { checkpoint, policy, table: WeightTable::default() }
+    }
+
+    /// The finished table.
+    pub fn finish(self) -> WeightTable {
+        self.table
+    }
+
+    /// Whether the checkpoint has this tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.tensor(name).is_some()
+    }
+
+    /// The shape of a tensor in the file; none when it is not there.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.checkpoint.tensor(name).map(|info| info.shape.as_slice())
+    }
+
+    /// Whether the checkpoint is a configuration only, every tensor that it implies being assumed.
+    pub fn is_plan(&self) -> bool {
+        !self.checkpoint.has_data()
+    }
+
+    /// The values of a small vector that the declaration itself depends on; none when it is not there.
+    pub fn read_vector(&self, name: &str) -> Result<Option<Vec<f32>>, DeclareError> {
+        let Some(info) = self.checkpoint.tensor(name) else { return Ok(None) };
+        let mut row = RowBuf::default();
+        let mut values = vec![0.0; info.cols()];
+        let decoded = self.checkpoint.decode_rows(name, 0, &mut row).map(|()| row.dequantize(&mut values));
+        decoded.map_err(|e| DeclareError::Unsupported(format!("tensor '{name}': {e}")))?;
+        Ok(Some(values))
+    }
+
+    /// A matrix of out × k without bias.
+    pub fn linear(&mut self, name: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
+        self.matrix(name, out, k, None)
+    }
+
+    /// A matrix `prefix.weight` of out × k with the vector `prefix.bias`, one value an output.
+    pub fn linear_with_bias(&mut self, prefix: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
+        let bias = self.vector(&format!("{prefix}.bias"), out, 0.0)?;
+        self.matrix(&format!("{prefix}.weight"), out, k, Some(bias))
+    }
+
+    /// A matrix of width `k` made of some rows of a tensor whose shape in the file is `stored`, its leading dimensions taken
+    /// together as rows.
+    ///
+    /// # Panics
+    /// When a piece reaches beyond the tensor: the model's mistake, never the file's.
+    pub fn linear_rows(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        pieces: &[RowPiece],
+        k: usize,
+    ) -> Result<LinearId, DeclareError> {
+        self.rows_of(name, stored, pieces, k, None)
+    }
+
+    /// `rows` outputs from `first` on of a matrix `prefix.weight` of `stored` outputs, with their part of `prefix.bias`: one of
+    /// several projections that are stored as one.
+    pub fn part_with_bias(
+        &mut self,
+        prefix: &str,
+        stored: usize,
+        (first, rows): (usize, usize),
+        k: usize,
+    ) -> Result<LinearId, DeclareError> {
+        let name = format!("{prefix}.bias");
+        self.encoding(&name, &[stored])?;
+        let bias = self.push_vector(VectorSource::Tensor { name, first, change: Change::Plus(0.0) }, rows);
+        self.rows_of(&format!("{prefix}.weight"), &[stored, k], &[RowPiece::span(first, rows)], k, Some(bias))
+    }
+
+    /// The matrix `prefix.weight` of a convolution whose windows do not overlap: `window` is its channels, then its extents. With
+    /// `bias`, `prefix.bias` is one value an output.
+    pub fn convolution(
+        &mut self,
+        prefix: &str,
+        out: usize,
+        window: &[usize],
+        bias: bool,
+    ) -> Result<LinearId, DeclareError> {
+        let name = format!("{prefix}.weight");
+        let (channels, extents) = (window[0], &window[1..]);
+        let first: Vec<usize> = [&[out, channels], extents].concat();
+        let last: Vec<usize> = [&[out], extents, &[channels]].concat();
+        let channels_last = self.checkpoint.tensor(&name).is_some_and(|info| info.shape == last) && first != last;
+        let stored = if channels_last { last } else { first };
+        let encoding = self.encoding(&name, &stored)?;
+        if matches!(encoding, Encoding::Quant(_)) {
+            return Err(DeclareError::Packing { name, reason: "a quantized convolution is not supported".into() });
+        }
+        let bias = bias.then(|| self.vector(&format!("{prefix}.bias"), out, 0.0)).transpose()?;
+        let k = window.iter().product();
+        let form = Form::Folded { parts: k / stored[stored.len() - 1], channels_last };
+        self.push_linear(&name, encoding, form, (out, k), bias)
+    }
+
+    /// A matrix of out × k that is stored with its inputs first: columns `column..column + out` of rows `row..row + k` of a tensor whose
+    /// shape is `stored`, its leading dimensions taken together as rows.
+    ///
+    /// # Panics
+    /// When it reaches beyond the tensor: the model's mistake, never the file's.
+    pub fn turned(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        (row, column): (usize, usize),
+        (out, k): (usize, usize),
+    ) -> Result<LinearId, DeclareError> {
+        let encoding = self.encoding(name, stored)?;
+        let (width, above) = stored.split_last().expect("a matrix has dimensions");
+        let rows: usize = above.iter().product();
+        assert!(row + k <= rows && column + out <= *width, "'{name}' has {rows} rows of {width}");
+        if matches!(encoding, Encoding::Quant(_)) {
+            let reason = "it is quantized along its outputs, which is not supported".into();
+            return Err(DeclareError::Packing { name: name.into(), reason });
+        }
+        self.push_linear(name, encoding, Form::Turned { row, column }, (out, k), None)
+    }
+
+    fn rows_of(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        pieces: &[RowPiece],
+        k: usize,
+        bias: Option<VectorId>,
+    ) -> Result<LinearId, DeclareError> {
+        let encoding = self.encoding(name, stored)?;
+        let rows: usize = stored.iter().rev().skip(1).product();
+        let last = |piece: &RowPiece| piece.rows == 0 || piece.stored(piece.rows - 1) < rows;
+        assert!(pieces.iter().all(last), "'{name}' has {rows} rows; {pieces:?} ask for more");
+        let out = pieces.iter().map(|piece| piece.rows).sum();
+        self.push_linear(name, encoding, Form::Rows(pieces.into()), (out, k), bias)
+    }
+
+    fn matrix(&mut self, name: &str, out: usize, k: usize, bias: Option<VectorId>) -> Result<LinearId, DeclareError> {
+        let encoding = self.encoding(name, &[out, k])?;
+        self.push_linear(name, encoding, Form::Rows(Box::default()), (out, k), bias)
+    }
+
+    fn push_linear(
+        &mut self,
+        name: &str,
+        encoding: Encoding,
+        form: Form,
+        (out, k): (usize, usize),
+        bias: Option<VectorId>,
+    ) -> Result<LinearId, DeclareError> {
+        let kind = pack_kind(&encoding, self.policy, k);
+        let packing = Packing::new(kind, out, k)
+            .map_err(|e| DeclareError::Packing { name: name.into(), reason: e.to_string() })?;
+        let offset = self.table.place(packing.bytes());
+        let same = self.table.linears.last().map(|last| &last.name).filter(|last| ***last == *name);
+        let name = same.map_or_else(|| name.into(), Arc::clone);
+        self.table.linears.push(LinearDecl { name, form, packing, encoding, bias, offset });
+        Ok(LinearId(self.table.linears.len() - 1))
+    }
+
+    /// A vector of the checkpoint, with `plus` added to each element.
+    pub fn vector(&mut self, name: &str, len: usize, plus: f32) -> Result<VectorId, DeclareError> {
+        self.changed_vector(name, len, Change::Plus(plus))
+    }
+
+    /// A vector of the checkpoint, each element changed.
+    pub fn changed_vector(&mut self, name: &str, len: usize, change: Change) -> Result<VectorId, DeclareError> {
+        self.encoding(name, &[len])?;
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change }, len))
+    }
+
+    /// All elements of a tensor that the file may store in any of these shapes, outermost dimension first.
+    pub fn flat_vector(&mut self, name: &str, shapes: &[&[usize]]) -> Result<VectorId, DeclareError> {
+        let found = self.checkpoint.tensor(name).map(|info| info.shape.as_slice());
+        let shape = shapes.iter().find(|shape| Some(**shape) == found).unwrap_or(&shapes[0]);
+        self.encoding(name, shape)?;
+        let len = shape.iter().product();
+        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change: Change::Plus(0.0) }, len))
+    }
+
+    /// A vector of values computed from the configuration.
+    pub fn values(&mut self, values: Vec<f32>) -> VectorId {
+        let len = values.len();
+        self.push_vector(VectorSource::Values(values), len)
+    }
+
+    fn push_vector(&mut self, source: VectorSource, len: usize) -> VectorId {
+        let offset = self.table.place(len * size_of::<f32>());
+        self.table.vectors.push(VectorDecl { source, len, offset });
+        VectorId(self.table.vectors.len() - 1)
+    }
+
+    fn encoding(&self, name: &str, expected: &[usize]) -> Result<Encoding, DeclareError> {
+        match self.checkpoint.tensor(name) {
+            Some(info) if info.shape == expected => Ok(info.encoding),
+            Some(info) => {
+                Err(DeclareError::Shape { name: name.into(), found: info.shape.clone(), expected: expected.into() })
+            }
+            None if !self.checkpoint.has_data() => Ok(self.checkpoint.config.planned_encoding(name, expected.len())),
+            None => Err(DeclareError::Missing(name.into())),
+        }
+    }
+}
+
+/// The packed format for a stored one: exact, except where the policy asks otherwise.
+fn pack_kind(encoding: &Encoding, policy: DtypePolicy, k: usize) -> PackKind {
+    match (encoding, policy) {
+        (_, DtypePolicy::F32) | (Encoding::F32, DtypePolicy::Auto) => PackKind::F32,
+        (Encoding::F16, DtypePolicy::Auto) => PackKind::F16,
+        (Encoding::BF16 | Encoding::F32 | Encoding::F16, _) => PackKind::Bf16,
+        // The integer kernels work on groups of 32; a narrower matrix is kept as exact f32.
+        (Encoding::Quant(_), _) if !k.is_multiple_of(32) => PackKind::F32,
+        (Encoding::Quant(layout), _) => PackKind::Quant(quant_packing(layout)),
+    }
+}
+
+fn quant_packing(layout: &QuantLayout) -> QuantPacking {
+    QuantPacking {
+        // The kernels store 2, 3, 4, 5, 6 and 8 bits.
+        bits: if layout.code_bits == 7 { 8 } else { layout.code_bits },
+        group: layout.group.min(32) as u8,
+        scales: match layout.scales {
+            ScaleKind::F16 => PackScales::F16,
+            // bf16 scales do not fit f16's range.
+            ScaleKind::Bf16 | ScaleKind::F32 => PackScales::F32,
+            ScaleKind::Super => PackScales::Super,
+        },
+        zero: layout.zero,
+        offset: layout.offset,
+    }
+}
