@@ -1,15 +1,17 @@
 //! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
-use std::path::PathBuf;
+mod ballast;
+mod host;
+
+use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
-use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use plimsoll_device::{CpuWeights, DeviceError, Isa, ThreadPool};
+use plimsoll_device::{CpuWeights, DeviceError, ThreadPool};
 use plimsoll_formats::Checkpoint;
 use plimsoll_media::{MediaError, OutputPool};
+use plimsoll_memory::host::HostError;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
-use plimsoll_memory::host::{HostError, HostLimits, HostNow, Remedy, Root};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
 use plimsoll_memory::{Bytes, Canary, Component, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
@@ -21,16 +23,19 @@ use crate::cache::PrefixIndex;
 use crate::cancel::Cancel;
 use crate::delivery::SharedTokenizer;
 use crate::handle::{Arrival, EngineHandle, Shared};
-use crate::house::{House, NoRoom, Resident};
+use crate::house::{NoRoom, Resident};
 use crate::media::{MediaPlan, MediaSpec};
 use crate::options::Options;
-use crate::planner::{Blueprint, EnginePlan, Line, PlanError};
+use crate::planner::{Blueprint, EnginePlan, PlanError};
 use crate::process::ProcessAccount;
 use crate::sampling::{Sampler, SamplerError};
 use crate::sizing::{CpuGenerations, Generation, profile_config};
 use crate::watch::watch;
 use crate::worker::{Encoding, Parts, Worker};
 use crate::yielding::Yielding;
+use ballast::Ballast;
+pub use host::Host;
+pub(crate) use host::SPACE_STEP_BYTES;
 
 /// Why an engine did not start.
 #[derive(Debug, Error)]
@@ -100,147 +105,6 @@ pub enum StartError {
         /// Bytes planned.
         planned: u64,
     },
-}
-
-/// What is mapped and not touched differs by some hundred KiB from one look to the next, and between `plan` and `serve`. Under an rlimit the
-/// line is so much lower, at least, and a multiple of this below the limit: both find the same.
-pub(crate) const SPACE_STEP_BYTES: u64 = 4 << 20;
-const SPACE_KEPT_BYTES: u64 = 1 << 20;
-
-/// Threads that a process with an engine of `threads` compute threads has beside its first: those, all of the time; and either what
-/// touches memory while the engine is built, or the engine's own, its watch, and `others`.
-fn threads_beside(threads: usize, others: usize) -> u64 {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (threads - 1 + (2 + others).max(cores - 1)) as u64
-}
-
-/// What the machine gives this process, and with how many threads.
-pub struct Host {
-    /// The line.
-    pub line: Line,
-    /// Compute threads.
-    pub threads: usize,
-    /// Instruction set.
-    pub isa: Isa,
-    /// The machine, to look again.
-    pub root: Root,
-    /// Every limit that was found.
-    pub limits: HostLimits,
-    /// Where leases are left; absent: where all of this user's processes meet.
-    pub lease_dir: Option<PathBuf>,
-    /// Where the engine lives with others under one line; absent: alone.
-    pub house: Option<Arc<House>>,
-}
-
-impl Host {
-    /// Reads the machine's limits and decides line, threads and instruction set.
-    pub fn read(options: &Options) -> Result<Self, HostError> {
-        Self::read_from(Root::system(), options)
-    }
-
-    /// The same for a machine that is found under `root`.
-    pub fn read_from(root: Root, options: &Options) -> Result<Self, HostError> {
-        let limits = HostLimits::read(&root, options.memory_budget)?;
-        let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
-        let (threads, isa) = (options.threads.unwrap_or(cores).max(1), options.isa());
-        let limits = limits.with_threads(threads_beside(threads, options.other_threads));
-        let now = HostNow::read(&root, &limits);
-        let binding = limits.binding();
-        let others = now.used_by_others;
-        let (peers, whose) = match binding.remedy {
-            Remedy::AddressSpace | Remedy::Data => {
-                let mapped = others.saturating_add(SPACE_KEPT_BYTES).div_ceil(SPACE_STEP_BYTES);
-                (mapped.saturating_mul(SPACE_STEP_BYTES), "for stacks and what else is mapped beside the plan")
-            }
-            _ => (others, "that others use"),
-        };
-        let source = format!("{} ({}), less {} {whose}", binding.name, Bytes(binding.bytes), Bytes(peers));
-        let line = Line {
-            bytes: limits.effective.saturating_sub(peers),
-            source,
-            chosen: options.memory_budget.is_some(),
-            peers,
-            remedy: binding.remedy,
-        };
-        Ok(Self { line, threads, isa, root, limits, lease_dir: None, house: None })
-    }
-
-    /// Refuses an instruction set that only another machine has, for which this one may plan.
-    pub(crate) fn runs_kernels(&self) -> Result<(), PlanError> {
-        if self.isa.available() {
-            return Ok(());
-        }
-        let problem = format!("is {}; the best that this processor runs is {}", self.isa, Isa::detect());
-        Err(PlanError::Option { flag: "--isa", problem })
-    }
-
-    /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its house, and what
-    /// is free.
-    fn room(&self, ledger: &Arc<Ledger>) -> u64 {
-        let others = self.house.as_ref().map_or(0, |house| house.committed_beside(ledger));
-        ledger.look();
-        let now = HostNow::read(&self.root, &self.limits);
-        // Where address space is limited, what is mapped is held.
-        let untouched = match self.limits.binding().remedy {
-            Remedy::AddressSpace | Remedy::Data => ledger.mapped_total().saturating_sub(ledger.committed_total()),
-            _ => 0,
-        };
-        now.available.saturating_add(untouched).saturating_add(now.own.leak_gauge().saturating_sub(others))
-    }
-}
-
-/// Bytes that a start holds back for a refused allocation before the plan's own canary stands. They are part of what the plan
-/// allows the host heap, which is nearly empty then.
-const BALLAST_BYTES: u64 = 1 << 20;
-
-/// The ballast of a start: in the heap's keeping until the canary takes its place. Dropped, it leaves the heap without
-/// either, so that a start that fails leaves nothing behind.
-struct Ballast {
-    /// What the heap keeps is this start's.
-    own: bool,
-}
-
-impl Ballast {
-    fn set_aside() -> Self {
-        // Made once, by the first start: the one call that nothing can pay for. It has no plan of its own: several starts may
-        // share it.
-        static LEDGER: LazyLock<Arc<Ledger>> = LazyLock::new(|| {
-            let ledger = Ledger::new();
-            ledger.plan(Component::Canary, u64::MAX);
-            Arc::new(ledger)
-        });
-        // Another engine of this process has a canary, which does as well.
-        let own = !heap::armed();
-        if own {
-            match Canary::map(&LEDGER, BALLAST_BYTES) {
-                Ok(canary) => drop(heap::arm(canary)),
-                Err(error) => tracing::debug!(%error, "no ballast for this start"),
-            }
-        }
-        Self { own }
-    }
-
-    /// The engine stands: from here on `canary` is what the heap keeps, unless that is the house's.
-    fn replace(mut self, canary: Option<Canary>) -> Self {
-        if let Some(canary) = canary {
-            drop(heap::arm(canary));
-            self.own = true;
-        }
-        self
-    }
-
-    /// The start is over.
-    fn keep(mut self) {
-        self.own = false;
-    }
-}
-
-impl Drop for Ballast {
-    fn drop(&mut self) {
-        if self.own {
-            drop(heap::disarm());
-        }
-    }
 }
 
 /// Plans, builds and proves an engine, and starts its thread. Returns when it is ready.
