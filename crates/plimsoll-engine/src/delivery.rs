@@ -144,7 +144,7 @@ impl Delivery {
         self.piece.clear();
         let text_offset = self.text_len;
         self.piece.try_reserve(Detokenizer::appended_max(tokenizer, id))?;
-        if !ends {
+        if !ends || self.request.keep_stop {
             faults::site(Site::Detokenizer);
             self.detokenizer.push(tokenizer, id, &mut self.piece);
             self.text_len += self.piece.len() as u32;

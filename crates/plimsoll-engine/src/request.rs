@@ -29,8 +29,10 @@ pub struct Request {
     pub max_tokens: u32,
     /// End-of-sequence and stop tokens are not sampled before this many tokens were generated.
     pub min_tokens: u32,
-    /// Stop strings: generation ends before the first of them; it is not part of the text.
+    /// Stop strings: generation ends at the first of them; it is no part of the text, unless `keep_stop`.
     pub stop: Vec<String>,
+    /// What ended the text, a stop string or the text of a token that ends it, is part of it.
+    pub keep_stop: bool,
     /// Token ids that end generation in addition to the model's own.
     pub stop_token_ids: Vec<u32>,
     /// Do not stop at the model's end-of-sequence tokens.

@@ -88,7 +88,7 @@ impl Room {
         let mut piece = String::new();
         piece.try_reserve_exact(PIECE_BYTES).ok()?;
         // The strings were checked: only memory can be wanting.
-        let stops = StopMatcher::new(&request.stop).ok()?;
+        let stops = StopMatcher::new(&request.stop).ok()?.keeping(request.keep_stop);
         let pool = match request.embed {
             Some(embed) => Some(Pool::reserve(embed.size)?),
             None => None,

@@ -375,6 +375,7 @@ fn priced(prompt: Vec<u32>, max_tokens: u32, line: &Line) -> Request {
         max_tokens,
         min_tokens: 0,
         stop: Vec::new(),
+        keep_stop: false,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: line.logprobs,

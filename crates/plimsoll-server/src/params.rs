@@ -28,6 +28,7 @@ pub(crate) struct Common {
     /// With the seed of the first choice, drawn when the client gave none; the others count up.
     pub sampling: SamplingParams,
     pub stop: Vec<String>,
+    pub keep_stop: bool,
     pub stop_token_ids: Vec<u32>,
     pub ignore_eos: bool,
     pub skip_special_tokens: bool,
@@ -60,6 +61,7 @@ impl Common {
             min_tokens: fields.take("min_tokens")?.unwrap_or(0),
             sampling: SamplingParams { seed: seed_of(seed, app), ..sampling },
             stop: fields.take::<Stop>("stop")?.map_or_else(Vec::new, |stop| stop.0),
+            keep_stop: keep_stop(fields)?,
             stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
@@ -98,6 +100,7 @@ impl Common {
             min_tokens: 0,
             sampling: SamplingParams { seed: seed_of(seed, app), ..sampling },
             stop: Vec::new(),
+            keep_stop: false,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             skip_special_tokens: true,
@@ -191,6 +194,12 @@ fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
     Ok(params)
 }
 
+/// Whether what ends a text is part of it: vLLM's name, and SGLang's, which gateways write beside whatever a client has said.
+fn keep_stop(fields: &mut Fields<'_>) -> ApiResult<bool> {
+    let [vllm, sglang] = ["include_stop_str_in_output", "no_stop_trim"].map(|name| fields.take(name));
+    Ok(vllm?.unwrap_or(false) || sglang?.unwrap_or(false))
+}
+
 fn cache_salt(fields: &mut Fields<'_>, app: &App) -> ApiResult<u64> {
     match fields.take::<String>("cache_salt")? {
         None => Ok(0),
@@ -210,11 +219,9 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.only("use_beam_search", &["false"])?;
     fields.only("early_stopping", &["false"])?;
     fields.only("length_penalty", &["1", "1.0"])?;
-    fields.only("include_stop_str_in_output", &["false"])?;
     fields.only("spaces_between_special_tokens", &["true"])?;
     fields.only("priority", &["0"])?;
-    // Gateways write these beside whatever a client has said.
-    fields.only("no_stop_trim", &["false"])?;
+    // Gateways write this beside whatever a client has said.
     fields.only("return_hidden_states", &["false"])?;
     let guided = ["structural_tag", "guided_decoding_backend", "guided_whitespace_pattern"];
     fields.never(&guided, "use response_format, structured_outputs, or guided_json, _regex, _choice, _grammar")?;

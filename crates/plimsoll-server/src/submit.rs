@@ -107,6 +107,7 @@ impl Draft {
             max_tokens,
             min_tokens: common.min_tokens,
             stop: common.stop.clone(),
+            keep_stop: common.keep_stop,
             stop_token_ids: common.stop_token_ids.clone(),
             ignore_eos: common.ignore_eos,
             logprobs: self.logprobs,

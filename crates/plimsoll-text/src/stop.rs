@@ -21,6 +21,8 @@ pub struct StopMatcher {
     held: String,
     /// Index of the stop string that ended the text.
     matched: Option<usize>,
+    /// Whether that string is part of the text.
+    kept: bool,
 }
 
 /// One stop string and how far the text has got into it.
@@ -53,7 +55,13 @@ impl StopMatcher {
         let longest = automata.iter().map(|stop: &Stop| stop.text.len()).max().unwrap_or(0);
         let mut held = String::new();
         held.try_reserve_exact(longest).map_err(no_memory)?;
-        Ok(Self { stops: automata, held, matched: None })
+        Ok(Self { stops: automata, held, matched: None, kept: false })
+    }
+
+    /// Lets the text end right behind the stop string instead of before it, if so.
+    pub fn keeping(mut self, kept: bool) -> Self {
+        self.kept = kept;
+        self
     }
 
     /// The most bytes that [`Self::push`] and [`Self::finish`] together append to `out` for `text` bytes of text.
@@ -62,7 +70,7 @@ impl StopMatcher {
     }
 
     /// Takes the next piece of text and appends to `out` what is certainly not part of a stop string. Returns `true` once a
-    /// stop string is complete: then `out` ends right before it, and whatever follows is ignored. If two are complete
+    /// stop string is complete: then `out` ends right before it (or behind it, see [`Self::keeping`]), and whatever follows is ignored. If two are complete
     /// at the same byte, the longer one counts.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
         if self.matched.is_some() {
@@ -76,7 +84,8 @@ impl StopMatcher {
             if let Some((stop, length)) = self.step(byte) {
                 self.matched = Some(stop);
                 // The stop string began `length` bytes ago, in this piece or in what was held back.
-                self.release(text, self.held.len() + index + 1 - length, out);
+                let end = self.held.len() + index + 1;
+                self.release(text, if self.kept { end } else { end - length }, out);
                 self.held.clear();
                 return true;
             }
@@ -185,14 +194,14 @@ mod tests {
     use proptest::prelude::*;
 
     /// What the matcher should do, by searching the whole text: the match that ends first, the longest of those.
-    fn reference(stops: &[String], text: &str) -> (String, Option<usize>) {
+    fn reference(stops: &[String], text: &str, kept: bool) -> (String, Option<usize>) {
         let found = stops
             .iter()
             .enumerate()
             .filter_map(|(index, stop)| text.find(stop.as_str()).map(|at| (at + stop.len(), at, index)))
             .min();
         match found {
-            Some((_, start, index)) => (text[..start].to_owned(), Some(index)),
+            Some((end, start, index)) => (text[..if kept { end } else { start }].to_owned(), Some(index)),
             None => (text.to_owned(), None),
         }
     }
@@ -202,8 +211,9 @@ mod tests {
         fn equals_a_search_of_the_whole(
             stops in proptest::collection::vec("[abé]{1,4}", 0..4),
             pieces in proptest::collection::vec("[abéc]{0,5}", 0..8),
+            kept: bool,
         ) {
-            let mut matcher = StopMatcher::new(&stops).unwrap();
+            let mut matcher = StopMatcher::new(&stops).unwrap().keeping(kept);
             let mut out = String::new();
             let longest = stops.iter().map(String::len).max().unwrap_or(1);
             for piece in &pieces {
@@ -214,7 +224,7 @@ mod tests {
             }
             let stopped = matcher.matched();
             matcher.finish(&mut out);
-            prop_assert_eq!((out, stopped), reference(&stops, &pieces.concat()));
+            prop_assert_eq!((out, stopped), reference(&stops, &pieces.concat(), kept));
         }
     }
 

@@ -46,6 +46,7 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         max_tokens: 40,
         min_tokens: 0,
         stop: Vec::new(),
+        keep_stop: false,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: Some(5),

@@ -120,6 +120,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         max_tokens,
         min_tokens: 0,
         stop: Vec::new(),
+        keep_stop: false,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: None,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use plimsoll_device::{DeviceError, StepInput};
 use plimsoll_engine::runner::Runner;
 use plimsoll_engine::testing::{Bench, over_runner, watch_progress};
-use plimsoll_engine::{EngineHandle, FinishReason, Options, Refusal};
+use plimsoll_engine::{EngineHandle, FinishReason, Options, Refusal, Request};
 
 use crate::common::recall::{NEVER_SAID, Shape, VOCAB, prompt, recall_bench, recall_engine, says};
 use crate::common::{self, ask, collect, engine, exact, greedy, quiet, until};
@@ -177,7 +177,7 @@ fn the_end_of_sequence_token_ends_unless_ignored() {
 }
 
 #[test]
-fn stop_strings_end_the_text_before_them() {
+fn stops_end_the_text_before_them_or_behind() {
     let (engine, _) = recall_engine(Shape::default());
     let whole = ask(&engine, greedy(&prompt(8, 20), 40)).text;
     let letters: Vec<(usize, char)> = whole.char_indices().filter(|(_, c)| c.is_ascii_graphic()).collect();
@@ -185,10 +185,19 @@ fn stop_strings_end_the_text_before_them() {
     let first = whole.find(wanted).unwrap();
     let mut request = greedy(&prompt(8, 20), 40);
     request.stop = vec!["never said".into(), wanted.to_string()];
-    let answer = ask(&engine, request);
+    let answer = ask(&engine, request.clone());
     assert_eq!(answer.text, whole[..first]);
     assert_eq!(answer.finish, Some(FinishReason::Stop));
     assert!(answer.ids.len() < 40);
+    request.keep_stop = true;
+    let kept = ask(&engine, request);
+    assert_eq!((&kept.text[..], &kept.ids), (&whole[..=first], &answer.ids));
+    // A token that ends the text is a text of its own.
+    let ends = *answer.ids.last().unwrap();
+    let [before, behind] = [false, true]
+        .map(|keep_stop| ask(&engine, Request { stop_token_ids: vec![ends], keep_stop, ..greedy(&prompt(8, 20), 40) }));
+    assert_eq!((&before.ids, before.finish), (&behind.ids, behind.finish));
+    assert!(behind.text.starts_with(&before.text) && behind.text.len() > before.text.len(), "{}", behind.text);
 }
 
 #[test]

@@ -118,10 +118,10 @@ pub(super) fn common() -> Fields {
         ("use_beam_search", only(&json!(false), "boolean")),
         ("early_stopping", only(&json!(false), "boolean")),
         ("length_penalty", only(&json!(1), "number")),
-        ("include_stop_str_in_output", only(&json!(false), "boolean")),
+        ("include_stop_str_in_output", flag(true)),
         ("spaces_between_special_tokens", only(&json!(true), "boolean")),
         ("priority", only(&json!(0), "integer")),
-        ("no_stop_trim", only(&json!(false), "boolean")),
+        ("no_stop_trim", flag(true)),
         ("return_hidden_states", only(&json!(false), "boolean")),
         ("add_special_tokens", flag(false)),
     ]

@@ -92,6 +92,7 @@ fn request(id: &str, index: usize, input: &Input) -> Request {
         max_tokens: 0,
         min_tokens: 0,
         stop: Vec::new(),
+        keep_stop: false,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: None,

@@ -108,6 +108,12 @@ fn every_field_reaches_the_engine() {
     let salt = request.cache_salt;
     assert_ne!(salt, 0);
     server.post("/v1/completions", &json!({"prompt": "a", "cache_salt": "other", "stop": "s"})).ok();
+    assert!(!request.keep_stop && !server.last_request().keep_stop);
+    for name in ["include_stop_str_in_output", "no_stop_trim"] {
+        server.post("/v1/completions", &json!({"prompt": "a", "stop": "s", name: true})).ok();
+        assert!(server.last_request().keep_stop, "{name}");
+    }
+    server.post("/v1/completions", &json!({"prompt": "a", "cache_salt": "other", "stop": "s"})).ok();
     let request = server.last_request();
     assert!(request.cache_salt != salt && request.cache_salt != 0 && request.speculate);
     assert_eq!(request.stop, ["s"]);

@@ -99,7 +99,6 @@ fn what_would_have_no_effect_is_refused() {
         json!({"use_beam_search": true}),
         json!({"store": true}),
         json!({"service_tier": "flex"}),
-        json!({"include_stop_str_in_output": true}),
         json!({"priority": 3}),
         json!({"request_id": "x"}),
         json!({"tools": []}),

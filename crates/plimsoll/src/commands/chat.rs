@@ -67,6 +67,7 @@ async fn answer(engine: &EngineHandle, model: &LoadedModel, args: &ChatArgs, pro
         max_tokens: args.max_tokens.min(room as u32),
         min_tokens: 0,
         stop: Vec::new(),
+        keep_stop: false,
         stop_token_ids: Vec::new(),
         ignore_eos: false,
         logprobs: None,
