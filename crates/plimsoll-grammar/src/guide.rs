@@ -44,7 +44,8 @@ impl Guide {
     ///
     /// # Errors
     ///
-    /// [`GrammarError::Invalid`] with the reason, [`GrammarError::Full`] when the budget is in use.
+    /// [`GrammarError::Invalid`] with the reason, [`GrammarError::Full`] when the budget is in use, [`GrammarError::NoThread`] when the
+    /// system has none.
     pub fn new(
         grammars: &Arc<Grammars>,
         source: Option<&Source>,

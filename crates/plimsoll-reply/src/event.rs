@@ -1,6 +1,8 @@
 //! What comes out, and the outlet that all formats write to: it joins neighbours and drops the white space that only
 //! sets calls apart.
 
+use std::ops::Range;
+
 /// A piece of a reply. Calls are numbered from 0 in the order they begin; their events never interleave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -35,6 +37,11 @@ pub(crate) struct Outlet {
     after_call: bool,
     /// A thought has gone out since somebody asked.
     thought: bool,
+    /// Bytes of the reply that were taken, and those up to the last that is surely no content, or surely in an event.
+    taken: usize,
+    past: usize,
+    /// Where in the reply each [`Event::Content`] stands, as [`Self::forget_spans`] left it.
+    spans: Vec<Range<usize>>,
 }
 
 impl Outlet {
@@ -48,11 +55,38 @@ impl Outlet {
         out.append(&mut self.events);
     }
 
+    pub fn forget_spans(&mut self) {
+        self.spans.clear();
+    }
+
+    pub fn spans(&self) -> &[Range<usize>] {
+        &self.spans
+    }
+
+    pub fn past(&self) -> usize {
+        self.past
+    }
+
+    /// So many bytes of the reply have been taken.
+    pub fn takes(&mut self, bytes: usize) {
+        self.taken += bytes;
+    }
+
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Nothing that was taken so far becomes content any more.
+    pub fn skip(&mut self) {
+        self.past = self.taken;
+    }
+
     pub fn reasoning(&mut self, text: &str) {
         if text.is_empty() {
             return;
         }
         self.thought = true;
+        self.skip();
         match self.events.last_mut() {
             Some(Event::Reasoning(last)) => last.push_str(text),
             _ => self.events.push(Event::Reasoning(text.to_owned())),
@@ -69,6 +103,9 @@ impl Outlet {
             return self.write(text);
         }
         let solid = text.trim_end();
+        if solid.is_empty() && self.after_call {
+            self.skip();
+        }
         if !solid.is_empty() {
             let start = if std::mem::take(&mut self.after_call) {
                 self.space.clear();
@@ -93,14 +130,22 @@ impl Outlet {
         if text.is_empty() {
             return;
         }
-        match self.events.last_mut() {
-            Some(Event::Content(last)) => last.push_str(text),
-            _ => self.events.push(Event::Content(text.to_owned())),
+        match (self.events.last_mut(), self.spans.last_mut()) {
+            (Some(Event::Content(last)), Some(span)) => {
+                last.push_str(text);
+                span.end = self.taken;
+            }
+            _ => {
+                self.events.push(Event::Content(text.to_owned()));
+                self.spans.push(self.past..self.taken);
+            }
         }
+        self.past = self.taken;
     }
 
     pub fn begin(&mut self, name: String, id: Option<String>) {
         self.space.clear();
+        self.skip();
         self.events.push(Event::CallBegin { name, id });
     }
 
@@ -108,6 +153,7 @@ impl Outlet {
         if text.is_empty() {
             return;
         }
+        self.skip();
         match self.events.last_mut() {
             Some(Event::Arguments(last)) => last.push_str(text),
             _ => self.events.push(Event::Arguments(text.to_owned())),

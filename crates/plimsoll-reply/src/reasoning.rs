@@ -49,7 +49,7 @@ impl Splitter {
     pub fn step(&mut self, c: char, out: &mut Outlet, rest: &mut String) {
         match &mut self.state {
             State::Answer => rest.push(c),
-            State::After if c == '\n' => {}
+            State::After if c == '\n' => out.skip(),
             State::After => {
                 rest.push(c);
                 self.state = State::Answer;
@@ -58,6 +58,7 @@ impl Splitter {
                 seen.push(c);
                 let tag = seen.trim_start();
                 if tag == self.block.open {
+                    out.skip();
                     self.state = inside(self.block);
                 } else if !self.block.open.starts_with(tag) || seen.len() > SPACE_BYTES_MAX {
                     rest.push_str(seen);
@@ -76,6 +77,7 @@ impl Splitter {
                         out.reasoning(c.encode_utf8(&mut [0; 4]));
                     }
                 }
+                out.skip();
                 if closed {
                     self.state = State::After;
                 }

@@ -1,5 +1,6 @@
 //! The whole reply: reasoning first, then content and calls.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::event::{Event, Outlet};
@@ -25,8 +26,7 @@ pub struct ReplyParser {
     format: Box<dyn Format>,
     outlet: Outlet,
     rest: String,
-    /// Bytes that were taken, and those up to the last that was a thought.
-    taken: usize,
+    /// Bytes up to the last that was a thought.
     thoughts_end: usize,
 }
 
@@ -47,14 +47,15 @@ impl ReplyParser {
             format: format.unwrap_or_else(|| Box::new(Plain)),
             outlet,
             rest: String::new(),
-            taken: 0,
             thoughts_end: 0,
         }
     }
 
     /// Takes more of the reply and adds what is certain now to `out`.
     pub fn push(&mut self, text: &str, out: &mut Vec<Event>) {
+        self.outlet.forget_spans();
         for c in text.chars() {
+            self.outlet.takes(c.len_utf8());
             match &mut self.splitter {
                 None => self.format.step(c, &mut self.outlet),
                 Some(splitter) => {
@@ -62,12 +63,27 @@ impl ReplyParser {
                     self.feed();
                 }
             }
-            self.taken += c.len_utf8();
             if self.outlet.take_thought() {
-                self.thoughts_end = self.taken;
+                self.thoughts_end = self.outlet.taken();
             }
         }
         self.outlet.drain(out);
+    }
+
+    /// Where in the reply, in bytes, each [`Event::Content`] of the last [`Self::push`], and of the end, stands: from the end of what is
+    /// something else, or of the content before it, to what was taken by then. Markers, thoughts and calls lie between.
+    pub fn spans(&self) -> &[Range<usize>] {
+        self.outlet.spans()
+    }
+
+    /// Bytes that were taken.
+    pub fn taken(&self) -> usize {
+        self.outlet.taken()
+    }
+
+    /// Bytes up to the last that came out as content, or certainly will not.
+    pub fn past(&self) -> usize {
+        self.outlet.past()
     }
 
     /// Where the last thought that is certain ends, in bytes of the reply; 0 if there is none.
@@ -84,7 +100,7 @@ impl ReplyParser {
         self.format.finish(&mut self.outlet);
         self.outlet.finish();
         if self.outlet.take_thought() {
-            self.thoughts_end = self.taken;
+            self.thoughts_end = self.outlet.taken();
         }
         self.outlet.drain(out);
     }

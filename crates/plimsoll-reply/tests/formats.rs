@@ -28,11 +28,28 @@ struct Parts {
     open: bool,
 }
 
+/// Each content stands in the reply, in order.
+fn contents_have_places(parser: &ReplyParser, events: &[Event]) {
+    let contents = events.iter().filter(|event| matches!(event, Event::Content(_)));
+    assert_eq!(contents.count(), parser.spans().len(), "{events:?}");
+    let mut before = 0;
+    for span in parser.spans() {
+        assert!(span.start >= before && span.end >= span.start, "{events:?} at {:?}", parser.spans());
+        before = span.end;
+    }
+    assert!(before <= parser.past() && parser.past() <= parser.taken());
+}
+
 fn parts(spec: &Spec, pieces: &[&str]) -> Parts {
     let mut parser = ReplyParser::new(spec);
-    let mut events = Vec::new();
-    pieces.iter().for_each(|piece| parser.push(piece, &mut events));
+    let (mut events, mut last) = (Vec::new(), 0);
+    for piece in pieces {
+        last = events.len();
+        parser.push(piece, &mut events);
+        contents_have_places(&parser, &events[last..]);
+    }
     parser.finish(&mut events);
+    contents_have_places(&parser, &events[last..]);
     let mut parts = Parts::default();
     for event in events {
         match event {
@@ -210,6 +227,7 @@ fn malformed_calls_come_back() {
         (F::DeepSeek, "<｜tool▁calls▁begin｜> nothing"),
         (F::DeepSeek, "<｜tool▁calls▁begin｜>"),
         (F::DeepSeek, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f\n<｜tool▁sep｜>"),
+        (F::DeepSeek, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>\n<｜tool▁calls▁end｜>"),
         (F::DeepSeek, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```python\nx"),
         (F::QwenXml, "<tool_call>{\"name\": \"f\"}</tool_call>"),
         (F::QwenXml, "<function=two words>"),

@@ -1,4 +1,4 @@
-//! Threads for what may wait long: other servers, a model that loads. Those of the runtime are counted and never wait for anybody.
+//! Threads for what may wait long: other servers, a model that loads. Those of the runtime are counted, and every request needs one of them.
 
 use std::io;
 use std::thread;

@@ -172,15 +172,24 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The object that a text is. What a model wrote that is no JSON, and is told again, is kept as a text in one, as `/v1/messages`
+    /// The object that a text is. What a model wrote that is none, and is told again, is kept as a text in one, as `/v1/messages`
     /// tells it.
     pub fn parse(&mut self, param: &str, text: &str) -> ApiResult<Value> {
         if text.trim().is_empty() {
             return Ok(json!({}));
         }
         self.nodes += nodes(text);
-        few(param, self.nodes, MAX_NODES)?;
-        Ok(serde_json::from_str(text).unwrap_or_else(|_| no_json(text)))
+        if self.nodes > MAX_NODES {
+            let nodes = self.nodes;
+            let message = format!(
+                "{param}: the arguments of the calls up to here hold about {nodes} JSON values, more than the limit of {MAX_NODES}"
+            );
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(match serde_json::from_str(text) {
+            Ok(object @ Value::Object(_)) => object,
+            _ => no_json(text),
+        })
     }
 }
 

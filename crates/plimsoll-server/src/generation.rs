@@ -51,6 +51,8 @@ pub(crate) struct Generation {
     phase: watch::Receiver<Phase>,
     last_news: Instant,
     deadline: Option<Instant>,
+    /// Choices whose last word has not come yet. Without any there is nothing to cut and nothing to wait for.
+    unfinished: usize,
     tally: Tally,
     log: RequestLog,
     ticket: Option<Ticket>,
@@ -72,6 +74,7 @@ impl Generation {
             phase: app.phase.subscribe(),
             last_news: now,
             deadline: app.config.request_timeout.map(|timeout| now + timeout),
+            unfinished: readers.len(),
             tally: Tally {
                 prompt_tokens,
                 completion_tokens: 0,
@@ -95,8 +98,8 @@ impl Generation {
         let news = tokio::select! {
             biased;
             () = cancellation(self.ticket.as_ref()) => News::Cancelled,
-            () = reached(&mut self.phase, Phase::Cut) => News::Cut,
-            () = at(self.deadline) => News::Late,
+            () = reached(&mut self.phase, Phase::Cut), if self.unfinished > 0 => News::Cut,
+            () = at(self.deadline), if self.unfinished > 0 => News::Late,
             next = self.choices.next() => News::Choice(next),
             () = sleep_until(silence) => News::Silent,
         };
@@ -130,6 +133,7 @@ impl Generation {
         match event {
             Event::Delta(choice, delta) => {
                 self.last_news = Instant::now();
+                self.unfinished -= usize::from(delta.finish.is_some());
                 self.tally.add(*choice, delta);
                 self.log.tokens(delta.tokens.len());
                 if let Some(client) = self.client.as_ref().filter(|_| !delta.tokens.is_empty()) {

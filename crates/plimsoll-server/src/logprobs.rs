@@ -103,7 +103,7 @@ impl CompletionLogprobs {
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatLogprobs {
     pub content: Vec<ChatToken>,
-    /// Always absent: nothing here refuses.
+    /// Always null: nothing here refuses.
     refusal: Option<Vec<ChatToken>>,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use plimsoll_text::{Detokenizer, Tokenizer};
+use plimsoll_text::Detokenizer;
 use serde::{Serialize, Serializer};
 
 use crate::app::App;
@@ -141,16 +141,20 @@ impl Asked {
         let own = Arc::clone(app);
         app.on_text_worker(move || {
             let app = &*own;
-            let tokens = match &mut what {
-                What::Text(text) => app.encode("prompt", &[text], add_special.unwrap_or(true))?,
-                What::Conversation(conversation) => conversation.prompt(app, add_special.unwrap_or(false))?.ids,
+            let (param, tokens) = match &mut what {
+                What::Text(text) => ("prompt", app.encode("prompt", &[text], add_special.unwrap_or(true))?),
+                What::Conversation(conversation) => {
+                    ("messages", conversation.prompt(app, add_special.unwrap_or(false))?.ids)
+                }
             };
             drop(what);
             let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
             let token_strs = with_texts.then_some(Texts { spelling, tokens: &tokens });
             let texts = token_strs.iter().flat_map(Texts::all).map(|text| text_bytes(&text)).sum::<usize>();
             let bytes = ANSWER_BYTES + tokens.len() * ID_BYTES + texts;
-            held.become_bytes((size_of_val(&*tokens) + bytes) as u64)?;
+            let all = (size_of_val(&*tokens) + bytes) as u64;
+            app.bytes.ever_holds(param, all)?;
+            held.become_bytes(all)?;
             let max_model_len = app.served.engine.limits().max_req_total_len;
             let answer = Tokenized { count: tokens.len(), max_model_len, tokens: &tokens, token_strs };
             Ok(json_sized(&answer, bytes, held))
@@ -173,21 +177,25 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
         }
         app.check_ids("tokens", &tokens)?;
         let mut held = body.keep(size_of_val(&*tokens) as u64)?;
-        let prompt = text_of(&tokens, &app.served.tokenizer, &mut held)?;
+        let prompt = text_of(&tokens, app, &mut held)?;
         let bytes = ANSWER_BYTES + text_bytes(&prompt);
-        held.become_bytes((prompt.capacity() + bytes) as u64)?;
+        let all = (prompt.capacity() + bytes) as u64;
+        app.bytes.ever_holds("tokens", all)?;
+        held.become_bytes(all)?;
         Ok(json_sized(&Detokenized { prompt }, bytes, held))
     })
     .await
 }
 
 /// The text of `ids`. Room grows by an eighth, and is held before it is taken.
-fn text_of(ids: &[u32], tokenizer: &Tokenizer, held: &mut Held) -> ApiResult<String> {
+fn text_of(ids: &[u32], app: &App, held: &mut Held) -> ApiResult<String> {
     let (mut text, mut detokenizer) = (String::new(), Detokenizer::new(false));
+    let tokenizer = &app.served.tokenizer;
     for id in ids {
         let most = Detokenizer::appended_max(tokenizer, *id);
         if text.capacity() - text.len() < most {
             let more = most.max(text.len() / 8);
+            app.bytes.ever_holds("tokens", held.bytes() + more as u64)?;
             held.grow(more as u64)?;
             text.reserve_exact(more);
         }

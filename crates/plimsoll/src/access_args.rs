@@ -34,13 +34,13 @@ pub struct AccessArgs {
     #[arg(long, alias = "allowed_hosts", value_delimiter = ',')]
     pub allowed_hosts: Vec<String>,
     /// Seconds after which a request is ended, whatever it does [default: never].
-    #[arg(long, alias = "request_timeout", value_parser = seconds())]
+    #[arg(long, alias = "request_timeout", value_parser = seconds(1))]
     pub request_timeout: Option<u64>,
     /// Seconds of silence of the engine after which a request is ended; one that goes on talking is never cut.
-    #[arg(long, alias = "inactivity_timeout", default_value_t = 600, value_parser = seconds())]
+    #[arg(long, alias = "inactivity_timeout", default_value_t = 600, value_parser = seconds(1))]
     pub inactivity_timeout: u64,
     /// Seconds of silence after which a stream carries a comment, so that nobody on the way takes it for dead.
-    #[arg(long, alias = "heartbeat", default_value_t = 10, value_parser = seconds())]
+    #[arg(long, alias = "heartbeat", default_value_t = 10, value_parser = seconds(1))]
     pub heartbeat: u64,
 }
 

@@ -38,9 +38,9 @@ pub(crate) fn bytes() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(..=1 << 50)
 }
 
-/// A time in seconds. From now on so many are a time that clocks have.
-pub(crate) fn seconds() -> RangedU64ValueParser<u64> {
-    RangedU64ValueParser::new().range(1..=u32::MAX.into())
+/// A time in seconds, so many at least. From now on that is a time that clocks have.
+pub(crate) fn seconds(least: u64) -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(least..=u32::MAX.into())
 }
 
 /// How log lines are written.
@@ -133,7 +133,7 @@ pub struct ServeArgs {
     #[arg(skip)]
     pub inherited: Vec<OsString>,
     /// Seconds that running requests have to finish after SIGTERM; a second one does not wait for them.
-    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS)]
+    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
     pub drain_seconds: u64,
     /// The HTTP side.
     #[command(flatten)]
@@ -183,7 +183,7 @@ pub struct ModelArgs {
     #[arg(long, alias = "served_model_name")]
     pub served_model_name: Vec<String>,
     /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
-    #[arg(long, alias = "idle_seconds", value_parser = seconds())]
+    #[arg(long, alias = "idle_seconds", value_parser = seconds(1))]
     pub idle_seconds: Option<u64>,
     /// Bytes that constrained output of this model may take; 0 switches it off.
     #[arg(long, alias = "grammar_bytes", value_parser = bytes(), default_value_t = 48 << 20)]
@@ -365,7 +365,7 @@ pub struct EngineArgs {
     #[arg(long)]
     pub elastic: bool,
     /// Seconds the engine may make no progress before /health says so and new requests are refused.
-    #[arg(long, alias = "stall_seconds", default_value_t = 120, value_parser = seconds())]
+    #[arg(long, alias = "stall_seconds", default_value_t = 120, value_parser = seconds(1))]
     pub stall_seconds: u64,
     /// Let the model's multi-token-prediction head draft tokens, which the model then checks several at a time.
     #[arg(long, alias = "enable_mtp")]

@@ -38,7 +38,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // In words only: a backtrace of a refusal helps nobody.
-            eprintln!("Error: {error:#}");
+            log::last_words(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -2,12 +2,16 @@
 //! disk is full, lines are lost, and how many is said when there is room again.
 
 use std::io::{Result, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// What a pipe that has any room takes at once (`PIPE_BUF`).
 const PIECE: usize = 4096;
+
+/// The last words wait so long for room.
+const MOMENT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Lines that were lost and not told of yet.
 static LOST: AtomicU64 = AtomicU64::new(0);
@@ -47,6 +51,12 @@ impl Write for Log {
     }
 }
 
+/// Why the process ends. It ends whether anybody reads that or not; who reads has a moment.
+pub fn last_words(error: &str) {
+    has_room(&std::io::stderr(), MOMENT);
+    let _ = Log.write(format!("Error: {error}\n").as_bytes());
+}
+
 fn lost_lines(lost: u64) -> String {
     let words = format!("{lost} lines of this log were lost: they could not be written at once");
     match JSON.load(Ordering::Relaxed) {
@@ -56,7 +66,7 @@ fn lost_lines(lost: u64) -> String {
 }
 
 /// Writes as much as is taken without waiting. False if that is not all.
-fn at_once(log: &mut (impl Write + std::os::fd::AsFd), lines: &[u8]) -> bool {
+fn at_once(log: &mut (impl Write + AsFd), lines: &[u8]) -> bool {
     let torn = TORN.swap(false, Ordering::Relaxed);
     if torn && !piecewise(log, b"\n").is_empty() {
         TORN.store(true, Ordering::Relaxed);
@@ -68,8 +78,8 @@ fn at_once(log: &mut (impl Write + std::os::fd::AsFd), lines: &[u8]) -> bool {
 }
 
 /// What is left.
-fn piecewise<'a>(log: &mut (impl Write + std::os::fd::AsFd), mut lines: &'a [u8]) -> &'a [u8] {
-    while !lines.is_empty() && has_room(log) {
+fn piecewise<'a>(log: &mut (impl Write + AsFd), mut lines: &'a [u8]) -> &'a [u8] {
+    while !lines.is_empty() && has_room(log, Timespec { tv_sec: 0, tv_nsec: 0 }) {
         match log.write(&lines[..lines.len().min(PIECE)]) {
             Ok(written) => lines = &lines[written..],
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -79,10 +89,10 @@ fn piecewise<'a>(log: &mut (impl Write + std::os::fd::AsFd), mut lines: &'a [u8]
     lines
 }
 
-/// Whether a write would not wait. Where that cannot be asked, it is tried.
-fn has_room(log: &impl std::os::fd::AsFd) -> bool {
+/// Whether a write would not wait, `within` so long. Where that cannot be asked, it is tried.
+fn has_room(log: &impl AsFd, within: Timespec) -> bool {
     let mut asked = [PollFd::new(log, PollFlags::OUT)];
-    poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |ready| ready > 0)
+    poll(&mut asked, Some(&within)).map_or(true, |ready| ready > 0)
 }
 
 #[cfg(test)]

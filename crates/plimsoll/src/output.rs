@@ -22,6 +22,6 @@ pub fn write(words: Arguments<'_>) {
     if error.kind() == ErrorKind::BrokenPipe {
         std::process::exit(0);
     }
-    eprintln!("Error: standard output: {error}");
+    crate::log::last_words(&format!("standard output: {error}"));
     std::process::exit(1);
 }

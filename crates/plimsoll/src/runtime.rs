@@ -36,16 +36,18 @@ pub fn http_runtime(config: &ServerConfig) -> anyhow::Result<Runtime> {
                 let mut count = here.0.lock().unwrap_or_else(PoisonError::into_inner);
                 *count += 1;
                 here.1.notify_all();
-                drop(here.1.wait_timeout_while(count, ALL_HERE, |count| *count < blocking));
+                let waited = here.1.wait_timeout_while(count, ALL_HERE, |count| *count < blocking);
+                !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
             })
         })
         .collect();
-    runtime.block_on(async {
+    let all = runtime.block_on(async {
+        let mut all = true;
         for task in tasks {
-            let _ = task.await;
+            all &= task.await.unwrap_or(false);
         }
+        all
     });
-    let all = *here.0.lock().unwrap_or_else(PoisonError::into_inner) == blocking;
     all.then_some(runtime).with_context(refused)
 }
 
@@ -59,7 +61,7 @@ pub fn threads_are_had(count: usize) -> std::io::Result<()> {
     })
 }
 
-/// Ends it. A fetch, a load or a download that has not come to its end a second later has nobody to work for, and ends with the process.
+/// Ends it. Work on texts and media that has not come to its end a second later has nobody to work for, and ends with the process.
 pub fn end(runtime: tokio::runtime::Runtime) {
     runtime.shutdown_timeout(Duration::from_secs(1));
 }

@@ -118,10 +118,10 @@ impl<R: Runner> Worker<R> {
                 let (generated, position) = (work.generated, seq.tokens.len());
                 let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
                 let allowed = allowed.map_err(Failure::Form)?.flatten();
-                let formed = allowed.is_some();
+                let unended = allowed.is_some() && generated < work.request.min_tokens;
                 let chosen = chooser.choose(logits, &work.request, &work.counts, generated, position, allowed);
                 chosen.map_err(|error| match error {
-                    SampleError::NothingAllowed { .. } if formed => Failure::Form(NOTHING_LEFT.into()),
+                    SampleError::NothingAllowed { .. } if unended => Failure::Form(NOTHING_LEFT.into()),
                     error => Failure::Words(error.to_string()),
                 })?
             }

@@ -76,7 +76,10 @@ impl DeepSeek {
                 self.state = State::Head { text, watch: Watch::new(&[SEPARATOR]), head: String::new() };
             }
             Some(CALLS) if !self.inside => (self.inside, self.opened) = (true, CALLS.into()),
-            Some(CALLS_END) if self.inside && self.opened.is_empty() => self.inside = false,
+            Some(CALLS_END) if self.inside && self.opened.is_empty() => {
+                out.skip();
+                self.inside = false;
+            }
             Some(marker) => {
                 self.not_opened(out);
                 out.content(marker);
@@ -94,6 +97,8 @@ impl DeepSeek {
     }
 
     fn give_back(&mut self, held: &str, c: char, out: &mut Outlet) {
+        // The opening marker was text, and so is the closing one.
+        self.inside &= !held.starts_with(CALLS);
         out.content(held);
         self.text(c, out);
     }
@@ -167,6 +172,7 @@ impl Format for DeepSeek {
                 out.arguments(&text);
                 match marker {
                     Some(CALL_END) => {
+                        out.skip();
                         out.end();
                         self.state = State::Text;
                     }
@@ -187,7 +193,10 @@ impl Format for DeepSeek {
                     }
                 }
                 match marker {
-                    Some(CALL_END) => self.state = State::Text,
+                    Some(CALL_END) => {
+                        out.skip();
+                        self.state = State::Text;
+                    }
                     marker => self.marker(marker, out),
                 }
             }

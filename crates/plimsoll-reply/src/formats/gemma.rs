@@ -53,7 +53,8 @@ impl Gemma {
         match marker {
             Some(marker) if marker == self.markers[0] => self.state = State::Head(marker.into()),
             Some(marker) if !std::mem::take(&mut self.closing) => out.content(marker),
-            _ => {}
+            Some(_) => out.skip(),
+            None => {}
         }
     }
 
@@ -105,6 +106,7 @@ impl Format for Gemma {
                 out.arguments(&text);
                 match marker {
                     Some(marker) if marker == self.markers[1] => {
+                        out.skip();
                         out.end();
                         self.state = State::Text;
                     }

@@ -84,6 +84,7 @@ impl Format for Harmony {
             State::Header { text, watch } => {
                 if watch.step(c, text).is_some() {
                     let text = std::mem::take(text);
+                    out.skip();
                     self.open(&text, out);
                 } else if text.len() > HEADER_BYTES_MAX {
                     // A header does not look like this: the model speaks without one.

@@ -39,7 +39,8 @@ impl Hermes {
         match marker {
             Some(OPEN) => self.state = State::Gap(OPEN.into()),
             Some(marker) if !std::mem::take(&mut self.closing) => out.content(marker),
-            _ => {}
+            Some(_) => out.skip(),
+            None => {}
         }
     }
 
@@ -71,6 +72,7 @@ impl Format for Hermes {
             State::Call(call) => match call.step(c, out) {
                 Progress::More => {}
                 Progress::Done => {
+                    out.skip();
                     self.state = State::Text;
                     self.closing = true;
                 }
@@ -89,6 +91,7 @@ impl Format for Hermes {
                 out.arguments(&text);
                 match marker {
                     Some(CLOSE) => {
+                        out.skip();
                         out.end();
                         self.state = State::Text;
                     }

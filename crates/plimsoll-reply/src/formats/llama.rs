@@ -73,7 +73,10 @@ impl Format for Llama {
             }
             State::Call(call) => match call.step(c, out) {
                 Progress::More => {}
-                Progress::Done => self.state = State::Gap(String::new()),
+                Progress::Done => {
+                    out.skip();
+                    self.state = State::Gap(String::new());
+                }
                 Progress::Not => {
                     if let State::Call(call) = std::mem::replace(&mut self.state, State::Text) {
                         out.content(&call.into_text());

@@ -119,7 +119,10 @@ impl Mistral {
         let State::Listed(call) = &mut self.state else { return };
         match call.step(c, out) {
             Progress::More => {}
-            Progress::Done => self.state = State::List(String::new()),
+            Progress::Done => {
+                out.skip();
+                self.state = State::List(String::new());
+            }
             Progress::Not => {
                 if let State::Listed(call) = std::mem::replace(&mut self.state, State::Text) {
                     self.give_back(&call.into_text(), c, out);
@@ -145,7 +148,10 @@ impl Format for Mistral {
                 let mut held = std::mem::take(held);
                 match c {
                     '{' => self.open(held, c, out),
-                    ']' if !held.ends_with('[') => self.state = State::Text,
+                    ']' if !held.ends_with('[') => {
+                        out.skip();
+                        self.state = State::Text;
+                    }
                     _ if (c.is_whitespace() || c == ',') && held.len() < CALLS.len() + 64 => {
                         held.push(c);
                         self.state = State::List(held);

@@ -131,8 +131,9 @@ impl Tagged {
         self.closing &= text.trim().is_empty();
         let Some(marker) = marker else { return };
         if marker == self.tags.close {
-            if !std::mem::take(&mut self.closing) {
-                out.content(marker);
+            match std::mem::take(&mut self.closing) {
+                true => out.skip(),
+                false => out.content(marker),
             }
         } else if marker == self.tags.before_name || self.tags.before_name.is_empty() {
             self.enter_name(marker.into());

@@ -6,6 +6,7 @@ pub(crate) mod request;
 mod shape;
 pub(crate) mod store;
 mod tools;
+mod unreported;
 
 use std::sync::Arc;
 use std::time::Duration;

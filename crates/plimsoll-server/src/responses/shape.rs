@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
 use super::store::{Begun, Kept};
+use super::unreported::Unreported;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generation::Usage;
@@ -27,8 +28,7 @@ pub(crate) struct Responding {
     /// What the store keeps of the input, if it keeps anything.
     items: Option<Arc<str>>,
     logprobs: bool,
-    /// Tokens of text that has not come yet: parts of a character, what may be the beginning of a marker.
-    unreported: Vec<ChatToken>,
+    unreported: Unreported,
     reading: Reading,
     output: Vec<Output>,
     teller: Teller,
@@ -122,7 +122,7 @@ impl Responding {
             echo,
             items,
             logprobs,
-            unreported: Vec::new(),
+            unreported: Unreported::default(),
             reading,
             output: Vec::new(),
             teller,
@@ -136,23 +136,29 @@ impl Responding {
     /// Takes what one delta brings.
     pub fn take(&mut self, delta: Delta, out: &mut Events) {
         let parts = self.reading.read(delta.text, delta.finish.is_some(), &self.context.app.ids);
-        let thoughts = self.reading.count_thoughts(&delta.tokens);
+        self.reading.count_thoughts(&delta.tokens);
         if self.logprobs {
-            // Of the text alone: what was thought before it has no place to be reported.
-            let reports = ChatLogprobs::new(self.context.spelling(), &delta.tokens[thoughts..]).content;
-            self.unreported.extend(reports);
+            let reports = ChatLogprobs::new(self.context.spelling(), &delta.tokens).content;
+            self.unreported.add(&delta.tokens, reports);
         }
+        let (taken, past) = self.reading.taken_and_past();
+        let mut contents = 0;
         for part in parts {
-            self.part(part, out);
+            let is_content = matches!(part, reading::Part::Content(_));
+            let reports = match self.reading.spans().get(contents).filter(|_| is_content) {
+                Some(span) => self.unreported.of(span, taken),
+                None => Vec::new(),
+            };
+            contents += usize::from(is_content);
+            self.part(part, reports, out);
         }
+        // What was thought and called has no place to be reported.
+        self.unreported.drop_before(past, taken);
         self.finish = delta.finish.or(self.finish);
     }
 
-    /// What is not reported yet goes with the next piece of text; what a call consists of has no place to be reported.
-    fn part(&mut self, part: reading::Part, out: &mut Events) {
-        if matches!(part, reading::Part::Call { .. } | reading::Part::Arguments { .. }) {
-            self.unreported.clear();
-        }
+    /// A piece of the answer, with the reports of its tokens if it is text.
+    fn part(&mut self, part: reading::Part, reports: Vec<ChatToken>, out: &mut Events) {
         if let reading::Part::Call { id, name, .. } = part {
             let what = What::Call { call_id: id, name, arguments: String::new() };
             return self.begin("fc", what, out);
@@ -177,7 +183,7 @@ impl Responding {
             (reading::Part::Content(more), What::Text { text, logprobs: all }) => {
                 text.push_str(more);
                 let before = all.len();
-                all.append(&mut self.unreported);
+                all.extend(reports);
                 ("response.output_text.delta", Some(0), more, Some(&all[before..]))
             }
             (reading::Part::Arguments { text: more, .. }, What::Call { arguments, .. }) => {
@@ -256,7 +262,7 @@ impl Responding {
         if let Some(Output { what: What::Text { logprobs, .. }, status: Status::InProgress, .. }) =
             self.output.last_mut()
         {
-            logprobs.append(&mut self.unreported);
+            logprobs.extend(self.unreported.rest());
         }
         self.end_item(if status == Status::Completed { status } else { Status::Incomplete }, out);
         let cut = status == Status::Incomplete;

@@ -1,6 +1,7 @@
 //! Reading replies: a choice's text becomes reasoning, content and calls as the client is to see them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use plimsoll_engine::{FinishReason, TokenOut};
@@ -90,6 +91,9 @@ pub(crate) struct Reading {
 /// Tokens whose text the parser may hold back while it waits for the end of a marker.
 const UNDECIDED_MAX: usize = 64;
 
+/// Where the content of a reply stands that is nothing else.
+const WHOLE: Range<usize> = 0..usize::MAX;
+
 /// A piece of a reply as clients see it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -146,11 +150,19 @@ impl Reading {
         }
     }
 
-    /// Counts those of the tokens that were read last that begin before the last thought's end. Returns how many they are.
-    pub fn count_thoughts(&mut self, tokens: &[TokenOut]) -> usize {
-        let Some(end) = self.parser.as_ref().map(ReplyParser::thoughts_end) else { return 0 };
-        let before = self.thought_tokens;
-        let earlier = self.undecided.len() as u64;
+    /// Where in the reply, in bytes, each [`Part::Content`] stands that was read last.
+    pub fn spans(&self) -> &[Range<usize>] {
+        self.parser.as_ref().map_or(std::slice::from_ref(&WHOLE), ReplyParser::spans)
+    }
+
+    /// Bytes of the reply that were read, and those up to the last that was content, or certainly will not be.
+    pub fn taken_and_past(&self) -> (usize, usize) {
+        self.parser.as_ref().map_or((usize::MAX, 0), |parser| (parser.taken(), parser.past()))
+    }
+
+    /// Counts those of the tokens that were read last that begin before the last thought's end.
+    pub fn count_thoughts(&mut self, tokens: &[TokenOut]) {
+        let Some(end) = self.parser.as_ref().map(ReplyParser::thoughts_end) else { return };
         for token in tokens {
             self.undecided.push_back(token.text_offset);
             while self.undecided.front().is_some_and(|at| (*at as usize) < end) {
@@ -161,7 +173,6 @@ impl Reading {
                 self.undecided.pop_front();
             }
         }
-        (self.thought_tokens - before).saturating_sub(earlier).min(tokens.len() as u64) as usize
     }
 
     /// Tokens that were thoughts.

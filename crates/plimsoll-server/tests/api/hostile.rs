@@ -74,10 +74,14 @@ fn what_is_made_of_ids_is_held_before_it_is_written() {
     let tight = ServerConfig { max_body_bytes: 128 << 10, max_bytes_in_flight: 208 << 10, ..config() };
     let large = Limits { max_req_total_len: 32 << 10, max_total_token_num: 32 << 10, ..limits() };
     let server = Server::with(tight, large, letters);
-    server.post("/detokenize", &json!({"tokens": vec![1; 32 << 10]})).error(503);
+    let never = server.post("/detokenize", &json!({"tokens": vec![1; 32 << 10]})).error(400);
+    assert!(
+        never["message"].as_str().unwrap().contains("--max-bytes-in-flight") && never["param"] == "tokens",
+        "{never}"
+    );
     assert_eq!(server.post("/detokenize", &json!({"tokens": vec![97; 32 << 10]})).ok()["prompt"], "a".repeat(32 << 10));
     let strs = |text: &str| json!({"prompt": text, "return_token_strs": true});
-    server.post("/tokenize", &strs(&"\u{1}".repeat(9000))).error(503);
+    assert_eq!(server.post("/tokenize", &strs(&"\u{1}".repeat(9000))).error(400)["param"], "prompt");
     assert_eq!(server.post("/tokenize", &strs(&"a".repeat(9000))).ok()["token_strs"][8999], "a");
     server.assert_idle();
 }

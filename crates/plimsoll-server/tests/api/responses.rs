@@ -441,6 +441,48 @@ fn tokens_whose_text_comes_later_are_reported_with_it() {
 }
 
 #[test]
+fn thoughts_markers_and_calls_have_no_reports() {
+    let said = |pieces: &'static [&'static str], pause: bool| {
+        let server = Server::over(ALL, config(), limits(), move |_| {
+            let step = move |piece: &&str| {
+                let wait = pause.then_some(Step::Wait(Duration::from_millis(5)));
+                [Some(Step::Token(97, (*piece).into())), wait].into_iter().flatten()
+            };
+            Box::new(pieces.iter().flat_map(step).chain([Step::Finish(FinishReason::Stop, None)]))
+        });
+        let tools = json!([{"type": "function", "name": "f", "parameters": {}}]);
+        let body = ask(&json!({"include": ["message.output_text.logprobs"], "tools": tools}));
+        let answer = server.post("/v1/responses", &body).ok();
+        let texts: Vec<Value> =
+            answer["output"].as_array().unwrap().iter().map(|item| item["content"][0].clone()).collect();
+        let texts = texts.iter().filter(|part| part["type"] == "output_text");
+        texts
+            .map(|part| (part["text"].as_str().unwrap().to_owned(), part["logprobs"].as_array().unwrap().len()))
+            .collect::<Vec<_>>()
+    };
+    // Token by token, and all at once.
+    for pause in [true, false] {
+        let thought = said(&["a", " ", "<", " b", "</", "think", ">", "\n\n", "H", "i", ""], pause);
+        assert_eq!(thought, [("Hi".to_owned(), 3)], "and the end, {pause}");
+        assert_eq!(said(&["a</think>", "\n", "1", "<", "2"], pause), [("1<2".to_owned(), 3)], "{pause}");
+        assert_eq!(said(&["a</think>H", "i"], pause), [("Hi".to_owned(), 2)], "of both, {pause}");
+        let call = [
+            "a",
+            "</think>",
+            "Now:",
+            "<tool_call>",
+            "{\"name\": \"f\", \"arguments\": {}}",
+            "\n</tool_call>",
+            "\n",
+            "So",
+            ".",
+        ];
+        let call: &'static [&'static str] = Box::leak(Box::new(call));
+        assert_eq!(said(call, pause), [("Now:".to_owned(), 1), ("So.".to_owned(), 2)], "{pause}");
+    }
+}
+
+#[test]
 fn a_stream_always_ends() {
     let server = Server::start(|_| {
         Box::new([Step::Token(97, "a".into()), Step::Fail("kernel panic in layer 3".into())].into_iter())

@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::Args;
 use plimsoll_engine::EnginePlan;
 
-use crate::args::{DRAIN_SECONDS, PlanArgs, default_name};
+use crate::args::{DRAIN_SECONDS, PlanArgs, default_name, seconds};
 
 /// Seconds between a pod's end being decided and SIGTERM: proxies learn of it meanwhile and send nobody any more.
 const LEAVE_SECONDS: u64 = 5;
@@ -35,7 +35,7 @@ pub struct K8sArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub replicas: u32,
     /// Seconds that running requests have to finish when a pod is stopped.
-    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS)]
+    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
     pub drain_seconds: u64,
     /// What the server is given besides: all that was set here and is a flag of `serve`.
     #[arg(skip)]

@@ -1,0 +1,37 @@
+//! Log-probabilities on their way to the text that they belong to.
+
+use std::ops::Range;
+
+use plimsoll_engine::TokenOut;
+
+use crate::logprobs::ChatToken;
+
+/// Tokens whose text has not come out yet: parts of a character, what may be the beginning of a marker. Each with where its text begins in
+/// the reply, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Unreported(Vec<(usize, ChatToken)>);
+
+impl Unreported {
+    pub fn add(&mut self, tokens: &[TokenOut], reports: Vec<ChatToken>) {
+        self.0.extend(tokens.iter().map(|token| token.text_offset as usize).zip(reports));
+    }
+
+    /// Takes those of the text that stands there. What came before it was no text. `taken`: where the last token's text ends.
+    pub fn of(&mut self, span: &Range<usize>, taken: usize) -> Vec<ChatToken> {
+        self.drop_before(span.start, taken);
+        let count = self.0.partition_point(|(at, _)| *at < span.end);
+        self.0.drain(..count).map(|(_, report)| report).collect()
+    }
+
+    /// Drops those of what ends there.
+    pub fn drop_before(&mut self, end: usize, taken: usize) {
+        let ends = self.0.iter().skip(1).map(|(at, _)| *at).chain([taken]);
+        let gone = self.0.iter().zip(ends).take_while(|((at, _), ends)| *at < end && *ends <= end).count();
+        self.0.drain(..gone);
+    }
+
+    /// Takes all.
+    pub fn rest(&mut self) -> impl Iterator<Item = ChatToken> {
+        std::mem::take(&mut self.0).into_iter().map(|(_, report)| report)
+    }
+}
