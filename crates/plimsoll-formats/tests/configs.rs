@@ -61,6 +61,10 @@ fn rope_reads_the_same_in_old_and_new_form() {
     let want = RopeScaling::Llama3 { factor: 32.0, low: 1.0, high: 4.0, original: 8192 };
     assert_eq!(old.rope_scaling, want);
     assert_eq!(new.as_ref(), Ok(&old));
+    let both = with(&format!(
+        r#""rope_parameters": {{"rope_theta": 5e5, "rope_type": "llama3", {llama3}}}, "rope_scaling": {{}}"#
+    ));
+    assert_eq!(both.as_ref(), Ok(&old), "an empty one says nothing");
     let ancient = with(r#""rope_scaling": {"type": "linear", "factor": 2}"#).expect("the oldest form opens");
     assert_eq!(ancient.rope_scaling, RopeScaling::Linear { factor: 2.0 });
     let refusal = with(r#""rope_scaling": {"type": "dynamic", "factor": 2}"#).expect_err("dynamic is refused");

@@ -120,6 +120,20 @@ fn sharded_safetensors_are_one_checkpoint() {
 }
 
 #[test]
+fn one_file_comes_before_the_index_beside_it() {
+    let folder = TempDir::new();
+    for name in ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"] {
+        folder.write(name, std::fs::read(fixture("sharded").join(name)).unwrap());
+    }
+    // The index's other file is not there, and nobody misses it.
+    assert!(Checkpoint::open(&folder.0).is_err());
+    folder.write("model.safetensors", std::fs::read(fixture("sharded/model-00001-of-00002.safetensors")).unwrap());
+    let checkpoint = Checkpoint::open(&folder.0).expect("one file is a checkpoint");
+    assert_eq!(values(&checkpoint, "model.norm.weight")[0], 1.0);
+    assert!(checkpoint.tensor("lm_head.weight").is_none());
+}
+
+#[test]
 fn a_head_that_is_there_is_the_head_whatever_the_configuration_says() {
     let folder = TempDir::new();
     for file in std::fs::read_dir(fixture("sharded")).expect("the fixture is a directory") {

@@ -249,6 +249,8 @@ fn broken_and_cut_arguments_are_passed_on() {
     for (format, text, content, call) in [
         (F::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {bad}}</tool_call> so", "so", "f({bad}})"),
         (F::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cu", "", "f({\"a\": \"cu)"),
+        (F::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": \"::1\"}</tool_call>", "", "f(\"::1\")"),
+        (F::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>", "", "f({\"a\": 1})"),
         // One brace too many.
         (F::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {}}}</tool_call>", "}</tool_call>", "f({})"),
         (F::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {}, x}</tool_call>", ", x}</tool_call>", "f({})"),

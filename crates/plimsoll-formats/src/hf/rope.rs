@@ -25,7 +25,8 @@ pub(super) fn read(config: &Lookup, defaults: (f32, Option<f32>), max_context: u
         None => (None, None),
     };
     let full = nested.0.or(parameters);
-    let legacy = config.object("rope_scaling")?;
+    // An empty one says nothing.
+    let legacy = config.object("rope_scaling")?.filter(|legacy| !legacy.inner.is_empty());
     let theta = number(full, "rope_theta")?.or(number(legacy, "rope_theta")?);
     let theta = theta.or(config.f32("rope_theta")?).unwrap_or(defaults.0);
     let local = number(nested.1, "rope_theta")?.or(config.f32("rope_local_base_freq")?);

@@ -41,13 +41,14 @@ impl Shard {
 
 /// Finds the files. None at all means a directory for planning only.
 pub(super) fn find(dir: &Path) -> Result<Vec<Shard>, FormatError> {
-    let index = dir.join("model.safetensors.index.json");
-    if index.is_file() {
-        return from_index(dir, &read_bounded(&index, INDEX_BYTES_MAX)?);
-    }
+    // One file comes first, as in transformers: an index beside it is that of the model it was trained from.
     let single = dir.join("model.safetensors");
     if single.is_file() {
         return Ok(vec![Shard { path: single, promised: Vec::new() }]);
+    }
+    let index = dir.join("model.safetensors.index.json");
+    if index.is_file() {
+        return from_index(dir, &read_bounded(&index, INDEX_BYTES_MAX)?);
     }
     let mut shards = Vec::new();
     for file in std::fs::read_dir(dir).map_err(FormatError::io(dir))? {

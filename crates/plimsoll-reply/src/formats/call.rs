@@ -254,8 +254,12 @@ fn arguments(value: &str) -> Option<String> {
     match value.as_bytes().first()? {
         b'{' => Some(value.to_owned()),
         b'n' => Some("{}".into()),
-        // As a string that holds JSON: OpenAI's own spelling.
-        b'"' => serde_json::from_str(value).ok().map(|text: String| if text.is_empty() { "{}".into() } else { text }),
+        // As a string that holds JSON: OpenAI's own spelling. Any other is one: a tool may take a string.
+        b'"' => serde_json::from_str(value).ok().map(|text: String| match text.trim_start().as_bytes().first() {
+            None => "{}".into(),
+            Some(b'{') => text,
+            Some(_) => value.to_owned(),
+        }),
         _ => None,
     }
 }
