@@ -235,20 +235,15 @@ fn encode_rows(encoder: &mut DescriptorEncoder<'_>, rows: &[ComponentRow]) -> Re
 /// A name, what it means, and the number.
 type Single<T> = (&'static str, &'static str, T);
 
-fn encode_singles(encoder: &mut DescriptorEncoder<'_>, singles: &[Single<i64>]) -> Result<(), fmt::Error> {
-    for (name, help, value) in singles {
-        let gauge = ConstGauge::new(*value);
-        let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-        gauge.encode(metric)?;
-    }
-    Ok(())
-}
-
-fn encode_counters(encoder: &mut DescriptorEncoder<'_>, counters: &[Single<u64>]) -> Result<(), fmt::Error> {
-    for (name, help, value) in counters {
-        let counter = ConstCounter::new(*value);
-        let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
-        counter.encode(metric)?;
+/// Writes each as the metric that `metric` makes of its number.
+fn encode_each<T: Copy, M: EncodeMetric>(
+    encoder: &mut DescriptorEncoder<'_>,
+    values: &[Single<T>],
+    metric: impl Fn(T) -> M,
+) -> Result<(), fmt::Error> {
+    for (name, help, value) in values {
+        let metric = metric(*value);
+        metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
     }
     Ok(())
 }
@@ -269,8 +264,8 @@ impl fmt::Debug for ServerValues {
 
 impl Collector for ServerValues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        encode_singles(&mut encoder, &self.singles)?;
-        encode_counters(&mut encoder, &self.counters)?;
+        encode_each(&mut encoder, &self.singles, ConstGauge::new)?;
+        encode_each(&mut encoder, &self.counters, ConstCounter::new)?;
         if self.rows.is_empty() { Ok(()) } else { encode_rows(&mut encoder, &self.rows) }
     }
 }

@@ -9,9 +9,10 @@ use plimsoll_engine::report::LedgerReport;
 use plimsoll_grammar::Usage;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::{Single, encode_counters, encode_rows, encode_singles, signed};
+use super::{Single, encode_each, encode_rows, signed};
 use crate::gateway::kv_usage;
 
 /// Values of one engine, read when they are asked for.
@@ -29,8 +30,8 @@ impl fmt::Debug for EngineValues {
 impl Collector for EngineValues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let page = self.engine.report();
-        encode_singles(&mut encoder, &self.singles(&page))?;
-        encode_counters(&mut encoder, &self.counters(&page))?;
+        encode_each(&mut encoder, &self.singles(&page), ConstGauge::new)?;
+        encode_each(&mut encoder, &self.counters(&page), ConstCounter::new)?;
         encode_cache(&mut encoder, &self.engine)?;
         encode_rows(&mut encoder, &page.components)
     }
@@ -54,14 +55,15 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
     let mut family = encoder.encode_descriptor("plimsoll_cache_config_info", help, None, one.metric_type())?;
     one.encode(family.encode_family(&labels)?)?;
     let Some(notes) = engine.kv_notes().map(|notes| notes.stats()) else { return Ok(()) };
-    encode_counters(encoder, &[("plimsoll_kv_changes", "Changes of the prefix cache", notes.changes)])?;
-    encode_singles(
+    encode_each(encoder, &[("plimsoll_kv_changes", "Changes of the prefix cache", notes.changes)], ConstCounter::new)?;
+    encode_each(
         encoder,
         &[
             ("plimsoll_kv_events_pages", "Pages that routers are told of", notes.pages as i64),
             ("plimsoll_kv_events_removals", "Departures kept for slow readers", notes.removals_kept as i64),
             ("plimsoll_kv_events_removals_limit", "Limit of the above", notes.removals_max as i64),
         ],
+        ConstGauge::new,
     )
 }
 
