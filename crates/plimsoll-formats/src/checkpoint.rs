@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 
 /// An opened checkpoint: configuration, tensor directory, and the mapped files behind it.
 ///
-/// The files must stay untouched while this value lives: they are memory-mapped.
+/// The files are memory-mapped while this value lives: who has read what it needs asks whether they are still what was opened
+/// ([`Checkpoint::unchanged`]).
 pub struct Checkpoint {
     /// The model's configuration, bounded and with all defaults resolved.
     pub config: ModelConfig,
@@ -145,6 +146,15 @@ impl Checkpoint {
                 self.files[span.file].release(span.range.clone());
             }
         }
+    }
+
+    /// That what was read came from the files as they were opened: none was written to or cut meanwhile, and every part could be read.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Changed`], which explains any other error on the way.
+    pub fn unchanged(&self) -> Result<(), FormatError> {
+        self.files.iter().try_for_each(Mapping::unchanged)
     }
 
     /// The metadata of a GGUF checkpoint, for the tokenizer and the chat template.

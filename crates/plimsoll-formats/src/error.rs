@@ -16,6 +16,14 @@ pub enum FormatError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// The file is not what it was when it was opened.
+    #[error("{} changed while it was read: {reason}; put a new file beside it and rename it (mv)", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What tells.
+        reason: String,
+    },
     /// The path is neither a GGUF file, nor a Hugging Face directory, nor a `config.json`.
     #[error("{}: not a checkpoint: {reason}", path.display())]
     NotACheckpoint {

@@ -39,6 +39,8 @@ mod directory;
 mod encoding;
 mod error;
 mod gguf;
+#[cfg(unix)]
+mod guard;
 mod hf;
 mod mapping;
 mod row;

@@ -1,16 +1,46 @@
-//! A read-only memory map of one file, and the only `unsafe` code of this crate.
+//! A read-only memory map of one file.
 //!
 //! Nothing here interprets bytes.
 
 use crate::error::FormatError;
+#[cfg(unix)]
+use crate::guard::Guard;
 use memmap2::Mmap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// A whole file mapped read-only.
 pub(crate) struct Mapping {
+    /// Goes before the map does.
+    #[cfg(unix)]
+    guard: Guard,
     map: Mmap,
+    path: PathBuf,
+    opened: Stamp,
+}
+
+/// What tells whether a file was changed in place.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp {
+    /// Another file may have its name by now, which is none of this one's changes.
+    identity: (u64, u64),
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(status: &Metadata) -> Stamp {
+        #[cfg(unix)]
+        let identity = {
+            use std::os::unix::fs::MetadataExt;
+            (status.dev(), status.ino())
+        };
+        #[cfg(not(unix))]
+        let identity = (0, 0);
+        Stamp { identity, bytes: status.len(), modified: status.modified().ok() }
+    }
 }
 
 impl Mapping {
@@ -24,16 +54,40 @@ impl Mapping {
                 reason: format!("expected a file with contents, found {} bytes", status.len()),
             });
         }
-        // SAFETY: the mapping is private to this value and only ever read. As with every memory map, a process
-        // that truncates the file while it is mapped makes later reads fault; weights are installed files that
-        // nobody rewrites in place, and the engine documents that they must stay untouched while it runs.
+        // SAFETY: the mapping is private to this value and only ever read. Whoever writes to the file meanwhile changes what is read, which
+        // `unchanged` tells; any bytes are valid bytes. Whoever cuts it would make reads fault: the guard puts zeros there.
         let map = unsafe { Mmap::map(&file) }.map_err(FormatError::io(path))?;
-        Ok(Mapping { map })
+        Ok(Mapping {
+            #[cfg(unix)]
+            guard: Guard::new(&map).map_err(FormatError::io(path))?,
+            map,
+            path: path.to_path_buf(),
+            opened: Stamp::of(&status),
+        })
     }
 
     /// All bytes of the file.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// That all bytes that were read are those of the file that was opened.
+    pub(crate) fn unchanged(&self) -> Result<(), FormatError> {
+        let now = std::fs::metadata(&self.path).ok().map(|status| Stamp::of(&status));
+        let now = now.filter(|now| now.identity == self.opened.identity);
+        let changed = |reason: String| Err(FormatError::Changed { path: self.path.clone(), reason });
+        match now {
+            Some(now) if now.bytes != self.opened.bytes => {
+                return changed(format!("{} bytes when it was opened, now {}", self.opened.bytes, now.bytes));
+            }
+            Some(now) if now != self.opened => return changed("it was written to".to_owned()),
+            _ => {}
+        }
+        #[cfg(unix)]
+        if self.guard.has_lost() {
+            return changed("a part of it could not be read: it was cut, or its disk fails".to_owned());
+        }
+        Ok(())
     }
 
     /// Lets the resident pages behind `range` go. Their contents come back from the file when read again.

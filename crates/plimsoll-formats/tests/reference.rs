@@ -156,6 +156,31 @@ fn a_released_tensor_reads_the_same_again() {
     assert_eq!(values(&checkpoint, "test.Q6_K"), before);
 }
 
+/// A mapped file that is cut takes its reader's process with it, unless somebody is on guard.
+#[cfg(unix)]
+#[test]
+fn a_file_that_is_cut_while_it_is_read_is_an_error_and_no_more() {
+    let folder = TempDir::new();
+    let bytes = std::fs::read(fixture("types.gguf")).unwrap();
+    let path = folder.write("cut.gguf", &bytes);
+    let checkpoint = Checkpoint::open(&path).expect("it opens");
+    checkpoint.unchanged().expect("nothing has happened");
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    let names: Vec<_> = checkpoint.tensors().map(|(name, _)| name.to_owned()).collect();
+    let zeros = |name: &String| values(&checkpoint, name).iter().all(|value| *value == 0.0);
+    assert!(names.iter().any(zeros), "zeros are read behind its end");
+    let error = checkpoint.unchanged().unwrap_err().to_string();
+    assert!(error.contains("cut.gguf changed while it was read: 14144 bytes when it was opened, now 4096"), "{error}");
+    // It has its length again, and bytes that were never read: still not what was opened.
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(checkpoint.unchanged().is_err());
+    // Another file under its name is none of its business.
+    let other = Checkpoint::open(&path).expect("it opens");
+    std::fs::rename(folder.write("new.gguf", "GGUF"), &path).unwrap();
+    other.unchanged().expect("it is what was opened, by whatever name");
+    assert_eq!(values(&other, &names[0]).len(), other.tensor(&names[0]).unwrap().shape.iter().product::<usize>());
+}
+
 #[test]
 fn rows_and_names_out_of_bounds_are_errors() {
     let checkpoint = Checkpoint::open(&fixture("types.gguf")).expect("the fixture opens");

@@ -24,6 +24,9 @@ pub enum LoadError {
     /// The weight region could not be had.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
+    /// A file is not any more what was opened.
+    #[error(transparent)]
+    Changed(FormatError),
     /// A tensor's bytes could not be decoded.
     #[error("loading '{tensor}': {source}")]
     Format {
@@ -73,23 +76,13 @@ impl CpuWeights {
         checkpoint: &Checkpoint,
         ledger: &Arc<Ledger>,
         pool: &mut ThreadPool,
-        mut progress: impl FnMut(u64),
+        progress: impl FnMut(u64),
         stopped: impl Fn() -> bool,
     ) -> Result<Self, LoadError> {
         let mut region = Region::map(ledger, Component::Weights, table.bytes as u64, false)?;
-        for linear in &table.linears {
-            if stopped() {
-                return Err(LoadError::Stopped);
-            }
-            let target = &mut region.bytes_mut()[linear.offset..][..linear.packing.bytes()];
-            pack_linear(linear, checkpoint, target, pool)?;
-            checkpoint.release(&linear.name);
-            progress(linear.packing.bytes() as u64);
-        }
-        for vector in &table.vectors {
-            let target = &mut region.bytes_mut()[vector.offset..][..vector.len * 4];
-            write_vector(vector, checkpoint, target)?;
-        }
+        let packed = pack(&table, checkpoint, region.bytes_mut(), pool, progress, stopped);
+        checkpoint.unchanged().map_err(LoadError::Changed)?;
+        packed?;
         let followers = (0..table.linears.len()).map(LinearId).collect();
         Ok(Self { table, region, followers, latest: LinearId(0) })
     }
@@ -134,6 +127,29 @@ impl CpuWeights {
         assert!(before.is_empty() && after.is_empty(), "vectors start on cache lines");
         values
     }
+}
+
+/// Packs all there is, each where its declaration says.
+fn pack(
+    table: &WeightTable,
+    checkpoint: &Checkpoint,
+    target: &mut [u8],
+    pool: &mut ThreadPool,
+    mut progress: impl FnMut(u64),
+    stopped: impl Fn() -> bool,
+) -> Result<(), LoadError> {
+    for linear in &table.linears {
+        if stopped() {
+            return Err(LoadError::Stopped);
+        }
+        pack_linear(linear, checkpoint, &mut target[linear.offset..][..linear.packing.bytes()], pool)?;
+        checkpoint.release(&linear.name);
+        progress(linear.packing.bytes() as u64);
+    }
+    for vector in &table.vectors {
+        write_vector(vector, checkpoint, &mut target[vector.offset..][..vector.len * 4])?;
+    }
+    Ok(())
 }
 
 fn pack_linear(

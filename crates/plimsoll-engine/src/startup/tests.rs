@@ -123,6 +123,28 @@ fn a_start_that_nobody_waits_for_stops_at_its_next_checkpoint() {
     stop(start_until(usize::MAX).0.unwrap());
 }
 
+/// Its file is cut in the middle of loading: no server, and no end of the process either.
+#[cfg(unix)]
+#[test]
+fn a_model_whose_file_is_cut_while_it_is_loaded_is_an_error() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(fixture("llama").join(name), folder.path().join(name)).unwrap();
+    }
+    let options = Options { memory_budget: Some("300MiB".parse().unwrap()), threads: Some(2), ..Options::default() };
+    let mut host = Host::read(&options).unwrap();
+    host.line.bytes = 300 << 20;
+    host.lease_dir = Some(folder.path().join("leases"));
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_file(&folder.path().join("tokenizer.json")).unwrap());
+    let file = std::fs::OpenOptions::new().write(true).open(folder.path().join("model.safetensors")).unwrap();
+    let cut = |_| file.set_len(16 << 10).unwrap();
+    let error = start_unless(&checkpoint, tokenizer, &options, &host, cut, &Cancel::default()).err().unwrap();
+    let said = error.to_string();
+    assert!(said.contains("changed while it was read: 494944 bytes when it was opened, now 16384"), "{said}");
+}
+
 #[test]
 fn a19_a20_rebuilt_planned_and_pinned_servers_are_one_server() {
     let _alone = alone();

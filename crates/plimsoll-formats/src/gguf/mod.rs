@@ -57,7 +57,9 @@ fn add_file(
     inherited: Option<&Architecture>,
 ) -> Result<header::Header, FormatError> {
     let mapping = Mapping::open(path)?;
-    let header = header::parse(mapping.bytes(), files.len(), inherited)?;
+    let header = header::parse(mapping.bytes(), files.len(), inherited);
+    mapping.unchanged()?;
+    let header = header?;
     mapping.release(0..header.head_bytes);
     files.push(mapping);
     Ok(header)

@@ -44,8 +44,11 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     let mut tensors = Vec::new();
     for shard in shards::find(dir)? {
         let file = opened.files.len();
-        opened.files.push(Mapping::open(&shard.path)?);
-        let found = safetensors::parse(opened.files[file].bytes(), file)?;
+        let mapping = Mapping::open(&shard.path)?;
+        let found = safetensors::parse(mapping.bytes(), file);
+        mapping.unchanged()?;
+        let found = found?;
+        opened.files.push(mapping);
         shard.check(&found)?;
         tensors.extend(found);
     }

@@ -1,0 +1,134 @@
+//! A guard over mapped files: what the system cannot read any more is zeros, and the mapping is marked.
+//!
+//! Who reads a mapped page that its file has lost, or that the disk does not give, gets SIGBUS, which ends a process with all that it
+//! serves. Here the handler puts zeros in the place of the mapping's rest, and whoever reads the file asks [`Guard::has_lost`] when done.
+//! A signal from elsewhere goes to whoever had it before. What must not be in here: what a file means.
+
+use std::io::{self, Error};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+/// Mapped files at a time: two checkpoints of as many files as one may have.
+const GUARDS_MAX: usize = 8192;
+
+/// One mapping's addresses; none while `end` is 0.
+struct Slot {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    lost: AtomicBool,
+}
+
+static SLOTS: [Slot; GUARDS_MAX] =
+    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; GUARDS_MAX];
+/// Held while slots change, and by the handler while it looks: no mapped byte is read under it, so that nobody waits for himself.
+static LOCKED: AtomicBool = AtomicBool::new(false);
+static HANDLER: OnceLock<Result<Handler, i32>> = OnceLock::new();
+
+/// What the handler needs to know.
+struct Handler {
+    page: usize,
+    before: libc::sigaction,
+}
+
+/// A mapping that is watched, until this is dropped: before it is unmapped.
+pub(crate) struct Guard(&'static Slot);
+
+impl Guard {
+    /// Watches the mapping of `bytes`.
+    pub(crate) fn new(bytes: &[u8]) -> io::Result<Guard> {
+        let handler = HANDLER.get_or_init(Handler::install).as_ref().map_err(|code| Error::from_raw_os_error(*code))?;
+        let Range { start, end } = bytes.as_ptr_range();
+        let (start, end) = (start.addr(), end.addr().next_multiple_of(handler.page));
+        let free = locked(|| {
+            let slot = SLOTS.iter().find(|slot| slot.end.load(Relaxed) == 0)?;
+            slot.lost.store(false, Relaxed);
+            slot.start.store(start, Relaxed);
+            slot.end.store(end, Relaxed);
+            Some(slot)
+        });
+        free.map(Guard).ok_or_else(|| Error::other(format!("{GUARDS_MAX} files are mapped already, the most allowed")))
+    }
+
+    /// Whether a part of it could not be read, and was zeros instead.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.0.lost.load(Acquire)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        locked(|| self.0.end.store(0, Relaxed));
+    }
+}
+
+fn locked<T>(act: impl FnOnce() -> T) -> T {
+    while LOCKED.swap(true, Acquire) {
+        std::hint::spin_loop();
+    }
+    let result = act();
+    LOCKED.store(false, Release);
+    result
+}
+
+impl Handler {
+    fn install() -> Result<Handler, i32> {
+        let failed = || Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
+        // SAFETY: all zeros is a `sigaction`, the system writes `before` and reads `ours`, and the handler has the signature that goes
+        // with SA_SIGINFO. It calls nothing but what may be called in a handler (`on_bus_error`).
+        unsafe {
+            let (mut before, mut ours) = (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::sigaction>());
+            ours.sa_sigaction = on_bus_error as *const () as usize;
+            // Other threads' stacks may be small; the standard library gives each one for signals.
+            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            if libc::sigaction(libc::SIGBUS, &raw const ours, &raw mut before) != 0 {
+                return Err(failed());
+            }
+            let page = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).map_err(|_| failed())?;
+            Ok(Handler { page, before })
+        }
+    }
+}
+
+/// Puts zeros where a guarded mapping cannot be read, from the page on that was asked for; all behind it is gone with it where a file was cut.
+extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let Some(Ok(handler)) = HANDLER.get() else { return };
+    // SAFETY: with SA_SIGINFO the system passes a valid `info`, which for this signal has an address.
+    let at = unsafe { (*info).si_addr() }.addr();
+    let mended = locked(|| {
+        let Some(slot) = SLOTS.iter().find(|slot| (slot.start.load(Relaxed)..slot.end.load(Relaxed)).contains(&at))
+        else {
+            return false;
+        };
+        let from = at - at % handler.page;
+        let length = slot.end.load(Relaxed) - from;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED;
+        // SAFETY: the pages are the rest of one guarded mapping, which lives at least as long as its slot is taken; it is only ever read,
+        // by this process through shared references, to which zeros are as good as any bytes of a file that somebody else writes.
+        let mapped =
+            unsafe { libc::mmap(std::ptr::without_provenance_mut(from), length, libc::PROT_READ, flags, -1, 0) };
+        slot.lost.store(true, Release);
+        mapped != libc::MAP_FAILED
+    });
+    if !mended {
+        // SAFETY: what the system wrote when this handler was installed is valid. The instruction runs again and faults again.
+        unsafe { libc::sigaction(signal, &raw const handler.before, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guards_are_bounded_and_come_back() {
+        let byte = [0u8];
+        let guards: Vec<Guard> = std::iter::from_fn(|| Guard::new(&byte).ok()).take(GUARDS_MAX + 1).collect();
+        assert!((GUARDS_MAX - 64..=GUARDS_MAX).contains(&guards.len()), "{}", guards.len());
+        assert!(Guard::new(&byte).err().unwrap().to_string().contains("8192 files are mapped already"));
+        assert!(!guards[0].has_lost());
+        drop(guards);
+        assert!(Guard::new(&byte).is_ok());
+    }
+}
