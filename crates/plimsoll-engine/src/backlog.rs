@@ -147,7 +147,7 @@ mod tests {
             let (mut text, mut tokens) = (String::new(), Vec::new());
             for (id, (piece, n, reported)) in pieces.iter().enumerate() {
                 let logprobs = reported.then(|| report(*n));
-                tokens.push(TokenOut { id: id as u32, text_offset: text.len() as u32, logprobs });
+                tokens.push(TokenOut { id: id as u32, text_offset: text.len() as u32, text_chars: 0, logprobs });
                 text.push_str(piece);
             }
             // The last characters are held back until the end, as the beginning of a stop string is.

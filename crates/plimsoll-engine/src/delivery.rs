@@ -40,6 +40,8 @@ pub(crate) struct Delivery {
     pub generated: u32,
     /// Bytes of text seen, held-back ones included.
     text_len: u32,
+    /// The same in characters.
+    text_chars: u32,
     /// Reused between tokens.
     piece: String,
     finished: bool,
@@ -65,6 +67,7 @@ impl Delivery {
             stops,
             generated: 0,
             text_len: 0,
+            text_chars: 0,
             piece,
             finished: false,
             failed: false,
@@ -142,14 +145,15 @@ impl Delivery {
             _ => false,
         };
         self.piece.clear();
-        let text_offset = self.text_len;
+        let (text_offset, text_chars) = (self.text_len, self.text_chars);
         self.piece.try_reserve(Detokenizer::appended_max(tokenizer, id))?;
         if !ends || self.request.keep_stop {
             faults::site(Site::Detokenizer);
             self.detokenizer.push(tokenizer, id, &mut self.piece);
             self.text_len += self.piece.len() as u32;
+            self.text_chars += self.piece.chars().count() as u32;
         }
-        let out = TokenOut { id, text_offset, logprobs };
+        let out = TokenOut { id, text_offset, text_chars, logprobs };
         let Drafting { drafted, accepted, .. } = self.drafting;
         let last = self.generated >= self.request.max_tokens;
         let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);

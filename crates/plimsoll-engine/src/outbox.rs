@@ -49,6 +49,8 @@ pub struct TokenOut {
     pub id: u32,
     /// Bytes of `Delta::text` that precede this token's own text (across deltas: offset in the whole text).
     pub text_offset: u32,
+    /// The same in characters. A stop string's, which never come, count: what a token says of itself depends on no other.
+    pub text_chars: u32,
     /// Present when log-probabilities were asked for.
     pub logprobs: Option<TokenLogprobs>,
 }

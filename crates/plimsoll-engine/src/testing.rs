@@ -242,6 +242,7 @@ struct Active {
     script: Script,
     due: Instant,
     text_bytes: u32,
+    text_chars: u32,
 }
 
 struct Engine {
@@ -300,7 +301,7 @@ impl Engine {
             requests.push(arrival.request.clone());
         }
         arrival.outbox.progress().stands(Phase::Prefill, 0, 0, 0);
-        self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0 });
+        self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0, text_chars: 0 });
     }
 
     /// One round over all requests. False when a script stopped the engine.
@@ -355,8 +356,9 @@ impl Active {
             }
             Step::Token(id, text) => {
                 let logprobs = self.arrival.request.logprobs.map(|n| report(id, n, false));
-                let token = TokenOut { id, text_offset: self.text_bytes, logprobs };
+                let token = TokenOut { id, text_offset: self.text_bytes, text_chars: self.text_chars, logprobs };
                 self.text_bytes += text.len() as u32;
+                self.text_chars += text.chars().count() as u32;
                 outbox.push(|delta| {
                     delta.text.push_str(&text);
                     delta.tokens.push(token);

@@ -56,11 +56,11 @@ impl Serialize for Alternatives {
 }
 
 impl CompletionLogprobs {
-    /// Adds generated tokens with their character offsets.
-    pub fn add(&mut self, spelling: Spelling<'_>, tokens: &[TokenOut], offsets: &[usize]) {
-        for (token, offset) in tokens.iter().zip(offsets) {
+    /// Adds generated tokens, whose text comes after so many characters.
+    pub fn add(&mut self, spelling: Spelling<'_>, tokens: &[TokenOut], before: usize) {
+        for token in tokens {
             let report = token.logprobs.clone().unwrap_or_default();
-            self.push(spelling, token.id, &report, *offset);
+            self.push(spelling, token.id, &report, before + token.text_chars as usize);
         }
     }
 

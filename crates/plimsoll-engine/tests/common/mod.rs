@@ -139,6 +139,8 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
 #[derive(Debug, Default, PartialEq)]
 pub struct Answer {
     pub ids: Vec<u32>,
+    /// Where each token's text begins, in bytes and characters.
+    pub begins: Vec<(u32, u32)>,
     pub text: String,
     pub logprobs: Vec<Option<TokenLogprobs>>,
     pub prompt_logprobs: Vec<TokenLogprobs>,
@@ -155,6 +157,7 @@ impl Answer {
     pub fn is_the_same_as(&self, alone: &Self, what: &str) {
         assert_eq!(self.error, None, "{what}");
         assert_eq!(self.ids, alone.ids, "{what}");
+        assert_eq!(self.begins, alone.begins, "{what}");
         assert_eq!(self.text, alone.text, "{what}");
         assert_eq!(self.finish, alone.finish, "{what}");
         assert!(self.logprobs == alone.logprobs, "{what}: the tokens agree, their log-probabilities do not");
@@ -165,6 +168,7 @@ impl Answer {
         self.text.push_str(&delta.text);
         for token in delta.tokens {
             self.ids.push(token.id);
+            self.begins.push((token.text_offset, token.text_chars));
             self.logprobs.push(token.logprobs);
         }
         self.prompt_logprobs.extend(delta.prompt_logprobs);

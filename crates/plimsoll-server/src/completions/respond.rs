@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::request::Asked;
 use crate::app::App;
-use crate::choices::{CharOffsets, Collected, finish_name, ids};
+use crate::choices::{Collected, finish_name, ids};
 use crate::generation::Usage;
 use crate::limits::Held;
 use crate::logprobs::{CompletionLogprobs, PromptReport, Spelling};
@@ -106,12 +106,9 @@ fn one<'a>(context: &'a Context, index: usize, collected: &'a Collected) -> Choi
 fn logprobs(context: &Context, index: usize, collected: &Collected) -> CompletionLogprobs {
     let prompt = context.prompt(index);
     let mut logprobs = CompletionLogprobs::default();
-    let (mut start, mut generated) = (CharOffsets::default(), &collected.text[..]);
-    if let Some(echo) = &prompt.echo {
-        let chars = logprobs.add_prompt(context.spelling(), &prompt.ids, &collected.prompt_logprobs);
-        start = CharOffsets::after(chars);
-        generated = &collected.text[echo.len()..];
-    }
-    logprobs.add(context.spelling(), &collected.tokens, &start.all(generated, &collected.tokens));
+    let echoed = prompt.echo.is_some();
+    let before =
+        if echoed { logprobs.add_prompt(context.spelling(), &prompt.ids, &collected.prompt_logprobs) } else { 0 };
+    logprobs.add(context.spelling(), &collected.tokens, before);
     logprobs
 }

@@ -3,7 +3,7 @@
 use plimsoll_engine::{Delta, TokenLogprobs};
 
 use super::respond::{Answer, Choice, Context};
-use crate::choices::{CharOffsets, finish_name, ids};
+use crate::choices::{finish_name, ids};
 use crate::generation::Usage;
 use crate::limits::Held;
 use crate::logprobs::CompletionLogprobs;
@@ -19,7 +19,8 @@ pub(crate) struct Stream {
 
 #[derive(Default)]
 struct State {
-    offsets: CharOffsets,
+    /// Characters of an echo, which comes before the tokens' own text.
+    before: usize,
     /// Reports of the prompt's tokens, kept until they are complete and the echo can go out.
     prompt: Vec<TokenLogprobs>,
     started: bool,
@@ -51,8 +52,7 @@ impl Stream {
         };
         let logprobs = self.context.asked.draft.logprobs.map(|_| {
             let mut logprobs = CompletionLogprobs::default();
-            let chars = logprobs.add_prompt(self.context.spelling(), &prompt.ids, &reports);
-            state.offsets = CharOffsets::after(chars);
+            state.before = logprobs.add_prompt(self.context.spelling(), &prompt.ids, &reports);
             logprobs
         });
         let prompt_token_ids = self.context.asked.draft.common.return_token_ids.then_some(&prompt.ids[..]);
@@ -79,10 +79,10 @@ impl Shape for Stream {
         if !delta.text.is_empty() || (wants && !delta.tokens.is_empty()) {
             let first = !std::mem::replace(&mut self.choices[index].started, true);
             let prompt = self.context.prompt(index);
-            let offsets = self.choices[index].offsets;
+            let before = self.choices[index].before;
             let logprobs = self.context.asked.draft.logprobs.map(|_| {
                 let mut logprobs = CompletionLogprobs::default();
-                logprobs.add(self.context.spelling(), &delta.tokens, &offsets.all(&delta.text, &delta.tokens));
+                logprobs.add(self.context.spelling(), &delta.tokens, before);
                 logprobs
             });
             let choice = Choice {
@@ -95,7 +95,6 @@ impl Shape for Stream {
             };
             self.send(choice, Some(usage), out);
         }
-        self.choices[index].offsets.pass(&delta.text);
         if let Some(reason) = delta.finish {
             let (finish_reason, stop_reason) = (Some(finish_name(reason)), delta.stop_reason.as_deref());
             self.send(Choice { index, finish_reason, stop_reason, ..Choice::default() }, Some(usage), out);
