@@ -162,15 +162,30 @@ impl House {
         self.process.observe(&self.ledger, accounts);
     }
 
-    /// House and `engines` as one report, in the shape of an engine's own.
-    pub fn report<'a>(&self, engines: impl IntoIterator<Item = &'a EngineHandle>) -> LedgerReport {
-        let engines: Vec<&Shared> = engines.into_iter().map(|engine| &*engine.shared).collect();
+    /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on their way in or out:
+    /// they hold bytes, and have no more to say.
+    pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
+        let shared: Vec<&Shared> = engines.iter().map(|engine| &*engine.shared).collect();
+        self.told(&shared, &self.moving(engines))
+    }
+
+    /// The same without `engines`: what all share, and what is on its way.
+    pub fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
+        self.told(&[], &self.moving(engines))
+    }
+
+    fn moving(&self, engines: &[&EngineHandle]) -> Vec<Arc<Ledger>> {
+        let moves = |ledger: &&Arc<Ledger>| !engines.iter().any(|engine| Arc::ptr_eq(ledger, &engine.shared.ledger));
+        self.residents().iter().filter(moves).cloned().collect()
+    }
+
+    fn told(&self, engines: &[&Shared], moving: &[Arc<Ledger>]) -> LedgerReport {
         let (process, _) = looked_at(|| {
             // The house counts what no resident does, so the residents are looked at first.
             engines.iter().for_each(|engine| engine.observe_accounts());
             self.committed_total()
         });
-        LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines: &engines, process })
+        LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines, moving, process })
     }
 }
 
@@ -240,6 +255,11 @@ mod tests {
         assert!(refused.to_string().contains("64.0 MiB"), "{refused}");
         let second = house.admit(&ledger(10)).unwrap();
         assert_eq!(house.room(), 0);
+        // Who has no engine yet, or none any more, is in the books all the same.
+        let report = house.report(&[]);
+        assert_eq!(report.planned_bytes, 64 << 20);
+        let weights = report.components.iter().find(|row| row.component == Component::Weights.name()).unwrap();
+        assert_eq!(weights.planned_bytes, (64 << 20) - shared);
         drop(first);
         drop(second);
         assert_eq!(house.planned_total(), shared);

@@ -5,6 +5,7 @@
 
 mod words;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use plimsoll_memory::host::{OwnProcess, Root, Touched};
@@ -82,6 +83,8 @@ pub(crate) struct Whole<'a> {
     pub ledger: &'a Ledger,
     /// The engines.
     pub engines: &'a [&'a Shared],
+    /// Ledgers of models on their way in or out.
+    pub moving: &'a [Arc<Ledger>],
     /// The process, looked at beside their ledgers.
     pub process: OwnProcess,
 }
@@ -261,7 +264,7 @@ impl LedgerReport {
 
     /// Several engines and what they share, as one.
     pub(crate) fn whole(whole: &Whole<'_>) -> Self {
-        let Whole { plan, ledger, engines, process } = *whole;
+        let Whole { plan, ledger, engines, moving, process } = *whole;
         let heap = Heap::now();
         let mut report = Self {
             line_bytes: plan.limit,
@@ -279,8 +282,20 @@ impl LedgerReport {
             steps: 0,
         };
         engines.iter().for_each(|shared| report.add(&Self::rows_of(shared, process, heap)));
+        moving.iter().for_each(|ledger| report.add_moving(ledger));
         report.unaccounted_bytes = difference(report.process.leak_gauge(), report.committed_bytes);
         report
+    }
+
+    /// Adds what a model plans and holds already, or still.
+    fn add_moving(&mut self, ledger: &Ledger) {
+        for (row, more) in self.components.iter_mut().zip(ledger.rows()) {
+            row.planned_bytes += more.planned;
+            row.committed_bytes += more.committed;
+            row.peak_bytes += more.peak;
+            self.planned_bytes += more.planned;
+            self.committed_bytes += more.committed;
+        }
     }
 
     /// Adds another engine of the same process.

@@ -42,11 +42,24 @@ pub enum OutOfMemory {
 /// One anonymous mapping owned by one component.
 #[derive(Debug)]
 pub struct Region {
+    /// Unmapped before `entry` goes: the books have more than there is for a moment, never less.
     map: MmapRaw,
+    entry: Entry,
+}
+
+/// Its place in the books.
+#[derive(Debug)]
+struct Entry {
     component: Component,
     ledger: Arc<Ledger>,
-    /// Its pages come when they are used; the ledger knows where it is.
-    elastic: bool,
+    /// Entered; none of a mapping whose pages come when they are used: the ledger knows where it is.
+    bytes: Option<u64>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.bytes.into_iter().for_each(|bytes| self.ledger.release(self.component, bytes));
+    }
 }
 
 impl Region {
@@ -72,15 +85,16 @@ impl Region {
         let mut map = MmapMut::map_anon(len.max(1)).map_err(|e| refused(e.to_string()))?;
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // only a hint: without it the pages are small ones
+        faults::region(map.len() as u64, 0);
+        let entered = (touch || bytes == 0).then_some(bytes);
+        let entry = Entry { component, ledger: Arc::clone(ledger), bytes: entered };
+        entered.into_iter().for_each(|bytes| ledger.commit(component, bytes));
         if touch {
             write_pages(&mut map);
         }
-        faults::region(map.len() as u64, 0);
-        let elastic = !touch && bytes > 0;
-        let region = Self { map: map.into(), component, ledger: Arc::clone(ledger), elastic };
-        match elastic {
-            true => ledger.open(component, region.addresses()),
-            false => ledger.commit(component, bytes),
+        let region = Self { map: map.into(), entry };
+        if entered.is_none() {
+            ledger.open(component, region.addresses());
         }
         Ok(region)
     }
@@ -164,14 +178,11 @@ fn write_pages(bytes: &mut [u8]) {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let bytes = self.map.len() as u64;
-        faults::region(0, bytes);
-        if self.elastic {
-            return self.ledger.close(self.component, &self.addresses());
+        faults::region(0, self.map.len() as u64);
+        if self.entry.bytes.is_none() {
+            // While the addresses are still its own.
+            self.entry.ledger.close(self.entry.component, &self.addresses());
         }
-        // A zero-byte component maps one byte and enters zero.
-        let entered = self.ledger.row(self.component).committed.min(bytes);
-        self.ledger.release(self.component, entered);
     }
 }
 

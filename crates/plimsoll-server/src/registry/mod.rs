@@ -88,8 +88,11 @@ pub trait Loader: Send + Sync + 'static {
     /// Ends an engine that nobody uses and gives its memory back. False when it did not end in time.
     fn unload(&self, engine: &EngineHandle) -> bool;
 
-    /// What these engines and all that they share hold, as one.
+    /// What these engines, all that they share, and a model on its way in or out hold, as one.
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport;
+
+    /// The same without these engines.
+    fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport;
 }
 
 /// All of them.

@@ -158,7 +158,8 @@ pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
 /// `GET /metrics`.
 pub(super) async fn metrics(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
     let apps = registry.loaded();
-    let (whole, shared) = (registry.loader.report(&engines(&apps)), registry.loader.report(&[]));
+    let engines = engines(&apps);
+    let (whole, shared) = (registry.loader.report(&engines), registry.loader.beside(&engines));
     let shared = shared.components.into_iter().filter(|row| row.planned_bytes > 0).collect();
     page(&registry.front, whole, shared, &apps.iter().map(|app| &**app).collect::<Vec<_>>())
 }

@@ -119,8 +119,12 @@ impl Loader for Fake {
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
         match engines.first() {
             Some(engine) => engine.report(),
-            None => scripted(limits(), letters).handle.report(),
+            None => self.beside(engines),
         }
+    }
+
+    fn beside(&self, _: &[&EngineHandle]) -> LedgerReport {
+        scripted(limits(), letters).handle.report()
     }
 }
 

@@ -282,7 +282,11 @@ impl Loader for Loading {
     }
 
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.house.report(engines.iter().copied())
+        self.house.report(engines)
+    }
+
+    fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
+        self.house.beside(engines)
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use serde_json::{Value, json};
 
@@ -53,6 +54,23 @@ fn all_unloaded(server: &Server) -> bool {
     server.memory()["models"].as_array().unwrap().iter().all(|part| part["state"] == "unloaded")
 }
 
+/// The most that no row of the ledger knew of while something went on.
+fn unaccounted_while(server: &Server, act: impl FnOnce()) -> i64 {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = i64::MIN;
+            while !over.load(Relaxed) {
+                most = most.max(server.memory()["unaccounted_bytes"].as_i64().unwrap());
+            }
+            most
+        });
+        act();
+        over.store(true, Relaxed);
+        watch.join().unwrap()
+    })
+}
+
 fn story(model: &str) -> Value {
     json!({"model": model, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": true})
 }
@@ -87,7 +105,8 @@ fn models_come_and_go_and_so_does_their_memory() {
     assert!(server.memory()["planned_bytes"].as_u64().unwrap() <= line);
     for round in 0..3 {
         assert_eq!(text(&server.ask("/v1/completions", &story("little"))), expected, "as alone");
-        server.ask("/v1/completions", &story("smol"));
+        let unaccounted = unaccounted_while(&server, || drop(server.ask("/v1/completions", &story("smol"))));
+        assert!(unaccounted < i64::try_from(KEPT).unwrap(), "{unaccounted} bytes in no row while it loads");
         let embedding = server.ask("/v1/embeddings", &json!({"model": "words", "input": "a ship"}));
         assert!(embedding["data"][0]["embedding"].as_array().unwrap().len() > 8);
         let refused = server.post("/v1/completions", &story("broken"));
