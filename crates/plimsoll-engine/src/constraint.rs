@@ -4,17 +4,30 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use thiserror::Error;
+
 /// A form that any number of requests may be held to.
 pub trait Grammar: Debug + Send + Sync {
     /// Begins one output. Called where a request is submitted, not on the engine thread.
     ///
     /// # Errors
     ///
-    /// Why not, in words for the client.
+    /// Why not now, in words for the client.
     fn begin(&self) -> Result<Box<dyn Constraint>, String>;
 
     /// Bytes on the host that an output of so many tokens takes at most.
     fn bytes_max(&self, max_tokens: u32) -> u64;
+}
+
+/// Why an output cannot go on.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Unfit {
+    /// Its form cannot be followed, in words for the client.
+    #[error("{0}")]
+    Form(String),
+    /// Others have the room that it takes, in words for the client, who may try again.
+    #[error("{0}")]
+    Room(String),
 }
 
 /// One output on its way.
@@ -24,8 +37,8 @@ pub trait Constraint: Send {
     ///
     /// # Errors
     ///
-    /// Why the output cannot go on, in words for the client.
-    fn allowed(&mut self) -> Result<Option<&[u32]>, String>;
+    /// [`Unfit`].
+    fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit>;
 
     /// Whether neither [`Self::allowed`] nor [`Self::accept`] will keep its caller waiting. A form that is quick as a rule says so beforehand;
     /// one that has taken long waits for `patience` at most.
@@ -38,8 +51,8 @@ pub trait Constraint: Send {
     ///
     /// # Errors
     ///
-    /// Why the output cannot go on, in words for the client.
-    fn accept(&mut self, token: u32) -> Result<(), String>;
+    /// [`Unfit`].
+    fn accept(&mut self, token: u32) -> Result<(), Unfit>;
 
     /// Whether nothing can follow: the output ends here.
     fn complete(&self) -> bool;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, Unfit};
 use crate::handle::{Came, Place};
 use crate::metrics::Metrics;
 use crate::outbox::{Cause, FinishReason, Outbox, TokenLogprobs, TokenOut};
@@ -139,7 +139,7 @@ impl Delivery {
         let ends = may_stop && ends;
         let complete = match &mut self.constraint {
             Some(constraint) if !ends => {
-                constraint.accept(id).map_err(Failure::Form)?;
+                constraint.accept(id)?;
                 constraint.complete()
             }
             _ => false,
@@ -209,7 +209,13 @@ impl Delivery {
         self.failed = true;
         match failure.into() {
             Failure::Words(words) => self.outbox.push(|delta| delta.error = Some(words)),
-            Failure::Form(words) => self.outbox.push(|delta| (delta.error, delta.cause) = (Some(words), Cause::Form)),
+            Failure::Form(unfit) => {
+                let (words, cause) = match unfit {
+                    Unfit::Form(words) => (words, Cause::Form),
+                    Unfit::Room(words) => (words, Cause::Memory),
+                };
+                self.outbox.push(|delta| (delta.error, delta.cause) = (Some(words), cause));
+            }
             Failure::Memory => self.outbox.last_words(NO_MEMORY, Cause::Memory),
         }
     }

@@ -9,7 +9,7 @@ use std::collections::TryReserveError;
 use plimsoll_text::StopMatcher;
 
 use crate::cache::{PAGE_TOKENS, PageId};
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, Unfit};
 use crate::media::{MediaSpec, SeqMedia};
 use crate::pooling::Pool;
 use crate::request::Request;
@@ -20,10 +20,16 @@ use crate::sampling::TokenCounts;
 pub(crate) enum Failure {
     /// Memory was refused; saying so takes none.
     Memory,
-    /// The form that its output must have cannot be followed, in words for the client.
-    Form(String),
+    /// The form that its output must have ends it.
+    Form(Unfit),
     /// Anything else, in words.
     Words(String),
+}
+
+impl From<Unfit> for Failure {
+    fn from(unfit: Unfit) -> Self {
+        Self::Form(unfit)
+    }
 }
 
 impl From<String> for Failure {

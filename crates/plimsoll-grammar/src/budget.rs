@@ -40,10 +40,9 @@ impl Budget {
         self.used.load(Ordering::Acquire)
     }
 
-    /// A share of `bytes`; none where they are not there.
-    pub fn take(self: &Arc<Self>, bytes: u64) -> Option<Share> {
-        let mut share = Share { budget: Arc::clone(self), bytes: 0 };
-        share.grow_to(bytes).then_some(share)
+    /// A share of nothing yet.
+    pub fn share(self: &Arc<Self>) -> Share {
+        Share { budget: Arc::clone(self), bytes: 0 }
     }
 }
 
@@ -79,8 +78,8 @@ mod tests {
     #[test]
     fn shares_are_exact_and_come_back() {
         let budget = Budget::new(100);
-        let mut share = budget.take(60).unwrap();
-        assert!(budget.take(41).is_none());
+        let mut share = budget.share();
+        assert!(share.grow_to(60) && !budget.share().grow_to(41));
         assert!(share.grow_to(100) && share.grow_to(50) && !share.grow_to(101));
         assert_eq!((share.bytes, budget.used()), (100, 100));
         drop(share);

@@ -1,18 +1,19 @@
 //! Compiled grammars, shared by the requests that use them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use llguidance::ParserFactory;
 use llguidance::api::ParserLimits;
-use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{ParserFactory, TokenParser};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use plimsoll_text::Tokenizer;
 use thiserror::Error;
 
+use crate::automaton::{Compiled, STATES_MAX, Start};
 use crate::budget::{Budget, Share, Usage};
-use crate::depth::{self, Depth};
+use crate::depth;
 use crate::guide::Job;
 use crate::source::{SOURCE_BYTES_MAX, Source};
 
@@ -87,22 +88,6 @@ struct Entry {
     used: u64,
 }
 
-/// A compiled grammar.
-pub(crate) struct Compiled {
-    /// Before its first token; walkers are clones that share its automaton.
-    pub start: Mutex<TokenParser>,
-    pub first_mask: SimpleVob,
-    /// The thread that computes masks, and the one for grammars whose masks take long.
-    pub jobs: [Sender<Job>; 2],
-    /// This one's do.
-    pub slow: AtomicBool,
-    /// Masks of it that have been asked for and not been computed yet.
-    pub under_way: AtomicUsize,
-    pub depth: Depth,
-    share: Mutex<Share>,
-    fixed_bytes: u64,
-}
-
 impl Grammars {
     /// A cache for one vocabulary. Nothing is built before the first grammar is asked for.
     pub fn new(settings: Settings) -> Arc<Self> {
@@ -174,48 +159,51 @@ impl Grammars {
         let base = self.base()?;
         let (grammar, depth) = source.grammar(prefix).map_err(GrammarError::Invalid)?;
         let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * key.len() as u64 + depth.bytes();
-        let mut share = self.room(fixed_bytes)?;
-        let built = depth::on_a_deep_stack(|| {
-            let mut parser = base.factory.create_parser(grammar)?;
-            parser.start_without_prompt();
-            let mask = parser.compute_mask()?;
-            Ok::<_, anyhow::Error>((parser, mask))
-        });
-        let (start, first_mask) = match built {
-            Some(Ok(Ok(built))) => built,
+        let mut own = self.room(fixed_bytes)?;
+        let built = depth::on_a_deep_stack(|| Start::new(base.factory.create_parser(grammar)?));
+        let start = match built {
+            Some(Ok(Ok(start))) => start,
             Some(Ok(Err(error))) => return Err(GrammarError::Invalid(reason(&error.to_string()))),
             Some(Err(_)) => return Err(GrammarError::Invalid("the grammar could not be compiled".into())),
             None => return Err(GrammarError::Full(self.budget.limit())),
         };
-        if first_mask.is_zero() {
+        if start.allows_nothing() {
             return Err(GrammarError::Invalid("the grammar allows no output".into()));
         }
-        while !share.grow_to(fixed_bytes + automaton_bytes(&start)) {
-            if !self.evict_one() {
-                return Err(GrammarError::Full(self.budget.limit()));
-            }
+        let [fresh, first] = start.bytes();
+        if !self.grow(&mut own, fixed_bytes + fresh) {
+            return Err(GrammarError::Full(self.budget.limit()));
         }
-        let (start, share) = (Mutex::new(start), Mutex::new(share));
-        let (jobs, slow, under_way) = (base.jobs.clone(), AtomicBool::new(false), AtomicUsize::new(0));
-        let compiled = Arc::new(Compiled { start, first_mask, jobs, slow, under_way, depth, share, fixed_bytes });
+        let shares = [own, self.room(first)?];
         self.compiled.fetch_add(1, Ordering::Relaxed);
-        self.entries().push(Entry { key, compiled: Arc::clone(&compiled), used: now });
+        let compiled = Arc::new(start.compiled(shares, base.jobs.clone(), depth));
+        let mut entries = self.entries();
+        // Somebody else may have compiled it meanwhile.
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) {
+            return Ok(Arc::clone(&entry.compiled));
+        }
+        entries.push(Entry { key, compiled: Arc::clone(&compiled), used: now });
         Ok(compiled)
     }
 
-    fn room(&self, bytes: u64) -> Result<Share, GrammarError> {
-        loop {
-            if let Some(share) = self.budget.take(bytes) {
-                return Ok(share);
-            }
+    /// A share of `bytes`, for which idle grammars go.
+    pub(crate) fn room(&self, bytes: u64) -> Result<Share, GrammarError> {
+        let mut share = self.budget.share();
+        if self.grow(&mut share, bytes) { Ok(share) } else { Err(GrammarError::Full(self.budget.limit())) }
+    }
+
+    /// Grows a share to `bytes`, for which idle grammars go. False when those in use leave no room.
+    pub(crate) fn grow(&self, share: &mut Share, bytes: u64) -> bool {
+        while !share.grow_to(bytes) {
             if !self.evict_one() {
-                return Err(GrammarError::Full(self.budget.limit()));
+                return false;
             }
         }
+        true
     }
 
     /// Drops the grammar that has been idle longest. False if all are in use.
-    pub(crate) fn evict_one(&self) -> bool {
+    fn evict_one(&self) -> bool {
         let mut entries = self.entries();
         let idle = entries.iter().enumerate().filter(|(_, entry)| Arc::strong_count(&entry.compiled) == 1);
         let Some(index) = idle.min_by_key(|(_, entry)| entry.used).map(|(index, _)| index) else { return false };
@@ -223,18 +211,6 @@ impl Grammars {
         self.evicted.fetch_add(1, Ordering::Relaxed);
         true
     }
-}
-
-impl Compiled {
-    /// Charges what the automaton has grown to. False if the budget does not have it.
-    pub fn charge(&self, parser: &TokenParser) -> bool {
-        let bytes = self.fixed_bytes + automaton_bytes(parser);
-        self.share.lock().unwrap_or_else(PoisonError::into_inner).grow_to(bytes)
-    }
-}
-
-fn automaton_bytes(parser: &TokenParser) -> u64 {
-    parser.parser.lexer_stats().num_bytes as u64
 }
 
 /// The library's words, without the grammar they repeat, and without its names for what went wrong.
@@ -264,13 +240,14 @@ impl Base {
         let tokenizer = &settings.tokenizer;
         let words: Vec<Vec<u8>> = (0..settings.vocab as u32).map(|id| word(settings, id)).collect();
         let bytes = trie_bytes(&words);
-        let Some(share) = budget.take(bytes) else {
+        let mut share = budget.share();
+        if !share.grow_to(bytes) {
             let message = format!(
                 "constrained output needs {bytes} bytes for this model's vocabulary; --grammar-bytes is {}",
                 budget.limit()
             );
             return Err(GrammarError::Invalid(message));
-        };
+        }
         let build = || {
             let end = settings.ends.first().copied().unwrap_or(0);
             let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words);
@@ -333,10 +310,10 @@ fn word(settings: &Settings, id: u32) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// Limits on compiling and on each step. An automaton takes one to two kilobytes a state.
+/// Limits on compiling and on each step.
 fn limits() -> ParserLimits {
     ParserLimits {
-        max_lexer_states: 8_000,
+        max_lexer_states: STATES_MAX,
         max_grammar_size: 100_000,
         verbose_errors: false,
         ..ParserLimits::default()

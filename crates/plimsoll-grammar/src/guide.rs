@@ -1,19 +1,16 @@
 //! One request's way through a grammar: which tokens may come next, and whether anything may.
 
-use std::borrow::Cow;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use llguidance::TokenParser;
-use llguidance::api::StopReason;
 use llguidance::toktrie::SimpleVob;
-use plimsoll_engine::constraint::{Constraint, Grammar};
+use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 
-use crate::cache::{Compiled, GrammarError, Grammars, reason};
+use crate::automaton::{Compiled, Path};
+use crate::cache::{GrammarError, Grammars};
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
 
@@ -61,18 +58,19 @@ impl Guide {
 impl Grammar for Guide {
     fn begin(&self) -> Result<Box<dyn Constraint>, String> {
         let settings = self.grammars.settings();
-        let state = self.compiled.as_ref().map(|compiled| {
-            let parser = compiled.start.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            State::Ready { parser: Box::new(parser), mask: compiled.first_mask.clone() }
-        });
+        let state = match &self.compiled {
+            Some(compiled) => {
+                let path = compiled.begin(&self.grammars).map_err(|full| full.to_string())?;
+                State::Ready { path: Box::new(path), mask: compiled.first_mask.clone() }
+            }
+            None => State::Free,
+        };
         Ok(Box::new(Walk {
             grammars: Arc::clone(&self.grammars),
             compiled: self.compiled.clone(),
-            state: state.unwrap_or(State::Free),
+            state,
             thoughts: self.thoughts.clone(),
             own: SimpleVob::alloc(settings.vocab),
-            complete: false,
-            alive: Arc::new(()),
         }))
     }
 
@@ -90,37 +88,56 @@ struct Walk {
     thoughts: Option<Thoughts>,
     /// A mask that thoughts ask for.
     own: SimpleVob,
-    complete: bool,
-    /// Goes with it: what it asked for need not be computed then.
-    alive: Arc<()>,
 }
 
 enum State {
     /// No grammar: anything goes.
     Free,
     Ready {
-        parser: Box<TokenParser>,
+        path: Box<Path>,
         mask: SimpleVob,
     },
     /// The next mask is to be computed, of a slow form: not before every output of this form has taken its token. They share an automaton,
     /// which is locked meanwhile.
-    Due(Box<TokenParser>),
+    Due(Box<Path>),
     /// The mask is being computed.
-    Away(Receiver<Done>),
+    Away(Errand),
     /// Nothing may come any more, and why.
-    Over(Cow<'static, str>),
+    Over(Unfit),
+    /// The output is complete.
+    Complete,
 }
 
-type Done = Result<(Box<TokenParser>, SimpleVob), String>;
+impl State {
+    /// What there was. Whoever takes it puts something in its place.
+    fn take(&mut self) -> State {
+        std::mem::replace(self, State::Over(Unfit::Form(String::new())))
+    }
+}
 
-const COMPLETE: State = State::Over(Cow::Borrowed("the output is complete already"));
-const ENDED: State = State::Over(Cow::Borrowed("the grammar thread has ended"));
+type Done = Result<(Box<Path>, SimpleVob), Unfit>;
+
+/// Where a path lies while it waits for its mask.
+type Shelf = Arc<Mutex<Option<Box<Path>>>>;
+
+/// A mask that was asked for.
+struct Errand {
+    reply: Receiver<Done>,
+    shelf: Shelf,
+}
+
+impl Drop for Errand {
+    fn drop(&mut self) {
+        // Nobody waits for it any more: what has not been begun is not, and its path goes now.
+        drop(self.shelf.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
 
 /// A mask to compute.
 pub(crate) struct Job {
-    parser: Box<TokenParser>,
+    shelf: Shelf,
     of: UnderWay,
-    asker: Weak<()>,
+    grammars: Arc<Grammars>,
     reply: SyncSender<Done>,
 }
 
@@ -142,19 +159,16 @@ impl Drop for UnderWay {
 
 impl Job {
     pub fn run(self) {
-        let Self { mut parser, of, asker, reply } = self;
-        if asker.strong_count() == 0 {
-            return;
-        }
+        let Self { shelf, of, grammars, reply } = self;
+        let Some(mut path) = shelf.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let began = Instant::now();
-        let mask = of.0.depth.follow(|| catch_unwind(AssertUnwindSafe(|| parser.compute_mask())));
+        let mask = of.0.depth.follow(|| path.mask(&of.0, &grammars));
         if began.elapsed() > SLOW {
             of.0.slow.store(true, Relaxed);
         }
         let done = match mask {
-            Some(Ok(Ok(mask))) => Ok((parser, mask)),
-            Some(Ok(Err(error))) => Err(words(&error.to_string())),
-            Some(Err(_)) | None => Err("the grammar's next tokens could not be computed".into()),
+            Some(mask) => mask.map(|mask| (path, mask)),
+            None => Err(Unfit::Room("the system has no thread for the grammar; try again later".into())),
         };
         // Who has it may go on: this form's automaton is free.
         drop(of);
@@ -163,84 +177,73 @@ impl Job {
     }
 }
 
-fn words(message: &str) -> String {
-    format!("the grammar could not be followed: {}", reason(message))
-}
-
 impl Walk {
     /// The grammar's mask, waiting for it if need be; none for anything.
-    fn ready(&mut self) -> Result<Option<&SimpleVob>, String> {
+    fn ready(&mut self) -> Result<Option<&SimpleVob>, Unfit> {
         self.ask();
         self.came(Duration::MAX);
         match &self.state {
             State::Ready { mask, .. } => Ok(Some(mask)),
             State::Free => Ok(None),
-            State::Over(why) => Err(why.clone().into_owned()),
+            State::Over(why) => Err(why.clone()),
+            State::Complete => Err(Unfit::Form("the output is complete already".into())),
             State::Due(_) | State::Away(_) => unreachable!("it was asked for, and came"),
         }
     }
 
     /// Has a mask that is due computed.
     fn ask(&mut self) {
-        let (State::Due(_), Some(compiled)) = (&self.state, &self.compiled) else { return };
-        let State::Due(parser) = std::mem::replace(&mut self.state, ENDED) else { return };
-        let (reply, done) = sync_channel(1);
-        let job = Job { parser, of: UnderWay::new(compiled), asker: Arc::downgrade(&self.alive), reply };
-        if compiled.jobs[usize::from(compiled.slow.load(Relaxed))].send(job).is_ok() {
-            self.state = State::Away(done);
-        }
+        let Some(compiled) = &self.compiled else { return };
+        self.state = match self.state.take() {
+            State::Due(path) => {
+                let (reply, done) = sync_channel(1);
+                let shelf = Arc::new(Mutex::new(Some(path)));
+                let errand = Errand { reply: done, shelf: Arc::clone(&shelf) };
+                let job = Job { shelf, of: UnderWay::new(compiled), grammars: Arc::clone(&self.grammars), reply };
+                // Without its thread nobody answers, and that is noticed.
+                let _ = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].send(job);
+                State::Away(errand)
+            }
+            state => state,
+        };
     }
 
     /// Waits for a mask that is being computed, for so long at most. Says whether none is, now.
     fn came(&mut self, patience: Duration) -> bool {
-        let State::Away(reply) = &self.state else { return true };
-        self.state = match reply.recv_timeout(patience) {
-            Ok(Ok((parser, mask))) => State::Ready { parser, mask },
-            Ok(Err(words)) => State::Over(words.into()),
+        let State::Away(errand) = &self.state else { return true };
+        self.state = match errand.reply.recv_timeout(patience) {
+            Ok(Ok((path, mask))) => State::Ready { path, mask },
+            Ok(Err(unfit)) => State::Over(unfit),
             Err(RecvTimeoutError::Timeout) => return false,
-            Err(RecvTimeoutError::Disconnected) => ENDED,
+            Err(RecvTimeoutError::Disconnected) => State::Over(Unfit::Form("the grammar thread has ended".into())),
         };
         true
     }
 
     /// Takes a token of the grammar's.
-    fn advance(&mut self, token: u32) -> Result<(), String> {
+    fn advance(&mut self, token: u32) -> Result<(), Unfit> {
         self.ready()?;
-        let State::Ready { mut parser, .. } = std::mem::replace(&mut self.state, COMPLETE) else {
-            self.state = State::Free;
-            return Ok(());
+        let Some(compiled) = &self.compiled else { return Ok(()) };
+        self.state = match self.state.take() {
+            State::Ready { mut path, .. } => match path.take(token, compiled, &self.grammars) {
+                Ok(true) => State::Complete,
+                Ok(false) => State::Due(path),
+                Err(unfit) => State::Over(unfit),
+            },
+            state => state,
         };
-        let consumed = catch_unwind(AssertUnwindSafe(|| {
-            parser.consume_token(token)?;
-            parser.check_stop()
-        }));
-        let stopped = match consumed {
-            Ok(Ok(stopped)) => stopped || parser.stop_reason() != StopReason::NotStopped,
-            Ok(Err(error)) => return Err(words(&error.to_string())),
-            Err(_) => return Err("the grammar could not take a token".into()),
-        };
-        if stopped {
-            self.complete = true;
-            return Ok(());
-        }
-        let Some(compiled) = &self.compiled else { return Err("a grammar without its source".into()) };
-        while !compiled.charge(&parser) {
-            if !self.grammars.evict_one() {
-                let limit = self.grammars.usage().limit;
-                return Err(format!("the grammar outgrew the {limit} bytes for grammars (--grammar-bytes)"));
-            }
-        }
         let slow = compiled.slow.load(Relaxed);
-        self.state = State::Due(parser);
-        if !slow {
-            self.ask();
+        match &self.state {
+            State::Over(unfit) => return Err(unfit.clone()),
+            State::Due(_) if !slow => self.ask(),
+            _ => {}
         }
         Ok(())
     }
 }
 
 impl Constraint for Walk {
-    fn allowed(&mut self) -> Result<Option<&[u32]>, String> {
+    fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
         let next = self.thoughts.as_ref().map_or(Next::Constrained, Thoughts::next);
         match next {
             Next::Constrained => {}
@@ -282,12 +285,12 @@ impl Constraint for Walk {
         compiled.under_way.load(Acquire) == 0
     }
 
-    fn accept(&mut self, token: u32) -> Result<(), String> {
+    fn accept(&mut self, token: u32) -> Result<(), Unfit> {
         let ours = self.thoughts.as_mut().is_none_or(|thoughts| thoughts.take(token));
         if ours { self.advance(token) } else { Ok(()) }
     }
 
     fn complete(&self) -> bool {
-        self.complete
+        matches!(self.state, State::Complete)
     }
 }

@@ -4,6 +4,8 @@
 //! in a cache ([`Grammars`]); each request walks it with a [`Guide`], which tells the engine the tokens that may come next.
 //! A mask is computed on a thread of its own while the model computes the logits it will be laid over.
 //!
+//! Outputs of one form share its automaton as long as that goes well; none of them ends because of the others.
+//!
 //! All of it lives in one budget in bytes: the vocabulary's trie, compiled grammars, and what their automata grow to in
 //! use. Idle grammars go first; when nothing is idle, a new one is refused, and one that outgrows the budget ends its
 //! request.
@@ -13,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod automaton;
 mod budget;
 mod cache;
 mod depth;

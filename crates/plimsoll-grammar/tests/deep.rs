@@ -22,10 +22,10 @@ fn go(grammars: &Arc<Grammars>, source: Source) -> Result<(), String> {
         let guide = Guide::new(&grammars, Some(&source), "", None).map_err(|error| error.to_string())?;
         let mut walk = guide.begin()?;
         for _ in 0..8 {
-            let Some(mask) = walk.allowed()? else { break };
+            let Some(mask) = walk.allowed().map_err(|unfit| unfit.to_string())? else { break };
             let Some(word) = mask.iter().position(|bits| *bits != 0) else { break };
             let token = word as u32 * 32 + mask[word].trailing_zeros();
-            walk.accept(token)?;
+            walk.accept(token).map_err(|unfit| unfit.to_string())?;
             if walk.complete() {
                 break;
             }

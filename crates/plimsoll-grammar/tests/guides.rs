@@ -196,14 +196,15 @@ fn follow(guide: &Guide, tokenizer: &Tokenizer, text: &str) -> Result<bool, Stri
         if !allowed {
             return Err(format!("{:?} is not allowed", tokenizer.decode(&[id], false)));
         }
-        walk.accept(id)?;
+        walk.accept(id).map_err(|unfit| unfit.to_string())?;
     }
     // Whether it may end here, or has.
     if walk.complete() {
         return Ok(true);
     }
     let end = tokenizer.eos()[0];
-    Ok(walk.allowed()?.is_none_or(|mask| mask[end as usize / 32] >> (end % 32) & 1 == 1))
+    let mask = walk.allowed().map_err(|unfit| unfit.to_string())?;
+    Ok(mask.is_none_or(|mask| mask[end as usize / 32] >> (end % 32) & 1 == 1))
 }
 
 #[test]

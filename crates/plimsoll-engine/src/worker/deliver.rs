@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use plimsoll_memory::faults::{self, Site};
 
 use super::{Worker, panic_message};
+use crate::constraint::Unfit;
 use crate::outbox::TokenLogprobs;
 use crate::request::Request;
 use crate::room::Failure;
@@ -117,11 +118,11 @@ impl<R: Runner> Worker<R> {
             None => {
                 let (generated, position) = (work.generated, seq.tokens.len());
                 let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
-                let allowed = allowed.map_err(Failure::Form)?.flatten();
+                let allowed = allowed?.flatten();
                 let unended = allowed.is_some() && generated < work.request.min_tokens;
                 let chosen = chooser.choose(logits, &work.request, &work.counts, generated, position, allowed);
                 chosen.map_err(|error| match error {
-                    SampleError::NothingAllowed { .. } if unended => Failure::Form(NOTHING_LEFT.into()),
+                    SampleError::NothingAllowed { .. } if unended => Unfit::Form(NOTHING_LEFT.into()).into(),
                     error => Failure::Words(error.to_string()),
                 })?
             }

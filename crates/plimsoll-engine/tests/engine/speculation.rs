@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::constraint::{Constraint, Grammar};
+use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::testing::Speculation;
 use plimsoll_engine::{EngineHandle, FinishReason, Request};
@@ -44,14 +44,14 @@ impl Grammar for Weave {
 }
 
 impl Constraint for Weaving {
-    fn allowed(&mut self) -> Result<Option<&[u32]>, String> {
+    fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
         self.mask.fill(0);
         let may = |token: &u64| token % 3 != mix(self.woven) % 3;
         (0..256).filter(may).for_each(|token| self.mask[token as usize / 32] |= 1 << (token % 32));
         Ok(Some(&self.mask))
     }
 
-    fn accept(&mut self, token: u32) -> Result<(), String> {
+    fn accept(&mut self, token: u32) -> Result<(), Unfit> {
         assert!(self.left > 0 && u64::from(token) % 3 != mix(self.woven) % 3, "{token} was not allowed");
         (self.woven, self.left) = (mix(self.woven ^ u64::from(token)), self.left - 1);
         Ok(())
@@ -81,11 +81,11 @@ impl Grammar for Ever {
 }
 
 impl Constraint for Mask {
-    fn allowed(&mut self) -> Result<Option<&[u32]>, String> {
+    fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
         Ok(Some(&self.0))
     }
 
-    fn accept(&mut self, _token: u32) -> Result<(), String> {
+    fn accept(&mut self, _token: u32) -> Result<(), Unfit> {
         Ok(())
     }
 
@@ -114,7 +114,7 @@ impl Grammar for Ponder {
 }
 
 impl Constraint for Pondering {
-    fn allowed(&mut self) -> Result<Option<&[u32]>, String> {
+    fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
         assert!(self.ready <= Instant::now(), "asked too soon");
         Ok(None)
     }
@@ -124,7 +124,7 @@ impl Constraint for Pondering {
         self.ready <= Instant::now()
     }
 
-    fn accept(&mut self, _token: u32) -> Result<(), String> {
+    fn accept(&mut self, _token: u32) -> Result<(), Unfit> {
         self.ready = Instant::now() + self.takes;
         Ok(())
     }
