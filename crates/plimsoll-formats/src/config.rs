@@ -273,8 +273,8 @@ pub(crate) const HEAD_DIM_MAX: usize = 1024;
 pub(crate) const HIDDEN_MAX: usize = 1 << 17;
 /// Widest feed-forward part.
 pub(crate) const INTERMEDIATE_MAX: usize = 1 << 20;
-/// Largest vocabulary.
-const VOCAB_MAX: usize = 1 << 22;
+/// Largest vocabulary: a sampler numbers tokens in so many bits.
+pub const VOCAB_MAX: usize = 1 << 20;
 /// Longest context in tokens.
 const CONTEXT_MAX: usize = 1 << 28;
 /// Most experts of a layer.

@@ -48,7 +48,9 @@ mod vision;
 
 pub use audio::Audio;
 pub use checkpoint::Checkpoint;
-pub use config::{Activation, Architecture, DeltaNet, Dtype, Encoder, Experts, ModelConfig, RopeScaling, YarnScaling};
+pub use config::{
+    Activation, Architecture, DeltaNet, Dtype, Encoder, Experts, ModelConfig, RopeScaling, VOCAB_MAX, YarnScaling,
+};
 pub use encoding::{Encoding, QuantLayout, ScaleKind, TensorInfo};
 pub use error::FormatError;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue};

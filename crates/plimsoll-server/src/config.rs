@@ -193,6 +193,11 @@ pub const HTTP_WORKERS: usize = 2;
 /// Bytes hyper may buffer for one direction of one connection.
 pub(crate) const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
 
+/// Connections beyond the limit that may look at a full server, one request each: probes, metrics.
+pub(crate) const LOOKERS_MAX: usize = 4;
+/// Bytes hyper may buffer for one direction of these: the least that it takes.
+pub(crate) const LOOKER_BUFFER_BYTES: usize = 8 << 10;
+
 /// Heap bytes of one connection besides its two buffers: 22.1 KiB measured with both full (`tests/host_heap.rs`).
 const CONNECTION_FIXED_BYTES: u64 = 23 << 10;
 
@@ -217,7 +222,8 @@ pub(crate) const PARSED_FACTOR: u64 = 3;
 impl ServerConfig {
     /// The most heap bytes that open connections take: buffers, task, parsed head, stream state.
     pub fn connection_bytes_max(&self) -> u64 {
-        u64::from(self.max_connections) * (2 * CONNECTION_BUFFER_BYTES as u64 + CONNECTION_FIXED_BYTES)
+        let bytes = |count: u64, buffer: usize| count * (2 * buffer as u64 + CONNECTION_FIXED_BYTES);
+        bytes(self.max_connections.into(), CONNECTION_BUFFER_BYTES) + bytes(LOOKERS_MAX as u64, LOOKER_BUFFER_BYTES)
     }
 
     /// The most heap bytes that events of streams take which connections have no room for yet, one each.

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::http::header;
+use axum::http::{HeaderValue, Method, header};
+use axum::response::IntoResponse;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -22,7 +23,9 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::app::{App, Phase, reached, router};
-use crate::config::{CONNECTION_BUFFER_BYTES, HEAD_BYTES, SOCKET_BUFFER_BYTES, Served, ServerConfig};
+use crate::config::{
+    CONNECTION_BUFFER_BYTES, HEAD_BYTES, LOOKER_BUFFER_BYTES, LOOKERS_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig,
+};
 use crate::door::Peer;
 use crate::error::{ApiError, ServeError};
 use crate::front::Front;
@@ -36,6 +39,9 @@ const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 
 /// How often a connection is checked for a peer that has gone while unread input hides it.
 const HANG_UP_CHECK: Duration = Duration::from_secs(2);
+
+/// Who is one too many has so long for his request.
+const LOOKER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// After the cut, error events have this long to reach their clients.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -106,8 +112,8 @@ pub(crate) async fn run(
     begin_drain: impl FnOnce(),
     mut told: Told,
 ) {
-    let permits = Arc::new(Semaphore::new(app.config.max_connections as usize));
-    let mut door = Door { app, router, permits, listener, complained: None };
+    let [permits, lookers] = [app.config.max_connections as usize, LOOKERS_MAX].map(|n| Arc::new(Semaphore::new(n)));
+    let mut door = Door { app, router, permits, lookers, listener, complained: None };
     let (mut connections, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::select! {
         _ = told.recv() => {}
@@ -127,6 +133,8 @@ struct Door<'a> {
     app: &'a Arc<Front>,
     router: Router,
     permits: Arc<Semaphore>,
+    /// Of those who only look.
+    lookers: Arc<Semaphore>,
     listener: TcpListener,
     complained: Option<Instant>,
 }
@@ -153,23 +161,46 @@ impl Door<'_> {
     }
 
     fn admit(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr)) {
-        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
+        let limit = self.app.config.max_connections;
+        let place = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
+        let client = place(&self.permits).map(|permit| (permit, Role::Client));
+        let Some((permit, role)) = client.or_else(|| Some((place(&self.lookers)?, Role::Looker))) else {
             self.app.metrics.refused_connections.inc();
-            refuse(&stream, self.app.config.max_connections);
-            return;
+            return refuse(&stream, limit);
         };
         if let Err(error) = prepare(&stream, self.app.config.write_timeout) {
             // The peer has gone already; a broken option would be seen in every connection.
             tracing::debug!(%error, "a connection could not be prepared");
         }
-        connections.spawn(connection(Arc::clone(self.app), self.router.clone(), (stream, peer), permit));
+        connections.spawn(connection(Arc::clone(self.app), self.router.clone(), (stream, peer), permit, role));
     }
+}
+
+/// Who comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Client,
+    /// One more than there may be: it has one request, and may look at how things stand.
+    Looker,
+}
+
+impl Role {
+    /// Whether it may ask that. A probe that is refused has the server restarted when most depend on it.
+    fn may<B>(self, request: &hyper::Request<B>) -> bool {
+        const LOOKS: [&str; 5] = ["/health", "/ready", "/metrics", "/v1/status", "/v1/memory"];
+        let looks = matches!(*request.method(), Method::GET | Method::HEAD) && LOOKS.contains(&request.uri().path());
+        self == Role::Client || looks
+    }
+}
+
+/// What one connection too many is told.
+fn crowded(limit: u32) -> ApiError {
+    ApiError::unavailable(format!("{limit} connections are open, which is the limit (--max-connections)"), 1)
 }
 
 /// Tells a connection that it is one too many, without spending anything on it.
 fn refuse(stream: &TcpStream, limit: u32) {
-    let error = ApiError::unavailable(format!("{limit} connections are open, which is the limit"), 1);
-    let body = error.body();
+    let body = crowded(limit).body();
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
@@ -182,17 +213,28 @@ async fn connection(
     router: Router,
     (stream, peer): (TcpStream, SocketAddr),
     permit: OwnedSemaphorePermit,
+    role: Role,
 ) {
     let _open = Open::new(&app, permit);
     let stream = Arc::new(stream);
     let unread = Arc::new(AtomicBool::new(false));
     let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), app.config.write_timeout, Arc::clone(&unread)));
     let routes = TowerToHyperService::new(router);
+    let front = Arc::clone(&app);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(Peer(peer.ip()));
-        let (answer, unread) = (routes.call(request), Arc::clone(&unread));
+        let answer = role.may(&request).then(|| routes.call(request));
+        let (front, unread) = (Arc::clone(&front), Arc::clone(&unread));
         async move {
-            let answer = answer.await?;
+            let answer = match answer {
+                Some(answer) => answer.await?,
+                None => {
+                    front.metrics.refused_connections.inc();
+                    let mut answer = crowded(front.config.max_connections).into_response();
+                    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                    answer
+                }
+            };
             // Our own answers say so when they were given before the request was read.
             if answer.headers().contains_key(header::CONNECTION) {
                 unread.store(true, Ordering::Release);
@@ -202,11 +244,15 @@ async fn connection(
     });
     // One that comes while the server drains has its answer, and ends.
     let mut draining = app.draining();
+    let (patience, buffer) = match role {
+        Role::Client => (app.config.header_timeout, CONNECTION_BUFFER_BYTES),
+        Role::Looker => (app.config.header_timeout.min(LOOKER_PATIENCE), LOOKER_BUFFER_BYTES),
+    };
     let connection = http1::Builder::new()
-        .keep_alive(!draining)
+        .keep_alive(!draining && role == Role::Client)
         .timer(TokioTimer::new())
-        .header_read_timeout(app.config.header_timeout)
-        .max_buf_size(CONNECTION_BUFFER_BYTES)
+        .header_read_timeout(patience)
+        .max_buf_size(buffer)
         .max_header_size(HEAD_BYTES)
         .serve_connection(socket, service);
     tokio::pin!(connection);

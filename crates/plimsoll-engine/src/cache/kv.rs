@@ -141,6 +141,20 @@ impl KvCache {
         }
     }
 
+    /// How many of the pages that [`Self::lookup`] would find somebody holds now: to take them takes nothing from the pool.
+    pub(crate) fn held(&self, key: PageKey<'_>) -> usize {
+        let Some(index) = &self.index else { return 0 };
+        let (mut held, mut usable) = (0, 0);
+        let _tokens = index.peek_usable(key, |page| {
+            // The tree is a holder itself.
+            held += usize::from(self.pool.holders(page) > 1);
+            let ends = self.states.as_ref().is_none_or(|states| states.of(page).is_some());
+            usable = if ends { held } else { usable };
+            ends
+        });
+        usable
+    }
+
     /// Publishes the pages of `key` (whole pages) with the state after them. Pages that the tree knows under other numbers are
     /// exchanged for those: they hold the same. The caller stays a holder of pages and slot.
     pub(crate) fn publish_state(&mut self, key: PageKey<'_>, pages: &mut [PageId], slot: SlotId, purpose: Purpose) {

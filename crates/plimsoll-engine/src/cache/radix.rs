@@ -238,7 +238,7 @@ impl PrefixIndex {
 
     /// The same for [`Self::lookup_usable`].
     #[must_use]
-    pub fn peek_usable(&self, key: PageKey<'_>, usable: impl Fn(PageId) -> bool) -> usize {
+    pub fn peek_usable(&self, key: PageKey<'_>, mut usable: impl FnMut(PageId) -> bool) -> usize {
         let (mut depth, mut last) = (0, 0);
         self.matched_pages(key, |page| {
             depth += 1;

@@ -87,7 +87,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// The largest vocabulary a sampler can be built for.
-    pub const VOCAB_MAX: usize = 1 << 20;
+    pub const VOCAB_MAX: usize = plimsoll_formats::VOCAB_MAX;
 
     /// A sampler for rows of `vocab` logits; the only allocation it ever makes.
     ///

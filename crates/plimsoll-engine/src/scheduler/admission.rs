@@ -111,7 +111,9 @@ impl<T> Scheduler<T> {
         let growth = |s: &Seq<T>| (s.total_max - s.tokens.len()).div_ceil(2 * PAGE_TOKENS);
         let unfilled = |s: &Seq<T>| s.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(s.pages.ids().len());
         let promised: usize = self.running.iter().map(|s| unfilled(s) + growth(s)).sum();
-        let needed = seq.tokens.len().div_ceil(PAGE_TOKENS) + growth(seq);
-        promised + needed <= cache.pool.available()
+        let (needed, available) = (seq.tokens.len().div_ceil(PAGE_TOKENS) + growth(seq), cache.pool.available());
+        // What a running one holds already is shared, not taken. Idle pages are: they count as available.
+        let shared = || if seq.reuses() { cache.held(seq.key()) } else { 0 };
+        promised + needed <= available || promised + needed <= available + shared()
     }
 }

@@ -300,9 +300,13 @@ impl<T> Seq<T> {
                 let whole = self.drafted.end / PAGE_TOKENS * PAGE_TOKENS;
                 self.drafted.start = self.drafted.start.max(self.pages.drafted_from(whole));
             }
-        } else if self.computed <= self.prompt_len && self.computed / PAGE_TOKENS > self.published / PAGE_TOKENS {
-            self.pages.publish(key.first(self.computed));
-            self.published = self.computed;
+            return;
+        }
+        // A chunk may go on behind the prompt, in one that is computed again.
+        let end = self.computed.min(self.prompt_len);
+        if end / PAGE_TOKENS > self.published / PAGE_TOKENS {
+            self.pages.publish(key.first(end));
+            self.published = end;
         }
     }
 

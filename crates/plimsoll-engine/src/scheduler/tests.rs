@@ -118,6 +118,40 @@ fn long_answers_are_computed_again_bit_by_bit() {
     world.assert_all_back();
 }
 
+/// A prompt that is computed again in chunks that go on into its output is found by others as it was the first time.
+#[test]
+fn a_prompt_that_is_computed_again_is_published_again() {
+    let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, ..StepLimits::default() };
+    let mut world = World::new(Sizes::plain(limits, 64, true));
+    world.arrive(100, 60, 0, 0, false);
+    (0..20).for_each(|_| world.step());
+    world.scheduler.preempt(0);
+    world.cache.borrow_mut().clear();
+    let found = |world: &World| world.cache.borrow().peek(world.scheduler.running()[0].key());
+    world.step();
+    assert_eq!(found(&world), 96, "six whole pages of prompt");
+    world.finish_all();
+    world.assert_all_back();
+}
+
+/// What somebody holds already is shared: whoever begins like a running one is not priced as if it took those pages again.
+#[test]
+fn who_shares_a_long_prefix_needs_room_for_its_own_only() {
+    let limits = StepLimits { rows: 600, logit_rows: 8, running: 8, ..StepLimits::default() };
+    // Forty pages of prefix, and six of one's own for each of four; two such prefixes would not fit.
+    let mut world = World::new(Sizes::plain(limits, 70, true));
+    let prompt = |own: u32| [vec![1; 40 * PAGE_TOKENS], vec![10 + own; PAGE_TOKENS]].concat();
+    (0..4).for_each(|own| world.push(prompt(own), 4 * PAGE_TOKENS));
+    let mut most = 0;
+    for _ in 0..20 {
+        world.step();
+        most = most.max(world.scheduler.running().len());
+    }
+    assert_eq!((most, world.preempted), (4, 0));
+    world.finish_all();
+    world.assert_all_back();
+}
+
 /// Memory at rest does not grow with the number of those who waited one after the other, though somebody always waited.
 #[test]
 fn who_waits_alone_waits_where_the_one_before_did() {

@@ -8,7 +8,7 @@ use plimsoll_engine::testing::{letters, limits};
 use plimsoll_server::ServerConfig;
 use serde_json::json;
 
-use crate::common::{Server, config, eventually, hasty, post};
+use crate::common::{Answer, Server, config, eventually, hasty, post};
 
 #[test]
 fn an_announced_hundred_megabytes_are_refused_unread() {
@@ -184,10 +184,26 @@ fn one_connection_too_many_is_told_so() {
     let server = Server::with(few, limits(), letters);
     let held: Vec<_> = (0..4).map(|_| server.connect()).collect();
     std::thread::sleep(Duration::from_millis(100));
-    let answer = server.connect().answer();
-    assert_eq!(answer.header("retry-after"), Some("1"));
-    assert!(answer.error(503)["message"].as_str().unwrap().contains("4 connections"));
-    drop(held);
+    let refused = |answer: Answer| {
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        let error = answer.error(503);
+        let words = error["message"].as_str().unwrap();
+        assert!(words.contains("4 connections") && words.contains("--max-connections"), "{words}");
+    };
+    let ask = |path: &str| server.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).answer();
+    // A full server is a healthy one, and says how full it is; one request a connection.
+    for path in ["/health", "/ready", "/metrics", "/v1/status", "/v1/memory"] {
+        let answer = ask(path);
+        assert_eq!((answer.status, answer.header("connection")), (200, Some("close")), "{path}");
+    }
+    refused(ask("/v1/models"));
+    refused(server.post("/v1/completions", &json!({"prompt": "x"})));
+    // Whoever opens more and says nothing is told at once.
+    let more: Vec<_> = (0..4).map(|_| server.connect()).collect();
+    std::thread::sleep(Duration::from_millis(100));
+    refused(server.connect().answer());
+    eventually("who says nothing makes room", || ask("/health").status == 200);
+    drop((held, more));
     eventually("there is room again", || {
         let mut client = server.connect();
         let _ = client.stream.write_all(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n");
