@@ -10,16 +10,40 @@ use plimsoll_server::{ApiKeys, Origins, RateLimits, ServerConfig};
 
 use crate::args::seconds;
 
+/// Keys: those that a server takes, or what a client has of them.
+#[derive(Clone, Debug, Default, Args)]
+pub struct KeyArgs {
+    /// Key that opens every route of a server but /health, /ready and the page at / (repeatable; who asks sends the first). Flags are
+    /// seen by every user of the machine: PLIMSOLL_API_KEY or --api-key-file are not.
+    #[arg(long, alias = "api_key", value_name = "KEY", value_delimiter = ',')]
+    pub api_key: Vec<String>,
+    /// File of such keys, one a line; lines that begin with # are comments.
+    #[arg(long, alias = "api_key_file", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+}
+
+impl KeyArgs {
+    /// All that are given.
+    pub fn all(&self) -> anyhow::Result<Vec<String>> {
+        let mut keys = self.api_key.clone();
+        if let Some(file) = &self.api_key_file {
+            keys.extend(read_keys(file)?);
+        }
+        Ok(keys)
+    }
+
+    /// The one that a client sends; a variable that is set to nothing is none.
+    pub fn first(&self) -> anyhow::Result<Option<String>> {
+        Ok(self.all()?.into_iter().find(|key| !key.is_empty()))
+    }
+}
+
 /// Flags of the HTTP side that have to do with its clients.
 #[derive(Debug, Args)]
 pub struct AccessArgs {
-    /// Key that opens every route but /health, /ready and the page at / (repeatable). Flags are seen by every user of the machine:
-    /// PLIMSOLL_API_KEY or --api-key-file are not.
-    #[arg(long, alias = "api_key", value_delimiter = ',')]
-    pub api_key: Vec<String>,
-    /// File of such keys, one a line; lines that begin with # are comments.
-    #[arg(long, alias = "api_key_file")]
-    pub api_key_file: Option<PathBuf>,
+    /// Their keys.
+    #[command(flatten)]
+    pub keys: KeyArgs,
     /// Requests per minute of each key, or of each address on a server without keys.
     #[arg(long, alias = "rate_limit_requests", value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
     pub rate_limit_requests: Option<u32>,
@@ -47,12 +71,8 @@ pub struct AccessArgs {
 impl AccessArgs {
     /// The server's configuration with these rules.
     pub fn apply(&self, config: ServerConfig) -> anyhow::Result<ServerConfig> {
-        let mut keys = self.api_key.clone();
-        if let Some(file) = &self.api_key_file {
-            keys.extend(read_keys(file)?);
-        }
         Ok(ServerConfig {
-            api_keys: ApiKeys::new(keys).map_err(|error| anyhow!(error))?,
+            api_keys: ApiKeys::new(self.keys.all()?).map_err(|error| anyhow!(error))?,
             rates: RateLimits { requests: self.rate_limit_requests, tokens: self.rate_limit_tokens },
             origins: Origins::new(self.allowed_origins.clone())
                 .map_err(|error| anyhow!(error).context("--allowed-origins"))?,

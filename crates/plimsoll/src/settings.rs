@@ -39,6 +39,9 @@ const COMMANDS: [&str; 3] = ["serve", "plan", "doctor"];
 /// Settings that have the same name and mean the server: its line is everybody's, its model none.
 const OF_THE_SERVER: [&str; 3] = ["model", "served_model_name", "memory_budget"];
 
+/// What clients of a server (`bench`, `soak`, `replay`) take from the environment too: keys are not for the command line.
+const OF_CLIENTS: [&str; 2] = ["api_key", "api_key_file"];
+
 const PREFIX: &str = "PLIMSOLL_";
 
 /// Variables that are no flags.
@@ -59,6 +62,7 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
     command.build();
     let matches = command.clone().get_matches_from(&args);
     let Some((name, sub)) = matches.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
+        let matches = command.clone().get_matches_from(before_escape(args, keys(&command, &matches, environment)?));
         return Ok((Cli::from_arg_matches(&matches)?, String::new()));
     };
     let given = gather(&command, name, sub, environment)?;
@@ -168,7 +172,7 @@ fn gather(
             continue;
         }
         let (origin, place, values) = if let Some(value) = variables.get(id) {
-            (Origin::Environment, format!("{PREFIX}{}", id.to_ascii_uppercase()), vec![(*value).clone()])
+            (Origin::Environment, variable(id), vec![(*value).clone()])
         } else if let (Some(value), Some((path, _))) = (table.get(id), &file) {
             let place = format!("{path}: {}", id.replace('_', "-"));
             let values = texts(value).with_context(|| place.clone())?;
@@ -180,6 +184,33 @@ fn gather(
         all.push(Given { id: id.to_owned(), origin, place, tokens });
     }
     Ok(all)
+}
+
+/// The flags that the environment's keys amount to, for a command that is a client.
+fn keys(
+    command: &clap::Command,
+    matches: &ArgMatches,
+    environment: &BTreeMap<String, String>,
+) -> anyhow::Result<Vec<OsString>> {
+    let mut all = Vec::new();
+    let Some((name, sub)) = matches.subcommand() else { return Ok(all) };
+    let wanted = || settings(command, name).filter(|arg| OF_CLIENTS.contains(&arg.get_id().as_str()));
+    // Either flag names the key: the environment's would come before a file's.
+    if wanted().any(|arg| sub.value_source(arg.get_id().as_str()).is_some()) {
+        return Ok(all);
+    }
+    for arg in wanted() {
+        let variable = variable(arg.get_id().as_str());
+        if let Some(value) = environment.get(&variable) {
+            all.extend(tokens(arg, std::slice::from_ref(value)).map_err(|error| anyhow!("{variable}: {error}"))?);
+        }
+    }
+    Ok(all)
+}
+
+/// The variable that a setting is read from.
+fn variable(id: &str) -> String {
+    format!("{PREFIX}{}", id.to_ascii_uppercase())
 }
 
 /// The arguments of a command that are settings.
@@ -429,8 +460,34 @@ mod tests {
     #[test]
     fn keys_come_from_everywhere_and_are_shown_nowhere() {
         let (cli, page) = given(&["serve"], &[("PLIMSOLL_API_KEY", "secret-one,secret-two")]).unwrap();
-        assert_eq!(serve(cli).http.access.api_key, ["secret-one", "secret-two"]);
+        assert_eq!(serve(cli).http.access.keys.api_key, ["secret-one", "secret-two"]);
         assert!(!page.contains("secret") && page.contains("not shown"), "{page}");
+    }
+
+    #[test]
+    fn clients_send_the_first_key_of_flag_file_or_environment() {
+        let url = ["--url", "http://a"];
+        let first = |words: &[&str], variables: &[(&str, &str)]| {
+            let keys = match given(&[words, &url].concat(), variables).unwrap().0.command {
+                Command::Bench(bench) => bench.keys,
+                Command::Soak(soak) => soak.keys,
+                Command::Replay(replay) => replay.http.access.keys,
+                other => panic!("{other:?}"),
+            };
+            keys.first().unwrap()
+        };
+        let (path, _gone) = file("# ours\nfrom-file\n");
+        let path = path.to_str().unwrap();
+        for client in [&["bench"][..], &["soak"], &["replay", "trace.jsonl"]] {
+            let with = |flag, value| [client, &[flag, value]].concat();
+            let key = ("PLIMSOLL_API_KEY", "one,two");
+            assert_eq!(first(client, &[]), None);
+            assert_eq!(first(client, &[("PLIMSOLL_API_KEY", ""), ("PLIMSOLL_PORT", "x")]), None, "others are not read");
+            assert_eq!(first(client, &[key]).as_deref(), Some("one"));
+            assert_eq!(first(&with("--api-key", "three,four"), &[key]).as_deref(), Some("three"), "a flag wins");
+            assert_eq!(first(&with("--api-key-file", path), &[key]).as_deref(), Some("from-file"), "either of them");
+            assert_eq!(first(client, &[("PLIMSOLL_API_KEY_FILE", path)]).as_deref(), Some("from-file"));
+        }
     }
 
     /// The plan must say what the server will do, so both read the same file; each takes its part.

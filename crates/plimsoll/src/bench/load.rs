@@ -34,17 +34,19 @@ pub struct Dialect {
 impl Dialect {
     /// Finds the richest dialect the server accepts.
     pub async fn find(target: &Target, model: &str) -> Result<Self> {
-        let mut last = String::new();
+        let mut refusal = None;
         for (ignore_eos, usage) in [(true, true), (false, true), (true, false), (false, false)] {
             let dialect = Self { ignore_eos, usage };
             let answer = target.post("/v1/completions", &dialect.body(model, "Hi", 2), REQUEST_TIMEOUT).await?;
-            if answer.status() == 200 {
-                answer.text().await?;
-                return Ok(dialect);
+            match answer.good().await {
+                Ok(answer) => {
+                    answer.text().await?;
+                    return Ok(dialect);
+                }
+                Err(error) => refusal = Some(error),
             }
-            last = format!("{}: {}", answer.status(), answer.text().await?.chars().take(200).collect::<String>());
         }
-        bail!("{} takes no streamed completion: {last}", target.authority)
+        Err(refusal.expect("there are dialects").context("no streamed completion"))
     }
 
     fn body(self, model: &str, prompt: &str, output_tokens: usize) -> Value {
@@ -135,8 +137,8 @@ pub struct Round {
     pub prompt_tokens: u64,
     /// Tokens of all answers.
     pub output_tokens: u64,
-    /// The most memory the process had resident during the round; 0 when it was not watched.
-    pub peak_resident: u64,
+    /// The most memory the process had resident during the round; none when it was not watched.
+    pub peak_resident: Option<u64>,
     /// What an intruder did to the streams; none where none was sent.
     pub intruder: Option<Window>,
     /// The first error's words.
@@ -204,10 +206,7 @@ async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>, clock: Clock
 pub async fn one(server: &Server, prompt: &str, output_tokens: usize, clock: &Clock) -> Result<Timing> {
     let body = server.dialect.body(&server.model, prompt, output_tokens);
     let mut timing = Timing { sent_s: clock.now_s(), ..Timing::default() };
-    let mut answer = server.target.post("/v1/completions", &body, REQUEST_TIMEOUT).await?;
-    if answer.status() != 200 {
-        bail!("{}: {}", answer.status(), answer.text().await?.chars().take(200).collect::<String>());
-    }
+    let mut answer = server.target.post("/v1/completions", &body, REQUEST_TIMEOUT).await?.good().await?;
     let mut ended = false;
     while let Some(data) = answer.event().await? {
         if data == "[DONE]" {
@@ -238,7 +237,7 @@ pub async fn one(server: &Server, prompt: &str, output_tokens: usize, clock: &Cl
     Ok(timing)
 }
 
-fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: u64) -> Round {
+fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: Option<u64>) -> Round {
     let sum = |of: fn(&Timing) -> u64| timings.iter().map(of).sum::<u64>();
     let (prompt_tokens, output_tokens) = (sum(|t| t.prompt_tokens), sum(|t| t.output_tokens));
     let mut ttft: Vec<f64> = timings.iter().map(Timing::ttft_s).collect();
@@ -282,8 +281,9 @@ impl Peak {
         peak
     }
 
-    fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+    /// The most that was seen; none where nobody looked.
+    fn bytes(&self) -> Option<u64> {
+        Some(self.bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 }
 
@@ -300,9 +300,10 @@ mod tests {
     #[test]
     fn a_round_counts_what_was_answered_and_keeps_the_first_error() {
         let timing = Timing { sent_s: 0.25, pieces_s: vec![0.75, 1.0, 1.5], prompt_tokens: 10, output_tokens: 3 };
-        let round = summary(&[timing.clone(), timing], vec!["first".into(), "second".into()], 2.0, 7);
+        let round = summary(&[timing.clone(), timing], vec!["first".into(), "second".into()], 2.0, Some(7));
         assert_eq!((round.output_tokens_per_s, round.prompt_tokens_per_s), (3.0, 10.0));
         assert_eq!((round.errors, round.first_error.as_deref()), (2, Some("first")));
+        assert_eq!(round.peak_resident, Some(7));
         assert_eq!((round.ttft_p50_s, round.gap_p50_s, round.gap_p99_s), (0.5, 0.25, 0.5));
     }
 }

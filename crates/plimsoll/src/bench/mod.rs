@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::access_args::KeyArgs;
 use crate::output::say;
 
 use anyhow::{Context, Result, bail};
@@ -31,6 +32,10 @@ pub struct Args {
     /// A server, as http://host:port; give it again for each server to compare.
     #[arg(long, required = true)]
     pub url: Vec<String>,
+    /// What opens them.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub keys: KeyArgs,
     /// The model to ask for; the server's first by default.
     #[arg(long)]
     pub model: Option<String>,
@@ -74,9 +79,11 @@ pub async fn run(args: &Args) -> Result<()> {
     if let Some(pid) = args.pid.iter().find(|pid| Sample::of(**pid).is_none()) {
         bail!("--pid {pid}: no such process, or what it holds may not be seen");
     }
+    let key = args.keys.first()?;
     let mut servers = Vec::new();
     for (i, url) in args.url.iter().enumerate() {
-        servers.push(greet(url, args.model.as_deref(), args.pid.get(i).copied()).await?);
+        let target = Target::parse(url, key.as_deref())?;
+        servers.push(greet(target, args.model.as_deref(), args.pid.get(i).copied()).await?);
     }
     // One scale for all: every server gets the same texts.
     let scale = Scale::measure(&servers[0].target, &servers[0].model).await?;
@@ -121,22 +128,21 @@ pub fn write_json(path: &std::path::Path, report: &impl Serialize) -> Result<()>
 }
 
 /// Finds out the model's name and the server's dialect; the request this takes is also the warm-up.
-async fn greet(url: &str, model: Option<&str>, pid: Option<u32>) -> Result<Server> {
-    let target = Target::parse(url)?;
+async fn greet(target: Target, model: Option<&str>, pid: Option<u32>) -> Result<Server> {
     let model = match model {
         Some(model) => model.to_owned(),
         None => first_model(&target).await?,
     };
     let dialect = Dialect::find(&target, &model).await?;
     if !dialect.ignore_eos {
-        eprintln!("{url} does not take ignore_eos: its answers may be shorter than asked for");
+        eprintln!("{} does not take ignore_eos: its answers may be shorter than asked for", target.authority);
     }
     Ok(Server { target, model, dialect, pid })
 }
 
 /// The first model a server lists.
 pub async fn first_model(target: &Target) -> Result<String> {
-    let list = target.get("/v1/models", Duration::from_secs(30)).await?.json().await?;
+    let list = target.get("/v1/models", Duration::from_secs(30)).await?.good().await?.json().await?;
     let id = list.pointer("/data/0/id").and_then(Value::as_str);
     id.map(str::to_owned).with_context(|| format!("{} lists no model", target.authority))
 }

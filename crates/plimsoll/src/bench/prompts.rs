@@ -85,7 +85,7 @@ impl Scale {
 
 async fn prompt_tokens(target: &Target, model: &str, prompt: &str) -> Result<f64> {
     let body = json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0});
-    let answer = target.post("/v1/completions", &body, Duration::from_secs(120)).await?.json().await?;
+    let answer = target.post("/v1/completions", &body, Duration::from_secs(120)).await?.good().await?.json().await?;
     let tokens = answer.pointer("/usage/prompt_tokens").and_then(Value::as_f64);
     tokens.with_context(|| format!("{} reports no usage: {answer}", target.authority))
 }

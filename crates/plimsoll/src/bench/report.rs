@@ -25,31 +25,40 @@ struct Row {
     decimals: usize,
     /// From the unit of [`Round`] to the printed one.
     factor: f64,
-    of: fn(&Round) -> f64,
+    /// None where nobody looked.
+    of: fn(&Round) -> Option<f64>,
 }
+
+/// What stands where there is no value.
+const NONE: &str = "-";
 
 /// Lines at the end of [`ROWS`] that are about an intruder.
 const INTRUDER_ROWS: usize = 4;
 
 const ROWS: [Row; 13] = [
-    Row { name: "output tok/s", decimals: 1, factor: 1.0, of: |r| r.output_tokens_per_s },
-    Row { name: "prompt tok/s", decimals: 1, factor: 1.0, of: |r| r.prompt_tokens_per_s },
-    Row { name: "TTFT p50 ms", decimals: 1, factor: 1e3, of: |r| r.ttft_p50_s },
-    Row { name: "TTFT p99 ms", decimals: 1, factor: 1e3, of: |r| r.ttft_p99_s },
-    Row { name: "inter-token p50 ms", decimals: 2, factor: 1e3, of: |r| r.gap_p50_s },
-    Row { name: "inter-token p99 ms", decimals: 2, factor: 1e3, of: |r| r.gap_p99_s },
-    Row { name: "wall s", decimals: 2, factor: 1.0, of: |r| r.wall_s },
-    Row { name: "errors", decimals: 0, factor: 1.0, of: |r| r.errors as f64 },
-    Row { name: "peak RSS MiB", decimals: 1, factor: 1.0 / 1_048_576.0, of: |r| r.peak_resident as f64 },
+    Row { name: "output tok/s", decimals: 1, factor: 1.0, of: |r| Some(r.output_tokens_per_s) },
+    Row { name: "prompt tok/s", decimals: 1, factor: 1.0, of: |r| Some(r.prompt_tokens_per_s) },
+    Row { name: "TTFT p50 ms", decimals: 1, factor: 1e3, of: |r| Some(r.ttft_p50_s) },
+    Row { name: "TTFT p99 ms", decimals: 1, factor: 1e3, of: |r| Some(r.ttft_p99_s) },
+    Row { name: "inter-token p50 ms", decimals: 2, factor: 1e3, of: |r| Some(r.gap_p50_s) },
+    Row { name: "inter-token p99 ms", decimals: 2, factor: 1e3, of: |r| Some(r.gap_p99_s) },
+    Row { name: "wall s", decimals: 2, factor: 1.0, of: |r| Some(r.wall_s) },
+    Row { name: "errors", decimals: 0, factor: 1.0, of: |r| Some(r.errors as f64) },
+    Row {
+        name: "peak RSS MiB",
+        decimals: 1,
+        factor: 1.0 / 1_048_576.0,
+        of: |r| r.peak_resident.map(|bytes| bytes as f64),
+    },
     Row { name: "intruder: TTFT ms", decimals: 1, factor: 1e3, of: |r| intruded(r, |w| w.ttft_s) },
     Row { name: "meanwhile p50 ms", decimals: 2, factor: 1e3, of: |r| intruded(r, |w| w.gap_p50_s) },
     Row { name: "meanwhile p99 ms", decimals: 2, factor: 1e3, of: |r| intruded(r, |w| w.gap_p99_s) },
     Row { name: "otherwise p50 ms", decimals: 2, factor: 1e3, of: |r| intruded(r, |w| w.quiet_gap_p50_s) },
 ];
 
-/// A value of the intruder's window; 0 without one.
-fn intruded(round: &Round, of: fn(&Window) -> f64) -> f64 {
-    round.intruder.as_ref().map_or(0.0, of)
+/// A value of the intruder's window.
+fn intruded(round: &Round, of: fn(&Window) -> f64) -> Option<f64> {
+    round.intruder.as_ref().map(of)
 }
 
 /// The table: a column per server, medians with their range over the rounds, and ratios to the first server. Lines about an
@@ -76,15 +85,21 @@ pub fn table(all: &[Series]) -> String {
     align(&lines)
 }
 
-fn median(row: &Row, rounds: &[Round]) -> f64 {
-    percentile(&mut rounds.iter().map(row.of).collect::<Vec<_>>(), 50) * row.factor
+/// The values of the rounds that have one, as they are printed.
+fn values(row: &Row, rounds: &[Round]) -> Vec<f64> {
+    rounds.iter().filter_map(row.of).map(|value| value * row.factor).collect()
+}
+
+fn median(row: &Row, rounds: &[Round]) -> Option<f64> {
+    let mut values = values(row, rounds);
+    (!values.is_empty()).then(|| percentile(&mut values, 50))
 }
 
 fn cell(row: &Row, rounds: &[Round]) -> String {
-    let values: Vec<f64> = rounds.iter().map(|r| (row.of)(r) * row.factor).collect();
+    let Some(median) = median(row, rounds) else { return NONE.into() };
+    let values = values(row, rounds);
     let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(*v), high.max(*v)));
     let digits = row.decimals;
-    let median = median(row, rounds);
     if values.len() > 1 && low < high {
         format!("{median:.digits$} ({low:.digits$}–{high:.digits$})")
     } else {
@@ -93,8 +108,10 @@ fn cell(row: &Row, rounds: &[Round]) -> String {
 }
 
 fn ratio(row: &Row, first: &[Round], other: &[Round]) -> String {
-    let (first, other) = (median(row, first), median(row, other));
-    if first > 0.0 { format!("{:.2}×", other / first) } else { "–".into() }
+    match (median(row, first), median(row, other)) {
+        (Some(first), Some(other)) if first > 0.0 => format!("{:.2}×", other / first),
+        _ => NONE.into(),
+    }
 }
 
 fn align(lines: &[Vec<String>]) -> String {
@@ -135,5 +152,17 @@ mod tests {
         assert!(text.lines().next().unwrap().contains("http://b"));
         let ends: Vec<_> = text.lines().filter(|l| l.contains('×')).map(|l| l.chars().count()).collect();
         assert!(ends.windows(2).all(|pair| pair[0] == pair[1]), "columns are aligned: {text}");
+    }
+
+    #[test]
+    fn memory_that_nobody_watched_is_no_number() {
+        let series = |peak_resident| {
+            let rounds = vec![Round { peak_resident, ..Round::default() }];
+            Series { url: "http://a".into(), model: "m".into(), rounds }
+        };
+        let text = table(&[series(None), series(Some(3 << 20))]);
+        let line = text.lines().find(|line| line.starts_with("peak RSS MiB")).unwrap();
+        assert_eq!(line.split_whitespace().skip(3).collect::<Vec<_>>(), ["-", "3.0", "-"], "{text}");
+        assert!(serde_json::to_value(series(None)).unwrap()["rounds"][0]["peak_resident"].is_null());
     }
 }

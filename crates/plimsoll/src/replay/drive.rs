@@ -54,9 +54,9 @@ pub struct Replayed {
     pub left: u64,
     /// 429 or 503 with a time to come back.
     pub refused_for_now: u64,
-    /// Other 4xx.
+    /// Other 4xx but 401.
     pub refused: u64,
-    /// Everything else: 5xx, broken streams, silence.
+    /// Everything else: 401, 5xx, broken streams, silence.
     pub failed: u64,
     /// Requests of a kind that is not replayed: no prompt of text.
     pub skipped: u64,
@@ -194,13 +194,14 @@ async fn one(target: &Target, body: &Value, line: &Line, pace: Pace) -> Result<E
 }
 
 async fn stream(target: &Target, body: &Value, line: &Line, start: Instant) -> Result<End> {
-    let mut answer = target.post("/v1/completions", body, REQUEST_TIMEOUT).await?;
+    let answer = target.post("/v1/completions", body, REQUEST_TIMEOUT).await?;
     match answer.status() {
-        200 => {}
         429 | 503 if answer.announces_retry() => return Ok(End::RefusedForNow),
-        400..500 => return Ok(End::Refused),
-        status => bail!("{status}: {}", answer.text().await?.chars().take(200).collect::<String>()),
+        // Without the key all would be refused, and nothing replayed.
+        400 | 402..500 => return Ok(End::Refused),
+        _ => {}
     }
+    let mut answer = answer.good().await?;
     let (mut first, mut pieces, mut usage) = (None, 0, None);
     while let Some(data) = answer.event().await? {
         if data == "[DONE]" {

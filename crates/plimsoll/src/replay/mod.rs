@@ -75,7 +75,7 @@ pub struct Args {
     /// Write everything there as JSON.
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// With --simulate: the HTTP side of the plan.
+    /// With --simulate: the HTTP side of the plan. Of these --url takes the keys.
     #[command(flatten)]
     pub http: HttpArgs,
     /// With --simulate: the engine of the plan.
@@ -174,7 +174,7 @@ fn report<R: Serialize>(args: &Args, model: &str, requests: usize, result: &R) -
 fn against_server(args: &Args, url: &str, trace: Trace) -> Result<()> {
     let requests = trace.lines.len();
     let (model, replayed) = crate::client_runtime()?.block_on(async {
-        let target = Target::parse(url)?;
+        let target = Target::parse(url, args.http.access.keys.first()?.as_deref())?;
         let models = Models {
             named: args.model.clone(),
             first: if args.model.is_some() { String::new() } else { first_model(&target).await? },

@@ -20,11 +20,7 @@ const GIANT_BYTES: usize = (8 << 20) - 1024;
 /// Sends half a request, anywhere cut, and waits.
 pub async fn half_open(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
     let body = setting.completion(random).body.to_string();
-    let text = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        setting.target.authority,
-        body.len()
-    );
+    let text = setting.target.head("/v1/completions", body.len() as u64) + &body;
     let mut stream = setting.target.connect().await?;
     let cut = random.below(text.len() as u64) as usize;
     stream.write_all(&text.as_bytes()[..cut]).await?;
@@ -61,31 +57,20 @@ pub async fn malformed(setting: &Setting, random: &mut Random) -> Result<Outcome
     let at = random.below(bodies.len() as u64) as usize;
     let body = bodies[at];
     let path = if at + 1 == bodies.len() { "/v1/chat/completions" } else { "/v1/completions" };
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        setting.target.authority,
-        body.len()
-    );
+    let head = setting.target.head(path, body.len() as u64);
     expect(setting, &[head.as_bytes(), body].concat(), "400").await
 }
 
 /// Announces ten gigabytes; the right answer is a 413 before the first of them.
 pub async fn oversized(setting: &Setting) -> Result<Outcome> {
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: 10737418240\r\n\r\n",
-        setting.target.authority
-    );
+    let head = setting.target.head("/v1/completions", 10 << 30);
     expect(setting, head.as_bytes(), "413").await
 }
 
 /// Sends eight megabytes of valid JSON. No context holds them, so the right answer is a 400 (or a 413).
 pub async fn giant(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let body = giant_body(&setting.model, random);
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        setting.target.authority,
-        body.len()
-    );
+    let head = setting.target.head("/v1/completions", body.len() as u64);
     let mut stream = setting.target.connect().await?;
     stream.write_all(head.as_bytes()).await?;
     // A server that refuses while we are still sending closes the door; its answer may be lost with it.

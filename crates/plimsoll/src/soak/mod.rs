@@ -36,6 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout_at};
 
+use crate::access_args::KeyArgs;
 use crate::bench::client::Target;
 use crate::bench::process::Sample;
 use crate::bench::prompts::{Random, Scale};
@@ -57,13 +58,18 @@ use weather::{Sky, Victim, Weather};
 
 /// What to do to the server.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("server").args(["url", "scenario"]).required(true).multiple(true)))]
 pub struct Args {
-    /// The server, as http://host:port [default: the one that the scenario starts].
-    #[arg(long, required_unless_present = "scenario")]
+    /// The server, as http://host:port; not needed with a --scenario that starts one.
+    #[arg(long)]
     pub url: Option<String>,
-    /// The crowd, the server and the trouble in a TOML file; flags win over it. Those in `soak/` say how they are written.
+    /// The crowd, the server and the trouble in a TOML file; flags win over it, --url over its server. Those in `soak/` say how they
+    /// are written.
     #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,
+    /// What opens the server.
+    #[command(flatten)]
+    pub keys: KeyArgs,
     /// The model to ask for; the server's first by default.
     #[arg(long)]
     pub model: Option<String>,
@@ -113,12 +119,13 @@ pub async fn run(args: &Args) -> Result<bool> {
         }
     }
     let crowd = args.load.over(&scenario.crowd)?;
+    let key = args.keys.first()?;
     let server =
         scenario.server.as_ref().map(|server| Launched::start(server, scenario.has(Kind::Balloon))).transpose()?;
     let mut told = signal(SignalKind::terminate())?;
     // What has been put around the server is cleared away, however it ends.
     tokio::select! {
-        verdict = soak(args, crowd, scenario, server) => verdict,
+        verdict = soak(args, key.as_deref(), crowd, scenario, server) => verdict,
         _ = tokio::signal::ctrl_c() => bail!("ended before its time"),
         _ = told.recv() => bail!("ended before its time"),
     }
@@ -168,9 +175,15 @@ fn begin(
     Weather::start(troubles, &victim, sky)
 }
 
-async fn soak(args: &Args, mut crowd: Crowd, scenario: Scenario, server: Option<Launched>) -> Result<bool> {
+async fn soak(
+    args: &Args,
+    key: Option<&str>,
+    mut crowd: Crowd,
+    scenario: Scenario,
+    server: Option<Launched>,
+) -> Result<bool> {
     let url = args.url.as_deref().or(server.as_ref().map(|server| server.url.as_str()));
-    let target = Target::parse(url.context("there is neither --url nor a [server]")?)?;
+    let target = Target::parse(url.context("there is neither --url nor a [server] in the --scenario")?, key)?;
     let setting = Arc::new(prepare(args, &mut crowd, &target).await?);
     let pid = args.pid.or(server.as_ref().map(Launched::pid)).or_else(|| find::listener(&target.authority));
     eprintln!(
@@ -313,4 +326,21 @@ async fn come_and_go(crowd: &Crowd, setting: &Arc<Setting>) {
         last_call += LAST_CALL;
     }
     // Dropping the set ends those who are left.
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn whoever_names_no_server_learns_of_both_ways() {
+        let parsed =
+            |words: &[&str]| crate::args::Cli::command().try_get_matches_from([&["plimsoll", "soak"], words].concat());
+        let error = parsed(&[]).unwrap_err().to_string();
+        assert!(error.contains("--url <URL>|--scenario <FILE>"), "{error}");
+        for words in [&["--url", "http://a"][..], &["--scenario", "a.toml"]] {
+            assert!(parsed(words).is_ok(), "{words:?}");
+        }
+        assert!(parsed(&["--url", "http://a", "--scenario", "a.toml"]).is_ok());
+    }
 }
