@@ -30,7 +30,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// What the operator asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordConfig {
-    /// The file; one that exists is not overwritten.
+    /// The file; those of earlier servers are kept beside it.
     pub file: PathBuf,
     /// Prompts' tokens, too.
     pub content: bool,

@@ -2,7 +2,7 @@
 //! lines are written after what was whole. A file that somebody truncates begins anew.
 
 use std::fs::File;
-use std::io::{Error, Result, Write};
+use std::io::{Error, ErrorKind, Result, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,8 +33,26 @@ pub(crate) trait Storage {
     fn bytes(&self) -> Result<u64>;
 }
 
-/// A new file that is written at its end, wherever that is by then.
+/// Traces of earlier servers that are kept.
+const EARLIER_MAX: usize = 3;
+
+/// A new file that is written at its end, wherever that is by then. One that is there already becomes `FILE.1`, which becomes `FILE.2`, and
+/// so on: a server that was started again by itself goes on recording, and the oldest goes.
 pub(crate) fn create(path: &Path) -> Result<File> {
+    let earlier = |n: usize| match n {
+        0 => path.to_path_buf(),
+        n => {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!(".{n}"));
+            name.into()
+        }
+    };
+    for n in (0..EARLIER_MAX).rev() {
+        match std::fs::rename(earlier(n), earlier(n + 1)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
     File::options().append(true).create_new(true).open(path)
 }
 
@@ -260,7 +278,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace");
         let mut file = create(&path).unwrap();
-        assert!(create(&path).is_err(), "nothing is overwritten");
         file.append(b"a\nhal").unwrap();
         file.cut(2).unwrap();
         file.append(b"b\n").unwrap();

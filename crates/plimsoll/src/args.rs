@@ -113,7 +113,7 @@ pub struct ServeArgs {
     /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
     #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
     pub log_ledger_every: u64,
-    /// Write a line for every request to this file: when it came, lengths, settings, how it ended; no content. `plimsoll replay` reads it.
+    /// Write a line for every request to this file: when it came, lengths, settings, how it ended; no content. `plimsoll replay` reads it. Three earlier ones are kept, as FILE.1 and so on.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Record the tokens of prompts, too.
@@ -219,7 +219,7 @@ pub struct ChatArgs {
 /// Flags of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// Catalogue name (cached), a .gguf file, a checkpoint directory, or a config.json.
+    /// Catalogue name or hf:OWNER/REPOSITORY (fetched if it is not in the cache), a .gguf file, a checkpoint directory, or a config.json.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
     /// Settings in TOML, the file that `serve` takes.
@@ -317,7 +317,7 @@ pub struct EngineArgs {
     /// Share of the room for keys and values that is used, 0 < f <= 1.
     #[arg(long, alias = "mem_fraction", default_value = "0.95")]
     pub mem_fraction: Fraction,
-    /// Tokens of the key/value pool, exactly.
+    /// Tokens of the key/value pool, in whole pages of 16.
     #[arg(long, alias = "max_total_token_num")]
     pub max_total_token_num: Option<u64>,
     /// Token rows of one step.

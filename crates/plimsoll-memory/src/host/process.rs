@@ -51,6 +51,15 @@ impl OwnProcess {
         }
     }
 
+    /// Whether this process ignores the loss of its terminal (`nohup`); none where the system does not tell.
+    #[must_use]
+    pub fn ignores_hangup(root: &Root) -> Option<bool> {
+        let text = root.text("/proc/self/status")?;
+        let mask = text.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+        // Signal 1 is the lowest bit.
+        Some(u64::from_str_radix(mask.trim(), 16).ok()? & 1 == 1)
+    }
+
     /// Resident memory that only this process could give back: anonymous and shared pages.
     #[must_use]
     pub fn resident_owned(&self) -> u64 {

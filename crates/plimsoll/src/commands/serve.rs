@@ -11,6 +11,8 @@ use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
+#[cfg(unix)]
+use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_server::{Formats, Pooled, RecordConfig, SamplingDefaults, Served, ServerConfig, Told};
 
 use crate::args::{GenerationConfig, ReadingArgs, ServeArgs, default_name};
@@ -43,6 +45,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
     let options = args.engine.options_beside(&config);
     let options = Options { log_ledger_every: args.log_ledger_every, ..options };
+    let early = Early::new().context("listening for signals")?;
     let (model, engine) = super::start_engine(&args.model, &options)?;
     let names = match args.served_model_name.is_empty() {
         true => vec![default_name(&args.model)],
@@ -54,6 +57,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         let listener = plimsoll_server::bind(&config).await?;
         // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.
         let told = told().context("listening for signals")?;
+        drop(early);
         let address = listener.local_addr().context("the listening address")?;
         let plan = engine.plan();
         say_ready(began, &served.names[0], address, plan.total(), plan.limit);
@@ -129,11 +133,8 @@ pub fn unrecordable(file: &Path) -> Option<String> {
     if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
         return Some(format!("there is no directory {}", folder.display()));
     }
-    let what = match file.is_file() {
-        true => "the file exists and is not overwritten; name one that is not there yet",
-        false => "a directory or a device is there, where a new file is wanted",
-    };
-    file.exists().then(|| what.into())
+    let other = file.exists() && !file.is_file();
+    other.then(|| "a directory or a device is there, where a file is wanted".into())
 }
 
 /// What cannot be written, on a full disk for instance, is found before a model is loaded.
@@ -141,8 +142,10 @@ fn try_record(file: &Path) -> anyhow::Result<()> {
     if let Some(why) = unrecordable(file) {
         anyhow::bail!(why);
     }
-    let written = File::create_new(file)?.write_all(&[0; 4096]);
-    std::fs::remove_file(file)?;
+    let mut beside = file.as_os_str().to_owned();
+    beside.push(".try");
+    let written = File::create(&beside)?.write_all(&[0; 4096]);
+    std::fs::remove_file(&beside)?;
     Ok(written?)
 }
 
@@ -162,7 +165,7 @@ fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<En
     })
 }
 
-/// Listens for Ctrl-C and SIGTERM from now on, and says so of the first and of one that comes later. To be called where HTTP runs.
+/// Listens for Ctrl-C, SIGTERM and SIGHUP from now on, and says so of the first and of one that comes later. To be called where HTTP runs.
 pub fn told() -> std::io::Result<Told> {
     let mut signals = Signals::new()?;
     let (tell, told) = tokio::sync::mpsc::channel(1);
@@ -182,22 +185,62 @@ pub fn told() -> std::io::Result<Told> {
     Ok(told)
 }
 
+/// Ends the process when it is told so before it serves. Only the first process of a container needs that: the system keeps signals from it
+/// that it does not listen for.
+struct Early {
+    _serving: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+impl Early {
+    fn new() -> std::io::Result<Self> {
+        if std::process::id() != 1 {
+            return Ok(Self { _serving: None });
+        }
+        let (serving, serves) = tokio::sync::oneshot::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut signals = runtime.block_on(async { Signals::new() })?;
+        let wait = async move {
+            tokio::select! {
+                biased;
+                _ = serves => {}
+                () = signals.next() => {
+                    tracing::info!("told to end before it was ready");
+                    std::process::exit(0);
+                }
+            }
+        };
+        std::thread::Builder::new().name("plimsoll-early".into()).spawn(move || runtime.block_on(wait))?;
+        Ok(Self { _serving: Some(serving) })
+    }
+}
+
 /// What tells the server to end.
 #[cfg(unix)]
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
+    /// The terminal has gone; none where that is to be survived (`nohup`).
+    hangup: Option<tokio::signal::unix::Signal>,
 }
 
 #[cfg(unix)]
 impl Signals {
     fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        let survives = OwnProcess::ignores_hangup(&Root::system()).unwrap_or(true);
+        let hangup = (!survives).then(|| signal(SignalKind::hangup())).transpose()?;
+        let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+        Ok(Self { interrupt: interrupt?, terminate: terminate?, hangup })
     }
 
     async fn next(&mut self) {
-        tokio::select! { _ = self.interrupt.recv() => {}, _ = self.terminate.recv() => {} }
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! { _ = self.interrupt.recv() => {}, _ = self.terminate.recv() => {}, _ = hangup => {} }
     }
 }
 
