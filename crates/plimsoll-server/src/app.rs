@@ -215,6 +215,9 @@ pub(crate) fn model_routes(app: Arc<App>) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/embeddings", post(pooled::embeddings::handle))
         .route("/v1/rerank", post(pooled::rerank::handle))
+        // Where Cohere's clients and gateways look for it.
+        .route("/v2/rerank", post(pooled::rerank::handle))
+        .route("/rerank", post(pooled::rerank::handle))
         .route("/v1/score", post(pooled::score::handle))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))

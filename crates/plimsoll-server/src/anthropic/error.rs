@@ -24,6 +24,13 @@ struct Inner<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<Details>,
+}
+
+#[derive(Serialize)]
+struct Details {
+    error_code: &'static str,
 }
 
 /// Whether a path is one of Anthropic's.
@@ -68,7 +75,8 @@ pub(crate) fn body(error: &ApiError, request_id: Option<&str>) -> Vec<u8> {
     // There is no place for the field's name but the message.
     let named = error.param.as_ref().filter(|param| !error.message.contains(param.as_str()));
     let message = named.map_or_else(|| error.message.clone(), |param| format!("{param}: {}", error.message));
-    let error = Inner { kind: kind(error.status), message: &message };
+    let details = error.code.map(|error_code| Details { error_code });
+    let error = Inner { kind: kind(error.status), message: &message, details };
     // Strings only: serializing them into memory cannot fail.
     serde_json::to_vec(&Outer { kind: "error", error, request_id }).unwrap_or_default()
 }

@@ -29,6 +29,11 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(Ask, bool)> {
         metadata.finish()?;
     }
     fields.only("service_tier", &["\"auto\"", "\"standard_only\""])?;
+    if fields.has("thread") {
+        // In the words by which Anthropic's client knows to go on without.
+        let error = ApiError::invalid("thread", "thread: this server keeps no threads; send the whole conversation");
+        return Err(ApiError { code: Some("thread_unsupported_request"), ..error });
+    }
     let elsewhere = ["container", "diagnostics", "inference_geo"];
     fields.never(&elsewhere, "it belongs to Anthropic's own service")?;
     fields.finish()?;

@@ -20,6 +20,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Ask> {
     fields.only("echo", &["false"])?;
     fields.only("modalities", &["[\"text\"]"])?;
     fields.only("verbosity", &["\"medium\""])?;
+    fields.only("prompt_cache_retention", &["\"in_memory\""])?;
     // Gateways write these, too: thoughts are apart from content here, in streams as well.
     fields.only("separate_reasoning", &["true"])?;
     fields.only("stream_reasoning", &["true"])?;

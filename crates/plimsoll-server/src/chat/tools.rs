@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, wrong};
 use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
 
@@ -19,7 +19,7 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
         // For the template, the tool is what the client sent.
         tools.add(&param, name, serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?)?;
     }
-    let choice = choice.map(|raw| self::choice(raw, &tools)).transpose()?;
+    let choice = choice.map(|raw| self::choice(raw, &mut tools)).transpose()?;
     Ok(tools.used(choice.unwrap_or(Some(ToolChoice::Auto)), parallel))
 }
 
@@ -39,20 +39,55 @@ fn tool(mut fields: Fields<'_>) -> ApiResult<String> {
 }
 
 /// None for no calls.
-fn choice(raw: &RawValue, tools: &ToolList) -> ApiResult<Option<ToolChoice>> {
+fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>> {
     let param = "tool_choice";
     if raw.get().starts_with('"') {
         let word: String = serde_json::from_str(raw.get()).map_err(|e| wrong(param, &e))?;
         return tools.word(&word);
     }
     let mut fields = Fields::of(param.into(), raw)?;
-    fields.only("type", &["\"function\""])?;
+    let kind = fields.take::<String>("type")?.unwrap_or_default();
+    if kind == "allowed_tools" {
+        let raw = fields.raw("allowed_tools");
+        fields.finish()?;
+        return allowed(raw, tools);
+    }
+    if kind != "function" {
+        let message = format!("tool_choice.type is `{}`; known are function and allowed_tools", quote(&kind));
+        return Err(ApiError::unsupported("tool_choice.type", message));
+    }
+    let name = function_name(fields)?;
+    tools.named("tool_choice.function.name", name).map(Some)
+}
+
+/// Some of the tools, of which a call may or must be.
+fn allowed(raw: Option<&RawValue>, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>> {
+    let param = "tool_choice.allowed_tools";
+    let raw = raw.ok_or_else(|| ApiError::invalid(param, format!("{param} is missing")))?;
+    let mut fields = Fields::of(param.into(), raw)?;
+    let mode = fields.take::<String>("mode")?.unwrap_or_default();
+    let listed = fields.take_few::<Vec<&RawValue>>("tools", MAX_NODES)?.unwrap_or_default();
+    fields.finish()?;
+    let mut names = Vec::with_capacity(listed.len());
+    for (i, raw) in listed.iter().enumerate() {
+        let param = format!("{param}.tools[{i}]");
+        let mut tool = Fields::of(param.clone(), raw)?;
+        tool.only("type", &["\"function\""])?;
+        let name = function_name(tool)?;
+        tools.named(&format!("{param}.function.name"), name.clone())?;
+        names.push(name);
+    }
+    tools.allow("tool_choice.allowed_tools.mode", &mode, &names)
+}
+
+/// The name in `function`, which is all that is left.
+fn function_name(mut fields: Fields<'_>) -> ApiResult<String> {
+    let param = fields.param("function");
     let function = fields.raw("function");
     fields.finish()?;
-    let function =
-        function.ok_or_else(|| ApiError::invalid("tool_choice.function", "tool_choice.function is missing"))?;
-    let mut function = Fields::of("tool_choice.function".into(), function)?;
+    let function = function.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+    let mut function = Fields::of(param, function)?;
     let name = function.take::<String>("name")?.unwrap_or_default();
     function.finish()?;
-    tools.named("tool_choice.function.name", name).map(Some)
+    Ok(name)
 }

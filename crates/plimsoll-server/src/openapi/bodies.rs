@@ -219,7 +219,7 @@ fn conversation() -> Fields {
         ),
         (
             "tool_choice",
-            json!({"description": "auto, none, required, or a named function; needs tools", "examples": ["none"]}),
+            json!({"description": "auto, none, required, a named function or allowed_tools; needs tools", "examples": ["none"]}),
         ),
         ("parallel_tool_calls", flag(true)),
         ("add_generation_prompt", flag(true)),
@@ -244,6 +244,7 @@ pub(super) fn chat() -> Value {
         ("separate_reasoning", only(&json!(true), "boolean")),
         ("stream_reasoning", only(&json!(true), "boolean")),
         ("include_reasoning", flag(false)),
+        ("prompt_cache_retention", only(&json!("in_memory"), "string")),
         ("thinking_token_budget", json!({"type": "integer", "minimum": 0, "description": "Where the model thinks"})),
     ]);
     object(fields, &["messages"])

@@ -90,6 +90,8 @@ fn paths() -> Value {
         "/v1/responses/{id}/input_items": {"get": with(getting("What came before its output", "ItemList"), id("id"))},
         "/v1/embeddings": {"post": posting("What texts mean, as numbers", &pooled::embeddings(), "Embeddings")},
         "/v1/rerank": {"post": posting("Documents by how well they answer a query", &pooled::rerank(), "Ranking")},
+        "/v2/rerank": {"post": posting("The same, where Cohere's clients look for it", &pooled::rerank(), "Ranking")},
+        "/rerank": {"post": posting("The same, where gateways look for it", &pooled::rerank(), "Ranking")},
         "/v1/score": {"post": posting("How well texts fit each other", &pooled::score(), "Scores")},
         "/tokenize": {"post": posting("Text or a conversation to token ids", &bodies::tokenize(), "Tokens")},
         "/detokenize": {"post": posting("Token ids to text", &bodies::detokenize(), "Text")},

@@ -119,7 +119,7 @@ pub(super) fn responses() -> Value {
         ("parallel_tool_calls", flag(true)),
         ("text", json!({"type": "object", "examples": [{"format": {"type": "text"}}, {"format": {"type": "json_object"}}]})),
         ("reasoning", json!({"type": "object", "examples": [{"effort": "none"}]})),
-        ("include", json!({"type": "array", "items": {"type": "string", "enum": ["message.output_text.logprobs"]}, "examples": [["message.output_text.logprobs"]]})),
+        ("include", json!({"type": "array", "items": {"type": "string", "enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}, "examples": [["message.output_text.logprobs"]]})),
         ("top_logprobs", json!({"type": "integer", "minimum": 0, "description": "Above 0 only with `include`", "examples": [0]})),
         ("stream_options", json!({"type": "object", "examples": [{"include_obfuscation": false}]})),
         ("background", only(&json!(false), "boolean")),
@@ -172,7 +172,8 @@ pub(super) const OBJECTS: &[Object] = &[
     ),
     ("MessageCount", &[("input_tokens", "integer")]),
     ("MessageError", &[("type", "string"), ("error", "MessageErrorInner"), ("request_id", "~string")]),
-    ("MessageErrorInner", &[("type", "string"), ("message", "string")]),
+    ("MessageErrorInner", &[("type", "string"), ("message", "string"), ("details", "~ErrorDetails")]),
+    ("ErrorDetails", &[("error_code", "string")]),
     (
         "Response",
         &[

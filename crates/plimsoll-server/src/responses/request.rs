@@ -149,23 +149,27 @@ fn earlier(
     Ok(Some(text))
 }
 
+const LOGPROBS: &str = "message.output_text.logprobs";
+/// What clients that keep a conversation themselves ask for: to be given thoughts back. Here they come as text, which is all there is.
+const ENCRYPTED: &str = "reasoning.encrypted_content";
+
 /// Entries of `include` that are read; a client names each once.
 const INCLUDES_MAX: usize = 64;
 
 fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     let include = fields.take_few::<Vec<String>>("include", INCLUDES_MAX)?.unwrap_or_default();
-    if let Some(other) = include.iter().find(|name| *name != "message.output_text.logprobs") {
-        let message = format!("include has `{}`; this server has message.output_text.logprobs", quote(other));
+    if let Some(other) = include.iter().find(|name| ![LOGPROBS, ENCRYPTED].contains(&name.as_str())) {
+        let message = format!("include has `{}`; this server has {LOGPROBS}", quote(other));
         return Err(ApiError::unsupported("include", message));
     }
+    let wanted = include.iter().any(|name| name == LOGPROBS);
     let top = fields.take::<u32>("top_logprobs")?;
-    match (include.is_empty(), top) {
-        (true, Some(n)) if n > 0 => {
-            let message = "top_logprobs needs include to have message.output_text.logprobs";
-            Err(ApiError::invalid("top_logprobs", message))
+    match (wanted, top) {
+        (false, Some(n)) if n > 0 => {
+            Err(ApiError::invalid("top_logprobs", format!("top_logprobs needs include to have {LOGPROBS}")))
         }
-        (true, _) => Ok(None),
-        (false, top) => Ok(Some(top.unwrap_or(0))),
+        (false, _) => Ok(None),
+        (true, top) => Ok(Some(top.unwrap_or(0))),
     }
 }
 

@@ -82,12 +82,7 @@ fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>>
                 tools.named(&format!("{param}.name"), name.clone())?;
                 names.push(name);
             }
-            // The model sees no others.
-            tools.keep(&names);
-            match mode.as_str() {
-                "auto" | "required" => tools.word(&mode),
-                _ => Err(ApiError::invalid("tool_choice.mode", "tool_choice.mode must be auto or required")),
-            }
+            tools.allow("tool_choice.mode", &mode, &names)
         }
         other => {
             let message = format!("tool_choice.type is `{}`; known are function and allowed_tools", quote(other));

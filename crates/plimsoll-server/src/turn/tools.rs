@@ -71,11 +71,20 @@ impl ToolList {
     }
 
     /// Keeps only the tools of these names.
-    pub fn keep(&mut self, names: &[String]) {
+    fn keep(&mut self, names: &[String]) {
         let kept: Vec<bool> = self.names.iter().map(|name| names.contains(name)).collect();
         let mut flags = kept.iter();
         self.list.retain(|_| flags.next() == Some(&true));
         self.names.retain(|name| names.contains(name));
+    }
+
+    /// A choice among the tools of these names; the model sees no others. `mode_param` is where the mode stands.
+    pub fn allow(&mut self, mode_param: &str, mode: &str, names: &[String]) -> ApiResult<Option<ToolChoice>> {
+        self.keep(names);
+        match mode {
+            "auto" | "required" => self.word(mode),
+            _ => Err(ApiError::invalid(mode_param, format!("{mode_param} must be auto or required"))),
+        }
     }
 
     /// OpenAI's words for a choice; none for no calls.

@@ -379,6 +379,9 @@ fn errors_have_anthropics_shape_whoever_gives_them() {
     assert_eq!(error(&{ large }.answer(), 413)["type"], "request_too_large");
     error(&with(&format!("x-request-id: {}", "x".repeat(200))), 400);
     assert_eq!(with("x-request-id: mine").header("request-id"), Some("mine"));
+    // Anthropic's client goes on without a thread where it is told so in these words.
+    let threads = error(&server.post("/v1/messages", &ask(&json!({"thread": {"type": "create"}}))), 400);
+    assert_eq!(threads["details"]["error_code"], "thread_unsupported_request");
     // Other routes keep theirs.
     server.get("/v1/nothing").error(404);
     // Full, failed and shut down.

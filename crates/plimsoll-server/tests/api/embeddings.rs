@@ -138,6 +138,9 @@ fn documents_in_the_order_of_their_nearness() {
     let server = server();
     let body = json!({"query": "aa", "documents": ["b", {"text": "ab"}, "a", "aab", "aa"]});
     let answer = server.post("/v1/rerank", &body).json();
+    for path in ["/v2/rerank", "/rerank"] {
+        assert_eq!(server.post(path, &body).json()["results"], answer["results"], "{path}");
+    }
     let results = answer["results"].as_array().unwrap();
     let order: Vec<u64> = results.iter().map(|result| result["index"].as_u64().unwrap()).collect();
     // Of equal ones the earlier first.

@@ -73,7 +73,11 @@ impl Pair {
 
     /// The one that a route is for.
     fn of(&self, path: &str) -> &Server {
-        if ["/v1/embeddings", "/v1/rerank", "/v1/score"].contains(&path) { &self.pooled } else { &self.letters }
+        if path == "/v1/embeddings" || path == "/v1/score" || path.ends_with("/rerank") {
+            &self.pooled
+        } else {
+            &self.letters
+        }
     }
 
     fn reached(&self) -> usize {

@@ -129,7 +129,8 @@ fn what_would_have_no_effect_is_refused() {
     assert_eq!(chat(json!({"tool_choice": "some"})), "tool_choice");
     let named = json!({"type": "function", "function": {"name": "g"}});
     assert_eq!(chat(json!({"tool_choice": named})), "tool_choice.function.name");
-    assert_eq!(chat(json!({"tool_choice": {"type": "allowed_tools"}})), "tool_choice.type");
+    assert_eq!(chat(json!({"tool_choice": {"type": "spell"}})), "tool_choice.type");
+    assert_eq!(chat(json!({"tool_choice": {"type": "allowed_tools"}})), "tool_choice.allowed_tools");
     assert_eq!(chat(json!({"enable_thinking": 1})), "enable_thinking");
     let twice = json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}});
     assert_eq!(chat(twice), "enable_thinking");

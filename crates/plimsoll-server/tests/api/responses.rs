@@ -205,6 +205,16 @@ fn thoughts_text_and_calls_are_items_in_their_order() {
     let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "time"}]});
     create(&server, &json!({"tools": two, "tool_choice": allowed}));
     assert!(prompt_text(&server).contains("time") && !prompt_text(&server).contains("weather"));
+    // The same in chat.
+    let function = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let allowed = json!({"mode": "auto", "tools": [function("time")]});
+    let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+    let two = json!([function("weather"), function("time")]);
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": two, "tool_choice": choice});
+    server.post("/v1/chat/completions", &chat).ok();
+    assert!(prompt_text(&server).contains("time") && !prompt_text(&server).contains("weather"));
+    // What comes as text need not come encrypted.
+    create(&server, &json!({"include": ["reasoning.encrypted_content"]}));
     // Cut: incomplete, and so is the item that was being written.
     let server = says(PLAIN, "abc", 1, FinishReason::Length);
     let response = create(&server, &json!({}));
@@ -534,7 +544,7 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"max_output_tokens": 4000}), "max_output_tokens"),
         (json!({"background": true}), "background"),
         (json!({"truncation": "auto"}), "truncation"),
-        (json!({"include": ["reasoning.encrypted_content"]}), "include"),
+        (json!({"include": ["file_search_call.results"]}), "include"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
         (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
