@@ -244,10 +244,15 @@ impl EngineHandle {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
-        self.queue(request, asked)
+        self.queue(request, asked).inspect_err(|refusal| {
+            if let Refusal::Full { .. } = refusal {
+                self.shared.metrics.refused_full.inc();
+            }
+        })
     }
 
-    /// As [`Self::submit`], for an input of a request of which others run already: a server that drains lets it finish.
+    /// As [`Self::submit`], for an input of a request of which others run already: a server that drains lets it finish. That
+    /// all is full is not counted: it waits for one of the others.
     pub fn submit_next(&self, request: Request) -> Result<Reader, Refusal> {
         self.queue(request, Instant::now())
     }
@@ -327,7 +332,6 @@ impl EngineHandle {
 
     fn full(&self, what: &str) -> Refusal {
         let limits = &self.shared.limits;
-        self.shared.metrics.refused_full.inc();
         let message = match what {
             "host" => format!("all {} bytes for requests on the host are reserved; try again later", limits.host_bytes),
             // Not all need be alive: those that hung up hold their places until the engine's next step.

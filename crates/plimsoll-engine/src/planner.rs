@@ -390,9 +390,8 @@ impl Blueprint {
         }
         if let Some(tokens) = options.max_total_token_num {
             let pages = usize::try_from(tokens).unwrap_or(usize::MAX).div_ceil(PAGE_TOKENS);
-            let bytes =
-                (pages as u64).checked_mul(sizes.page_bytes).and_then(|kv| kv.checked_add(sizes.fixed + sizes.canary));
-            if pages > PagePool::PAGES_MAX || bytes.is_none_or(|bytes| bytes > line.bytes) {
+            // More than there can be; the tree below says whether it fits.
+            if pages > PagePool::PAGES_MAX || (pages as u64).checked_mul(sizes.page_bytes).is_none() {
                 return Err(short(pages.min(PagePool::PAGES_MAX)));
             }
             // The state of as many requests as there is room for beside the pages.

@@ -65,7 +65,12 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
                 Ok(reader) => running.push(answer(next, reader)),
                 // Others have the places: ours will be free when one of ours is done.
                 Err(Refusal::Full { .. }) if !running.is_empty() => break,
-                Err(refusal) => return Err(named(refusal, param, next, inputs.len())),
+                Err(refusal) => {
+                    if next > 0 && matches!(refusal, Refusal::Full { .. }) {
+                        engine.metrics().refused_full.inc();
+                    }
+                    return Err(named(refusal, param, next, inputs.len()));
+                }
             }
             next += 1;
         }

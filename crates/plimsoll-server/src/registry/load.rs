@@ -107,14 +107,9 @@ impl Registry {
 
     async fn try_load(&self, index: usize) -> Result<Loaded, NotLoaded> {
         let slot = &self.slots[index];
-        let known = slot.inner().needed;
-        let needed = match known {
-            Some(needed) => needed,
-            None => {
-                let needed = self.needed(index).await;
-                needed.inspect_err(|error| report(slot.name(), 0, 0.0, error)).map_err(NotLoaded::Failed)?
-            }
-        };
+        // Anew each time: its files may have been replaced.
+        let needed = self.needed(index).await;
+        let needed = needed.inspect_err(|error| report(slot.name(), 0, 0.0, error)).map_err(NotLoaded::Failed)?;
         slot.inner().needed = Some(needed);
         self.make_room(index, needed).await.map_err(NotLoaded::Crowded)?;
         slot.inner().state = State::Loading;
