@@ -34,7 +34,9 @@ impl ApiKeys {
         for (number, key) in (1..).zip(keys) {
             if !KEY_BYTES.contains(&key.len()) || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
                 let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
-                return Err(format!("API key {number} is not {least} to {most} visible ASCII characters"));
+                return Err(format!(
+                    "API key {number} (--api-key, --api-key-file or PLIMSOLL_API_KEY) is not {least} to {most} visible ASCII characters"
+                ));
             }
             if !all.contains(&key) {
                 all.push(key);

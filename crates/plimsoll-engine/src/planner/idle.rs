@@ -20,8 +20,14 @@ impl Blueprint {
         let checkpoints = options.state_checkpoints != usual.state_checkpoints;
         // What the flag does to them: keys and values are kept in bfloat16, too.
         let rounds_kept = options.kv_dtype == KvDtype::Bf16 && self.encoder.is_none();
+        let context = format!("this model takes {} tokens", self.max_context);
         // When these flags change nothing, and why.
-        let groups: [(bool, &str, &[Flag<'_>]); 9] = [
+        let groups: [(bool, &str, &[Flag<'_>]); 10] = [
+            (
+                options.max_req_total_len.is_some_and(|asked| asked > self.max_context),
+                &context,
+                &[("--max-req-total-len", true)],
+            ),
             (
                 !self.weights.quantizes(),
                 "this model has no quantized weights",
@@ -133,6 +139,9 @@ mod tests {
             ["--state-ratio", "--mtp-optimistic", "--disable-mtp-adaptive", "--max-image-pixels", "--media-bytes"];
         let said: Vec<_> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
         assert_eq!(said, flags, "{lines:?}");
+        let long = Options { max_req_total_len: Some(1 << 20), ..Options::default() };
+        let lines = idle("llama", &long);
+        assert!(lines[0].starts_with("--max-req-total-len changes nothing: this model takes "), "{lines:?}");
         let looked_up = Options { prompt_lookup_num_tokens: 2, ..text.clone() };
         let lines = idle("gguf-llama-q4_0", &looked_up);
         assert!(!lines.iter().any(|line| line.contains("adaptive")), "{lines:?}");

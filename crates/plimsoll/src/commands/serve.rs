@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -40,6 +40,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         try_record(file).with_context(|| format!("--record {}", file.display()))?;
     }
     try_address(&config)?;
+    if let Some(open) = open_to_all(&config) {
+        tracing::warn!("{open} (--api-key-file)");
+    }
     if let Some(file) = &args.models {
         return super::several::run(file, &args, config, began);
     }
@@ -115,6 +118,13 @@ fn recommended(by: &SamplingParams) -> SamplingDefaults {
         );
     }
     defaults
+}
+
+/// What is to be said of a server that others than this machine's users may ask, each of them without a key.
+pub fn open_to_all(config: &ServerConfig) -> Option<String> {
+    let local = config.host == "localhost" || config.host.parse::<IpAddr>().is_ok_and(|host| host.is_loopback());
+    let open = config.api_keys.is_empty() && !local;
+    open.then(|| format!("whoever reaches {}:{} may use it: there is no key", config.host, config.port))
 }
 
 /// The line on standard output that says so. Nobody may be reading it.

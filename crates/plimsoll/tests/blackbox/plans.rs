@@ -222,6 +222,14 @@ fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
     assert!(sum(&plan("smollm2", &["--memory-budget", &suggested.to_string()])) <= suggested);
     let words = refuse(&(suggested - 1).to_string());
     assert!(words.contains("(1 bytes) short"), "{words}");
+    // A pool of a named size, too, fills its line to the last byte.
+    let named =
+        |budget: u64| ["--max-total-token-num", "512", "--memory-budget", &budget.to_string()].map(str::to_owned);
+    let fits = sum(&plan("smollm2", &["--max-total-token-num", "512"]));
+    assert_eq!(sum(&plan("smollm2", &named(fits).each_ref().map(String::as_str))), fits);
+    let less = named(fits - 1);
+    let words = run(&[&["plan", "smollm2"], &less.each_ref().map(String::as_str)[..]].concat()).refused();
+    assert!(words.contains("(1 bytes) short"), "{words}");
 }
 
 /// The command under `ulimit`.

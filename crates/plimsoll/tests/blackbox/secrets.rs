@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::http::Answer;
-use crate::product::{Server, eventually, fixture, plimsoll};
+use crate::product::{Server, eventually, fixture, plimsoll, run};
 
 /// A word that is in all that must not be seen.
 const SECRET: &str = "sesame";
@@ -187,6 +187,11 @@ fn no_log_and_no_trace_has_keys_addresses_or_what_was_said() {
     // Everything that anything in the process could say.
     command.arg("--record").arg(&trace).env("RUST_LOG", "trace").env("RUST_BACKTRACE", "1");
     let mut server = Server::try_start(command).unwrap_or_else(|words| panic!("{words}"));
+    let url = format!("http://{}", server.address);
+    let words = run(&["bench", "--url", &url, "--requests", "1"]).refused();
+    assert!(words.contains("401: it wants a key (--api-key or PLIMSOLL_API_KEY)"), "{words}");
+    run(&["bench", "--url", &url, "--requests", "1", "--rounds", "1", "--output-tokens", "4", "--api-key-file", &keys])
+        .good();
     let (address, asked) = gallery();
     answered(&server);
     refused(&server);

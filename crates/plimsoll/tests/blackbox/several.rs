@@ -41,6 +41,19 @@ impl Drop for Folder {
     }
 }
 
+fn copy_all(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for file in fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        let (from, to) = (file.path(), to.join(file.file_name()));
+        if from.is_dir() {
+            copy_all(&from, &to);
+        } else {
+            fs::copy(from, to).unwrap();
+        }
+    }
+}
+
 fn anonymous(server: &Server) -> u64 {
     server.memory()["process"]["rss_anon"].as_u64().unwrap()
 }
@@ -89,10 +102,11 @@ fn models_come_and_go_and_so_does_their_memory() {
     let folder = Folder::new("come-and-go");
     let (tiny, broken) = (fixture("llama"), folder.0.join("broken.gguf"));
     fs::copy(fixture("gguf-llama-q4_0"), &broken).unwrap();
+    copy_all(&fixture("bert"), &folder.0.join("words"));
     let listed = [
         "[[models]]\nname = 'smol'\nmodel = 'smollm2'\nmax-total-token-num = 8192\nidle-seconds = 2\n".to_owned(),
         toml("tiny", &tiny, "served-model-name = ['little']\nidle-seconds = 2"),
-        toml("words", &fixture("bert"), "idle-seconds = 2"),
+        toml("words", &folder.0.join("words"), "idle-seconds = 2"),
         toml("broken", &broken, ""),
     ];
     let server = folder.serve(&listed.concat(), &["--threads", "2"]);
@@ -144,6 +158,15 @@ fn models_come_and_go_and_so_does_their_memory() {
         );
         assert_eq!(page["device_allocations"]["after_ready"], 0);
     }
+    // Another model under the old name is what is planned and loaded next.
+    let planned = |name: &str| part(&server, name)["planned_bytes"].as_u64().unwrap();
+    let before = planned("words");
+    let files = folder.0.join("words");
+    fs::rename(&files, folder.0.join("gone")).unwrap();
+    copy_all(&fixture("bert-cross"), &files);
+    let scores = json!({"model": "words", "query": "a ship", "documents": ["water", "a ship"]});
+    assert_eq!(server.ask("/v1/rerank", &scores)["results"].as_array().unwrap().len(), 2);
+    assert_ne!(planned("words"), before);
     // Each load and each that failed has its lines.
     for line in [
         "loading model=\"smol\" planned_bytes=",

@@ -9,7 +9,7 @@ use plimsoll_memory::host::{HostNow, Overcommit, Remedy, Rlimits, Root};
 use plimsoll_server::ServerConfig;
 
 use super::{Args, Report};
-use crate::commands::serve::try_address;
+use crate::commands::serve::{open_to_all, try_address};
 use crate::runtime::threads_are_had;
 
 /// Descriptors that a server opens besides its connections, with room to spare: model files, logs, pipes, sockets that listen,
@@ -156,6 +156,9 @@ pub fn port(args: &Args, http: &ServerConfig, report: &mut Report) -> anyhow::Re
         Err(error) => {
             report.problem("port", error.to_string(), "end what listens there, or give another --port or --host");
         }
+    }
+    if let Some(open) = open_to_all(&config) {
+        report.note("access", open, "--api-key-file, or a router in front that asks for one");
     }
     Ok(())
 }
