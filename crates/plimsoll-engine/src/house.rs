@@ -4,6 +4,7 @@
 //! ([`crate::Options::guest`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
 //! house and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
 
+use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::berth::Berth;
 use crate::handle::{EngineHandle, Shared};
 use crate::planner::{CANARY_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
 use crate::process::ProcessAccount;
-use crate::report::{LedgerReport, Whole, looked_at};
+use crate::report::{LedgerReport, Requests, Whole, looked_at};
 use crate::startup::{Host, StartError};
 
 /// What the residents share, and who they are.
@@ -22,8 +23,17 @@ pub struct House {
     ledger: Arc<Ledger>,
     residents: Mutex<Vec<Arc<Ledger>>>,
     left: Condvar,
+    /// What those who have moved out had done.
+    past: Mutex<Past>,
     process: ProcessAccount,
     _berth: Berth,
+}
+
+/// Requests and steps of engines that are gone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Past {
+    pub requests: Requests,
+    pub steps: u64,
 }
 
 /// An engine's place in the house; it moves out when this is dropped.
@@ -95,7 +105,15 @@ impl House {
         let process = ProcessAccount::default();
         process.measure(CANARY_BYTES);
         berth.built(plan.total(), ledger.committed_total())?;
-        Ok(Arc::new(Self { plan, ledger, residents: Mutex::default(), left: Condvar::new(), process, _berth: berth }))
+        Ok(Arc::new(Self {
+            plan,
+            ledger,
+            residents: Mutex::default(),
+            left: Condvar::new(),
+            past: Mutex::default(),
+            process,
+            _berth: berth,
+        }))
     }
 
     fn residents(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
@@ -185,7 +203,8 @@ impl House {
             engines.iter().for_each(|engine| engine.observe_accounts());
             self.committed_total()
         });
-        LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines, moving, process })
+        let past = *self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines, moving, past, process })
     }
 }
 
@@ -224,6 +243,9 @@ impl EngineHandle {
         let waited = house.left.wait_timeout_while(house.residents(), rest, here);
         let (residents, late) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(residents);
+        let mut past = house.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.requests.add(&Requests::of(&self.shared));
+        past.steps += self.shared.status.steps.load(Acquire);
         !late.timed_out()
     }
 }

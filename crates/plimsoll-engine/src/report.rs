@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::governor::{Reading, Rung};
 use crate::handle::Shared;
+use crate::house::Past;
 
 /// Where every byte is, what requests have come to, how far the engine gives way.
 #[derive(Clone, Debug, Serialize)]
@@ -83,6 +84,8 @@ pub(crate) struct Whole<'a> {
     pub ledger: &'a Ledger,
     /// The engines.
     pub engines: &'a [&'a Shared],
+    /// What engines that are gone had done.
+    pub past: Past,
     /// Ledgers of models on their way in or out.
     pub moving: &'a [Arc<Ledger>],
     /// The process, looked at beside their ledgers.
@@ -264,7 +267,7 @@ impl LedgerReport {
 
     /// Several engines and what they share, as one.
     pub(crate) fn whole(whole: &Whole<'_>) -> Self {
-        let Whole { plan, ledger, engines, moving, process } = *whole;
+        let Whole { plan, ledger, engines, moving, past, process } = *whole;
         let heap = Heap::now();
         let mut report = Self {
             line_bytes: plan.limit,
@@ -278,8 +281,8 @@ impl LedgerReport {
             device_allocations: DeviceAllocations { before_ready: 0, after_ready: 0 },
             pools: Pools::default(),
             ladder: Ladder::default(),
-            requests: Requests::default(),
-            steps: 0,
+            requests: past.requests,
+            steps: past.steps,
         };
         engines.iter().for_each(|shared| report.add(&Self::rows_of(shared, process, heap)));
         moving.iter().for_each(|ledger| report.add_moving(ledger));
@@ -431,7 +434,7 @@ impl Ladder {
 }
 
 impl Requests {
-    fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.finished += other.finished;
         self.aborted += other.aborted;
         self.failed += other.failed;
@@ -441,7 +444,7 @@ impl Requests {
         self.preemptions += other.preemptions;
     }
 
-    fn of(shared: &Shared) -> Self {
+    pub(crate) fn of(shared: &Shared) -> Self {
         let metrics = &shared.metrics;
         Self {
             finished: metrics.finished.get(),

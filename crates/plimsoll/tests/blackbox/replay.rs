@@ -88,7 +88,7 @@ fn what_is_recorded_says_when_and_how_much_and_can_be_replayed_and_simulated() {
 }
 
 #[test]
-fn a_trace_has_a_limit_and_never_overwrites_a_file() {
+fn a_trace_has_a_limit_and_the_one_before_is_kept() {
     let trace = Scratch::new("short.jsonl");
     let mut server = serve(&["--record", trace.name(), "--record-content", "--record-bytes", "700"]);
     for _ in 0..4 {
@@ -106,8 +106,10 @@ fn a_trace_has_a_limit_and_never_overwrites_a_file() {
     // Whoever starts it again has both traces.
     let lines = trace.lines().len();
     let again = Server::start_model(&model, &["--record", trace.name()]);
+    assert_eq!(again.get("/health").status, 200);
     let earlier = std::fs::read_to_string(format!("{}.1", trace.name())).unwrap();
     assert_eq!((earlier.lines().count(), trace.lines().len()), (lines, 1));
+    std::fs::remove_file(format!("{}.1", trace.name())).unwrap();
     drop(again);
     let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", "/dev/full"]).refused();
     assert!(words.contains("--record /dev/full: a directory or a device is there"), "{words}");
