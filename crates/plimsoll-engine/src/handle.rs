@@ -281,7 +281,10 @@ impl EngineHandle {
         }
         let (place, bytes) = self.reserve(&request)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
-        let constraint = constraint.map_err(|message| unavailable(&message))?;
+        let constraint = constraint.map_err(|message| {
+            self.shared.metrics.refused_memory.inc();
+            unavailable(&message)
+        })?;
         let room = Room::reserve(&mut request, self.media()).map(|room| Room { constraint, ..room });
         let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();

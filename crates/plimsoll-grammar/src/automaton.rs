@@ -5,7 +5,6 @@
 //! fresh automaton of its own, and ends only if it fails there. An automaton that has half its states is not for new outputs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +21,9 @@ use crate::guide::Job;
 
 /// States of one automaton. Each takes one to two kilobytes.
 pub(crate) const STATES_MAX: usize = 8_000;
+
+/// Of the 200,000 units that llguidance lets a step cost, those after which a way that is gone again asks for more.
+const REFUEL: usize = 50_000;
 
 /// A compiled form.
 pub(crate) struct Compiled {
@@ -41,17 +43,8 @@ pub(crate) struct Compiled {
     _share: Share,
 }
 
-/// An automaton: its bytes, and whether it is used up.
-struct Automaton {
-    share: Mutex<Share>,
-    worn: AtomicBool,
-}
-
-impl Automaton {
-    fn new(share: Share) -> Arc<Self> {
-        Arc::new(Self { share: Mutex::new(share), worn: AtomicBool::new(false) })
-    }
-}
+/// An automaton, as far as it is not llguidance's: its share of the budget.
+type Automaton = Mutex<Share>;
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing is left half done under these locks.
@@ -102,7 +95,7 @@ impl Start {
         Compiled {
             fresh_bytes: self.bytes()[0],
             fresh: Mutex::new(self.fresh),
-            current: Mutex::new(Some((self.parser, Automaton::new(first)))),
+            current: Mutex::new(Some((self.parser, Arc::new(Mutex::new(first))))),
             first_mask: self.mask,
             jobs,
             slow: AtomicBool::new(false),
@@ -121,8 +114,7 @@ impl Compiled {
     /// [`GrammarError::Full`] when it takes another automaton, for which there is no room.
     pub fn begin(&self, grammars: &Grammars) -> Result<Path, GrammarError> {
         let mut current = held(&self.current);
-        // One that is used up goes, with the last of those who walk it, before there is another.
-        let (parser, automaton) = match current.take().filter(|(_, automaton)| !automaton.worn.load(Relaxed)) {
+        let (parser, automaton) = match current.take() {
             Some(current) => current,
             None => self.anew(grammars)?,
         };
@@ -131,9 +123,20 @@ impl Compiled {
         Ok(path)
     }
 
+    /// Nobody begins with this automaton any more: it goes with the last of those who walk it.
+    fn retire(&self, automaton: &Arc<Automaton>) {
+        let mut current = held(&self.current);
+        if current.as_ref().is_some_and(|(_, shared)| Arc::ptr_eq(shared, automaton)) {
+            *current = None;
+        }
+    }
+
     fn anew(&self, grammars: &Grammars) -> Result<(TokenParser, Arc<Automaton>), GrammarError> {
         let share = grammars.room(self.fresh_bytes)?;
-        Ok((held(&self.fresh).deep_clone(), Automaton::new(share)))
+        let mut parser = held(&self.fresh).deep_clone();
+        // Sets the limits of a step; what fails here fails again for whoever walks on.
+        let _ = attempt(&mut parser, TokenParser::compute_mask);
+        Ok((parser, Arc::new(Mutex::new(share))))
     }
 }
 
@@ -148,17 +151,12 @@ pub(crate) struct Path {
 impl Path {
     /// What may come next.
     pub fn mask(&mut self, compiled: &Compiled, grammars: &Grammars) -> Result<SimpleVob, Unfit> {
-        let (mask, grown) = self.follow(compiled, grammars, |parser| parser.compute_mask())?;
-        let fits = grammars.grow(&mut held(&self.automaton.share), grown.bytes);
-        if !fits || grown.states >= STATES_MAX / 2 {
-            self.automaton.worn.store(true, Relaxed);
-        }
-        if fits { Ok(mask) } else { Err(Unfit::Room(GrammarError::Full(grammars.usage().limit).to_string())) }
+        self.follow(compiled, grammars, TokenParser::compute_mask)
     }
 
     /// Takes a token. Says whether nothing may follow it.
     pub fn take(&mut self, token: u32, compiled: &Compiled, grammars: &Grammars) -> Result<bool, Unfit> {
-        let (ends, _) = self.follow(compiled, grammars, |parser| {
+        let ends = self.follow(compiled, grammars, |parser| {
             parser.consume_token(token)?;
             Ok(parser.check_stop()? || parser.stop_reason() != StopReason::NotStopped)
         })?;
@@ -172,19 +170,38 @@ impl Path {
         compiled: &Compiled,
         grammars: &Grammars,
         step: impl Fn(&mut TokenParser) -> anyhow::Result<T>,
-    ) -> Result<(T, Grown), Unfit> {
-        if let Ok(done) = attempt(&mut self.parser, &step) {
-            return Ok(done);
-        }
-        self.automaton.worn.store(true, Relaxed);
-        (self.parser, self.automaton) = compiled.anew(grammars).map_err(|full| Unfit::Room(full.to_string()))?;
-        let taken = &self.taken;
-        let way = |parser: &mut TokenParser| {
-            taken.iter().try_for_each(|token| parser.consume_token(*token).map(drop))?;
-            step(parser)
+    ) -> Result<T, Unfit> {
+        let (done, grown) = match attempt(&mut self.parser, &step) {
+            Ok(done) => done,
+            Err(_) => {
+                compiled.retire(&self.automaton);
+                (self.parser, self.automaton) =
+                    compiled.anew(grammars).map_err(|full| Unfit::Room(full.to_string()))?;
+                let taken = &self.taken;
+                attempt(&mut self.parser, |parser| again(parser, taken).and_then(|()| step(parser)))
+                    .map_err(Unfit::Form)?
+            }
         };
-        attempt(&mut self.parser, way).map_err(Unfit::Form)
+        let fits = grammars.grow(&mut held(&self.automaton), grown.bytes);
+        if !fits || grown.states >= STATES_MAX / 2 {
+            compiled.retire(&self.automaton);
+        }
+        if fits { Ok(done) } else { Err(Unfit::Room(GrammarError::Full(grammars.usage().limit).to_string())) }
     }
+}
+
+/// Goes the way that was gone, with as much effort as it had then: a mask sets what the tokens up to the next one may cost.
+fn again(parser: &mut TokenParser, taken: &[u32]) -> anyhow::Result<()> {
+    let spent = |parser: &TokenParser| parser.parser.lexer_stats().total_fuel_spent;
+    let mut since = spent(parser);
+    for token in taken {
+        parser.consume_token(*token)?;
+        if spent(parser) - since > REFUEL {
+            parser.compute_mask()?;
+            since = spent(parser);
+        }
+    }
+    Ok(())
 }
 
 fn attempt<T>(

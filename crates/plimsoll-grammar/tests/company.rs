@@ -10,7 +10,7 @@ use plimsoll_text::Tokenizer;
 
 /// A pattern whose automaton has more than ten times the states that are allowed; one text passes a few hundred of them.
 const COUNTED: &str = "[ab]*a[ab]{16}c";
-const TOKENS: usize = 120;
+const TOKENS: usize = 600;
 const OUTPUTS: u64 = 60;
 
 fn tokenizer() -> Arc<Tokenizer> {

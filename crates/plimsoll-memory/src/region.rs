@@ -42,7 +42,7 @@ pub enum OutOfMemory {
 /// One anonymous mapping owned by one component.
 #[derive(Debug)]
 pub struct Region {
-    /// Unmapped before `entry` goes: the books have more than there is for a moment, never less.
+    /// Unmapped before `entry` goes: the books have more of it than there is for a moment, never less.
     map: MmapRaw,
     entry: Entry,
 }

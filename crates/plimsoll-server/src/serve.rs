@@ -221,8 +221,11 @@ async fn connection(
     let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), app.config.write_timeout, Arc::clone(&unread)));
     let routes = TowerToHyperService::new(router);
     let front = Arc::clone(&app);
+    let asked = Arc::new(AtomicBool::new(role == Role::Client));
+    let seen = Arc::clone(&asked);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(Peer(peer.ip()));
+        seen.store(true, Ordering::Relaxed);
         let answer = role.may(&request).then(|| routes.call(request));
         let (front, unread) = (Arc::clone(&front), Arc::clone(&unread));
         async move {
@@ -268,6 +271,10 @@ async fn connection(
             }
             _ = check.tick() => if hung_up(&stream) && !broken("V-28") { break },
         }
+    }
+    if !asked.load(Ordering::Relaxed) {
+        // One too many, who said nothing in time.
+        app.metrics.refused_connections.inc();
     }
 }
 

@@ -1,8 +1,8 @@
 //! The file of a trace: whole lines, and nothing else. What cannot be written is cut off and lost; when there is room again, later
 //! lines are written after what was whole. A file that somebody truncates begins anew.
 
-use std::fs::File;
-use std::io::{Error, ErrorKind, Result, Write};
+use std::fs::{File, TryLockError};
+use std::io::{BufRead, BufReader, Error, ErrorKind, Result, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -47,13 +47,25 @@ pub(crate) fn create(path: &Path) -> Result<File> {
             name.into()
         }
     };
-    for n in (0..EARLIER_MAX).rev() {
+    if let Ok(there) = File::open(path) {
+        if let Err(TryLockError::WouldBlock) = there.try_lock() {
+            return Err(Error::other("another server records there"));
+        }
+        // One without a request would only drive out those that have some.
+        if BufReader::new(there).lines().take(2).count() < 2 {
+            std::fs::remove_file(path)?;
+        }
+    }
+    for n in (0..EARLIER_MAX).rev().filter(|_| path.exists()) {
         match std::fs::rename(earlier(n), earlier(n + 1)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    File::options().append(true).create_new(true).open(path)
+    let file = File::options().append(true).create_new(true).open(path)?;
+    // Where a file system has no locks, nobody is told.
+    let _ = file.lock();
+    Ok(file)
 }
 
 impl Storage for File {

@@ -201,7 +201,7 @@ fn keys(
     }
     for arg in wanted() {
         let variable = variable(arg.get_id().as_str());
-        if let Some(value) = environment.get(&variable) {
+        if let Some(value) = environment.get(&variable).filter(|value| !value.is_empty()) {
             all.extend(tokens(arg, std::slice::from_ref(value)).map_err(|error| anyhow!("{variable}: {error}"))?);
         }
     }

@@ -46,7 +46,8 @@ fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>>
         return tools.word(&word);
     }
     let mut fields = Fields::of(param.into(), raw)?;
-    let kind = fields.take::<String>("type")?.unwrap_or_default();
+    // Whoever says nothing means a function.
+    let kind = fields.take::<String>("type")?.unwrap_or_else(|| "function".into());
     if kind == "allowed_tools" {
         let raw = fields.raw("allowed_tools");
         fields.finish()?;

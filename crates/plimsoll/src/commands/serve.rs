@@ -154,7 +154,7 @@ fn try_record(file: &Path) -> anyhow::Result<()> {
     }
     let mut beside = file.as_os_str().to_owned();
     beside.push(".try");
-    let written = File::create(&beside)?.write_all(&[0; 4096]);
+    let written = File::create_new(&beside)?.write_all(&[0; 4096]);
     std::fs::remove_file(&beside)?;
     Ok(written?)
 }

@@ -109,8 +109,16 @@ fn a_trace_has_a_limit_and_the_one_before_is_kept() {
     assert_eq!(again.get("/health").status, 200);
     let earlier = std::fs::read_to_string(format!("{}.1", trace.name())).unwrap();
     assert_eq!((earlier.lines().count(), trace.lines().len()), (lines, 1));
-    std::fs::remove_file(format!("{}.1", trace.name())).unwrap();
+    // One file has one server.
+    let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", trace.name()]);
+    assert!(words.stderr.contains("another server records there"), "{words:#?}");
     drop(again);
+    // What has no request drives nothing out.
+    let third = Server::start_model(&model, &["--record", trace.name()]);
+    assert_eq!(third.get("/health").status, 200);
+    assert_eq!(std::fs::read_to_string(format!("{}.1", trace.name())).unwrap(), earlier);
+    drop(third);
+    std::fs::remove_file(format!("{}.1", trace.name())).unwrap();
     let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", "/dev/full"]).refused();
     assert!(words.contains("--record /dev/full: a directory or a device is there"), "{words}");
 }
