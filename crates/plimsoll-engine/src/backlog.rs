@@ -120,7 +120,7 @@ mod tests {
     use crate::outbox::FinishReason;
 
     fn report(n: usize) -> TokenLogprobs {
-        TokenLogprobs { own: Some(-1.0), top: vec![(7, -2.0); n] }
+        TokenLogprobs { own: Some(-1.0), top: vec![(7, -2.0); n].into() }
     }
 
     /// What was said, joined again.

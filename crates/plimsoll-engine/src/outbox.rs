@@ -39,7 +39,7 @@ pub struct TokenLogprobs {
     /// Natural-log probability of the token itself; none for the first prompt token.
     pub own: Option<f32>,
     /// The most likely ids with their log-probabilities, best first.
-    pub top: Vec<(u32, f32)>,
+    pub top: Box<[(u32, f32)]>,
 }
 
 /// One token of output.
@@ -54,6 +54,9 @@ pub struct TokenOut {
     /// Present when log-probabilities were asked for.
     pub logprobs: Option<TokenLogprobs>,
 }
+
+/// Room for all of them is reserved with their request: a larger one means fewer requests.
+const _: () = assert!(size_of::<TokenOut>() <= 40);
 
 /// What has come since the last read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -131,7 +134,7 @@ impl Pending {
     fn count(&mut self, tokens: usize, prompt: usize) {
         let of_tokens = self.delta.tokens[tokens..].iter().filter_map(|token| token.logprobs.as_ref());
         let reports = of_tokens.chain(&self.delta.prompt_logprobs[prompt..]);
-        self.reports += reports.map(|report| chunk(report.top.capacity(), size_of::<(u32, f32)>())).sum::<u64>();
+        self.reports += reports.map(|report| chunk(report.top.len(), size_of::<(u32, f32)>())).sum::<u64>();
         self.bytes = chunk(self.delta.tokens.capacity(), size_of::<TokenOut>())
             + chunk(self.delta.prompt_logprobs.capacity(), size_of::<TokenLogprobs>())
             + chunk(self.delta.text.capacity(), 1)

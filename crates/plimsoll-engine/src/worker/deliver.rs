@@ -174,5 +174,5 @@ fn logprobs(logits: &[f32], chosen: u32, n: u32) -> Result<TokenLogprobs, Failur
     let mut top = Vec::new();
     top.try_reserve_exact(n as usize)?;
     let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| error.to_string())?;
-    Ok(TokenLogprobs { own: Some(own.logprob), top })
+    Ok(TokenLogprobs { own: Some(own.logprob), top: top.into_boxed_slice() })
 }

@@ -54,7 +54,7 @@ impl Heard {
         for token in &delta.tokens {
             self.tokens += 1;
             fold(&mut self.hash[0], u64::from(token.id) << 32 | u64::from(token.text_offset));
-            for (id, logprob) in token.logprobs.iter().flat_map(|report| &report.top) {
+            for (id, logprob) in token.logprobs.iter().flat_map(|report| report.top.iter()) {
                 fold(&mut self.hash[0], u64::from(*id) << 32 | u64::from(logprob.to_bits()));
             }
         }
