@@ -198,17 +198,19 @@ fn one_connection_too_many_is_told_so() {
     }
     refused(ask("/v1/models"));
     refused(server.post("/v1/completions", &json!({"prompt": "x"})));
-    // Whoever opens more and says nothing is told at once.
-    let more: Vec<_> = (0..4).map(|_| server.connect()).collect();
-    std::thread::sleep(Duration::from_millis(100));
-    refused(server.connect().answer());
-    eventually("who says nothing makes room", || ask("/health").status == 200);
-    drop((held, more));
-    eventually("there is room again", || {
+    // Of those who open more and say nothing all but four are told at once.
+    let mut more: Vec<_> = (0..12).map(|_| server.connect()).collect();
+    let told = more.iter_mut().filter_map(|client| client.comes("HTTP/1.1 503").then_some(())).count();
+    assert!(told >= 8, "{told} of 12");
+    // One that is turned away while it is still sending may not see the answer.
+    let good = |path: &str| {
         let mut client = server.connect();
-        let _ = client.stream.write_all(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        client.answer().status == 200
-    });
+        let _ = client.stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes());
+        client.comes("HTTP/1.1 200")
+    };
+    eventually("who says nothing makes room", || good("/health"));
+    drop((held, more));
+    eventually("there is room again", || good("/version"));
 }
 
 #[test]
