@@ -113,12 +113,11 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
             return false;
         };
         let from = at - at % handler.page;
-        let length = slot.end.load(Relaxed) - from;
+        let (place, length) = (std::ptr::without_provenance_mut(from), slot.end.load(Relaxed) - from);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED;
         // SAFETY: the pages are the rest of one guarded mapping, which lives at least as long as its slot is taken; it is only ever read,
         // by this process through shared references, to which zeros are as good as any bytes of a file that somebody else writes.
-        let mapped =
-            unsafe { libc::mmap(std::ptr::without_provenance_mut(from), length, libc::PROT_READ, flags, -1, 0) };
+        let mapped = unsafe { libc::mmap(place, length, libc::PROT_READ, flags, -1, 0) };
         slot.lost.store(true, Release);
         mapped != libc::MAP_FAILED
     });
