@@ -244,20 +244,21 @@ impl EngineHandle {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
-        self.queue(request, asked).inspect_err(|refusal| {
+        self.queue(request, asked, self.shared.limits.max_waiting).inspect_err(|refusal| {
             if let Refusal::Full { .. } = refusal {
                 self.shared.metrics.refused_full.inc();
             }
         })
     }
 
-    /// As [`Self::submit`], for an input of a request of which others run already: a server that drains lets it finish. That
-    /// all is full is not counted: it waits for one of the others.
-    pub fn submit_next(&self, request: Request) -> Result<Reader, Refusal> {
-        self.queue(request, Instant::now())
+    /// As [`Self::submit`], for an input of a request of which others have run: a server that drains lets it finish. Where others
+    /// still run (`beside`), half of the queue is left to whoever comes. That all is full is not counted: it waits for one of the others.
+    pub fn submit_next(&self, request: Request, beside: bool) -> Result<Reader, Refusal> {
+        let waiting = self.shared.limits.max_waiting;
+        self.queue(request, Instant::now(), if beside { waiting / 2 } else { waiting })
     }
 
-    fn queue(&self, mut request: Request, asked: Instant) -> Result<Reader, Refusal> {
+    fn queue(&self, mut request: Request, asked: Instant, waiting: u32) -> Result<Reader, Refusal> {
         let limits = &self.shared.limits;
         request.embed.iter_mut().for_each(|embed| limits.complete(embed));
         request.check(limits).inspect_err(|_| {
@@ -279,7 +280,7 @@ impl EngineHandle {
         if self.shared.watchdog.stalled() {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
-        let (place, bytes) = self.reserve(&request)?;
+        let (place, bytes) = self.reserve(&request, waiting)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| {
             self.shared.metrics.refused_memory.inc();
@@ -308,8 +309,8 @@ impl EngineHandle {
         }
     }
 
-    /// Reserves the request's place (count) and its host bytes, or says what is full.
-    fn reserve(&self, request: &Request) -> Result<(Place, HostBytes), Refusal> {
+    /// Reserves the request's place among those that run and `waiting` more, and its host bytes, or says what is full.
+    fn reserve(&self, request: &Request, waiting: u32) -> Result<(Place, HostBytes), Refusal> {
         let limits = &self.shared.limits;
         let bytes = request.host_bytes();
         if bytes > limits.host_bytes {
@@ -322,7 +323,7 @@ impl EngineHandle {
                 ),
             });
         }
-        let places = u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting);
+        let places = u64::from(limits.running_max_req_size) + u64::from(waiting);
         if !take(&self.shared.in_system, 1, if broken("V-AB") { u64::MAX } else { places }) {
             return Err(self.full("queue"));
         }

@@ -64,7 +64,7 @@ pub use loading::{LoadedModel, LoadingError};
 pub use media::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, VideoSpec};
 pub use options::{HttpAlternative, Options};
 pub use outbox::{Cause, Delta, FinishReason, Reader, TokenLogprobs, TokenOut};
-pub use planner::{Blueprint, EnginePlan, Line, PlanError, check_options};
+pub use planner::{Blueprint, EnginePlan, Line, PlanError, Shortfall, check_options};
 pub use plimsoll_models::{Grid, PlaceRule};
 pub use pooling::{Embed, Pooling};
 pub use progress::{Phase, Snapshot, Watch};

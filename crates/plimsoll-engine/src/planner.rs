@@ -33,7 +33,7 @@ use crate::whole;
 use crate::worker::Speculation;
 pub use check::check_options;
 use run::Run;
-use shortfall::Shortfall;
+pub use shortfall::Shortfall;
 
 /// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
 /// ready, 1.1 MiB under the attacks of `plimsoll soak`.

@@ -75,7 +75,10 @@ impl Host {
     }
 
     /// Refuses an instruction set that only another machine has, for which this one may plan.
-    pub(crate) fn runs_kernels(&self) -> Result<(), PlanError> {
+    ///
+    /// # Errors
+    /// [`PlanError::Option`] with the best one there is.
+    pub fn runs_kernels(&self) -> Result<(), PlanError> {
         if self.isa.available() {
             return Ok(());
         }

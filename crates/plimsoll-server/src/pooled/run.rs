@@ -44,7 +44,7 @@ pub(super) async fn run(
     };
     log.ends(match &result {
         Ok(_) => "finished",
-        Err(error) if error.status == StatusCode::BAD_REQUEST => "refused",
+        Err(ApiError { status: StatusCode::BAD_REQUEST | StatusCode::TOO_MANY_REQUESTS, .. }) => "refused",
         Err(error) => end_of(error),
     });
     result
@@ -61,7 +61,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
     loop {
         while next < inputs.len() && running.len() < window {
             let (engine, asked) = (&app.served.engine, request(id, next, &inputs[next]));
-            match if next == 0 { engine.submit(asked) } else { engine.submit_next(asked) } {
+            match if next == 0 { engine.submit(asked) } else { engine.submit_next(asked, !running.is_empty()) } {
                 Ok(reader) => running.push(answer(next, reader)),
                 // Others have the places: ours will be free when one of ours is done.
                 Err(Refusal::Full { .. }) if !running.is_empty() => break,

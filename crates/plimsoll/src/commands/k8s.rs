@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::Args;
 use plimsoll_engine::EnginePlan;
 
-use crate::args::{DRAIN_SECONDS, PlanArgs, default_name, seconds};
+use crate::args::{DRAIN_SECONDS, PlanArgs, ReadingArgs, default_name, seconds};
 
 /// Seconds between a pod's end being decided and SIGTERM: proxies learn of it meanwhile and send nobody any more.
 const LEAVE_SECONDS: u64 = 5;
@@ -37,6 +37,12 @@ pub struct K8sArgs {
     /// Seconds that running requests have to finish when a pod is stopped.
     #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
     pub drain_seconds: u64,
+    /// Name under which the model is served (repeatable), in it.
+    #[arg(long, alias = "served_model_name")]
+    pub served_model_name: Vec<String>,
+    /// What changes no plan, and the manifest passes on.
+    #[command(flatten)]
+    pub reading: ReadingArgs,
     /// What the server is given besides: all that was set here and is a flag of `serve`.
     #[arg(skip)]
     pub serve_flags: Vec<OsString>,

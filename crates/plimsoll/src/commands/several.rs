@@ -8,10 +8,10 @@ use anyhow::Context;
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
     Blueprint, Cancel, EngineHandle, EnginePlan, Host, House, LedgerReport, Line, LoadedModel, Options, PlanError,
-    start_unless,
+    Shortfall, start_unless,
 };
 use plimsoll_formats::Checkpoint;
-use plimsoll_hub::{ModelRef, Progress, TerminalProgress};
+use plimsoll_hub::{Cache, ModelRef, Progress, TerminalProgress};
 use plimsoll_memory::{Bytes, Plan, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::json;
@@ -28,17 +28,9 @@ const UNLOAD_WITHIN: Duration = Duration::from_secs(30);
 /// Runs the server.
 pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) -> anyhow::Result<()> {
     let models = models_file::read(file, &args.inherited)?;
-    // Whoever reads "ready" expects every name to mean something.
-    for (name, model) in &models {
-        let what = || format!("{}: the model `{name}` is `{}`", file.display(), model.model);
-        if let ModelRef::GgufFile(path) | ModelRef::Directory(path) =
-            ModelRef::parse(&model.model).with_context(what)?
-        {
-            Checkpoint::open(&path).with_context(what)?;
-        }
-    }
     let listed = models.iter().map(listed).collect();
     let loader = Loading::open(models, args, &config)?;
+    loader.shop.foresee(file, &House::line_in(loader.house.plan()))?;
     let (planned, line) = (loader.house.plan().total(), loader.house.plan().limit);
     let names = loader.shop.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let runtime = http_runtime(&config)?;
@@ -71,8 +63,8 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let shop = Shop::of(models, &args.engine, &config)?;
     let house = shop.house(&config);
     let all = House::line_in(&house);
-    let never = Cancel::default();
-    let plan = |index: usize| (&shop.models[index].0, shop.needs(index, &all, &never));
+    let nobody = Cancel::default();
+    let plan = |index: usize| (&shop.models[index].0, shop.needs(index, &all, &nobody));
     let plans: Vec<_> = (0..shop.models.len()).map(plan).collect();
     if args.json {
         let of = |(name, plan): &(&String, Result<EnginePlan, LoadError>)| match plan {
@@ -91,6 +83,7 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     }
     say!("what all models share:\n{house}");
     let mut sum = house.total();
+    let mut never = Vec::new();
     for (name, plan) in &plans {
         match plan {
             Ok(planned) => {
@@ -100,11 +93,18 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
                     say!("  {idle}");
                 }
             }
-            Err(error) => say!("{name}: {}", words(error)),
+            Err(error) => {
+                never.push(format!("`{name}`"));
+                say!("{name}: {}", words(error));
+            }
         }
     }
     let verdict = if sum <= house.limit { "all of them fit at once" } else { "they take turns" };
-    say!("all at once: {} of {}: {verdict}", Bytes(sum), Bytes(house.limit));
+    let (verdict, others) = match never.as_slice() {
+        [] => (verdict.to_owned(), ""),
+        never => (format!("{verdict}; never loaded: {}", never.join(", ")), " but those that cannot be loaded"),
+    };
+    say!("all at once{others}: {} of {}: {verdict}", Bytes(sum), Bytes(house.limit));
     Ok(())
 }
 
@@ -155,6 +155,27 @@ impl Shop {
         let host = self.host(&options, all, None);
         let planned = Blueprint::new(checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
         Ok((planned, host))
+    }
+
+    /// Plans every model whose files are here: whoever reads "ready" expects every name to mean something, and every setting to work.
+    /// One that can never fit is said, and no error: the others are served.
+    fn foresee(&self, file: &Path, all: &Line) -> anyhow::Result<()> {
+        let cache = Cache::default_location()?;
+        for (index, (name, model)) in self.models.iter().enumerate() {
+            let what = || format!("{}: the model `{name}` is `{}`", file.display(), model.model);
+            let Some(path) = cache.ready(&ModelRef::parse(&model.model).with_context(what)?) else {
+                tracing::info!(model = %name, "not in the cache: fetched and planned when it is first asked for");
+                continue;
+            };
+            let checkpoint = Checkpoint::open(&path).with_context(what)?;
+            match self.plan(index, &checkpoint, all) {
+                Err(PlanError::DoesNotFit(short)) => {
+                    tracing::warn!(model = %name, "it can never be loaded, and who asks for it is refused: {}", lacks(&short));
+                }
+                planned => planned.and_then(|(_, host)| host.runs_kernels()).with_context(what)?,
+            }
+        }
+        Ok(())
     }
 
     fn options(&self, index: usize) -> Options {
@@ -299,13 +320,13 @@ fn unplanned(error: PlanError) -> LoadError {
         // The plan's table is for the log.
         PlanError::DoesNotFit(short) => {
             tracing::warn!("{short}");
-            LoadError::TooLarge(format!(
-                "it needs {}, the line leaves {} ({})",
-                Bytes(short.needed),
-                Bytes(short.limit),
-                short.limit_source
-            ))
+            LoadError::TooLarge(lacks(&short))
         }
         error => failed(error),
     }
+}
+
+fn lacks(short: &Shortfall) -> String {
+    let (needed, limit) = (Bytes(short.needed), Bytes(short.limit));
+    format!("it needs {needed}, the line leaves {limit} ({})", short.limit_source)
 }

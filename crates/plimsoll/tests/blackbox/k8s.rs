@@ -55,6 +55,7 @@ fn probes_drain_and_settings_are_the_servers_and_keys_are_not_shown() {
     let llama = fixture("llama");
     let mut command = plimsoll(["plan", llama.to_str().unwrap(), "--k8s", "--drain-seconds", "50"]);
     command.env("PLIMSOLL_API_KEY", "a-secret").env("PLIMSOLL_KV_DTYPE", "q8");
+    command.env("PLIMSOLL_POOLING", "last").args(["--served-model-name", "house", "--tool-call-parser", "hermes"]);
     let text = Finished::of(command.args(["--replicas", "3"]).output().unwrap()).good();
     assert!(!text.contains("a-secret"), "{text}");
     let [deployment, _] = &parse(&text);
@@ -65,7 +66,15 @@ fn probes_drain_and_settings_are_the_servers_and_keys_are_not_shown() {
     assert_eq!(texts(&inside["lifecycle"]["preStop"]["exec"]["command"]), ["sleep", "5"]);
     let args = texts(&inside["args"]);
     assert_eq!(args[..2], ["serve", "/models/llama"]);
-    assert!(args.contains(&"--drain-seconds=50") && args.contains(&"--kv-dtype=q8"), "{args:?}");
+    for given in [
+        "--drain-seconds=50",
+        "--kv-dtype=q8",
+        "--pooling=last",
+        "--served-model-name=house",
+        "--tool-call-parser=hermes",
+    ] {
+        assert!(args.contains(&given), "{given}: {args:?}");
+    }
     // The probes ask what the server has, and it answers them without a key.
     let server = Server::start_model(&llama, &["--max-total-token-num", "1024", "--api-key", "a-key-of-tests"]);
     for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {

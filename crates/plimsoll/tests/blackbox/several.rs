@@ -228,6 +228,13 @@ fn one_line_for_all_of_them() {
     let planned = |at: usize| (plan["models"][at]["name"].clone(), plan["models"][at]["total"].clone());
     assert_eq!((planned(0), planned(2)), ((json!("smol"), json!(smol)), (json!("tiny"), json!(tiny))));
     assert!(plan["models"][1]["error"].as_str().unwrap().contains("it needs"), "{plan}");
+    let plan = run(&["plan", "--models", file.to_str().unwrap()]).good();
+    assert!(plan.contains("all of them fit at once; never loaded: `giant`"), "{plan}");
+    assert!(
+        server.log().contains("it can never be loaded, and who asks for it is refused: it needs"),
+        "{}",
+        server.log()
+    );
     assert_eq!(server.memory()["planned_bytes"].as_u64().unwrap(), shared + smol + tiny);
     drop(server);
     // A line for the large one, or the two small ones, and no more.
@@ -282,6 +289,11 @@ fn a_name_without_a_model_is_found_before_ready() {
     fs::write(&file, toml("tiny", &fixture("llama"), "") + &toml("tuned", &adapter, "")).unwrap();
     let words = run(&serve).refused();
     assert!(words.contains("`tuned`") && words.contains("adapter_config.json"), "{words}");
+    // It is a model, and not one that this setting can be of.
+    fs::write(&file, toml("tiny", &fixture("llama"), "") + &toml("close", &fixture("bert"), "max-total-token-num = 9"))
+        .unwrap();
+    let words = run(&serve).refused();
+    assert!(words.contains("`close`") && words.contains("--max-total-token-num is 9, but this model"), "{words}");
     // What is wrong with the file is said by file, line and key, not by flag.
     fs::write(&file, toml("tiny", &fixture("llama"), "max-waiting = 'many'")).unwrap();
     let words = run(&serve).refused();
