@@ -47,6 +47,11 @@ pub trait Constraint: Send {
         true
     }
 
+    /// A count of what has been found out for this form's outputs so far: while it grows, who waits for one is not waiting in vain.
+    fn moved(&self) -> u64 {
+        0
+    }
+
     /// Takes the next token, which was allowed and did not end the output.
     ///
     /// # Errors

@@ -110,6 +110,11 @@ impl Delivery {
         self.constraint.as_mut().is_none_or(|constraint| constraint.at_hand(patience))
     }
 
+    /// How far its form has come, for who waits for it.
+    pub fn moved(&self) -> u64 {
+        self.constraint.as_ref().map_or(0, |constraint| constraint.moved())
+    }
+
     /// Its drafts, for counting them and deciding on more.
     pub fn drafting(&mut self) -> &mut Drafting {
         &mut self.drafting
@@ -208,7 +213,7 @@ impl Delivery {
         self.finished = true;
         self.failed = true;
         match failure.into() {
-            Failure::Words(words) => self.outbox.push(|delta| delta.error = Some(words)),
+            Failure::Words(words) | Failure::Numbers(words) => self.outbox.push(|delta| delta.error = Some(words)),
             Failure::Form(unfit) => {
                 let (words, cause) = match unfit {
                     Unfit::Form(words) => (words, Cause::Form),

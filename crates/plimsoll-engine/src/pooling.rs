@@ -109,7 +109,7 @@ impl Pool {
         }
         match self.values.iter().all(|x| x.is_finite()) && !self.values.is_empty() {
             true => Ok(std::mem::take(&mut self.values)),
-            false => Err("the model's hidden states are not finite numbers: the weights are damaged".into()),
+            false => Err(Failure::Numbers("the model's hidden states are not finite numbers".into())),
         }
     }
 }

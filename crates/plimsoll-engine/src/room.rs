@@ -22,6 +22,8 @@ pub(crate) enum Failure {
     Memory,
     /// The form that its output must have ends it.
     Form(Unfit),
+    /// What was computed is no number, in words: what it was computed from is not to be trusted.
+    Numbers(String),
     /// Anything else, in words.
     Words(String),
 }

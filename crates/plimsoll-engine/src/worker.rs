@@ -97,6 +97,8 @@ pub(crate) struct Worker<R> {
     progress: (u64, Instant),
     /// How far it had got when it last started over.
     recovered_at: Option<u64>,
+    /// The last step had a row that is no number.
+    mistrusts: bool,
 }
 
 /// What a worker is built from.
@@ -208,6 +210,7 @@ impl<R: Runner> Worker<R> {
             delivered: 0,
             progress: (0, Instant::now()),
             recovered_at: None,
+            mistrusts: false,
         };
         // The proof has touched them all.
         worker.give_pages_back();
@@ -446,7 +449,8 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Takes finished sequences out. What a failed one computed is not left for others to find.
+    /// Takes finished sequences out. What a failed one computed in its last step is not left for others to find; where that was no number
+    /// nothing is, since what it was computed from may have been found already.
     fn retire(&mut self) {
         let metrics = &self.shared.metrics;
         self.scheduler.remove(
@@ -460,6 +464,10 @@ impl<R: Runner> Worker<R> {
                 self.scheduler.finish(index);
                 self.shared.metrics.finished.inc();
             }
+        }
+        if std::mem::take(&mut self.mistrusts) {
+            tracing::error!("the model computed what is no number: every cached prefix is forgotten");
+            self.cache.borrow_mut().clear();
         }
     }
 

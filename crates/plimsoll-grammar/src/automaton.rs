@@ -5,7 +5,7 @@
 //! fresh automaton of its own, and ends only if it fails there. An automaton that has half its states is not for new outputs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -39,6 +39,8 @@ pub(crate) struct Compiled {
     pub slow: AtomicBool,
     /// Masks of it that have been asked for and not been computed yet.
     pub under_way: AtomicUsize,
+    /// Masks of it that have been computed.
+    pub computed: AtomicU64,
     pub depth: Depth,
     _share: Share,
 }
@@ -100,6 +102,7 @@ impl Start {
             jobs,
             slow: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
+            computed: AtomicU64::new(0),
             depth,
             _share: own,
         }

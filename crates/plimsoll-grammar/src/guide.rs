@@ -170,6 +170,7 @@ impl Job {
             Some(mask) => mask.map(|mask| (path, mask)),
             None => Err(Unfit::Room("the system has no thread for the grammar; try again later".into())),
         };
+        of.0.computed.fetch_add(1, Relaxed);
         // Who has it may go on: this form's automaton is free.
         drop(of);
         // A request that is gone needs no mask.
@@ -283,6 +284,10 @@ impl Constraint for Walk {
             std::thread::sleep(patience);
         }
         compiled.under_way.load(Acquire) == 0
+    }
+
+    fn moved(&self) -> u64 {
+        self.compiled.as_ref().map_or(0, |compiled| compiled.computed.load(Relaxed))
     }
 
     fn accept(&mut self, token: u32) -> Result<(), Unfit> {

@@ -59,7 +59,10 @@ impl<R: Runner> Worker<R> {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             match outcome {
                 Ok(Ok(hit)) => hits += usize::from(hit),
-                Ok(Err(error)) => seq.work.fail(error),
+                Ok(Err(failure)) => {
+                    self.mistrusts |= matches!(failure, Failure::Numbers(_));
+                    seq.work.fail(failure);
+                }
                 Err(panic) => {
                     self.shared.metrics.panics.inc();
                     seq.work.fail(panic_message(panic));
@@ -123,6 +126,7 @@ impl<R: Runner> Worker<R> {
                 let chosen = chooser.choose(logits, &work.request, &work.counts, generated, position, allowed);
                 chosen.map_err(|error| match error {
                     SampleError::NothingAllowed { .. } if unended => Unfit::Form(NOTHING_LEFT.into()).into(),
+                    SampleError::NotANumber { .. } => Failure::Numbers(error.to_string()),
                     error => Failure::Words(error.to_string()),
                 })?
             }

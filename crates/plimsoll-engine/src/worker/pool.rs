@@ -16,7 +16,10 @@ impl<R: Runner> Worker<R> {
         let work = &mut self.scheduler.running_mut()[share.seq].work;
         match outcome {
             Ok(Ok(())) => {}
-            Ok(Err(failure)) => work.fail(failure),
+            Ok(Err(failure)) => {
+                self.mistrusts |= matches!(failure, Failure::Numbers(_));
+                work.fail(failure);
+            }
             Err(panic) => {
                 self.shared.metrics.panics.inc();
                 work.fail(panic_message(panic));

@@ -27,9 +27,13 @@ impl<R: Runner> Worker<R> {
         self.progress = (done, Instant::now());
     }
 
-    /// I10: false when there is work and nothing has been delivered or ended for longer than the limit.
+    /// I10: false when there is work and nothing has been delivered, encoded, found out or ended for longer than the limit.
     pub(super) fn gets_anywhere(&mut self) -> bool {
-        let now = self.delivered + self.ended() + self.encoding.as_ref().map_or(0, |encoding| encoding.done);
+        let encoded = self.encoding.as_ref().map_or(0, |encoding| encoding.done);
+        // Outputs of a slow form go on together, when the last one's mask is there.
+        let held = self.scheduler.running().iter().filter(|seq| seq.held);
+        let moved = held.fold(0_u64, |sum, seq| sum.wrapping_add(seq.work.moved()));
+        let now = (self.delivered + self.ended() + encoded).wrapping_add(moved);
         if now != self.progress.0 || self.scheduler.is_empty() {
             self.progress = (now, Instant::now());
         }

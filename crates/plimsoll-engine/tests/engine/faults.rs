@@ -116,6 +116,26 @@ fn what_a_failed_request_computed_is_not_shared() {
     assert_eq!(again.cached_tokens, 0, "the step whose logits were no numbers is not cached");
 }
 
+/// What went wrong may have gone wrong in a step whose logits nobody looked at, and have been found by others since.
+#[test]
+fn what_led_to_no_number_is_not_found_any_more() {
+    let (engine, _) = recall_engine(Shape { rows: 16, ..Shape::default() });
+    let good = prompt(7, 33);
+    let cached = || {
+        let answer = collect(engine.submit(greedy(&good, 4)).unwrap());
+        assert_eq!(answer.ids, says(&good, 4));
+        quiet(&engine);
+        answer.cached_tokens
+    };
+    assert_eq!((cached(), cached()), (0, 32));
+    let mut bad = good.clone();
+    bad[32] = NAN;
+    let failed = collect(engine.submit(greedy(&bad, 4)).unwrap());
+    assert!(failed.error.is_some() && failed.cached_tokens == 32, "{failed:?}");
+    quiet(&engine);
+    assert_eq!((cached(), cached()), (0, 32));
+}
+
 #[test]
 fn every_request_failing_leaves_an_engine_that_serves() {
     let (engine, _) = recall_engine(Shape::default());

@@ -101,11 +101,12 @@ struct Ponder(Duration);
 struct Pondering {
     takes: Duration,
     ready: Instant,
+    began: Instant,
 }
 
 impl Grammar for Ponder {
     fn begin(&self) -> Result<Box<dyn Constraint>, String> {
-        Ok(Box::new(Pondering { takes: self.0, ready: Instant::now() }))
+        Ok(Box::new(Pondering { takes: self.0, ready: Instant::now(), began: Instant::now() }))
     }
 
     fn bytes_max(&self, _max_tokens: u32) -> u64 {
@@ -122,6 +123,10 @@ impl Constraint for Pondering {
     fn at_hand(&mut self, patience: Duration) -> bool {
         std::thread::sleep(patience.min(self.ready.saturating_duration_since(Instant::now())));
         self.ready <= Instant::now()
+    }
+
+    fn moved(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64 / 100
     }
 
     fn accept(&mut self, _token: u32) -> Result<(), Unfit> {
@@ -504,6 +509,18 @@ fn a_form_that_takes_long_holds_up_nobody() {
         assert!(quick < began.elapsed() * 2 / 3, "{quick:?} of {:?}", began.elapsed());
         quiet(&engine);
     }
+}
+
+/// Waiting for a form is no standstill while it gets on, however long its next token takes.
+#[test]
+fn a_form_that_takes_longer_than_a_stall_is_no_stall() {
+    let (engine, _) = recall_engine(Shape::default());
+    engine.set_stall_limit(Duration::from_secs(1));
+    let request =
+        Request { grammar: Some(Arc::new(Ponder(Duration::from_millis(2500)))), ..greedy(&prompt(75, 20), 2) };
+    assert_eq!(ask(&engine, request).ids, says(&prompt(75, 20), 2));
+    assert_eq!(engine.metrics().recoveries.get(), 0);
+    quiet(&engine);
 }
 
 #[test]
