@@ -75,13 +75,11 @@ pub struct Queries<'a> {
 
 /// How scores are formed.
 #[derive(Clone, Copy, Debug)]
-pub struct AttendParams<'a> {
+pub struct AttendParams {
     /// Queries are multiplied by it first.
     pub scale: f32,
     /// If set, score = cap · tanh(score / cap).
     pub softcap: Option<f32>,
-    /// One logit per head of the group that takes part in the softmax without a value; or empty.
-    pub sinks: &'a [f32],
     /// Queries, keys, probabilities and values are rounded to bfloat16: twice as fast and more, where [`Isa::rounds_attention`].
     pub rounded: bool,
 }
@@ -168,14 +166,12 @@ impl<'a> Queries<'a> {
     }
 }
 
-fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
+fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams) {
     assert!(kv.kv_head < kv.layout.kv_heads(), "kv head {} of {}", kv.kv_head, kv.layout.kv_heads());
     for span in queries.spans {
         let end = span.pages_at as usize + (span.end as usize).div_ceil(PAGE);
         assert!(end <= kv.pages.len(), "{span:?} beyond the {} pages", kv.pages.len());
     }
-    let sinks = params.sinks.len();
-    assert!(sinks == 0 || sinks == queries.heads, "{sinks} sinks for {} heads", queries.heads);
     assert!(!params.rounded || isa.rounds_attention() && isa.available(), "{isa} does not multiply what is rounded");
 }
 
@@ -191,7 +187,7 @@ pub unsafe fn attend(
     isa: Isa,
     kv: &KvPages<'_>,
     queries: &Queries<'_>,
-    params: &AttendParams<'_>,
+    params: &AttendParams,
     scratch: &mut [f32],
     out: AttendOutput,
 ) {
@@ -214,7 +210,7 @@ pub unsafe fn attend(
     }
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
-        unsafe { finish(isa, (queries.heads, kv.layout.width()), params, query, state, out) };
+        unsafe { finish(isa, (queries.heads, kv.layout.width()), query, state, out) };
     }
 }
 
@@ -227,7 +223,7 @@ pub unsafe fn attend_split(
     isa: Isa,
     kv: &KvPages<'_>,
     queries: &Queries<'_>,
-    params: &AttendParams<'_>,
+    params: &AttendParams,
     split: usize,
     scratch: &mut [f32],
     partials: &mut [f32],
@@ -253,7 +249,7 @@ unsafe fn tiles(
     isa: Isa,
     kv: &KvPages<'_>,
     queries: &Queries<'_>,
-    params: &AttendParams<'_>,
+    params: &AttendParams,
     split: usize,
     scratch: &mut [f32],
     mut each: impl FnMut(usize, usize, &mut dyn FnMut(&mut [f32])),
@@ -302,7 +298,7 @@ impl<'a> Running<'a> {
         isa: Isa,
         kv: &'a KvPages<'a>,
         queries: &'a Queries<'a>,
-        params: &'a AttendParams<'a>,
+        params: &'a AttendParams,
         split: usize,
         scratch: &mut [f32],
     ) -> Self {
@@ -367,7 +363,6 @@ pub fn attend_merge(isa: Isa, layout: &KvLayout, states: &mut [f32], partials: &
 pub unsafe fn attend_combine(
     isa: Isa,
     layout: &KvLayout,
-    params: &AttendParams<'_>,
     rows: usize,
     heads: usize,
     partials: &mut [f32],
@@ -381,7 +376,7 @@ pub unsafe fn attend_combine(
     attend_merge(isa, layout, states, rest);
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
-        unsafe { finish(isa, (heads, layout.width()), params, query, state, out) };
+        unsafe { finish(isa, (heads, layout.width()), query, state, out) };
     }
 }
 

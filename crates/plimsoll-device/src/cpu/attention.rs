@@ -249,9 +249,9 @@ impl Job<'_> {
         self.tasks.group
     }
 
-    fn params(&self, share: &Share<'_>) -> AttendParams<'static> {
+    fn params(&self, share: &Share<'_>) -> AttendParams {
         let rounded = self.tasks.rounded(&share.seqs[0]);
-        AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, sinks: &[], rounded }
+        AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, rounded }
     }
 
     /// Has `spans` say what each row of a share sees. It is too large to be handed back.
@@ -390,8 +390,7 @@ impl Waves {
         if done + count == all {
             // SAFETY: in bounds of `out`; each unit writes its own rows and heads.
             unsafe {
-                let (params, target) = (job.params(&share), job.target(&share));
-                kernels::attend_combine(job.isa, &job.layout, &params, share.rows, job.group(), partials, target);
+                kernels::attend_combine(job.isa, &job.layout, share.rows, job.group(), partials, job.target(&share));
             }
         } else {
             let (state, results) = partials.split_at_mut(len);

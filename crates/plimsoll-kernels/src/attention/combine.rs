@@ -1,6 +1,6 @@
 //! How partial results of splits become one, and that the output: a maximum, a sum relative to it, and an accumulator.
 
-use super::{AttendOutput, AttendParams, HEADER};
+use super::{AttendOutput, HEADER};
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
@@ -16,7 +16,6 @@ pub(super) fn clear(state: &mut [f32]) {
 pub(super) unsafe fn finish(
     isa: Isa,
     (heads, width): (usize, usize),
-    params: &AttendParams<'_>,
     query: usize,
     state: &mut [f32],
     out: AttendOutput,
@@ -24,7 +23,7 @@ pub(super) unsafe fn finish(
     let (row, head) = (query / heads, query % heads);
     // SAFETY: the caller's word on the output.
     let out = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.ld + head * width), width) };
-    isa.run(Finish { state, sink: params.sinks.get(head).copied(), out });
+    isa.run(Finish { state, out });
 }
 
 /// Adds later partial results to earlier ones.
@@ -63,10 +62,9 @@ impl Kernel for Merge<'_> {
     }
 }
 
-/// Divides by the sum, after the sink has joined it.
+/// Divides by the sum.
 struct Finish<'a> {
     state: &'a [f32],
-    sink: Option<f32>,
     out: &'a mut [f32],
 }
 
@@ -79,14 +77,7 @@ impl Kernel for Finish<'_> {
             self.out.fill(0.0);
             return;
         }
-        let (mut l, mut a) = (s.splat(self.state[1]), s.splat(1.0));
-        if let Some(sink) = self.sink {
-            let (m1, sink) = (s.splat(self.state[0]), s.splat(sink));
-            let m = s.max(m1, sink);
-            a = math::exp(s, s.sub(m1, m));
-            l = s.fma(l, a, math::exp(s, s.sub(sink, m)));
-        }
-        let factor = s.div(a, l);
+        let factor = s.div(s.splat(1.0), s.splat(self.state[1]));
         let acc = self.state[HEADER..].as_chunks::<LANES>().0;
         for (out, acc) in self.out.chunks_mut(LANES).zip(acc) {
             s.store_part(out, s.mul(s.load_part(acc, 0.0), factor));

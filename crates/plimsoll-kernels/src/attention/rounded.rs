@@ -67,7 +67,7 @@ pub(super) struct RoundedSplit<'a> {
     isa: Isa,
     kv: &'a KvPages<'a>,
     queries: &'a Queries<'a>,
-    params: &'a AttendParams<'a>,
+    params: &'a AttendParams,
     /// Its first position.
     start: usize,
     parts: Parts,
@@ -89,7 +89,7 @@ impl<'a> RoundedSplit<'a> {
         isa: Isa,
         kv: &'a KvPages<'a>,
         queries: &'a Queries<'a>,
-        params: &'a AttendParams<'a>,
+        params: &'a AttendParams,
         split: usize,
         scratch: &mut [f32],
     ) -> Self {

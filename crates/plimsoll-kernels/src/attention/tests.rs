@@ -45,10 +45,10 @@ impl Cache {
     }
 }
 
-pub(super) const PLAIN: AttendParams<'static> = AttendParams { scale: 0.3, softcap: None, sinks: &[], rounded: false };
+pub(super) const PLAIN: AttendParams = AttendParams { scale: 0.3, softcap: None, rounded: false };
 
 /// Attention of all rows at once; the output is rows × heads × head_dim.
-pub(super) fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) -> Vec<f32> {
+pub(super) fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams) -> Vec<f32> {
     let dim = kv.layout.width();
     let (rows, width) = (queries.spans.len(), queries.heads * dim);
     let mut out = vec![-77.0; rows * (width + 2)];
@@ -65,7 +65,7 @@ pub(super) fn run_splits(
     isa: Isa,
     kv: &KvPages<'_>,
     queries: &Queries<'_>,
-    params: &AttendParams<'_>,
+    params: &AttendParams,
     splits: usize,
 ) -> Vec<f32> {
     let (dim, rows) = (kv.layout.width(), queries.spans.len());
@@ -79,13 +79,13 @@ pub(super) fn run_splits(
         for split in (0..splits).rev() {
             attend_split(isa, kv, queries, params, split, &mut scratch, &mut partials[split * len..][..len]);
         }
-        attend_combine(isa, &kv.layout, params, rows, queries.heads, &mut partials, target);
+        attend_combine(isa, &kv.layout, rows, queries.heads, &mut partials, target);
     }
     out
 }
 
 /// One query in double precision.
-fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &AttendParams<'_>, head: usize) -> Vec<f64> {
+fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &AttendParams) -> Vec<f64> {
     let positions = span.first as usize..span.end as usize;
     let score = |position: usize| {
         let dot = |(d, q): (usize, &f32)| f64::from(*q) * cache.get(kv_head, position, d, false);
@@ -93,8 +93,7 @@ fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &Atte
         params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
     };
     let scores: Vec<f64> = positions.clone().map(score).collect();
-    let sink = params.sinks.get(head).map_or(0.0, |sink| f64::from(*sink).exp());
-    let sum: f64 = scores.iter().map(|score| score.exp()).sum::<f64>() + sink;
+    let sum: f64 = scores.iter().map(|score| score.exp()).sum();
     let value = |d: usize| {
         let term = |(position, score): (usize, &f64)| score.exp() / sum * cache.get(kv_head, position, d, true);
         positions.clone().zip(&scores).map(term).sum()
@@ -109,8 +108,8 @@ pub(super) fn causal(rows: usize, end: usize, window: usize) -> Vec<Span> {
     (0..rows).map(span).collect()
 }
 
-/// Expects results within `limit` of the reference, over formats, shapes, softcaps, sinks and windows.
-pub(super) fn expect_near_double_precision(isa: Isa, plain: AttendParams<'_>, limit: f64) {
+/// Expects results within `limit` of the reference, over formats, shapes, softcaps and windows.
+pub(super) fn expect_near_double_precision(isa: Isa, plain: AttendParams, limit: f64) {
     let mut random = Random::new(30);
     for dtype in DTYPES {
         for (head_dim, positions, rows, heads) in [
@@ -124,16 +123,14 @@ pub(super) fn expect_near_double_precision(isa: Isa, plain: AttendParams<'_>, li
             (4, 40, 8, 1),
         ] {
             let cache = Cache::new(KvLayout::padded(2, head_dim, dtype).unwrap(), positions, 31);
-            let sinks = random.floats(heads);
-            for params in [plain, AttendParams { softcap: Some(1.5), ..plain }, AttendParams { sinks: &sinks, ..plain }]
-            {
+            for params in [plain, AttendParams { softcap: Some(1.5), ..plain }] {
                 for window in [usize::MAX, 20] {
                     let spans = causal(rows, positions, window);
                     let data = random.floats(rows * heads * head_dim);
                     let queries = Queries { data: &data, ld: heads * head_dim, heads, spans: &spans };
                     let out = run(isa, &cache.view(1), &queries, &params);
                     for (query, (q, out)) in data.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
-                        let expected = reference(&cache, 1, q, spans[query / heads], &params, query % heads);
+                        let expected = reference(&cache, 1, q, spans[query / heads], &params);
                         for (actual, expected) in out.iter().zip(expected) {
                             assert!((f64::from(*actual) - expected).abs() < limit, "{dtype:?} {actual} {expected}");
                         }
@@ -181,7 +178,7 @@ fn a_row_is_the_same_alone_and_in_a_tile() {
 }
 
 /// Expects that sequences that begin alike, each with what follows of its own, get together what each gets alone.
-pub(super) fn expect_the_same_beside_those_that_begin_alike(isa: Isa, plain: AttendParams<'_>) {
+pub(super) fn expect_the_same_beside_those_that_begin_alike(isa: Isa, plain: AttendParams) {
     let (heads, dim) = (3, 32);
     let mut random = Random::new(39);
     for dtype in DTYPES {
@@ -227,7 +224,7 @@ fn sequences_that_begin_alike_do_not_see_each_other() {
 
 /// Expects that rows of one run that see other parts of a split get what each gets alone, whatever lies between and whatever one of
 /// them must see.
-pub(super) fn expect_parts_of_a_split_apart(isa: Isa, plain: AttendParams<'_>) {
+pub(super) fn expect_parts_of_a_split_apart(isa: Isa, plain: AttendParams) {
     let (heads, mut random) = (2, Random::new(41));
     for (dtype, dim) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 64), (dtype, 48)]) {
         let layout = KvLayout::new(1, dim, dtype).unwrap();
@@ -269,12 +266,11 @@ fn single_heads_equal_their_group() {
     let cache = Cache::new(KvLayout::new(1, 64, KvDtype::Bf16).unwrap(), 700, 34);
     let data = Random::new(35).floats(7 * 64);
     let spans = causal(1, 700, usize::MAX);
-    let sinks = [0.5; 7];
     let queries = Queries { data: &data, ld: 7 * 64, heads: 7, spans: &spans };
-    let group = run(Isa::detect(), &cache.view(0), &queries, &AttendParams { sinks: &sinks, ..PLAIN });
+    let group = run(Isa::detect(), &cache.view(0), &queries, &PLAIN);
     for head in 0..7 {
         let one = Queries { data: &data[head * 64..][..64], ld: 64, heads: 1, spans: &spans };
-        let alone = run(Isa::detect(), &cache.view(0), &one, &AttendParams { sinks: &sinks[..1], ..PLAIN });
+        let alone = run(Isa::detect(), &cache.view(0), &one, &PLAIN);
         assert_eq!(bits(&alone), bits(&group[head * 64..][..64]));
     }
 }

@@ -10,7 +10,7 @@ use crate::kv::tests::DTYPES;
 use crate::kv::{KvDtype, kv_store};
 use crate::testing::{Random, bits};
 
-const ROUNDED: AttendParams<'static> = AttendParams { rounded: true, ..PLAIN };
+const ROUNDED: AttendParams = AttendParams { rounded: true, ..PLAIN };
 
 /// The matrix unit and vectors, where there are.
 fn all() -> impl Iterator<Item = Isa> {
