@@ -26,11 +26,11 @@ mod pack;
 mod packing;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
-mod reduce;
 mod rope;
 mod rounded;
 mod route;
 mod simd;
+mod softmax;
 #[cfg(test)]
 mod testing;
 #[cfg(target_arch = "x86_64")]
@@ -50,11 +50,11 @@ pub use isa::{Isa, UnknownIsa};
 pub use kv::{KvDtype, KvLayout, KvLayoutError, PAGE, kv_store};
 pub use linear::{Input, Mode, Target, Weights, linear, linear_glu};
 pub use norm::{layer_norm, rms_norm};
-pub use ops::{Activation, activate, add, copy, glu, glu_rough, mul, scale, softcap};
+pub use ops::{Activation, activate, add, glu, glu_rough, mul, scale, softcap};
 pub use pack::{QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant, unpack_row};
 pub use packing::{BLOCK, PANEL, PackError, PackKind, PackScales, Packing, QuantPacking, SUPER};
-pub use reduce::{LogSumExp, argmax, log_sum_exp, softmax};
 pub use rope::{RopeStyle, rope};
 pub use rounded::{Bf16Acts, Bf16Layout, round_acts};
 pub use route::{add_gated, combine, group_by_expert, route};
 pub use simd::prefetch;
+pub use softmax::softmax;

@@ -15,10 +15,6 @@ pub enum Activation {
     GeluErf,
     /// x · sigmoid(1.702 x).
     GeluQuick,
-    /// max(x, 0).
-    Relu,
-    /// max(x, 0)².
-    ReluSquared,
     /// 1 / (1 + e⁻ˣ).
     Sigmoid,
     /// tanh x.
@@ -33,12 +29,6 @@ impl Activation {
             Activation::GeluTanh => math::gelu_tanh(s, x),
             Activation::GeluErf => math::gelu_erf(s, x),
             Activation::GeluQuick => math::swish(s, x, s.mul(x, s.splat(1.702))),
-            // The order lets NaN through.
-            Activation::Relu => s.max(s.zero(), x),
-            Activation::ReluSquared => {
-                let x = s.max(s.zero(), x);
-                s.mul(x, x)
-            }
             Activation::Sigmoid => math::sigmoid(s, x),
             Activation::Tanh => math::tanh(s, x),
         }
@@ -145,9 +135,4 @@ pub fn activate(isa: Isa, activation: Activation, out: &mut [f32]) {
 /// out = cap · tanh(out / cap).
 pub fn softcap(isa: Isa, out: &mut [f32], cap: f32) {
     alone(isa, Op::Softcap(cap), out);
-}
-
-/// out = x. Panics if lengths differ.
-pub fn copy(out: &mut [f32], x: &[f32]) {
-    out.copy_from_slice(x);
 }

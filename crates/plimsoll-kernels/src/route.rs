@@ -4,8 +4,8 @@
 use crate::isa::{Isa, Kernel};
 use crate::linear::Mode;
 use crate::math;
-use crate::reduce::softmax;
 use crate::simd::{LANES, Simd};
+use crate::softmax::softmax;
 
 /// Chooses the experts of one row: `logits` become probabilities (softmax over all), the `ids.len()` greatest are chosen, greatest
 /// first, of equal ones the lower id; `weights` are their probabilities, divided by their sum if `renormalise`.

@@ -72,27 +72,22 @@ proptest! {
         prop_assert!(y.iter().zip(&x).all(|(y, x)| *y == x * 0.3));
         let y = agreed(&x, |isa, y| softcap(isa, y, 30.0));
         close(&y, x.iter().map(|x| 30.0 * (f64::from(*x) / 30.0).tanh()), 1e-6);
-        let mut y = vec![0.0; x.len()];
-        copy(&mut y, &x);
-        prop_assert_eq!(bits(&y), bits(&x));
     }
 
     #[test]
     fn activations(x in prop::collection::vec(-20.0f32..20.0, 1..100)) {
         let up: Vec<f32> = x.iter().rev().copied().collect();
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        let known: [(Activation, &dyn Fn(f64) -> f64); 5] = [
+        let known: [(Activation, &dyn Fn(f64) -> f64); 3] = [
             (Activation::Silu, &|x| x * sigmoid(x)),
             (Activation::GeluQuick, &|x| x * sigmoid(1.702 * x)),
-            (Activation::Relu, &|x| x.max(0.0)),
-            (Activation::ReluSquared, &|x| x.max(0.0).powi(2)),
             (Activation::Sigmoid, &sigmoid),
         ];
         for (activation, reference) in known {
             let y = agreed(&x, |isa, y| activate(isa, activation, y));
             close(&y, x.iter().map(|x| reference(f64::from(*x))), 4e-6);
         }
-        for activation in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::Relu] {
+        for activation in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
             let alone = agreed(&x, |isa, y| activate(isa, activation, y));
             let gated = agreed(&x, |isa, y| glu(isa, activation, y, &up));
             prop_assert!(gated.iter().zip(alone.iter().zip(&up)).all(|(g, (a, u))| *g == a * u));
@@ -121,35 +116,13 @@ proptest! {
     }
 
     #[test]
-    fn reductions(x in row(1..500)) {
+    fn probabilities(x in row(1..500)) {
         let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = x.iter().map(|x| (f64::from(*x) - f64::from(max)).exp()).sum();
-        let mut seen: Option<LogSumExp> = None;
-        for isa in isas() {
-            let lse = log_sum_exp(isa, &x);
-            prop_assert_eq!(*seen.get_or_insert(lse), lse);
-            prop_assert_eq!(lse.max, max);
-            let expected = f64::from(max) + sum.ln();
-            prop_assert!((f64::from(lse.log_sum) - expected).abs() <= 2e-6 * expected.abs().max(1.0));
-            prop_assert_eq!(argmax(isa, &x), x.iter().position(|v| *v == max).unwrap());
-        }
         let y = agreed(&x, softmax);
         for (x, y) in x.iter().zip(y) {
             let expected = (f64::from(*x) - f64::from(max)).exp() / sum;
             prop_assert!((f64::from(y) - expected).abs() <= 1e-5 * expected + 1e-37, "{} {}", y, expected);
         }
-    }
-}
-
-#[test]
-fn argmax_prefers_the_first_and_ignores_nan() {
-    for isa in isas() {
-        assert_eq!(argmax(isa, &[1.0, 3.0, f32::NAN, 3.0]), 1);
-        assert_eq!(argmax(isa, &[f32::NAN; 20]), 0);
-        assert_eq!(argmax(isa, &[f32::NEG_INFINITY; 3]), 0);
-        let mut x = vec![f32::NAN; 40];
-        x[37] = -5.0;
-        assert_eq!(argmax(isa, &x), 37);
-        assert_eq!(argmax(isa, &[-0.0, 0.0]), 0);
     }
 }

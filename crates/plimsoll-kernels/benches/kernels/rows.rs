@@ -1,7 +1,7 @@
 //! What is done to single rows of 4096.
 
+use divan::Bencher;
 use divan::counter::ItemsCount;
-use divan::{Bencher, black_box};
 use plimsoll_kernels::*;
 
 use crate::{Aligned, isa};
@@ -43,16 +43,6 @@ fn quantize_acts(bencher: Bencher, bits: usize) {
     let layout = ActLayout { rows: 1, k: N, form };
     let mut row = Aligned::new(layout.bytes(), |_| 0);
     over_row(bencher, |_, x| plimsoll_kernels::quantize_acts(isa(), layout, x, &mut row));
-}
-
-#[divan::bench(max_time = 0.3)]
-fn log_sum_exp(bencher: Bencher) {
-    over_row(bencher, |_, x| _ = black_box(plimsoll_kernels::log_sum_exp(isa(), x)));
-}
-
-#[divan::bench(max_time = 0.3)]
-fn argmax(bencher: Bencher) {
-    over_row(bencher, |_, x| _ = black_box(plimsoll_kernels::argmax(isa(), x)));
 }
 
 /// A row finds its 10 of 512 experts.
