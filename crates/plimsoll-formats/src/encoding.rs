@@ -2,8 +2,6 @@
 //!
 //! Types only. The bytes behind them are decoded in `decode`.
 
-use crate::error::FormatError;
-
 /// Shape, encoding and stored size of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -24,17 +22,6 @@ impl TensorInfo {
     /// Length of a row in elements: the last dimension.
     pub fn cols(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
-    }
-
-    /// Refuses a tensor whose shape is not `shape`, with an error that names it.
-    pub fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<(), FormatError> {
-        if self.shape == shape {
-            return Ok(());
-        }
-        Err(FormatError::Config(format!(
-            "tensor {name} has shape {:?}, the configuration asks for {shape:?}",
-            self.shape
-        )))
     }
 }
 

@@ -119,11 +119,6 @@ impl StopMatcher {
         self.matched
     }
 
-    /// How many bytes are held back at the moment.
-    pub fn held_bytes(&self) -> usize {
-        self.held.len()
-    }
-
     /// Advances every automaton by a byte; the longest string completed by it and its length in bytes.
     fn step(&mut self, byte: u8) -> Option<(usize, usize)> {
         let mut best = None;
@@ -220,7 +215,7 @@ mod tests {
                 if matcher.push(piece, &mut out) {
                     break;
                 }
-                prop_assert!(matcher.held_bytes() < longest);
+                prop_assert!(matcher.held.len() < longest);
             }
             let stopped = matcher.matched();
             matcher.finish(&mut out);

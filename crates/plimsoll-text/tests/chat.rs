@@ -63,13 +63,6 @@ fn a_refusal_carries_its_reason() {
 }
 
 #[test]
-fn chatml_is_the_fallback() {
-    let messages = json!([{"role": "user", "content": "hi"}]);
-    let text = ChatTemplate::chatml().unwrap().render(&messages, None, true, &Map::new());
-    assert_eq!(text.unwrap(), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
-}
-
-#[test]
 fn a_template_that_reads_only_parts_gets_parts() {
     let source = "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% else %}[{{ part.type }}]{% endif %}{% endfor %};{% endfor %}";
     let chat = ChatTemplate::new(source, "", "").unwrap();

@@ -38,9 +38,6 @@ const WORK_PER_BYTE: u64 = 32;
 /// A text that is looked for in a prompt.
 const MARK: &str = "{plimsoll}";
 
-/// What a model without a template gets: the ChatML format.
-pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-
 /// A compiled chat template. Immutable, so one serves all threads.
 pub struct ChatTemplate {
     source: String,
@@ -80,15 +77,6 @@ impl ChatTemplate {
     fn shows(&self, content: &Json) -> bool {
         let messages = json!([{"role": "user", "content": content}]);
         self.render(&messages, None, true, &Map::new()).is_ok_and(|prompt| prompt.contains(MARK))
-    }
-
-    /// The template for models without one: [`CHATML`].
-    ///
-    /// # Errors
-    ///
-    /// None in practice; the template is a constant that compiles.
-    pub fn chatml() -> Result<Self, TextError> {
-        Self::new(CHATML, "<|im_start|>", "<|im_end|>")
     }
 
     /// The same template with another limit on the length of a prompt, in bytes.
