@@ -31,10 +31,14 @@ impl Cached {
     /// Takes over the index's numbers. Returns how many pages were evicted since the last time.
     pub fn refresh(&self, stats: &IndexStats) -> u64 {
         self.indexed.store(stats.nodes as u64, Release);
-        self.hit_tokens.store(stats.hit_tokens, Release);
-        self.miss_tokens.store(stats.miss_tokens, Release);
         self.inserted.store(stats.inserted_pages, Release);
         stats.evicted_pages - self.evicted.swap(stats.evicted_pages, Release)
+    }
+
+    /// For the engine thread: so many tokens of a prompt were found, of so many. Said once a request, however often it is computed anew.
+    pub fn looked_up(&self, found: usize, of: usize) {
+        self.hit_tokens.fetch_add(found as u64, Release);
+        self.miss_tokens.fetch_add(of.saturating_sub(found) as u64, Release);
     }
 
     /// For the engine thread: whether somebody asked for everything to be forgotten; what [`Self::done`] wants to be told.

@@ -95,14 +95,16 @@ impl Delivery {
         self.failed
     }
 
-    /// Notes the first step it takes part in, and how much of its prompt came from the cache.
-    pub fn scheduled(&mut self, now: Instant, cached_tokens: usize, metrics: &Metrics) {
-        if self.scheduled.is_none() {
-            self.scheduled = Some(now);
-            metrics.queue_seconds.observe((now - self.came.arrived).as_secs_f64());
-            metrics.cached_tokens.inc_by(cached_tokens as u64);
-            self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
+    /// Notes the first step it takes part in, and how much of its prompt came from the cache. Whether this is that step.
+    pub fn scheduled(&mut self, now: Instant, cached_tokens: usize, metrics: &Metrics) -> bool {
+        if self.scheduled.is_some() {
+            return false;
         }
+        self.scheduled = Some(now);
+        metrics.queue_seconds.observe((now - self.came.arrived).as_secs_f64());
+        metrics.cached_tokens.inc_by(cached_tokens as u64);
+        self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
+        true
     }
 
     /// Whether what it may say next is known, or will be as soon as its logits are; waits for `patience` at most.

@@ -367,8 +367,7 @@ impl<R: Runner> Worker<R> {
     /// Runs the shares that were scheduled, and delivers what comes of them.
     fn step(&mut self, next: Next, began: Instant) {
         for share in &self.shares {
-            let seq = &mut self.scheduler.running_mut()[share.seq];
-            seq.work.scheduled(began, share.start, &self.shared.metrics);
+            enters(&mut self.scheduler.running_mut()[share.seq], share.start, began, &self.shared);
         }
         match self.forward() {
             Ok(()) => {
@@ -480,6 +479,13 @@ impl<R: Runner> Worker<R> {
                 metrics.failed.inc();
             },
         );
+    }
+}
+
+/// Notes the first step of a sequence, which begins where the cache's part of its prompt ends.
+fn enters(seq: &mut Seq<Delivery>, start: usize, began: Instant, shared: &Shared) {
+    if seq.work.scheduled(began, start, &shared.metrics) && seq.reuses() {
+        shared.cached.looked_up(start, seq.prompt_len);
     }
 }
 

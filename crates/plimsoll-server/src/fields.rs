@@ -129,7 +129,8 @@ impl<'a> Fields<'a> {
 
     /// Ends the taking: whatever is left is unknown.
     pub fn finish(self) -> ApiResult<()> {
-        match self.left.first() {
+        // Null asks for nothing, whatever its name.
+        match self.left.iter().find(|(_, raw)| raw.get() != "null") {
             None => Ok(()),
             Some((name, _)) => {
                 let param = self.param(&quote(name));

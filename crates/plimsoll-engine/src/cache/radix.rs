@@ -77,10 +77,6 @@ pub struct IndexStats {
     pub nodes: usize,
     /// Bytes of host memory of the index's tables; constant.
     pub bytes: usize,
-    /// Prompt tokens that lookups found.
-    pub hit_tokens: u64,
-    /// Prompt tokens that lookups did not find.
-    pub miss_tokens: u64,
     /// Pages that entered the index.
     pub inserted_pages: u64,
     /// Pages that eviction freed.
@@ -224,10 +220,7 @@ impl PrefixIndex {
         for &page in pages.iter() {
             pool.retain(page);
         }
-        let found = Match { pages: pages.len(), tokens: pages.len() * PAGE_TOKENS, known };
-        self.stats.hit_tokens += found.tokens as u64;
-        self.stats.miss_tokens += (key.tokens.len() - found.tokens) as u64;
-        found
+        Match { pages: pages.len(), tokens: pages.len() * PAGE_TOKENS, known }
     }
 
     /// How many tokens [`Self::lookup`] would find, without holding, warming or counting anything; for pricing.

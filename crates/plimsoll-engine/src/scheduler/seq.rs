@@ -185,7 +185,7 @@ impl<T> Seq<T> {
     }
 
     /// Prompt log-probabilities and some poolings need every position computed here and now.
-    pub(super) fn reuses(&self) -> bool {
+    pub fn reuses(&self) -> bool {
         !self.pooled.is_some_and(|pooled| pooled.every_row) && self.logits_from >= self.prompt_len.saturating_sub(1)
     }
 

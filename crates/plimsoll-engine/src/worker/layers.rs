@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use plimsoll_device::StepInput;
 
-use super::{Worker, run_guarded};
+use super::{Worker, enters, run_guarded};
 use crate::runner::Runner;
 use crate::scheduler::{Share, StepLimits};
 use crate::speculation::Next;
@@ -69,7 +69,7 @@ impl<R: Runner> Worker<R> {
         let mut began = Instant::now();
         let begins = layers.begun.is_none();
         if begins {
-            scheduler.running_mut()[share.seq].work.scheduled(began, share.start, &shared.metrics);
+            enters(&mut scheduler.running_mut()[share.seq], share.start, began, shared);
         }
         let mut media = std::mem::take(media_rows);
         let step = layers.buffers.fill(&[share], scheduler.running(), &mut media);

@@ -130,10 +130,12 @@ impl Thinking {
 fn shown(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let omitted = fields.take::<String>("display")?;
     match omitted.as_deref() {
-        None => Ok(true),
+        // Whole thoughts are more than a summary of them.
+        None | Some("summarized") => Ok(true),
         Some("omitted") => Ok(false),
         Some(_) => {
-            let message = "thinking.display is supported only as omitted; without it, thoughts are shown whole";
+            let message =
+                "thinking.display is supported only as omitted or summarized; without it, thoughts are shown whole";
             Err(ApiError::unsupported("thinking.display", message))
         }
     }
@@ -145,13 +147,8 @@ fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> Ap
     let effort = config.take::<String>("effort")?;
     let format = config.raw("format");
     config.finish()?;
-    match effort.as_deref() {
-        None => {}
-        Some(effort @ ("low" | "medium" | "high")) => conversation.set_effort("output_config.effort", effort.into()),
-        Some(other) => {
-            let message = format!("output_config.effort is `{}`; models know low, medium and high", quote(other));
-            return Err(ApiError::unsupported("output_config.effort", message));
-        }
+    if let Some(effort) = &effort {
+        conversation.set_effort("output_config.effort", effort)?;
     }
     let Some(raw) = format else { return Ok(None) };
     let mut format = Fields::of("output_config.format".into(), raw)?;

@@ -34,12 +34,11 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conv
             return Err(ApiError::invalid("chat_template_kwargs", message));
         }
     }
-    for name in ["enable_thinking", "reasoning_effort"] {
-        let Some(value) = fields.json(name)? else { continue };
-        let fits = if name == "enable_thinking" { value.is_boolean() } else { value.is_string() };
-        if !fits {
-            return Err(ApiError::invalid(name, format!("{name} has the wrong type")));
-        }
+    let thinking = fields.take::<bool>("enable_thinking")?;
+    let effort = fields.take::<String>("reasoning_effort")?;
+    let given = [("enable_thinking", thinking.map(Value::from)), ("reasoning_effort", effort.clone().map(Value::from))];
+    for (name, value) in given {
+        let Some(value) = value else { continue };
         if extra.insert(name.into(), value.clone()).is_some_and(|other| other != value) {
             let message = format!("{name} and chat_template_kwargs.{name} contradict each other");
             return Err(ApiError::invalid(name, message));
@@ -55,6 +54,9 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conv
     let mut conversation = Conversation::new("messages", messages, gallery.media, tools);
     conversation.add_generation_prompt = add_generation_prompt;
     conversation.extra = extra;
+    if let Some(effort) = effort {
+        conversation.set_effort("reasoning_effort", &effort)?;
+    }
     Ok(conversation)
 }
 
@@ -81,13 +83,8 @@ fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Ar
     }
     let calls = tool_calls(&mut fields, arguments)?;
     let content = content(&mut fields, gallery)?;
-    // An answer may have been cut while it was thought about.
-    let thought = fields.has("reasoning_content") || fields.has("reasoning");
-    let nothing = match role == "assistant" {
-        true if calls.is_some() => Some(Value::Null),
-        true if thought => Some("".into()),
-        _ => None,
-    };
+    // An answer may have been cut before its first word.
+    let nothing = (role == "assistant").then(|| if calls.is_some() { Value::Null } else { "".into() });
     let Some(content) = content.or(nothing) else {
         let param = fields.param("content");
         return Err(ApiError::invalid(&param, format!("{param} is missing")));
@@ -107,6 +104,8 @@ fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Ar
         message.entry("reasoning_content").or_insert_with(|| text.into());
     }
     // What servers put into answers and clients send back unchanged: empty, these say nothing.
+    // OpenAI's client sends what it has read in an answer's text back beside it.
+    fields.raw("parsed");
     for name in ["refusal", "annotations", "audio", "function_call"] {
         fields.only(name, &["[]", "\"\""])?;
     }

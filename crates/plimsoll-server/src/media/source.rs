@@ -10,6 +10,7 @@ use axum::http::StatusCode;
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::read::DecoderReader;
 use plimsoll_hub::{FETCH_BYTES, FETCH_PIECE_BYTES, FetchError, host_of};
 use plimsoll_media::{MediaError, Modality};
 use tokio::sync::mpsc;
@@ -59,9 +60,35 @@ pub(super) fn decoded(
         return Err(refused(param, &too_large(surely.saturating_sub(2), limit)));
     }
     let mut bytes = Vec::with_capacity(most);
-    match BASE64.decode_vec(data, &mut bytes) {
+    let decoded = match BASE64.decode_vec(data, &mut bytes) {
+        // Mail and `base64` break lines.
+        Err(_) if data.contains(['\r', '\n', ' ']) => {
+            bytes.clear();
+            let solid = Solid(data.as_bytes());
+            DecoderReader::new(solid, &BASE64).read_to_end(&mut bytes).map(drop).map_err(|error| error.to_string())
+        }
+        decoded => decoded.map_err(|error| error.to_string()),
+    };
+    match decoded {
         Ok(()) => Ok(bytes),
         Err(error) => Err(ApiError::invalid(param, format!("{param}: this is not base64: {error}"))),
+    }
+}
+
+/// A text's bytes without blanks and line breaks.
+struct Solid<'t>(&'t [u8]);
+
+impl Read for Solid<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let mut taken = 0;
+        while let (Some(place), Some((byte, rest))) = (into.get_mut(taken), self.0.split_first()) {
+            self.0 = rest;
+            if !byte.is_ascii_whitespace() {
+                *place = *byte;
+                taken += 1;
+            }
+        }
+        Ok(taken)
     }
 }
 

@@ -8,12 +8,19 @@ fn from_base64(data: &str, limit: u64) -> Result<Vec<u8>, String> {
 
 #[test]
 fn base64_is_decoded_once_and_never_beyond_the_limit() {
-    for (data, bytes) in
-        [("", &b""[..]), ("YQ==", b"a"), ("YQ", b"a"), ("YWI=", b"ab"), ("YWJj", b"abc"), ("+/8=", &[0xfb, 0xff])]
-    {
+    for (data, bytes) in [
+        ("", &b""[..]),
+        ("YQ==", b"a"),
+        ("YQ", b"a"),
+        ("YWI=", b"ab"),
+        ("YWJj", b"abc"),
+        ("+/8=", &[0xfb, 0xff]),
+        ("YWJj\n", b"abc"),
+        (" Y\r\nWI =\n", b"ab"),
+    ] {
         assert_eq!(from_base64(data, 10).as_deref(), Ok(bytes), "{data}");
     }
-    for bad in ["Y", "YWJj\n", "-_8=", "a b", "YQ==YQ==", "ä"] {
+    for bad in ["Y", "Y\n", "YWJj\n!", "-_8=", "a b", "YQ==YQ==", "ä"] {
         assert!(from_base64(bad, 10).unwrap_err().contains("this is not base64"), "{bad}");
     }
     assert!(from_base64(&"AAAA".repeat(4), 10).is_ok(), "what is near the limit is seen when it is probed");

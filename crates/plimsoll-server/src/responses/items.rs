@@ -162,6 +162,8 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
             fields.only("annotations", &["[]"])?;
             // What was reported with an answer says nothing when it comes back.
             fields.json("logprobs")?;
+            // And what OpenAI's client has read in it, nothing to the server.
+            fields.raw("parsed");
             fields.required("text")?
         }
         "refusal" => fields.required("refusal")?,

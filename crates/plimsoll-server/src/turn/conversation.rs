@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::adapt;
 use super::tools::ToolUse;
 use crate::app::App;
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, quote};
 use crate::limits::Held;
 use crate::media::prompt::Placeholders;
 use crate::media::{self, Measured, Medium};
@@ -19,6 +19,9 @@ const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// What templates call the measure of thoughts.
 const EFFORT: &str = "reasoning_effort";
+
+/// What it may be.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// A prompt.
 pub(crate) struct Prompt {
@@ -44,14 +47,13 @@ pub(crate) struct Conversation {
     pub add_generation_prompt: bool,
     /// Variables of the template.
     pub extra: Map<String, Value>,
-    effort_param: &'static str,
 }
 
 impl Conversation {
     /// A conversation without a template's own options. `param` is the field that holds it, for errors.
     pub fn new(param: &'static str, messages: Vec<Value>, media: Vec<Medium>, tools: Option<ToolUse>) -> Self {
-        let (messages, effort_param) = (Value::Array(messages), "reasoning_effort");
-        Self { param, messages, media, tools, add_generation_prompt: true, extra: Map::new(), effort_param }
+        let messages = Value::Array(messages);
+        Self { param, messages, media, tools, add_generation_prompt: true, extra: Map::new() }
     }
 
     /// Heap bytes of it, about.
@@ -81,10 +83,22 @@ impl Conversation {
         }
     }
 
-    /// Sets how hard the model shall think; `param` is the field that asks for it.
-    pub fn set_effort(&mut self, param: &'static str, effort: String) {
-        self.effort_param = param;
+    /// Sets how hard the model shall think; `param` is the field that asks for it. A template that has no such dial may have a switch, which
+    /// stands as it was set by itself.
+    ///
+    /// # Errors
+    /// With the words that there are.
+    pub fn set_effort(&mut self, param: &str, effort: &str) -> ApiResult<()> {
+        if !EFFORTS.contains(&effort) {
+            let message = format!("{param} is `{}`; known are {}", quote(effort), EFFORTS.join(", "));
+            return Err(ApiError::invalid(param, message));
+        }
+        let thinks = effort != "none";
+        for name in THINKING {
+            self.extra.entry(name).or_insert(thinks.into());
+        }
         self.extra.insert(EFFORT.into(), effort.into());
+        Ok(())
     }
 
     /// Whether the client wants no thoughts.
@@ -122,15 +136,15 @@ impl Conversation {
         Ok(Prompt { text: guarded.plain(text), ids, media })
     }
 
-    /// What a template does not know would change nothing. That a model shall think or not is taken in any case: one that cannot does not.
+    /// What a template does not know would change nothing. Whether a model shall think, and how hard, is taken in any case: one that cannot does
+    /// not, and one that has no such dial thinks as it does.
     fn check_extra(&self, template: &str) -> ApiResult<()> {
         let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-        let known = |name: &str| THINKING.contains(&name) || template.contains(name);
+        let known = |name: &str| name == EFFORT || THINKING.contains(&name) || template.contains(name);
         let Some((name, _)) = self.extra.iter().find(|(name, value)| !known(name) && !empty(value)) else {
             return Ok(());
         };
         let param = match name.as_str() {
-            EFFORT => self.effort_param.to_owned(),
             "documents" => name.clone(),
             _ => format!("chat_template_kwargs.{name}"),
         };

@@ -26,27 +26,26 @@ pub(crate) fn grammar_of(
     budget: Option<Budget>,
 ) -> ApiResult<Option<Arc<dyn Grammar>>> {
     let thinking = thinking(rules, budget)?;
+    let budget = budget.filter(|_| thinking.is_some());
     let harmony = rules.spec.reasoning == Some(ReasoningFormat::Harmony);
     // Where the model is free to call and its text is not bound to a form, a grammar holds the calls of strict tools alone.
     let bound =
         tools.filter(|tools| tools.choice != ToolChoice::Auto || (form.is_some() && rules.spec.tools.is_some()));
     let calls = bound.map(|tools| calls(app, tools, |_| true)).transpose()?;
+    let strict = tools.filter(|tools| calls.is_none() && tools.strict());
+    let strict = strict.map(|tools| within_text(app, tools)).transpose()?.flatten();
     let free = tools.is_none_or(|tools| tools.choice == ToolChoice::Auto);
     let prefix = if harmony { HARMONY_FINAL } else { "" };
     let (param, source, prefix) = match (calls, form) {
-        (Some(_), Some(form)) if !free => {
-            let message = format!("{} has no effect where tool_choice asks for a call", form.param);
-            return Err(ApiError::unsupported(form.param, message));
-        }
+        // The text that has the form is another answer's: this one is a call.
+        (Some(calls), _) if !free => ("tools", Some(Source::Calls(calls)), ""),
         (Some(calls), Some(form)) => (form.param, Some(Source::CallsOr(calls, Box::new(form.source.clone()))), prefix),
         (Some(calls), None) => ("tools", Some(Source::Calls(calls)), ""),
         (None, Some(form)) => (form.param, Some(form.source.clone()), prefix),
-        (None, None) if tools.is_some_and(|tools| tools.strict()) => {
-            ("tools", tools.map(|tools| within_text(app, tools)).transpose()?, "")
-        }
-        (None, None) => match budget {
-            None => return Ok(None),
-            Some(budget) => (budget.param, None, ""),
+        (None, None) => match (strict, budget) {
+            (Some(source), _) => ("tools", Some(source), ""),
+            (None, Some(budget)) => (budget.param, None, ""),
+            (None, None) => return Ok(None),
         },
     };
     grammar(app, param, source.as_ref(), prefix, thinking).map(Some)
@@ -59,27 +58,25 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
             let budget = budget.map(|budget| budget.tokens);
             Ok(Some(Thinking { opened: rules.spec.opened, open, close, budget }))
         }
-        (None, None) => Ok(None),
-        (None, Some(Budget { param, .. })) => {
-            let message = format!(
-                "{param} has no effect: the served model does not think, or not between tags, or thinking is off"
-            );
+        (None, Some(Budget { param, .. })) if rules.spec.reasoning.is_some() => {
+            let message = format!("{param} has no effect: the served model's thoughts do not stand between tags");
             Err(ApiError::unsupported(param, message))
         }
+        // Who does not think keeps within any budget.
+        (None, _) => Ok(None),
     }
 }
 
-/// Text with calls in it, of which those of strict tools keep to their schemas, and the others to being JSON.
-fn within_text(app: &App, tools: &ToolUse) -> ApiResult<Source> {
+/// Text with calls in it, of which those of strict tools keep to their schemas, and the others to being JSON. None where that cannot be had:
+/// clients make all their tools strict without being asked, and a model that is free writes calls as it was taught.
+fn within_text(app: &App, tools: &ToolUse) -> ApiResult<Option<Source>> {
     let format = app.served.formats.tools;
-    // A model that is free writes calls in its own format.
     // Nothing in the text tells where a call of Llama's begins, and harmony's stand outside of any text.
     let told = |format: &ToolFormat| !matches!(format, ToolFormat::Harmony | ToolFormat::Llama3);
     if format.filter(|format| forced_format(*format) == *format).filter(told).is_none() {
-        let message = "strict: the arguments of this model's calls cannot be held to a schema while it is free to call or not; with tool_choice required, or a named tool, they are";
-        return Err(ApiError::unsupported("tools", message));
+        return Ok(None);
     }
-    calls(app, tools, |function| function["strict"] == true).map(Source::TextWithCalls)
+    calls(app, tools, |function| function["strict"] == true).map(|calls| Some(Source::TextWithCalls(calls)))
 }
 
 /// The calls that can be made; `kept` says of which functions the schemas are kept.

@@ -189,6 +189,53 @@ fn tools_are_told_to_models_whose_template_knows_none() {
 }
 
 #[test]
+fn what_clients_send_back_of_earlier_answers_is_taken() {
+    let server = says(HERMES, "Hello.", 3, FinishReason::Stop);
+    let said = |of: Value| {
+        let mut message = json!({"role": "assistant"});
+        message.as_object_mut().unwrap().extend(of.as_object().unwrap().clone());
+        let messages = json!([{"role": "user", "content": "Hi"}, message, {"role": "user", "content": "Go on"}]);
+        server.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 300, "unheard_of": null})).ok();
+    };
+    said(json!({"content": "{\"a\": 1}", "parsed": {"a": 1}, "refusal": null}));
+    said(json!({"content": "x", "parsed": null}));
+    // Cut before its first word.
+    said(json!({"content": null, "tool_calls": []}));
+    said(json!({}));
+}
+
+/// The text that would have the form is another answer's.
+#[test]
+fn a_call_that_is_asked_for_comes_before_a_form() {
+    let server = says(HERMES, CALLS, 9, FinishReason::Stop);
+    for format in [json!({"type": "json_object"}), json!({"type": "text"})] {
+        let (message, reason) =
+            whole(&server, &json!({"tools": tools(), "tool_choice": "required", "response_format": format}));
+        assert!(message["tool_calls"][0]["function"]["name"].is_string(), "{message}");
+        assert_eq!(reason, json!("tool_calls"));
+    }
+}
+
+/// A template without a dial may have a switch.
+#[test]
+fn an_effort_of_none_is_no_thoughts() {
+    let template = "{{ messages[0].content }}{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}";
+    let server = says(template, "Yes.", 9, FinishReason::Stop);
+    for (asked, seen) in [
+        (json!({}), "Hi"),
+        (json!({"reasoning_effort": "none"}), "Hi[False]"),
+        (json!({"reasoning_effort": "high"}), "Hi[True]"),
+        (json!({"reasoning_effort": "high", "enable_thinking": false}), "Hi[False]"),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300});
+        body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        server.post("/v1/chat/completions", &body).ok();
+        let prompt = server.last_request().prompt.iter().map(|id| u8::try_from(*id).unwrap_or(b'?')).collect();
+        assert_eq!(String::from_utf8(prompt).unwrap(), seen, "{asked}");
+    }
+}
+
+#[test]
 fn log_probabilities_go_with_calls_too() {
     let server = says(HERMES, CALLS, 1, FinishReason::Stop);
     let body = ask(&json!({"tools": tools(), "logprobs": true, "stream": true}));
@@ -227,10 +274,10 @@ fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
         2,
         FinishReason::Stop,
     );
-    let error = xml.post("/v1/chat/completions", &ask(&strict(true))).error(400);
-    assert_eq!((&error["param"], &error["code"]), (&json!("tools"), &json!("unsupported")));
-    assert!(error["message"].as_str().unwrap().contains("tool_choice required"), "{error}");
+    // Clients make all their tools strict unasked: it is free all the same.
+    whole(&xml, &strict(true));
     whole(&xml, &strict(false));
+    assert_eq!(xml.observed.constrained.load(Ordering::Acquire), 0);
     let mut required = strict(true);
     required["tool_choice"] = json!("required");
     whole(&xml, &required);
