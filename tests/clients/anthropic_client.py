@@ -161,7 +161,7 @@ def check_errors():
     refused(bad, ["temperature"], lambda: create(temperature=-1))
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     refused(bad, ["images"], lambda: create([{"role": "user", "content": [image]}]))
-    refused(bad, ["does not think"], lambda: create(thinking={"type": "enabled", "budget_tokens": 50}))
+    refused(bad, ["below max_tokens"], lambda: create(max_tokens=50, thinking={"type": "enabled", "budget_tokens": 50}))
     refused(bad, ["2048"], lambda: create([{"role": "user", "content": "word " * 3000}]))
     refused(bad, ["no_such_field"], lambda: create(extra_body={"no_such_field": 1}))
     refused(bad, ["custom"], lambda: create(tools=[{"type": "bash_20250124", "name": "bash"}]))
@@ -181,7 +181,7 @@ REFUSED = {
     "container": {"id": "x"},
     "diagnostics": {"previous_message_id": "x"},
     "inference_geo": "eu",
-    "output_config": {"effort": "max"},
+    "output_config": {"effort": "most"},
     "service_tier": "priority",
     "speed": "fast",
     "user_profile_id": "x",
@@ -195,6 +195,8 @@ def check_every_field():
     for name, value in REFUSED.items():
         refused(anthropic.BadRequestError, [name], lambda: create(extra_body={name: value}))
     create(max_tokens=1, metadata={"user_id": "ann"}, thinking={"type": "disabled"}, cache_control={"type": "ephemeral"})
+    # A model without thoughts keeps within any budget of them, and makes any effort.
+    create(max_tokens=60, thinking={"type": "enabled", "budget_tokens": 50}, output_config={"effort": "max"})
     counted = set(typing.get_type_hints(message_count_tokens_params.MessageCountTokensParams))
     assert counted <= WORKS | set(REFUSED), counted
     for name in sorted(counted & set(REFUSED)):

@@ -188,7 +188,7 @@ REFUSED = {
     "prompt": {"id": "x"},
     "prompt_cache_options": {"mode": "explicit"},
     "prompt_cache_retention": "24h",
-    "reasoning": {"effort": "high"},
+    "reasoning": {"mode": "pro"},
     "service_tier": "flex",
     "stream_options": {"include_obfuscation": True},
     "truncation": "auto",
@@ -201,8 +201,9 @@ def check_every_field():
     for name, value in REFUSED.items():
         error = refused(openai.BadRequestError, [], lambda: create(extra_body={name: value}))
         assert error.param.split(".")[0] == name, error.body
-    named = create(max_output_tokens=1, user="ann", safety_identifier="s", prompt_cache_key="k")
+    named = create(max_output_tokens=1, user="ann", safety_identifier="s", prompt_cache_key="k", reasoning={"effort": "xhigh", "summary": "auto"})
     assert (named.user, named.safety_identifier, named.prompt_cache_key) == ("ann", "s", "k")
+    assert named.reasoning.effort == "xhigh", named.reasoning
 
 
 run(globals())
