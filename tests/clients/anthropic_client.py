@@ -136,6 +136,14 @@ def check_tools_round_trip():
     assert same.input == call.input and streamed.usage == whole.usage
 
 
+def check_prefill():
+    whole = text_of(create(temperature=0, max_tokens=24))
+    begun = whole[: whole.index(" ", len(whole) // 2)]
+    rest = text_of(create([*CAPITAL, {"role": "assistant", "content": begun}], temperature=0, max_tokens=24))
+    # Of the same words: what is computed as a prompt and token by token may round differently further on.
+    assert rest.split()[0] == whole[len(begun) :].split()[0], (whole, begun, rest)
+
+
 def check_count_tokens():
     for more in [{}, {"system": "Be kind."}, {"tools": [WEATHER]}, {"tools": [WEATHER], "tool_choice": {"type": "none"}}]:
         counted = client.messages.count_tokens(model=MODEL, messages=CAPITAL, **more).input_tokens

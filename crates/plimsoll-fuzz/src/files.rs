@@ -4,7 +4,7 @@ use std::path::Path;
 
 use plimsoll_engine::{Blueprint, Line, LoadedModel, Options};
 use plimsoll_formats::{Checkpoint, RowBuf};
-use plimsoll_text::{ChatTemplate, PROMPT_BYTES_MAX, Tokenizer};
+use plimsoll_text::{ChatTemplate, Ending, PROMPT_BYTES_MAX, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::scratch::Scratch;
@@ -138,8 +138,10 @@ pub(crate) fn template(data: &[u8]) {
     within(2 * KIB * source.len() + 64 * data.len() + 128 * MIB, || {
         let Ok(template) = ChatTemplate::new(source, "<s>", "</s>") else { return };
         let tools = template.knows_tools().then_some(&tools);
-        if let Ok(prompt) = template.render(&messages, tools, true, &extra) {
-            assert!(prompt.len() <= PROMPT_BYTES_MAX);
+        for ending in [Ending::Open, Ending::Within] {
+            if let Ok(prompt) = template.render(&messages, tools, ending, &extra) {
+                assert!(prompt.len() <= PROMPT_BYTES_MAX);
+            }
         }
     });
 }

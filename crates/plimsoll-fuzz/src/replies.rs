@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_grammar::{Grammars, Guide, Settings, Source};
 use plimsoll_memory::heap;
-use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, ToolFormat, Tools};
+use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat, Tools};
 use plimsoll_text::{StopMatcher, Tokenizer};
 use serde_json::json;
 
@@ -80,7 +80,7 @@ pub(crate) fn reply(data: &[u8]) {
         {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}])));
     let spec = Spec {
         reasoning: THOUGHTS.get(usize::from(thoughts % 8)).copied(),
-        opened: thoughts & 8 != 0,
+        start: [Start::Turn, Start::Thoughts, Start::Answer, Start::Thoughts][usize::from(thoughts >> 3 & 3)],
         tools: TOOLS.get(usize::from(tools % 12)).map(|format| (*format, known)),
     };
     let whole = read(&spec, &[&text]);

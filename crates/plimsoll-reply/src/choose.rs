@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::Tools;
 use crate::formats::{DeepSeek, Format, GLM, Gemma, Harmony, Hermes, Llama, Mistral, QWEN_XML, Tagged};
 use crate::reasoning::Block;
+use crate::{Start, Tools};
 
 /// How a model writes tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl ToolFormat {
         }
     }
 
-    pub(crate) fn machine(self, tools: &Arc<Tools>) -> Box<dyn Format> {
+    pub(crate) fn machine(self, tools: &Arc<Tools>, start: Start) -> Box<dyn Format> {
         match self {
             Self::Hermes => Box::new(Hermes::new()),
             Self::QwenXml => Box::new(Tagged::new(&QWEN_XML, Arc::clone(tools))),
@@ -132,7 +132,7 @@ impl ToolFormat {
             Self::Glm => Box::new(Tagged::new(&GLM, Arc::clone(tools))),
             Self::FunctionGemma => Box::new(Gemma::function()),
             Self::Gemma4 => Box::new(Gemma::four()),
-            Self::Harmony => Box::new(Harmony::new(true)),
+            Self::Harmony => Box::new(Harmony::new(true, start)),
         }
     }
 }
@@ -157,6 +157,14 @@ impl ReasoningFormat {
     /// Whether a prompt that a template rendered ends inside a thinking block.
     pub fn opened_by(self, prompt: &str) -> bool {
         self.block().is_some_and(|block| prompt.trim_end().ends_with(block.open.trim_end()))
+    }
+
+    /// Whether a turn that has got as far as `text` is inside a thinking block.
+    pub fn opened_in(self, text: &str) -> bool {
+        self.block().is_some_and(|block| {
+            let after = text.rfind(block.open.trim_end()).map(|at| &text[at..]);
+            after.is_some_and(|thoughts| !thoughts.contains(block.close[0]))
+        })
     }
 
     /// The strings that mark reasoning. Where they are special tokens, their text is needed for reading the reply.

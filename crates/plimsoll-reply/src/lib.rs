@@ -25,5 +25,5 @@ mod watch;
 pub use choose::{Choice, ReasoningFormat, ToolFormat, UnknownFormat};
 pub use event::Event;
 pub use formats::HELD_BYTES_MAX;
-pub use reply::{ReplyParser, Spec};
+pub use reply::{ReplyParser, Spec, Start};
 pub use tools::Tools;

@@ -8,13 +8,25 @@ use crate::formats::{Format, Harmony, Plain};
 use crate::reasoning::Splitter;
 use crate::{ReasoningFormat, ToolFormat, Tools};
 
+/// Where in its turn a reply starts: the prompt may have begun it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// At its beginning.
+    #[default]
+    Turn,
+    /// In its thoughts: all is reasoning up to the closing tag.
+    Thoughts,
+    /// In its answer: thoughts are over.
+    Answer,
+}
+
 /// How to read one reply.
 #[derive(Clone, Debug, Default)]
 pub struct Spec {
     /// How the model thinks; none if it does not, or must not.
     pub reasoning: Option<ReasoningFormat>,
-    /// The prompt has opened the thinking block already.
-    pub opened: bool,
+    /// Where in its turn it starts.
+    pub start: Start,
     /// How the model calls tools, and which there are; none if it has none.
     pub tools: Option<(ToolFormat, Arc<Tools>)>,
 }
@@ -33,12 +45,13 @@ pub struct ReplyParser {
 impl ReplyParser {
     /// A parser before a reply's first character.
     pub fn new(spec: &Spec) -> Self {
-        let calls = spec.tools.as_ref().map(|(format, tools)| format.machine(tools));
+        let calls = spec.tools.as_ref().map(|(format, tools)| format.machine(tools, spec.start));
         let harmony = spec.reasoning == Some(ReasoningFormat::Harmony);
-        let (splitter, format) = match (spec.reasoning.and_then(ReasoningFormat::block), calls) {
-            (Some(block), format) => (Some(Splitter::new(block, spec.opened)), format),
+        let block = spec.reasoning.and_then(ReasoningFormat::block).filter(|_| spec.start != Start::Answer);
+        let (splitter, format) = match (block, calls) {
+            (Some(block), format) => (Some(Splitter::new(block, spec.start == Start::Thoughts)), format),
             // One format for both.
-            (None, None) if harmony => (None, Some(Box::new(Harmony::new(false)) as Box<dyn Format>)),
+            (None, None) if harmony => (None, Some(Box::new(Harmony::new(false, spec.start)) as Box<dyn Format>)),
             (None, format) => (None, format),
         };
         let outlet = Outlet::new(spec.tools.is_some());

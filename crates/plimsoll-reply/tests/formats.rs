@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_reply::{Event, HELD_BYTES_MAX, ReasoningFormat, ReplyParser, Spec, ToolFormat, Tools};
+use plimsoll_reply::{Event, HELD_BYTES_MAX, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat, Tools};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -16,7 +16,7 @@ fn tools() -> Arc<Tools> {
 
 fn spec(format: ToolFormat) -> Spec {
     let reasoning = (format == ToolFormat::Harmony).then_some(ReasoningFormat::Harmony);
-    Spec { reasoning, opened: false, tools: Some((format, tools())) }
+    Spec { reasoning, start: Start::Turn, tools: Some((format, tools())) }
 }
 
 /// A reply taken apart: reasoning, content, calls as (name, id, arguments).
@@ -293,8 +293,8 @@ fn arguments_go_out_while_they_come() {
     assert_eq!(events, [Event::Arguments("ng".into())]);
 }
 
-fn thinks(opened: bool, text: &str) -> (String, String) {
-    let spec = Spec { reasoning: Some(ReasoningFormat::Think), opened, tools: None };
+fn thinks(start: Start, text: &str) -> (String, String) {
+    let spec = Spec { reasoning: Some(ReasoningFormat::Think), start, tools: None };
     let parts = read(&spec, text);
     (parts.reasoning, parts.content)
 }
@@ -303,19 +303,21 @@ fn thinks(opened: bool, text: &str) -> (String, String) {
 fn thinking_follows_the_models_rules() {
     let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
     // The model opens the block.
-    assert_eq!(thinks(false, "<think>\nHm.\n</think>\n\nYes.\n"), pair("Hm.", "Yes.\n"));
-    assert_eq!(thinks(false, "\n<think>Hm.</think>Yes."), pair("Hm.", "Yes."));
-    assert_eq!(thinks(false, "<think>\n\n</think>\n\nYes."), pair("", "Yes."));
+    assert_eq!(thinks(Start::Turn, "<think>\nHm.\n</think>\n\nYes.\n"), pair("Hm.", "Yes.\n"));
+    assert_eq!(thinks(Start::Turn, "\n<think>Hm.</think>Yes."), pair("Hm.", "Yes."));
+    assert_eq!(thinks(Start::Turn, "<think>\n\n</think>\n\nYes."), pair("", "Yes."));
     // The template has opened it: all is reasoning until it is closed, also where the output was cut.
-    assert_eq!(thinks(true, "Hm.\n\nSo.\n</think>\n\nYes."), pair("Hm.\n\nSo.", "Yes."));
-    assert_eq!(thinks(true, "Hm, I wonder"), pair("Hm, I wonder", ""));
-    assert_eq!(thinks(true, "Hm </thi"), pair("Hm </thi", ""));
-    assert_eq!(thinks(false, "<think>Hm, I"), pair("Hm, I", ""));
+    assert_eq!(thinks(Start::Thoughts, "Hm.\n\nSo.\n</think>\n\nYes."), pair("Hm.\n\nSo.", "Yes."));
+    assert_eq!(thinks(Start::Thoughts, "Hm, I wonder"), pair("Hm, I wonder", ""));
+    assert_eq!(thinks(Start::Thoughts, "Hm </thi"), pair("Hm </thi", ""));
+    assert_eq!(thinks(Start::Turn, "<think>Hm, I"), pair("Hm, I", ""));
     // Elsewhere tags are text.
-    assert_eq!(thinks(true, "a <think> b</think>c </think> d"), pair("a <think> b", "c </think> d"));
-    assert_eq!(thinks(false, "The tag <think> opens. </think>"), pair("", "The tag <think> opens. </think>"));
-    assert_eq!(thinks(false, "<thin"), pair("", "<thin"));
-    assert_eq!(thinks(false, "  \nYes"), pair("", "  \nYes"));
+    assert_eq!(thinks(Start::Thoughts, "a <think> b</think>c </think> d"), pair("a <think> b", "c </think> d"));
+    assert_eq!(thinks(Start::Turn, "The tag <think> opens. </think>"), pair("", "The tag <think> opens. </think>"));
+    assert_eq!(thinks(Start::Turn, "<thin"), pair("", "<thin"));
+    assert_eq!(thinks(Start::Turn, "  \nYes"), pair("", "  \nYes"));
+    // Behind the thoughts, too.
+    assert_eq!(thinks(Start::Answer, "<think>x</think>"), pair("", "<think>x</think>"));
     // Without thinking all is content.
     let none = Spec::default();
     assert_eq!(read(&none, "<think>x</think> ").content, "<think>x</think> ");
@@ -323,8 +325,11 @@ fn thinking_follows_the_models_rules() {
 
 #[test]
 fn thinking_and_calls_go_together() {
-    let spec =
-        Spec { reasoning: Some(ReasoningFormat::Think), opened: true, tools: Some((ToolFormat::Hermes, tools())) };
+    let spec = Spec {
+        reasoning: Some(ReasoningFormat::Think),
+        start: Start::Thoughts,
+        tools: Some((ToolFormat::Hermes, tools())),
+    };
     let text = "Call <tool_call>?\n</think>\n\nOn it.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
     let parts = read(&spec, text);
     assert_eq!((parts.reasoning.as_str(), parts.content.as_str()), ("Call <tool_call>?", "On it."));
@@ -338,6 +343,16 @@ fn thinking_and_calls_go_together() {
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes <b>.<|return|>",
     );
     assert_eq!((parts.reasoning.as_str(), parts.content.as_str()), ("Hm.", "Yes <b>."));
+    let parts = read(&Spec { start: Start::Answer, ..spec }, "ll done.<|return|>");
+    assert_eq!((parts.reasoning.as_str(), parts.content.as_str()), ("", "ll done."));
+}
+
+#[test]
+fn a_turn_that_stands_in_the_prompt_may_be_thinking() {
+    let think = ReasoningFormat::Think;
+    assert!(think.opened_in("<think>\nHm, ") && think.opened_in("<think>a</think> b <think>"));
+    assert!(!think.opened_in("Yes, ") && !think.opened_in("<think>a</think> b"));
+    assert!(!ReasoningFormat::Harmony.opened_in("<think>"));
 }
 
 fn spec_of_harmony() -> Spec {
@@ -454,13 +469,13 @@ proptest! {
         picks in proptest::collection::vec(0usize..1000, 0..24),
         cuts in proptest::collection::vec(0usize..400, 0..12),
         thinks in any::<bool>(),
-        opened in any::<bool>(),
+        start in prop_oneof![Just(Start::Turn), Just(Start::Thoughts), Just(Start::Answer)],
     ) {
         let format = ALL[format];
         let words = words(format);
         let text: String = picks.iter().map(|pick| words[pick % words.len()]).collect();
         let reasoning = thinks.then_some(ReasoningFormat::Think);
-        let spec = Spec { reasoning, opened, ..spec(format) };
+        let spec = Spec { reasoning, start, ..spec(format) };
         let whole = parts(&spec, &[&text]);
         let mut ends: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).filter(|cut| text.is_char_boundary(*cut)).collect();
         ends.extend([0, text.len()]);

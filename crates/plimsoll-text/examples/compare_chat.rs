@@ -5,7 +5,7 @@
 
 use std::error::Error;
 
-use plimsoll_text::ChatTemplate;
+use plimsoll_text::{ChatTemplate, Ending};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -27,7 +27,7 @@ struct Conversation {
 
 #[derive(Deserialize)]
 struct Expected {
-    add_generation_prompt: bool,
+    ending: Ending,
     text: Option<String>,
     error: Option<String>,
 }
@@ -47,14 +47,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         for case in &template.conversations {
             for expected in &case.results {
-                let prompt = expected.add_generation_prompt;
-                let ours = chat.render(&case.messages, case.tools.as_ref(), prompt, &case.extra);
+                let ours = chat.render(&case.messages, case.tools.as_ref(), expected.ending, &case.extra);
                 match (&ours, &expected.text) {
                     (Ok(ours), Some(text)) if ours == text => equal += 1,
                     (Err(_), None) => refused += 1,
                     _ => {
                         different += 1;
-                        println!("== {} / {} / {prompt}", template.template, case.name);
+                        println!("== {} / {} / {:?}", template.template, case.name, expected.ending);
                         println!("ours:      {ours:?}\nreference: {:?} {:?}", expected.text, expected.error);
                     }
                 }

@@ -31,7 +31,7 @@ mod stop;
 mod table;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX};
+pub use chat::{ChatTemplate, Ending, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX};
 pub use decode::Detokenizer;
 pub use error::TextError;
 pub use gguf::GgufVocab;

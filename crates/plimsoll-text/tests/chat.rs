@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{path, read};
-use plimsoll_text::{ChatTemplate, TextError, chat_template_source};
+use plimsoll_text::{ChatTemplate, Ending, TextError, chat_template_source};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -26,7 +26,7 @@ struct Conversation {
 
 #[derive(Deserialize)]
 struct Expected {
-    add_generation_prompt: bool,
+    ending: Ending,
     text: Option<String>,
 }
 
@@ -39,9 +39,8 @@ fn renderings_equal_the_reference() {
         let chat = ChatTemplate::new(&source, "<s>", "</s>").unwrap();
         for case in template.conversations {
             for expected in case.results {
-                let prompt = expected.add_generation_prompt;
-                let ours = chat.render(&case.messages, case.tools.as_ref(), prompt, &case.extra);
-                let name = format!("{} / {} / {prompt}", template.template, case.name);
+                let ours = chat.render(&case.messages, case.tools.as_ref(), expected.ending, &case.extra);
+                let name = format!("{} / {} / {:?}", template.template, case.name, expected.ending);
                 match expected.text {
                     Some(text) => assert_eq!(ours.unwrap_or_else(|e| panic!("{name}: {e}")), text, "{name}"),
                     None => assert!(ours.is_err(), "{name} should fail, got {ours:?}"),
@@ -53,7 +52,7 @@ fn renderings_equal_the_reference() {
 
 fn render(source: &str) -> Result<String, TextError> {
     let messages = json!([{"role": "user", "content": "hi"}]);
-    ChatTemplate::new(source, "<s>", "</s>")?.render(&messages, None, true, &Map::new())
+    ChatTemplate::new(source, "<s>", "</s>")?.render(&messages, None, Ending::Open, &Map::new())
 }
 
 #[test]
@@ -68,7 +67,7 @@ fn a_template_that_reads_only_parts_gets_parts() {
     let chat = ChatTemplate::new(source, "", "").unwrap();
     let mixed = json!([{"type": "image"}, {"type": "text", "text": "See?"}]);
     let messages = json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": mixed}, {"role": "x", "content": null}]);
-    let text = chat.render(&messages, None, false, &Map::new()).unwrap();
+    let text = chat.render(&messages, None, Ending::Closed, &Map::new()).unwrap();
     assert_eq!(text, "system:Be kind.;user:[image]See?;x:;");
 }
 
@@ -76,7 +75,7 @@ fn a_template_that_reads_only_parts_gets_parts() {
 fn extras_cannot_replace_the_messages() {
     let chat = ChatTemplate::new("{{ messages[0].content }}{{ flag }}", "", "").unwrap();
     let extra = json!({"messages": [{"content": "forged"}], "flag": 7}).as_object().unwrap().clone();
-    let text = chat.render(&json!([{"content": "real"}]), None, false, &extra).unwrap();
+    let text = chat.render(&json!([{"content": "real"}]), None, Ending::Closed, &extra).unwrap();
     assert_eq!(text, "real7");
 }
 
@@ -170,7 +169,7 @@ fn literal_text_is_bounded_too() {
     assert!(matches!(render(&source), Err(TextError::TemplateLimit { .. })));
     let chat = ChatTemplate::new("{{ messages[0].content * 3 }}", "", "").unwrap().with_prompt_bytes_max(10);
     let messages = json!([{"content": "1234"}]);
-    let error = chat.render(&messages, None, false, &Map::new()).unwrap_err();
+    let error = chat.render(&messages, None, Ending::Closed, &Map::new()).unwrap_err();
     assert!(matches!(error, TextError::TemplateLimit { limit: 10, .. }), "{error}");
 }
 
@@ -195,6 +194,6 @@ fn long_conversations_are_no_attack() {
     let chat = ChatTemplate::new(&source, "", "").unwrap();
     let turn = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(200)});
     let messages: Value = (0..2000).map(turn).collect();
-    let text = chat.render(&messages, None, true, &Map::new()).unwrap();
+    let text = chat.render(&messages, None, Ending::Open, &Map::new()).unwrap();
     assert!(text.len() > 2_000_000);
 }

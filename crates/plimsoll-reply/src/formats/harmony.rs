@@ -3,6 +3,7 @@
 //! `functions.name` is a call.
 
 use super::{Format, NAME_BYTES_MAX, is_name};
+use crate::Start;
 use crate::event::Outlet;
 use crate::watch::Watch;
 
@@ -43,8 +44,14 @@ enum Kind {
 }
 
 impl Harmony {
-    pub fn new(calls: bool) -> Self {
-        Self { state: header(), calls }
+    pub fn new(calls: bool, start: Start) -> Self {
+        let within = |kind| State::Body { kind, watch: Watch::new(ENDS) };
+        let state = match start {
+            Start::Turn => header(),
+            Start::Thoughts => within(Kind::Reasoning),
+            Start::Answer => within(Kind::Content),
+        };
+        Self { state, calls }
     }
 
     fn open(&mut self, header: &str, out: &mut Outlet) {

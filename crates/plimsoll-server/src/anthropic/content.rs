@@ -30,10 +30,6 @@ pub(crate) fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<(Vec<Value>,
     for (i, raw) in list.iter().enumerate() {
         told.message(Fields::of(format!("messages[{i}]"), raw)?)?;
     }
-    if told.messages.last().is_some_and(|last| last["role"] == "assistant") {
-        let message = "messages ends with the assistant's turn: this server does not go on with a text it is given";
-        return Err(ApiError::unsupported(format!("messages[{}]", list.len() - 1), message));
-    }
     told.messages.iter_mut().for_each(thoughts_alone);
     Ok((told.messages, told.gallery.media, told.caches))
 }

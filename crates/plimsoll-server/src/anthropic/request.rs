@@ -83,7 +83,11 @@ impl Said {
         let (messages, media, marked) = content::take(fields, app)?;
         caches |= marked;
         let thinking = Thinking::take(fields)?;
+        let prefilled = messages.last().is_some_and(|last| last["role"] == "assistant");
         let mut conversation = Conversation::new("messages", messages, media, tools);
+        if prefilled {
+            conversation.go_on()?;
+        }
         if let Some(on) = thinking.on {
             conversation.set_thinking(on);
         }

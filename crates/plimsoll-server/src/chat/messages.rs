@@ -1,5 +1,6 @@
 //! Chat's messages and template options: checked and bounded.
 
+use plimsoll_text::Ending;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -19,8 +20,12 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conv
     let mut gallery = Gallery::new(app);
     let messages = messages(raw, &mut gallery)?;
     let tools = tools::take(fields)?;
-    let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
-    fields.only("continue_final_message", &["false"])?;
+    let opens = fields.take::<bool>("add_generation_prompt")?;
+    let goes_on = fields.take("continue_final_message")?.unwrap_or(false);
+    if goes_on && opens == Some(true) {
+        let message = "continue_final_message and add_generation_prompt: a prompt has one end";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
     let mut extra = match fields.json("chat_template_kwargs")? {
         None => Map::new(),
         Some(Value::Object(extra)) => extra,
@@ -52,7 +57,11 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conv
     }
     fields.never(&["chat_template"], "the server's own template is used")?;
     let mut conversation = Conversation::new("messages", messages, gallery.media, tools);
-    conversation.add_generation_prompt = add_generation_prompt;
+    if goes_on {
+        conversation.go_on()?;
+    } else if opens == Some(false) {
+        conversation.ending = Ending::Closed;
+    }
     conversation.extra = extra;
     if let Some(effort) = effort {
         conversation.set_effort("reasoning_effort", &effort)?;

@@ -223,7 +223,7 @@ fn conversation() -> Fields {
         ),
         ("parallel_tool_calls", flag(true)),
         ("add_generation_prompt", flag(true)),
-        ("continue_final_message", only(&json!(false), "boolean")),
+        ("continue_final_message", flag(false)),
         ("chat_template_kwargs", json!({"type": "object", "examples": [{"mood": "fine"}]})),
         ("enable_thinking", flag(false)),
         ("reasoning_effort", json!({"type": "string", "description": "Where the chat template knows it"})),

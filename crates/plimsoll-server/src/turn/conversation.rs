@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_text::TextError;
+use plimsoll_reply::{ReasoningFormat, Start};
+use plimsoll_text::{Ending, TextError};
 use serde_json::{Map, Value};
 
 use super::adapt;
@@ -44,7 +45,7 @@ pub(crate) struct Conversation {
     /// What the messages show, in order.
     pub media: Vec<Medium>,
     pub tools: Option<ToolUse>,
-    pub add_generation_prompt: bool,
+    pub ending: Ending,
     /// Variables of the template.
     pub extra: Map<String, Value>,
 }
@@ -53,7 +54,7 @@ impl Conversation {
     /// A conversation without a template's own options. `param` is the field that holds it, for errors.
     pub fn new(param: &'static str, messages: Vec<Value>, media: Vec<Medium>, tools: Option<ToolUse>) -> Self {
         let messages = Value::Array(messages);
-        Self { param, messages, media, tools, add_generation_prompt: true, extra: Map::new() }
+        Self { param, messages, media, tools, ending: Ending::Open, extra: Map::new() }
     }
 
     /// Heap bytes of it, about.
@@ -106,9 +107,31 @@ impl Conversation {
         THINKING.iter().any(|name| self.extra.get(*name) == Some(&Value::Bool(false)))
     }
 
-    /// Whether the prompt ends where the assistant begins.
-    pub fn ends_open(&self) -> bool {
-        self.add_generation_prompt
+    /// Lets the model go on with the last message, which must be the assistant's and end with text.
+    pub fn go_on(&mut self) -> ApiResult<()> {
+        let last = self.messages.as_array().and_then(|list| list.last()).unwrap_or(&Value::Null);
+        let problem = match () {
+            () if last["role"] != "assistant" => "it is not the assistant's",
+            () if last.get("tool_calls").is_some() => "it has called, and the results come next",
+            () if last_text(last).is_none() => "it does not end with a text",
+            () => {
+                self.ending = Ending::Within;
+                return Ok(());
+            }
+        };
+        let message = format!("the last of the {} cannot be gone on with: {problem}", self.param);
+        Err(ApiError::invalid(self.param, message))
+    }
+
+    /// Where in its turn the reply to a prompt starts, if the model thinks like this.
+    pub fn start(&self, reasoning: Option<ReasoningFormat>, prompt: &str) -> Start {
+        let last = self.messages.as_array().and_then(|list| list.last()).and_then(last_text).unwrap_or_default();
+        match self.ending {
+            Ending::Open if reasoning.is_some_and(|format| format.opened_by(prompt)) => Start::Thoughts,
+            Ending::Open | Ending::Closed => Start::Turn,
+            Ending::Within if reasoning.is_some_and(|format| format.opened_in(last)) => Start::Thoughts,
+            Ending::Within => Start::Answer,
+        }
     }
 
     /// The prompt. What its media name elsewhere has been fetched. Runs on a text worker.
@@ -157,10 +180,10 @@ impl Conversation {
         let Some(template) = &app.served.template else { return Ok(String::new()) };
         faults::site(Site::Template);
         let rendered = if template.knows_tools() {
-            template.render(&self.messages, tools, self.add_generation_prompt, &self.extra)
+            template.render(&self.messages, tools, self.ending, &self.extra)
         } else {
             let messages = adapt::without_tools(&self.messages, tools);
-            template.render(&messages, None, self.add_generation_prompt, &self.extra)
+            template.render(&messages, None, self.ending, &self.extra)
         };
         // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
         rendered.map_err(|error| match error {
@@ -168,6 +191,12 @@ impl Conversation {
             _ => ApiError::invalid(self.param, error.to_string()),
         })
     }
+}
+
+/// The text that a message ends with.
+fn last_text(message: &Value) -> Option<&str> {
+    let content = &message["content"];
+    content.as_str().or_else(|| content.as_array()?.last()?["text"].as_str())
 }
 
 fn value_bytes(value: &Value) -> u64 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_grammar::{Call, CallStyle, Calls, Source, Thinking};
-use plimsoll_reply::{ReasoningFormat, ToolFormat};
+use plimsoll_reply::{ReasoningFormat, Start, ToolFormat};
 use serde_json::Value;
 
 use super::Budget;
@@ -35,7 +35,12 @@ pub(crate) fn grammar_of(
     let strict = tools.filter(|tools| calls.is_none() && tools.strict());
     let strict = strict.map(|tools| within_text(app, tools)).transpose()?.flatten();
     let free = tools.is_none_or(|tools| tools.choice == ToolChoice::Auto);
-    let prefix = if harmony { HARMONY_FINAL } else { "" };
+    let answering = rules.spec.start == Start::Answer;
+    let prefix = if harmony && !answering { HARMONY_FINAL } else { "" };
+    if harmony && answering && !free {
+        let message = "tool_choice asks for a call, which this model cannot make in an answer that has begun";
+        return Err(ApiError::unsupported("tool_choice", message));
+    }
     let (param, source, prefix) = match (calls, form) {
         // The text that has the form is another answer's: this one is a call.
         (Some(calls), _) if !free => ("tools", Some(Source::Calls(calls)), ""),
@@ -54,9 +59,10 @@ pub(crate) fn grammar_of(
 fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>> {
     let tags = rules.spec.reasoning.and_then(|format| format.open().zip(format.close()));
     match (tags, budget) {
+        _ if rules.spec.start == Start::Answer => Ok(None),
         (Some((open, close)), budget) => {
             let budget = budget.map(|budget| budget.tokens);
-            Ok(Some(Thinking { opened: rules.spec.opened, open, close, budget }))
+            Ok(Some(Thinking { opened: rules.spec.start == Start::Thoughts, open, close, budget }))
         }
         (None, Some(Budget { param, .. })) if rules.spec.reasoning.is_some() => {
             let message = format!("{param} has no effect: the served model's thoughts do not stand between tags");

@@ -37,7 +37,7 @@ impl Rules {
     ) -> Self {
         let formats = &app.served.formats;
         let reasoning = formats.reasoning.filter(|_| !conversation.thinking_off());
-        let opened = conversation.ends_open() && reasoning.is_some_and(|format| format.opened_by(prompt));
+        let start = conversation.start(reasoning, prompt);
         let tools = conversation.tools.as_ref().zip(formats.tools);
         let tools = tools.map(|(tools, format)| {
             // Under a grammar, calls are written in a format that a grammar can hold.
@@ -48,7 +48,7 @@ impl Rules {
         // Mistral's templates accept ids of nine characters only.
         let short = matches!(tools, Some((ToolFormat::Mistral, _)));
         let call_prefix = (!short).then_some(call_prefix);
-        Self { spec: Spec { reasoning, opened, tools }, include_reasoning, one_call, call_prefix }
+        Self { spec: Spec { reasoning, start, tools }, include_reasoning, one_call, call_prefix }
     }
 
     /// Special tokens of the model whose text is needed for reading.

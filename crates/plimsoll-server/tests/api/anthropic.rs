@@ -207,6 +207,23 @@ fn every_block_reaches_the_template() {
     server.assert_idle();
 }
 
+/// What is called prefill: the answer begins with it, and the message has the rest.
+#[test]
+fn the_assistants_last_turn_is_gone_on_with() {
+    let server = says(ALL, " is blue.", 4, FinishReason::Stop, None);
+    let turn = json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "The sky"}]);
+    let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": turn}]);
+    let body = ask(&json!({"system": "Be kind.", "messages": messages}));
+    let message = server.post("/v1/messages", &body).ok();
+    let text = prompt_text(&server);
+    assert!(text.starts_with("[system]Be kind.[user]Hi[assistant]The sky") && text.ends_with("The sky"), "{text}");
+    assert_eq!(message["content"], json!([{"type": "text", "text": " is blue."}]));
+    let mut counted = body;
+    counted.as_object_mut().unwrap().remove("max_tokens");
+    let count = server.post("/v1/messages/count_tokens", &counted).ok();
+    assert_eq!(count["input_tokens"], server.last_request().prompt.len());
+}
+
 #[test]
 fn calls_come_as_blocks_in_their_order() {
     for pace in [1, 7, 1000] {
@@ -317,7 +334,10 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"messages": []}), "messages is empty"),
         (json!({"messages": null}), "messages is missing"),
         (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role is `wizard`"),
-        (json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}), "messages[1]"),
+        (
+            json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]}),
+            "the results come next",
+        ),
         (
             json!({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]}),
             "redacted",

@@ -1,9 +1,9 @@
 //! `/v1/chat/completions`: messages through the template, whole and streamed.
 
-use plimsoll_engine::testing::letters;
+use plimsoll_engine::testing::{letters, limits};
 use serde_json::{Value, json};
 
-use crate::common::Server;
+use crate::common::{Server, config};
 
 fn prompt_text(server: &Server) -> String {
     let ids = server.last_request().prompt;
@@ -69,6 +69,41 @@ fn parts_options_and_tools_reach_the_template() {
     body["tool_choice"] = "none".into();
     server.post("/v1/chat/completions", &body).ok();
     assert!(!prompt_text(&server).contains("tools"));
+}
+
+#[test]
+fn an_answer_that_has_begun_is_gone_on_with() {
+    let server = Server::start(letters);
+    let ask = |last: Value, more: Value| {
+        let mut body =
+            json!({"messages": [hello()[0], hello()[1], last], "continue_final_message": true, "max_tokens": 3});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/chat/completions", &body)
+    };
+    let begun = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell, ";
+    let parts = json!([{"type": "text", "text": "Well, "}]);
+    for (content, more) in [(json!("Well, "), json!({})), (parts, json!({"add_generation_prompt": false}))] {
+        let answer = ask(json!({"role": "assistant", "content": content}), more).ok();
+        assert!(prompt_text(&server).ends_with(begun), "{}", prompt_text(&server));
+        assert_eq!(answer["choices"][0]["message"]["content"].as_str().unwrap().len(), 3, "what is new of it");
+    }
+    let counted = json!({"messages": [{"role": "assistant", "content": "Well, "}], "continue_final_message": true});
+    assert_eq!(server.post("/tokenize", &counted).ok()["count"], "_assistant\nWell, ".len());
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    for (last, more, says) in [
+        (json!({"role": "user", "content": "Hi"}), json!({}), "it is not the assistant's"),
+        (json!({"role": "assistant", "content": "a", "tool_calls": [call]}), json!({}), "the results come next"),
+        (json!({"role": "assistant", "content": "a"}), json!({"add_generation_prompt": true}), "a prompt has one end"),
+        (json!({"role": "assistant", "content": "a"}), json!({"messages": []}), "messages is empty"),
+    ] {
+        let error = ask(last, more).error(400);
+        assert!(error["message"].as_str().unwrap().contains(says), "{error}");
+    }
+    // A template may hide it.
+    let server = Server::over("{{ messages[0].content }}", config(), limits(), letters);
+    let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "a"}]);
+    let error = server.post("/v1/chat/completions", &json!({"messages": messages, "continue_final_message": true}));
+    assert!(error.error(400)["message"].as_str().unwrap().contains("nothing to go on from"));
 }
 
 #[test]

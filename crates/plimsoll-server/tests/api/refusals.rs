@@ -143,7 +143,8 @@ fn what_would_have_no_effect_is_refused() {
     assert_eq!(chat(json!({"reasoning_effort": "most"})), "reasoning_effort");
     assert_eq!(chat(json!({"chat_template": "x"})), "chat_template");
     assert_eq!(chat(json!({"chat_template_kwargs": {"messages": []}})), "chat_template_kwargs");
-    assert_eq!(chat(json!({"continue_final_message": true})), "continue_final_message");
+    assert_eq!(chat(json!({"continue_final_message": true})), "messages");
+    assert_eq!(chat(json!({"continue_final_message": true, "add_generation_prompt": true})), "continue_final_message");
     assert_eq!(chat(json!({"prompt": "x"})), "prompt");
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     assert_eq!(chat(json!({"tools": tools, "parallel_tool_calls": 1})), "parallel_tool_calls");

@@ -216,6 +216,20 @@ fn a_call_that_is_asked_for_comes_before_a_form() {
     }
 }
 
+#[test]
+fn an_answer_or_thoughts_that_have_begun_are_read_on() {
+    let after = |begun: &str, text: &'static str| {
+        let server = says(THINKS, text, 3, FinishReason::Stop);
+        let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]);
+        let ask = json!({"messages": messages, "continue_final_message": true, "max_tokens": 300});
+        let message = server.post("/v1/chat/completions", &ask).ok()["choices"][0]["message"].clone();
+        (message["reasoning_content"].clone(), message["content"].clone())
+    };
+    assert_eq!(after("<think>\nHm, ", "so.</think>\n\nYes."), (json!("so."), json!("Yes.")));
+    assert_eq!(after("<think>\nHm.\n</think>\n\nY", "es."), (Value::Null, json!("es.")));
+    assert_eq!(after("The tag is ", "<think>, not </think>."), (Value::Null, json!("<think>, not </think>.")));
+}
+
 /// A template without a dial may have a switch.
 #[test]
 fn an_effort_of_none_is_no_thoughts() {

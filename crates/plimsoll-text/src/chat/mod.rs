@@ -6,6 +6,7 @@
 //! may choose, is not decided here.
 
 mod budget;
+mod ending;
 mod filters;
 mod methods;
 mod namespaces;
@@ -20,6 +21,8 @@ use std::collections::BTreeMap;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 use serde_json::{Map, Value as Json, json};
+
+pub use ending::Ending;
 
 use crate::error::{TextError, shielded};
 
@@ -76,7 +79,7 @@ impl ChatTemplate {
     /// Whether the prompt for one message with this content has [`MARK`].
     fn shows(&self, content: &Json) -> bool {
         let messages = json!([{"role": "user", "content": content}]);
-        self.render(&messages, None, true, &Map::new()).is_ok_and(|prompt| prompt.contains(MARK))
+        self.render(&messages, None, Ending::Open, &Map::new()).is_ok_and(|prompt| prompt.contains(MARK))
     }
 
     /// The same template with another limit on the length of a prompt, in bytes.
@@ -98,19 +101,24 @@ impl ChatTemplate {
     /// The prompt for `messages`.
     ///
     /// The template sees `messages` (a text as a list of one part, where it finds texts only in lists), `tools` (none if absent),
-    /// `documents` (none unless in `extra`), `add_generation_prompt`, `bos_token`, `eos_token` and whatever `extra` holds, such as `enable_thinking`; `extra` cannot replace the others.
+    /// `documents` (none unless in `extra`), `add_generation_prompt` (as `ending` says), `bos_token`, `eos_token` and whatever `extra` holds, such as `enable_thinking`; `extra` cannot replace the others.
     ///
     /// # Errors
     ///
-    /// [`TextError::Render`] if the template fails or refuses these messages, [`TextError::TemplateLimit`] if it takes too many
+    /// [`TextError::Render`] if the template fails or refuses these messages, or has no end of the last one's text to go on from,
+    /// [`TextError::TemplateLimit`] if it takes too many
     /// steps, does too much work or makes too long a prompt, [`TextError::Panicked`] if its engine breaks.
     pub fn render(
         &self,
         messages: &Json,
         tools: Option<&Json>,
-        add_generation_prompt: bool,
+        ending: Ending,
         extra: &Map<String, Json>,
     ) -> Result<String, TextError> {
+        if ending == Ending::Within {
+            let prompt = self.render(&ending::marked(messages)?, tools, Ending::Closed, extra)?;
+            return ending::cut(prompt);
+        }
         let mut size = InputSize::default();
         size.add(messages);
         tools.into_iter().for_each(|tools| size.add(tools));
@@ -120,7 +128,7 @@ impl ChatTemplate {
         context.extend([
             ("messages", self.messages(messages)),
             ("tools", tools.map_or(Value::from(()), from_json)),
-            ("add_generation_prompt", Value::from(add_generation_prompt)),
+            ("add_generation_prompt", Value::from(ending == Ending::Open)),
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
         ]);

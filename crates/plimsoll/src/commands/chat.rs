@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{EngineHandle, LoadedModel, Request};
+use plimsoll_text::Ending;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -38,7 +39,7 @@ pub fn run(args: ChatArgs) -> anyhow::Result<()> {
                 continue;
             }
             history.push(json!({"role": "user", "content": line}));
-            let rendered = template.render(&Value::Array(history.clone()), None, true, &Map::new())?;
+            let rendered = template.render(&Value::Array(history.clone()), None, Ending::Open, &Map::new())?;
             let answer = answer(&engine, &model, &args, &rendered).await?;
             history.push(json!({"role": "assistant", "content": answer}));
         }
