@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use plimsoll_formats::{Checkpoint, FormatError, GgufMeta};
 use plimsoll_memory::heap;
-use plimsoll_text::{ChatTemplate, GgufVocab, TextError, Tokenizer};
+use plimsoll_text::{ChatTemplate, GgufVocab, TemplateSources, TextError, Tokenizer};
 use serde_json::Value;
 use thiserror::Error;
 
@@ -71,7 +71,7 @@ impl LoadedModel {
             Some(meta) => from_gguf(meta)?,
             None => from_directory(checkpoint.dir())?,
         };
-        let template = template.map(|source| template_of(&source, &tokenizer)).transpose()?;
+        let template = template.map(|sources| template_of(&sources, &tokenizer)).transpose()?;
         let text_bytes = heap::in_use().checked_sub(before).filter(|bytes| *bytes > 0);
         let (sentence, sampling) = match checkpoint.gguf() {
             Some(_) => (None, Ok(SamplingParams::default())),
@@ -88,12 +88,18 @@ impl LoadedModel {
     }
 }
 
-fn template_of(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, TextError> {
+fn template_of(sources: &TemplateSources, tokenizer: &Tokenizer) -> Result<ChatTemplate, TextError> {
     let name = |id: Option<u32>| id.map_or("", |id| tokenizer.token_name(id));
-    ChatTemplate::new(source, name(tokenizer.bos()), name(tokenizer.eos().first().copied()))
+    let compile =
+        |source: &str| ChatTemplate::new(source, name(tokenizer.bos()), name(tokenizer.eos().first().copied()));
+    let template = compile(&sources.default)?;
+    Ok(match &sources.tool_use {
+        Some(source) => template.with_tool_use(compile(source)?),
+        None => template,
+    })
 }
 
-fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<String>), LoadingError> {
+fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<TemplateSources>), LoadingError> {
     let missing = |key: &str| LoadingError::NoTokenizer(format!("the GGUF file has no '{key}'"));
     let strings = |key: &str| meta.strings(key).map(|strings| strings.iter().map(str::to_owned).collect::<Vec<_>>());
     let id = |key: &str| meta.u64(&format!("tokenizer.ggml.{key}_token_id")).and_then(|id| u32::try_from(id).ok());
@@ -112,17 +118,19 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<String>), LoadingErro
         add_eos: meta.bool("tokenizer.ggml.add_eos_token"),
         add_space_prefix: meta.bool("tokenizer.ggml.add_space_prefix"),
     };
-    let template = meta.str("tokenizer.chat_template").map(str::to_owned);
-    Ok((Tokenizer::from_gguf(&vocab)?, template))
+    let template = |name: &str| meta.str(name).map(str::to_owned);
+    let tool_use = template("tokenizer.chat_template.tool_use");
+    let sources = template("tokenizer.chat_template").map(|default| TemplateSources { default, tool_use });
+    Ok((Tokenizer::from_gguf(&vocab)?, sources))
 }
 
-fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<String>), LoadingError> {
+fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<TemplateSources>), LoadingError> {
     let file = dir.join("tokenizer.json");
     if !file.is_file() {
         return Err(LoadingError::NoTokenizer(format!("there is no '{}'", file.display())));
     }
     let tokenizer = Tokenizer::from_file(&file)?;
-    Ok((tokenizer, plimsoll_text::chat_template_source(dir)?))
+    Ok((tokenizer, plimsoll_text::chat_template_sources(dir)?))
 }
 
 /// One of the small files, or what is wrong with it.

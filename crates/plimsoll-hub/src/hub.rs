@@ -151,8 +151,8 @@ impl Listing {
             && self.files.iter().any(|file| is_safetensors(&file.name))
     }
 
-    /// Weights and every configuration, tokenizer and template file beside them, and what sentence-transformers says of pooling; other
-    /// subdirectories are other models.
+    /// Weights and every configuration, tokenizer and template file beside them, templates by name, and what sentence-transformers says of
+    /// pooling; other subdirectories are other models.
     fn checkpoint(&self) -> Choice {
         let top_level = || self.files.iter().filter(|file| !file.name.contains('/'));
         let is_model = |file: &RemoteFile| file.name.starts_with("model");
@@ -164,8 +164,12 @@ impl Listing {
             }
             [".json", ".jinja", ".txt", ".model", ".tiktoken"].iter().any(|suffix| file.name.ends_with(suffix))
         });
-        let pooling = self.files.iter().filter(|file| file.name.ends_with("_Pooling/config.json"));
-        Choice { path: String::new(), files: files.chain(pooling).cloned().collect() }
+        let below = self.files.iter().filter(|file| {
+            let template = file.name.strip_prefix("additional_chat_templates/");
+            template.is_some_and(|name| name.ends_with(".jinja") && !name.contains('/'))
+                || file.name.ends_with("_Pooling/config.json")
+        });
+        Choice { path: String::new(), files: files.chain(below).cloned().collect() }
     }
 
     /// The only GGUF model, or the only one in the usual quantization.
@@ -276,6 +280,8 @@ mod tests {
                 "tokenizer.json",
                 "merges.txt",
                 "chat_template.jinja",
+                "additional_chat_templates/tool_use.jinja",
+                "additional_chat_templates/README.md",
                 "model-00001-of-00002.safetensors",
                 "model-00002-of-00002.safetensors",
                 "model.safetensors.index.json",
@@ -292,6 +298,7 @@ mod tests {
         assert_eq!(
             files,
             [
+                "additional_chat_templates/tool_use.jinja",
                 "chat_template.jinja",
                 "config.json",
                 "merges.txt",

@@ -55,25 +55,34 @@ pub struct Formats {
     pub tools: Option<ToolFormat>,
     /// Of thoughts; none leaves them in the text.
     pub reasoning: Option<ReasoningFormat>,
+    /// Of thoughts beside tools, which may have a template of their own.
+    pub reasoning_with_tools: Option<ReasoningFormat>,
 }
 
 impl Formats {
     /// What the operator says, or else what the chat template shows. A model whose template shows no format of tool calls is
     /// told Hermes's.
     pub fn new(template: Option<&ChatTemplate>, tools: Choice<ToolFormat>, reasoning: Choice<ReasoningFormat>) -> Self {
-        let source = template.map_or("", ChatTemplate::source);
+        let source = |with_tools| template.map_or("", |template| template.when(with_tools).source());
+        let thoughts = |with_tools| match reasoning {
+            Choice::Auto => ReasoningFormat::of_template(source(with_tools)),
+            Choice::Off => None,
+            Choice::Is(format) => Some(format),
+        };
         Self {
             tools: match tools {
-                Choice::Auto => Some(ToolFormat::of_template(source).unwrap_or(ToolFormat::Hermes)),
+                Choice::Auto => Some(ToolFormat::of_template(source(true)).unwrap_or(ToolFormat::Hermes)),
                 Choice::Off => None,
                 Choice::Is(format) => Some(format),
             },
-            reasoning: match reasoning {
-                Choice::Auto => ReasoningFormat::of_template(source),
-                Choice::Off => None,
-                Choice::Is(format) => Some(format),
-            },
+            reasoning: thoughts(false),
+            reasoning_with_tools: thoughts(true),
         }
+    }
+
+    /// That of thoughts, in conversations with tools or without.
+    pub fn thoughts(&self, with_tools: bool) -> Option<ReasoningFormat> {
+        if with_tools { self.reasoning_with_tools } else { self.reasoning }
     }
 }
 

@@ -77,7 +77,8 @@ pub(crate) fn grammars(served: &Served, bytes: u64) -> Arc<Grammars> {
     };
     let tools = [served.formats.tools, Some(ToolFormat::Hermes)];
     let markers = tools.iter().flatten().flat_map(|format| format.markers());
-    let thoughts = served.formats.reasoning.into_iter().flat_map(ReasoningFormat::markers);
+    let thoughts = [served.formats.reasoning, served.formats.reasoning_with_tools];
+    let thoughts = thoughts.into_iter().flatten().flat_map(ReasoningFormat::markers);
     let ids = markers.chain(thoughts).filter_map(|marker| tokenizer.token_to_id(marker));
     Grammars::new(Settings {
         tokenizer: Arc::clone(tokenizer),

@@ -29,14 +29,15 @@ mod pretokenize;
 mod specials;
 mod stop;
 mod table;
+mod template_files;
 mod tokenizer;
 
 pub use chat::{ChatTemplate, Ending, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX};
 pub use decode::Detokenizer;
 pub use error::TextError;
 pub use gguf::GgufVocab;
-pub use neighbours::chat_template_source;
 pub use pair::Pair;
 pub use pretokenize::CUTTING_BYTES_MAX;
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopMatcher};
+pub use template_files::{TemplateSources, chat_template_sources};
 pub use tokenizer::{DEFAULT_TEXT_BYTES_MAX, Tokenizer};

@@ -1,4 +1,4 @@
-//! The small files beside a `tokenizer.json`: which tokens begin and end a text, and the chat template.
+//! The small files beside a `tokenizer.json`: which tokens begin and end a text. Chat templates are `template_files`' business.
 //!
 //! Checkpoints repeat themselves across `tokenizer_config.json`, `special_tokens_map.json`, `config.json` and
 //! `generation_config.json`, and contradict themselves now and then. The order of trust is written here, once.
@@ -12,7 +12,7 @@ use crate::error::TextError;
 use crate::table::TokenTable;
 
 /// The largest of the small files that is read, in bytes. Lists of added tokens can be long.
-const FILE_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads a file that may be at most `limit` bytes long.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
@@ -29,7 +29,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
 }
 
 /// A JSON file of the folder, or null if there is none.
-fn read_json(folder: &Path, name: &str) -> Result<Value, TextError> {
+pub(crate) fn read_json(folder: &Path, name: &str) -> Result<Value, TextError> {
     match read(&folder.join(name), FILE_BYTES_MAX) {
         Ok(bytes) => {
             serde_json::from_slice(&bytes).map_err(|error| TextError::BadTokenizer(format!("{name}: {error}")))
@@ -133,33 +133,4 @@ impl Neighbours {
             _ => suffix,
         }
     }
-}
-
-/// The chat template of a model folder, if it has one: `chat_template.jinja`, then `chat_template.json`, then the entry in
-/// `tokenizer_config.json` (of several named ones, `default`).
-///
-/// # Errors
-///
-/// [`TextError::Io`], [`TextError::FileTooLarge`] and [`TextError::BadTokenizer`] for files that exist but cannot be read.
-pub fn chat_template_source(folder: &Path) -> Result<Option<String>, TextError> {
-    match read(&folder.join("chat_template.jinja"), FILE_BYTES_MAX) {
-        Ok(bytes) => {
-            return String::from_utf8(bytes).map(Some).map_err(|error| TextError::BadTemplate(error.to_string()));
-        }
-        Err(TextError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    for file in ["chat_template.json", "tokenizer_config.json"] {
-        let content = read_json(folder, file)?;
-        let template = &content["chat_template"];
-        if let Some(source) = template.as_str() {
-            return Ok(Some(source.to_owned()));
-        }
-        let mut named = template.as_array().into_iter().flatten();
-        let default = named.find(|entry| entry["name"] == "default");
-        if let Some(source) = default.and_then(|entry| entry["template"].as_str()) {
-            return Ok(Some(source.to_owned()));
-        }
-    }
-    Ok(None)
 }

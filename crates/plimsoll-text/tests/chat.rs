@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::{path, read};
-use plimsoll_text::{ChatTemplate, Ending, TextError, chat_template_source};
+use plimsoll_text::{ChatTemplate, Ending, TextError, chat_template_sources};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -81,8 +82,40 @@ fn extras_cannot_replace_the_messages() {
 
 #[test]
 fn the_template_is_found_beside_the_tokenizer() {
-    assert_eq!(chat_template_source(&path("byte_level")).unwrap().as_deref(), Some("{{ messages }}"));
-    assert_eq!(chat_template_source(&path("gpt2")).unwrap(), None);
+    let sources = chat_template_sources(&path("byte_level")).unwrap().unwrap();
+    assert_eq!((sources.default.as_str(), sources.tool_use), ("{{ messages }}", None));
+    assert_eq!(chat_template_sources(&path("gpt2")).unwrap(), None);
+}
+
+/// Files of a model folder, and what the reference renders with the templates in them.
+#[derive(Deserialize)]
+struct Named {
+    files: BTreeMap<String, String>,
+    without_tools: Option<String>,
+    with_tools: Option<String>,
+}
+
+#[test]
+fn of_several_templates_the_reference_s_is_taken() {
+    for (index, case) in read::<Vec<Named>>("named.json").into_iter().enumerate() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-named-{}-{index}", std::process::id()));
+        for (name, content) in &case.files {
+            let file = folder.join(name);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, content).unwrap();
+        }
+        let sources = chat_template_sources(&folder).unwrap();
+        let _ = std::fs::remove_dir_all(&folder);
+        let template = sources.map(|sources| {
+            let default = ChatTemplate::new(&sources.default, "", "").unwrap();
+            match sources.tool_use {
+                Some(source) => default.with_tool_use(ChatTemplate::new(&source, "", "").unwrap()),
+                None => default,
+            }
+        });
+        let taken = |tools| template.as_ref().map(|template| template.when(tools).source().to_owned());
+        assert_eq!((taken(false), taken(true)), (case.without_tools, case.with_tools), "{:?}", case.files);
+    }
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl Conversation {
         let template = app.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported(self.param, "the served model has no chat template; use /v1/completions")
         })?;
-        self.check_extra(template.source())?;
+        self.check_extra(template.when(self.tools.is_some()).source())?;
         let Some(spec) = app.served.engine.media() else {
             let tools = self.tools.as_ref().map(|tools| &tools.list);
             let text = self.render(app, tools)?;
@@ -178,6 +178,7 @@ impl Conversation {
     /// The text that the template makes of it.
     fn render(&self, app: &App, tools: Option<&Value>) -> ApiResult<String> {
         let Some(template) = &app.served.template else { return Ok(String::new()) };
+        let template = template.when(tools.is_some());
         faults::site(Site::Template);
         let rendered = if template.knows_tools() {
             template.render(&self.messages, tools, self.ending, &self.extra)

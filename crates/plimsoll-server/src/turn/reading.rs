@@ -36,7 +36,7 @@ impl Rules {
         call_prefix: &'static str,
     ) -> Self {
         let formats = &app.served.formats;
-        let reasoning = formats.reasoning.filter(|_| !conversation.thinking_off());
+        let reasoning = formats.thoughts(conversation.tools.is_some()).filter(|_| !conversation.thinking_off());
         let start = conversation.start(reasoning, prompt);
         let tools = conversation.tools.as_ref().zip(formats.tools);
         let tools = tools.map(|(tools, format)| {

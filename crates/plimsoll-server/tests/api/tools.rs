@@ -1,10 +1,15 @@
 //! Tool calls and thoughts in chat answers: the same whole and streamed, in OpenAI's shapes.
 
+use std::sync::Arc;
+
 use plimsoll_engine::testing::{Script, Step, limits};
 use plimsoll_engine::{FinishReason, Request};
+use plimsoll_reply::Choice;
+use plimsoll_server::{Formats, serve};
+use plimsoll_text::ChatTemplate;
 use serde_json::{Value, json};
 
-use crate::common::{Server, config};
+use crate::common::{Server, config, served};
 
 const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}\
 {% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}\n{% endfor %}";
@@ -186,6 +191,36 @@ fn tools_are_told_to_models_whose_template_knows_none() {
     {
         assert!(prompt.contains(part), "{part} in {prompt}");
     }
+}
+
+#[test]
+fn a_template_for_tools_renders_them_and_says_how_replies_are_read() {
+    let template = |source| ChatTemplate::new(source, "", "").unwrap();
+    let xml = "{{ tools | length }} tools, <tool_call>\n<function=name>\n<parameter=p>";
+    let both = Arc::new(template(THINKS).with_tool_use(template(xml)));
+    let text = "Hm</think>Well.<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
+    let script = move |_: &Request| -> Script {
+        Box::new([Step::Token(97, text.into()), Step::Finish(FinishReason::Stop, None)].into_iter())
+    };
+    let (mut served, observed) = served(THINKS, limits(), script, &["tiny"]);
+    served.formats = Formats::new(Some(&both), Choice::Auto, Choice::Auto);
+    served.template = Some(both);
+    let engine = served.engine.clone();
+    let server =
+        Server::around(engine, observed, config(), |listener, config, told| serve(listener, served, config, told));
+    let prompt = || server.last_request().prompt.iter().map(|id| *id as u8 as char).collect::<String>();
+
+    let (message, reason) = whole(&server, &json!({"tools": tools()}));
+    assert!(prompt().starts_with("1 tools"), "{}", prompt());
+    assert_eq!(
+        (message["tool_calls"][0]["function"]["arguments"].as_str(), reason.as_str()),
+        (Some(r#"{"city": "Oslo"}"#), Some("tool_calls"))
+    );
+    assert_eq!((message["content"].as_str(), &message["reasoning_content"]), (Some("Hm</think>Well."), &Value::Null));
+
+    let (message, _) = whole(&server, &json!({}));
+    assert!(prompt().starts_with("user:Hi"), "{}", prompt());
+    assert_eq!(message["reasoning_content"], "Hm");
 }
 
 #[test]

@@ -50,6 +50,8 @@ pub struct ChatTemplate {
     prompt_bytes_max: usize,
     /// Whether it finds a message's text only in a list of parts.
     wants_parts: bool,
+    /// What renders conversations with tools instead.
+    tool_use: Option<Box<ChatTemplate>>,
 }
 
 impl ChatTemplate {
@@ -69,6 +71,7 @@ impl ChatTemplate {
             environment: environment(),
             prompt_bytes_max: PROMPT_BYTES_MAX,
             wants_parts: false,
+            tool_use: None,
         };
         shielded(TextError::BadTemplate, || program::compile(&template.source).map(drop))?;
         let parts = json!([{"type": "text", "text": MARK}]);
@@ -86,6 +89,17 @@ impl ChatTemplate {
     pub fn with_prompt_bytes_max(mut self, bytes: usize) -> Self {
         self.prompt_bytes_max = bytes;
         self
+    }
+
+    /// The same template with another one for conversations with tools.
+    pub fn with_tool_use(mut self, template: Self) -> Self {
+        self.tool_use = Some(Box::new(template));
+        self
+    }
+
+    /// The template that renders conversations with tools, or those without.
+    pub fn when(&self, with_tools: bool) -> &Self {
+        self.tool_use.as_deref().filter(|_| with_tools).unwrap_or(self)
     }
 
     /// The template's text.
