@@ -94,9 +94,8 @@ impl Conversation {
             let message = format!("{param} is `{}`; known are {}", quote(effort), EFFORTS.join(", "));
             return Err(ApiError::invalid(param, message));
         }
-        let thinks = effort != "none";
-        for name in THINKING {
-            self.extra.entry(name).or_insert(thinks.into());
+        if !THINKING.iter().any(|name| self.extra.contains_key(*name)) {
+            self.set_thinking(effort != "none");
         }
         self.extra.insert(EFFORT.into(), effort.into());
         Ok(())

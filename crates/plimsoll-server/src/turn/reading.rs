@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use plimsoll_engine::{FinishReason, TokenOut};
-use plimsoll_reply::{Event, HELD_BYTES_MAX, ReplyParser, Spec, ToolFormat};
+use plimsoll_reply::{Event, HELD_BYTES_MAX, ReasoningFormat, ReplyParser, Spec, ToolFormat};
 
 use super::conversation::Conversation;
 use super::forced::forced_format;
@@ -36,7 +36,10 @@ impl Rules {
         call_prefix: &'static str,
     ) -> Self {
         let formats = &app.served.formats;
-        let reasoning = formats.thoughts(conversation.tools.is_some()).filter(|_| !conversation.thinking_off());
+        // A model that cannot be switched off thinks all the same, and its reply is read so.
+        let thinks = |format: &ReasoningFormat| *format == ReasoningFormat::Harmony || format.opened_by(prompt);
+        let reasoning = formats.thoughts(conversation.tools.is_some());
+        let reasoning = reasoning.filter(|format| !conversation.thinking_off() || thinks(format));
         let start = conversation.start(reasoning, prompt);
         let tools = conversation.tools.as_ref().zip(formats.tools);
         let tools = tools.map(|(tools, format)| {

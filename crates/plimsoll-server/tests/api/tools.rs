@@ -265,6 +265,19 @@ fn an_answer_or_thoughts_that_have_begun_are_read_on() {
     assert_eq!(after("The tag is ", "<think>, not </think>."), (Value::Null, json!("<think>, not </think>.")));
 }
 
+#[test]
+fn a_model_that_cannot_be_told_not_to_think_is_read_as_it_thinks() {
+    let always = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}<|im_start|><think>\n";
+    let harmony = "{# <|channel|> <|message|> #}{{ messages[0].content }}";
+    let channels =
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>";
+    for (template, text) in [(always, "Hm.</think>Yes."), (harmony, channels)] {
+        let server = says(template, text, 3, FinishReason::Stop);
+        let (message, _) = whole(&server, &json!({"reasoning_effort": "none"}));
+        assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("Hm."), &json!("Yes.")));
+    }
+}
+
 /// A template without a dial may have a switch.
 #[test]
 fn an_effort_of_none_is_no_thoughts() {
@@ -275,6 +288,7 @@ fn an_effort_of_none_is_no_thoughts() {
         (json!({"reasoning_effort": "none"}), "Hi[False]"),
         (json!({"reasoning_effort": "high"}), "Hi[True]"),
         (json!({"reasoning_effort": "high", "enable_thinking": false}), "Hi[False]"),
+        (json!({"reasoning_effort": "high", "chat_template_kwargs": {"thinking": false}}), "Hi"),
     ] {
         let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300});
         body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
