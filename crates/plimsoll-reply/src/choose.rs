@@ -59,6 +59,17 @@ pub enum Choice<T> {
     Is(T),
 }
 
+impl<T> Choice<T> {
+    /// The format that is meant; `shown` is what the template shows.
+    pub fn or_shown(self, shown: impl FnOnce() -> Option<T>) -> Option<T> {
+        match self {
+            Self::Auto => shown(),
+            Self::Off => None,
+            Self::Is(format) => Some(format),
+        }
+    }
+}
+
 impl<T: FromStr<Err = UnknownFormat>> FromStr for Choice<T> {
     type Err = UnknownFormat;
 

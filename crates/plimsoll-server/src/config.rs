@@ -64,17 +64,9 @@ impl Formats {
     /// told Hermes's.
     pub fn new(template: Option<&ChatTemplate>, tools: Choice<ToolFormat>, reasoning: Choice<ReasoningFormat>) -> Self {
         let source = |with_tools| template.map_or("", |template| template.when(with_tools).source());
-        let thoughts = |with_tools| match reasoning {
-            Choice::Auto => ReasoningFormat::of_template(source(with_tools)),
-            Choice::Off => None,
-            Choice::Is(format) => Some(format),
-        };
+        let thoughts = |with_tools| reasoning.or_shown(|| ReasoningFormat::of_template(source(with_tools)));
         Self {
-            tools: match tools {
-                Choice::Auto => Some(ToolFormat::of_template(source(true)).unwrap_or(ToolFormat::Hermes)),
-                Choice::Off => None,
-                Choice::Is(format) => Some(format),
-            },
+            tools: tools.or_shown(|| ToolFormat::of_template(source(true)).or(Some(ToolFormat::Hermes))),
             reasoning: thoughts(false),
             reasoning_with_tools: thoughts(true),
         }

@@ -226,7 +226,10 @@ fn conversation() -> Fields {
         ("continue_final_message", flag(false)),
         ("chat_template_kwargs", json!({"type": "object", "examples": [{"mood": "fine"}]})),
         ("enable_thinking", flag(false)),
-        ("reasoning_effort", json!({"type": "string", "description": "Where the chat template knows it"})),
+        (
+            "reasoning_effort",
+            json!({"type": "string", "description": "none, minimal, low, medium, high, xhigh or max; none switches thoughts off where the model can be told so"}),
+        ),
         ("documents", json!({"type": "array", "items": {"type": "object"}, "examples": [[]]})),
     ]
 }

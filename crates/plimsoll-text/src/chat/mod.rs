@@ -120,8 +120,8 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// [`TextError::Render`] if the template fails or refuses these messages, or has no end of the last one's text to go on from,
-    /// [`TextError::TemplateLimit`] if it takes too many
-    /// steps, does too much work or makes too long a prompt, [`TextError::Panicked`] if its engine breaks.
+    /// [`TextError::TemplateLimit`] if it takes too many steps, does too much work or makes too long a prompt, [`TextError::Panicked`]
+    /// if its engine breaks.
     pub fn render(
         &self,
         messages: &Json,
