@@ -1,7 +1,9 @@
 //! The keeper of the canary: brings back what refused allocations have cost, as soon as there is room, and says what happened.
 //!
-//! It lives on the watching thread, which the heap wakes when a slice was given up. Until the canary is whole again nothing new
-//! is admitted (`handle.rs`), so that what runs has the slices that are left to itself.
+//! It lives on the watching thread, which the heap wakes when a slice was given up; where several engines share a canary, each has
+//! a keeper and all are woken. Until the canary is whole again nothing new is admitted (`handle.rs`), so that what runs has the
+//! slices that are left to itself. What an engine gave up on purpose stays given up until that engine has climbed down
+//! ([`heap::GivenUp`]), however calm its neighbours are.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -45,7 +47,7 @@ impl Keeper {
             );
             shared.metrics.canaries.inc_by(refused);
         }
-        // What the last rung gave up on purpose is not taken back from whom it was given to.
+        // An engine that preempts its own has no room for it. What the last rung gave up on purpose the heap does not take back.
         if heap::canary_missing() == 0 || shared.gauge.rung() >= Rung::Preempt {
             return;
         }

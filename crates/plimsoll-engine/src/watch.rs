@@ -53,7 +53,7 @@ pub(crate) fn watch(
     let shared = Arc::downgrade(shared);
     let mut watcher = Watcher { root, limits, used: false, since_trim: 0, logged: 0, log_every, keeper: Keeper::new() };
     let body = move || {
-        heap::wake_me();
+        let _woken = heap::wake_me();
         let mut due = Instant::now();
         while let Some(shared) = Weak::upgrade(&shared) {
             if shared.stopped.load(Relaxed) {

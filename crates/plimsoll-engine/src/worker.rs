@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use plimsoll_device::{DeviceError, MediaRows, StepInput};
 use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
+use plimsoll_memory::heap::GivenUp;
 
 use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
@@ -84,6 +85,8 @@ pub(crate) struct Worker<R> {
     eos: Vec<u32>,
     arrived: u64,
     governor: Governor,
+    /// The last rung has given the canary up, and memory is not back yet.
+    given_up: Option<GivenUp>,
     /// Readings of the machine that were acted upon.
     readings: u64,
     /// Pages on their way back to the system, reused.
@@ -203,6 +206,7 @@ impl<R: Runner> Worker<R> {
             eos,
             arrived: 0,
             governor: Governor::default(),
+            given_up: None,
             readings: 0,
             evicted: Vec::with_capacity(pages),
             elastic,

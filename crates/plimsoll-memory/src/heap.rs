@@ -10,8 +10,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
-use std::thread::Thread;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::thread::{Thread, ThreadId};
 
 use crate::canary::SLICES;
 use crate::host::Touched;
@@ -26,8 +26,12 @@ static CANARY: Mutex<Option<Canary>> = Mutex::new(None);
 static ARMED: AtomicBool = AtomicBool::new(false);
 static MISSING: AtomicUsize = AtomicUsize::new(0);
 static SLICES_RELEASED: AtomicU64 = AtomicU64::new(0);
+/// How many have given it up on purpose and would not have it back yet.
+static GIVEN_UP: AtomicUsize = AtomicUsize::new(0);
+/// Held by who brings a slice back: two at once would map one too many.
+static RESTORING: Mutex<()> = Mutex::new(());
 /// Who is woken when a slice was given up.
-static WATCHER: Mutex<Option<Thread>> = Mutex::new(None);
+static WATCHERS: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 
 /// What glibc's allocator takes for `bytes`: a header of one word, multiples of 16, never less than 32. Other allocators are
 /// within a few per cent of it for anything but the smallest sizes.
@@ -93,28 +97,52 @@ pub fn slices_released() -> u64 {
     SLICES_RELEASED.load(Relaxed)
 }
 
+/// That the canary was given up on purpose: until this is dropped nobody brings it back, whoever else has room for it.
+#[derive(Debug)]
+#[must_use = "dropped, it lets the canary come back"]
+pub struct GivenUp(());
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        GIVEN_UP.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Gives all of the canary back to the system: there is nothing cheaper left to give.
-pub fn give_up_canary() {
+pub fn give_up_canary() -> GivenUp {
+    GIVEN_UP.fetch_add(1, Relaxed);
     if let Some(canary) = &mut *keeping() {
         while canary.give().is_some() {}
         MISSING.store(SLICES, Relaxed);
     }
+    GivenUp(())
 }
 
-/// Brings one slice of the canary back if one is missing and `room` bytes would still be free where it needs them and as many
-/// again. Says whether all are there now.
+/// Brings one slice of the canary back if one is missing, nobody has given it up on purpose, and `room` bytes would still be free
+/// where it needs them and as many again. Says whether all are there now.
 ///
 /// # Errors
 /// When the system refuses.
 pub fn restore_canary(room: u64) -> Result<bool, OutOfMemory> {
+    let _alone = match RESTORING.try_lock() {
+        Ok(alone) => alone,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Ok(canary_missing() == 0),
+    };
     let Some((ledger, bytes)) = keeping().as_ref().and_then(Canary::wants) else { return Ok(true) };
-    if bytes.saturating_mul(2) > room {
+    let given_up = || GIVEN_UP.load(Relaxed) > 0;
+    if given_up() || bytes.saturating_mul(2) > room {
         return Ok(false);
     }
     // Without the lock: an error takes words, and words take memory.
     let slice = Canary::map_slice(&ledger, bytes)?;
     let mut keeping = keeping();
     let Some(canary) = &mut *keeping else { return Ok(true) };
+    // Whoever gives it up counts first, then takes the lock.
+    if given_up() {
+        drop((keeping, slice));
+        return Ok(false);
+    }
     let too_many = canary.put(&ledger, slice);
     let left = canary.left();
     MISSING.store(SLICES - left, Relaxed);
@@ -122,18 +150,36 @@ pub fn restore_canary(room: u64) -> Result<bool, OutOfMemory> {
     Ok(left == SLICES)
 }
 
+/// A thread's place among those that are unparked when a refused allocation has cost a slice, for as long as this lives.
+#[derive(Debug)]
+#[must_use = "dropped, it lets the thread sleep"]
+pub struct Woken(ThreadId);
+
 /// From now on this thread is unparked when a refused allocation has cost a slice.
-pub fn wake_me() {
+pub fn wake_me() -> Woken {
     let me = std::thread::current();
-    drop(watcher().replace(me));
+    let id = me.id();
+    watchers().push(me);
+    Woken(id)
+}
+
+impl Drop for Woken {
+    fn drop(&mut self) {
+        let mut watchers = watchers();
+        if let Some(at) = watchers.iter().position(|thread| thread.id() == self.0) {
+            watchers.swap_remove(at);
+        }
+        // Nobody was woken for what was given up at this moment.
+        watchers.iter().for_each(Thread::unpark);
+    }
 }
 
 fn keeping() -> MutexGuard<'static, Option<Canary>> {
     CANARY.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-fn watcher() -> MutexGuard<'static, Option<Thread>> {
-    WATCHER.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+fn watchers() -> MutexGuard<'static, Vec<Thread>> {
+    WATCHERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// After a refused call for `bytes`: gives a slice of the canary back to the system. False when there was none, or when a slice was
@@ -153,9 +199,9 @@ fn release_canary(bytes: usize, again: bool) -> bool {
     drop(keeping);
     if released {
         SLICES_RELEASED.fetch_add(u64::from(!again), Relaxed);
-        // Whoever registers at this moment looks at the canary anyway.
-        if let Ok(watcher) = WATCHER.try_lock() {
-            watcher.iter().for_each(Thread::unpark);
+        // Whoever comes at this moment looks at the canary anyway, and whoever goes wakes the others.
+        if let Ok(watchers) = WATCHERS.try_lock() {
+            watchers.iter().for_each(Thread::unpark);
         }
     }
     released

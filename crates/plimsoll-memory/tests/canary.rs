@@ -1,12 +1,16 @@
 //! The canary in the heap's keeping: an allocation that the system refuses costs a slice of it, and the refusal can be handled.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use plimsoll_memory::canary::SLICES;
 use plimsoll_memory::{Canary, Component, Ledger, heap};
 
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
+
+/// What is woken after this was not woken.
+const LATE: Duration = Duration::from_secs(20);
 
 /// One test: the canary is the process's.
 #[test]
@@ -36,8 +40,44 @@ fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     let mut list = vec![7u8; 100];
     assert!(list.try_reserve_exact(isize::MAX as usize - 200).is_err());
     assert_eq!((list, heap::canary_missing()), (vec![7; 100], 1));
-    heap::give_up_canary();
+    // What two have given up on purpose comes back when both would have it back.
+    let first = heap::give_up_canary();
+    let second = heap::give_up_canary();
     assert_eq!((heap::canary_missing(), ledger.row(Component::Canary).committed), (SLICES, 0));
+    assert_eq!(heap::restore_canary(u64::MAX), Ok(false));
+    drop(first);
+    assert_eq!((heap::restore_canary(u64::MAX), heap::canary_missing()), (Ok(false), SLICES));
+    drop(second);
+    while heap::restore_canary(u64::MAX) == Ok(false) {}
+    assert_eq!(heap::canary_missing(), 0);
+    every_watcher_that_lives_is_woken();
+    drop(heap::give_up_canary());
     assert!(heap::disarm().is_some());
     assert_eq!((heap::canary_missing(), heap::armed(), heap::restore_canary(u64::MAX)), (0, false, Ok(true)));
+}
+
+/// Two threads watch, and a third that came last has gone.
+fn every_watcher_that_lives_is_woken() {
+    let (ready, wait) = std::sync::mpsc::channel();
+    let watch = || {
+        let ready = ready.clone();
+        std::thread::spawn(move || {
+            let _woken = heap::wake_me();
+            let missing = heap::canary_missing();
+            ready.send(()).unwrap();
+            let begun = Instant::now();
+            while heap::canary_missing() == missing && begun.elapsed() < LATE {
+                std::thread::park_timeout(LATE);
+            }
+            begun.elapsed()
+        })
+    };
+    let watchers = [watch(), watch()];
+    watchers.iter().for_each(|_| wait.recv().unwrap());
+    std::thread::spawn(|| drop(heap::wake_me())).join().unwrap();
+    assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
+    for watcher in watchers {
+        let after = watcher.join().unwrap();
+        assert!(after < LATE, "it was not woken: {after:?}");
+    }
 }

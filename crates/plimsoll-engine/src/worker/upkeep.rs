@@ -106,8 +106,11 @@ impl<R: Runner> Worker<R> {
         let running = if rung >= Rung::Preempt { self.scheduler.running().len().saturating_sub(1) } else { usize::MAX };
         let preempted = self.scheduler.ease(prefill_rows, running);
         self.shared.metrics.preemptions.inc_by(preempted);
+        if rung < Rung::Preempt {
+            self.given_up = None;
+        }
         if rung >= Rung::Fail {
-            heap::give_up_canary();
+            self.given_up.get_or_insert_with(heap::give_up_canary);
             if let Some(mut seq) = self.scheduler.give_up_newest() {
                 tracing::warn!("the newest request is given up: memory ran short on this machine");
                 seq.work.fail(Failure::Memory);

@@ -4,12 +4,14 @@
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
+use plimsoll_engine::governor::{Reading, Rung};
+use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Options, Refusal};
 use plimsoll_memory::canary::SLICES;
 use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_memory::{Component, faults, heap};
 
-use crate::common::recall::mix;
+use crate::common::recall::{Shape, mix, recall_engine};
 use crate::common::{collect, engine, exact, greedy, quiet};
 use crate::{alone, whole_canary};
 
@@ -179,7 +181,7 @@ fn nothing_new_is_admitted_until_the_canary_is_whole_and_that_is_at_once() {
     let engine = crowded();
     let calm = crowd(&engine);
     let refused = (0..50).any(|_| {
-        heap::give_up_canary();
+        drop(heap::give_up_canary());
         // The watching thread may have come between.
         let refused = match engine.submit(greedy(&[1, 2, 3], 4)) {
             Err(Refusal::Unavailable { message, retry_after_s: 1.. }) => message.contains("reserve"),
@@ -205,4 +207,39 @@ fn nothing_new_is_admitted_until_the_canary_is_whole_and_that_is_at_once() {
     println!("a slice is back after {fastest:.1?}");
     assert!(fastest < Duration::from_millis(200), "{fastest:?}");
     end(engine);
+}
+
+#[test]
+fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
+    let _alone = alone();
+    let calm = crowded();
+    let (squeezed, _) = recall_engine(Shape::default());
+    let room = Reading { available: 1 << 40, above_plan: 1 << 30, stall_room: 1 << 40, ..Reading::default() };
+    let show = |reading, rung| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while squeezed.rung() != rung {
+            assert!(Instant::now() < deadline, "it stands on {:?}", squeezed.rung());
+            take_reading(&squeezed, reading);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    show(Reading { available: 0, ..room }, Rung::Fail);
+    // The rung is taken before the deed.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while heap::canary_missing() < SLICES {
+        assert!(Instant::now() < deadline, "{} slices were given up", heap::canary_missing());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!((heap::canary_missing(), calm.rung()), (SLICES, Rung::Calm));
+    show(room, Rung::Preempt);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(heap::canary_missing(), SLICES, "it is given back one rung below");
+    show(room, Rung::StopAdmitting);
+    whole_canary();
+    // Whoever ends wants nothing any more.
+    show(Reading { available: 0, ..room }, Rung::Fail);
+    drop(squeezed);
+    whole_canary();
+    end(calm);
 }
