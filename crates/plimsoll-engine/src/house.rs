@@ -4,7 +4,6 @@
 //! ([`crate::Options::guest`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
 //! house and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
 
-use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,26 +13,39 @@ use crate::berth::Berth;
 use crate::handle::{EngineHandle, Shared};
 use crate::planner::{CANARY_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
 use crate::process::ProcessAccount;
-use crate::report::{LedgerReport, Requests, Whole, looked_at};
+use crate::report::{Counts, LedgerReport, Whole, looked_at};
 use crate::startup::{Host, StartError};
 
 /// What the residents share, and who they are.
 pub struct House {
     plan: Plan,
     ledger: Arc<Ledger>,
-    residents: Mutex<Vec<Arc<Ledger>>>,
+    lodgers: Mutex<Lodgers>,
     left: Condvar,
-    /// What those who have moved out had done.
-    past: Mutex<Past>,
     process: ProcessAccount,
     _berth: Berth,
 }
 
-/// Requests and steps of engines that are gone.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Past {
-    pub requests: Requests,
-    pub steps: u64,
+/// Who lives here, and what those who have moved out had counted: each is in one of the two at any time, so that no sum of counts
+/// ever misses an engine on its way, or has one twice.
+#[derive(Clone, Default)]
+struct Lodgers {
+    here: Vec<Lodger>,
+    past: Counts,
+}
+
+/// One who lives here.
+#[derive(Clone)]
+pub(crate) struct Lodger {
+    pub ledger: Arc<Ledger>,
+    /// None while its weights are loaded.
+    pub engine: Option<Arc<Shared>>,
+}
+
+impl Lodger {
+    fn is(&self, ledger: &Arc<Ledger>) -> bool {
+        Arc::ptr_eq(&self.ledger, ledger)
+    }
 }
 
 /// An engine's place in the house; it moves out when this is dropped.
@@ -105,20 +117,17 @@ impl House {
         let process = ProcessAccount::default();
         process.measure(CANARY_BYTES);
         berth.built(plan.total(), ledger.committed_total())?;
-        Ok(Arc::new(Self {
-            plan,
-            ledger,
-            residents: Mutex::default(),
-            left: Condvar::new(),
-            past: Mutex::default(),
-            process,
-            _berth: berth,
-        }))
+        Ok(Arc::new(Self { plan, ledger, lodgers: Mutex::default(), left: Condvar::new(), process, _berth: berth }))
     }
 
-    fn residents(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
-        // A list of ledgers is whole whoever panicked.
-        self.residents.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lodgers(&self) -> MutexGuard<'_, Lodgers> {
+        // A list is whole whoever panicked, and sums are.
+        self.lodgers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sum of what `of` says of every resident's ledger.
+    fn residents(&self, of: impl Fn(&Ledger) -> u64) -> u64 {
+        self.lodgers().here.iter().map(|lodger| of(&lodger.ledger)).sum()
     }
 
     /// What the house itself plans, and the line.
@@ -128,7 +137,7 @@ impl House {
 
     /// Σ planned bytes of house and residents.
     pub fn planned_total(&self) -> u64 {
-        self.plan.total() + self.residents().iter().map(|ledger| planned(ledger)).sum::<u64>()
+        self.plan.total() + self.residents(planned)
     }
 
     /// Bytes under the line that nobody has planned.
@@ -139,13 +148,13 @@ impl House {
     /// Σ committed bytes of house and residents; what is measured in the house is measured now.
     pub fn committed_total(&self) -> u64 {
         self.observe();
-        self.ledger.committed_total() + self.residents().iter().map(|ledger| ledger.committed_total()).sum::<u64>()
+        self.ledger.committed_total() + self.residents(Ledger::committed_total)
     }
 
     /// The same with what is mapped and not there yet.
     pub(crate) fn mapped_total(&self) -> u64 {
         self.observe();
-        self.ledger.mapped_total() + self.residents().iter().map(|ledger| ledger.mapped_total()).sum::<u64>()
+        self.ledger.mapped_total() + self.residents(Ledger::mapped_total)
     }
 
     /// As [`Self::committed_total`], without the engine of `ledger`.
@@ -155,13 +164,13 @@ impl House {
 
     /// Takes in an engine whose plan stands in `ledger`.
     pub(crate) fn admit(self: &Arc<Self>, ledger: &Arc<Ledger>) -> Result<Resident, NoRoom> {
-        let mut residents = self.residents();
-        let taken = self.plan.total() + residents.iter().map(|ledger| planned(ledger)).sum::<u64>();
+        let mut lodgers = self.lodgers();
+        let taken = self.plan.total() + lodgers.here.iter().map(|lodger| planned(&lodger.ledger)).sum::<u64>();
         let (needed, left) = (planned(ledger), self.plan.limit.saturating_sub(taken));
         if needed > left {
             return Err(NoRoom { what: "the model", needed, left, line: self.plan.limit });
         }
-        residents.push(Arc::clone(ledger));
+        lodgers.here.push(Lodger { ledger: Arc::clone(ledger), engine: None });
         Ok(Resident { house: Arc::clone(self), ledger: Arc::clone(ledger) })
     }
 
@@ -174,37 +183,37 @@ impl House {
             Component::EncoderOutputs,
             Component::MediaStaging,
         ];
-        self.residents().iter().for_each(|ledger| ledger.look());
-        let accounts: u64 =
-            self.residents().iter().flat_map(|ledger| owned.map(|component| ledger.row(component).committed)).sum();
+        let accounts = self.residents(|ledger| {
+            ledger.look();
+            owned.iter().map(|component| ledger.row(*component).committed).sum()
+        });
         self.process.observe(&self.ledger, accounts);
     }
 
     /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on their way in or out:
     /// they hold bytes, and have no more to say.
     pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        let shared: Vec<&Shared> = engines.iter().map(|engine| &*engine.shared).collect();
-        self.told(&shared, &self.moving(engines))
+        self.told(engines, true)
     }
 
     /// The same without `engines`: what all share, and what is on its way.
     pub fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.told(&[], &self.moving(engines))
+        self.told(engines, false)
     }
 
-    fn moving(&self, engines: &[&EngineHandle]) -> Vec<Arc<Ledger>> {
-        let moves = |ledger: &&Arc<Ledger>| !engines.iter().any(|engine| Arc::ptr_eq(ledger, &engine.shared.ledger));
-        self.residents().iter().filter(moves).cloned().collect()
-    }
-
-    fn told(&self, engines: &[&Shared], moving: &[Arc<Ledger>]) -> LedgerReport {
+    fn told(&self, engines: &[&EngineHandle], with: bool) -> LedgerReport {
         let (process, _) = looked_at(|| {
             // The house counts what no resident does, so the residents are looked at first.
-            engines.iter().for_each(|engine| engine.observe_accounts());
+            engines.iter().filter(|_| with).for_each(|engine| engine.shared.observe_accounts());
             self.committed_total()
         });
-        let past = *self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        LedgerReport::whole(&Whole { plan: &self.plan, ledger: &self.ledger, engines, moving, past, process })
+        // Whoever moves out from here on is still among these; whoever has before is in the past, whatever `engines` says.
+        let Lodgers { here, past } = self.lodgers().clone();
+        let (known, moving): (Vec<Lodger>, Vec<Lodger>) =
+            here.into_iter().partition(|lodger| engines.iter().any(|engine| lodger.is(&engine.shared.ledger)));
+        let known: Vec<&Shared> = known.iter().filter(|_| with).filter_map(|lodger| lodger.engine.as_deref()).collect();
+        let (plan, ledger) = (&self.plan, &*self.ledger);
+        LedgerReport::whole(&Whole { plan, ledger, engines: &known, moving: &moving, past, process })
     }
 }
 
@@ -220,14 +229,23 @@ impl Drop for House {
 }
 
 impl Resident {
-    pub fn house(&self) -> &Arc<House> {
-        &self.house
+    /// The engine stands, and knows where it lives.
+    pub fn moves_in(&self, engine: &Arc<Shared>) {
+        let _ = engine.house.set(Arc::clone(&self.house));
+        let mut lodgers = self.house.lodgers();
+        let mine = lodgers.here.iter_mut().filter(|lodger| lodger.is(&self.ledger));
+        mine.for_each(|lodger| lodger.engine = Some(Arc::clone(engine)));
     }
 }
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        self.house.residents().retain(|ledger| !Arc::ptr_eq(ledger, &self.ledger));
+        let mut lodgers = self.house.lodgers();
+        let Lodgers { here, past } = &mut *lodgers;
+        let gone = here.iter().position(|lodger| lodger.is(&self.ledger)).map(|at| here.remove(at));
+        gone.iter().flat_map(|lodger| &lodger.engine).for_each(|engine| past.add(&Counts::of(engine)));
+        // It may be the last who knows the engine.
+        drop((lodgers, gone));
         self.house.left.notify_all();
     }
 }
@@ -238,14 +256,11 @@ impl EngineHandle {
         self.stop();
         let Some(house) = self.shared.house.get() else { return self.stopped() };
         let deadline = Instant::now() + within;
-        let here = |residents: &mut Vec<Arc<Ledger>>| residents.iter().any(|l| Arc::ptr_eq(l, &self.shared.ledger));
+        let here = |lodgers: &mut Lodgers| lodgers.here.iter().any(|lodger| lodger.is(&self.shared.ledger));
         let rest = deadline.saturating_duration_since(Instant::now());
-        let waited = house.left.wait_timeout_while(house.residents(), rest, here);
-        let (residents, late) = waited.unwrap_or_else(PoisonError::into_inner);
-        drop(residents);
-        let mut past = house.past.lock().unwrap_or_else(PoisonError::into_inner);
-        past.requests.add(&Requests::of(&self.shared));
-        past.steps += self.shared.status.steps.load(Acquire);
+        let waited = house.left.wait_timeout_while(house.lodgers(), rest, here);
+        let (lodgers, late) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(lodgers);
         !late.timed_out()
     }
 }

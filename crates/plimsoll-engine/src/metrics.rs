@@ -35,7 +35,7 @@ pub struct Metrics {
     /// Requests refused because memory was short on the machine.
     pub refused_memory: Counter,
     /// How often each rung of the governor's ladder was climbed, cheapest first.
-    pub rungs: [Counter; 6],
+    pub rungs: [Counter; Rung::LADDER.len()],
     /// How often a refused allocation cost a slice of the canary.
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.

@@ -3,10 +3,10 @@
 //!
 //! What must not be in here: decisions. A report is read, never acted upon.
 
+mod counts;
 mod words;
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use plimsoll_memory::host::{OwnProcess, Root, Touched};
 use plimsoll_memory::ledger::Row;
@@ -15,7 +15,9 @@ use serde::Serialize;
 
 use crate::governor::{Reading, Rung};
 use crate::handle::Shared;
-use crate::house::Past;
+use crate::house::Lodger;
+pub(crate) use counts::Counts;
+pub use counts::{DeviceAllocations, Requests, Tokens};
 
 /// Where every byte is, what requests have come to, how far the engine gives way.
 #[derive(Clone, Debug, Serialize)]
@@ -44,6 +46,9 @@ pub struct LedgerReport {
     pub ladder: Ladder,
     /// What has become of requests since start.
     pub requests: Requests,
+    /// Tokens since start, which `/v1/status` tells.
+    #[serde(skip)]
+    pub tokens: Tokens,
     /// Steps taken since start.
     pub steps: u64,
 }
@@ -84,10 +89,10 @@ pub(crate) struct Whole<'a> {
     pub ledger: &'a Ledger,
     /// The engines.
     pub engines: &'a [&'a Shared],
-    /// What engines that are gone had done.
-    pub past: Past,
-    /// Ledgers of models on their way in or out.
-    pub moving: &'a [Arc<Ledger>],
+    /// What engines that are gone had counted.
+    pub past: Counts,
+    /// Models on their way in or out.
+    pub moving: &'a [Lodger],
     /// The process, looked at beside their ledgers.
     pub process: OwnProcess,
 }
@@ -105,15 +110,6 @@ pub struct Heap {
     pub peak_bytes: u64,
     /// Calls that took memory.
     pub calls: u64,
-}
-
-/// Device allocations before and after ready; the latter were refused.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct DeviceAllocations {
-    /// Made before ready.
-    pub before_ready: u64,
-    /// Attempted after ready.
-    pub after_ready: u64,
 }
 
 /// Everything that is lent out and comes back.
@@ -195,25 +191,6 @@ pub struct Climbed {
     pub times: u64,
 }
 
-/// Requests since start.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Requests {
-    /// Ended well.
-    pub finished: u64,
-    /// Client went away, or cancelled.
-    pub aborted: u64,
-    /// Failed.
-    pub failed: u64,
-    /// Refused with a 4xx.
-    pub refused_invalid: u64,
-    /// Refused with a 429.
-    pub refused_full: u64,
-    /// Refused with a 503 because memory was short.
-    pub refused_memory: u64,
-    /// Preempted, to be recomputed.
-    pub preemptions: u64,
-}
-
 /// The process is looked at between two looks at the ledger, and so often until these agree to so many bytes: a thread may take or free a
 /// body of megabytes while another is kept from the processor between its looks.
 const LOOKS: usize = 4;
@@ -247,7 +224,7 @@ impl LedgerReport {
     fn rows_of(shared: &Shared, process: OwnProcess, heap: Heap) -> Self {
         let (plan, ledger) = (&shared.plan, &shared.ledger);
         let committed_bytes = ledger.committed_total();
-        let (before_ready, after_ready) = ledger.allocations();
+        let counts = Counts::of(shared);
         Self {
             line_bytes: plan.limit,
             line_source: plan.limit_source.clone(),
@@ -257,11 +234,12 @@ impl LedgerReport {
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
             heap,
-            device_allocations: DeviceAllocations { before_ready, after_ready },
+            device_allocations: counts.allocations,
             pools: Pools::of(shared),
-            ladder: Ladder::of(shared),
-            requests: Requests::of(shared),
-            steps: shared.status.steps.load(Acquire),
+            ladder: Ladder::of(shared, &counts),
+            requests: counts.requests,
+            tokens: counts.tokens,
+            steps: counts.steps,
         }
     }
 
@@ -278,14 +256,23 @@ impl LedgerReport {
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
             heap,
-            device_allocations: DeviceAllocations { before_ready: 0, after_ready: 0 },
+            device_allocations: DeviceAllocations::default(),
             pools: Pools::default(),
             ladder: Ladder::default(),
-            requests: past.requests,
-            steps: past.steps,
+            requests: Requests::default(),
+            tokens: Tokens::default(),
+            steps: 0,
         };
-        engines.iter().for_each(|shared| report.add(&Self::rows_of(shared, process, heap)));
-        moving.iter().for_each(|ledger| report.add_moving(ledger));
+        let mut counts = past;
+        for shared in engines {
+            report.add(&Self::rows_of(shared, process, heap));
+            counts.add(&Counts::of(shared));
+        }
+        for lodger in moving {
+            report.add_moving(&lodger.ledger);
+            lodger.engine.iter().for_each(|shared| counts.add(&Counts::of(shared)));
+        }
+        report.count(&counts);
         report.unaccounted_bytes = difference(report.process.leak_gauge(), report.committed_bytes);
         report
     }
@@ -301,7 +288,7 @@ impl LedgerReport {
         }
     }
 
-    /// Adds another engine of the same process.
+    /// Adds what another engine of the same process holds; [`Self::count`] knows what it has counted.
     fn add(&mut self, other: &Self) {
         self.planned_bytes += other.planned_bytes;
         self.committed_bytes += other.committed_bytes;
@@ -316,12 +303,15 @@ impl LedgerReport {
                 (false, false) => "of all models".into(),
             };
         }
-        self.device_allocations.before_ready += other.device_allocations.before_ready;
-        self.device_allocations.after_ready += other.device_allocations.after_ready;
         self.pools.add(&other.pools);
         self.ladder.add(&other.ladder);
-        self.requests.add(&other.requests);
-        self.steps += other.steps;
+    }
+
+    /// Enters what all engines together have counted.
+    fn count(&mut self, counts: &Counts) {
+        (self.requests, self.tokens, self.steps) = (counts.requests, counts.tokens, counts.steps);
+        self.device_allocations = counts.allocations;
+        self.ladder.count(counts);
     }
 }
 
@@ -411,50 +401,24 @@ impl Default for Ladder {
 }
 
 impl Ladder {
-    /// The higher rung counts; climbs are added.
+    /// The higher rung counts.
     fn add(&mut self, other: &Self) {
         let height = |name: &str| Rung::LADDER.iter().position(|rung| rung.name() == name);
         if height(other.rung) >= height(self.rung) {
             (self.rung, self.reading) = (other.rung, other.reading);
         }
-        self.climbed.iter_mut().zip(&other.climbed).for_each(|(mine, other)| mine.times += other.times);
-        self.canaries_released += other.canaries_released;
     }
 
-    fn of(shared: &Shared) -> Self {
-        let climbed = Rung::LADDER.iter().zip(&shared.metrics.rungs);
-        Self {
-            rung: shared.gauge.rung().name(),
-            climbed: climbed.map(|(rung, times)| Climbed { rung: rung.name(), times: times.get() }).collect(),
-            reading: shared.gauge.last(),
-            canaries_released: shared.metrics.canaries.get(),
-            canary_slices_missing: heap::canary_missing() as u64,
-        }
-    }
-}
-
-impl Requests {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.finished += other.finished;
-        self.aborted += other.aborted;
-        self.failed += other.failed;
-        self.refused_invalid += other.refused_invalid;
-        self.refused_full += other.refused_full;
-        self.refused_memory += other.refused_memory;
-        self.preemptions += other.preemptions;
+    fn count(&mut self, counts: &Counts) {
+        self.climbed.iter_mut().zip(counts.climbed).for_each(|(mine, times)| mine.times = times);
+        self.canaries_released = counts.canaries;
     }
 
-    pub(crate) fn of(shared: &Shared) -> Self {
-        let metrics = &shared.metrics;
-        Self {
-            finished: metrics.finished.get(),
-            aborted: metrics.aborted.get(),
-            failed: metrics.failed.get(),
-            refused_invalid: metrics.refused_invalid.get(),
-            refused_full: metrics.refused_full.get(),
-            refused_memory: metrics.refused_memory.get(),
-            preemptions: metrics.preemptions.get(),
-        }
+    fn of(shared: &Shared, counts: &Counts) -> Self {
+        let (rung, reading) = (shared.gauge.rung().name(), shared.gauge.last());
+        let mut ladder = Self { rung, reading, ..Self::default() };
+        ladder.count(counts);
+        ladder
     }
 }
 

@@ -321,7 +321,7 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     // Set once, here.
     let _ = shared.eos.set(eos.clone());
     media.into_iter().for_each(|media| drop(shared.media.set(media)));
-    resident.iter().for_each(|resident| drop(shared.house.set(Arc::clone(resident.house()))));
+    resident.iter().for_each(|resident| resident.moves_in(&shared));
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);

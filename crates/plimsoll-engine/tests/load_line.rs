@@ -4,9 +4,12 @@ mod common;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use common::{ask, exact, fixtures, greedy};
-use plimsoll_engine::{Blueprint, Embed, EngineHandle, Host, Options, Pooling, Request, StartError, start};
+use plimsoll_engine::{
+    Blueprint, Embed, EngineHandle, Host, House, LedgerReport, Options, Pooling, Request, StartError, start,
+};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::host::{MemoryBudget, Root};
 use plimsoll_memory::{Component, heap};
@@ -183,6 +186,37 @@ fn e39_a_failed_allocation_costs_the_canary_and_it_comes_back() {
     assert_eq!(engine.report().ladder.canaries_released, 1);
     assert_eq!(engine.ledger().allocations().1, 0, "its place was in the plan");
     stop(engine);
+}
+
+#[test]
+fn counts_of_a_house_never_go_backwards_whoever_comes_and_goes() {
+    let _alone = alone();
+    let options = Options { memory_budget: budget("800MiB"), guest: true, ..exact() };
+    let mut host = Host::read(&options).unwrap();
+    host.lease_dir = Some(berths("counts"));
+    let house = House::open(8 << 20, &host).unwrap();
+    host = Host { line: House::line_in(house.plan()), house: Some(Arc::clone(&house)), ..host };
+    let counted = |report: LedgerReport| {
+        let LedgerReport { requests, tokens, steps, device_allocations, .. } = report;
+        [requests.finished, tokens.generated, steps, device_allocations.before_ready]
+    };
+    let first = launch("llama", &options, &host).unwrap();
+    let second = launch("llama", &options, &host).unwrap();
+    assert_eq!(ask(&first, greedy(&[1, 2, 3], 20)).ids.len(), 20);
+    assert_eq!(ask(&second, greedy(&[1, 2, 3], 10)).ids.len(), 10);
+    common::quiet(&first);
+    let before = counted(house.report(&[&first, &second]));
+    assert_eq!(before[..2], [2, 30]);
+    // A server that unloads a model no longer names it, while its engine is still here.
+    assert_eq!(counted(house.report(&[&second])), before);
+    assert_eq!(counted(house.beside(&[&second]))[..2], [1, 20]);
+    assert!(first.move_out(Duration::from_secs(20)));
+    assert_eq!(counted(house.report(&[&second])), before);
+    // Whoever had asked who is there before it went names it still.
+    assert_eq!(counted(house.report(&[&first, &second])), before);
+    drop(first);
+    assert!(second.move_out(Duration::from_secs(20)));
+    assert_eq!(counted(house.report(&[])), before);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 //! Nothing here waits for anything: it is what one looks at when the server seems stuck.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::extract::State;
 use axum::response::Response;
@@ -37,7 +36,7 @@ pub(crate) struct Status {
     requests: Vec<Row>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 struct Totals {
     running: u64,
     waiting: u64,
@@ -119,33 +118,23 @@ impl Row {
 }
 
 impl Totals {
-    fn of<'a>(engines: impl Iterator<Item = &'a EngineHandle>, rows: &[Row]) -> Self {
-        let mut totals = Self::of_rows(rows);
-        engines.for_each(|engine| totals.add(engine));
-        totals
-    }
-
-    fn of_rows(rows: &[Row]) -> Self {
+    /// What has been counted is `page`'s, which knows engines that are gone, too.
+    fn of(page: &LedgerReport, rows: &[Row]) -> Self {
+        let LedgerReport { pools, requests, tokens, steps, .. } = page;
         Self {
+            running: pools.requests.running,
+            waiting: pools.requests.waiting,
             answering: rows.len(),
             memory_bytes: rows.iter().map(|row| row.memory_bytes).sum(),
             tokens_per_second: rows.iter().filter_map(|row| row.tokens_per_second).fold(0.0, |sum, speed| sum + speed),
-            ..Self::default()
+            prompt_tokens: tokens.prompt,
+            cached_tokens: tokens.cached,
+            generated_tokens: tokens.generated,
+            finished: requests.finished,
+            aborted: requests.aborted,
+            failed: requests.failed,
+            steps: *steps,
         }
-    }
-
-    fn add(&mut self, engine: &EngineHandle) {
-        let (status, metrics) = (engine.status(), engine.metrics());
-        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        self.running += read(&status.running);
-        self.waiting += read(&status.waiting);
-        self.prompt_tokens += metrics.prompt_tokens.get();
-        self.cached_tokens += metrics.cached_tokens.get();
-        self.generated_tokens += metrics.generated_tokens.get();
-        self.finished += metrics.finished.get();
-        self.aborted += metrics.aborted.get();
-        self.failed += metrics.failed.get();
-        self.steps += read(&status.steps);
     }
 }
 
@@ -170,7 +159,7 @@ impl Status {
             uptime_seconds: front.started.elapsed().as_secs_f64(),
             healthy: engines.iter().all(|engine| engine.healthy()),
             draining: front.draining() || engines.iter().any(|engine| engine.draining()),
-            totals: Totals::of(engines.iter().copied(), &requests),
+            totals: Totals::of(&page, &requests),
             pools: page.pools,
             ladder: page.ladder,
             requests,
