@@ -6,7 +6,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use llguidance::TokenParser;
@@ -18,6 +17,7 @@ use crate::budget::Share;
 use crate::cache::{GrammarError, Grammars, reason};
 use crate::depth::Depth;
 use crate::guide::Job;
+use crate::jobs::Desk;
 
 /// States of one automaton. Each takes one to two kilobytes.
 pub(crate) const STATES_MAX: usize = 8_000;
@@ -34,7 +34,7 @@ pub(crate) struct Compiled {
     current: Mutex<Option<(TokenParser, Arc<Automaton>)>>,
     pub first_mask: SimpleVob,
     /// The thread that computes masks, and the one for forms whose masks take long.
-    pub jobs: [Sender<Job>; 2],
+    pub jobs: [Arc<Desk<Job>>; 2],
     /// This one's do.
     pub slow: AtomicBool,
     /// Masks of it that have been asked for and not been computed yet.
@@ -93,7 +93,7 @@ impl Start {
     }
 
     /// The form, with the room for what it takes itself and for its first automaton.
-    pub fn compiled(self, [own, first]: [Share; 2], jobs: [Sender<Job>; 2], depth: Depth) -> Compiled {
+    pub fn compiled(self, [own, first]: [Share; 2], jobs: [Arc<Desk<Job>>; 2], depth: Depth) -> Compiled {
         Compiled {
             fresh_bytes: self.bytes()[0],
             fresh: Mutex::new(self.fresh),

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use llguidance::ParserFactory;
@@ -15,6 +14,7 @@ use crate::automaton::{Compiled, STATES_MAX, Start};
 use crate::budget::{Budget, Share, Usage};
 use crate::depth;
 use crate::guide::Job;
+use crate::jobs::Desk;
 use crate::source::{SOURCE_BYTES_MAX, Source};
 
 /// Why there is no grammar.
@@ -78,7 +78,7 @@ pub struct Grammars {
 /// What all grammars share: made when the first is asked for.
 struct Base {
     factory: ParserFactory,
-    jobs: [Sender<Job>; 2],
+    jobs: [Arc<Desk<Job>>; 2],
     _share: Share,
 }
 
@@ -265,17 +265,8 @@ impl Base {
             Ok(Err(error)) => return Err(failed(reason(&error.to_string()))),
             Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
         };
-        let worker = |name: &str| {
-            let (jobs, inbox): (Sender<Job>, Receiver<Job>) = channel();
-            // Ends with the last sender.
-            let work = move || inbox.iter().for_each(Job::run);
-            std::thread::Builder::new()
-                .name(name.into())
-                .spawn(work)
-                .map_err(|error| GrammarError::NoThread(error.to_string()))?;
-            Ok(jobs)
-        };
-        Ok(Self { factory, jobs: [worker("grammar")?, worker("slow-grammar")?], _share: share })
+        let desk = |name: &str| Desk::open(name, Job::run).map_err(|error| GrammarError::NoThread(error.to_string()));
+        Ok(Self { factory, jobs: [desk("grammar")?, desk("slow-grammar")?], _share: share })
     }
 }
 

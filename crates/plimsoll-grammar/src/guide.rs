@@ -1,9 +1,9 @@
 //! One request's way through a grammar: which tokens may come next, and whether anything may.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use llguidance::toktrie::SimpleVob;
@@ -11,6 +11,7 @@ use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 
 use crate::automaton::{Compiled, Path};
 use crate::cache::{GrammarError, Grammars};
+use crate::jobs::Ticket;
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
 
@@ -117,25 +118,15 @@ impl State {
 
 type Done = Result<(Box<Path>, SimpleVob), Unfit>;
 
-/// Where a path lies while it waits for its mask.
-type Shelf = Arc<Mutex<Option<Box<Path>>>>;
-
-/// A mask that was asked for.
+/// A mask that was asked for. When nobody waits for it any more, what has not been begun is not, and its path goes at once.
 struct Errand {
     reply: Receiver<Done>,
-    shelf: Shelf,
-}
-
-impl Drop for Errand {
-    fn drop(&mut self) {
-        // Nobody waits for it any more: what has not been begun is not, and its path goes now.
-        drop(self.shelf.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
+    _ticket: Ticket<Job>,
 }
 
 /// A mask to compute.
 pub(crate) struct Job {
-    shelf: Shelf,
+    path: Box<Path>,
     of: UnderWay,
     grammars: Arc<Grammars>,
     reply: SyncSender<Done>,
@@ -159,8 +150,7 @@ impl Drop for UnderWay {
 
 impl Job {
     pub fn run(self) {
-        let Self { shelf, of, grammars, reply } = self;
-        let Some(mut path) = shelf.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Self { mut path, of, grammars, reply } = self;
         let began = Instant::now();
         let mask = of.0.depth.follow(|| path.mask(&of.0, &grammars));
         if began.elapsed() > SLOW {
@@ -198,12 +188,10 @@ impl Walk {
         self.state = match self.state.take() {
             State::Due(path) => {
                 let (reply, done) = sync_channel(1);
-                let shelf = Arc::new(Mutex::new(Some(path)));
-                let errand = Errand { reply: done, shelf: Arc::clone(&shelf) };
-                let job = Job { shelf, of: UnderWay::new(compiled), grammars: Arc::clone(&self.grammars), reply };
+                let job = Job { path, of: UnderWay::new(compiled), grammars: Arc::clone(&self.grammars), reply };
                 // Without its thread nobody answers, and that is noticed.
-                let _ = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].send(job);
-                State::Away(errand)
+                let ticket = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].hand_in(job);
+                State::Away(Errand { reply: done, _ticket: ticket })
             }
             state => state,
         };

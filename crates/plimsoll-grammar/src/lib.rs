@@ -20,6 +20,7 @@ mod budget;
 mod cache;
 mod depth;
 mod guide;
+mod jobs;
 mod source;
 mod thinking;
 
