@@ -157,6 +157,29 @@ fn a_link_in_place_of_our_own_lease_is_not_written_through() {
 }
 
 #[test]
+fn a_lock_that_was_removed_locks_nothing() {
+    let temp = Temp::new();
+    temp.dir();
+    let path = temp.leases().join("lock");
+    let create = || std::fs::File::options().write(true).create(true).truncate(false).open(&path).unwrap();
+    let old = create();
+    old.lock().unwrap();
+    std::thread::scope(|threads| {
+        let waits = threads.spawn(|| temp.dir().list().unwrap());
+        // It has opened the old one by now, or opens the new one later.
+        std::thread::sleep(Duration::from_millis(100));
+        std::fs::remove_file(&path).unwrap();
+        let new = create();
+        new.lock().unwrap();
+        drop(old);
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!waits.is_finished(), "two hold the directory");
+        drop(new);
+        assert_eq!(waits.join().unwrap(), []);
+    });
+}
+
+#[test]
 fn a_living_lease_that_cannot_be_read_stops_the_start() {
     let temp = Temp::new();
     drop(temp.dir());

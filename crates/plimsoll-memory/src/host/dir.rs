@@ -86,6 +86,16 @@ impl PrivateDir {
         Ok(file)
     }
 
+    /// Whether an open file still stands under `name`: whoever has waited for its lock may hold one that was removed meanwhile.
+    pub(super) fn has(&self, name: &str, file: &File) -> io::Result<bool> {
+        let open = rustix::fs::fstat(file)?;
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (open.st_dev, open.st_ino)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// The names in it, at most `max`.
     pub(super) fn names(&self, max: usize) -> io::Result<Vec<String>> {
         let mut names = Vec::new();

@@ -128,17 +128,27 @@ impl LeaseDir {
 
     /// Locks the whole directory until the file is dropped.
     fn lock(&self) -> Result<File, LeaseError> {
-        let file = self.dir.file(LOCK_NAME, true).map_err(|e| self.io(e))?;
         let deadline = Instant::now() + LOCK_WAIT;
         loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                Err(TryLockError::Error(error)) => return Err(self.io(error)),
-                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
-                    return Err(LeaseError::Busy(self.dir.path().to_owned()));
-                }
-                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
+            // Anew each time: who tidies up temporary files may have removed it.
+            let file = self.dir.file(LOCK_NAME, true).map_err(|e| self.io(e))?;
+            if let Some(file) = self.locked(LOCK_NAME, file).map_err(|e| self.io(e))? {
+                return Ok(file);
             }
+            if Instant::now() >= deadline {
+                return Err(LeaseError::Busy(self.dir.path().to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The file, opened under `name`, with its lock; none when somebody else holds that, or when what was opened is gone.
+    fn locked(&self, name: &str, file: File) -> io::Result<Option<File>> {
+        match file.try_lock() {
+            // A lease's holder removes it and lets go without the directory's lock.
+            Ok(()) => Ok(self.dir.has(name, &file)?.then_some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
         }
     }
 
@@ -171,13 +181,9 @@ impl LeaseDir {
     fn claim(&self, mine: &Holder) -> io::Result<(String, File)> {
         for serial in 0..FILES_MAX {
             let name = format!("{}-{}-{serial}.lease", mine.pid, mine.start_ticks);
-            let mut file = self.dir.file(&name, true)?;
-            match file.try_lock() {
-                // The same process holds another lease, or a namespace reuses the id.
-                Err(TryLockError::WouldBlock) => continue,
-                Err(TryLockError::Error(error)) => return Err(error),
-                Ok(()) => {}
-            }
+            let file = self.dir.file(&name, true)?;
+            // The same process holds another lease, or has just dropped it, or a namespace reuses the id.
+            let Some(mut file) = self.locked(&name, file)? else { continue };
             return match dir::rewrite(&mut file, &mine.text()) {
                 Ok(()) => Ok((name, file)),
                 Err(error) => self.dir.remove(&name).and(Err(error)),
@@ -262,4 +268,30 @@ impl Drop for Lease {
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_is_dropped_while_another_is_claimed_leaves_no_lock_on_a_file_without_a_name() {
+        let path = std::env::temp_dir().join(format!("plimsoll-claims-{}", std::process::id()));
+        let dir = LeaseDir::at(&path).unwrap();
+        let granted = |dir| match Lease::acquire(dir, 100, 10, 10).unwrap() {
+            Answer::Granted(lease) => lease,
+            Answer::Refused(refusal) => panic!("{refusal}"),
+        };
+        let first = granted(LeaseDir::at(&path).unwrap());
+        // As far as a claim has come when the first one goes.
+        let opened = || dir.dir.file(&first.name, true).unwrap();
+        assert!(dir.locked(&first.name, opened()).unwrap().is_none(), "it is held");
+        let (name, opened) = (first.name.clone(), opened());
+        drop(first);
+        assert!(dir.locked(&name, opened).unwrap().is_none(), "nobody would ever read what is written there");
+        let second = granted(LeaseDir::at(&path).unwrap());
+        assert_eq!(dir.list().unwrap().len(), 1);
+        drop(second);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 }
