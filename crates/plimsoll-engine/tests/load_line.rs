@@ -205,6 +205,7 @@ fn counts_of_a_house_never_go_backwards_whoever_comes_and_goes() {
     assert_eq!(ask(&first, greedy(&[1, 2, 3], 20)).ids.len(), 20);
     assert_eq!(ask(&second, greedy(&[1, 2, 3], 10)).ids.len(), 10);
     common::quiet(&first);
+    common::quiet(&second);
     let before = counted(house.report(&[&first, &second]));
     assert_eq!(before[..2], [2, 30]);
     // A server that unloads a model no longer names it, while its engine is still here.
