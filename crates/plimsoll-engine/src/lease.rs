@@ -29,13 +29,15 @@ pub struct PageLease {
     cache: SharedCache,
     pages: Vec<PageId>,
     ids: Vec<u32>,
+    /// [`KvCache::doubts`] when it took its first page.
+    doubts: u32,
 }
 
 impl PageLease {
     /// No pages yet. `pages` and `ids` have room for all it may come to, so that growing never allocates.
     pub fn new(cache: &SharedCache, pages: Vec<PageId>, ids: Vec<u32>) -> Self {
         debug_assert!(pages.is_empty() && ids.is_empty());
-        Self { cache: Rc::clone(cache), pages, ids }
+        Self { cache: Rc::clone(cache), pages, ids, doubts: 0 }
     }
 
     /// Positions the pages have room for.
@@ -56,14 +58,28 @@ impl PageLease {
     /// Takes the cached pages of `key`'s longest usable prefix, and the state after it.
     pub fn take_prefix(&mut self, key: PageKey<'_>, state: &mut StateLease) -> Match {
         debug_assert!(self.pages.is_empty(), "a prefix comes first");
+        self.begin();
         let (found, slot) = self.cache.borrow_mut().lookup(key, &mut self.pages);
         self.name();
         state.source = slot.map_or(Source::Zeros, Source::Shared);
         found
     }
 
+    /// Notes since when it holds what it holds.
+    fn begin(&mut self) {
+        self.doubts = self.cache.borrow().doubts();
+    }
+
+    /// Whether something that was computed beside what it holds turned out to be no number.
+    fn doubted(&self) -> bool {
+        self.doubts != self.cache.borrow().doubts()
+    }
+
     /// Grows to hold `positions`. False when the pool has no page left; what was taken stays.
     pub fn grow(&mut self, positions: usize) -> bool {
+        if self.pages.is_empty() {
+            self.begin();
+        }
         while self.capacity() < positions {
             let Some(page) = self.cache.borrow_mut().take() else { return false };
             self.pages.push(page);
@@ -86,8 +102,11 @@ impl PageLease {
         pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
     }
 
-    /// Lets others find the whole pages of `key`, which these pages hold.
+    /// Lets others find the whole pages of `key`, which these pages hold, unless they are doubted.
     pub fn publish(&self, key: PageKey<'_>) {
+        if self.doubted() {
+            return;
+        }
         let cache = &mut *self.cache.borrow_mut();
         if let Some(index) = &mut cache.index {
             index.insert(key, &self.pages, &mut cache.pool);
@@ -96,11 +115,13 @@ impl PageLease {
 
     /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
     pub fn publish_checkpoints(&mut self, key: PageKey<'_>, state: &mut StateLease, end_of_input: usize) -> bool {
-        let any = !state.written.is_empty();
+        let any = !state.written.is_empty() && !self.doubted();
         for (position, slot) in state.written.drain(..) {
             let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };
             let cache = &mut *self.cache.borrow_mut();
-            cache.publish_state(key.first(position), &mut self.pages, slot, purpose);
+            if any {
+                cache.publish_state(key.first(position), &mut self.pages, slot, purpose);
+            }
             cache.states.as_mut().expect("it gave the slot").release(slot);
         }
         if any {
@@ -109,8 +130,11 @@ impl PageLease {
         any
     }
 
-    /// Ends the lease and leaves what was computed to the index.
+    /// Ends the lease and leaves what was computed to the index, unless it is doubted.
     pub fn donate(&mut self, key: PageKey<'_>) {
+        if self.doubted() {
+            return self.clear();
+        }
         let cache = &mut *self.cache.borrow_mut();
         if let Some(index) = &mut cache.index {
             index.donate(key, &self.pages, &mut cache.pool);

@@ -181,7 +181,7 @@ impl<'a> Simulation<'a> {
             slots => Some(StatePool::new(slots, plan.pages).map_err(|error| tables(&error))?),
         };
         let pool = PagePool::new(plan.pages).map_err(|error| tables(&error))?;
-        let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
+        let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
         // How many layers go between two steps a clock would say.
         let limits = StepLimits { drafts: 0, draft_head: false, media: false, layered: false, ..plan.step };
         Ok(Self {

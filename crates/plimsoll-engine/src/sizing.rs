@@ -206,7 +206,7 @@ impl CpuGenerations<'_> {
             Some(_) => Some(cache::StatePool::new(slots, pages).map_err(|_| refused())?),
             None => None,
         };
-        Ok(KvCache { pool, index, states })
+        Ok(KvCache::new(pool, index, states))
     }
 }
 

@@ -172,7 +172,7 @@ impl<R: Runner> Bench<R> {
             let told = index.as_ref().and_then(PrefixIndex::notes);
             told.into_iter().for_each(|notes| drop(shared.kv_notes.set(Arc::clone(notes))));
             let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
-            let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
+            let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
             let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
             let encoding = shared.media.get().map(|media| Encoding::new(media).expect("room for patches"));
             let (arrivals, limits) = (inbox, step);

@@ -453,7 +453,7 @@ impl<R: Runner> Worker<R> {
     }
 
     /// Takes finished sequences out. What a failed one computed in its last step is not left for others to find; where that was no number
-    /// nothing is, since what it was computed from may have been found already.
+    /// nothing is, nor what others hold now, since what it was computed from may have been found already.
     fn retire(&mut self) {
         let metrics = &self.shared.metrics;
         self.scheduler.remove(
@@ -470,7 +470,7 @@ impl<R: Runner> Worker<R> {
         }
         if std::mem::take(&mut self.mistrusts) {
             tracing::error!("the model computed what is no number: every cached prefix is forgotten");
-            self.cache.borrow_mut().clear();
+            self.cache.borrow_mut().doubt();
         }
     }
 

@@ -17,6 +17,8 @@ pub struct KvCache {
     pub index: Option<PrefixIndex>,
     /// Recurrent state; none for models without.
     pub states: Option<StatePool>,
+    /// How often what was computed by then came to be doubted.
+    doubts: u32,
 }
 
 /// What was lent and has no holder left that could give it back.
@@ -29,6 +31,11 @@ pub(crate) struct Missing {
 }
 
 impl KvCache {
+    /// These tables, together.
+    pub fn new(pool: PagePool, index: Option<PrefixIndex>, states: Option<StatePool>) -> Self {
+        Self { pool, index, states, doubts: 0 }
+    }
+
     /// One more page: a free one, or one the index gives up. None when every page is held by a sequence.
     pub(crate) fn take(&mut self) -> Option<PageId> {
         if self.pool.free() == 0 {
@@ -222,5 +229,16 @@ impl KvCache {
                 states.forget(PageId(page));
             }
         }
+    }
+
+    /// Forgets every prefix, and lets none in that a sequence holds now: what it was computed from may have been found in them.
+    pub(crate) fn doubt(&mut self) {
+        self.clear();
+        self.doubts += 1;
+    }
+
+    /// How often that was: what was computed before the last time is not for others.
+    pub(crate) fn doubts(&self) -> u32 {
+        self.doubts
     }
 }

@@ -38,7 +38,7 @@ proptest! {
             rows, logit_rows: running.min(rows), running, whole: true, ..StepLimits::default()
         };
         let pool = PagePool::new(0).unwrap();
-        let cache = Rc::new(RefCell::new(KvCache { pool, index: None, states: None }));
+        let cache = Rc::new(RefCell::new(KvCache::new(pool, None, None)));
         let mut scheduler: Scheduler<()> = Scheduler::new(limits, Rc::clone(&cache), 100);
         scheduler.ease(eased.0, eased.1);
         let mut arrivals = lengths.iter().enumerate();

@@ -139,7 +139,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     let Pools { pages, slots } = pools;
     let states = (slots > 0).then(|| StatePool::new(slots, pages).unwrap());
     let index = Some(PrefixIndex::new(pages).unwrap());
-    let cache = Rc::new(RefCell::new(KvCache { pool: PagePool::new(pages).unwrap(), index, states }));
+    let cache = Rc::new(RefCell::new(KvCache::new(PagePool::new(pages).unwrap(), index, states)));
     let mut scheduler = Scheduler::new(limits, cache.clone(), requests.len());
     for (order, (prompt, output, reported)) in requests.iter().enumerate() {
         let newcomer = Newcomer {

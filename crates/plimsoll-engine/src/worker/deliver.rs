@@ -10,7 +10,7 @@ use crate::outbox::TokenLogprobs;
 use crate::request::Request;
 use crate::room::Failure;
 use crate::runner::Runner;
-use crate::sampling::{SampleError, Sampler, TokenCounts, top_logprobs};
+use crate::sampling::{LogprobError, SampleError, Sampler, TokenCounts, top_logprobs};
 use crate::scheduler::Share;
 
 impl<R: Runner> Worker<R> {
@@ -177,6 +177,9 @@ impl Chooser<'_> {
 fn logprobs(logits: &[f32], chosen: u32, n: u32) -> Result<TokenLogprobs, Failure> {
     let mut top = Vec::new();
     top.try_reserve_exact(n as usize)?;
-    let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| error.to_string())?;
+    let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| match error {
+        LogprobError::NoDistribution { .. } => Failure::Numbers(error.to_string()),
+        error => Failure::Words(error.to_string()),
+    })?;
     Ok(TokenLogprobs { own: Some(own.logprob), top: top.into_boxed_slice() })
 }

@@ -1,8 +1,11 @@
 //! I7: a step that fails, a kernel that panics, logits that are no numbers end the request they belong to, and nothing
 //! else: the neighbours' tokens are the very ones they would have had, and the engine goes on serving.
 
-use crate::common::recall::{FAILS, NAN, PANICS, SHORT_ROW, Shape, prompt, recall_engine, says};
-use crate::common::{collect, greedy, quiet};
+use plimsoll_engine::Request;
+use plimsoll_engine::testing::by_hand;
+
+use crate::common::recall::{FAILS, NAN, PANICS, SHORT_ROW, Shape, prompt, recall_bench, recall_engine, says};
+use crate::common::{collect, drive, greedy, quiet};
 
 /// Runs eight healthy requests around one whose prompt has `fault` at `at`. Returns that one's error.
 fn one_among_eight(fault: u32, at: usize, shape: Shape) -> String {
@@ -134,6 +137,43 @@ fn what_led_to_no_number_is_not_found_any_more() {
     assert!(failed.error.is_some() && failed.cached_tokens == 32, "{failed:?}");
     quiet(&engine);
     assert_eq!((cached(), cached()), (0, 32));
+    // Logits that are only reported say it too.
+    bad[20] = NAN;
+    let reported = Request { prompt_logprobs: Some(0), ..greedy(&bad, 4) };
+    assert!(collect(engine.submit(reported).unwrap()).error.is_some());
+    quiet(&engine);
+    assert_eq!((cached(), cached()), (0, 32));
+}
+
+/// Nor is it put back by those who found it before, with what they computed from it since: page by page, by the states of a hybrid, or
+/// when they end.
+#[test]
+fn who_ran_beside_what_was_no_number_shares_nothing() {
+    for state_slots in [0, 40] {
+        let (bench, _) = recall_bench(Shape { rows: 16, state_slots, ..Shape::default() });
+        let (engine, mut hand) = by_hand(bench);
+        // Its answer is the token whose logits are no numbers, by bias; the next step fails.
+        let mut bad = greedy(&prompt(1, 3), 4);
+        bad.sampling.logit_bias = vec![(NAN, 100.0)];
+        let long = prompt(2, 165);
+        let readers = [bad, greedy(&long, 4)].map(|request| engine.submit(request).unwrap());
+        let mut tokens_then = None;
+        let answers = drive(&mut hand, readers.into(), |_| {
+            let metrics = engine.metrics();
+            if metrics.failed.get() == 1 {
+                tokens_then.get_or_insert(metrics.generated_tokens.get());
+            }
+        });
+        assert!(answers[0].error.as_ref().is_some_and(|error| error.contains("NaN")), "{answers:?}");
+        assert_eq!(tokens_then, Some(1), "the other had computed a part of its prompt");
+        assert_eq!((&answers[1].error, &answers[1].ids), (&None, &says(&long, 4)));
+        let mut cached = || {
+            let readers = vec![engine.submit(greedy(&long, 4)).unwrap()];
+            drive(&mut hand, readers, |_| ()).remove(0).cached_tokens
+        };
+        assert_eq!((cached(), cached()), (0, 160), "{state_slots} slots");
+        quiet(&engine);
+    }
 }
 
 #[test]

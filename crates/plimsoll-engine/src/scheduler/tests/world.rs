@@ -137,7 +137,7 @@ impl World {
         let index = sizes.prefix_cache.then(|| PrefixIndex::new(sizes.pages).unwrap());
         let states = (sizes.slots > 0).then(|| StatePool::new(sizes.slots, sizes.pages).unwrap());
         let pool = PagePool::new(sizes.pages).unwrap();
-        let cache = Rc::new(RefCell::new(KvCache { pool, index, states }));
+        let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
         let mut scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
         scheduler.prompts_take(sizes.beside);
         let states = vec![u64::MAX; sizes.slots];
