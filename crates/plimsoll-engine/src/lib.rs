@@ -60,7 +60,7 @@ pub use cached::CacheReport;
 pub use cancel::Cancel;
 pub use handle::EngineHandle;
 pub use house::{House, NoRoom};
-pub use loading::{LoadedModel, LoadingError};
+pub use loading::{CheckpointDefaults, LoadedModel, LoadingError, with_weights};
 pub use media::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, VideoSpec};
 pub use options::{HttpAlternative, Options};
 pub use outbox::{Cause, Delta, FinishReason, Reader, TokenLogprobs, TokenOut};

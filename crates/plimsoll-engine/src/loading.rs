@@ -43,6 +43,40 @@ pub enum LoadingError {
     NoWeights(String),
 }
 
+/// Opens a checkpoint that can be served: one with weights, not a configuration alone.
+///
+/// # Errors
+/// [`LoadingError::NoWeights`], or what is wrong with it.
+pub fn with_weights(path: &Path) -> Result<Checkpoint, LoadingError> {
+    let checkpoint = Checkpoint::open(path)?;
+    match checkpoint.has_data() {
+        true => Ok(checkpoint),
+        false => Err(LoadingError::NoWeights(path.display().to_string())),
+    }
+}
+
+/// What a checkpoint's own files say of its use, where nobody else does.
+pub struct CheckpointDefaults {
+    /// How embeddings are made.
+    pub sentence: Option<Sentence>,
+    /// The sampling that is recommended.
+    pub sampling: Result<SamplingParams, LoadingError>,
+}
+
+impl CheckpointDefaults {
+    /// Reads the files; a `.gguf` file has none.
+    ///
+    /// # Errors
+    /// [`LoadingError::Sentence`]; a broken recommendation of sampling is none, since who does not want it may serve without.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, LoadingError> {
+        let (sentence, sampling) = match checkpoint.gguf() {
+            Some(_) => (None, Ok(SamplingParams::default())),
+            None => (Sentence::read(checkpoint.dir())?, generation::sampling(checkpoint.dir())),
+        };
+        Ok(Self { sentence, sampling })
+    }
+}
+
 /// An opened model; nothing is packed yet.
 pub struct LoadedModel {
     /// Configuration and tensors.
@@ -51,10 +85,8 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Messages to prompt; none when the model has no template.
     pub template: Option<Arc<ChatTemplate>>,
-    /// How its own files say that embeddings are made.
-    pub sentence: Option<Sentence>,
-    /// The sampling that it recommends.
-    pub sampling: Result<SamplingParams, LoadingError>,
+    /// What its own files say where nobody else does.
+    pub defaults: CheckpointDefaults,
     /// Heap bytes that tokenizer and template take, measured while they were made; none where the heap is not counted.
     pub text_bytes: Option<u64>,
 }
@@ -62,10 +94,7 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Opens a `.gguf` file or a checkpoint directory.
     pub fn open(path: &Path) -> Result<Self, LoadingError> {
-        let checkpoint = Checkpoint::open(path)?;
-        if !checkpoint.has_data() {
-            return Err(LoadingError::NoWeights(path.display().to_string()));
-        }
+        let checkpoint = with_weights(path)?;
         let before = heap::in_use();
         let (tokenizer, template) = match checkpoint.gguf() {
             Some(meta) => from_gguf(meta)?,
@@ -73,13 +102,8 @@ impl LoadedModel {
         };
         let template = template.map(|sources| template_of(&sources, &tokenizer)).transpose()?;
         let text_bytes = heap::in_use().checked_sub(before).filter(|bytes| *bytes > 0);
-        let (sentence, sampling) = match checkpoint.gguf() {
-            Some(_) => (None, Ok(SamplingParams::default())),
-            None => (Sentence::read(checkpoint.dir())?, generation::sampling(checkpoint.dir())),
-        };
         Ok(Self {
-            sentence,
-            sampling,
+            defaults: CheckpointDefaults::read(&checkpoint)?,
             tokenizer: Arc::new(tokenizer),
             template: template.map(Arc::new),
             checkpoint,

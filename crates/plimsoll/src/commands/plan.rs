@@ -6,11 +6,12 @@ use plimsoll_device::{Isa, Work};
 use plimsoll_engine::media::MediaPlan;
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
-use plimsoll_engine::{Blueprint, EnginePlan, Host, Line, LoadedModel, Options, dry_run};
+use plimsoll_engine::{Blueprint, CheckpointDefaults, EnginePlan, Host, Line, LoadedModel, Options, dry_run};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::{Value, json};
 
+use super::serve::settled;
 use crate::args::{EngineArgs, HttpArgs, PlanArgs};
 use crate::output::say;
 
@@ -51,6 +52,9 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let options = Options { isa: options.isa.or(args.k8s.k8s.then_some(Isa::Amx)), ..options };
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
     if args.k8s.k8s {
+        // Pods refuse what `serve` does.
+        let defaults = CheckpointDefaults::read(&checkpoint)?;
+        settled(defaults, checkpoint.config.encoder, &args.k8s.reading)?;
         say!("{}", super::k8s::Manifest { args: &args, path: &path, planned: &planned, threads: host.threads });
     } else if args.json {
         say!("{}", serde_json::to_string_pretty(&document(&planned))?);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{EngineHandle, LoadedModel, Options, Pooling, Sentence};
+use plimsoll_engine::{CheckpointDefaults, EngineHandle, LoadedModel, Options, Pooling, Sentence};
 use plimsoll_formats::Encoder;
 use plimsoll_memory::Bytes;
 #[cfg(unix)]
@@ -87,27 +87,9 @@ pub fn served(
     reading: &ReadingArgs,
     names: Vec<String>,
 ) -> anyhow::Result<Served> {
-    Ok(Served {
-        engine,
-        tokenizer: model.tokenizer,
-        formats: Formats::new(model.template.as_deref(), reading.tool_call_parser, reading.reasoning_parser),
-        template: model.template,
-        pooled: pooled(reading.pooling, model.sentence, model.checkpoint.config.encoder)?,
-        names,
-        created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
-        default_max_tokens: None,
-        sampling: match reading.generation_config {
-            GenerationConfig::Auto => recommended(&model.sampling?),
-            GenerationConfig::Off => SamplingDefaults::default(),
-        },
-    })
-}
-
-/// Sampling of requests that name none.
-fn recommended(by: &SamplingParams) -> SamplingDefaults {
-    let SamplingParams { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *by;
-    let defaults = SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty };
-    if defaults != SamplingDefaults::default() {
+    let (pooled, sampling) = settled(model.defaults, model.checkpoint.config.encoder, reading)?;
+    if sampling != SamplingDefaults::default() {
+        let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty } = sampling;
         tracing::info!(
             temperature,
             top_p,
@@ -117,7 +99,37 @@ fn recommended(by: &SamplingParams) -> SamplingDefaults {
             "what requests do not say of sampling, generation_config.json does (--generation-config off: nobody)"
         );
     }
-    defaults
+    Ok(Served {
+        engine,
+        tokenizer: model.tokenizer,
+        formats: Formats::new(model.template.as_deref(), reading.tool_call_parser, reading.reasoning_parser),
+        template: model.template,
+        pooled,
+        names,
+        created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
+        default_max_tokens: None,
+        sampling,
+    })
+}
+
+/// What is known of a model's use without loading it, as the operator and the checkpoint's own files say: how embeddings and scores
+/// are made, and the sampling of requests that name none.
+pub fn settled(
+    by: CheckpointDefaults,
+    encoder: Option<Encoder>,
+    reading: &ReadingArgs,
+) -> anyhow::Result<(Pooled, SamplingDefaults)> {
+    let pooled = pooled(reading.pooling, by.sentence, encoder)?;
+    let sampling = match reading.generation_config {
+        GenerationConfig::Auto => recommended(&by.sampling?),
+        GenerationConfig::Off => SamplingDefaults::default(),
+    };
+    Ok((pooled, sampling))
+}
+
+fn recommended(by: &SamplingParams) -> SamplingDefaults {
+    let SamplingParams { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *by;
+    SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty }
 }
 
 /// What is to be said of a server that others than this machine's users may ask, each of them without a key.

@@ -4,19 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, ensure};
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
-    Blueprint, Cancel, EngineHandle, EnginePlan, Host, House, LedgerReport, Line, LoadedModel, Options, PlanError,
-    Shortfall, start_unless,
+    Blueprint, Cancel, CheckpointDefaults, EngineHandle, EnginePlan, Host, House, LedgerReport, Line, LoadedModel,
+    Options, PlanError, start_unless, with_weights,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_hub::{Cache, ModelRef, Progress, TerminalProgress};
 use plimsoll_memory::{Bytes, Plan, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::serve::{say_ready, served, told};
+use super::serve::{say_ready, served, settled, told};
 use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
 use crate::models_file;
 use crate::output::say;
@@ -56,6 +56,9 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
     }
 }
 
+/// A model of several, and its plan or why it has none.
+type Planned<'a> = (&'a str, Result<EnginePlan, LoadError>);
+
 /// What a house that has these plans in it comes to: what `plan --models` prints.
 pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let config = args.http.config()?;
@@ -64,48 +67,56 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let house = shop.house(&config);
     let all = House::line_in(&house);
     let nobody = Cancel::default();
-    let plan = |index: usize| (&shop.models[index].0, shop.needs(index, &all, &nobody));
-    let plans: Vec<_> = (0..shop.models.len()).map(plan).collect();
-    if args.json {
-        let of = |(name, plan): &(&String, Result<EnginePlan, LoadError>)| match plan {
-            Ok(planned) => {
-                json!({
-                    "name": name, "plan": planned.plan, "total": planned.plan.total(), "limits": planned.limits,
-                    "idle_flags": planned.idle_flags,
-                })
-            }
-            Err(error) => json!({"name": name, "error": words(error)}),
-        };
-        let models: Vec<_> = plans.iter().map(of).collect();
-        let document = json!({"shared": house, "shared_total": house.total(), "models": models});
-        say!("{}", serde_json::to_string_pretty(&document)?);
-        return Ok(());
+    let plan = |index: usize| (shop.models[index].0.as_str(), shop.needs(index, &all, &nobody));
+    let plans: Vec<Planned> = (0..shop.models.len()).map(plan).collect();
+    match args.json {
+        true => say!("{}", serde_json::to_string_pretty(&document(&house, &plans))?),
+        false => print_plans(&house, &plans),
     }
+    // One that is too large is no error to `serve` either: the others are served.
+    let broken = |result: &Result<EnginePlan, LoadError>| matches!(result, Err(error) if !matches!(error, LoadError::TooLarge(_)));
+    let broken = names(plans.iter().filter(|(_, result)| broken(result)));
+    ensure!(broken.is_empty(), "{}: no plan for {broken}, and why is said above", file.display());
+    Ok(())
+}
+
+fn names<'a>(plans: impl Iterator<Item = &'a Planned<'a>>) -> String {
+    plans.map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn document(house: &Plan, plans: &[Planned]) -> Value {
+    let of = |(name, plan): &Planned| match plan {
+        Ok(planned) => json!({
+            "name": name, "plan": planned.plan, "total": planned.plan.total(), "limits": planned.limits,
+            "idle_flags": planned.idle_flags,
+        }),
+        Err(error) => json!({"name": name, "error": words(error)}),
+    };
+    let models: Vec<_> = plans.iter().map(of).collect();
+    json!({"shared": house, "shared_total": house.total(), "models": models})
+}
+
+fn print_plans(house: &Plan, plans: &[Planned]) {
     say!("what all models share:\n{house}");
-    let mut sum = house.total();
-    let mut never = Vec::new();
-    for (name, plan) in &plans {
+    for (name, plan) in plans {
         match plan {
             Ok(planned) => {
-                sum += planned.plan.total();
                 say!("{name}, while it is loaded:\n{}", planned.plan);
                 for idle in &planned.idle_flags {
                     say!("  {idle}");
                 }
             }
-            Err(error) => {
-                never.push(format!("`{name}`"));
-                say!("{name}: {}", words(error));
-            }
+            Err(error) => say!("{name}: never loaded: {}", words(error)),
         }
     }
-    let verdict = if sum <= house.limit { "all of them fit at once" } else { "they take turns" };
-    let (verdict, others) = match never.as_slice() {
-        [] => (verdict.to_owned(), ""),
-        never => (format!("{verdict}; never loaded: {}", never.join(", ")), " but those that cannot be loaded"),
+    let sum = house.total() + plans.iter().flat_map(|(_, plan)| plan).map(|planned| planned.plan.total()).sum::<u64>();
+    let never = names(plans.iter().filter(|(_, plan)| plan.is_err()));
+    let (whom, they) = match never.is_empty() {
+        true => ("all at once".to_owned(), "all of them"),
+        false => (format!("all but {never} at once"), "these"),
     };
-    say!("all at once{others}: {} of {}: {verdict}", Bytes(sum), Bytes(house.limit));
-    Ok(())
+    let verdict = if sum <= house.limit { "fit" } else { "do not: they take turns" };
+    say!("{whom}: {} of {}: {they} {verdict}", Bytes(sum), Bytes(house.limit));
 }
 
 fn words(error: &LoadError) -> &str {
@@ -167,12 +178,12 @@ impl Shop {
                 tracing::info!(model = %name, "not in the cache: fetched and planned when it is first asked for");
                 continue;
             };
-            let checkpoint = Checkpoint::open(&path).with_context(what)?;
-            match self.plan(index, &checkpoint, all) {
-                Err(PlanError::DoesNotFit(short)) => {
-                    tracing::warn!(model = %name, "it can never be loaded, and who asks for it is refused: {}", lacks(&short));
+            match self.foreseen(index, &path, all) {
+                Ok(_) => {}
+                Err(LoadError::TooLarge(lacks)) => {
+                    tracing::warn!(model = %name, "it can never be loaded, and who asks for it is refused: {lacks}");
                 }
-                planned => planned.and_then(|(_, host)| host.runs_kernels()).with_context(what)?,
+                Err(error) => return Err(anyhow!("{}", words(&error))).with_context(what),
             }
         }
         Ok(())
@@ -213,8 +224,17 @@ impl Shop {
 
     /// What a model takes, from its headers alone.
     fn needs(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
-        let checkpoint = Checkpoint::open(&self.path(index, cancel)?).map_err(failed)?;
-        Ok(self.plan(index, &checkpoint, all).map_err(unplanned)?.0)
+        self.foreseen(index, &self.path(index, cancel)?, all)
+    }
+
+    /// The same of the model whose files are there. Whatever is known without loading it to keep it from being served is an error.
+    fn foreseen(&self, index: usize, path: &Path, all: &Line) -> Result<EnginePlan, LoadError> {
+        let checkpoint = with_weights(path).map_err(failed)?;
+        let (planned, host) = self.plan(index, &checkpoint, all).map_err(unplanned)?;
+        host.runs_kernels().map_err(failed)?;
+        let defaults = CheckpointDefaults::read(&checkpoint).map_err(failed)?;
+        settled(defaults, checkpoint.config.encoder, &self.models[index].1.reading).map_err(failed)?;
+        Ok(planned)
     }
 }
 
@@ -312,7 +332,7 @@ impl Loader for Loading {
 }
 
 fn failed(error: impl std::fmt::Display) -> LoadError {
-    LoadError::Failed(error.to_string())
+    LoadError::Failed(format!("{error:#}"))
 }
 
 fn unplanned(error: PlanError) -> LoadError {
@@ -320,13 +340,9 @@ fn unplanned(error: PlanError) -> LoadError {
         // The plan's table is for the log.
         PlanError::DoesNotFit(short) => {
             tracing::warn!("{short}");
-            LoadError::TooLarge(lacks(&short))
+            let (needed, limit) = (Bytes(short.needed), Bytes(short.limit));
+            LoadError::TooLarge(format!("it needs {needed}, the line leaves {limit} ({})", short.limit_source))
         }
         error => failed(error),
     }
-}
-
-fn lacks(short: &Shortfall) -> String {
-    let (needed, limit) = (Bytes(short.needed), Bytes(short.limit));
-    format!("it needs {needed}, the line leaves {limit} ({})", short.limit_source)
 }

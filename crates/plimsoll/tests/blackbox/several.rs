@@ -229,7 +229,8 @@ fn one_line_for_all_of_them() {
     assert_eq!((planned(0), planned(2)), ((json!("smol"), json!(smol)), (json!("tiny"), json!(tiny))));
     assert!(plan["models"][1]["error"].as_str().unwrap().contains("it needs"), "{plan}");
     let plan = run(&["plan", "--models", file.to_str().unwrap()]).good();
-    assert!(plan.contains("all of them fit at once; never loaded: `giant`"), "{plan}");
+    assert!(plan.contains("giant: never loaded: it needs"), "{plan}");
+    assert!(plan.contains("all but `giant` at once: ") && plan.contains(": these fit"), "{plan}");
     assert!(
         server.log().contains("it can never be loaded, and who asks for it is refused: it needs"),
         "{}",
@@ -294,6 +295,23 @@ fn a_name_without_a_model_is_found_before_ready() {
         .unwrap();
     let words = run(&serve).refused();
     assert!(words.contains("`close`") && words.contains("--max-total-token-num is 9, but this model"), "{words}");
+    // So with what is only read of it, and `plan` says the same.
+    let odd = folder.0.join("odd");
+    copy_all(&fixture("llama"), &odd);
+    fs::write(odd.join("generation_config.json"), r#"{"top_p": 7}"#).unwrap();
+    for (listed, part) in [
+        (toml("judge", &fixture("bert-cross"), "pooling = 'mean'"), "this model scores pairs"),
+        (toml("judge", &odd, ""), "generation_config.json"),
+    ] {
+        fs::write(&file, toml("tiny", &fixture("llama"), "") + &listed).unwrap();
+        let words = run(&serve).refused();
+        assert!(words.contains("`judge`") && words.contains(part), "{words}");
+        for form in [&["plan", "--models"][..], &["plan", "--json", "--models"]] {
+            let plan = run(&[form, &[file.to_str().unwrap()]].concat());
+            assert!(plan.code == Some(1) && plan.stdout.contains(part), "{plan:#?}");
+            assert!(plan.stderr.contains("models.toml: no plan for `judge`"), "{plan:#?}");
+        }
+    }
     // What is wrong with the file is said by file, line and key, not by flag.
     fs::write(&file, toml("tiny", &fixture("llama"), "max-waiting = 'many'")).unwrap();
     let words = run(&serve).refused();

@@ -138,7 +138,7 @@ fn opened(path: &Path, report: &mut Report) -> Option<LoadedModel> {
         report.problem("model", found, "all files of a checkpoint, its tokenizer's among them");
     };
     let model = LoadedModel::open(path).map_err(refused).ok()?;
-    if let Err(error) = &model.sampling {
+    if let Err(error) = &model.defaults.sampling {
         report.note("model", error.to_string(), "correct that file, or serve without what it recommends");
     }
     Some(model)
