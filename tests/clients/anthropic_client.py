@@ -178,7 +178,9 @@ def check_errors():
     error = refused(anthropic.ContentTooLargeError, ["8388608"], lambda: create([{"role": "user", "content": "x" * 9_000_000}]))
     assert error.type == "request_too_large"
     refused(bad, ["temperature"], lambda: list(create(temperature=-1, stream=True)))
-    assert client.models.list().data[0].id == MODEL
+    models = client.models.list()
+    assert models.data[0].id == models.data[0].display_name == MODEL and not models.has_more, models
+    assert client.models.retrieve(MODEL).created_at.year > 2000
 
 
 # A value for every field of the client's types that is not what the server does by itself: it must have an effect that

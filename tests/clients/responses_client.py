@@ -127,6 +127,10 @@ def check_a_conversation_is_kept():
     messages = [{"role": "user", "content": "My name is Ann. Say hello."}, {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "What is my name?"}]
     chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
     assert second.output_text == chat.choices[0].message.content and second.previous_response_id == first.id
+    # The same with what is stored named by its ids, as clients do that let the server keep it.
+    named = [{"role": "user", "content": "My name is Ann. Say hello."}, {"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "What is my name?"}]
+    assert create(named, max_output_tokens=24).output_text == second.output_text
+    assert client.responses.input_tokens.count(model=MODEL, input=named).input_tokens == second.usage.input_tokens
     items = client.responses.input_items.list(second.id, order="asc").data
     assert [item.role for item in items] == ["user", "assistant", "user"] and items[2].content[0].text == "What is my name?"
     again = client.responses.retrieve(second.id)
@@ -189,7 +193,7 @@ REFUSED = {
     "prompt_cache_options": {"mode": "explicit"},
     "prompt_cache_retention": "24h",
     "reasoning": {"mode": "pro"},
-    "service_tier": "flex",
+    "service_tier": "batch",
     "stream_options": {"include_obfuscation": True},
     "truncation": "auto",
 }

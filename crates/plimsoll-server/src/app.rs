@@ -213,6 +213,7 @@ pub(crate) fn model_routes(app: Arc<App>) -> Router {
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/embeddings", post(pooled::embeddings::handle))
         .route("/v1/rerank", post(pooled::rerank::handle))
         // Where Cohere's clients and gateways look for it.

@@ -117,6 +117,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Takes OpenAI's `service_tier`. All requests are of one tier here, which is what the answer says, and no answer differs by it.
+    pub fn service_tier(&mut self) -> ApiResult<()> {
+        self.only("service_tier", &["\"auto\"", "\"default\"", "\"flex\"", "\"scale\"", "\"priority\""])
+    }
+
     /// Takes fields this server does not have: any value but null is refused with `why`.
     pub fn never(&mut self, names: &[&str], why: &str) -> ApiResult<()> {
         for name in names {
@@ -139,6 +144,22 @@ impl<'a> Fields<'a> {
             }
         }
     }
+}
+
+/// Takes a `cache_control` mark: Anthropic's, which gateways and their clients also put into OpenAI's messages. Prefixes are cached
+/// without one, for as long as there is room, so that a mark is met by what is done anyway; at `/v1/messages` it decides how the
+/// prompt's tokens are counted.
+pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<bool> {
+    let path = fields.param("cache_control");
+    let Some(raw) = fields.raw("cache_control") else { return Ok(false) };
+    let mut mark = Fields::of(path, raw)?;
+    let at = mark.param("type");
+    if mark.required::<String>("type")? != "ephemeral" {
+        return Err(ApiError::unsupported(at.clone(), format!("{at} must be \"ephemeral\"")));
+    }
+    mark.only("ttl", &["\"5m\"", "\"1h\""])?;
+    mark.finish()?;
+    Ok(true)
 }
 
 /// Whether two JSON texts, the second a short one, are the same value.

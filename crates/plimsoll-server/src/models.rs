@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use plimsoll_memory::faults::{self, Site};
+use plimsoll_text::strftime;
 use serde::Serialize;
 
 use crate::app::App;
@@ -63,6 +64,11 @@ pub(crate) struct Model<'a> {
     owned_by: &'static str,
     root: &'a str,
     parent: Option<&'a str>,
+    /// What Anthropic's clients read.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    display_name: &'a str,
+    created_at: String,
     /// Known while it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
@@ -75,19 +81,36 @@ pub(crate) struct Model<'a> {
 struct List<'a> {
     object: &'static str,
     data: Vec<Model<'a>>,
+    /// Anthropic's clients turn pages: this is all of them.
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
+    has_more: bool,
 }
 
 impl<'a> Model<'a> {
     /// The model whose first name is `root`, known since `created` by `id`; `served` while it is loaded.
     pub fn new(id: &'a str, root: &'a str, created: u64, served: Option<&Served>, state: Option<&'static str>) -> Self {
         let max_model_len = served.map(|served| served.engine.limits().max_req_total_len);
-        Self { id, object: "model", created, owned_by: "plimsoll", root, parent: None, max_model_len, state }
+        Self {
+            id,
+            object: "model",
+            created,
+            owned_by: "plimsoll",
+            root,
+            parent: None,
+            kind: "model",
+            display_name: id,
+            created_at: strftime("%Y-%m-%dT%H:%M:%SZ", created),
+            max_model_len,
+            state,
+        }
     }
 }
 
 /// The list of all of them.
 pub(crate) fn listed(data: Vec<Model<'_>>) -> Response {
-    json(&List { object: "list", data }, None)
+    let (first_id, last_id) = (data.first().map(|model| model.id), data.last().map(|model| model.id));
+    json(&List { object: "list", data, first_id, last_id, has_more: false }, None)
 }
 
 fn model<'a>(app: &'a App, id: &'a str) -> Model<'a> {

@@ -215,7 +215,7 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     }
     fields.take_few::<BTreeMap<String, String>>("metadata", METADATA_NODES_MAX)?;
     fields.only("store", &["false"])?;
-    fields.only("service_tier", &["\"auto\"", "\"default\""])?;
+    fields.service_tier()?;
     fields.only("use_beam_search", &["false"])?;
     fields.only("early_stopping", &["false"])?;
     fields.only("length_penalty", &["1", "1.0"])?;

@@ -32,7 +32,7 @@ mod table;
 mod template_files;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, Ending, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX};
+pub use chat::{ChatTemplate, Ending, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX, strftime};
 pub use decode::Detokenizer;
 pub use error::TextError;
 pub use gguf::GgufVocab;

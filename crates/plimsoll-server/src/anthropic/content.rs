@@ -7,10 +7,9 @@ use plimsoll_media::Modality;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::fields::cache_control;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, Text, check_nodes, wrong};
+use crate::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
 use crate::media::{Gallery, Medium};
 use crate::turn::content::{add_medium, add_text, thoughts_alone, wrap};
 

@@ -3,7 +3,6 @@
 mod blocks;
 mod content;
 mod error;
-mod fields;
 pub(crate) mod request;
 mod shape;
 mod tools;
@@ -66,11 +65,8 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
         let held = body.keep(conversation.bytes())?;
         Ok((conversation, held))
     });
-    let (mut conversation, mut held) = asked.await?;
-    conversation.fetch(&app, &mut held).await?;
-    let own = Arc::clone(&app);
-    let prompt = app.on_text_worker(move || conversation.prompt(&own, false)).await?;
-    Ok(json(&Count { input_tokens: prompt.ids.len() }, None))
+    let (conversation, held) = asked.await?;
+    Ok(json(&Count { input_tokens: conversation.count(&app, held).await? }, None))
 }
 
 /// `anthropic-beta` needs no check: what a beta adds to a body is refused field by field.

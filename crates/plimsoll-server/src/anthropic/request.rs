@@ -2,11 +2,10 @@
 
 use plimsoll_grammar::Source;
 
-use super::fields::cache_control;
 use super::{content, tools};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::Fields;
+use crate::fields::{Fields, cache_control};
 use crate::form::Form;
 use crate::params::{Common, STOPS_MAX, model_name};
 use crate::turn::conversation::Conversation;
@@ -67,6 +66,9 @@ pub(crate) fn count(body: &[u8], app: &App) -> ApiResult<Conversation> {
     Ok(said.conversation)
 }
 
+/// What agents ask of the context where nothing is to be cleared.
+const KEEPS_THOUGHTS: &str = r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#;
+
 /// The fields that make the prompt, which both routes share.
 struct Said {
     conversation: Conversation,
@@ -93,6 +95,8 @@ impl Said {
         }
         let form = output_config(fields, &mut conversation)?;
         fields.only("speed", &["\"standard\""])?;
+        // That thoughts are kept, as they are. What would clear more is done by nobody here.
+        fields.only("context_management", &[KEEPS_THOUGHTS, "{}", "{\"edits\": []}"])?;
         let elsewhere = ["user_profile_id", "workspace_id"];
         fields.never(&elsewhere, "it belongs to Anthropic's own service")?;
         Ok(Self { conversation, thinking, form, caches })

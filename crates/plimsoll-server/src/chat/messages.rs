@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::tools;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Arguments, Fields, MAX_NODES, check_nodes};
+use crate::fields::{Arguments, Fields, MAX_NODES, cache_control, check_nodes};
 use crate::media::Gallery;
 use crate::turn::content::{add_medium, add_text};
 use crate::turn::conversation::Conversation;
@@ -112,10 +112,13 @@ fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Ar
     if let Some(text) = fields.take::<String>("reasoning")? {
         message.entry("reasoning_content").or_insert_with(|| text.into());
     }
+    cache_control(&mut fields)?;
+    // OpenAI's client sends what it has read in an answer's text back beside it. Where a text comes from is not a part of it.
+    for name in ["parsed", "annotations"] {
+        fields.raw(name);
+    }
     // What servers put into answers and clients send back unchanged: empty, these say nothing.
-    // OpenAI's client sends what it has read in an answer's text back beside it.
-    fields.raw("parsed");
-    for name in ["refusal", "annotations", "audio", "function_call"] {
+    for name in ["refusal", "audio", "function_call"] {
         fields.only(name, &["[]", "\"\""])?;
     }
     fields.finish()?;
@@ -145,6 +148,7 @@ fn content(fields: &mut Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Opti
         } else {
             add_medium(&mut content, gallery.part(&kind, &mut part)?);
         }
+        cache_control(&mut part)?;
         part.finish()?;
     }
     Ok(Some(content))

@@ -1,9 +1,10 @@
 //! Chat's `tools`, `tool_choice` and `parallel_tool_calls`.
 
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, wrong};
+use crate::fields::{Fields, MAX_NODES, cache_control, wrong};
 use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
 
 /// Takes the fields. None without tools, and where the client wants no call: the tools are then kept from the model.
@@ -16,8 +17,10 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
     for (i, raw) in list.iter().enumerate() {
         let param = format!("tools[{i}]");
         let name = tool(Fields::of(param.clone(), raw)?)?;
-        // For the template, the tool is what the client sent.
-        tools.add(&param, name, serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?)?;
+        // For the template, the tool is what the client sent, but for marks that say nothing of it.
+        let mut sent: Map<String, Value> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
+        sent.remove("cache_control");
+        tools.add(&param, name, sent.into())?;
     }
     let choice = choice.map(|raw| self::choice(raw, &mut tools)).transpose()?;
     Ok(tools.used(choice.unwrap_or(Some(ToolChoice::Auto)), parallel))
@@ -28,6 +31,7 @@ fn tool(mut fields: Fields<'_>) -> ApiResult<String> {
     fields.only("type", &["\"function\""])?;
     let param = fields.param("function");
     let raw = fields.raw("function").ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+    cache_control(&mut fields)?;
     fields.finish()?;
     let mut function = Fields::of(param, raw)?;
     let name = checked_name(&mut function)?;

@@ -146,7 +146,16 @@ const OBJECTS: &[Object] = &[
             ("chat_template", "string?"),
         ],
     ),
-    ("ModelList", &[("object", "string"), ("data", "[Model]")]),
+    (
+        "ModelList",
+        &[
+            ("object", "string"),
+            ("data", "[Model]"),
+            ("first_id", "string?"),
+            ("last_id", "string?"),
+            ("has_more", "boolean"),
+        ],
+    ),
     (
         "Model",
         &[
@@ -156,6 +165,9 @@ const OBJECTS: &[Object] = &[
             ("owned_by", "string"),
             ("root", "string"),
             ("parent", "string?"),
+            ("type", "string"),
+            ("display_name", "string"),
+            ("created_at", "string"),
             // Where there are several, of those that are loaded.
             ("max_model_len", "~integer"),
             ("state", "~string"),

@@ -38,6 +38,11 @@ pub(super) fn text(example: &str) -> Value {
     json!({"type": "string", "examples": [example]})
 }
 
+pub(super) fn service_tier() -> Value {
+    json!({"type": "string", "enum": ["auto", "default", "flex", "scale", "priority"], "examples": ["auto", "flex"],
+        "description": "All are one tier here"})
+}
+
 pub(super) fn only(value: &Value, kind: &str) -> Value {
     json!({"type": kind, "enum": [value], "examples": [value]})
 }
@@ -114,7 +119,7 @@ pub(super) fn common() -> Fields {
         ("prompt_cache_key", text("conversation")),
         ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         ("store", only(&json!(false), "boolean")),
-        ("service_tier", json!({"type": "string", "enum": ["auto", "default"], "examples": ["auto"]})),
+        ("service_tier", service_tier()),
         ("use_beam_search", only(&json!(false), "boolean")),
         ("early_stopping", only(&json!(false), "boolean")),
         ("length_penalty", only(&json!(1), "number")),

@@ -82,6 +82,7 @@ fn paths() -> Value {
         "/v1/messages": {"post": anthropics(generating("Answer a conversation, as Anthropic's API does", &turns::messages(), "AnthropicMessage"))},
         "/v1/messages/count_tokens": {"post": anthropics(posting("The tokens of its prompt", &turns::count_tokens(), "MessageCount"))},
         "/v1/responses": {"post": generating("Answer a conversation, and keep it", &turns::responses(), "Response")},
+        "/v1/responses/input_tokens": {"post": posting("The tokens of its prompt", &turns::input_tokens(), "ResponseCount")},
         "/v1/responses/{id}": {
             "get": with(getting("A stored response", "Response"), id("id")),
             "delete": with(getting("Forget it", "ResponseDeleted"), id("id"))

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::answers::Object;
-use super::bodies::{Fields, common, flag, integer, object, only, text};
+use super::bodies::{Fields, common, flag, integer, object, only, service_tier, text};
 
 /// `params::Common::take_few`.
 fn few() -> Fields {
@@ -66,6 +66,11 @@ fn said() -> Fields {
             json!({"type": "object", "examples": [{"format": {"type": "json_schema", "schema": {"type": "object"}}}]}),
         ),
         ("speed", only(&json!("standard"), "string")),
+        (
+            "context_management",
+            json!({"type": "object", "description": "Only what clears nothing",
+                "examples": [{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}]}),
+        ),
     ]
 }
 
@@ -95,36 +100,56 @@ pub(super) fn count_tokens() -> Value {
     object(fields, &["messages"])
 }
 
-/// The body of `/v1/responses`.
-pub(super) fn responses() -> Value {
-    let mut fields = few();
-    fields.extend([
+/// What makes the prompt of a response.
+fn asked() -> Fields {
+    vec![
         (
             "input",
             json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
-                "description": "A text or items; input_image (image_url) and input_audio among their parts where the model takes them",
+                "description": "A text or items, also stored ones by their ids (item_reference); input_image (image_url) and input_audio among their parts where the model takes them",
                 "examples": ["x", [{"role": "user", "content": "x"}]]}),
         ),
         ("instructions", text("x")),
-        ("max_output_tokens", integer(1, 3)),
         ("previous_response_id", json!({"type": "string", "description": "A stored response"})),
-        ("store", flag(false)),
-        ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         (
             "tools",
             json!({"type": "array", "items": {"type": "object", "required": ["type", "name"]},
                 "examples": [[{"type": "function", "name": "f", "parameters": {"type": "object"}}]]}),
         ),
-        ("tool_choice", json!({"description": "auto, none, required, a function, allowed_tools", "examples": ["none"]})),
+        (
+            "tool_choice",
+            json!({"description": "auto, none, required, a function, allowed_tools", "examples": ["none"]}),
+        ),
         ("parallel_tool_calls", flag(true)),
-        ("text", json!({"type": "object", "examples": [{"format": {"type": "text"}}, {"format": {"type": "json_object"}}]})),
+        (
+            "text",
+            json!({"type": "object", "examples": [{"format": {"type": "text"}}, {"format": {"type": "json_object"}}]}),
+        ),
         ("reasoning", json!({"type": "object", "examples": [{"effort": "none"}]})),
+        ("truncation", only(&json!("disabled"), "string")),
+    ]
+}
+
+/// The body of `/v1/responses/input_tokens`.
+pub(super) fn input_tokens() -> Value {
+    let mut fields = asked();
+    fields.push(("model", text("default")));
+    object(fields, &["input"])
+}
+
+/// The body of `/v1/responses`.
+pub(super) fn responses() -> Value {
+    let mut fields = few();
+    fields.extend(asked());
+    fields.extend([
+        ("max_output_tokens", integer(1, 3)),
+        ("store", flag(false)),
+        ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         ("include", json!({"type": "array", "items": {"type": "string", "enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}, "examples": [["message.output_text.logprobs"]]})),
         ("top_logprobs", json!({"type": "integer", "minimum": 0, "description": "Above 0 only with `include`", "examples": [0]})),
         ("stream_options", json!({"type": "object", "examples": [{"include_obfuscation": false}]})),
         ("background", only(&json!(false), "boolean")),
-        ("truncation", only(&json!("disabled"), "string")),
-        ("service_tier", json!({"type": "string", "enum": ["auto", "default"], "examples": ["auto"]})),
+        ("service_tier", service_tier()),
         ("prompt_cache_retention", only(&json!("in_memory"), "string")),
         ("prompt_cache_key", text("conversation")),
         ("safety_identifier", text("somebody")),
@@ -171,6 +196,7 @@ pub(super) const OBJECTS: &[Object] = &[
         ],
     ),
     ("MessageCount", &[("input_tokens", "integer")]),
+    ("ResponseCount", &[("object", "string"), ("input_tokens", "integer")]),
     ("MessageError", &[("type", "string"), ("error", "MessageErrorInner"), ("request_id", "~string")]),
     ("MessageErrorInner", &[("type", "string"), ("message", "string"), ("details", "~ErrorDetails")]),
     ("ErrorDetails", &[("error_code", "string")]),

@@ -145,8 +145,14 @@ fn check(listed: &[Listed]) -> Result<(), ServeError> {
 }
 
 fn routes(registry: &Arc<Registry>) -> Router {
-    let asked =
-        ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"];
+    let asked = [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+    ];
     let also = ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/tokenize", "/detokenize"];
     let routes =
         asked.iter().chain(&also).fold(Router::new(), |routes, path| routes.route(path, post(dispatch::handle)));

@@ -81,10 +81,11 @@ fn item(app: &App, mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<I
     let (prefix, what) = match kind.as_deref() {
         None | Some("message") => ("msg", message(&mut fields, shown)?),
         Some("reasoning") => {
-            fields.only("summary", &["[]"])?;
+            let summary = parts(&mut fields, "summary", shown)?.unwrap_or_default();
             fields.never(&["encrypted_content"], "thoughts come as text here")?;
             let at = fields.param("content");
-            let said = parts(&mut fields, "content", shown)?.unwrap_or_default();
+            // What is shown of thoughts that a client never had whole is what there is of them.
+            let said = parts(&mut fields, "content", shown)?.filter(|said| !said.is_empty()).unwrap_or(summary);
             if said.iter().any(|part| !matches!(part, Said::Text(_))) {
                 return Err(ApiError::unsupported(&at, format!("{at}: thoughts are text")));
             }
@@ -157,13 +158,12 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
     let at = fields.param("type");
     let kind: String = fields.required("type")?;
     let text = match kind.as_str() {
-        "input_text" | "reasoning_text" => fields.required("text")?,
+        "input_text" | "reasoning_text" | "summary_text" => fields.required("text")?,
         "output_text" => {
-            fields.only("annotations", &["[]"])?;
-            // What was reported with an answer says nothing when it comes back.
-            fields.json("logprobs")?;
-            // And what OpenAI's client has read in it, nothing to the server.
-            fields.raw("parsed");
+            // What was reported with an answer, where it comes from, and what OpenAI's client has read in it say nothing when they come back.
+            for name in ["annotations", "logprobs", "parsed"] {
+                fields.raw(name);
+            }
             fields.required("text")?
         }
         "refusal" => fields.required("refusal")?,

@@ -2,6 +2,7 @@
 
 mod items;
 mod object;
+mod references;
 pub(crate) mod request;
 mod shape;
 pub(crate) mod store;
@@ -70,6 +71,21 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Api
         };
         return Ok(json_text(responding.finish(error.as_ref(), generation.usage(), &mut nowhere), held));
     }
+}
+
+#[derive(Serialize)]
+struct Count {
+    object: &'static str,
+    input_tokens: usize,
+}
+
+/// `POST /v1/responses/input_tokens`: the tokens of the prompt that the same fields make at `/v1/responses`.
+pub(crate) async fn input_tokens(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+    let key = Caller::current().key;
+    let asked = app.on_body(request, move |body, app| request::count(body, app, key));
+    let (conversation, held) = asked.await?;
+    let input_tokens = conversation.count(&app, held).await?;
+    Ok(json(&Count { object: "response.input_tokens", input_tokens }, None))
 }
 
 /// `GET /v1/responses/{id}`.

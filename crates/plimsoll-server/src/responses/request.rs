@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_grammar::Source;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::items::{self, Item, Shown};
 use super::object::Echo;
 use super::store::ResponseStore;
-use super::tools;
+use super::{references, tools};
 use crate::app::App;
 use crate::config::PARSED_FACTOR;
 use crate::error::{ApiError, ApiResult, quote};
@@ -18,7 +16,7 @@ use crate::fields::{Fields, check_nodes};
 use crate::form::{Form, text_format};
 use crate::limits::{Held, ReadBody};
 use crate::media::Gallery;
-use crate::params::{Common, METADATA_NODES_MAX};
+use crate::params::{Common, METADATA_NODES_MAX, model_name};
 use crate::turn::conversation::Conversation;
 use crate::turn::{Ask, Turn};
 
@@ -77,25 +75,12 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     }
     let mut echo = Echo { temperature: common.sampling.temperature, top_p: common.sampling.top_p, ..Echo::default() };
     echo.max_output_tokens = common.max_tokens;
-    echo.instructions = fields.take("instructions")?;
-    let (tools, parallel) = tools::take(&mut fields, &mut echo)?;
-    echo.parallel_tool_calls = parallel;
     let logprobs = logprobs(&mut fields)?;
     echo.top_logprobs = logprobs.unwrap_or(0);
-    common.form = text(&mut fields, &mut echo)?;
     let store = store(&mut fields, &app.responses)?;
     echo.store = store;
-    let earlier = earlier(&mut fields, app, key, &mut body, &mut echo)?;
-    let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
-    let mut shown = Shown { gallery: Gallery::new(app), kept: store };
-    let mut items = match &earlier {
-        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"), &mut shown)?,
-        None => Vec::new(),
-    };
-    items.extend(items::input(app, raw, &mut shown)?);
-    let messages = items::messages("input", echo.instructions.as_deref(), &items)?;
-    let mut conversation = Conversation::new("input", messages, shown.gallery.media, tools);
-    reasoning(&mut fields, &mut conversation, &mut echo)?;
+    let Said { conversation, items, form } = said(&mut fields, app, key, &mut body, store, &mut echo)?;
+    common.form = form;
     the_rest(&mut fields, &mut echo)?;
     fields.finish()?;
     drop(bytes);
@@ -117,6 +102,53 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     Ok(Asked { ask, held, echo, items })
 }
 
+/// The conversation whose tokens are to be counted. Runs on a text worker.
+pub(crate) fn count(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<(Conversation, Held)> {
+    let bytes = std::mem::take(&mut body.bytes);
+    let mut fields = Fields::of_body(&bytes)?;
+    model_name(&mut fields, app)?;
+    let Said { conversation, .. } = said(&mut fields, app, key, &mut body, false, &mut Echo::default())?;
+    fields.only("truncation", &["\"disabled\""])?;
+    fields.never(&["conversation", "personality"], ELSEWHERE)?;
+    fields.finish()?;
+    let held = body.keep(conversation.bytes())?;
+    Ok((conversation, held))
+}
+
+/// What makes the prompt, which is asked for and counted in the same way.
+struct Said {
+    conversation: Conversation,
+    items: Vec<Item>,
+    form: Option<Form>,
+}
+
+fn said(
+    fields: &mut Fields<'_>,
+    app: &App,
+    key: Option<usize>,
+    body: &mut ReadBody,
+    kept: bool,
+    echo: &mut Echo,
+) -> ApiResult<Said> {
+    echo.instructions = fields.take("instructions")?;
+    let (tools, parallel) = tools::take(fields, echo)?;
+    echo.parallel_tool_calls = parallel;
+    let form = text(fields, echo)?;
+    let earlier = earlier(fields, app, key, body, echo)?;
+    let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
+    let resolved = references::resolved(app, key, body, raw)?;
+    let mut shown = Shown { gallery: Gallery::new(app), kept };
+    let mut items = match &earlier {
+        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"), &mut shown)?,
+        None => Vec::new(),
+    };
+    items.extend(items::input(app, resolved.as_deref().unwrap_or(raw), &mut shown)?);
+    let messages = items::messages("input", echo.instructions.as_deref(), &items)?;
+    let mut conversation = Conversation::new("input", messages, shown.gallery.media, tools);
+    reasoning(fields, &mut conversation, echo)?;
+    Ok(Said { conversation, items, form })
+}
+
 /// What was said before, as the text between a list's brackets.
 fn earlier(
     fields: &mut Fields<'_>,
@@ -135,14 +167,7 @@ fn earlier(
     let bytes = (kept.items.len() + kept.response.len()) as u64 * PARSED_FACTOR;
     app.bytes.ever_holds(param, bytes)?;
     body.held.grow(bytes)?;
-    #[derive(Deserialize)]
-    struct Ended<'a> {
-        #[serde(borrow)]
-        output: &'a RawValue,
-    }
-    let ended: Ended<'_> = serde_json::from_slice(&kept.response)
-        .map_err(|error| ApiError::internal(format!("a stored response cannot be read: {error}")))?;
-    let output = ended.output.get().trim_start_matches('[').trim_end_matches(']');
+    let output = kept.output()?.trim_start_matches('[').trim_end_matches(']');
     let comma = if output.is_empty() { "" } else { "," };
     let text = format!("{}{comma}{output}", kept.items);
     echo.previous_response_id = Some(id);
@@ -152,6 +177,9 @@ fn earlier(
 const LOGPROBS: &str = "message.output_text.logprobs";
 /// What clients that keep a conversation themselves ask for: to be given thoughts back. Here they come as text, which is all there is.
 const ENCRYPTED: &str = "reasoning.encrypted_content";
+
+/// Why a field is not known here.
+const ELSEWHERE: &str = "it belongs to OpenAI's own service";
 
 /// Entries of `include` that are read; a client names each once.
 const INCLUDES_MAX: usize = 64;
@@ -231,11 +259,11 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     }
     fields.only("background", &["false"])?;
     fields.only("truncation", &["\"disabled\""])?;
-    fields.only("service_tier", &["\"auto\"", "\"default\""])?;
+    fields.service_tier()?;
     fields.only("prompt_cache_retention", &["\"in_memory\""])?;
     let here = "prefixes are cached by themselves";
     fields.never(&["prompt_cache_options"], here)?;
     let elsewhere =
         ["access_programs", "context_management", "conversation", "image", "max_tool_calls", "moderation", "prompt"];
-    fields.never(&elsewhere, "it belongs to OpenAI's own service")
+    fields.never(&elsewhere, ELSEWHERE)
 }

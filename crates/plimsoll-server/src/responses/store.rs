@@ -5,7 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
+
+use crate::error::{ApiError, ApiResult};
 
 /// Most responses that are kept.
 const MAX_RESPONSES: usize = 4096;
@@ -22,6 +26,20 @@ pub(crate) struct Kept {
     pub response: Bytes,
     /// The API key it was made with; no other finds it.
     pub key: Option<usize>,
+}
+
+impl Kept {
+    /// The list of what was put out, as it was sent.
+    pub fn output(&self) -> ApiResult<&str> {
+        #[derive(Deserialize)]
+        struct Ended<'a> {
+            #[serde(borrow)]
+            output: &'a RawValue,
+        }
+        let ended: Ended<'_> = serde_json::from_slice(&self.response)
+            .map_err(|error| ApiError::internal(format!("a stored response cannot be read: {error}")))?;
+        Ok(ended.output.get())
+    }
 }
 
 #[derive(Debug)]
@@ -117,6 +135,13 @@ impl ResponseStore {
     /// A kept response of this key, which is then the one used last.
     pub fn get(&self, id: &str, key: Option<usize>) -> Option<Kept> {
         self.state().used(id, key).cloned()
+    }
+
+    /// All kept responses of this key, the one used last first. No bytes are copied.
+    pub fn all(&self, key: Option<usize>) -> Vec<Kept> {
+        let state = self.state();
+        let entries = state.order.values().rev().filter_map(|id| state.entries.get(id));
+        entries.filter(|entry| entry.kept.key == key).map(|entry| entry.kept.clone()).collect()
     }
 
     /// A response came to no end that it could tell: whoever waits for it is let go.

@@ -77,6 +77,14 @@ impl Conversation {
         held.grow(self.media.iter().map(Medium::bytes).max().unwrap_or(0))
     }
 
+    /// How many tokens its prompt has.
+    pub async fn count(mut self, app: &Arc<App>, mut held: Held) -> ApiResult<usize> {
+        self.fetch(app, &mut held).await?;
+        let own = Arc::clone(app);
+        let prompt = app.on_text_worker(move || self.prompt(&own, false)).await?;
+        Ok(prompt.ids.len())
+    }
+
     /// Sets whether the model shall think, where its template can be told.
     pub fn set_thinking(&mut self, on: bool) {
         for name in THINKING {

@@ -17,6 +17,13 @@ fn models_are_listed_by_every_name() {
     assert_eq!(ids, ["tiny", "org/tiny-alias"]);
     assert_eq!(list["data"][0]["max_model_len"], 512);
     assert_eq!(list["data"][0]["created"], 1_700_000_000);
+    // What Anthropic's clients read of it.
+    assert_eq!(
+        (&list["first_id"], &list["last_id"], &list["has_more"]),
+        (&json!("tiny"), &json!("org/tiny-alias"), &json!(false))
+    );
+    let known = ["type", "display_name", "created_at"].map(|field| list["data"][1][field].clone());
+    assert_eq!(known, ["model", "org/tiny-alias", "2023-11-14T22:13:20Z"].map(Value::from));
     assert_eq!(server.get("/v1/models/org/tiny-alias").ok()["root"], "tiny");
     assert_eq!(server.get("/v1/models/other").error(404)["code"], "model_not_found");
     assert_eq!(server.get("/v1/models/%ff").error(400)["code"], "invalid_path");

@@ -98,7 +98,7 @@ fn what_would_have_no_effect_is_refused() {
         json!({"truncate_prompt_tokens": 5}),
         json!({"use_beam_search": true}),
         json!({"store": true}),
-        json!({"service_tier": "flex"}),
+        json!({"service_tier": "batch"}),
         json!({"priority": 3}),
         json!({"request_id": "x"}),
         json!({"tools": []}),

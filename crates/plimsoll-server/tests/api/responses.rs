@@ -268,12 +268,12 @@ fn items_reach_the_template_and_a_response_is_gone_on_from() {
          "content": [{"type": "output_text", "text": "Wait.", "annotations": [], "logprobs": []}]},
         call("x", "Oslo"), call("y", "Rome"),
         result("x", json!("rain")), result("y", json!([{"type": "input_text", "text": "sun"}])),
-        {"type": "reasoning", "id": "rs_2", "summary": []}, call("z", "Bonn"), result("z", json!("fog"))
+        {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "So."}]}, call("z", "Bonn"), result("z", json!("fog"))
     ]);
     let first = create(&server, &json!({"input": input, "instructions": "Kind!"}));
     let told = "[developer]Be brief.[user]a\nb[assistant]Wait.<r>Hm.</r><tool_call>weather{\"city\": \"Oslo\"}</tool_call>\
         <tool_call>weather{\"city\": \"Rome\"}</tool_call>[tool]rain[tool]sun\
-        [assistant]None<tool_call>weather{\"city\": \"Bonn\"}</tool_call>[tool]fog";
+        [assistant]None<r>So.</r><tool_call>weather{\"city\": \"Bonn\"}</tool_call>[tool]fog";
     assert_eq!(prompt_text(&server), format!("[system]Kind!{told}<think>\n"));
     // Going on keeps all but the instructions, and so does going on from that.
     let second = create(&server, &json!({"previous_response_id": first["id"], "input": "And?"}));
@@ -314,6 +314,71 @@ fn items_reach_the_template_and_a_response_is_gone_on_from() {
     );
     create(&server, &json!({"previous_response_id": second["id"]}));
     assert!(server.get("/metrics").ok_text().contains("plimsoll_responses_stored 3"));
+    server.assert_idle();
+}
+
+/// Clients that let the server keep what was said send ids of its items.
+#[test]
+fn stored_items_are_sent_by_their_ids() {
+    let server = says(ALL, "Ok.</think>Fine.", 4, FinishReason::Stop);
+    let first = create(&server, &json!({"input": [{"role": "user", "id": "msg_mine", "content": "Hi"}]}));
+    let id = |at: usize| first["output"][at]["id"].clone();
+    let refer = |id: Value| json!({"type": "item_reference", "id": id});
+    let whole = json!([{"role": "user", "content": "Hi"}, first["output"][0], first["output"][1], {"role": "user", "content": "So?"}]);
+    let named = json!([refer(json!("msg_mine")), {"id": id(0)}, refer(id(1)), {"role": "user", "content": "So?"}]);
+    let [told, known] = [whole, named].map(|input| {
+        let answer = create(&server, &json!({"input": input}));
+        (prompt_text(&server), answer)
+    });
+    assert_eq!(told.0, known.0);
+    assert!(known.0.starts_with("[user]Hi[assistant]Fine.<r>Ok.</r>[user]So?"), "{}", known.0);
+    // They are kept with the new response, which does not need the old one for them.
+    let path = |response: &Value| format!("/v1/responses/{}", response["id"].as_str().unwrap());
+    let items = server.get(&format!("{}/input_items?order=asc", path(&known.1))).ok();
+    assert_eq!((&items["data"][2]["id"], &items["data"][2]["content"][0]["text"]), (&id(1), &json!("Fine.")));
+    for response in [&first, &told.1, &known.1] {
+        server.send(format!("DELETE {} HTTP/1.1\r\nhost: localhost\r\n\r\n", path(response))).answer().ok();
+    }
+    let gone = server.post("/v1/responses", &ask(&json!({"input": [refer(id(1))]}))).error(400);
+    assert_eq!((&gone["param"], &gone["code"]), (&json!("input[0].id"), &json!("item_not_found")));
+    server.assert_idle();
+}
+
+/// Few bytes can stand for many: what they stand for is held like a body, or refused.
+#[test]
+fn references_are_bounded_in_bytes() {
+    let server =
+        says_with(PLAIN, ServerConfig { max_bytes_in_flight: 4 << 20, ..config() }, "ok", 2, FinishReason::Stop);
+    let text = "x".repeat(3000);
+    create(&server, &json!({"input": [{"role": "user", "id": "msg_long", "content": text}]}));
+    let many: Vec<Value> = (0..4000).map(|_| json!({"type": "item_reference", "id": "msg_long"})).collect();
+    let refused = server.post("/v1/responses", &ask(&json!({"input": many})));
+    assert!([400, 503].contains(&refused.status), "{} {}", refused.status, refused.body);
+    server.assert_idle();
+}
+
+#[test]
+fn the_tokens_of_an_input_are_counted() {
+    let server = says(ALL, "Ok.</think>Fine.", 4, FinishReason::Stop);
+    let asked = json!({"input": [{"role": "user", "content": "Hi"}], "instructions": "Kind!", "tools": tools(),
+        "reasoning": {"effort": "none"}, "truncation": "disabled"});
+    let count = |asked: &Value| {
+        let mut body = asked.clone();
+        body["model"] = "tiny".into();
+        server.post("/v1/responses/input_tokens", &body)
+    };
+    let counted = count(&asked).ok();
+    assert_eq!(counted["object"], "response.input_tokens");
+    let response = create(&server, &asked);
+    assert_eq!(counted["input_tokens"], response["usage"]["input_tokens"]);
+    let more = json!({"previous_response_id": response["id"], "input": "So?"});
+    let counted = count(&more).ok();
+    assert_eq!(counted["input_tokens"], create(&server, &more)["usage"]["input_tokens"]);
+    for (change, param) in [(json!({"max_output_tokens": 3}), "max_output_tokens"), (json!({"store": true}), "store")] {
+        let mut asked = asked.clone();
+        asked.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        assert_eq!(count(&asked).error(400)["param"], param);
+    }
     server.assert_idle();
 }
 
@@ -529,11 +594,13 @@ fn what_cannot_be_served_is_refused_by_name() {
             ),
             "input[0].content[0].prompt_cache_breakpoint",
         ),
-        (item(json!({"type": "item_reference", "id": "x"})), "input[0].type"),
+        (item(json!({"type": "item_reference", "id": "x"})), "input[0].id"),
+        (item(json!({"type": "item_reference"})), "input[0].id"),
+        (item(json!({"type": "item_reference", "id": "x", "role": "user"})), "input[0].role"),
         (item(json!({"type": "function_call_output", "call_id": "a", "output": "x"})), "input"),
         (
-            item(json!({"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}]})),
-            "input[0].summary",
+            item(json!({"type": "reasoning", "id": "r", "summary": [{"type": "input_image"}]})),
+            "input[0].summary[0].type",
         ),
         (
             item(json!({"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"})),
@@ -565,7 +632,7 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"tool_choice": {"type": "mcp", "server_label": "x"}}), "tool_choice.type"),
         (json!({"metadata": {"a": 1}}), "metadata"),
         (json!({"stream_options": {"include_obfuscation": true}}), "stream_options.include_obfuscation"),
-        (json!({"service_tier": "flex"}), "service_tier"),
+        (json!({"service_tier": "batch"}), "service_tier"),
         (json!({"conversation": "x"}), "conversation"),
         (json!({"prompt": {"id": "x"}}), "prompt"),
         (json!({"max_tool_calls": 3}), "max_tool_calls"),

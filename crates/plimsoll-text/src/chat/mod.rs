@@ -23,6 +23,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 use serde_json::{Map, Value as Json, json};
 
 pub use ending::Ending;
+pub use time::strftime;
 
 use crate::error::{TextError, shielded};
 

@@ -73,8 +73,8 @@ impl Moment {
     }
 }
 
-/// Formats the moment `seconds` after the beginning of 1970.
-fn strftime(format: &str, seconds: u64) -> String {
+/// Formats the moment `seconds` after the beginning of 1970, in UTC; years beyond 9999 are 9999.
+pub fn strftime(format: &str, seconds: u64) -> String {
     // Beyond the year 9999 the loop over years would only burn time.
     let moment = Moment::new(seconds.min(253_402_300_799));
     let mut out = String::new();
