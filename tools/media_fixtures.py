@@ -24,6 +24,7 @@ from PIL import Image, ImageOps, ImageSequence
 from torchvision.transforms.v2 import functional as tv
 from transformers import WhisperFeatureExtractor
 from transformers.image_processing_backends import TorchvisionBackend
+from transformers.image_transforms import convert_to_rgb
 from transformers.models.got_ocr2 import image_processing_got_ocr2 as tiles
 from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
@@ -211,13 +212,12 @@ def save(name: str, data: bytes) -> None:
 
 
 def pictures() -> None:
-    """Small pictures of every awkward kind, and what Pillow makes of them: upright, `convert("RGB")`."""
+    """Small pictures of every awkward kind, and what transformers makes of them: upright, on white."""
     rng = np.random.default_rng(20)
     y, x = np.mgrid[0:20, 0:28]
     smooth = np.stack([x * 9, y * 12, 255 - x * 4 - y * 5], -1).clip(0, 255).astype(np.uint8)
     color = Image.fromarray(smooth)
     alpha = Image.fromarray(np.dstack([smooth, (x * 9 % 256).astype(np.uint8)]))
-    # Colours under full transparency: dropped alpha must show them.
     palette = color.quantize(16)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -227,7 +227,7 @@ def pictures() -> None:
         "turned.jpg": (color, {"exif": exif, "quality": 95, "subsampling": 0}), "cmyk.jpg": (color.convert("CMYK"), {"quality": 95}),
         "gray.jpg": (color.convert("L"), {"quality": 95}), "progressive.jpg": (color, {"progressive": True, "quality": 90}),
         "turned.webp": (alpha, {"lossless": True, "exact": True, "exif": exif}), "lossy.webp": (color, {"quality": 90}),
-        "palette.gif": (palette, {}),
+        "palette.gif": (palette, {}), "clear.gif": (palette, {"transparency": 5}), "key.png": (color, {"transparency": color.getpixel((9, 9))}),
     }
     for name, (picture, options) in cases.items():
         picture.save(OUT / name, **options)
@@ -237,7 +237,7 @@ def pictures() -> None:
     for name in [*cases, "gray16.png"]:
         opened = ImageOps.exif_transpose(Image.open(OUT / name))
         # Pillow clips 16-bit grey instead of scaling it; what is wanted is its upper half.
-        rgb = np.dstack([wide >> 8] * 3).astype(np.uint8) if name == "gray16.png" else np.asarray(opened.convert("RGB"))
+        rgb = np.dstack([wide >> 8] * 3).astype(np.uint8) if name == "gray16.png" else convert_to_rgb(opened, return_numpy=True)
         expected[name] = [rgb.shape[0], rgb.shape[1], rgb.tobytes().hex()]
     # Large in pixels, small in bytes: for what decoding costs.
     large = color.resize((2000, 1500))
@@ -247,7 +247,7 @@ def pictures() -> None:
     for name, options in [("moving.gif", {"duration": 100}), ("moving.webp", {"duration": 100, "lossless": True})]:
         moving[0].save(OUT / name, save_all=True, append_images=moving[1:], **options)
         for i, frame in enumerate(ImageSequence.Iterator(Image.open(OUT / name))):
-            expected[f"{name} {i}"] = [20, 28, frame.convert("RGB").tobytes().hex()]
+            expected[f"{name} {i}"] = [20, 28, convert_to_rgb(frame, return_numpy=True).tobytes().hex()]
     (OUT / "pictures.json").write_text(json.dumps(expected, indent=0) + "\n")
 
 

@@ -1,4 +1,4 @@
-//! Pictures of every awkward kind against Pillow, and the resize against torchvision (`tools/media_fixtures.py`).
+//! Pictures of every awkward kind against transformers (on white), and the resize against torchvision (`tools/media_fixtures.py`).
 
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ fn apart(a: &Rgb, b: &Rgb) -> u8 {
 }
 
 #[test]
-fn lossless_pictures_are_equal_to_pillows() {
+fn lossless_pictures_are_equal_to_transformers() {
     let names = [
         "rgb.png",
         "rgba.png",
@@ -41,6 +41,8 @@ fn lossless_pictures_are_equal_to_pillows() {
         "gray16.png",
         "turned.webp",
         "palette.gif",
+        "clear.gif",
+        "key.png",
     ];
     for name in names {
         let decoded = decode(&fixture(name), &ImageLimits::default()).unwrap();
@@ -49,7 +51,7 @@ fn lossless_pictures_are_equal_to_pillows() {
 }
 
 #[test]
-fn lossy_pictures_are_close_to_pillows() {
+fn lossy_pictures_are_close_to_transformers() {
     // Decoders may round the inverse transform differently and interpolate colour differently.
     for (name, most) in [("turned.jpg", 4), ("cmyk.jpg", 4), ("gray.jpg", 2), ("progressive.jpg", 8), ("lossy.webp", 8)]
     {

@@ -122,32 +122,44 @@ fn decoder_limits(header: &Header) -> Limits {
     limits
 }
 
-/// As Pillow's `convert("RGB")`: alpha is dropped, not blended; of 16 bits the upper eight stay.
+/// What is transparent is laid on white, as transformers' image processors do; of 16 bits the upper eight stay.
 fn without_alpha(picture: DynamicImage) -> RgbImage {
     let size = (picture.width(), picture.height());
     let rgb = match picture {
         DynamicImage::ImageRgb8(rgb) => return rgb,
-        DynamicImage::ImageLuma8(gray) => spread(&gray, 1),
-        DynamicImage::ImageLumaA8(gray) => spread(&gray, 2),
-        DynamicImage::ImageRgba8(rgba) => rgba.chunks_exact(4).flat_map(|p| [p[0], p[1], p[2]]).collect(),
-        DynamicImage::ImageLuma16(gray) => spread(&upper_halves(&gray), 1),
-        DynamicImage::ImageLumaA16(gray) => spread(&upper_halves(&gray), 2),
-        DynamicImage::ImageRgb16(rgb) => upper_halves(&rgb),
-        DynamicImage::ImageRgba16(rgba) => {
-            rgba.chunks_exact(4).flat_map(|p| [p[0], p[1], p[2]]).map(|value| (value >> 8) as u8).collect()
-        }
+        DynamicImage::ImageLuma8(gray) => gray.iter().flat_map(|value| [*value; 3]).collect(),
+        DynamicImage::ImageLumaA8(gray) => on_white::<1>(gray.iter().copied()),
+        DynamicImage::ImageRgba8(rgba) => on_white::<3>(rgba.iter().copied()),
+        DynamicImage::ImageLuma16(gray) => upper_halves(&gray).flat_map(|value| [value; 3]).collect(),
+        DynamicImage::ImageLumaA16(gray) => on_white::<1>(upper_halves(&gray)),
+        DynamicImage::ImageRgb16(rgb) => upper_halves(&rgb).collect(),
+        DynamicImage::ImageRgba16(rgba) => on_white::<3>(upper_halves(&rgba)),
         other => return other.into_rgb8(),
     };
     RgbImage::from_raw(size.0, size.1, rgb).unwrap_or_default()
 }
 
-/// The first of every `channels` values, three times.
-fn spread(values: &[u8], channels: usize) -> Vec<u8> {
-    values.chunks_exact(channels).flat_map(|p| [p[0]; 3]).collect()
+/// Pixels of `COLORS` (one is grey) and an alpha, over white.
+fn on_white<const COLORS: usize>(mut values: impl ExactSizeIterator<Item = u8>) -> Vec<u8> {
+    let pixels = values.len() / (COLORS + 1);
+    let mut rgb = Vec::with_capacity(3 * pixels);
+    for _ in 0..pixels {
+        let color: [u8; COLORS] = std::array::from_fn(|_| values.next().unwrap_or_default());
+        let alpha = values.next().unwrap_or_default();
+        rgb.extend((0..3).map(|at| blended(color[at % COLORS], alpha)));
+    }
+    rgb
 }
 
-fn upper_halves(values: &[u16]) -> Vec<u8> {
-    values.iter().map(|value| (value >> 8) as u8).collect()
+/// A value over white, rounded as Pillow's `alpha_composite` rounds.
+fn blended(value: u8, alpha: u8) -> u8 {
+    let (value, alpha) = (u32::from(value), u32::from(alpha));
+    let scaled = ((value * alpha + 255 * (255 - alpha)) << 7) + (0x80 << 7);
+    ((((scaled >> 8) + scaled) >> 8) >> 7) as u8
+}
+
+fn upper_halves(values: &[u16]) -> impl ExactSizeIterator<Item = u8> {
+    values.iter().map(|value| (value >> 8) as u8)
 }
 
 fn rgb(picture: DynamicImage, expected: Size) -> Result<Rgb, MediaError> {

@@ -2,7 +2,7 @@
 //!
 //! [`probe`] reads sizes and counts frames without decoding anything, and refuses what is over a limit; only then may
 //! [`decode`] or [`frames`] touch the pixels, at a cost that [`Header::decode_bytes`] bounds beforehand. Colours come out as
-//! Pillow's `convert("RGB")` gives them: alpha dropped, palettes resolved, 16 bits cut to 8, turned upright by EXIF.
+//! transformers' image processors take them: laid on white where they are transparent, palettes resolved, 16 bits cut to 8, turned upright by EXIF.
 
 mod decode;
 mod header;
