@@ -47,8 +47,10 @@ pub struct Calls {
 pub struct Call {
     /// Its name.
     pub name: String,
-    /// The schema of its arguments.
+    /// The schema of its arguments; null for any object.
     pub parameters: Value,
+    /// Whether a schema that cannot be followed is refused; else as much of it is followed as can be.
+    pub strict: bool,
 }
 
 /// How calls are written: what stands before the name, between name and arguments, after the arguments, and around it all.
@@ -71,6 +73,25 @@ pub struct CallStyle {
 }
 
 impl Source {
+    /// The same where tools that are not strict take any object; none if nothing would differ.
+    pub fn loosened(&self) -> Option<Self> {
+        let (Self::Calls(calls) | Self::TextWithCalls(calls) | Self::CallsOr(calls, _)) = self else { return None };
+        let holds = |tool: &Call| !tool.strict && !tool.parameters.is_null();
+        if !calls.tools.iter().any(holds) {
+            return None;
+        }
+        let loose = |tool: &Call| match holds(tool) {
+            true => Call { parameters: Value::Null, ..tool.clone() },
+            false => tool.clone(),
+        };
+        let calls = Calls { tools: calls.tools.iter().map(loose).collect(), ..calls.clone() };
+        Some(match self {
+            Self::CallsOr(_, other) => Self::CallsOr(calls, other.clone()),
+            Self::TextWithCalls(_) => Self::TextWithCalls(calls),
+            _ => Self::Calls(calls),
+        })
+    }
+
     /// A key that is the same for the same grammar, which is its whole text.
     pub(crate) fn key(&self, prefix: &str) -> String {
         format!("{prefix}\u{0}{self:?}")
@@ -104,8 +125,8 @@ impl Source {
     /// The end of a rule, and the rules it needs.
     fn lark(&self) -> Result<String, String> {
         Ok(match self {
-            Self::JsonObject => format!("body\nbody: %json {}\n", schema(&json!({"type": "object"}))?),
-            Self::JsonSchema(value) => format!("body\nbody: %json {}\n", schema(value)?),
+            Self::JsonObject => format!("body\nbody: %json {}\n", schema(&json!({"type": "object"}), true)?),
+            Self::JsonSchema(value) => format!("body\nbody: %json {}\n", schema(value, true)?),
             Self::Regex(pattern) => format!("BODY\nBODY: /{}/\n", escape_slashes(pattern)),
             Self::Choice(all) if all.is_empty() => return Err("there is nothing to choose from".into()),
             Self::Choice(all) => {
@@ -159,8 +180,8 @@ impl Calls {
         for (i, tool) in self.tools.iter().enumerate() {
             let head = format!("{}{}{}", style.before, tool.name, style.between);
             let parameters = match &tool.parameters {
-                Value::Null => schema(&json!({"type": "object"}))?,
-                parameters => schema(&object(parameters))?,
+                Value::Null => schema(&json!({"type": "object"}), true)?,
+                parameters => schema(&object(parameters), tool.strict)?,
             };
             let _ = writeln!(lark, "call_{i}: {} arguments_{i} {}", quote(&head), literal(style.after));
             let _ = writeln!(lark, "arguments_{i}: %json {parameters}");
@@ -180,8 +201,9 @@ fn object(parameters: &Value) -> Value {
     schema
 }
 
-/// A schema with our own way of spacing: a model that may go on with white space for ever sometimes does.
-fn schema(value: &Value) -> Result<String, String> {
+/// A schema with our own way of spacing: a model that may go on with white space for ever sometimes does. Unless it is `strict`, what of
+/// it is not known says nothing.
+fn schema(value: &Value, strict: bool) -> Result<String, String> {
     let mut schema = match value {
         Value::Object(schema) => schema.clone(),
         Value::Bool(true) => Map::new(),
@@ -189,7 +211,8 @@ fn schema(value: &Value) -> Result<String, String> {
     };
     depth::schema(value)?;
     let spacing = json!({
-        "whitespace_flexible": false, "item_separator": ",[ \n]?", "key_separator": ": ?", "coerce_one_of": true
+        "whitespace_flexible": false, "item_separator": ",[ \n]?", "key_separator": ": ?", "coerce_one_of": true,
+        "lenient": !strict
     });
     schema.insert("x-guidance".into(), spacing);
     Ok(Value::Object(schema).to_string())

@@ -129,10 +129,11 @@ fn calls_have_their_format_and_their_arguments() {
         close: "",
     };
     let tools = vec![
-        Call { name: "f".into(), parameters: schema() },
+        Call { name: "f".into(), parameters: schema(), strict: true },
         Call {
             name: "g".into(),
             parameters: json!({"properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false}),
+            strict: true,
         },
     ];
     let source = Source::Calls(Calls { tools, several: false, style });
@@ -158,7 +159,7 @@ fn calls_or_a_form() {
         next: "\n",
         close: "",
     };
-    let tools = vec![Call { name: "weather".into(), parameters }];
+    let tools = vec![Call { name: "weather".into(), parameters, strict: true }];
     let calls = Calls { tools, several: true, style };
     let form = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
     let source = Source::CallsOr(calls.clone(), Box::new(Source::JsonSchema(form)));
@@ -185,6 +186,34 @@ fn calls_or_a_form() {
     Guide::new(&grammars, Some(&source), "final:", None).unwrap();
     let own = Source::CallsOr(calls, Box::new(Source::Lark("start: \"x\"".into())));
     assert!(Guide::new(&grammars, Some(&own), "", None).is_err());
+}
+
+/// What of a schema can be followed holds a tool's calls, unless the whole of it is asked for.
+#[test]
+fn schemas_of_tools_that_are_not_strict_are_followed_as_far_as_they_can_be() {
+    let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
+    let style = CallStyle { marker: "", open: "", before: "", between: ":", after: "", next: "", close: "" };
+    let source = |parameters: &Value, strict: bool| {
+        let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict }];
+        Source::Calls(Calls { tools, several: false, style })
+    };
+    let guide = |source: &Source| Guide::new(&grammars, Some(source), "", None).map_err(|error| error.to_string());
+    let known = json!({"properties": {"n": {"type": "integer"}, "s": {"type": "string", "format": "shoe-size"},
+        "l": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": true}}, "required": ["n"], "additionalProperties": false,
+        "not": {"required": ["s"]}});
+    assert!(guide(&source(&known, true)).is_err());
+    let loose = guide(&source(&known, false)).unwrap();
+    assert_eq!(follow(&loose, &tokenizer, "f:{\"n\": 1, \"s\": \"47\", \"l\": [true, true]}"), Ok(true));
+    assert!(follow(&loose, &tokenizer, "f:{\"n\": \"1\"}").is_err(), "what can be followed is");
+    // Nothing of this one can.
+    let odd = json!({"properties": {"n": {"type": "string", "pattern": "^(?!x)y"}}});
+    for strict in [true, false] {
+        assert!(guide(&source(&odd, strict)).is_err());
+    }
+    assert_eq!(source(&odd, true).loosened(), None);
+    let any = source(&odd, false).loosened().unwrap();
+    assert_eq!(any.loosened(), None);
+    assert_eq!(follow(&guide(&any).unwrap(), &tokenizer, "f:{\"anything\": [1]}"), Ok(true));
 }
 
 /// Walks along a text: whether it may end there, or what was not allowed.
@@ -230,7 +259,7 @@ fn a_call_that_has_begun_in_a_text_is_held_to_its_schema() {
         close: "]",
     };
     let guide = |style: CallStyle, several: bool| {
-        let tools = vec![Call { name: "f".into(), parameters: parameters.clone() }];
+        let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict: true }];
         let source = Source::TextWithCalls(Calls { tools, several, style });
         Guide::new(&grammars, Some(&source), "", None).unwrap()
     };

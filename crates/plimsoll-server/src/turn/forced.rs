@@ -99,7 +99,7 @@ fn calls(app: &App, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult
         let function = &tool["function"];
         let name = function["name"].as_str().filter(|name| named.is_none_or(|wanted| wanted == *name))?;
         let parameters = if kept(function) { function["parameters"].clone() } else { Value::Null };
-        Some(Call { name: name.to_owned(), parameters })
+        Some(Call { name: name.to_owned(), parameters, strict: function["strict"] == true })
     };
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;

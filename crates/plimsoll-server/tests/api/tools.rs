@@ -307,6 +307,20 @@ fn log_probabilities_go_with_calls_too() {
     assert_eq!(reported, CALLS.chars().count(), "every token once");
 }
 
+/// Schemas are written for people, too: what no grammar knows is no reason to refuse a call, unless the tool is strict.
+#[test]
+fn a_call_is_asked_for_of_any_tool_that_is_not_strict() {
+    let server = says(HERMES, CALLS, 9, FinishReason::Stop);
+    for odd in [json!({"type": "string", "format": "shoe-size"}), json!({"type": "string", "pattern": "^(?!x)y"})] {
+        let mut asked = json!({"tools": tools(), "tool_choice": "required"});
+        asked["tools"][0]["function"]["parameters"]["properties"]["city"] = odd;
+        let (message, _) = whole(&server, &asked);
+        assert_eq!(message["tool_calls"][0]["function"]["name"], "weather", "{message}");
+        asked["tools"][0]["function"]["strict"] = true.into();
+        assert_eq!(server.post("/v1/chat/completions", &ask(&asked)).error(400)["param"], "tools");
+    }
+}
+
 #[test]
 fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
     use std::sync::atomic::Ordering;
