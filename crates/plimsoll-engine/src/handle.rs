@@ -252,7 +252,7 @@ impl EngineHandle {
     }
 
     /// As [`Self::submit`], for an input of a request of which others have run: a server that drains lets it finish. Where others
-    /// still run (`beside`), half of the queue is left to whoever comes. That all is full is not counted: it waits for one of the others.
+    /// still run (`beside`), half of the queue is left to whoever comes. That all is full is not counted: it waits.
     pub fn submit_next(&self, request: Request, beside: bool) -> Result<Reader, Refusal> {
         let waiting = self.shared.limits.max_waiting;
         self.queue(request, Instant::now(), if beside { waiting / 2 } else { waiting })

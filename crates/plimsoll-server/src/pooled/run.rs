@@ -1,13 +1,14 @@
 //! Many inputs through the engine: as many at once as keep its steps full, the next when one is answered.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Cause, Reader, Refusal, Request};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
 use crate::app::{App, Phase, reached};
@@ -19,6 +20,9 @@ use crate::running::cancelled;
 
 /// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.
 const AHEAD: usize = 2;
+
+/// A request that has begun and has no input in the engine looks for a place this often: it has none of its own to wait for.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// What every input becomes, in order. `param` names the inputs in errors.
 pub(super) async fn run(
@@ -59,29 +63,31 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
     let deadline = app.config.request_timeout.map(|timeout| Instant::now() + timeout);
     let (mut next, mut last_news) = (0, Instant::now());
     loop {
+        let mut crowded = false;
         while next < inputs.len() && running.len() < window {
             let (engine, asked) = (&app.served.engine, request(id, next, &inputs[next]));
             match if next == 0 { engine.submit(asked) } else { engine.submit_next(asked, !running.is_empty()) } {
                 Ok(reader) => running.push(answer(next, reader)),
-                // Others have the places: ours will be free when one of ours is done.
-                Err(Refusal::Full { .. }) if !running.is_empty() => break,
-                Err(refusal) => {
-                    if next > 0 && matches!(refusal, Refusal::Full { .. }) {
-                        engine.metrics().refused_full.inc();
-                    }
-                    return Err(named(refusal, param, next, inputs.len()));
+                // Others have the places: one is free when one of ours is done, unless somebody was faster.
+                Err(Refusal::Full { .. }) if next > 0 => {
+                    crowded = running.is_empty();
+                    break;
                 }
+                Err(refusal) => return Err(named(refusal, param, next, inputs.len())),
             }
             next += 1;
+        }
+        if running.is_empty() && !crowded {
+            return Ok(results);
         }
         let silence = last_news + app.config.silence_timeout;
         let until = deadline.map_or(silence, |deadline| deadline.min(silence));
         tokio::select! {
             biased;
-            done = running.next() => match done {
-                None => return Ok(results),
-                Some((index, result)) => results[index] = result.map_err(|(message, cause)| failure(&phase, message, cause))?,
-            },
+            Some((index, result)) = running.next() => {
+                results[index] = result.map_err(|(message, cause)| failure(&phase, message, cause))?;
+            }
+            () = sleep(LOOK_AGAIN), if crowded => continue,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
             () = sleep_until(until) => return Err(late(&app.config, until == silence)),
         }

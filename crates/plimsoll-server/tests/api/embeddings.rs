@@ -203,6 +203,39 @@ fn more_inputs_than_places() {
     server.assert_idle();
 }
 
+/// Whoever has begun is not refused because others took every place that it gave back.
+#[test]
+fn inputs_wait_for_a_place_that_others_take_again_and_again() {
+    let slow = |request: &Request| -> Script {
+        let Some(Step::Pooled(values)) = counts(request).next() else { unreachable!("one step") };
+        Box::new([Step::Wait(Duration::from_millis(1)), Step::Pooled(values)].into_iter())
+    };
+    let few = Limits { running_max_req_size: 1, max_waiting: 1, ..encoder() };
+    let server = Server::with(config(), few, slow);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !over.load(Acquire) {
+                    server.post("/v1/embeddings", &json!({"input": "ab"}));
+                }
+            });
+        }
+        let mut many = vec![0; 3];
+        for status in &mut many {
+            // Its first input may find no place, and says so.
+            *status = 429;
+            let deadline = Instant::now() + PATIENCE;
+            while *status == 429 && Instant::now() < deadline {
+                *status = server.post("/v1/embeddings", &json!({"input": vec!["ab"; 60]})).status;
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::Release);
+        assert_eq!(many, [200; 3]);
+    });
+    server.assert_idle();
+}
+
 #[test]
 fn a_client_that_leaves_takes_its_inputs_along() {
     let server = Server::with(config(), encoder(), |_| Box::new(std::iter::empty()));
