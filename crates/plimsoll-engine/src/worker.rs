@@ -488,7 +488,8 @@ impl<R: Runner> Worker<R> {
 
 /// Notes the first step of a sequence, which begins where the cache's part of its prompt ends.
 fn enters(seq: &mut Seq<Delivery>, start: usize, began: Instant, shared: &Shared) {
-    if seq.work.scheduled(began, start, &shared.metrics) && seq.reuses() {
+    let first = seq.work.scheduled(began, start, &shared.metrics);
+    if first && seq.reuses() && shared.status.prefix_cache.load(Acquire) {
         shared.cached.looked_up(start, seq.prompt_len);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, Phase};
+use plimsoll_engine::{EngineHandle, Options, Phase};
 use plimsoll_memory::Component;
 
 use crate::common::recall::{Shape, prompt, recall_engine, says};
@@ -37,6 +37,14 @@ fn a_request_is_seen_on_its_whole_way() {
     assert_eq!((engine.metrics().aborted.get(), engine.metrics().finished.get()), (1, 1));
     drop((first, second, first_watch, second_watch));
     quiet(&engine);
+}
+
+#[test]
+fn what_nobody_looks_up_is_neither_found_nor_missed() {
+    let engine = engine("llama", &Options { prefix_cache: false, ..exact() });
+    ask(&engine, greedy(&[3, 4, 5, 6], 4));
+    let cache = engine.cache_report();
+    assert_eq!((cache.enabled, cache.hit_tokens, cache.miss_tokens), (false, 0, 0));
 }
 
 /// The real model, so that bytes are those of plan and ledger.

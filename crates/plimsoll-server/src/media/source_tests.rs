@@ -17,6 +17,7 @@ fn base64_is_decoded_once_and_never_beyond_the_limit() {
         ("+/8=", &[0xfb, 0xff]),
         ("YWJj\n", b"abc"),
         (" Y\r\nWI =\n", b"ab"),
+        ("YWJj\tYWJj", b"abcabc"),
     ] {
         assert_eq!(from_base64(data, 10).as_deref(), Ok(bytes), "{data}");
     }
@@ -24,6 +25,7 @@ fn base64_is_decoded_once_and_never_beyond_the_limit() {
         assert!(from_base64(bad, 10).unwrap_err().contains("this is not base64"), "{bad}");
     }
     assert!(from_base64(&"AAAA".repeat(4), 10).is_ok(), "what is near the limit is seen when it is probed");
+    assert!(from_base64(&"AAAA\n".repeat(4), 10).is_ok(), "line breaks are no bytes of it");
     let error = from_base64(&"AAAA".repeat(5), 10).unwrap_err();
     assert!(error.contains("limit is 10 (--max-image-bytes)"), "{error}");
     for (media_type, kind, known) in [
