@@ -21,6 +21,8 @@ pub(crate) struct Rules {
     pub include_reasoning: bool,
     /// At most one call; what follows it is not shown.
     one_call: bool,
+    /// A grammar asks for calls and nothing else: what is no call is one that was cut before its name was out.
+    only_calls: bool,
     /// How ids of calls begin; none for short ones without a beginning.
     call_prefix: Option<&'static str>,
 }
@@ -48,10 +50,11 @@ impl Rules {
             (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known))
         });
         let one_call = conversation.tools.as_ref().is_some_and(|tools| !tools.parallel);
+        let only_calls = conversation.tools.as_ref().is_some_and(|tools| tools.choice != ToolChoice::Auto);
         // Mistral's templates accept ids of nine characters only.
         let short = matches!(tools, Some((ToolFormat::Mistral, _)));
         let call_prefix = (!short).then_some(call_prefix);
-        Self { spec: Spec { reasoning, start, tools }, include_reasoning, one_call, call_prefix }
+        Self { spec: Spec { reasoning, start, tools }, include_reasoning, one_call, only_calls, call_prefix }
     }
 
     /// Special tokens of the model whose text is needed for reading.
@@ -82,6 +85,7 @@ pub(crate) struct Reading {
     parser: Option<ReplyParser>,
     include_reasoning: bool,
     one_call: bool,
+    only_calls: bool,
     call_prefix: Option<&'static str>,
     /// Calls that have begun.
     calls: usize,
@@ -112,6 +116,7 @@ impl Reading {
             parser: rules.reads().then(|| ReplyParser::new(&rules.spec)),
             include_reasoning: rules.include_reasoning,
             one_call: rules.one_call,
+            only_calls: rules.only_calls,
             call_prefix: rules.call_prefix,
             calls: 0,
             over: false,
@@ -139,7 +144,7 @@ impl Reading {
         }
         match event {
             Event::Reasoning(text) => self.include_reasoning.then_some(Part::Reasoning(text)),
-            Event::Content(text) => Some(Part::Content(text)),
+            Event::Content(text) => (!self.only_calls).then_some(Part::Content(text)),
             Event::CallBegin { name, id } => {
                 self.calls += 1;
                 let id = id.unwrap_or_else(|| ids.call(self.call_prefix));

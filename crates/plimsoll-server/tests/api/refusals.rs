@@ -135,7 +135,8 @@ fn what_would_have_no_effect_is_refused() {
     let twice = json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}});
     assert_eq!(chat(twice), "enable_thinking");
     assert_eq!(chat(json!({"include_reasoning": "yes"})), "include_reasoning");
-    let odd = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "colour"}}}]);
+    let odd =
+        json!([{"type": "function", "function": {"name": "f", "strict": true, "parameters": {"type": "colour"}}}]);
     assert_eq!(chat(json!({"tools": odd, "tool_choice": "required"})), "tools");
     assert_eq!(chat(json!({"top_logprobs": 2})), "top_logprobs");
     assert_eq!(chat(json!({"logprobs": 2})), "logprobs");

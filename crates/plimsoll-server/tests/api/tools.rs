@@ -307,6 +307,26 @@ fn log_probabilities_go_with_calls_too() {
     assert_eq!(reported, CALLS.chars().count(), "every token once");
 }
 
+/// A call that was asked for and is cut before its name is out is no text for anybody.
+#[test]
+fn a_call_that_is_asked_for_and_cut_has_no_text() {
+    let server = says(HERMES, "<tool_call>\n{\"name\": \"wea", 3, FinishReason::Length);
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "weather"}})] {
+        let asked = json!({"tools": tools(), "tool_choice": choice});
+        for (message, reason) in [whole(&server, &asked), streamed(&server, &asked)] {
+            assert_eq!(
+                (message["content"].as_str().unwrap_or(""), &message["tool_calls"]),
+                ("", &Value::Null),
+                "{message}"
+            );
+            assert_eq!(reason, "length");
+        }
+    }
+    // Where the model is free it may have been about to say anything.
+    let (message, _) = whole(&server, &json!({"tools": tools()}));
+    assert_eq!(message["content"], "<tool_call>\n{\"name\": \"wea");
+}
+
 /// Schemas are written for people, too: what no grammar knows is no reason to refuse a call, unless the tool is strict.
 #[test]
 fn a_call_is_asked_for_of_any_tool_that_is_not_strict() {
