@@ -114,6 +114,28 @@ def check_score():
     assert all(abs(x - y) < 2e-4 for x, y in zip(found, expected)), (found, expected)
 
 
+def check_inputs_are_cut_on_request():
+    longest = max(REFERENCE, key=lambda entry: len(entry["ids"]))
+    ids = longest["ids"]
+    cut = embed(longest["text"], extra_body={"truncate_prompt_tokens": 6})
+    # What stands around the text stays, as transformers' truncation has it.
+    same = embed(ids[:5] + ids[-1:])
+    assert cut.usage.prompt_tokens == 6 and cut.data[0].embedding == same.data[0].embedding
+    # As ids they are what the client has made of them.
+    assert embed(ids, extra_body={"truncate_prompt_tokens": 6}).data[0].embedding == embed(ids[:6]).data[0].embedding
+    endless = " ".join([longest["text"]] * 200)
+    refused(openai.BadRequestError, ["more than this server's limit of 512 tokens"], lambda: embed(endless))
+    assert embed(endless, extra_body={"truncate_prompt_tokens": -1}).usage.prompt_tokens == 512
+    documents = [endless, TEXTS[1]]
+    ranked = post("/v1/rerank", {"query": TEXTS[0], "documents": documents, "truncate_prompt_tokens": -1})
+    assert len(ranked["results"]) == 2
+    # Cohere counts a document's own tokens.
+    brief = post("/v2/rerank", {"query": TEXTS[0], "documents": documents, "max_tokens_per_doc": 3})
+    short = [embed(entry["ids"][:4] + entry["ids"][-1:]).data[0].embedding for entry in (longest, REFERENCE[1])]
+    expected = sorted((cosine(embed(TEXTS[0]).data[0].embedding, one) for one in short), reverse=True)
+    assert all(abs(result["relevance_score"] - score) < 1e-6 for result, score in zip(brief["results"], expected)), brief
+
+
 def check_throughput_is_printed():
     began = time.monotonic()
     answer = embed([f"{text} {i}" for i in range(64) for text in TEXTS])

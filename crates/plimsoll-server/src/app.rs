@@ -113,12 +113,23 @@ impl App {
         self.config.max_choices.min(self.served.engine.limits().running_max_req_size).max(1)
     }
 
-    /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
-    fn check_text(&self, param: &str, bytes: usize) -> ApiResult<()> {
+    /// The longest text that can fit into the context however it is tokenized.
+    fn text_bytes_max(&self) -> u64 {
         let context = u64::from(self.served.engine.limits().max_req_total_len);
         // Unicode normalization may shrink text to a third before it is tokenized.
-        let most = context.saturating_mul(self.longest_token).saturating_mul(3);
-        if bytes as u64 > most {
+        context.saturating_mul(self.longest_token).saturating_mul(3)
+    }
+
+    /// The beginning of a text, beyond which no token fits into the context.
+    pub fn beginning<'t>(&self, text: &'t str) -> &'t str {
+        let most = usize::try_from(self.text_bytes_max()).unwrap_or(usize::MAX);
+        &text[..text.floor_char_boundary(most)]
+    }
+
+    /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
+    fn check_text(&self, param: &str, bytes: usize) -> ApiResult<()> {
+        if bytes as u64 > self.text_bytes_max() {
+            let context = self.served.engine.limits().max_req_total_len;
             let message = format!(
                 "the prompt has {bytes} bytes and cannot fit into this server's maximum context length of {context} tokens"
             );

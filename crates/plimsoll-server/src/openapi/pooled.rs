@@ -17,6 +17,12 @@ fn input(ids: bool) -> Value {
     json!({"anyOf": [one, texts, ids, lists], "examples": ["x", ["x", "y"], [97], [[97], [98]]]})
 }
 
+/// What is read of an input that is too long.
+fn truncate() -> Value {
+    json!({"type": "integer", "minimum": -1, "description": "Tokens of an input that are read, -1 for as many as the model takes; without it, what is longer is refused",
+        "examples": [-1]})
+}
+
 /// The body of `/v1/embeddings`.
 pub(super) fn embeddings() -> Value {
     let formats = json!({"type": "string", "enum": ["float", "base64"], "examples": ["float", "base64"]});
@@ -27,6 +33,7 @@ pub(super) fn embeddings() -> Value {
         ("dimensions", integer(1, 4)),
         ("add_special_tokens", flag(false)),
         ("user", text("somebody")),
+        ("truncate_prompt_tokens", truncate()),
     ];
     object(fields, &["input"])
 }
@@ -46,13 +53,21 @@ pub(super) fn rerank() -> Value {
         ("documents", documents),
         ("top_n", integer(1, 1)),
         ("return_documents", flag(false)),
+        ("truncate_prompt_tokens", truncate()),
+        ("max_tokens_per_doc", integer(1, 1)),
     ];
     object(fields, &["query", "documents"])
 }
 
 /// The body of `/v1/score`.
 pub(super) fn score() -> Value {
-    object(vec![("model", text("default")), ("text_1", input(false)), ("text_2", input(false))], &["text_1", "text_2"])
+    let fields = vec![
+        ("model", text("default")),
+        ("text_1", input(false)),
+        ("text_2", input(false)),
+        ("truncate_prompt_tokens", truncate()),
+    ];
+    object(fields, &["text_1", "text_2"])
 }
 
 /// The one schema that is no plain object: numbers, or their bytes in base64.

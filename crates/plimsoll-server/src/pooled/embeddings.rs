@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::Serialize;
 
+use super::cut::Cut;
 use super::run::run;
 use super::{Input, Usage, check_count, check_length, embedding, hold_answer, ids_bytes, vector};
 use crate::app::App;
@@ -104,15 +105,16 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bo
     };
     let dimensions = dimensions(&mut fields, app)?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
+    let cut = Cut::take(&mut fields, app)?;
     // An identifier of the end user, which nothing here depends on.
     fields.take::<String>("user")?;
     fields.finish()?;
     check_count(app, "input", input.count())?;
     let ids: ApiResult<Vec<Vec<u32>>> = match input {
-        PromptInput::Texts(texts) => texts.iter().map(|text| app.encode("input", &[text], add_special)).collect(),
+        PromptInput::Texts(texts) => texts.iter().map(|text| cut.encode(app, "input", text, add_special)).collect(),
         PromptInput::Ids(lists) => {
             lists.iter().try_for_each(|ids| app.check_ids("input", ids))?;
-            Ok(lists)
+            Ok(lists.into_iter().map(|ids| cut.ids(ids)).collect())
         }
     };
     let ids = ids?;

@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use plimsoll_engine::Embed;
 
+use super::cut::Cut;
 use super::run::run;
 use super::{Input, check_length, embedding, hold_answer, vector};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
-
-/// Tokens around and between the two texts of a pair.
-const PAIR_TOKENS: u64 = 8;
 
 /// Inputs for the engine, and how their results become scores.
 pub(crate) struct Judgement {
@@ -21,15 +19,16 @@ pub(crate) struct Judgement {
 }
 
 impl Judgement {
-    /// Prepares the scores of `pairs` of texts, as places in `first` and `second`. Runs on a text worker.
+    /// Prepares the scores of `pairs` of texts, as places in `first` and `second`, the documents. Runs on a text worker.
     pub fn new(
         app: &App,
         [(a, first), (b, second)]: [(&str, &[String]); 2],
         pairs: &[(usize, usize)],
+        cut: Cut,
     ) -> ApiResult<Self> {
         match app.served.engine.limits().labels {
-            0 => Self::by_cosine(app, [(a, first), (b, second)], pairs),
-            1 => Self::by_classifier(app, [(a, first), (b, second)], pairs),
+            0 => Self::by_cosine(app, [(a, first), (b, second)], pairs, cut),
+            1 => Self::by_classifier(app, [(a, first), (b, second)], pairs, cut),
             labels => {
                 let message = format!("this model's classifier has {labels} classes: its pairs have no single score");
                 Err(ApiError::unsupported("model", message))
@@ -37,12 +36,12 @@ impl Judgement {
         }
     }
 
-    fn by_cosine(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)]) -> ApiResult<Self> {
+    fn by_cosine(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)], cut: Cut) -> ApiResult<Self> {
         let embed = embedding(app)?;
         let mut inputs = Vec::new();
-        for (param, texts) in texts {
+        for ((param, texts), cut) in texts.into_iter().zip([cut.of_others(), cut]) {
             for (i, text) in texts.iter().enumerate() {
-                let ids = app.encode(param, &[text], true)?;
+                let ids = cut.encode(app, param, text, true)?;
                 check_length(app, param, i, texts.len(), ids.len())?;
                 inputs.push(Input { ids, embed });
             }
@@ -51,22 +50,29 @@ impl Judgement {
         Ok(Self { inputs, pairs: Some(pairs.iter().map(|(a, b)| (*a, after + b)).collect()) })
     }
 
-    fn by_classifier(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)]) -> ApiResult<Self> {
-        let encode = |(param, texts): (&str, &[String])| {
-            texts.iter().map(|text| app.encode(param, &[text], false)).collect::<ApiResult<Vec<_>>>()
+    fn by_classifier(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)], cut: Cut) -> ApiResult<Self> {
+        let encode = |(param, texts): (&str, &[String]), cut: Cut| {
+            texts.iter().map(|text| cut.encode_part(app, param, text)).collect::<ApiResult<Vec<_>>>()
         };
-        let (first, second) = (encode(texts[0])?, encode(texts[1])?);
+        let (first, second) = (encode(texts[0], cut.of_others())?, encode(texts[1], cut)?);
+        let tokenizer = &app.served.tokenizer;
+        let around = tokenizer.pair(&[], &[]).ok_or_else(|| {
+            ApiError::unsupported("model", "this model's tokenizer does not say how two texts become one sequence")
+        })?;
+        let lens = |(a, b): &(usize, usize)| cut.pair((first[*a].len(), second[*b].len()), around.ids.len());
         // A pair repeats its texts: what pairs take is known, and held, before the first is written down.
-        let len = |(a, b): &(usize, usize)| first[*a].len() + second[*b].len();
-        pairs.iter().enumerate().try_for_each(|(i, pair)| check_length(app, texts[1].0, i, pairs.len(), len(pair)))?;
-        let bytes = pairs.iter().map(|pair| size_of::<u32>() as u64 * (len(pair) as u64 + PAIR_TOKENS)).sum();
+        let mut bytes = 0;
+        for (i, pair) in pairs.iter().enumerate() {
+            let (a, b) = lens(pair)?;
+            check_length(app, texts[1].0, i, pairs.len(), a + b)?;
+            bytes += (size_of::<u32>() * (a + b + around.ids.len())) as u64;
+        }
         let _held = hold_answer(app, texts[1].0, bytes)?;
-        let input = |(a, b): &(usize, usize)| {
-            let pair = app.served.tokenizer.pair(&first[*a], &second[*b]);
-            let pair = pair.ok_or_else(|| {
-                ApiError::unsupported("model", "this model's tokenizer does not say how two texts become one sequence")
-            })?;
-            Ok(Input { ids: pair.ids, embed: Embed::pair(pair.second_at.map(|at| at as u32)) })
+        let input = |pair: &(usize, usize)| {
+            let (a, b) = lens(pair)?;
+            let joined = tokenizer.pair(&first[pair.0][..a], &second[pair.1][..b]);
+            let joined = joined.ok_or_else(|| ApiError::internal("a tokenizer joins some pairs and not others"))?;
+            Ok(Input { ids: joined.ids, embed: Embed::pair(joined.second_at.map(|at| at as u32)) })
         };
         Ok(Self { inputs: pairs.iter().map(input).collect::<ApiResult<_>>()?, pairs: None })
     }

@@ -3,6 +3,7 @@
 //! `run` brings inputs through the engine, a bounded number at once; `vector` is the arithmetic on what comes back; one file an
 //! endpoint shapes it. A client that goes takes its inputs along, as everywhere.
 
+mod cut;
 mod documents;
 pub(crate) mod embeddings;
 mod judge;

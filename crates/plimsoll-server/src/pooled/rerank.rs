@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::Serialize;
 
+use super::cut::Cut;
 use super::documents::Documents;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
@@ -93,6 +94,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<String>, J
     let Documents(documents) = fields.required("documents")?;
     let top_n = fields.take::<usize>("top_n")?;
     let return_documents = fields.take("return_documents")?.unwrap_or(true);
+    let cut = Cut::take_with_documents(&mut fields, app)?;
     fields.finish()?;
     if documents.is_empty() {
         return Err(ApiError::invalid("documents", "documents is empty"));
@@ -102,7 +104,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<String>, J
         return Err(ApiError::invalid("top_n", "top_n is 0; at least 1 is needed"));
     }
     let pairs: Vec<(usize, usize)> = (0..documents.len()).map(|document| (0, document)).collect();
-    let judgement = Judgement::new(app, [("query", &[query]), ("documents", &documents)], &pairs)?;
+    let judgement = Judgement::new(app, [("query", &[query]), ("documents", &documents)], &pairs, cut)?;
     let top_n = top_n.unwrap_or(documents.len()).min(documents.len());
     Ok((model, documents, judgement, top_n, return_documents))
 }

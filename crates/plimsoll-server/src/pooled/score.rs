@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::Serialize;
 
+use super::cut::Cut;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
 use crate::app::App;
@@ -71,6 +72,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usi
         check_count(app, name, texts.len()).map(|()| texts)
     };
     let (first, second) = (texts("text_1")?, texts("text_2")?);
+    let cut = Cut::take(&mut fields, app)?;
     fields.finish()?;
     let pairs: Vec<(usize, usize)> = match (first.len(), second.len()) {
         (1, n) => (0..n).map(|b| (0, b)).collect(),
@@ -80,6 +82,6 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usi
             return Err(ApiError::invalid("text_1", message));
         }
     };
-    let judgement = Judgement::new(app, [("text_1", &first), ("text_2", &second)], &pairs)?;
+    let judgement = Judgement::new(app, [("text_1", &first), ("text_2", &second)], &pairs, cut)?;
     Ok((model, judgement, pairs.len()))
 }

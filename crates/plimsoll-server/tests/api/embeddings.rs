@@ -100,13 +100,17 @@ fn what_cannot_be_is_refused_and_says_why() {
     embed(json!({"input": ["a", "x".repeat(513)]}), &["input[1]", "513 tokens", "limit of 512", "--batch-max-tokens"]);
     embed(json!({"input": [258]}), &["258", "vocabulary"]);
     embed(json!({"input": "a", "encoding_format": "int8"}), &["float or base64"]);
-    embed(json!({"input": "a", "truncate_prompt_tokens": 4}), &["unknown field"]);
+    embed(json!({"input": "a", "max_tokens_per_doc": 4}), &["unknown field"]);
+    for odd in [-2, 0, 513] {
+        embed(json!({"input": "a", "truncate_prompt_tokens": odd}), &["truncate_prompt_tokens", "1 to 512"]);
+    }
     let rerank = |body: Value, words: &[&str]| refused(&server, "/v1/rerank", &body, words);
     rerank(json!({"documents": ["a"]}), &["query is missing"]);
     rerank(json!({"query": "a", "documents": []}), &["documents is empty"]);
     rerank(json!({"query": "a", "documents": ["b", "c", "d", "e"]}), &["limit of 3", "--max-inputs"]);
     rerank(json!({"query": "a", "documents": [{"text": "b", "image": "c"}]}), &["documents"]);
     rerank(json!({"query": "a", "documents": ["b"], "top_n": 0}), &["top_n"]);
+    rerank(json!({"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}), &["max_tokens_per_doc"]);
     let score = |body: Value, words: &[&str]| refused(&server, "/v1/score", &body, words);
     score(json!({"text_1": "a"}), &["text_2 is missing"]);
     score(json!({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}), &["2 texts", "and 3"]);

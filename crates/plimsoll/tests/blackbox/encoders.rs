@@ -55,6 +55,21 @@ fn a_cross_encoder_scores_and_reranks() {
     let order: Vec<u64> = answer["results"].as_array().unwrap().iter().map(|r| r["index"].as_u64().unwrap()).collect();
     assert_eq!(order, [1, 0]);
     assert!((answer["results"][0]["relevance_score"].as_f64().unwrap() - expected(&pairs[0])).abs() < 1e-5);
+    // A document that is too long is cut on request: to what the model takes, or to so many tokens of its own.
+    let (query, document) = (&pairs[0]["a"], pairs[0]["b"].as_str().unwrap());
+    let long = vec![document; 60].join(" ");
+    let score = |more: Value| {
+        let mut asked = json!({"query": query, "documents": [long]});
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/rerank", &asked)
+    };
+    assert_eq!(score(json!({})).status, 400);
+    let whole = score(json!({"truncate_prompt_tokens": -1})).json();
+    assert_eq!(whole["usage"]["prompt_tokens"], 96, "all of its positions: {whole}");
+    let own = server.ask("/tokenize", &json!({"prompt": document, "add_special_tokens": false}))["count"].clone();
+    let brief = score(json!({"max_tokens_per_doc": own})).json();
+    assert!((brief["results"][0]["relevance_score"].as_f64().unwrap() - expected(&pairs[0])).abs() < 1e-5, "{brief}");
+    assert_eq!(brief["usage"]["prompt_tokens"], json!(pairs[0]["ids"].as_array().unwrap().len()));
     let refused = server.post("/v1/embeddings", &json!({"input": "a"}));
     assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("/v1/rerank"));
 }

@@ -1,0 +1,146 @@
+//! How many tokens of an input are read, where its client would rather have it cut than refused. The end is what goes; what a model
+//! wants around a text stays.
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Fields;
+
+/// vLLM's name.
+const WHOLE: &str = "truncate_prompt_tokens";
+/// Cohere's.
+const DOCUMENT: &str = "max_tokens_per_doc";
+
+/// The most tokens that are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    /// Of an input, with what stands around it.
+    input: Option<usize>,
+    /// Of a document's own.
+    document: Option<usize>,
+}
+
+impl Cut {
+    /// Takes the field that all have.
+    pub fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
+        let limit = app.served.engine.limits().max_req_total_len;
+        let input = match fields.take::<i64>(WHOLE)? {
+            None => None,
+            Some(-1) => Some(limit as usize),
+            Some(n) if (1..=i64::from(limit)).contains(&n) => Some(n as usize),
+            Some(n) => {
+                let message = format!("{WHOLE} is {n}; it may be 1 to {limit}, or -1 for as many as the model takes");
+                return Err(ApiError::invalid(WHOLE, message));
+            }
+        };
+        Ok(Self { input, document: None })
+    }
+
+    /// Takes that of documents, too.
+    pub fn take_with_documents(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
+        let document = fields.take::<usize>(DOCUMENT)?;
+        if document == Some(0) {
+            return Err(ApiError::invalid(DOCUMENT, format!("{DOCUMENT} is 0; at least 1 is needed")));
+        }
+        Ok(Self { document, ..Self::take(fields, app)? })
+    }
+
+    /// The same for texts that are no documents.
+    pub fn of_others(self) -> Self {
+        Self { document: None, ..self }
+    }
+
+    /// Token ids of a text that stands alone.
+    pub fn encode(self, app: &App, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
+        let text = self.readable(app, text);
+        let mut ids = app.encode(param, &[text], add_special)?;
+        let fits = |most: Option<usize>| most.is_none_or(|most| ids.len() <= most);
+        if fits(self.input) && fits(self.document) {
+            return Ok(ids);
+        }
+        let own = if add_special { app.encode(param, &[text], false)? } else { ids.clone() };
+        let around = ids.len().saturating_sub(own.len());
+        let start = (0..=around).find(|start| ids[*start..].starts_with(&own)).unwrap_or(0);
+        let keep = self.room(around)?.min(self.document.unwrap_or(usize::MAX)).min(own.len());
+        ids.drain(start + keep..start + own.len());
+        Ok(ids)
+    }
+
+    /// Token ids of a text whose tokens are put together with others' later.
+    pub fn encode_part(self, app: &App, param: &str, text: &str) -> ApiResult<Vec<u32>> {
+        let mut ids = app.encode(param, &[self.readable(app, text)], false)?;
+        ids.truncate(self.document.unwrap_or(usize::MAX));
+        Ok(ids)
+    }
+
+    /// Token ids that the client has made itself.
+    pub fn ids(self, mut ids: Vec<u32>) -> Vec<u32> {
+        ids.truncate(self.input.unwrap_or(usize::MAX));
+        ids
+    }
+
+    /// How many tokens are read of two texts with `around` tokens around and between them.
+    pub fn pair(self, lens: (usize, usize), around: usize) -> ApiResult<(usize, usize)> {
+        Ok(longest_first(lens, self.room(around)?))
+    }
+
+    /// What there is to tokenize of a text: of one that is cut only what may be read.
+    fn readable<'t>(self, app: &App, text: &'t str) -> &'t str {
+        if self.input.or(self.document).is_some() { app.beginning(text) } else { text }
+    }
+
+    /// Tokens that are left for what the client has sent.
+    fn room(self, around: usize) -> ApiResult<usize> {
+        match self.input {
+            None => Ok(usize::MAX),
+            Some(most) if most > around => Ok(most - around),
+            Some(most) => {
+                let message = format!("{WHOLE} is {most}, and {around} stand around the text already");
+                Err(ApiError::invalid(WHOLE, message))
+            }
+        }
+    }
+}
+
+/// Of two lengths the longer gives way, as transformers' `longest_first` has it: to the other's length at the most, from where on both do.
+fn longest_first((first, second): (usize, usize), most: usize) -> (usize, usize) {
+    if first.saturating_add(second) <= most {
+        return (first, second);
+    }
+    let half = most / 2;
+    // Of an odd number the longer has one more; of two equal ones the second.
+    match (first <= second, first.min(second)) {
+        (true, short) if short <= half => (short, most - short),
+        (false, short) if short <= half => (most - short, short),
+        (true, _) => (half, most - half),
+        (false, _) => (most - half, half),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lengths and their limit, and what `tokenizers` 0.23.3 makes of them with `enable_truncation(limit, strategy="longest_first")`.
+    #[test]
+    fn pairs_are_cut_as_transformers_cuts_them() {
+        for (lens, most, expected) in [
+            ((3, 4), 9, (3, 4)),
+            ((3, 9), 8, (3, 5)),
+            ((9, 3), 8, (5, 3)),
+            ((9, 9), 8, (4, 4)),
+            ((9, 9), 7, (3, 4)),
+            ((5, 9), 8, (4, 4)),
+            ((9, 5), 8, (4, 4)),
+            ((4, 9), 8, (4, 4)),
+            ((1, 20), 3, (1, 2)),
+            ((20, 1), 3, (2, 1)),
+            ((8, 9), 7, (3, 4)),
+            ((9, 8), 7, (4, 3)),
+            ((6, 6), 7, (3, 4)),
+            ((2, 2), 1, (0, 1)),
+            ((2, 9), 2, (1, 1)),
+        ] {
+            assert_eq!(longest_first(lens, most), expected, "{lens:?} in {most}");
+        }
+    }
+}
