@@ -71,7 +71,7 @@ impl World {
         let mut pages = Vec::new();
         self.index.lookup(PageKey::text(salt, prompt), &mut self.pool, &mut pages);
         while pages.len() * PAGE_TOKENS < prompt.len() {
-            if self.pool.free() == 0 && self.index.evict(1, &mut self.pool) == 0 {
+            if self.pool.free() == 0 && self.index.evict_one(&mut self.pool).is_none() {
                 break;
             }
             pages.push(self.pool.alloc().unwrap());

@@ -358,25 +358,7 @@ impl PrefixIndex {
         added
     }
 
-    /// Frees up to `want` idle pages, the coldest leaves first, and returns how many became free.
-    ///
-    /// Costs a constant time a page. Frees fewer than `want` only if no more pages are idle.
-    pub fn evict(&mut self, want: usize, pool: &mut PagePool) -> usize {
-        self.evict_with(want, pool, |_| {})
-    }
-
-    /// As [`Self::evict`], telling `on_evict` each page that became free.
-    pub fn evict_with(&mut self, want: usize, pool: &mut PagePool, mut on_evict: impl FnMut(PageId)) -> usize {
-        let mut freed = 0;
-        while freed < want {
-            let Some((page, _)) = self.evict_one(pool) else { break };
-            on_evict(page);
-            freed += 1;
-        }
-        freed
-    }
-
-    /// Frees the coldest idle leaf. Returns its page and its parent; none if nothing is idle.
+    /// Frees the coldest idle leaf, in constant time. Returns its page and its parent; none if nothing is idle.
     pub(super) fn evict_one(&mut self, pool: &mut PagePool) -> Option<(PageId, Option<PageId>)> {
         for _ in 0..pool.idle() {
             let page = pool.coldest()?;

@@ -31,6 +31,16 @@ fn prompt(first: u32, pages: usize) -> Vec<u32> {
     (0..pages * PAGE_TOKENS).map(|i| first * 100_000 + i as u32).collect()
 }
 
+/// Frees up to `want` idle pages, and says which and how many.
+fn evict(index: &mut PrefixIndex, want: usize, pool: &mut PagePool, gone: &mut Vec<PageId>) -> usize {
+    let before = gone.len();
+    while gone.len() - before < want {
+        let Some((page, _)) = index.evict_one(pool) else { break };
+        gone.push(page);
+    }
+    gone.len() - before
+}
+
 #[test]
 fn pages_come_back_and_counts_add_up() {
     let mut pool = PagePool::new(3).unwrap();
@@ -55,7 +65,7 @@ fn sizes_no_table_can_have_are_errors() {
     assert_eq!(error, IndexError::TooManyPages { pages: limit + 1, limit });
     let (mut pool, mut index) = built(0);
     assert_eq!(pool.alloc(), None);
-    assert_eq!(index.evict(1, &mut pool), 0);
+    assert_eq!(evict(&mut index, 1, &mut pool, &mut Vec::new()), 0);
     assert_eq!(index.check(&pool), Ok(()));
 }
 
@@ -166,7 +176,7 @@ fn a_known_prefix_keeps_its_page() {
     pool.release_all(&found);
     pool.release_all(&first);
     assert_eq!((pool.idle(), pool.used()), (3, 3), "the second sequence's copies became free");
-    assert_eq!(index.evict(9, &mut pool), 3);
+    assert_eq!(evict(&mut index, 9, &mut pool, &mut Vec::new()), 3);
     assert_eq!(pool.free(), 8);
 }
 
@@ -188,7 +198,7 @@ fn a_fork_cannot_pin_what_it_does_not_hold() {
     assert_eq!(pool.idle(), 1);
     assert_eq!(index.donate(PageKey::text(0, &tokens), &own, &mut pool), 2);
     assert_eq!((pool.idle(), pool.used()), (3, 3));
-    assert_eq!(index.evict(3, &mut pool), 3);
+    assert_eq!(evict(&mut index, 3, &mut pool, &mut Vec::new()), 3);
 }
 
 #[test]
@@ -202,12 +212,12 @@ fn eviction_takes_the_coldest_leaf_and_spares_the_held() {
     // Holds the first page of a, warms nothing else.
     index.lookup(PageKey::text(0, &a[..PAGE_TOKENS + 1]), &mut pool, &mut found);
     let mut gone = Vec::new();
-    assert_eq!(index.evict_with(3, &mut pool, |page| gone.push(page)), 3);
+    assert_eq!(evict(&mut index, 3, &mut pool, &mut gone), 3);
     assert_eq!(gone, [pages_a[2], pages_a[1], pages_b[1]]);
-    assert_eq!(index.evict(9, &mut pool), 1, "the held page stays");
+    assert_eq!(evict(&mut index, 9, &mut pool, &mut Vec::new()), 1, "the held page stays");
     assert_eq!(index.peek(PageKey::text(0, &a)), PAGE_TOKENS);
     pool.release_all(&found);
-    assert_eq!(index.evict(9, &mut pool), 1);
+    assert_eq!(evict(&mut index, 9, &mut pool, &mut Vec::new()), 1);
     assert_eq!((pool.free(), index.stats().nodes, index.stats().evicted_pages), (8, 0, 5));
 }
 
@@ -220,7 +230,7 @@ fn letting_go_in_the_wrong_order_costs_time_but_no_page() {
     for &page in &pages {
         pool.release(page);
     }
-    assert_eq!((1..=8).map(|_| index.evict(1, &mut pool)).sum::<usize>(), 4);
+    assert_eq!((1..=8).map(|_| evict(&mut index, 1, &mut pool, &mut Vec::new())).sum::<usize>(), 4);
     assert_eq!((index.check(&pool), pool.check(), pool.free()), (Ok(()), Ok(()), 4));
 }
 
@@ -359,7 +369,7 @@ impl Pair {
     fn evict(&mut self, want: usize) {
         let mut gone = Vec::new();
         assert_eq!(self.pool.idle(), self.model.idle_since.len());
-        let freed = self.index.evict_with(want, &mut self.pool, |page| gone.push(page));
+        let freed = evict(&mut self.index, want, &mut self.pool, &mut gone);
         assert_eq!((freed, &gone), (gone.len(), &self.model.evict(want)));
     }
 
@@ -466,7 +476,7 @@ fn a_million_operations_leave_nothing_behind() {
                     pool.release_all(&pages);
                     continue;
                 }
-                index.evict(need.saturating_sub(pool.free()), &mut pool);
+                evict(&mut index, need.saturating_sub(pool.free()), &mut pool, &mut Vec::new());
                 pages.extend(take(&mut pool, need));
                 running.push(Running { salt, tokens, pages });
             }
@@ -482,7 +492,7 @@ fn a_million_operations_leave_nothing_behind() {
                     _ => drop(pool.release_all(&one.pages)),
                 }
             }
-            _ => drop(index.evict(dice.below(8), &mut pool)),
+            _ => drop(evict(&mut index, dice.below(8), &mut pool, &mut Vec::new())),
         }
         if step % 20_000 == 0 {
             assert_eq!((pool.check(), index.check(&pool)), (Ok(()), Ok(())));
