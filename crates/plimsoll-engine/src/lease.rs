@@ -70,8 +70,8 @@ impl PageLease {
         self.doubts = self.cache.borrow().doubts();
     }
 
-    /// Whether something that was computed beside what it holds turned out to be no number.
-    fn doubted(&self) -> bool {
+    /// Whether something that was computed beside what it holds turned out to be no number: nobody will find it.
+    pub(crate) fn doubted(&self) -> bool {
         self.doubts != self.cache.borrow().doubts()
     }
 

@@ -249,7 +249,7 @@ impl<R: Runner> Worker<R> {
         let round = catch_unwind(AssertUnwindSafe(|| {
             if clear.is_some() && !broken("V-G") {
                 self.cache.borrow_mut().clear();
-                self.encoding.iter().for_each(|encoding| encoding.spec.outputs.clear());
+                self.forget_outputs();
                 self.give_pages_back();
             }
             while let Ok(arrival) = self.arrivals.try_recv() {
@@ -471,7 +471,13 @@ impl<R: Runner> Worker<R> {
         if std::mem::take(&mut self.mistrusts) {
             tracing::error!("the model computed what is no number: every cached prefix is forgotten");
             self.cache.borrow_mut().doubt();
+            self.forget_outputs();
         }
+    }
+
+    /// Encoders' outputs that nobody holds are encoded again.
+    fn forget_outputs(&self) {
+        self.encoding.iter().for_each(|encoding| encoding.spec.outputs.clear());
     }
 
     fn end_all(&mut self, message: &str) {

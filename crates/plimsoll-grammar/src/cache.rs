@@ -157,8 +157,31 @@ impl Grammars {
             return Ok(Arc::clone(&entry.compiled));
         }
         let base = self.base()?;
+        let build = |source: &Source, prefix: &str| self.build(base, source, prefix, key.len() as u64);
+        let built = match build(source, prefix) {
+            // Schemas of tools that are not strict promise nothing: what they come to is kept under the name of what was asked for.
+            Err(GrammarError::Invalid(why)) => {
+                match source.loosened(|alone| !matches!(build(alone, ""), Err(GrammarError::Invalid(_)))) {
+                    Some(loose) => build(&loose, prefix),
+                    None => Err(GrammarError::Invalid(why)),
+                }
+            }
+            built => built,
+        };
+        let compiled = Arc::new(built?);
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        let mut entries = self.entries();
+        // Somebody else may have compiled it meanwhile.
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) {
+            return Ok(Arc::clone(&entry.compiled));
+        }
+        entries.push(Entry { key, compiled: Arc::clone(&compiled), used: now });
+        Ok(compiled)
+    }
+
+    fn build(&self, base: &Base, source: &Source, prefix: &str, source_bytes: u64) -> Result<Compiled, GrammarError> {
         let (grammar, depth) = source.grammar(prefix).map_err(GrammarError::Invalid)?;
-        let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * key.len() as u64 + depth.bytes();
+        let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * source_bytes + depth.bytes();
         let mut own = self.room(fixed_bytes)?;
         let built = depth::on_a_deep_stack(|| Start::new(base.factory.create_parser(grammar)?));
         let start = match built {
@@ -175,15 +198,7 @@ impl Grammars {
             return Err(GrammarError::Full(self.budget.limit()));
         }
         let shares = [own, self.room(first)?];
-        self.compiled.fetch_add(1, Ordering::Relaxed);
-        let compiled = Arc::new(start.compiled(shares, base.jobs.clone(), depth));
-        let mut entries = self.entries();
-        // Somebody else may have compiled it meanwhile.
-        if let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) {
-            return Ok(Arc::clone(&entry.compiled));
-        }
-        entries.push(Entry { key, compiled: Arc::clone(&compiled), used: now });
-        Ok(compiled)
+        Ok(start.compiled(shares, base.jobs.clone(), depth))
     }
 
     /// A share of `bytes`, for which idle grammars go.

@@ -10,6 +10,9 @@ use crate::depth::{self, Depth};
 /// The longest text of one grammar, in bytes.
 pub const SOURCE_BYTES_MAX: usize = 128 << 10;
 
+/// Tools whose schemas are tried one by one where they cannot be followed together.
+const TRIED_ALONE_MAX: usize = 64;
+
 /// What output must be.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
@@ -73,22 +76,28 @@ pub struct CallStyle {
 }
 
 impl Source {
-    /// The same where tools that are not strict take any object; none if nothing would differ.
-    pub fn loosened(&self) -> Option<Self> {
+    /// The same where tools that are not strict take any object if their schemas cannot be followed, as `follows` says of each alone; all of
+    /// them if each could, or if they are many. None without such tools.
+    pub(crate) fn loosened(&self, follows: impl Fn(&Self) -> bool) -> Option<Self> {
         let (Self::Calls(calls) | Self::TextWithCalls(calls) | Self::CallsOr(calls, _)) = self else { return None };
         let holds = |tool: &Call| !tool.strict && !tool.parameters.is_null();
-        if !calls.tools.iter().any(holds) {
+        let alone = |tool: &Call| Self::Calls(Calls { tools: vec![tool.clone()], several: false, style: calls.style });
+        let bound: Vec<&Call> = calls.tools.iter().filter(|tool| holds(tool)).collect();
+        let mut odd: Vec<&str> = bound.iter().map(|tool| tool.name.as_str()).collect();
+        if bound.len() <= TRIED_ALONE_MAX {
+            let tried = bound.iter().filter(|tool| !follows(&alone(tool))).map(|tool| tool.name.as_str());
+            odd = Some(tried.collect::<Vec<_>>()).filter(|odd| !odd.is_empty()).unwrap_or(odd);
+        }
+        if odd.is_empty() {
             return None;
         }
-        let loose = |tool: &Call| match holds(tool) {
-            true => Call { parameters: Value::Null, ..tool.clone() },
-            false => tool.clone(),
-        };
-        let calls = Calls { tools: calls.tools.iter().map(loose).collect(), ..calls.clone() };
+        let mut loose = calls.clone();
+        let those = loose.tools.iter_mut().filter(|tool| odd.contains(&tool.name.as_str()) && holds(tool));
+        those.for_each(|tool| tool.parameters = Value::Null);
         Some(match self {
-            Self::CallsOr(_, other) => Self::CallsOr(calls, other.clone()),
-            Self::TextWithCalls(_) => Self::TextWithCalls(calls),
-            _ => Self::Calls(calls),
+            Self::CallsOr(_, other) => Self::CallsOr(loose, other.clone()),
+            Self::TextWithCalls(_) => Self::TextWithCalls(loose),
+            _ => Self::Calls(loose),
         })
     }
 
@@ -181,7 +190,7 @@ impl Calls {
             let head = format!("{}{}{}", style.before, tool.name, style.between);
             let parameters = match &tool.parameters {
                 Value::Null => schema(&json!({"type": "object"}), true)?,
-                parameters => schema(&object(parameters), tool.strict)?,
+                parameters => schema(&object(parameters)?, tool.strict)?,
             };
             let _ = writeln!(lark, "call_{i}: {} arguments_{i} {}", quote(&head), literal(style.after));
             let _ = writeln!(lark, "arguments_{i}: %json {parameters}");
@@ -191,14 +200,18 @@ impl Calls {
 }
 
 /// Arguments are an object, also where their schema forgets to say so.
-fn object(parameters: &Value) -> Value {
+fn object(parameters: &Value) -> Result<Value, String> {
     let mut schema = parameters.clone();
-    if let Some(schema) = schema.as_object_mut()
-        && !["type", "$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| schema.contains_key(*key))
-    {
-        schema.insert("type".into(), "object".into());
+    let Some(fields) = schema.as_object_mut() else { return Ok(schema) };
+    let named = |kind: &Value| {
+        kind == "object" || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "object"))
+    };
+    match fields.get("type") {
+        Some(kind) if !named(kind) => return Err(format!("arguments are an object, and a tool's schema wants {kind}")),
+        None if ["$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| fields.contains_key(*key)) => {}
+        _ => drop(fields.insert("type".into(), "object".into())),
     }
-    schema
+    Ok(schema)
 }
 
 /// A schema with our own way of spacing: a model that may go on with white space for ever sometimes does. Unless it is `strict`, what of

@@ -205,15 +205,27 @@ fn schemas_of_tools_that_are_not_strict_are_followed_as_far_as_they_can_be() {
     let loose = guide(&source(&known, false)).unwrap();
     assert_eq!(follow(&loose, &tokenizer, "f:{\"n\": 1, \"s\": \"47\", \"l\": [true, true]}"), Ok(true));
     assert!(follow(&loose, &tokenizer, "f:{\"n\": \"1\"}").is_err(), "what can be followed is");
-    // Nothing of this one can.
+    // Nothing of this one can: its calls are objects, and those of the tool beside it are what they were.
     let odd = json!({"properties": {"n": {"type": "string", "pattern": "^(?!x)y"}}});
-    for strict in [true, false] {
-        assert!(guide(&source(&odd, strict)).is_err());
+    assert!(guide(&source(&odd, true)).is_err());
+    let tools = [("f", &odd), ("g", &known)].map(|(name, parameters)| Call {
+        name: name.into(),
+        parameters: parameters.clone(),
+        strict: false,
+    });
+    let both = Source::Calls(Calls { tools: tools.into(), several: false, style });
+    for _ in 0..2 {
+        let both = guide(&both).unwrap();
+        assert_eq!(follow(&both, &tokenizer, "f:{\"anything\": [1]}"), Ok(true));
+        assert_eq!(follow(&both, &tokenizer, "g:{\"n\": 1}"), Ok(true));
+        assert!(follow(&both, &tokenizer, "g:{\"n\": \"1\"}").is_err(), "the one beside it is held");
     }
-    assert_eq!(source(&odd, true).loosened(), None);
-    let any = source(&odd, false).loosened().unwrap();
-    assert_eq!(any.loosened(), None);
-    assert_eq!(follow(&guide(&any).unwrap(), &tokenizer, "f:{\"anything\": [1]}"), Ok(true));
+    // Arguments are an object, whatever their schema says.
+    let list = json!({"type": "array"});
+    assert!(guide(&source(&list, true)).unwrap_err().contains("arguments are an object"));
+    assert!(follow(&guide(&source(&list, false)).unwrap(), &tokenizer, "f:[").is_err());
+    let usage = grammars.usage();
+    assert_eq!(usage.compiled, 3, "what was loosened once is found again: {usage:?}");
 }
 
 /// Walks along a text: whether it may end there, or what was not allowed.

@@ -120,7 +120,7 @@ impl App {
         context.saturating_mul(self.longest_token).saturating_mul(3)
     }
 
-    /// The beginning of a text, beyond which no token fits into the context.
+    /// The beginning of a text: as much as may be one that fits into the context.
     pub fn beginning<'t>(&self, text: &'t str) -> &'t str {
         let most = usize::try_from(self.text_bytes_max()).unwrap_or(usize::MAX);
         &text[..text.floor_char_boundary(most)]

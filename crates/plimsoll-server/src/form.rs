@@ -51,8 +51,7 @@ impl Form {
     }
 }
 
-/// The grammar of a source, of limited thoughts, or of both. Schemas of tools that are not strict promise nothing: those that cannot be
-/// followed hold their calls to being objects. Only on a text worker.
+/// The grammar of a source, of limited thoughts, or of both. Only on a text worker.
 pub(crate) fn grammar(
     app: &App,
     param: &str,
@@ -60,12 +59,9 @@ pub(crate) fn grammar(
     prefix: &str,
     thinking: Option<Thinking>,
 ) -> ApiResult<Arc<dyn Grammar>> {
-    match Guide::new(&app.grammars, source, prefix, thinking.clone()) {
+    match Guide::new(&app.grammars, source, prefix, thinking) {
         Ok(guide) => Ok(Arc::new(guide)),
-        Err(GrammarError::Invalid(reason)) => match source.and_then(Source::loosened) {
-            Some(loose) => grammar(app, param, Some(&loose), prefix, thinking),
-            None => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
-        },
+        Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
         Err(later @ (GrammarError::Full(_) | GrammarError::NoThread(_))) => {
             Err(ApiError::unavailable(later.to_string(), 1))
         }

@@ -118,6 +118,11 @@ impl Tokenizer {
         })
     }
 
+    /// How many tokens `add_special` puts before a text, and after it.
+    pub fn around(&self) -> (usize, usize) {
+        (self.parts.prefix.len(), self.parts.suffix.len())
+    }
+
     /// Two texts, encoded without special tokens, as the one sequence that cross-encoders take; none if the tokenizer does not say
     /// what a pair is.
     pub fn pair(&self, first: &[u32], second: &[u32]) -> Option<Pair> {

@@ -79,7 +79,8 @@ impl<T> Scheduler<T> {
         let key = seq.key();
         let same = |other: &Seq<T>| other.key().common(&key).min(key.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS;
         let (mut leader, mut best, mut shared) = (None, 0, 0);
-        for (i, other) in running.iter().enumerate().filter(|(_, other)| other.salt == seq.salt) {
+        let publishes = |other: &Seq<T>| other.salt == seq.salt && !other.pages.doubted();
+        for (i, other) in running.iter().enumerate().filter(|(_, other)| publishes(other)) {
             let prefilling = other.remaining() > 1;
             if !prefilling && !seq.states.needed() {
                 continue;

@@ -279,6 +279,9 @@ impl<T> Seq<T> {
 
     /// Plans the checkpoints that fall into the next `rows` rows, which end before the prompt's last.
     pub(super) fn plan_checkpoints(&mut self, rows: usize) {
+        if self.pages.doubted() {
+            return self.wishes.clear();
+        }
         let (start, end) = (self.computed, self.computed + rows);
         self.wishes.sort_unstable();
         for i in 0..self.wishes.len() {

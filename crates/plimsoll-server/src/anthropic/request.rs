@@ -67,7 +67,12 @@ pub(crate) fn count(body: &[u8], app: &App) -> ApiResult<Conversation> {
 }
 
 /// What agents ask of the context where nothing is to be cleared.
-const KEEPS_THOUGHTS: &str = r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#;
+const CLEARS_NOTHING: [&str; 4] = [
+    r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#,
+    r#"{"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]}"#,
+    r#"{"edits": []}"#,
+    "{}",
+];
 
 /// The fields that make the prompt, which both routes share.
 struct Said {
@@ -96,7 +101,7 @@ impl Said {
         let form = output_config(fields, &mut conversation)?;
         fields.only("speed", &["\"standard\""])?;
         // That thoughts are kept, as they are. What would clear more is done by nobody here.
-        fields.only("context_management", &[KEEPS_THOUGHTS, "{}", "{\"edits\": []}"])?;
+        fields.only("context_management", &CLEARS_NOTHING)?;
         let elsewhere = ["user_profile_id", "workspace_id"];
         fields.never(&elsewhere, "it belongs to Anthropic's own service")?;
         Ok(Self { conversation, thinking, form, caches })

@@ -19,7 +19,7 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
         let name = tool(Fields::of(param.clone(), raw)?)?;
         // For the template, the tool is what the client sent, but for marks that say nothing of it.
         let mut sent: Map<String, Value> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
-        sent.remove("cache_control");
+        sent.retain(|name, _| name != "cache_control");
         tools.add(&param, name, sent.into())?;
     }
     let choice = choice.map(|raw| self::choice(raw, &mut tools)).transpose()?;

@@ -51,31 +51,29 @@ impl Cut {
 
     /// Token ids of a text that stands alone.
     pub fn encode(self, app: &App, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
-        let text = self.readable(app, text);
-        let mut ids = app.encode(param, &[text], add_special)?;
-        let fits = |most: Option<usize>| most.is_none_or(|most| ids.len() <= most);
-        if fits(self.input) && fits(self.document) {
-            return Ok(ids);
-        }
-        let own = if add_special { app.encode(param, &[text], false)? } else { ids.clone() };
-        let around = ids.len().saturating_sub(own.len());
-        let start = (0..=around).find(|start| ids[*start..].starts_with(&own)).unwrap_or(0);
-        let keep = self.room(around)?.min(self.document.unwrap_or(usize::MAX)).min(own.len());
-        ids.drain(start + keep..start + own.len());
+        let mut ids = self.readable(app, param, text, add_special)?;
+        let (before, after) = if add_special { app.served.tokenizer.around() } else { (0, 0) };
+        let own = ids.len() - before - after;
+        let keep = self.room(before + after)?.min(self.document.unwrap_or(usize::MAX)).min(own);
+        ids.drain(before + keep..before + own);
+        ids.shrink_to_fit();
         Ok(ids)
     }
 
     /// Token ids of a text whose tokens are put together with others' later.
     pub fn encode_part(self, app: &App, param: &str, text: &str) -> ApiResult<Vec<u32>> {
-        let mut ids = app.encode(param, &[self.readable(app, text)], false)?;
+        let mut ids = self.readable(app, param, text, false)?;
         ids.truncate(self.document.unwrap_or(usize::MAX));
+        ids.shrink_to_fit();
         Ok(ids)
     }
 
-    /// Token ids that the client has made itself.
-    pub fn ids(self, mut ids: Vec<u32>) -> Vec<u32> {
-        ids.truncate(self.input.unwrap_or(usize::MAX));
-        ids
+    /// Refuses to cut what the client has made itself: it knows best which end may go.
+    pub fn check_ids(self) -> ApiResult<()> {
+        match self.input {
+            None => Ok(()),
+            Some(_) => Err(ApiError::unsupported(WHOLE, format!("{WHOLE} is for texts; send fewer token ids"))),
+        }
     }
 
     /// How many tokens are read of two texts with `around` tokens around and between them.
@@ -83,9 +81,13 @@ impl Cut {
         Ok(longest_first(lens, self.room(around)?))
     }
 
-    /// What there is to tokenize of a text: of one that is cut only what may be read.
-    fn readable<'t>(self, app: &App, text: &'t str) -> &'t str {
-        if self.input.or(self.document).is_some() { app.beginning(text) } else { text }
+    /// Token ids of a text; of one that is cut, of as much as can be read.
+    fn readable(self, app: &App, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
+        let beginning = if self.input.or(self.document).is_some() { app.beginning(text) } else { text };
+        let ids = app.encode(param, &[beginning], add_special)?;
+        // A text of blanks, say, is longer than any that is known to fit, and may go on behind what was looked at.
+        let enough = ids.len() >= app.served.engine.limits().max_req_total_len as usize;
+        if enough || beginning.len() == text.len() { Ok(ids) } else { app.encode(param, &[text], add_special) }
     }
 
     /// Tokens that are left for what the client has sent.

@@ -114,7 +114,8 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bo
         PromptInput::Texts(texts) => texts.iter().map(|text| cut.encode(app, "input", text, add_special)).collect(),
         PromptInput::Ids(lists) => {
             lists.iter().try_for_each(|ids| app.check_ids("input", ids))?;
-            Ok(lists.into_iter().map(|ids| cut.ids(ids)).collect())
+            cut.check_ids()?;
+            Ok(lists)
         }
     };
     let ids = ids?;

@@ -22,7 +22,7 @@ use crate::running::cancelled;
 const AHEAD: usize = 2;
 
 /// A request that has begun and has no input in the engine looks for a place this often: it has none of its own to wait for.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// What every input becomes, in order. `param` names the inputs in errors.
 pub(super) async fn run(

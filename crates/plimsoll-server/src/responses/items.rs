@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use plimsoll_media::Modality;
 
+use super::references::{Stored, missing, refers};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Arguments, Fields, MAX_NODES, Text, check_nodes, wrong};
@@ -54,41 +55,47 @@ pub(crate) struct Shown<'a> {
 }
 
 /// Takes `input`: a text or a list of items.
-pub(crate) fn input(app: &App, raw: &RawValue, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
+pub(crate) fn input(app: &App, raw: &RawValue, stored: &Stored, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
     if raw.get().starts_with('"') {
         let text: String = serde_json::from_str(raw.get()).map_err(|e| wrong("input", &e))?;
         let what = What::Message { role: "user".into(), said: vec![Said::Text(text)] };
         return Ok(vec![Item { id: app.ids.named("msg"), what }]);
     }
     check_nodes("input", raw.get(), MAX_NODES)?;
-    list(app, "input", raw.get(), shown)
+    list(app, "input", raw.get(), stored, shown)
 }
 
-/// Takes a list of items, also one that was stored.
-pub(crate) fn list(app: &App, param: &str, text: &str, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
+/// Takes a list of items, also one that was stored, and those that it refers to.
+pub(crate) fn list(app: &App, param: &str, text: &str, stored: &Stored, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
     let raw: Vec<&RawValue> = serde_json::from_str(text).map_err(|e| wrong(param, &e))?;
     if raw.is_empty() {
         return Err(ApiError::invalid(param, format!("{param} is empty: at least one item is needed")));
     }
-    let item = |(i, raw): (usize, &&RawValue)| item(app, Fields::of(format!("{param}[{i}]"), raw)?, shown);
+    let item = |(i, raw): (usize, &&RawValue)| item(app, format!("{param}[{i}]"), raw, Some(stored), shown);
     raw.iter().enumerate().map(item).collect()
 }
 
-fn item(app: &App, mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Item> {
+/// Takes an item, or the one that it refers to; what is stored refers to none.
+fn item(app: &App, path: String, raw: &RawValue, stored: Option<&Stored>, shown: &mut Shown<'_>) -> ApiResult<Item> {
+    let mut fields = Fields::of(path.clone(), raw)?;
     let kind = fields.take::<String>("type")?;
     let id = fields.take::<String>("id")?;
+    if let Some(stored) = stored.filter(|_| refers(kind.as_deref(), id.is_some(), fields.has("role"))) {
+        let param = fields.param("id");
+        fields.finish()?;
+        let id = id.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+        let raw = stored.get(&id).ok_or_else(|| missing(app, param, &id))?;
+        return item(app, path, raw, None, shown);
+    }
     fields.only("status", &["\"completed\"", "\"incomplete\"", "\"in_progress\""])?;
     let (prefix, what) = match kind.as_deref() {
         None | Some("message") => ("msg", message(&mut fields, shown)?),
         Some("reasoning") => {
-            let summary = parts(&mut fields, "summary", shown)?.unwrap_or_default();
+            let summary = thoughts(&mut fields, "summary", shown)?;
             fields.never(&["encrypted_content"], "thoughts come as text here")?;
-            let at = fields.param("content");
+            let said = thoughts(&mut fields, "content", shown)?;
             // What is shown of thoughts that a client never had whole is what there is of them.
-            let said = parts(&mut fields, "content", shown)?.filter(|said| !said.is_empty()).unwrap_or(summary);
-            if said.iter().any(|part| !matches!(part, Said::Text(_))) {
-                return Err(ApiError::unsupported(&at, format!("{at}: thoughts are text")));
-            }
+            let said = if said.is_empty() { summary } else { said };
             ("rs", What::Thoughts { said })
         }
         Some("function_call") => {
@@ -109,7 +116,7 @@ fn item(app: &App, mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<I
         }
         Some(other) => {
             let at = fields.param("type");
-            let known = "message, reasoning, function_call and function_call_output";
+            let known = "message, reasoning, function_call, function_call_output and item_reference";
             let message = format!("{at} is `{}`; this server knows {known}", quote(other));
             return Err(ApiError::unsupported(at, message));
         }
@@ -130,6 +137,16 @@ fn message(fields: &mut Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<What> {
     let said = said.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
     fields.never(&["phase"], "models here know no phases")?;
     Ok(What::Message { role, said })
+}
+
+/// Parts that are texts alone.
+fn thoughts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Vec<Said>> {
+    let at = fields.param(name);
+    let said = parts(fields, name, shown)?.unwrap_or_default();
+    match said.iter().all(|part| matches!(part, Said::Text(_))) {
+        true => Ok(said),
+        false => Err(ApiError::unsupported(&at, format!("{at}: thoughts are text"))),
+    }
 }
 
 fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {

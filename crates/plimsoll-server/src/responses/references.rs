@@ -3,78 +3,56 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use crate::app::App;
 use crate::config::PARSED_FACTOR;
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::error::{ApiError, ApiResult};
+use crate::fields::{MAX_NODES, check_nodes, wrong};
 use crate::limits::ReadBody;
 
-/// What ids of items are found by.
+/// Stored items, by their ids.
+pub(super) type Stored = HashMap<String, Box<RawValue>>;
+
+/// What tells a reference from an item.
 #[derive(Deserialize)]
-struct Named {
+struct Head {
+    #[serde(rename = "type")]
+    kind: Option<String>,
     id: Option<String>,
+    role: Option<IgnoredAny>,
 }
 
-/// An item, or the id of one that is stored.
-enum Sent<'a> {
-    Whole(&'a RawValue),
-    Stored(String),
+/// Whether an item is a reference: by its type, or by having neither type nor role but an id.
+pub(super) fn refers(kind: Option<&str>, has_id: bool, has_role: bool) -> bool {
+    kind == Some("item_reference") || kind.is_none() && has_id && !has_role
 }
 
-/// The input with stored items where it names them by their ids; none where it names none. Of items with the same id the one of the
-/// response that was used last is meant.
-pub(super) fn resolved(
-    app: &App,
-    key: Option<usize>,
-    body: &mut ReadBody,
-    input: &RawValue,
-) -> ApiResult<Option<Box<RawValue>>> {
-    if !input.get().starts_with('[') {
-        return Ok(None);
+/// The stored items that the input refers to. Of items with the same id the one of the response that was used last is meant; one that is
+/// stored nowhere is missing where the input is read.
+pub(super) fn referred(app: &App, key: Option<usize>, body: &mut ReadBody, input: &RawValue) -> ApiResult<Stored> {
+    let mut found = Stored::new();
+    if !input.get().starts_with('[') || !input.get().contains("\"id\"") {
+        return Ok(found);
     }
     check_nodes("input", input.get(), MAX_NODES)?;
     let list: Vec<&RawValue> = serde_json::from_str(input.get()).map_err(|e| wrong("input", &e))?;
-    let list = list.into_iter().enumerate().map(|(i, raw)| sent(i, raw)).collect::<ApiResult<Vec<_>>>()?;
-    let ids = list.iter().filter_map(|sent| if let Sent::Stored(id) = sent { Some((id.as_str(), None)) } else { None });
-    let mut found: HashMap<&str, Option<String>> = ids.collect();
-    if found.is_empty() {
-        return Ok(None);
-    }
-    find(app, key, body, &mut found)?;
-    let mut text = String::from("[");
-    for (i, sent) in list.iter().enumerate() {
-        let item = match sent {
-            Sent::Whole(raw) => raw.get(),
-            Sent::Stored(id) => found.get(id.as_str()).and_then(Option::as_deref).ok_or_else(|| {
-                let message =
-                    format!("input[{i}].id: no item `{}` is stored here; it may have been dropped", quote(id));
-                ApiError { code: Some("item_not_found"), ..ApiError::invalid(format!("input[{i}].id"), message) }
-            })?,
-        };
-        hold(app, body, item.len())?;
-        if i > 0 {
-            text.push(',');
+    let mut times: HashMap<String, u64> = HashMap::new();
+    for raw in list {
+        // What is no item is refused where it is read.
+        let Ok(Head { kind, id: Some(id), role }) = serde_json::from_str(raw.get()) else { continue };
+        if refers(kind.as_deref(), true, role.is_some()) {
+            *times.entry(id).or_default() += 1;
         }
-        text.push_str(item);
     }
-    text.push(']');
-    RawValue::from_string(text).map(Some).map_err(|e| wrong("input", &e))
-}
-
-/// A reference says so by its type, or by having nothing but an id.
-fn sent(i: usize, raw: &RawValue) -> ApiResult<Sent<'_>> {
-    let path = format!("input[{i}]");
-    let mut fields = Fields::of(path.clone(), raw)?;
-    let kind = fields.take::<String>("type")?;
-    let refers = kind.as_deref() == Some("item_reference") || kind.is_none() && fields.has("id") && !fields.has("role");
-    if !refers {
-        return Ok(Sent::Whole(raw));
+    if !times.is_empty() {
+        find(app, key, body, &times, &mut found)?;
     }
-    let id = fields.required::<String>("id")?;
-    fields.finish()?;
-    Ok(Sent::Stored(id))
+    // Each is parsed like a part of the body as often as it is named, and held like one.
+    let bytes = found.iter().map(|(id, item)| times.get(id).unwrap_or(&1) * item.get().len() as u64).sum::<u64>();
+    hold(app, body, bytes * PARSED_FACTOR)?;
+    Ok(found)
 }
 
 /// Looks for items in what the responses of this key have put out, and in what they were asked.
@@ -82,34 +60,58 @@ fn find(
     app: &App,
     key: Option<usize>,
     body: &mut ReadBody,
-    wanted: &mut HashMap<&str, Option<String>>,
+    wanted: &HashMap<String, u64>,
+    found: &mut Stored,
 ) -> ApiResult<()> {
-    let mut missing = wanted.len();
-    for kept in app.responses.all(key) {
-        // As where these are listed.
-        let _held = app.bytes.hold(3 * (kept.response.len() + kept.items.len()) as u64)?;
-        let asked = format!("[{}]", kept.items);
-        for list in [kept.output()?, asked.as_str()] {
-            let items: Vec<&RawValue> =
-                serde_json::from_str(list).map_err(|_| ApiError::internal("a stored response cannot be read"))?;
-            for item in items {
-                let Ok(Named { id: Some(id) }) = serde_json::from_str(item.get()) else { continue };
-                let Some(place) = wanted.get_mut(id.as_str()).filter(|place| place.is_none()) else { continue };
-                hold(app, body, item.get().len())?;
-                *place = Some(item.get().to_owned());
-                missing -= 1;
-                if missing == 0 {
+    let (mut at, mut used) = (None, Vec::new());
+    while let Some((used_at, name, kept)) = app.responses.before(at, key).filter(|_| found.len() < wanted.len()) {
+        let before = found.len();
+        for list in [kept.output()?, &kept.items] {
+            each(list, |item| {
+                let Ok(Head { id: Some(id), .. }) = serde_json::from_str(item.get()) else { return Ok(()) };
+                if !wanted.contains_key(&id) || found.contains_key(&id) {
                     return Ok(());
                 }
-            }
+                hold(app, body, item.get().len() as u64)?;
+                found.insert(id, item.to_owned());
+                Ok(())
+            })?;
         }
+        if found.len() > before {
+            used.push(name);
+        }
+        at = Some(used_at);
+    }
+    // Whoever refers to a response uses it. The last found was used last.
+    for name in used.iter().rev() {
+        app.responses.get(name, key);
     }
     Ok(())
 }
 
-/// Stored bytes are parsed like a part of the body, and held like one.
-fn hold(app: &App, body: &mut ReadBody, bytes: usize) -> ApiResult<()> {
-    let bytes = bytes as u64 * PARSED_FACTOR;
+/// Each item of a stored list, with its brackets or without. Nothing is copied.
+fn each<'t>(list: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<()>) -> ApiResult<()> {
+    let mut rest = list.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or(list);
+    while !rest.is_empty() {
+        let mut items = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>();
+        let Some(Ok(item)) = items.next() else { return Err(super::broken()) };
+        take(item)?;
+        rest = rest[items.byte_offset()..].trim_start_matches(',');
+    }
+    Ok(())
+}
+
+fn hold(app: &App, body: &mut ReadBody, bytes: u64) -> ApiResult<()> {
     app.bytes.ever_holds("input", bytes)?;
     body.held.grow(bytes)
+}
+
+/// Why there is no item with this id, at its place in the input.
+pub(super) fn missing(app: &App, param: String, id: &str) -> ApiError {
+    let id = crate::error::quote(id);
+    let message = match app.responses.is_on() {
+        true => format!("{param}: no item `{id}` is stored here; it may have been dropped"),
+        false => format!("{param}: no item `{id}`: this server keeps no responses (--response-store-bytes 0)"),
+    };
+    ApiError { code: Some("item_not_found"), ..ApiError::invalid(param, message) }
 }

@@ -7,6 +7,7 @@ use plimsoll_grammar::Source;
 
 use super::items::{self, Item, Shown};
 use super::object::Echo;
+use super::references::Stored;
 use super::store::ResponseStore;
 use super::{references, tools};
 use crate::app::App;
@@ -111,6 +112,7 @@ pub(crate) fn count(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     fields.only("truncation", &["\"disabled\""])?;
     fields.never(&["conversation", "personality"], ELSEWHERE)?;
     fields.finish()?;
+    drop(bytes);
     let held = body.keep(conversation.bytes())?;
     Ok((conversation, held))
 }
@@ -136,13 +138,13 @@ fn said(
     let form = text(fields, echo)?;
     let earlier = earlier(fields, app, key, body, echo)?;
     let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
-    let resolved = references::resolved(app, key, body, raw)?;
+    let stored = references::referred(app, key, body, raw)?;
     let mut shown = Shown { gallery: Gallery::new(app), kept };
     let mut items = match &earlier {
-        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"), &mut shown)?,
+        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"), &Stored::new(), &mut shown)?,
         None => Vec::new(),
     };
-    items.extend(items::input(app, resolved.as_deref().unwrap_or(raw), &mut shown)?);
+    items.extend(items::input(app, raw, &stored, &mut shown)?);
     let messages = items::messages("input", echo.instructions.as_deref(), &items)?;
     let mut conversation = Conversation::new("input", messages, shown.gallery.media, tools);
     reasoning(fields, &mut conversation, echo)?;

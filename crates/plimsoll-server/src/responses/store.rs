@@ -137,11 +137,13 @@ impl ResponseStore {
         self.state().used(id, key).cloned()
     }
 
-    /// All kept responses of this key, the one used last first. No bytes are copied.
-    pub fn all(&self, key: Option<usize>) -> Vec<Kept> {
+    /// The kept response of this key that was used last before `at`, or last of all: when that was, and its id.
+    pub fn before(&self, at: Option<u64>, key: Option<usize>) -> Option<(u64, String, Kept)> {
         let state = self.state();
-        let entries = state.order.values().rev().filter_map(|id| state.entries.get(id));
-        entries.filter(|entry| entry.kept.key == key).map(|entry| entry.kept.clone()).collect()
+        state.order.range(..at.unwrap_or(u64::MAX)).rev().find_map(|(used_at, id)| {
+            let entry = state.entries.get(id).filter(|entry| entry.kept.key == key)?;
+            Some((*used_at, id.clone(), entry.kept.clone()))
+        })
     }
 
     /// A response came to no end that it could tell: whoever waits for it is let go.

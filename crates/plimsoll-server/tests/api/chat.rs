@@ -49,8 +49,8 @@ fn parts_options_and_tools_reach_the_template() {
     // Marks that gateways put into messages for Anthropic's cache say nothing here.
     let mark = json!({"type": "ephemeral"});
     let parts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two", "cache_control": mark}]);
-    let tool =
-        json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}, "cache_control": mark});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let marked = json!({"cache_control": mark, "type": tool["type"], "function": tool["function"]});
     let body = json!({
         "messages": [
             {"role": "user", "content": parts, "name": "ann"},
@@ -58,7 +58,7 @@ fn parts_options_and_tools_reach_the_template() {
              "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
             {"role": "tool", "content": "42", "tool_call_id": "1"}
         ],
-        "tools": [tool], "tool_choice": "auto", "parallel_tool_calls": true,
+        "tools": [marked], "tool_choice": "auto", "parallel_tool_calls": true,
         "add_generation_prompt": false, "chat_template_kwargs": {"mood": "gay"}, "max_completion_tokens": 2
     });
     server.post("/v1/chat/completions", &body).ok();
@@ -67,6 +67,10 @@ fn parts_options_and_tools_reach_the_template() {
     assert!(text.contains("<|im_start|>user\none\ntwo<|im_end|>"), "{text}");
     assert!(text.ends_with("gay") || text.ends_with("\"gay\""), "{text}");
     assert_eq!(server.last_request().max_tokens, 2);
+    let plain = json!({"messages": body["messages"], "tools": [tool], "add_generation_prompt": false, "max_tokens": 2,
+        "chat_template_kwargs": {"mood": "gay"}});
+    server.post("/v1/chat/completions", &plain).ok();
+    assert_eq!(prompt_text(&server), text, "a mark changes nothing, wherever it stands");
     // Without a choice of tools the model does not see them.
     let mut body = body;
     body["tool_choice"] = "none".into();

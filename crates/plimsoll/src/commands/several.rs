@@ -111,12 +111,12 @@ fn print_plans(house: &Plan, plans: &[Planned]) {
     }
     let sum = house.total() + plans.iter().flat_map(|(_, plan)| plan).map(|planned| planned.plan.total()).sum::<u64>();
     let never = names(plans.iter().filter(|(_, plan)| plan.is_err()));
-    let (whom, they) = match never.is_empty() {
-        true => ("all at once".to_owned(), "all of them"),
-        false => (format!("all but {never} at once"), "these"),
-    };
-    let verdict = if sum <= house.limit { "fit" } else { "do not: they take turns" };
-    say!("{whom}: {} of {}: {they} {verdict}", Bytes(sum), Bytes(house.limit));
+    if plans.iter().all(|(_, plan)| plan.is_err()) {
+        return;
+    }
+    let whom = if never.is_empty() { "all".to_owned() } else { format!("all but {never}") };
+    let verdict = if sum <= house.limit { "they fit together" } else { "they take turns" };
+    say!("{whom} at once: {} of {}: {verdict}", Bytes(sum), Bytes(house.limit));
 }
 
 fn words(error: &LoadError) -> &str {
@@ -178,8 +178,10 @@ impl Shop {
                 tracing::info!(model = %name, "not in the cache: fetched and planned when it is first asked for");
                 continue;
             };
+            // What can be planned anywhere is served only by a machine that has its instructions, and with its weights.
+            with_weights(&path).with_context(what)?;
             match self.foreseen(index, &path, all) {
-                Ok(_) => {}
+                Ok((_, host)) => host.runs_kernels().with_context(what)?,
                 Err(LoadError::TooLarge(lacks)) => {
                     tracing::warn!(model = %name, "it can never be loaded, and who asks for it is refused: {lacks}");
                 }
@@ -224,14 +226,13 @@ impl Shop {
 
     /// What a model takes, from its headers alone.
     fn needs(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
-        self.foreseen(index, &self.path(index, cancel)?, all)
+        Ok(self.foreseen(index, &self.path(index, cancel)?, all)?.0)
     }
 
-    /// The same of the model whose files are there. Whatever is known without loading it to keep it from being served is an error.
-    fn foreseen(&self, index: usize, path: &Path, all: &Line) -> Result<EnginePlan, LoadError> {
-        let checkpoint = with_weights(path).map_err(failed)?;
-        let (planned, host) = self.plan(index, &checkpoint, all).map_err(unplanned)?;
-        host.runs_kernels().map_err(failed)?;
+    /// The same of the model whose files are there, and the machine as it finds it. A use that it cannot have is an error.
+    fn foreseen(&self, index: usize, path: &Path, all: &Line) -> Result<(EnginePlan, Host), LoadError> {
+        let checkpoint = Checkpoint::open(path).map_err(failed)?;
+        let planned = self.plan(index, &checkpoint, all).map_err(unplanned)?;
         let defaults = CheckpointDefaults::read(&checkpoint).map_err(failed)?;
         settled(defaults, checkpoint.config.encoder, &self.models[index].1.reading).map_err(failed)?;
         Ok(planned)
@@ -339,7 +340,7 @@ fn unplanned(error: PlanError) -> LoadError {
     match error {
         // The plan's table is for the log.
         PlanError::DoesNotFit(short) => {
-            tracing::warn!("{short}");
+            tracing::debug!("{short}");
             let (needed, limit) = (Bytes(short.needed), Bytes(short.limit));
             LoadError::TooLarge(format!("it needs {needed}, the line leaves {limit} ({})", short.limit_source))
         }

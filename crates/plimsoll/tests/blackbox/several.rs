@@ -230,7 +230,7 @@ fn one_line_for_all_of_them() {
     assert!(plan["models"][1]["error"].as_str().unwrap().contains("it needs"), "{plan}");
     let plan = run(&["plan", "--models", file.to_str().unwrap()]).good();
     assert!(plan.contains("giant: never loaded: it needs"), "{plan}");
-    assert!(plan.contains("all but `giant` at once: ") && plan.contains(": these fit"), "{plan}");
+    assert!(plan.contains("all but `giant` at once: ") && plan.contains(": they fit together"), "{plan}");
     assert!(
         server.log().contains("it can never be loaded, and who asks for it is refused: it needs"),
         "{}",
