@@ -83,16 +83,14 @@ impl Source {
         let holds = |tool: &Call| !tool.strict && !tool.parameters.is_null();
         let alone = |tool: &Call| Self::Calls(Calls { tools: vec![tool.clone()], several: false, style: calls.style });
         let bound: Vec<&Call> = calls.tools.iter().filter(|tool| holds(tool)).collect();
-        let mut odd: Vec<&str> = bound.iter().map(|tool| tool.name.as_str()).collect();
-        if bound.len() <= TRIED_ALONE_MAX {
-            let tried = bound.iter().filter(|tool| !follows(&alone(tool))).map(|tool| tool.name.as_str());
-            odd = Some(tried.collect::<Vec<_>>()).filter(|odd| !odd.is_empty()).unwrap_or(odd);
-        }
-        if odd.is_empty() {
+        if bound.is_empty() {
             return None;
         }
+        let many = bound.len() > TRIED_ALONE_MAX;
+        let odd: Vec<&Call> = bound.iter().copied().filter(|tool| many || !follows(&alone(tool))).collect();
+        let odd = if odd.is_empty() { bound } else { odd };
         let mut loose = calls.clone();
-        let those = loose.tools.iter_mut().filter(|tool| odd.contains(&tool.name.as_str()) && holds(tool));
+        let those = loose.tools.iter_mut().filter(|tool| odd.contains(&&**tool));
         those.for_each(|tool| tool.parameters = Value::Null);
         Some(match self {
             Self::CallsOr(_, other) => Self::CallsOr(loose, other.clone()),

@@ -61,6 +61,12 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// Grows by what `param` asks for; what the budget could never hold is refused as too much.
+    pub fn grow_for(&mut self, param: &str, bytes: u64) -> ApiResult<()> {
+        self.budget.ever_holds(param, bytes)?;
+        self.grow(bytes)
+    }
+
     /// Holds `more` bytes on top.
     pub fn grow(&mut self, more: u64) -> ApiResult<()> {
         let limit = self.budget.limit;

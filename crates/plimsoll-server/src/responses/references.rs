@@ -51,7 +51,7 @@ pub(super) fn referred(app: &App, key: Option<usize>, body: &mut ReadBody, input
     }
     // Each is parsed like a part of the body as often as it is named, and held like one.
     let bytes = found.iter().map(|(id, item)| times.get(id).unwrap_or(&1) * item.get().len() as u64).sum::<u64>();
-    hold(app, body, bytes * PARSED_FACTOR)?;
+    body.held.grow_for("input", bytes * PARSED_FACTOR)?;
     Ok(found)
 }
 
@@ -72,7 +72,7 @@ fn find(
                 if !wanted.contains_key(&id) || found.contains_key(&id) {
                     return Ok(());
                 }
-                hold(app, body, item.get().len() as u64)?;
+                body.held.grow_for("input", item.get().len() as u64)?;
                 found.insert(id, item.to_owned());
                 Ok(())
             })?;
@@ -89,9 +89,8 @@ fn find(
     Ok(())
 }
 
-/// Each item of a stored list, with its brackets or without. Nothing is copied.
-fn each<'t>(list: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<()>) -> ApiResult<()> {
-    let mut rest = list.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or(list);
+/// Each item of a stored list. Nothing is copied.
+fn each<'t>(mut rest: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<()>) -> ApiResult<()> {
     while !rest.is_empty() {
         let mut items = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>();
         let Some(Ok(item)) = items.next() else { return Err(super::broken()) };
@@ -99,11 +98,6 @@ fn each<'t>(list: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<()>) 
         rest = rest[items.byte_offset()..].trim_start_matches(',');
     }
     Ok(())
-}
-
-fn hold(app: &App, body: &mut ReadBody, bytes: u64) -> ApiResult<()> {
-    app.bytes.ever_holds("input", bytes)?;
-    body.held.grow(bytes)
 }
 
 /// Why there is no item with this id, at its place in the input.

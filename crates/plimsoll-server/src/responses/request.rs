@@ -167,9 +167,8 @@ fn earlier(
     })?;
     // It is parsed like a part of the body, and held like one.
     let bytes = (kept.items.len() + kept.response.len()) as u64 * PARSED_FACTOR;
-    app.bytes.ever_holds(param, bytes)?;
-    body.held.grow(bytes)?;
-    let output = kept.output()?.trim_start_matches('[').trim_end_matches(']');
+    body.held.grow_for(param, bytes)?;
+    let output = kept.output()?;
     let comma = if output.is_empty() { "" } else { "," };
     let text = format!("{}{comma}{output}", kept.items);
     echo.previous_response_id = Some(id);

@@ -29,7 +29,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// The list of what was put out, as it was sent.
+    /// All items of the output as they were sent, in the form of those before it.
     pub fn output(&self) -> ApiResult<&str> {
         #[derive(Deserialize)]
         struct Ended<'a> {
@@ -38,7 +38,7 @@ impl Kept {
         }
         let ended: Ended<'_> = serde_json::from_slice(&self.response)
             .map_err(|error| ApiError::internal(format!("a stored response cannot be read: {error}")))?;
-        Ok(ended.output.get())
+        Ok(ended.output.get().trim_start_matches('[').trim_end_matches(']'))
     }
 }
 

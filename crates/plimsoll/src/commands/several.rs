@@ -179,8 +179,8 @@ impl Shop {
                 continue;
             };
             // What can be planned anywhere is served only by a machine that has its instructions, and with its weights.
-            with_weights(&path).with_context(what)?;
-            match self.foreseen(index, &path, all) {
+            let checkpoint = with_weights(&path).with_context(what)?;
+            match self.foreseen(index, &checkpoint, all) {
                 Ok((_, host)) => host.runs_kernels().with_context(what)?,
                 Err(LoadError::TooLarge(lacks)) => {
                     tracing::warn!(model = %name, "it can never be loaded, and who asks for it is refused: {lacks}");
@@ -226,14 +226,14 @@ impl Shop {
 
     /// What a model takes, from its headers alone.
     fn needs(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
-        Ok(self.foreseen(index, &self.path(index, cancel)?, all)?.0)
+        let checkpoint = Checkpoint::open(&self.path(index, cancel)?).map_err(failed)?;
+        Ok(self.foreseen(index, &checkpoint, all)?.0)
     }
 
     /// The same of the model whose files are there, and the machine as it finds it. A use that it cannot have is an error.
-    fn foreseen(&self, index: usize, path: &Path, all: &Line) -> Result<(EnginePlan, Host), LoadError> {
-        let checkpoint = Checkpoint::open(path).map_err(failed)?;
-        let planned = self.plan(index, &checkpoint, all).map_err(unplanned)?;
-        let defaults = CheckpointDefaults::read(&checkpoint).map_err(failed)?;
+    fn foreseen(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), LoadError> {
+        let planned = self.plan(index, checkpoint, all).map_err(unplanned)?;
+        let defaults = CheckpointDefaults::read(checkpoint).map_err(failed)?;
         settled(defaults, checkpoint.config.encoder, &self.models[index].1.reading).map_err(failed)?;
         Ok(planned)
     }
