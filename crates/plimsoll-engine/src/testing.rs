@@ -309,19 +309,23 @@ impl Engine {
         let now = Instant::now();
         let mut stops = false;
         let observed = &self.observed;
-        self.active.retain_mut(|active| match active.advance(now) {
-            _ if active.arrival.outbox.reader_gone() => {
-                observed.aborted.fetch_add(1, Ordering::AcqRel);
-                false
-            }
-            Outcome::Goes => true,
-            Outcome::Ends => {
-                observed.ended.fetch_add(1, Ordering::AcqRel);
-                false
-            }
-            Outcome::Stops => {
-                stops = true;
-                true
+        self.active.retain_mut(|active| {
+            // A reader that goes because of what it is told now has not left.
+            let gone = active.arrival.outbox.reader_gone();
+            match active.advance(now) {
+                _ if gone => {
+                    observed.aborted.fetch_add(1, Ordering::AcqRel);
+                    false
+                }
+                Outcome::Goes => true,
+                Outcome::Ends => {
+                    observed.ended.fetch_add(1, Ordering::AcqRel);
+                    false
+                }
+                Outcome::Stops => {
+                    stops = true;
+                    true
+                }
             }
         });
         let running = self.active.len() as u64;
