@@ -210,6 +210,11 @@ impl Delivery {
         self.outbox.push(|delta| delta.finish = Some(FinishReason::Length));
     }
 
+    /// Wakes whoever reads what has come.
+    pub fn tell(&mut self) {
+        self.outbox.tell();
+    }
+
     /// Ends the request with an error.
     pub fn fail(&mut self, failure: impl Into<Failure>) {
         self.finished = true;

@@ -172,6 +172,8 @@ impl Shared {
 pub struct Outbox {
     shared: Arc<Shared>,
     finished: bool,
+    /// Something waits of which the reader was not told.
+    untold: bool,
     /// Tokens, text bytes and prompt reports that may still come within what is reserved.
     left: Left,
     /// Bytes that the engine holds for the request besides its output, for as long as this end lives.
@@ -213,12 +215,12 @@ pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, 
     let tokens = request.max_tokens as usize;
     let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
     let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
-    let writer = Outbox { shared: Arc::clone(&shared), finished: false, left, of_sequence, spare };
+    let writer = Outbox { shared: Arc::clone(&shared), finished: false, untold: false, left, of_sequence, spare };
     Some((writer, Reader { shared, done: false, backlog: Backlog::default(), taken: 0 }))
 }
 
 impl Outbox {
-    /// Lets `write` add to what waits, then wakes the reader. After the last delta nothing is added. What needs memory goes
+    /// Lets `write` add to what waits; [`Self::tell`] wakes the reader. After the last delta nothing is added. What needs memory goes
     /// through `Self::try_push`.
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
         let written = self.push_into(|_, _| Ok(()), write);
@@ -268,14 +270,18 @@ impl Outbox {
             self.shared.progress.delivered(delta.tokens.len() - tokens, delta.cached_tokens);
         }
         self.finished = delta.is_last();
-        let wake = !delta.is_empty();
+        self.untold |= !delta.is_empty();
         pending.count(tokens, prompt);
         reserved.hold(before, pending.bytes);
-        drop(pending);
-        if wake {
+        made
+    }
+
+    /// Wakes the reader, if something waits of which it was not told. Once for all that a step has written, and for all readers of the
+    /// step together: whoever is woken in the middle of it takes a core from it, to send a token or two.
+    pub fn tell(&mut self) {
+        if std::mem::take(&mut self.untold) {
             self.shared.wake.notify_one();
         }
-        made
     }
 
     /// Whether `bytes` of text may be added, reserving more where the request's own share is used up.
@@ -322,11 +328,12 @@ impl Outbox {
 }
 
 impl Drop for Outbox {
-    /// An outbox that goes without having finished ends its request with an error: a reader never waits for ever.
+    /// An outbox that goes without having finished ends its request with an error, and its reader is told: it never waits for ever.
     fn drop(&mut self) {
         if !self.finished {
             self.last_words("the engine stopped before the request was complete", Cause::Engine);
         }
+        self.tell();
         self.shared.progress.ended();
         self.shared.reserved.hold(self.of_sequence, 0);
     }

@@ -312,7 +312,9 @@ impl Engine {
         self.active.retain_mut(|active| {
             // A reader that goes because of what it is told now has not left.
             let gone = active.arrival.outbox.reader_gone();
-            match active.advance(now) {
+            let outcome = active.advance(now);
+            active.arrival.outbox.tell();
+            match outcome {
                 _ if gone => {
                     observed.aborted.fetch_add(1, Ordering::AcqRel);
                     false

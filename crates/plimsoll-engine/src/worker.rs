@@ -411,6 +411,9 @@ impl<R: Runner> Worker<R> {
     /// After shares were computed: tokens, drafts, and prompts for others to share. Says when drafting began.
     fn settle(&mut self, next: Next) -> Instant {
         self.deliver();
+        for share in &self.shares {
+            self.scheduler.running_mut()[share.seq].work.tell();
+        }
         let drafting = Instant::now();
         match self.limits.draft_head {
             true => self.draft(next),

@@ -1,9 +1,13 @@
 //! Requests and the prefix cache seen from outside: phases, pages, speed; a cache that is cleared gives its pages back.
 
+use std::pin::pin;
 use std::sync::atomic::Ordering::Acquire;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, Options, Phase};
+use plimsoll_engine::{EngineHandle, Options, Phase, Reader, Watch};
 use plimsoll_memory::Component;
 
 use crate::common::recall::{Shape, prompt, recall_engine, says};
@@ -36,6 +40,62 @@ fn a_request_is_seen_on_its_whole_way() {
     assert_eq!(second_watch.snapshot().generated_tokens, 10);
     assert_eq!((engine.metrics().aborted.get(), engine.metrics().finished.get()), (1, 1));
     drop((first, second, first_watch, second_watch));
+    quiet(&engine);
+}
+
+/// Looks at all requests whenever its reader is woken, on the thread that wakes it.
+struct Look {
+    reader: Thread,
+    all: Arc<[Watch]>,
+    seen: Mutex<Vec<Vec<u32>>>,
+}
+
+impl Wake for Look {
+    fn wake(self: Arc<Self>) {
+        let counts = self.all.iter().map(|watch| watch.snapshot().generated_tokens).collect();
+        self.seen.lock().unwrap().push(counts);
+        self.reader.unpark();
+    }
+}
+
+/// Reads to the end. What was seen whenever the reader was woken: every request's tokens.
+fn read(mut reader: Reader, all: Arc<[Watch]>) -> Vec<Vec<u32>> {
+    let look = Arc::new(Look { reader: thread::current(), all, seen: Mutex::default() });
+    let waker = Waker::from(Arc::clone(&look));
+    loop {
+        let mut next = pin!(reader.next());
+        let delta = loop {
+            match next.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(delta) => break delta,
+                Poll::Pending => thread::park(),
+            }
+        };
+        if delta.is_none() {
+            return std::mem::take(&mut look.seen.lock().unwrap());
+        }
+    }
+}
+
+/// Who sends the first token of a step would otherwise take a core from those that follow.
+#[test]
+fn readers_are_woken_when_all_of_a_step_is_there() {
+    const TOKENS: u32 = 60;
+    let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..Shape::default() });
+    let readers: Vec<_> = (0..4).map(|i| engine.submit(greedy(&prompt(i, 5), TOKENS)).unwrap()).collect();
+    let all: Arc<[Watch]> = readers.iter().map(Reader::watch).collect();
+    let start = |reader| {
+        let all = Arc::clone(&all);
+        thread::spawn(move || read(reader, all))
+    };
+    let threads: Vec<_> = readers.into_iter().map(start).collect();
+    let seen = threads.into_iter().flat_map(|thread| thread.join().unwrap());
+    // Between the first token of who began last and the last of who began first, each is as far before another as ever.
+    let between = seen.filter(|counts| counts.iter().all(|count| (1..TOKENS).contains(count)));
+    let leads: Vec<Vec<u32>> =
+        between.map(|counts| counts.iter().map(|count| TOKENS + count - counts[0]).collect()).collect();
+    assert!(leads.len() > 20, "{leads:?}");
+    assert!(leads.iter().all(|lead| *lead == leads[0]), "{leads:?}");
+    drop(all);
     quiet(&engine);
 }
 
