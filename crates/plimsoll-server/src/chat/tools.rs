@@ -19,11 +19,17 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
         let name = tool(Fields::of(param.clone(), raw)?)?;
         // For the template, the tool is what the client sent, but for marks that say nothing of it.
         let mut sent: Map<String, Value> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
-        sent.retain(|name, _| name != "cache_control");
+        unmark(&mut sent);
+        sent.get_mut("function").and_then(Value::as_object_mut).map(unmark);
         tools.add(&param, name, sent.into())?;
     }
     let choice = choice.map(|raw| self::choice(raw, &mut tools)).transpose()?;
     Ok(tools.used(choice.unwrap_or(Some(ToolChoice::Auto)), parallel))
+}
+
+/// Takes a mark out. What is left keeps its order.
+fn unmark(sent: &mut Map<String, Value>) {
+    sent.retain(|name, _| name != "cache_control");
 }
 
 /// Checks one tool and returns its name.
@@ -38,6 +44,8 @@ fn tool(mut fields: Fields<'_>) -> ApiResult<String> {
     function.take::<String>("description")?;
     function.take::<bool>("strict")?;
     checked_schema(&mut function, "parameters")?;
+    // Some put it here.
+    cache_control(&mut function)?;
     function.finish()?;
     Ok(name)
 }

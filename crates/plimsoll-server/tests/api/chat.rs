@@ -50,7 +50,8 @@ fn parts_options_and_tools_reach_the_template() {
     let mark = json!({"type": "ephemeral"});
     let parts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two", "cache_control": mark}]);
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
-    let marked = json!({"cache_control": mark, "type": tool["type"], "function": tool["function"]});
+    let function = json!({"name": "f", "cache_control": mark, "parameters": {"type": "object"}});
+    let marked = json!({"cache_control": mark, "type": tool["type"], "function": function});
     let body = json!({
         "messages": [
             {"role": "user", "content": parts, "name": "ann"},
