@@ -79,7 +79,7 @@ fn read(mut reader: Reader, all: Arc<[Watch]>) -> Vec<Vec<u32>> {
 /// Who sends the first token of a step would otherwise take a core from those that follow.
 #[test]
 fn readers_are_woken_when_all_of_a_step_is_there() {
-    const TOKENS: u32 = 60;
+    const TOKENS: u32 = 200;
     let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..Shape::default() });
     let readers: Vec<_> = (0..4).map(|i| engine.submit(greedy(&prompt(i, 5), TOKENS)).unwrap()).collect();
     let all: Arc<[Watch]> = readers.iter().map(Reader::watch).collect();
