@@ -183,6 +183,17 @@ impl GatedDelta {
     }
 }
 
+/// What rows are made of before layers multiply them: `rms_norm(from, weight, eps)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// Other rows, as many and as wide.
+    pub from: Buf,
+    /// The norm's weights.
+    pub weight: VectorId,
+    /// The norm's epsilon.
+    pub eps: f32,
+}
+
 /// A gated feed-forward layer.
 #[derive(Clone, Copy, Debug)]
 pub struct FeedForward {
@@ -203,6 +214,7 @@ impl FeedForward {
     pub(crate) fn by_steps<D: Device + ?Sized>(
         &self,
         device: &mut D,
+        norm: Option<&Norm>,
         x: Buf,
         out: Buf,
         mode: Mode,
@@ -210,7 +222,11 @@ impl FeedForward {
     ) -> Result<(), DeviceError> {
         let scope = device.mark();
         let (gate, up) = (device.temp(x.rows, self.width)?, device.temp(x.rows, self.width)?);
-        device.linear_rows(x, &[(self.gate, gate), (self.up, up)], Mode::Store, rounded_rows)?;
+        let layers = [(self.gate, gate), (self.up, up)];
+        match norm {
+            Some(norm) => device.linear_normed(norm, x, &layers, Mode::Store, rounded_rows)?,
+            None => device.linear_rows(x, &layers, Mode::Store, rounded_rows)?,
+        }
         device.glu_for(self.down, gate, up, self.act, rounded_rows);
         device.linear_rows(gate, &[(self.down, out)], mode, rounded_rows)?;
         device.release(scope);
@@ -377,17 +393,32 @@ pub trait Device {
         rounded_rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// `out (+)= down(act(gate(x)) * up(x))`; the last `rounded_rows` rows are rounded. The planner takes it step by step, and so does a
-    /// device that knows nothing better: the bits are the same.
+    /// [`Device::linear_rows`] of rows that are made first. The planner takes it step by step, and so does a device that knows nothing
+    /// better: the bits are the same.
+    fn linear_normed(
+        &mut self,
+        norm: &Norm,
+        x: Buf,
+        layers: &[(LinearId, Buf)],
+        mode: Mode,
+        rounded_rows: usize,
+    ) -> Result<(), DeviceError> {
+        self.rms_norm(x, norm.from, norm.weight, norm.eps);
+        self.linear_rows(x, layers, mode, rounded_rows)
+    }
+
+    /// `out (+)= down(act(gate(x)) * up(x))`, of rows that are made first if there is a `norm`; the last `rounded_rows` rows are rounded.
+    /// By whom it is taken step by step: as above.
     fn feed_forward(
         &mut self,
         layer: &FeedForward,
+        norm: Option<&Norm>,
         x: Buf,
         out: Buf,
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        layer.by_steps(self, x, out, mode, rounded_rows)
+        layer.by_steps(self, norm, x, out, mode, rounded_rows)
     }
 
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.

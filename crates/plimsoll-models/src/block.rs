@@ -3,7 +3,7 @@
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, LinearId, Mode, Rotary,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, LinearId, Mode, Norm, Rotary,
     RowPiece, StepInput, VectorId,
 };
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
@@ -116,10 +116,11 @@ impl AttentionBlock {
         })
     }
 
-    /// `out (+)= attention(x)`; `angles` are this layer's rotary angles.
+    /// `x = norm`, `out (+)= attention(x)`; `angles` are this layer's rotary angles.
     pub fn forward(
         &self,
         device: &mut dyn Device,
+        norm: &Norm,
         x: Buf,
         angles: Buf,
         out: Buf,
@@ -134,11 +135,12 @@ impl AttentionBlock {
             Some(gate) => {
                 let buf = device.temp(x.rows, q.cols)?;
                 let layers = [(self.q, q), (self.k, k), (self.v, v), (gate, buf)];
-                device.linear_rows(x, &layers, Mode::Store, step.rounded_rows)?;
+                device.linear_normed(norm, x, &layers, Mode::Store, step.rounded_rows)?;
                 Some(buf)
             }
             None => {
-                device.linear_rows(x, &[(self.q, q), (self.k, k), (self.v, v)], Mode::Store, step.rounded_rows)?;
+                let layers = [(self.q, q), (self.k, k), (self.v, v)];
+                device.linear_normed(norm, x, &layers, Mode::Store, step.rounded_rows)?;
                 None
             }
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, KvDtype, KvShape, Mode, ModelShape,
-    StateShape, StepInput, VectorId,
+    Norm, StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::ModelConfig;
 
@@ -91,10 +91,10 @@ impl Layer {
         angles: Buf,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        device.rms_norm(normed, x, self.mixer_norm, self.eps);
+        let norm = Norm { from: x, weight: self.mixer_norm, eps: self.eps };
         match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(device, normed, angles, x, Mode::Add, step),
-            Mixer::Delta(delta) => delta.forward(device, normed, x, Mode::Add, step),
+            Mixer::Attention(attention) => attention.forward(device, &norm, normed, angles, x, Mode::Add, step),
+            Mixer::Delta(delta) => delta.forward(device, &norm, normed, x, Mode::Add, step),
         }
     }
 
@@ -102,10 +102,15 @@ impl Layer {
         if x.rows == 0 {
             return Ok(());
         }
-        device.rms_norm(normed, x, self.transform_norm, self.eps);
         match &self.transform {
-            Transform::Dense(dense) => device.feed_forward(dense, normed, x, Mode::Add, rounded),
-            Transform::Experts(experts) => experts.forward(device, normed, x, Mode::Add, rounded),
+            Transform::Dense(dense) => {
+                let norm = Norm { from: x, weight: self.transform_norm, eps: self.eps };
+                device.feed_forward(dense, Some(&norm), normed, x, Mode::Add, rounded)
+            }
+            Transform::Experts(experts) => {
+                device.rms_norm(normed, x, self.transform_norm, self.eps);
+                experts.forward(device, normed, x, Mode::Add, rounded)
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Reference: transformers, `modeling_qwen3_next.py` and `modeling_qwen3_5.py` (Yang, Kautz, Hatamizadeh 2024).
 
 use plimsoll_device::{
-    Activation, Buf, Change, Declare, DeclareError, Device, DeviceError, GatedDelta, LinearId, Mode, RowPiece,
+    Activation, Buf, Change, Declare, DeclareError, Device, DeviceError, GatedDelta, LinearId, Mode, Norm, RowPiece,
     StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::{Architecture, DeltaNet, ModelConfig};
@@ -94,10 +94,11 @@ impl DeltaBlock {
         })
     }
 
-    /// `out (+)= layer(x)`; the state goes from slot to slot as `step` says.
+    /// `x = norm`, `out (+)= layer(x)`; the state goes from slot to slot as `step` says.
     pub fn forward(
         &self,
         device: &mut dyn Device,
+        norm: &Norm,
         x: Buf,
         out: Buf,
         mode: Mode,
@@ -111,7 +112,7 @@ impl DeltaBlock {
         let b = device.temp(x.rows, spec.value_heads)?;
         let a = device.temp(x.rows, spec.value_heads)?;
         let layers = [(self.qkv, qkv), (self.z, z), (self.b, b), (self.a, a)];
-        device.linear_rows(x, &layers, Mode::Store, step.rounded_rows)?;
+        device.linear_normed(norm, x, &layers, Mode::Store, step.rounded_rows)?;
         let mixed = device.temp(x.rows, values)?;
         device.gated_delta(spec, mixed, qkv, a, b, step)?;
         let heads = mixed.reshape(spec.value_dim);

@@ -4,7 +4,7 @@
 //! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, KvDtype, KvShape, Mode, ModelShape, StepInput,
+    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, KvDtype, KvShape, Mode, ModelShape, Norm, StepInput,
     VectorId,
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
@@ -86,8 +86,8 @@ impl Gemma3 {
         if x.rows == 0 {
             return Ok(());
         }
-        device.rms_norm(normed, x, layer.feed_forward_norm, self.eps);
-        device.feed_forward(&layer.feed_forward, normed, part, Mode::Store, rounded)?;
+        let norm = Norm { from: x, weight: layer.feed_forward_norm, eps: self.eps };
+        device.feed_forward(&layer.feed_forward, Some(&norm), normed, part, Mode::Store, rounded)?;
         device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
         device.add(x, part);
         Ok(())
@@ -115,8 +115,8 @@ impl Model for Gemma3 {
         let angles = pass.angles[usize::from(layer.sliding)].expect("taken when the step began");
         let (rows, cols) = (pass.x.rows, pass.x.cols);
         let (normed, part) = (device.temp(rows, cols)?, device.temp(rows, cols)?);
-        device.rms_norm(normed, pass.x, layer.attention_norm, self.eps);
-        layer.attention.forward(device, normed, angles, part, Mode::Store, step)?;
+        let norm = Norm { from: pass.x, weight: layer.attention_norm, eps: self.eps };
+        layer.attention.forward(device, &norm, normed, angles, part, Mode::Store, step)?;
         device.rms_norm(part, part, layer.after_attention_norm, self.eps);
         device.add(pass.x, part);
         let mut rounded = step.rounded_rows;

@@ -7,14 +7,15 @@ use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 use super::arena::Arena;
 use super::cut::Cut;
 use super::linear::{Shared, next_shares};
-use super::{CpuDevice, kernel_activation};
-use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Mode};
+use super::{CpuDevice, CpuWeights, kernel_activation};
+use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Mode, Norm};
 use crate::weights::LinearId;
 
 impl CpuDevice {
     pub(super) fn run_feed_forward(
         &mut self,
         layer: &FeedForward,
+        norm: Option<&Norm>,
         x: Buf,
         out: Buf,
         mode: Mode,
@@ -25,7 +26,7 @@ impl CpuDevice {
         let rounds = [gate, up, down].into_iter().all(|id| self.rounds(id));
         // The rounded input takes the place of a product that is not written.
         if rounded_rows > 0 && (!rounds || input.bytes() > rounded_rows * width * size_of::<f32>()) {
-            return layer.by_steps(self, x, out, mode, rounded_rows);
+            return layer.by_steps(self, norm, x, out, mode, rounded_rows);
         }
         // The planner takes the same workspace in the same order.
         let scope = self.mark();
@@ -33,14 +34,14 @@ impl CpuDevice {
         let others = x.rows - rounded_rows;
         let (exact, exact_ups) = (gates.span(0, others), ups.span(0, others));
         if others > 0 {
-            self.linear(x.span(0, others), &[(gate, exact), (up, exact_ups)], Mode::Store)?;
+            self.run_linear(norm, x.span(0, others), &[(gate, exact), (up, exact_ups)], Mode::Store, 0)?;
         }
         let rounded_at = ups.span(others, rounded_rows).offset;
         if rounded_rows > 0 {
-            self.round(x.span(others, rounded_rows), input, rounded_at);
+            self.norm_and_round(norm, x, input, rounded_at);
         }
         let (isa, kernel_act) = (self.isa, kernel_activation(act));
-        let glu_row = |arena: &Arena, row: usize| {
+        let glu_row = |_: &CpuWeights, arena: &Arena, row: usize| {
             // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
             let (gate, up) = unsafe { (arena.row(exact, row), arena.row(exact_ups, row)) };
             kernels::glu(isa, kernel_act, gate, up);

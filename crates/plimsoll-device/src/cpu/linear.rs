@@ -6,9 +6,9 @@ use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, I
 
 use super::arena::Arena;
 use super::cut::Cut;
-use super::{CpuDevice, CpuWeights};
+use super::{CpuDevice, CpuWeights, for_rows};
 use crate::ahead::{Ahead, PIECES};
-use crate::device::{Buf, Device, DeviceError, Mode};
+use crate::device::{Buf, Device, DeviceError, Mode, Norm};
 use crate::weights::LinearId;
 
 /// Most layers of one operation.
@@ -23,7 +23,7 @@ pub(super) struct Shared {
 }
 
 /// Writes a row of an input.
-pub(super) type MakeRow<'a> = dyn Fn(&Arena, usize) + Sync + 'a;
+pub(super) type MakeRow<'a> = dyn Fn(&CpuWeights, &Arena, usize) + Sync + 'a;
 
 /// One layer times some rows.
 struct Product<'a> {
@@ -36,6 +36,7 @@ struct Product<'a> {
 impl CpuDevice {
     pub(super) fn run_linear(
         &mut self,
+        norm: Option<&Norm>,
         x: Buf,
         layers: &[(LinearId, Buf)],
         mode: Mode,
@@ -45,13 +46,37 @@ impl CpuDevice {
         let any = rounded_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
         let rounded = if any { rounded_rows } else { 0 };
         let others = x.rows - rounded;
-        let shared = self.share(x.span(0, others), rounded, layers, None)?;
+        let exact = x.span(0, others);
+        let make = norm.map(|norm| self.norm_row(norm, exact));
+        let shared = self.share(exact, rounded, layers, make.as_ref().map(|make| make as &MakeRow<'_>))?;
         if any {
-            self.round(x.span(others, rounded), shared.rounded, shared.rounded_at);
+            self.norm_and_round(norm, x, shared.rounded, shared.rounded_at);
         }
         self.multiply_rows(x, &shared, layers, mode);
         self.release(scope);
         Ok(())
+    }
+
+    /// Makes a row of `x`, which are the first rows, as `norm` says.
+    fn norm_row(&self, norm: &Norm, x: Buf) -> impl Fn(&CpuWeights, &Arena, usize) + Sync + use<> {
+        let (isa, Norm { from, weight, eps }) = (self.isa, *norm);
+        assert_eq!(from.cols, x.cols, "a norm keeps the width");
+        assert!(from.rows >= x.rows && from.offset != x.offset, "rows are made of other rows, one of each");
+        move |weights, arena, row| {
+            // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
+            let (x, from) = unsafe { (arena.row(x, row), arena.row(from, row)) };
+            kernels::rms_norm(isa, x, from, weights.vector(weight), eps);
+        }
+    }
+
+    /// Rounds the last rows of `x`, as many as the layout has, which are made first if there is a `norm`.
+    pub(super) fn norm_and_round(&mut self, norm: Option<&Norm>, x: Buf, layout: Bf16Layout, at: usize) {
+        let first = x.rows - layout.rows;
+        let last = |x: Buf| x.span(first, layout.rows);
+        if let Some(Norm { from, weight, eps }) = norm {
+            self.rms_norm(last(x), last(*from), *weight, *eps);
+        }
+        self.round(last(x), layout, at);
     }
 
     /// Whether a layer multiplies rounded rows. One whose input is quantized does, if any does.
@@ -73,11 +98,11 @@ impl CpuDevice {
         let layout = table.act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id));
         let at = self.memory.stack.take(table.input_bytes(x.rows + rounded, x.cols, layers))?;
         let rounded_at = at + layout.map_or(0, |layout| layout.bytes().next_multiple_of(64));
-        let isa = self.isa;
+        let (isa, arena, weights) = (self.isa, self.arena(), &self.weights);
         let all = if layout.is_some() || make.is_some() { x } else { x.span(0, 0) };
-        self.rows(all, |arena, _, row| {
+        for_rows(&mut self.pool, all, |_, row| {
             if let Some(make) = make {
-                make(arena, row);
+                make(weights, &arena, row);
             }
             if let Some(layout) = layout {
                 let bytes = layout.row_bytes();
@@ -90,7 +115,7 @@ impl CpuDevice {
         Ok(Shared { quantized, rounded: Bf16Layout { rows: rounded, k: x.cols }, rounded_at })
     }
 
-    pub(super) fn round(&mut self, x: Buf, layout: Bf16Layout, at: usize) {
+    fn round(&mut self, x: Buf, layout: Bf16Layout, at: usize) {
         let (isa, arena, bytes) = (self.isa, self.arena(), layout.tile_bytes());
         self.pool.run(layout.tiles(), &|_, tile| {
             let rows = layout.tile(tile);

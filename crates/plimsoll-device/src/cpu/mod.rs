@@ -19,7 +19,7 @@ use plimsoll_memory::step::StepStack;
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, Mode, Places,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, Mode, Norm, Places,
     Rotary, StepInput, Unfold,
 };
 use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
@@ -336,18 +336,30 @@ impl Device for CpuDevice {
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_linear(x, layers, mode, rounded_rows)
+        self.run_linear(None, x, layers, mode, rounded_rows)
+    }
+
+    fn linear_normed(
+        &mut self,
+        norm: &Norm,
+        x: Buf,
+        layers: &[(LinearId, Buf)],
+        mode: Mode,
+        rounded_rows: usize,
+    ) -> Result<(), DeviceError> {
+        self.run_linear(Some(norm), x, layers, mode, rounded_rows)
     }
 
     fn feed_forward(
         &mut self,
         layer: &FeedForward,
+        norm: Option<&Norm>,
         x: Buf,
         out: Buf,
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_feed_forward(layer, x, out, mode, rounded_rows)
+        self.run_feed_forward(layer, norm, x, out, mode, rounded_rows)
     }
 
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {

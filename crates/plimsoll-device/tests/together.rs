@@ -1,0 +1,112 @@
+//! What the device does in one go against the steps it stands for: not a bit may differ.
+
+mod common;
+
+use common::{Random, checkpoint, device, matrix, rows, shape};
+use plimsoll_device::{
+    Activation, Buf, ComputeDtype, CpuDevice, Declare, Device, DtypePolicy, FeedForward, Isa, LinearId, Mode, Norm,
+    VectorId,
+};
+
+const MODELS: [&str; 3] = ["llama", "llama-bf16", "gguf-llama-q4_0"];
+/// Widths of the fixtures.
+const HIDDEN: usize = 64;
+const WIDTH: usize = 128;
+const EPS: f32 = 1e-5;
+
+/// Part of a fixture's first layer.
+struct Layer {
+    norm: VectorId,
+    attention: [(LinearId, usize); 3],
+    feed_forward: FeedForward,
+}
+
+fn load(name: &str, dtype: ComputeDtype) -> (CpuDevice, Layer) {
+    let checkpoint = checkpoint(name);
+    let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+    let norm = declare.vector("model.layers.0.input_layernorm.weight", HIDDEN, 0.0).unwrap();
+    let mut linear = |name: &str, out, k| declare.linear(&format!("model.layers.0.{name}.weight"), out, k).unwrap();
+    let attention = [("q_proj", HIDDEN), ("k_proj", HIDDEN / 2), ("v_proj", HIDDEN / 2)];
+    let attention = attention.map(|(name, out)| (linear(&format!("self_attn.{name}"), out, HIDDEN), out));
+    let feed_forward = FeedForward {
+        gate: linear("mlp.gate_proj", WIDTH, HIDDEN),
+        up: linear("mlp.up_proj", WIDTH, HIDDEN),
+        down: linear("mlp.down_proj", HIDDEN, WIDTH),
+        width: WIDTH,
+        act: Activation::Silu,
+    };
+    let table = declare.finish().computed_in(dtype);
+    let shape = table.shaped(shape(None));
+    let device = device(&table, &checkpoint, &shape, 0, 2, Isa::detect());
+    (device, Layer { norm, attention, feed_forward })
+}
+
+/// What `run` makes of so many rows, of which it gets a copy to norm and room for the result of that.
+fn results(
+    (device, layer): &mut (CpuDevice, Layer),
+    count: usize,
+    run: impl FnOnce(&mut CpuDevice, &Layer, Buf, Buf) -> Vec<Buf>,
+) -> Vec<Vec<Vec<u32>>> {
+    let scope = device.mark();
+    let mut random = Random::new(count as u64);
+    let input: Vec<_> = (0..count).map(|_| random.floats(HIDDEN)).collect();
+    let from = matrix(device, &input);
+    let x = device.temp(count, HIDDEN).unwrap();
+    let out = run(device, layer, from, x);
+    let out = out.into_iter().map(|out| rows(device, out)).collect();
+    device.release(scope);
+    out
+}
+
+/// Every fixture, arithmetic, number of rows, and number of them that are rounded.
+fn each(mut check: impl FnMut(&mut (CpuDevice, Layer), usize, usize)) {
+    for (model, dtype) in MODELS.iter().flat_map(|m| [ComputeDtype::Auto, ComputeDtype::Int8].map(|d| (m, d))) {
+        let mut loaded = load(model, dtype);
+        for (count, rounded) in [(1, 0), (5, 0), (40, 0), (40, 33), (40, 40), (1, 1)] {
+            check(&mut loaded, count, rounded);
+        }
+    }
+}
+
+#[test]
+fn a_norm_and_the_layers_behind_it() {
+    each(|loaded, count, rounded| {
+        let outs = |device: &mut CpuDevice, layer: &Layer| {
+            layer.attention.map(|(id, cols)| (id, device.temp(count, cols).unwrap()))
+        };
+        let together = results(loaded, count, |device, layer, from, x| {
+            let outs = outs(device, layer);
+            let norm = Norm { from, weight: layer.norm, eps: EPS };
+            device.linear_normed(&norm, x, &outs, Mode::Store, rounded).unwrap();
+            outs.map(|(_, out)| out).to_vec()
+        });
+        let steps = results(loaded, count, |device, layer, from, x| {
+            let outs = outs(device, layer);
+            device.rms_norm(x, from, layer.norm, EPS);
+            device.linear_rows(x, &outs, Mode::Store, rounded).unwrap();
+            outs.map(|(_, out)| out).to_vec()
+        });
+        assert_eq!(together, steps, "{count} rows, {rounded} rounded");
+    });
+}
+
+#[test]
+fn a_feed_forward_layer() {
+    each(|loaded, count, rounded| {
+        let together = results(loaded, count, |device, layer, from, x| {
+            let norm = Norm { from, weight: layer.norm, eps: EPS };
+            device.feed_forward(&layer.feed_forward, Some(&norm), x, from, Mode::Add, rounded).unwrap();
+            vec![from]
+        });
+        let steps = results(loaded, count, |device, layer, from, x| {
+            let FeedForward { gate, up, down, width, act } = layer.feed_forward;
+            device.rms_norm(x, from, layer.norm, EPS);
+            let (gates, ups) = (device.temp(count, width).unwrap(), device.temp(count, width).unwrap());
+            device.linear_rows(x, &[(gate, gates), (up, ups)], Mode::Store, rounded).unwrap();
+            device.glu_for(down, gates, ups, act, rounded);
+            device.linear_rows(gates, &[(down, from)], Mode::Add, rounded).unwrap();
+            vec![from]
+        });
+        assert_eq!(together, steps, "{count} rows, {rounded} rounded");
+    });
+}
