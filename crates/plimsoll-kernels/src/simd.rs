@@ -82,6 +82,11 @@ pub(crate) trait Simd: Copy {
     fn prefetch(self, p: *const u8) {
         prefetch(p);
     }
+    /// [`prefetch_near`].
+    #[inline(always)]
+    fn prefetch_near(self, p: *const u8) {
+        prefetch_near(p);
+    }
     /// Stores the low byte of every lane. # Safety: `p` is valid for writing 16 bytes.
     unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I);
     /// Stores the upper 16 bits of every lane, of every four in the order 0, 2, 1, 3 ([`Simd::store_words`]).
@@ -378,6 +383,23 @@ pub fn prefetch(p: *const u8) {
     // SAFETY: a hint, which faults at no address.
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = p;
+}
+
+/// The same into the first-level cache.
+#[inline(always)]
+pub fn prefetch_near(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;

@@ -128,8 +128,8 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
 fn ask<S: Simd, const N: usize>(s: S, half: usize, pages: &[*const u8; N], later: &[*const u8; N], part: Range<usize>) {
     for at in (part.start.next_multiple_of(64)..part.end).step_by(64) {
         for n in 0..N {
-            s.prefetch(later[n].wrapping_add(at));
-            s.prefetch(pages[n].wrapping_add(half + at));
+            s.prefetch_near(later[n].wrapping_add(at));
+            s.prefetch_near(pages[n].wrapping_add(half + at));
         }
     }
 }

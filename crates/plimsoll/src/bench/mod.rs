@@ -60,7 +60,7 @@ pub struct Args {
     /// Tokens of the prompt of one more request, sent when all streams run; reported is what it does to their tokens.
     #[arg(long)]
     pub intruder_tokens: Option<usize>,
-    /// Rounds per server; the table shows medians.
+    /// Rounds per server, another one's first each time; the table shows medians, and ratios of rounds with the same number.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// The process of each server, in the order of the URLs, to watch its memory.
@@ -90,7 +90,10 @@ pub async fn run(args: &Args) -> Result<()> {
     let recipe = Recipe { scale, shared: args.shared_prefix, seed: args.seed };
     let mut all: Vec<Series> = args.url.iter().zip(&servers).map(|(url, server)| series(url, server)).collect();
     for number in 0..args.rounds as usize {
-        for (server, series) in servers.iter().zip(&mut all) {
+        // Another one begins each time.
+        for turn in 0..servers.len() {
+            let index = (number + turn) % servers.len();
+            let (server, series) = (&servers[index], &mut all[index]);
             let done = round(server, &load(args, recipe, number)).await;
             eprintln!(
                 "round {} {}: {:.1} output tok/s, {} errors",

@@ -1,4 +1,4 @@
-//! Rounds as a table for people and as JSON for machines: medians over rounds, and every server against the first.
+//! Rounds as a table for people and as JSON for machines: medians over rounds, and every server against the first, round by round.
 
 use serde::Serialize;
 
@@ -61,8 +61,8 @@ fn intruded(round: &Round, of: fn(&Window) -> f64) -> Option<f64> {
     round.intruder.as_ref().map(of)
 }
 
-/// The table: a column per server, medians with their range over the rounds, and ratios to the first server. Lines about an
-/// intruder are there only where one was sent.
+/// The table: a column per server, medians with their range over the rounds, and the same of its ratios to the first server's
+/// rounds. Lines about an intruder are there only where one was sent.
 pub fn table(all: &[Series]) -> String {
     let mut lines = vec![vec![String::new()]];
     for (i, series) in all.iter().enumerate() {
@@ -85,33 +85,28 @@ pub fn table(all: &[Series]) -> String {
     align(&lines)
 }
 
-/// The values of the rounds that have one, as they are printed.
-fn values(row: &Row, rounds: &[Round]) -> Vec<f64> {
-    rounds.iter().filter_map(row.of).map(|value| value * row.factor).collect()
-}
-
-fn median(row: &Row, rounds: &[Round]) -> Option<f64> {
-    let mut values = values(row, rounds);
-    (!values.is_empty()).then(|| percentile(&mut values, 50))
-}
-
 fn cell(row: &Row, rounds: &[Round]) -> String {
-    let Some(median) = median(row, rounds) else { return NONE.into() };
-    let values = values(row, rounds);
+    spread(rounds.iter().filter_map(row.of).map(|value| value * row.factor).collect(), row.decimals, "")
+}
+
+/// The median, and the range if there is one.
+fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
+    if values.is_empty() {
+        return NONE.into();
+    }
+    let median = percentile(&mut values, 50);
     let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(*v), high.max(*v)));
-    let digits = row.decimals;
-    if values.len() > 1 && low < high {
-        format!("{median:.digits$} ({low:.digits$}–{high:.digits$})")
-    } else {
-        format!("{median:.digits$}")
+    match low < high {
+        true => format!("{median:.digits$}{unit} ({low:.digits$}–{high:.digits$})"),
+        false => format!("{median:.digits$}{unit}"),
     }
 }
 
+/// Of what was measured next to each other: what slows a round of one server slows the other's, and leaves most of their ratio.
 fn ratio(row: &Row, first: &[Round], other: &[Round]) -> String {
-    match (median(row, first), median(row, other)) {
-        (Some(first), Some(other)) if first > 0.0 => format!("{:.2}×", other / first),
-        _ => NONE.into(),
-    }
+    let pairs = first.iter().zip(other).filter_map(|(first, other)| Some(((row.of)(first)?, (row.of)(other)?)));
+    let ratios = pairs.filter(|(first, _)| *first > 0.0).map(|(first, other)| other / first).collect();
+    spread(ratios, 2, "×")
 }
 
 fn align(lines: &[Vec<String>]) -> String {
@@ -145,10 +140,10 @@ mod tests {
             model: "m".into(),
             rounds: speeds.iter().map(|s| Round { output_tokens_per_s: *s, ..Round::default() }).collect(),
         };
-        let text = table(&[series("http://a", &[10.0, 30.0, 20.0]), series("http://b", &[40.0, 40.0, 40.0])]);
+        let text = table(&[series("http://a", &[10.0, 30.0, 20.0]), series("http://b", &[40.0, 90.0, 40.0])]);
         let line = text.lines().find(|line| line.starts_with("output tok/s")).unwrap();
         assert!(line.contains("20.0 (10.0–30.0)"), "{text}");
-        assert!(line.contains("40.0") && line.ends_with("2.00×"), "{text}");
+        assert!(line.contains("40.0 (40.0–90.0)") && line.ends_with("3.00× (2.00–4.00)"), "not 2: {text}");
         assert!(text.lines().next().unwrap().contains("http://b"));
         let ends: Vec<_> = text.lines().filter(|l| l.contains('×')).map(|l| l.chars().count()).collect();
         assert!(ends.windows(2).all(|pair| pair[0] == pair[1]), "columns are aligned: {text}");
