@@ -183,7 +183,32 @@ impl GatedDelta {
     }
 }
 
-/// What rows are made of before layers multiply them: `rms_norm(from, weight, eps)`.
+/// Rows that layers multiply.
+#[derive(Clone, Copy, Debug)]
+pub struct Input {
+    /// The rows.
+    pub x: Buf,
+    /// They are made first, if it says of what.
+    pub norm: Option<Norm>,
+}
+
+impl Input {
+    /// Makes the rows, if they are not there already.
+    pub(crate) fn ready<D: Device + ?Sized>(self, device: &mut D) -> Buf {
+        if let Some(Norm { from, weight, eps }) = self.norm {
+            device.rms_norm(self.x, from, weight, eps);
+        }
+        self.x
+    }
+}
+
+impl From<Buf> for Input {
+    fn from(x: Buf) -> Self {
+        Self { x, norm: None }
+    }
+}
+
+/// What rows are made of: `rms_norm(from, weight, eps)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
     /// Other rows, as many and as wide.
@@ -214,21 +239,16 @@ impl FeedForward {
     pub(crate) fn by_steps<D: Device + ?Sized>(
         &self,
         device: &mut D,
-        norm: Option<&Norm>,
-        x: Buf,
+        input: Input,
         out: Buf,
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        let scope = device.mark();
-        let (gate, up) = (device.temp(x.rows, self.width)?, device.temp(x.rows, self.width)?);
-        let layers = [(self.gate, gate), (self.up, up)];
-        match norm {
-            Some(norm) => device.linear_normed(norm, x, &layers, Mode::Store, rounded_rows)?,
-            None => device.linear_rows(x, &layers, Mode::Store, rounded_rows)?,
-        }
+        let (scope, rows) = (device.mark(), input.x.rows);
+        let (gate, up) = (device.temp(rows, self.width)?, device.temp(rows, self.width)?);
+        device.linear_rows(input, &[(self.gate, gate), (self.up, up)], Mode::Store, rounded_rows)?;
         device.glu_for(self.down, gate, up, self.act, rounded_rows);
-        device.linear_rows(gate, &[(self.down, out)], mode, rounded_rows)?;
+        device.linear_rows(gate.into(), &[(self.down, out)], mode, rounded_rows)?;
         device.release(scope);
         Ok(())
     }
@@ -380,45 +400,30 @@ pub trait Device {
 
     /// Several linear layers over the same input, which is quantized once.
     fn linear(&mut self, x: Buf, layers: &[(LinearId, Buf)], mode: Mode) -> Result<(), DeviceError> {
-        self.linear_rows(x, layers, mode, 0)
+        self.linear_rows(x.into(), layers, mode, 0)
     }
 
-    /// The same where the last `rounded_rows` rows are computed in bfloat16 by layers that can, if any, which is the
-    /// same for each of them, whatever stands beside it ([`crate::WeightTable::computed_in`]).
+    /// The same of rows that may have to be made first; the last `rounded_rows` are computed in bfloat16 by layers that can, if any,
+    /// which is the same for each of them, whatever stands beside it ([`crate::WeightTable::computed_in`]).
     fn linear_rows(
         &mut self,
-        x: Buf,
+        input: Input,
         layers: &[(LinearId, Buf)],
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// [`Device::linear_rows`] of rows that are made first. The planner takes it step by step, and so does a device that knows nothing
-    /// better: the bits are the same.
-    fn linear_normed(
-        &mut self,
-        norm: &Norm,
-        x: Buf,
-        layers: &[(LinearId, Buf)],
-        mode: Mode,
-        rounded_rows: usize,
-    ) -> Result<(), DeviceError> {
-        self.rms_norm(x, norm.from, norm.weight, norm.eps);
-        self.linear_rows(x, layers, mode, rounded_rows)
-    }
-
-    /// `out (+)= down(act(gate(x)) * up(x))`, of rows that are made first if there is a `norm`; the last `rounded_rows` rows are rounded.
-    /// By whom it is taken step by step: as above.
+    /// `out (+)= down(act(gate(x)) * up(x))`; the last `rounded_rows` rows are rounded. The planner takes it step by step, and so does a
+    /// device that knows nothing better: the bits are the same.
     fn feed_forward(
         &mut self,
         layer: &FeedForward,
-        norm: Option<&Norm>,
-        x: Buf,
+        input: Input,
         out: Buf,
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        layer.by_steps(self, norm, x, out, mode, rounded_rows)
+        layer.by_steps(self, input, out, mode, rounded_rows)
     }
 
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.

@@ -15,8 +15,8 @@ pub mod weights;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, MediaRows, Mode,
-    NO_STATE, Norm, Places, Rotary, SeqSpan, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark, MediaRows,
+    Mode, NO_STATE, Norm, Places, Rotary, SeqSpan, StepInput, Unfold,
 };
 pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, SPLIT_PAGES, StateShape, parse_kv_dtype};
 pub use plan_device::{PlanDevice, Work};

@@ -6,8 +6,8 @@
 use plimsoll_memory::step::StepStack;
 
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Mark, Mode, NO_STATE, Places, Rotary,
-    StepInput, Unfold,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Input, Mark, Mode, NO_STATE, Places,
+    Rotary, StepInput, Unfold,
 };
 use crate::experts::Space;
 use crate::kv::{KvShape, PAGE_TOKENS, encoder_layout};
@@ -111,11 +111,12 @@ impl Device for PlanDevice<'_> {
 
     fn linear_rows(
         &mut self,
-        x: Buf,
+        input: Input,
         layers: &[(LinearId, Buf)],
         _mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
+        let x = input.ready(self);
         self.rounds |= rounded_rows > 0
             && layers.iter().any(|(id, _)| self.weights.rounds_rows(&self.weights.linear(*id).packing));
         let scope = self.mark();

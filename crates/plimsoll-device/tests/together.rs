@@ -4,8 +4,8 @@ mod common;
 
 use common::{Random, checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
-    Activation, Buf, ComputeDtype, CpuDevice, Declare, Device, DtypePolicy, FeedForward, Isa, LinearId, Mode, Norm,
-    VectorId,
+    Activation, Buf, ComputeDtype, CpuDevice, Declare, Device, DtypePolicy, FeedForward, Input, Isa, LinearId, Mode,
+    Norm, VectorId,
 };
 
 const MODELS: [&str; 3] = ["llama", "llama-bf16", "gguf-llama-q4_0"];
@@ -77,13 +77,13 @@ fn a_norm_and_the_layers_behind_it() {
         let together = results(loaded, count, |device, layer, from, x| {
             let outs = outs(device, layer);
             let norm = Norm { from, weight: layer.norm, eps: EPS };
-            device.linear_normed(&norm, x, &outs, Mode::Store, rounded).unwrap();
+            device.linear_rows(Input { x, norm: Some(norm) }, &outs, Mode::Store, rounded).unwrap();
             outs.map(|(_, out)| out).to_vec()
         });
         let steps = results(loaded, count, |device, layer, from, x| {
             let outs = outs(device, layer);
             device.rms_norm(x, from, layer.norm, EPS);
-            device.linear_rows(x, &outs, Mode::Store, rounded).unwrap();
+            device.linear_rows(x.into(), &outs, Mode::Store, rounded).unwrap();
             outs.map(|(_, out)| out).to_vec()
         });
         assert_eq!(together, steps, "{count} rows, {rounded} rounded");
@@ -95,16 +95,16 @@ fn a_feed_forward_layer() {
     each(|loaded, count, rounded| {
         let together = results(loaded, count, |device, layer, from, x| {
             let norm = Norm { from, weight: layer.norm, eps: EPS };
-            device.feed_forward(&layer.feed_forward, Some(&norm), x, from, Mode::Add, rounded).unwrap();
+            device.feed_forward(&layer.feed_forward, Input { x, norm: Some(norm) }, from, Mode::Add, rounded).unwrap();
             vec![from]
         });
         let steps = results(loaded, count, |device, layer, from, x| {
             let FeedForward { gate, up, down, width, act } = layer.feed_forward;
             device.rms_norm(x, from, layer.norm, EPS);
             let (gates, ups) = (device.temp(count, width).unwrap(), device.temp(count, width).unwrap());
-            device.linear_rows(x, &[(gate, gates), (up, ups)], Mode::Store, rounded).unwrap();
+            device.linear_rows(x.into(), &[(gate, gates), (up, ups)], Mode::Store, rounded).unwrap();
             device.glu_for(down, gates, ups, act, rounded);
-            device.linear_rows(gates, &[(down, from)], Mode::Add, rounded).unwrap();
+            device.linear_rows(gates.into(), &[(down, from)], Mode::Add, rounded).unwrap();
             vec![from]
         });
         assert_eq!(together, steps, "{count} rows, {rounded} rounded");

@@ -3,7 +3,7 @@
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, LinearId, Mode, Norm, Rotary,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, LinearId, Mode, Rotary,
     RowPiece, StepInput, VectorId,
 };
 use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
@@ -116,18 +116,17 @@ impl AttentionBlock {
         })
     }
 
-    /// `x = norm`, `out (+)= attention(x)`; `angles` are this layer's rotary angles.
+    /// `out (+)= attention(x)`; `angles` are this layer's rotary angles.
     pub fn forward(
         &self,
         device: &mut dyn Device,
-        norm: &Norm,
-        x: Buf,
+        input: Input,
         angles: Buf,
         out: Buf,
         mode: Mode,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        let scope = device.mark();
+        let (scope, x) = (device.mark(), input.x);
         let q = device.temp(x.rows, self.spec.heads * self.head_dim)?;
         let k = device.temp(x.rows, self.kv_heads * self.head_dim)?;
         let v = device.temp(x.rows, self.kv_heads * self.head_dim)?;
@@ -135,12 +134,12 @@ impl AttentionBlock {
             Some(gate) => {
                 let buf = device.temp(x.rows, q.cols)?;
                 let layers = [(self.q, q), (self.k, k), (self.v, v), (gate, buf)];
-                device.linear_normed(norm, x, &layers, Mode::Store, step.rounded_rows)?;
+                device.linear_rows(input, &layers, Mode::Store, step.rounded_rows)?;
                 Some(buf)
             }
             None => {
                 let layers = [(self.q, q), (self.k, k), (self.v, v)];
-                device.linear_normed(norm, x, &layers, Mode::Store, step.rounded_rows)?;
+                device.linear_rows(input, &layers, Mode::Store, step.rounded_rows)?;
                 None
             }
         };
@@ -151,7 +150,7 @@ impl AttentionBlock {
             device.glu(gate, attended, Activation::Sigmoid);
             gate
         });
-        device.linear_rows(gated, &[(self.o, out)], mode, step.rounded_rows)?;
+        device.linear_rows(gated.into(), &[(self.o, out)], mode, step.rounded_rows)?;
         device.release(scope);
         Ok(())
     }
@@ -287,7 +286,7 @@ impl Ends {
             device.gather(last, x, step.logit_rows);
         }
         let rounded = if step.rounded_logits { last.rows } else { 0 };
-        device.linear_rows(last, &[(self.head, logits)], Mode::Store, rounded)?;
+        device.linear_rows(last.into(), &[(self.head, logits)], Mode::Store, rounded)?;
         if let Some(cap) = self.softcap {
             device.softcap(logits, cap);
         }

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, KvDtype, KvShape, Mode, ModelShape,
-    Norm, StateShape, StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, Input, KvDtype, KvShape, Mode,
+    ModelShape, Norm, StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::ModelConfig;
 
@@ -92,9 +92,10 @@ impl Layer {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
         let norm = Norm { from: x, weight: self.mixer_norm, eps: self.eps };
+        let input = Input { x: normed, norm: Some(norm) };
         match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(device, &norm, normed, angles, x, Mode::Add, step),
-            Mixer::Delta(delta) => delta.forward(device, &norm, normed, x, Mode::Add, step),
+            Mixer::Attention(attention) => attention.forward(device, input, angles, x, Mode::Add, step),
+            Mixer::Delta(delta) => delta.forward(device, input, x, Mode::Add, step),
         }
     }
 
@@ -105,7 +106,7 @@ impl Layer {
         match &self.transform {
             Transform::Dense(dense) => {
                 let norm = Norm { from: x, weight: self.transform_norm, eps: self.eps };
-                device.feed_forward(dense, Some(&norm), normed, x, Mode::Add, rounded)
+                device.feed_forward(dense, Input { x: normed, norm: Some(norm) }, x, Mode::Add, rounded)
             }
             Transform::Experts(experts) => {
                 device.rms_norm(normed, x, self.transform_norm, self.eps);

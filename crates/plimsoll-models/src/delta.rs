@@ -4,7 +4,7 @@
 //! Reference: transformers, `modeling_qwen3_next.py` and `modeling_qwen3_5.py` (Yang, Kautz, Hatamizadeh 2024).
 
 use plimsoll_device::{
-    Activation, Buf, Change, Declare, DeclareError, Device, DeviceError, GatedDelta, LinearId, Mode, Norm, RowPiece,
+    Activation, Buf, Change, Declare, DeclareError, Device, DeviceError, GatedDelta, Input, LinearId, Mode, RowPiece,
     StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::{Architecture, DeltaNet, ModelConfig};
@@ -94,17 +94,16 @@ impl DeltaBlock {
         })
     }
 
-    /// `x = norm`, `out (+)= layer(x)`; the state goes from slot to slot as `step` says.
+    /// `out (+)= layer(x)`; the state goes from slot to slot as `step` says.
     pub fn forward(
         &self,
         device: &mut dyn Device,
-        norm: &Norm,
-        x: Buf,
+        input: Input,
         out: Buf,
         mode: Mode,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        let scope = device.mark();
+        let (scope, x) = (device.mark(), input.x);
         let spec = &self.spec;
         let values = spec.value_heads * spec.value_dim;
         let qkv = device.temp(x.rows, 2 * spec.key_heads * spec.key_dim + values)?;
@@ -112,13 +111,13 @@ impl DeltaBlock {
         let b = device.temp(x.rows, spec.value_heads)?;
         let a = device.temp(x.rows, spec.value_heads)?;
         let layers = [(self.qkv, qkv), (self.z, z), (self.b, b), (self.a, a)];
-        device.linear_normed(norm, x, &layers, Mode::Store, step.rounded_rows)?;
+        device.linear_rows(input, &layers, Mode::Store, step.rounded_rows)?;
         let mixed = device.temp(x.rows, values)?;
         device.gated_delta(spec, mixed, qkv, a, b, step)?;
         let heads = mixed.reshape(spec.value_dim);
         device.rms_norm(heads, heads, self.norm, self.eps);
         device.glu(z, mixed, Activation::Silu);
-        device.linear_rows(z, &[(self.out, out)], mode, step.rounded_rows)?;
+        device.linear_rows(z.into(), &[(self.out, out)], mode, step.rounded_rows)?;
         device.release(scope);
         Ok(())
     }

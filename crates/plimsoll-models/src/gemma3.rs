@@ -4,8 +4,8 @@
 //! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, KvDtype, KvShape, Mode, ModelShape, Norm, StepInput,
-    VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvDtype, KvShape, Mode, ModelShape, Norm,
+    StepInput, VectorId,
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
@@ -87,7 +87,8 @@ impl Gemma3 {
             return Ok(());
         }
         let norm = Norm { from: x, weight: layer.feed_forward_norm, eps: self.eps };
-        device.feed_forward(&layer.feed_forward, Some(&norm), normed, part, Mode::Store, rounded)?;
+        let input = Input { x: normed, norm: Some(norm) };
+        device.feed_forward(&layer.feed_forward, input, part, Mode::Store, rounded)?;
         device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
         device.add(x, part);
         Ok(())
@@ -116,7 +117,8 @@ impl Model for Gemma3 {
         let (rows, cols) = (pass.x.rows, pass.x.cols);
         let (normed, part) = (device.temp(rows, cols)?, device.temp(rows, cols)?);
         let norm = Norm { from: pass.x, weight: layer.attention_norm, eps: self.eps };
-        layer.attention.forward(device, &norm, normed, angles, part, Mode::Store, step)?;
+        let input = Input { x: normed, norm: Some(norm) };
+        layer.attention.forward(device, input, angles, part, Mode::Store, step)?;
         device.rms_norm(part, part, layer.after_attention_norm, self.eps);
         device.add(pass.x, part);
         let mut rounded = step.rounded_rows;

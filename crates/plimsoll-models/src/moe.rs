@@ -92,7 +92,7 @@ impl MoeBlock {
         device.experts(&experts, out, x, router, mode)?;
         if let Some(shared) = &self.shared {
             let part = device.temp(x.rows, x.cols)?;
-            device.feed_forward(&shared.expert, None, x, part, Mode::Store, rounded_rows)?;
+            device.feed_forward(&shared.expert, x.into(), part, Mode::Store, rounded_rows)?;
             device.add_gated(out, part, gate);
         }
         device.release(scope);

@@ -79,7 +79,7 @@ impl Drafter for MtpHead {
         device.rms_norm(before, before, self.hidden_norm, self.eps);
         device.put(both, embedded, 0);
         device.put(both, before, embedded.cols);
-        device.linear_rows(both, &[(self.join, x)], Mode::Store, step.rounded_rows)?;
+        device.linear_rows(both.into(), &[(self.join, x)], Mode::Store, step.rounded_rows)?;
         let angles = self.rotary.angles(device, step)?;
         // The joined rows are used up: one of their halves holds the layer's normed input.
         self.layer.forward(device, x, before, angles, step)?;

@@ -8,25 +8,24 @@ use super::arena::Arena;
 use super::cut::Cut;
 use super::linear::{Shared, next_shares};
 use super::{CpuDevice, CpuWeights, kernel_activation};
-use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Mode, Norm};
+use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Input, Mode};
 use crate::weights::LinearId;
 
 impl CpuDevice {
     pub(super) fn run_feed_forward(
         &mut self,
         layer: &FeedForward,
-        norm: Option<&Norm>,
-        x: Buf,
+        input: Input,
         out: Buf,
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
         let FeedForward { gate, up, down, width, act } = *layer;
-        let input = Bf16Layout { rows: rounded_rows, k: x.cols };
+        let (x, layout) = (input.x, Bf16Layout { rows: rounded_rows, k: input.x.cols });
         let rounds = [gate, up, down].into_iter().all(|id| self.rounds(id));
         // The rounded input takes the place of a product that is not written.
-        if rounded_rows > 0 && (!rounds || input.bytes() > rounded_rows * width * size_of::<f32>()) {
-            return layer.by_steps(self, norm, x, out, mode, rounded_rows);
+        if rounded_rows > 0 && (!rounds || layout.bytes() > rounded_rows * width * size_of::<f32>()) {
+            return layer.by_steps(self, input, out, mode, rounded_rows);
         }
         // The planner takes the same workspace in the same order.
         let scope = self.mark();
@@ -34,11 +33,12 @@ impl CpuDevice {
         let others = x.rows - rounded_rows;
         let (exact, exact_ups) = (gates.span(0, others), ups.span(0, others));
         if others > 0 {
-            self.run_linear(norm, x.span(0, others), &[(gate, exact), (up, exact_ups)], Mode::Store, 0)?;
+            let input = Input { x: x.span(0, others), ..input };
+            self.run_linear(input, &[(gate, exact), (up, exact_ups)], Mode::Store, 0)?;
         }
         let rounded_at = ups.span(others, rounded_rows).offset;
         if rounded_rows > 0 {
-            self.norm_and_round(norm, x, input, rounded_at);
+            self.norm_and_round(input, layout, rounded_at);
         }
         let (isa, kernel_act) = (self.isa, kernel_activation(act));
         let glu_row = |_: &CpuWeights, arena: &Arena, row: usize| {
@@ -48,7 +48,7 @@ impl CpuDevice {
         };
         let inner = self.share(exact, rounded_rows, &[(down, out)], Some(&glu_row))?;
         if rounded_rows > 0 {
-            self.multiply_gate([gate, up], act, (input, rounded_at), &inner);
+            self.multiply_gate([gate, up], act, (layout, rounded_at), &inner);
         }
         self.multiply_rows(gates, &inner, &[(down, out)], mode);
         self.release(scope);

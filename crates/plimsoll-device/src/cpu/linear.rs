@@ -2,13 +2,13 @@
 //! How the work is cut has no influence on any result.
 
 use arrayvec::ArrayVec;
-use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Input, Isa, Target, Weights};
+use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Isa, Target, Weights};
 
 use super::arena::Arena;
 use super::cut::Cut;
 use super::{CpuDevice, CpuWeights, for_rows};
 use crate::ahead::{Ahead, PIECES};
-use crate::device::{Buf, Device, DeviceError, Mode, Norm};
+use crate::device::{Buf, Device, DeviceError, Input, Mode, Norm};
 use crate::weights::LinearId;
 
 /// Most layers of one operation.
@@ -28,7 +28,7 @@ pub(super) type MakeRow<'a> = dyn Fn(&CpuWeights, &Arena, usize) + Sync + 'a;
 /// One layer times some rows.
 struct Product<'a> {
     weights: Weights<'a>,
-    input: Input<'a>,
+    input: kernels::Input<'a>,
     out: Buf,
     cut: Cut,
 }
@@ -36,21 +36,20 @@ struct Product<'a> {
 impl CpuDevice {
     pub(super) fn run_linear(
         &mut self,
-        norm: Option<&Norm>,
-        x: Buf,
+        input: Input,
         layers: &[(LinearId, Buf)],
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        let scope = self.mark();
+        let (scope, x) = (self.mark(), input.x);
         let any = rounded_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
         let rounded = if any { rounded_rows } else { 0 };
         let others = x.rows - rounded;
         let exact = x.span(0, others);
-        let make = norm.map(|norm| self.norm_row(norm, exact));
+        let make = input.norm.map(|norm| self.norm_row(norm, exact));
         let shared = self.share(exact, rounded, layers, make.as_ref().map(|make| make as &MakeRow<'_>))?;
         if any {
-            self.norm_and_round(norm, x, shared.rounded, shared.rounded_at);
+            self.norm_and_round(input, shared.rounded, shared.rounded_at);
         }
         self.multiply_rows(x, &shared, layers, mode);
         self.release(scope);
@@ -58,8 +57,8 @@ impl CpuDevice {
     }
 
     /// Makes a row of `x`, which are the first rows, as `norm` says.
-    fn norm_row(&self, norm: &Norm, x: Buf) -> impl Fn(&CpuWeights, &Arena, usize) + Sync + use<> {
-        let (isa, Norm { from, weight, eps }) = (self.isa, *norm);
+    fn norm_row(&self, norm: Norm, x: Buf) -> impl Fn(&CpuWeights, &Arena, usize) + Sync + use<> {
+        let (isa, Norm { from, weight, eps }) = (self.isa, norm);
         assert_eq!(from.cols, x.cols, "a norm keeps the width");
         assert!(from.rows >= x.rows && from.offset != x.offset, "rows are made of other rows, one of each");
         move |weights, arena, row| {
@@ -69,14 +68,12 @@ impl CpuDevice {
         }
     }
 
-    /// Rounds the last rows of `x`, as many as the layout has, which are made first if there is a `norm`.
-    pub(super) fn norm_and_round(&mut self, norm: Option<&Norm>, x: Buf, layout: Bf16Layout, at: usize) {
-        let first = x.rows - layout.rows;
-        let last = |x: Buf| x.span(first, layout.rows);
-        if let Some(Norm { from, weight, eps }) = norm {
-            self.rms_norm(last(x), last(*from), *weight, *eps);
-        }
-        self.round(last(x), layout, at);
+    /// Makes the last rows of an input, as many as the layout has, and rounds them.
+    pub(super) fn norm_and_round(&mut self, Input { x, norm }: Input, layout: Bf16Layout, at: usize) {
+        let last = |rows: Buf| rows.span(x.rows - layout.rows, layout.rows);
+        let norm = norm.map(|norm| Norm { from: last(norm.from), ..norm });
+        let x = Input { x: last(x), norm }.ready(self);
+        self.round(x, layout, at);
     }
 
     /// Whether a layer multiplies rounded rows. One whose input is quantized does, if any does.
@@ -146,8 +143,8 @@ impl CpuDevice {
             let rounded = rounded.as_ref().filter(|_| self.rounds(*id));
             let apart = rounded.map_or(0, |acts| acts.layout().rows);
             let (input, row_bytes) = match &quantized {
-                Some(acts) if packing.wants_acts() => (Input::Acts(acts), acts.layout().row_bytes()),
-                _ => (Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
+                Some(acts) if packing.wants_acts() => (kernels::Input::Acts(acts), acts.layout().row_bytes()),
+                _ => (kernels::Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
             };
             let mut add = |out: Buf, input, row_bytes| {
                 let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads);
@@ -157,7 +154,7 @@ impl CpuDevice {
                 add(out.span(0, x.rows - apart), input, row_bytes);
             }
             if let Some(acts) = rounded {
-                add(out.span(x.rows - apart, apart), Input::Bf16(acts), x.cols * size_of::<u16>());
+                add(out.span(x.rows - apart, apart), kernels::Input::Bf16(acts), x.cols * size_of::<u16>());
             }
         }
         let mode = match mode {

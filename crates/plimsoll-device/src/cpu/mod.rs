@@ -19,8 +19,8 @@ use plimsoll_memory::step::StepStack;
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Mark, Mode, Norm, Places,
-    Rotary, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark, Mode,
+    Places, Rotary, StepInput, Unfold,
 };
 use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
 use crate::plan_device::{sequence_bytes, within_bytes};
@@ -331,35 +331,23 @@ impl Device for CpuDevice {
 
     fn linear_rows(
         &mut self,
-        x: Buf,
+        input: Input,
         layers: &[(LinearId, Buf)],
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_linear(None, x, layers, mode, rounded_rows)
-    }
-
-    fn linear_normed(
-        &mut self,
-        norm: &Norm,
-        x: Buf,
-        layers: &[(LinearId, Buf)],
-        mode: Mode,
-        rounded_rows: usize,
-    ) -> Result<(), DeviceError> {
-        self.run_linear(Some(norm), x, layers, mode, rounded_rows)
+        self.run_linear(input, layers, mode, rounded_rows)
     }
 
     fn feed_forward(
         &mut self,
         layer: &FeedForward,
-        norm: Option<&Norm>,
-        x: Buf,
+        input: Input,
         out: Buf,
         mode: Mode,
         rounded_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_feed_forward(layer, norm, x, out, mode, rounded_rows)
+        self.run_feed_forward(layer, input, out, mode, rounded_rows)
     }
 
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {
