@@ -1,9 +1,12 @@
 //! How one matrix product is cut: into as many parts as there are threads, and each part into tasks.
 //!
 //! The same part of every operation is the same thread's, if it has the time, so what it wrote it finds in its own cache. Parts are as
-//! many panels of outputs for all rows; where rows are so many that every thread may well unpack all weights for its own, as many rows.
+//! many panels of outputs for all rows; where rows are so many that every thread may well read all weights for its own, as many rows:
+//! then what it multiplies it has made itself, and what it makes nobody else asks for.
 
 use std::ops::Range;
+
+use plimsoll_kernels::{Isa, Packing};
 
 /// Input bytes of a task's rows, roughly; what stays in a cache while panels stream past is the kernels' business.
 const INPUT_BLOCK_BYTES: usize = 1 << 20;
@@ -15,8 +18,20 @@ pub(super) const PANELS_TOGETHER: usize = 4;
 const PANELS_PAIRED: usize = 2;
 /// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
 pub(super) const TASKS_PER_THREAD: usize = 4;
-/// So many rows are worth an unpacking of their own.
-const ROWS_APART: usize = 256;
+/// So many rows are worth an unpacking of their own, where the matrix unit multiplies what was unpacked for all of them.
+const ROWS_UNPACKED: usize = 256;
+/// Others are worth a reading of the weights if each of their bytes is multiplied so often: with 8-bit activations a core of today's
+/// servers reads 7 GB/s then.
+const PRODUCTS_PER_BYTE: usize = 25;
+
+/// How many rows are worth a reading of a matrix of their own.
+pub(super) fn rows_apart(isa: Isa, packing: &Packing) -> usize {
+    let weights = (packing.out() * packing.k()).max(1);
+    match isa {
+        Isa::Amx => ROWS_UNPACKED,
+        _ => (PRODUCTS_PER_BYTE * packing.bytes()).div_ceil(weights).next_multiple_of(ROWS_TOGETHER),
+    }
+}
 
 /// Rows of a task, of so many bytes each.
 pub(super) fn row_block(row_bytes: usize) -> usize {
@@ -33,9 +48,9 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// `threads` parts of a product of rows of so many bytes.
-    pub fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize) -> Self {
-        let apart = threads > 1 && rows >= threads * ROWS_APART;
+    /// `threads` parts of a product of rows of so many bytes, cut by rows where each has `rows_apart` of them.
+    pub fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize, rows_apart: usize) -> Self {
+        let apart = threads > 1 && rows >= threads * rows_apart;
         let (row_parts, panel_parts) = if apart { (threads, 1) } else { (1, threads) };
         // Where they are few, a panel more or less counts for more than its pair.
         let paired = if panels >= threads * PANELS_TOGETHER { PANELS_PAIRED } else { 1 };
@@ -96,12 +111,16 @@ impl Parts {
 
 #[cfg(test)]
 mod tests {
-    use super::Cut;
+    use plimsoll_kernels::{Isa, PackKind, PackScales, Packing, QuantPacking};
+
+    use super::{Cut, rows_apart};
 
     #[test]
     fn a_cut_covers_every_row_and_panel_once() {
         for (rows, row_bytes, panels, threads) in [
             (1, 648, 36, 2),
+            (32, 648, 36, 2),
+            (47, 648, 36, 2),
             (512, 648, 3072, 2),
             (511, 30_000, 5, 8),
             (5000, 1152, 37, 16),
@@ -113,7 +132,7 @@ mod tests {
             (0, 1152, 36, 2),
             (5, 1152, 0, 2),
         ] {
-            let cut = Cut::new(rows, row_bytes, panels, threads);
+            let cut = Cut::new(rows, row_bytes, panels, threads, if rows > 100 { 256 } else { 16 });
             let mut seen = vec![0; rows * panels];
             for task in 0..threads * cut.tasks() {
                 let Some((r, p)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { continue };
@@ -129,12 +148,23 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_apart_when_every_byte_of_the_weights_is_worth_its_reading() {
+        let apart = |isa, kind| rows_apart(isa, &Packing::new(kind, 1536, 576).unwrap());
+        let quant =
+            |bits, offset| PackKind::Quant(QuantPacking { bits, group: 32, scales: PackScales::F16, zero: 0, offset });
+        assert_eq!(apart(Isa::Avx512, quant(4, true)), 16, "5 bits each");
+        assert_eq!(apart(Isa::Avx2, quant(8, true)), 32);
+        assert_eq!(apart(Isa::Avx512, PackKind::F32), 112);
+        assert_eq!(apart(Isa::Amx, quant(4, true)), 256);
+    }
+
+    #[test]
     fn parts_are_as_equal_as_pairs_of_panels_allow() {
         let part = |cut: &Cut, part| -> usize {
             (0..cut.tasks()).filter_map(|task| cut.task(part, task)).map(|(_, panels)| panels.len()).sum()
         };
         let panels = |panels, threads| {
-            let cut = Cut::new(4, 648, panels, threads);
+            let cut = Cut::new(4, 648, panels, threads, 16);
             (0..threads).map(|thread| part(&cut, thread)).collect::<Vec<_>>()
         };
         assert_eq!(panels(36, 2), [18, 18]);

@@ -5,7 +5,7 @@
 use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 
 use super::arena::Arena;
-use super::cut::Cut;
+use super::cut::{Cut, rows_apart};
 use super::linear::{Shared, next_shares};
 use super::{CpuDevice, CpuWeights, kernel_activation};
 use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Input, Mode};
@@ -63,9 +63,10 @@ impl CpuDevice {
         // SAFETY: it was written before, and during this operation it is only read.
         let acts = Bf16Acts::new(input, unsafe { arena.bytes(at, input.bytes()) });
         let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };
-        let cut = Cut::new(input.rows, input.k * size_of::<u16>(), matrices[0].packing.panels(), threads);
+        let packing = matrices[0].packing;
+        let cut = Cut::new(input.rows, input.k * size_of::<u16>(), packing.panels(), threads, rows_apart(isa, packing));
         let act = kernel_activation(act);
-        let next = next_shares(&self.weights, input.rows, threads);
+        let next = next_shares(&self.weights, isa, input.rows, threads);
         let task = |_: usize, task: usize| {
             let Some((rows, panels)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { return };
             let out = arena.pointer(out).cast();

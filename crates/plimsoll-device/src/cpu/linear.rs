@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Isa, Target, Weights};
 
 use super::arena::Arena;
-use super::cut::Cut;
+use super::cut::{Cut, rows_apart};
 use super::{CpuDevice, CpuWeights, for_rows};
 use crate::ahead::{Ahead, PIECES};
 use crate::device::{Buf, Device, DeviceError, Input, Mode, Norm};
@@ -147,7 +147,7 @@ impl CpuDevice {
                 _ => (kernels::Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
             };
             let mut add = |out: Buf, input, row_bytes| {
-                let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads);
+                let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads, rows_apart(isa, packing));
                 products.push(Product { weights, input, out, cut });
             };
             if apart < x.rows {
@@ -162,7 +162,7 @@ impl CpuDevice {
             Mode::Add => kernels::Mode::Add,
         };
         let tasks_of_part: usize = products.iter().map(|product| product.cut.tasks()).sum();
-        let next = next_shares(&self.weights, x.rows, threads);
+        let next = next_shares(&self.weights, isa, x.rows, threads);
         let task = |_: usize, task: usize| {
             let (part, mut task) = (task / tasks_of_part, task % tasks_of_part);
             for product in &products {
@@ -177,13 +177,19 @@ impl CpuDevice {
 }
 
 /// What each of so many threads will read of the weights that a step needs next, if things go as they did, for so many rows.
-pub(super) fn next_shares(weights: &CpuWeights, rows: usize, threads: usize) -> impl Fn(usize) -> Ahead + Sync {
+pub(super) fn next_shares(
+    weights: &CpuWeights,
+    isa: Isa,
+    rows: usize,
+    threads: usize,
+) -> impl Fn(usize) -> Ahead + Sync {
     move |thread| {
         let mut ahead = Ahead::default();
         for weights in weights.expected().take(PIECES) {
+            let packing = weights.packing;
             // Of how rows are cut nothing is asked.
-            let panels = Cut::new(rows, 1, weights.packing.panels(), threads).panels(thread);
-            let bytes = weights.packing.panel_bytes();
+            let cut = Cut::new(rows, 1, packing.panels(), threads, rows_apart(isa, packing));
+            let (panels, bytes) = (cut.panels(thread), packing.panel_bytes());
             ahead.add(&weights.data[panels.start * bytes..panels.end * bytes]);
         }
         ahead
