@@ -21,7 +21,7 @@ struct Layer {
     feed_forward: FeedForward,
 }
 
-fn load(name: &str, dtype: ComputeDtype) -> (CpuDevice, Layer) {
+fn load(name: &str, dtype: ComputeDtype, threads: usize) -> (CpuDevice, Layer) {
     let checkpoint = checkpoint(name);
     let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
     let norm = declare.vector("model.layers.0.input_layernorm.weight", HIDDEN, 0.0).unwrap();
@@ -37,7 +37,7 @@ fn load(name: &str, dtype: ComputeDtype) -> (CpuDevice, Layer) {
     };
     let table = declare.finish().computed_in(dtype);
     let shape = table.shaped(shape(None));
-    let device = device(&table, &checkpoint, &shape, 0, 2, Isa::detect());
+    let device = device(&table, &checkpoint, &shape, 0, threads, Isa::detect());
     (device, Layer { norm, attention, feed_forward })
 }
 
@@ -61,7 +61,7 @@ fn results(
 /// Every fixture, arithmetic, number of rows, and number of them that are rounded.
 fn each(mut check: impl FnMut(&mut (CpuDevice, Layer), usize, usize)) {
     for (model, dtype) in MODELS.iter().flat_map(|m| [ComputeDtype::Auto, ComputeDtype::Int8].map(|d| (m, d))) {
-        let mut loaded = load(model, dtype);
+        let mut loaded = load(model, dtype, 2);
         for (count, rounded) in [(1, 0), (5, 0), (40, 0), (40, 33), (40, 40), (1, 1)] {
             check(&mut loaded, count, rounded);
         }
@@ -109,4 +109,32 @@ fn a_feed_forward_layer() {
         });
         assert_eq!(together, steps, "{count} rows, {rounded} rounded");
     });
+}
+
+#[test]
+fn a_row_is_what_it_is_alone_however_many_threads_divide_rows_or_outputs() {
+    for model in MODELS {
+        let run = |(device, layer): &mut (CpuDevice, Layer), input: &[Vec<f32>]| {
+            let scope = device.mark();
+            let x = matrix(device, input);
+            let outs = layer.attention.map(|(id, cols)| (id, device.temp(x.rows, cols).unwrap()));
+            device.linear(x, &outs, Mode::Store).unwrap();
+            let out = outs.map(|(_, out)| rows(device, out));
+            device.release(scope);
+            out
+        };
+        let mut random = Random::new(7);
+        let input: Vec<_> = (0..300).map(|_| random.floats(HIDDEN)).collect();
+        let mut one = load(model, ComputeDtype::Int8, 1);
+        let alone: Vec<_> = input.chunks(1).map(|row| run(&mut one, row)).collect();
+        for threads in 1..4 {
+            let mut loaded = load(model, ComputeDtype::Int8, threads);
+            for count in [3, 47, 96, 300] {
+                for (of, out) in run(&mut loaded, &input[..count]).into_iter().enumerate() {
+                    let same = out.iter().zip(&alone).all(|(row, alone)| *row == alone[of][0]);
+                    assert!(same, "{model}: {count} rows, {threads} threads, layer {of}");
+                }
+            }
+        }
+    }
 }
