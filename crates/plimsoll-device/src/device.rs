@@ -193,6 +193,11 @@ pub struct Input {
 }
 
 impl Input {
+    /// Rows that are to be made as [`Device::rms_norm`] would make them.
+    pub fn normed(x: Buf, from: Buf, weight: VectorId, eps: f32) -> Self {
+        Self { x, norm: Some(Norm { from, weight, eps }) }
+    }
+
     /// Makes the rows, if they are not there already.
     pub(crate) fn ready<D: Device + ?Sized>(self, device: &mut D) -> Buf {
         if let Some(Norm { from, weight, eps }) = self.norm {

@@ -5,7 +5,7 @@ mod common;
 use common::{Random, checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
     Activation, Buf, ComputeDtype, CpuDevice, Declare, Device, DtypePolicy, FeedForward, Input, Isa, LinearId, Mode,
-    Norm, VectorId,
+    VectorId,
 };
 
 const MODELS: [&str; 3] = ["llama", "llama-bf16", "gguf-llama-q4_0"];
@@ -76,8 +76,8 @@ fn a_norm_and_the_layers_behind_it() {
         };
         let together = results(loaded, count, |device, layer, from, x| {
             let outs = outs(device, layer);
-            let norm = Norm { from, weight: layer.norm, eps: EPS };
-            device.linear_rows(Input { x, norm: Some(norm) }, &outs, Mode::Store, rounded).unwrap();
+            let input = Input::normed(x, from, layer.norm, EPS);
+            device.linear_rows(input, &outs, Mode::Store, rounded).unwrap();
             outs.map(|(_, out)| out).to_vec()
         });
         let steps = results(loaded, count, |device, layer, from, x| {
@@ -94,8 +94,8 @@ fn a_norm_and_the_layers_behind_it() {
 fn a_feed_forward_layer() {
     each(|loaded, count, rounded| {
         let together = results(loaded, count, |device, layer, from, x| {
-            let norm = Norm { from, weight: layer.norm, eps: EPS };
-            device.feed_forward(&layer.feed_forward, Input { x, norm: Some(norm) }, from, Mode::Add, rounded).unwrap();
+            let input = Input::normed(x, from, layer.norm, EPS);
+            device.feed_forward(&layer.feed_forward, input, from, Mode::Add, rounded).unwrap();
             vec![from]
         });
         let steps = results(loaded, count, |device, layer, from, x| {

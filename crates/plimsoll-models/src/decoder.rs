@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, Input, KvDtype, KvShape, Mode,
-    ModelShape, Norm, StateShape, StepInput, VectorId,
+    ModelShape, StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::ModelConfig;
 
@@ -91,8 +91,7 @@ impl Layer {
         angles: Buf,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        let norm = Norm { from: x, weight: self.mixer_norm, eps: self.eps };
-        let input = Input { x: normed, norm: Some(norm) };
+        let input = Input::normed(normed, x, self.mixer_norm, self.eps);
         match &self.mixer {
             Mixer::Attention(attention) => attention.forward(device, input, angles, x, Mode::Add, step),
             Mixer::Delta(delta) => delta.forward(device, input, x, Mode::Add, step),
@@ -105,8 +104,8 @@ impl Layer {
         }
         match &self.transform {
             Transform::Dense(dense) => {
-                let norm = Norm { from: x, weight: self.transform_norm, eps: self.eps };
-                device.feed_forward(dense, Input { x: normed, norm: Some(norm) }, x, Mode::Add, rounded)
+                let input = Input::normed(normed, x, self.transform_norm, self.eps);
+                device.feed_forward(dense, input, x, Mode::Add, rounded)
             }
             Transform::Experts(experts) => {
                 device.rms_norm(normed, x, self.transform_norm, self.eps);

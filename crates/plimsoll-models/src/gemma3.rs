@@ -4,8 +4,8 @@
 //! `norm_weight_offset` adds the one) and the embedding is scaled by the square root of its width.
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvDtype, KvShape, Mode, ModelShape, Norm,
-    StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvDtype, KvShape, Mode, ModelShape, StepInput,
+    VectorId,
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
@@ -86,8 +86,7 @@ impl Gemma3 {
         if x.rows == 0 {
             return Ok(());
         }
-        let norm = Norm { from: x, weight: layer.feed_forward_norm, eps: self.eps };
-        let input = Input { x: normed, norm: Some(norm) };
+        let input = Input::normed(normed, x, layer.feed_forward_norm, self.eps);
         device.feed_forward(&layer.feed_forward, input, part, Mode::Store, rounded)?;
         device.rms_norm(part, part, layer.after_feed_forward_norm, self.eps);
         device.add(x, part);
@@ -116,8 +115,7 @@ impl Model for Gemma3 {
         let angles = pass.angles[usize::from(layer.sliding)].expect("taken when the step began");
         let (rows, cols) = (pass.x.rows, pass.x.cols);
         let (normed, part) = (device.temp(rows, cols)?, device.temp(rows, cols)?);
-        let norm = Norm { from: pass.x, weight: layer.attention_norm, eps: self.eps };
-        let input = Input { x: normed, norm: Some(norm) };
+        let input = Input::normed(normed, pass.x, layer.attention_norm, self.eps);
         layer.attention.forward(device, input, angles, part, Mode::Store, step)?;
         device.rms_norm(part, part, layer.after_attention_norm, self.eps);
         device.add(pass.x, part);

@@ -25,7 +25,7 @@ const ROWS_UNPACKED: usize = 256;
 const PRODUCTS_PER_BYTE: usize = 25;
 
 /// How many rows are worth a reading of a matrix of their own.
-pub(super) fn rows_apart(isa: Isa, packing: &Packing) -> usize {
+fn rows_apart(isa: Isa, packing: &Packing) -> usize {
     let weights = (packing.out() * packing.k()).max(1);
     match isa {
         Isa::Amx => ROWS_UNPACKED,
@@ -48,8 +48,13 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// `threads` parts of a product of rows of so many bytes, cut by rows where each has `rows_apart` of them.
-    pub fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize, rows_apart: usize) -> Self {
+    /// `threads` parts of a product of rows of so many bytes by a matrix.
+    pub fn of(isa: Isa, packing: &Packing, rows: usize, row_bytes: usize, threads: usize) -> Self {
+        Self::new(rows, row_bytes, packing.panels(), threads, rows_apart(isa, packing))
+    }
+
+    /// The same of so many panels, cut by rows where each part has `rows_apart` of them.
+    fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize, rows_apart: usize) -> Self {
         let apart = threads > 1 && rows >= threads * rows_apart;
         let (row_parts, panel_parts) = if apart { (threads, 1) } else { (1, threads) };
         // Where they are few, a panel more or less counts for more than its pair.

@@ -5,7 +5,7 @@
 use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 
 use super::arena::Arena;
-use super::cut::{Cut, rows_apart};
+use super::cut::Cut;
 use super::linear::{Shared, next_shares};
 use super::{CpuDevice, CpuWeights, kernel_activation};
 use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Input, Mode};
@@ -63,8 +63,7 @@ impl CpuDevice {
         // SAFETY: it was written before, and during this operation it is only read.
         let acts = Bf16Acts::new(input, unsafe { arena.bytes(at, input.bytes()) });
         let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };
-        let packing = matrices[0].packing;
-        let cut = Cut::new(input.rows, input.k * size_of::<u16>(), packing.panels(), threads, rows_apart(isa, packing));
+        let cut = Cut::of(isa, matrices[0].packing, input.rows, input.k * size_of::<u16>(), threads);
         let act = kernel_activation(act);
         let next = next_shares(&self.weights, isa, input.rows, threads);
         let task = |_: usize, task: usize| {

@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, Isa, Target, Weights};
 
 use super::arena::Arena;
-use super::cut::{Cut, rows_apart};
+use super::cut::Cut;
 use super::{CpuDevice, CpuWeights, for_rows};
 use crate::ahead::{Ahead, PIECES};
 use crate::device::{Buf, Device, DeviceError, Input, Mode, Norm};
@@ -147,7 +147,7 @@ impl CpuDevice {
                 _ => (kernels::Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
             };
             let mut add = |out: Buf, input, row_bytes| {
-                let cut = Cut::new(out.rows, row_bytes, packing.panels(), threads, rows_apart(isa, packing));
+                let cut = Cut::of(isa, packing, out.rows, row_bytes, threads);
                 products.push(Product { weights, input, out, cut });
             };
             if apart < x.rows {
@@ -188,7 +188,7 @@ pub(super) fn next_shares(
         for weights in weights.expected().take(PIECES) {
             let packing = weights.packing;
             // Of how rows are cut nothing is asked.
-            let cut = Cut::new(rows, 1, packing.panels(), threads, rows_apart(isa, packing));
+            let cut = Cut::of(isa, packing, rows, 1, threads);
             let (panels, bytes) = (cut.panels(thread), packing.panel_bytes());
             ahead.add(&weights.data[panels.start * bytes..panels.end * bytes]);
         }
