@@ -1,6 +1,7 @@
 //! The server's life: listen, accept a bounded number of connections, and end in an orderly way.
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use crate::config::{
 use crate::door::Peer;
 use crate::error::{ApiError, ServeError};
 use crate::front::Front;
-use crate::socket::{ClientSocket, hung_up, prepare};
+use crate::socket::{ClientSocket, has_unread, hung_up, prepare};
 
 /// Connections the system may queue before they are accepted.
 const BACKLOG: i32 = 256;
@@ -42,6 +43,9 @@ const HANG_UP_CHECK: Duration = Duration::from_secs(2);
 
 /// Who is one too many has so long for his request.
 const LOOKER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// At the end, who has been let in by the system and not yet by us comes in within this time.
+const DOORSTEP: Duration = Duration::from_millis(20);
 
 /// After the cut, error events have this long to reach their clients.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -117,12 +121,17 @@ pub(crate) async fn run(
     let (mut connections, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::select! {
         _ = told.recv() => {}
-        never = door.admit_all(&mut connections) => match never {},
+        never = door.admit_all(&mut connections, Phase::Draining) => match never {},
     }
     tokio::select! {
         () = drain(app, begin_drain, connections, &mut told) => {}
-        never = door.admit_all(&mut late) => match never {},
+        never = door.admit_all(&mut late, Phase::Cut) => match never {},
     }
+    // What ran has ended; who stands at the door has his answer still.
+    app.phase.send_replace(Phase::Cut);
+    let _ = timeout(DOORSTEP, door.admit_all(&mut late, Phase::Cut)).await;
+    drop(door);
+    end(late).await;
     if let Some(recorder) = &app.recorder {
         recorder.flush();
     }
@@ -140,13 +149,13 @@ struct Door<'a> {
 }
 
 impl Door<'_> {
-    /// Lets connections in, and forgets those that have ended.
-    async fn admit_all(&mut self, connections: &mut JoinSet<()>) -> Infallible {
+    /// Lets connections in, which may stay up to a phase, and forgets those that have ended.
+    async fn admit_all(&mut self, connections: &mut JoinSet<()>, until: Phase) -> Infallible {
         loop {
             tokio::select! {
                 Some(_) = connections.join_next() => {}
                 accepted = self.listener.accept() => match accepted {
-                    Ok(peer) => self.admit(connections, peer),
+                    Ok(peer) => self.admit(connections, peer, until),
                     Err(error) => {
                         // Out of descriptors, usually: a moment lets others close. It may last, and twenty lines a second would fill a disk.
                         if self.complained.is_none_or(|at| at.elapsed() >= COMPLAINT_EVERY) {
@@ -160,7 +169,7 @@ impl Door<'_> {
         }
     }
 
-    fn admit(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr)) {
+    fn admit(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), until: Phase) {
         let limit = self.app.config.max_connections;
         let place = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
         let client = place(&self.permits).map(|permit| (permit, Role::Client));
@@ -172,7 +181,8 @@ impl Door<'_> {
             // The peer has gone already; a broken option would be seen in every connection.
             tracing::debug!(%error, "a connection could not be prepared");
         }
-        connections.spawn(connection(Arc::clone(self.app), self.router.clone(), (stream, peer), permit, role));
+        let open = Open::new(self.app, permit);
+        connections.spawn(connection(open, self.router.clone(), (stream, peer), role, until));
     }
 }
 
@@ -208,14 +218,9 @@ fn refuse(stream: &TcpStream, limit: u32) {
     let _ = stream.try_write(&[head.as_bytes(), &body].concat());
 }
 
-async fn connection(
-    app: Arc<Front>,
-    router: Router,
-    (stream, peer): (TcpStream, SocketAddr),
-    permit: OwnedSemaphorePermit,
-    role: Role,
-) {
-    let _open = Open::new(&app, permit);
+/// Serves a connection until it ends; from a phase on nothing more is read from it than has come.
+async fn connection(open: Open, router: Router, (stream, peer): (TcpStream, SocketAddr), role: Role, until: Phase) {
+    let app = Arc::clone(&open.app);
     let stream = Arc::new(stream);
     let unread = Arc::new(AtomicBool::new(false));
     let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), app.config.write_timeout, Arc::clone(&unread)));
@@ -245,14 +250,13 @@ async fn connection(
             Ok::<_, Infallible>(answer)
         }
     });
-    // One that comes while the server drains has its answer, and ends.
-    let mut draining = app.draining();
     let (patience, buffer) = match role {
         Role::Client => (app.config.header_timeout, CONNECTION_BUFFER_BYTES),
         Role::Looker => (app.config.header_timeout.min(LOOKER_PATIENCE), LOOKER_BUFFER_BYTES),
     };
     let connection = http1::Builder::new()
-        .keep_alive(!draining && role == Role::Client)
+        // One that comes while the server drains has its answer, and ends.
+        .keep_alive(until == Phase::Draining && role == Role::Client)
         .timer(TokioTimer::new())
         .header_read_timeout(patience)
         .max_buf_size(buffer)
@@ -260,13 +264,22 @@ async fn connection(
         .serve_connection(socket, service);
     tokio::pin!(connection);
     let mut phase = app.phase.subscribe();
+    let mut ending = false;
     let mut check = interval(HANG_UP_CHECK);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = connection.as_mut() => break,
-            () = reached(&mut phase, Phase::Draining), if !draining => {
-                draining = true;
+            () = reached(&mut phase, until), if !ending => {
+                ending = true;
+                // A request that lies there unread would be closed with the connection: it is taken up first.
+                if has_unread(&stream) && stream.readable().await.is_ok() {
+                    tokio::select! {
+                        biased;
+                        _ = connection.as_mut() => break,
+                        () = ready(()) => {}
+                    }
+                }
                 connection.as_mut().graceful_shutdown();
             }
             _ = check.tick() => if hung_up(&stream) && !broken("V-28") { break },
@@ -310,6 +323,11 @@ async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>, 
         Some(()) = told.recv() => {}
     }
     enter(Phase::Cut, &app.phase);
+    end(connections).await;
+}
+
+/// Ends what does not end by itself in a moment.
+async fn end(mut connections: JoinSet<()>) {
     if timeout(LAST_WORDS, all(&mut connections)).await.is_err() {
         connections.shutdown().await;
     }

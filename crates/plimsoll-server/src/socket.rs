@@ -1,6 +1,7 @@
 //! A client's socket: its options, and reads and writes that a client cannot stall for ever.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,6 +47,11 @@ pub(crate) fn hung_up(stream: &TcpStream) -> bool {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn hung_up(_: &TcpStream) -> bool {
     false
+}
+
+/// Whether the peer has sent what nobody has read yet.
+pub(crate) fn has_unread(stream: &TcpStream) -> bool {
+    SockRef::from(stream).peek(&mut [MaybeUninit::uninit()]).is_ok_and(|bytes| bytes > 0)
 }
 
 /// A socket whose writes fail when the client takes nothing for `write_timeout`, and that lingers when it is shut down.

@@ -20,5 +20,6 @@ mod pages;
 mod refusals;
 mod responses;
 mod several;
+mod shutdown;
 mod streams;
 mod tools;

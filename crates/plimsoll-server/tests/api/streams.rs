@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 use plimsoll_engine::testing::{Step, letters, limits};
 use plimsoll_engine::{FinishReason, Request};
 use plimsoll_server::ServerConfig;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::common::{PATIENCE, Server, config, events, eventually, hasty, post};
+use crate::common::{Server, config, eventually, hasty, post};
 
-type Steps = Box<dyn Iterator<Item = Step> + Send>;
+pub type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
 /// One token every five milliseconds, for ever.
-fn endless(_: &Request) -> Steps {
+pub fn endless(_: &Request) -> Steps {
     Box::new((0..).flat_map(|_| [Step::Token(97, "a".into()), Step::Wait(Duration::from_millis(5))]))
 }
 
 /// Nothing, for ever.
-fn silent(_: &Request) -> Steps {
+pub fn silent(_: &Request) -> Steps {
     Box::new(std::iter::empty())
 }
 
-fn ask(stream: bool) -> String {
+pub fn ask(stream: bool) -> String {
     post("/v1/completions", &json!({"prompt": "x", "max_tokens": 500, "stream": stream}).to_string())
 }
 
@@ -279,71 +279,4 @@ fn a_quiet_stream_shows_that_it_lives() {
     let answer = server.send(ask(true)).answer();
     assert!(answer.body.matches(": waiting\n\n").count() >= 3, "{}", answer.body);
     assert_eq!(answer.events()[0]["choices"][0]["text"], "a");
-}
-
-#[test]
-fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
-    // A request that ends within the deadline, one that does not, one whole answer that does not.
-    let times = ServerConfig { drain_deadline: Duration::from_secs(5), ..config() };
-    let server = Server::with(times, limits(), |request: &Request| -> Steps {
-        if request.max_tokens == 7 {
-            let end = [Step::Token(98, "end".into()), Step::Finish(FinishReason::Length, None)];
-            return Box::new([Step::Wait(Duration::from_millis(300))].into_iter().chain(end));
-        }
-        endless(request)
-    });
-    let mut short = server.send(post("/v1/completions", &json!({"prompt": "x", "max_tokens": 7}).to_string()));
-    let mut long = server.send(ask(true));
-    let mut whole = server.send(ask(false));
-    eventually("all three run", || server.engine.reserved().1 == 3);
-    let idle = server.connect();
-    server.shut_down();
-    eventually("the engine drains", || server.engine.draining());
-    // Whoever comes now is told so, by a connection that ends then.
-    for late in [
-        "GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n".into(),
-        post("/v1/completions", &json!({"prompt": "x"}).to_string()),
-    ] {
-        let answer = server.send(late).answer();
-        assert!(answer.header("retry-after").is_some() && answer.header("connection") == Some("close"));
-        answer.error(503);
-    }
-    assert_eq!(server.get("/health").ok()["status"], "healthy");
-    assert_eq!(short.answer().ok()["choices"][0]["text"], "end");
-    let events: Vec<Value> = events(&long.answer().body);
-    let error = &events.last().unwrap()["error"];
-    assert_eq!(error["type"], "service_unavailable_error", "{error}");
-    whole.answer().error(503);
-    assert!(server.wait_for_end(PATIENCE), "serve returned");
-    assert!(std::net::TcpStream::connect(server.address).is_err(), "nobody listens any more");
-    drop(idle);
-}
-
-#[test]
-fn a_server_that_is_told_again_does_not_wait_for_what_runs() {
-    let patient = ServerConfig { drain_deadline: Duration::from_secs(600), ..config() };
-    let server = Server::with(patient, limits(), endless);
-    let mut stream = server.send(ask(true));
-    let mut whole = server.send(ask(false));
-    eventually("both run", || server.engine.reserved().1 == 2);
-    server.shut_down();
-    eventually("the engine drains", || server.engine.draining());
-    assert!(!server.wait_for_end(Duration::from_millis(200)), "it waits for what runs");
-    server.shut_down();
-    let events: Vec<Value> = events(&stream.answer().body);
-    assert_eq!(events.last().unwrap()["error"]["type"], "service_unavailable_error");
-    whole.answer().error(503);
-    assert!(server.wait_for_end(PATIENCE), "serve returned");
-}
-
-#[test]
-fn shutdown_without_requests_is_quick() {
-    let ages = Duration::from_secs(600);
-    let patient = ServerConfig { drain_deadline: ages, header_timeout: ages, ..config() };
-    let server = Server::with(patient, limits(), silent);
-    let mut kept = server.connect();
-    kept.write("GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    kept.answer().ok();
-    server.shut_down();
-    assert!(server.wait_for_end(PATIENCE), "there is nobody to wait for");
 }
