@@ -198,6 +198,12 @@ impl Input {
         Self { x, norm: Some(Norm { from, weight, eps }) }
     }
 
+    /// Some of the rows.
+    pub(crate) fn span(self, first: usize, rows: usize) -> Self {
+        let norm = self.norm.map(|norm| Norm { from: norm.from.span(first, rows), ..norm });
+        Self { x: self.x.span(first, rows), norm }
+    }
+
     /// Makes the rows, if they are not there already.
     pub(crate) fn ready<D: Device + ?Sized>(self, device: &mut D) -> Buf {
         if let Some(Norm { from, weight, eps }) = self.norm {

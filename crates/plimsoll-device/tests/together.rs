@@ -21,7 +21,7 @@ struct Layer {
     feed_forward: FeedForward,
 }
 
-fn load(name: &str, dtype: ComputeDtype, threads: usize) -> (CpuDevice, Layer) {
+fn load(name: &str, dtype: ComputeDtype, threads: usize, isa: Isa) -> (CpuDevice, Layer) {
     let checkpoint = checkpoint(name);
     let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
     let norm = declare.vector("model.layers.0.input_layernorm.weight", HIDDEN, 0.0).unwrap();
@@ -35,9 +35,9 @@ fn load(name: &str, dtype: ComputeDtype, threads: usize) -> (CpuDevice, Layer) {
         width: WIDTH,
         act: Activation::Silu,
     };
-    let table = declare.finish().computed_in(dtype);
+    let table = declare.finish().on(isa).computed_in(dtype);
     let shape = table.shaped(shape(None));
-    let device = device(&table, &checkpoint, &shape, 0, threads, Isa::detect());
+    let device = device(&table, &checkpoint, &shape, 0, threads, isa);
     (device, Layer { norm, attention, feed_forward })
 }
 
@@ -61,7 +61,7 @@ fn results(
 /// Every fixture, arithmetic, number of rows, and number of them that are rounded.
 fn each(mut check: impl FnMut(&mut (CpuDevice, Layer), usize, usize)) {
     for (model, dtype) in MODELS.iter().flat_map(|m| [ComputeDtype::Auto, ComputeDtype::Int8].map(|d| (m, d))) {
-        let mut loaded = load(model, dtype, 2);
+        let mut loaded = load(model, dtype, 2, Isa::detect());
         for (count, rounded) in [(1, 0), (5, 0), (40, 0), (40, 33), (40, 40), (1, 1)] {
             check(&mut loaded, count, rounded);
         }
@@ -112,8 +112,24 @@ fn a_feed_forward_layer() {
 }
 
 #[test]
+fn rows_that_are_to_be_rounded_are_where_the_matrix_unit_is() {
+    for model in &MODELS[1..] {
+        let mut loaded = load(model, ComputeDtype::Auto, 2, Isa::detect());
+        let [exact, rounded] = [0, 40].map(|rounded| {
+            results(&mut loaded, 40, |device, layer, from, _| {
+                let out = device.temp(40, HIDDEN).unwrap();
+                device.linear_rows(from.into(), &[(layer.attention[0].0, out)], Mode::Store, rounded).unwrap();
+                vec![out]
+            })
+        });
+        assert_eq!(exact != rounded, Isa::detect() == Isa::Amx, "{model}");
+    }
+}
+
+#[test]
 fn a_row_is_what_it_is_alone_however_many_threads_divide_rows_or_outputs() {
-    for model in MODELS {
+    let isas = Isa::ALL.into_iter().filter(|isa| isa.available() && *isa != Isa::Portable);
+    for (isa, model) in isas.flat_map(|isa| MODELS.map(|model| (isa, model))) {
         let run = |(device, layer): &mut (CpuDevice, Layer), input: &[Vec<f32>]| {
             let scope = device.mark();
             let x = matrix(device, input);
@@ -124,15 +140,16 @@ fn a_row_is_what_it_is_alone_however_many_threads_divide_rows_or_outputs() {
             out
         };
         let mut random = Random::new(7);
-        let input: Vec<_> = (0..300).map(|_| random.floats(HIDDEN)).collect();
-        let mut one = load(model, ComputeDtype::Int8, 1);
+        let input: Vec<_> = (0..600).map(|_| random.floats(HIDDEN)).collect();
+        let mut one = load(model, ComputeDtype::Int8, 1, isa);
         let alone: Vec<_> = input.chunks(1).map(|row| run(&mut one, row)).collect();
         for threads in 1..4 {
-            let mut loaded = load(model, ComputeDtype::Int8, threads);
-            for count in [3, 47, 96, 300] {
+            let mut loaded = load(model, ComputeDtype::Int8, threads, isa);
+            // Rows are cut from 32 or 64 on, with the matrix unit from 512.
+            for count in [3, 47, 96, 600] {
                 for (of, out) in run(&mut loaded, &input[..count]).into_iter().enumerate() {
                     let same = out.iter().zip(&alone).all(|(row, alone)| *row == alone[of][0]);
-                    assert!(same, "{model}: {count} rows, {threads} threads, layer {of}");
+                    assert!(same, "{isa}, {model}: {count} rows, {threads} threads, layer {of}");
                 }
             }
         }

@@ -82,11 +82,6 @@ pub(crate) trait Simd: Copy {
     fn prefetch(self, p: *const u8) {
         prefetch(p);
     }
-    /// [`prefetch_near`].
-    #[inline(always)]
-    fn prefetch_near(self, p: *const u8) {
-        prefetch_near(p);
-    }
     /// Stores the low byte of every lane. # Safety: `p` is valid for writing 16 bytes.
     unsafe fn store_low_bytes(self, p: *mut u8, v: Self::I);
     /// Stores the upper 16 bits of every lane, of every four in the order 0, 2, 1, 3 ([`Simd::store_words`]).
@@ -390,7 +385,7 @@ pub fn prefetch(p: *const u8) {
 
 /// The same into the first-level cache.
 #[inline(always)]
-pub fn prefetch_near(p: *const u8) {
+pub(crate) fn prefetch_near(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
     unsafe {

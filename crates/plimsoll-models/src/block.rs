@@ -116,7 +116,7 @@ impl AttentionBlock {
         })
     }
 
-    /// `out (+)= attention(x)`; `angles` are this layer's rotary angles.
+    /// `out (+)= attention(input)`; `angles` are this layer's rotary angles.
     pub fn forward(
         &self,
         device: &mut dyn Device,

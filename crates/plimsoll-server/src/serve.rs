@@ -21,7 +21,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 use crate::app::{App, Phase, reached, router};
 use crate::config::{
@@ -123,15 +123,15 @@ pub(crate) async fn run(
         _ = told.recv() => {}
         never = door.admit_all(&mut connections, Phase::Draining) => match never {},
     }
-    tokio::select! {
-        () = drain(app, begin_drain, connections, &mut told) => {}
+    let deadline = tokio::select! {
+        deadline = drain(app, begin_drain, connections, &mut told) => deadline,
         never = door.admit_all(&mut late, Phase::Cut) => match never {},
-    }
+    };
     // What ran has ended; who stands at the door has his answer still.
     app.phase.send_replace(Phase::Cut);
     let _ = timeout(DOORSTEP, door.admit_all(&mut late, Phase::Cut)).await;
     drop(door);
-    end(late).await;
+    end(late, deadline).await;
     if let Some(recorder) = &app.recorder {
         recorder.flush();
     }
@@ -310,7 +310,8 @@ impl Drop for Open {
     }
 }
 
-async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>, told: &mut Told) {
+/// Returns until when there is time for last words to others.
+async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>, told: &mut Told) -> Instant {
     let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
         phases.send_replace(phase);
         tracing::info!(?phase, open = app.metrics.connections.load(Ordering::Relaxed), "shutting down");
@@ -318,17 +319,19 @@ async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>, 
     enter(Phase::Draining, &app.phase);
     begin();
     tokio::select! {
-        () = all(&mut connections) => return,
+        () = all(&mut connections) => return Instant::now() + LAST_WORDS,
         () = sleep(app.config.drain_deadline) => {}
         Some(()) = told.recv() => {}
     }
     enter(Phase::Cut, &app.phase);
-    end(connections).await;
+    let deadline = Instant::now() + LAST_WORDS;
+    end(connections, deadline).await;
+    deadline
 }
 
-/// Ends what does not end by itself in a moment.
-async fn end(mut connections: JoinSet<()>) {
-    if timeout(LAST_WORDS, all(&mut connections)).await.is_err() {
+/// Ends what does not end by itself in time.
+async fn end(mut connections: JoinSet<()>, deadline: Instant) {
+    if timeout_at(deadline.into(), all(&mut connections)).await.is_err() {
         connections.shutdown().await;
     }
 }

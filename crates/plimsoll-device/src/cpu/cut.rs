@@ -24,12 +24,16 @@ const ROWS_UNPACKED: usize = 256;
 /// servers reads 7 GB/s then.
 const PRODUCTS_PER_BYTE: usize = 25;
 
-/// How many rows are worth a reading of a matrix of their own.
-fn rows_apart(isa: Isa, packing: &Packing) -> usize {
+/// How many rows of each of so many threads are worth a reading of a matrix of their own. Two threads were measured; more share what
+/// memory brings.
+fn rows_apart(isa: Isa, packing: &Packing, threads: usize) -> usize {
     let weights = (packing.out() * packing.k()).max(1);
     match isa {
         Isa::Amx => ROWS_UNPACKED,
-        _ => (PRODUCTS_PER_BYTE * packing.bytes()).div_ceil(weights).next_multiple_of(ROWS_TOGETHER),
+        _ => {
+            let of_two = (PRODUCTS_PER_BYTE * packing.bytes()).div_ceil(weights).next_multiple_of(ROWS_TOGETHER);
+            (of_two * threads.div_ceil(2)).min(ROWS_UNPACKED)
+        }
     }
 }
 
@@ -50,12 +54,12 @@ pub(super) struct Cut {
 impl Cut {
     /// `threads` parts of a product of rows of so many bytes by a matrix.
     pub fn of(isa: Isa, packing: &Packing, rows: usize, row_bytes: usize, threads: usize) -> Self {
-        Self::new(rows, row_bytes, packing.panels(), threads, rows_apart(isa, packing))
+        let apart = threads > 1 && rows >= threads * rows_apart(isa, packing, threads);
+        Self::new((rows, row_bytes), packing.panels(), threads, apart)
     }
 
-    /// The same of so many panels, cut by rows where each part has `rows_apart` of them.
-    fn new(rows: usize, row_bytes: usize, panels: usize, threads: usize, rows_apart: usize) -> Self {
-        let apart = threads > 1 && rows >= threads * rows_apart;
+    /// The same by so many panels, cut by rows or not.
+    fn new((rows, row_bytes): (usize, usize), panels: usize, threads: usize, apart: bool) -> Self {
         let (row_parts, panel_parts) = if apart { (threads, 1) } else { (1, threads) };
         // Where they are few, a panel more or less counts for more than its pair.
         let paired = if panels >= threads * PANELS_TOGETHER { PANELS_PAIRED } else { 1 };
@@ -122,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_cut_covers_every_row_and_panel_once() {
-        for (rows, row_bytes, panels, threads) in [
+        let products = [
             (1, 648, 36, 2),
             (32, 648, 36, 2),
             (47, 648, 36, 2),
@@ -136,8 +140,9 @@ mod tests {
             (2048, 3072, 36, 2),
             (0, 1152, 36, 2),
             (5, 1152, 0, 2),
-        ] {
-            let cut = Cut::new(rows, row_bytes, panels, threads, if rows > 100 { 256 } else { 16 });
+        ];
+        for ((rows, row_bytes, panels, threads), apart) in products.iter().flat_map(|p| [(*p, false), (*p, true)]) {
+            let cut = Cut::new((rows, row_bytes), panels, threads, apart);
             let mut seen = vec![0; rows * panels];
             for task in 0..threads * cut.tasks() {
                 let Some((r, p)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { continue };
@@ -148,19 +153,21 @@ mod tests {
                     p.clone().for_each(|panel| seen[row * panels + panel] += 1);
                 }
             }
-            assert!(seen.iter().all(|n| *n == 1), "{rows} rows, {panels} panels, {threads} threads");
+            assert!(seen.iter().all(|n| *n == 1), "{rows} rows, {panels} panels, {threads} threads, apart: {apart}");
         }
     }
 
     #[test]
     fn rows_are_apart_when_every_byte_of_the_weights_is_worth_its_reading() {
-        let apart = |isa, kind| rows_apart(isa, &Packing::new(kind, 1536, 576).unwrap());
+        let apart_of = |threads, isa, kind| rows_apart(isa, &Packing::new(kind, 1536, 576).unwrap(), threads);
+        let apart = |isa, kind| apart_of(2, isa, kind);
         let quant =
             |bits, offset| PackKind::Quant(QuantPacking { bits, group: 32, scales: PackScales::F16, zero: 0, offset });
         assert_eq!(apart(Isa::Avx512, quant(4, true)), 16, "5 bits each");
         assert_eq!(apart(Isa::Avx2, quant(8, true)), 32);
         assert_eq!(apart(Isa::Avx512, PackKind::F32), 112);
         assert_eq!(apart(Isa::Amx, quant(4, true)), 256);
+        assert_eq!([1, 4, 7, 64].map(|threads| apart_of(threads, Isa::Avx512, quant(4, true))), [16, 32, 64, 256]);
     }
 
     #[test]
@@ -169,7 +176,7 @@ mod tests {
             (0..cut.tasks()).filter_map(|task| cut.task(part, task)).map(|(_, panels)| panels.len()).sum()
         };
         let panels = |panels, threads| {
-            let cut = Cut::new(4, 648, panels, threads, 16);
+            let cut = Cut::new((4, 648), panels, threads, false);
             (0..threads).map(|thread| part(&cut, thread)).collect::<Vec<_>>()
         };
         assert_eq!(panels(36, 2), [18, 18]);

@@ -33,12 +33,11 @@ impl CpuDevice {
         let others = x.rows - rounded_rows;
         let (exact, exact_ups) = (gates.span(0, others), ups.span(0, others));
         if others > 0 {
-            let input = Input { x: x.span(0, others), ..input };
-            self.run_linear(input, &[(gate, exact), (up, exact_ups)], Mode::Store, 0)?;
+            self.run_linear(input.span(0, others), &[(gate, exact), (up, exact_ups)], Mode::Store, 0)?;
         }
         let rounded_at = ups.span(others, rounded_rows).offset;
         if rounded_rows > 0 {
-            self.norm_and_round(input, layout, rounded_at);
+            self.norm_and_round(input.span(others, rounded_rows), layout, rounded_at);
         }
         let (isa, kernel_act) = (self.isa, kernel_activation(act));
         let glu_row = |_: &CpuWeights, arena: &Arena, row: usize| {

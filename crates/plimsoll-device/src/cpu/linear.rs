@@ -45,22 +45,23 @@ impl CpuDevice {
         let any = rounded_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
         let rounded = if any { rounded_rows } else { 0 };
         let others = x.rows - rounded;
-        let exact = x.span(0, others);
-        let make = input.norm.map(|norm| self.norm_row(norm, exact));
-        let shared = self.share(exact, rounded, layers, make.as_ref().map(|make| make as &MakeRow<'_>))?;
+        let exact = input.span(0, others);
+        let make = exact.norm.map(|norm| self.make_normed(exact.x, norm));
+        let shared = self.share(exact.x, rounded, layers, make.as_ref().map(|make| make as &MakeRow<'_>))?;
         if any {
-            self.norm_and_round(input, shared.rounded, shared.rounded_at);
+            self.norm_and_round(input.span(others, rounded), shared.rounded, shared.rounded_at);
         }
         self.multiply_rows(x, &shared, layers, mode);
         self.release(scope);
         Ok(())
     }
 
-    /// Makes a row of `x`, which are the first rows, as `norm` says.
-    fn norm_row(&self, norm: Norm, x: Buf) -> impl Fn(&CpuWeights, &Arena, usize) + Sync + use<> {
+    /// What makes a row of `x` as `norm` says.
+    fn make_normed(&self, x: Buf, norm: Norm) -> impl Fn(&CpuWeights, &Arena, usize) + Sync + use<> {
         let (isa, Norm { from, weight, eps }) = (self.isa, norm);
-        assert_eq!(from.cols, x.cols, "a norm keeps the width");
-        assert!(from.rows >= x.rows && from.offset != x.offset, "rows are made of other rows, one of each");
+        assert_eq!((from.rows, from.cols), (x.rows, x.cols), "a norm keeps the shape");
+        let apart = from.offset + from.bytes() <= x.offset || x.offset + x.bytes() <= from.offset;
+        assert!(apart, "rows are made of other rows");
         move |weights, arena, row| {
             // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
             let (x, from) = unsafe { (arena.row(x, row), arena.row(from, row)) };
@@ -68,11 +69,9 @@ impl CpuDevice {
         }
     }
 
-    /// Makes the last rows of an input, as many as the layout has, and rounds them.
-    pub(super) fn norm_and_round(&mut self, Input { x, norm }: Input, layout: Bf16Layout, at: usize) {
-        let last = |rows: Buf| rows.span(x.rows - layout.rows, layout.rows);
-        let norm = norm.map(|norm| Norm { from: last(norm.from), ..norm });
-        let x = Input { x: last(x), norm }.ready(self);
+    /// Makes the rows of an input and rounds them.
+    pub(super) fn norm_and_round(&mut self, input: Input, layout: Bf16Layout, at: usize) {
+        let x = input.ready(self);
         self.round(x, layout, at);
     }
 

@@ -238,7 +238,8 @@ impl CpuDevice {
 
 /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the thread and the row.
 fn for_rows(pool: &mut ThreadPool, x: Buf, each: impl Fn(usize, usize) + Sync) {
-    let together = (ELEMENTS_PER_TASK / x.cols.max(1)).clamp(1, ROWS_PER_TASK);
+    // A power of two, so that a task's rows are whole tiles' or of one tile.
+    let together = 1 << (ELEMENTS_PER_TASK / x.cols.max(1)).clamp(1, ROWS_PER_TASK).ilog2();
     pool.run(x.rows.div_ceil(together), &|thread, task| {
         let first = task * together;
         (first..(first + together).min(x.rows)).for_each(|row| each(thread, row));

@@ -9,7 +9,7 @@ use super::{HEADER, KvPages, SPLIT};
 use crate::isa::Kernel;
 use crate::kv::{KV_BLOCK, PAGE, PAIRS};
 use crate::math;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, prefetch_near};
 
 pub(super) const F32: u8 = 0;
 pub(super) const F16: u8 = 1;
@@ -86,7 +86,7 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
         let bytes = half * PAIRS / dim;
         let ask_at = |d| {
             if AHEAD {
-                ask(s, half, &pages, &later, d / PAIRS * bytes..(d / PAIRS + 1) * bytes);
+                ask(half, &pages, &later, d / PAIRS * bytes..(d / PAIRS + 1) * bytes);
             }
         };
         let queries = self.queries.as_ptr();
@@ -125,11 +125,11 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
 /// Asks for a part of later pages' keys and for as much of these pages' values, whose turn comes after all keys, `half` bytes behind:
 /// some before every few products, since a processor waits where many are asked for at once.
 #[inline(always)]
-fn ask<S: Simd, const N: usize>(s: S, half: usize, pages: &[*const u8; N], later: &[*const u8; N], part: Range<usize>) {
+fn ask<const N: usize>(half: usize, pages: &[*const u8; N], later: &[*const u8; N], part: Range<usize>) {
     for at in (part.start.next_multiple_of(64)..part.end).step_by(64) {
         for n in 0..N {
-            s.prefetch_near(later[n].wrapping_add(at));
-            s.prefetch_near(pages[n].wrapping_add(half + at));
+            prefetch_near(later[n].wrapping_add(at));
+            prefetch_near(pages[n].wrapping_add(half + at));
         }
     }
 }

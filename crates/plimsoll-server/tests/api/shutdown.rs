@@ -8,8 +8,7 @@ use plimsoll_engine::{FinishReason, Request};
 use plimsoll_server::ServerConfig;
 use serde_json::{Value, json};
 
-use super::streams::{Steps, ask, endless, silent};
-use crate::common::{PATIENCE, Server, config, events, eventually, post};
+use crate::common::{PATIENCE, Script, Server, ask, config, endless, events, eventually, post, silent};
 
 /// What happens by chance in a test is tried so often.
 const TRIES: usize = 40;
@@ -18,7 +17,7 @@ const TRIES: usize = 40;
 fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
     // A request that ends within the deadline, one that does not, one whole answer that does not.
     let times = ServerConfig { drain_deadline: Duration::from_secs(5), ..config() };
-    let server = Server::with(times, limits(), |request: &Request| -> Steps {
+    let server = Server::with(times, limits(), |request: &Request| -> Script {
         match request.max_tokens {
             7 => Box::new([Step::Wait(Duration::from_millis(300))].into_iter().chain(short(request))),
             _ => endless(request),
@@ -69,13 +68,13 @@ fn a_server_that_is_told_again_does_not_wait_for_what_runs() {
 }
 
 /// A server that waits for ages where it waits at all.
-fn patient(script: fn(&Request) -> Steps) -> Server {
+fn patient(script: fn(&Request) -> Script) -> Server {
     let ages = Duration::from_secs(600);
     Server::with(ServerConfig { drain_deadline: ages, header_timeout: ages, ..config() }, limits(), script)
 }
 
 /// An answer of one token.
-fn short(_: &Request) -> Steps {
+fn short(_: &Request) -> Script {
     Box::new([Step::Token(98, "end".into()), Step::Finish(FinishReason::Length, None)].into_iter())
 }
 
@@ -88,6 +87,22 @@ fn who_comes_with_the_end_and_says_nothing_is_not_waited_for() {
         assert!(server.wait_for_end(PATIENCE), "there is nobody to wait for");
         drop(idle);
     }
+}
+
+#[test]
+fn who_comes_while_a_server_drains_and_says_nothing_is_not_waited_for() {
+    let server = patient(|request| match request.max_tokens {
+        7 => Box::new([Step::Wait(Duration::from_millis(200))].into_iter().chain(short(request))),
+        _ => endless(request),
+    });
+    let mut brief = server.send(post("/v1/completions", &json!({"prompt": "x", "max_tokens": 7}).to_string()));
+    eventually("it runs", || server.engine.reserved().1 == 1);
+    server.shut_down();
+    eventually("the engine drains", || server.engine.draining());
+    let idle = server.connect();
+    brief.answer().ok();
+    assert!(server.wait_for_end(Duration::from_secs(1)), "there is nobody to wait for");
+    drop(idle);
 }
 
 #[test]

@@ -8,23 +8,7 @@ use plimsoll_engine::{FinishReason, Request};
 use plimsoll_server::ServerConfig;
 use serde_json::json;
 
-use crate::common::{Server, config, eventually, hasty, post};
-
-pub type Steps = Box<dyn Iterator<Item = Step> + Send>;
-
-/// One token every five milliseconds, for ever.
-pub fn endless(_: &Request) -> Steps {
-    Box::new((0..).flat_map(|_| [Step::Token(97, "a".into()), Step::Wait(Duration::from_millis(5))]))
-}
-
-/// Nothing, for ever.
-pub fn silent(_: &Request) -> Steps {
-    Box::new(std::iter::empty())
-}
-
-pub fn ask(stream: bool) -> String {
-    post("/v1/completions", &json!({"prompt": "x", "max_tokens": 500, "stream": stream}).to_string())
-}
+use crate::common::{Script, Server, ask, config, endless, eventually, hasty, post, silent};
 
 #[test]
 fn a_client_that_leaves_aborts_its_request_in_every_phase() {
@@ -141,7 +125,7 @@ fn a_slow_reader_gets_everything() {
 
 #[test]
 fn an_engine_error_is_a_500_or_an_event_and_always_an_end() {
-    let script = |_: &Request| -> Steps {
+    let script = |_: &Request| -> Script {
         Box::new([Step::Token(97, "a".into()), Step::Fail("kernel panic in layer 3".into())].into_iter())
     };
     let server = Server::start(script);
@@ -164,7 +148,7 @@ fn an_engine_error_is_a_500_or_an_event_and_always_an_end() {
 
 #[test]
 fn a_request_that_memory_ran_short_for_may_be_tried_again_and_is_told_so() {
-    let script = |_: &Request| -> Steps { Box::new([Step::Token(97, "a".into()), Step::RunShort].into_iter()) };
+    let script = |_: &Request| -> Script { Box::new([Step::Token(97, "a".into()), Step::RunShort].into_iter()) };
     let server = Server::start(script);
     let answer = server.post("/v1/completions", &json!({"prompt": "x"}));
     assert_eq!(answer.header("retry-after"), Some("5"));

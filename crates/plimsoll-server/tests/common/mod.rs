@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub use plimsoll_engine::testing::Script;
-use plimsoll_engine::testing::{Observed, Scripted, limits, scripted_with_media};
+use plimsoll_engine::testing::{Observed, Scripted, Step, limits, scripted_with_media};
 use plimsoll_engine::{EngineHandle, Limits, MediaSpec, Pooling, Request};
 use plimsoll_reply::Choice;
 use plimsoll_server::{Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, Told, bind, serve};
@@ -99,6 +99,21 @@ pub fn hasty() -> ServerConfig {
         write_timeout: Duration::from_millis(700),
         ..config()
     }
+}
+
+/// One token every five milliseconds, for ever.
+pub fn endless(_: &Request) -> Script {
+    Box::new((0..).flat_map(|_| [Step::Token(97, "a".into()), Step::Wait(Duration::from_millis(5))]))
+}
+
+/// Nothing, for ever.
+pub fn silent(_: &Request) -> Script {
+    Box::new(std::iter::empty())
+}
+
+/// A request for many tokens.
+pub fn ask(stream: bool) -> String {
+    post("/v1/completions", &json!({"prompt": "x", "max_tokens": 500, "stream": stream}).to_string())
 }
 
 /// A scripted model.

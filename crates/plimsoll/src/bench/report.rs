@@ -102,11 +102,15 @@ fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
     }
 }
 
-/// Of what was measured next to each other: what slows a round of one server slows the other's, and leaves most of their ratio.
+/// Of what was measured next to each other: what slows a round of one server slows the other's, and leaves most of their ratio. If one
+/// round has none, there is none: of the others it would flatter somebody.
 fn ratio(row: &Row, first: &[Round], other: &[Round]) -> String {
-    let pairs = first.iter().zip(other).filter_map(|(first, other)| Some(((row.of)(first)?, (row.of)(other)?)));
-    let ratios = pairs.filter(|(first, _)| *first > 0.0).map(|(first, other)| other / first).collect();
-    spread(ratios, 2, "×")
+    let of_round = |(first, other)| {
+        let (first, other) = ((row.of)(first)?, (row.of)(other)?);
+        (first > 0.0).then(|| other / first)
+    };
+    let ratios: Option<Vec<f64>> = first.iter().zip(other).map(of_round).collect();
+    spread(ratios.unwrap_or_default(), 2, "×")
 }
 
 fn align(lines: &[Vec<String>]) -> String {
@@ -144,6 +148,9 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("output tok/s")).unwrap();
         assert!(line.contains("20.0 (10.0–30.0)"), "{text}");
         assert!(line.contains("40.0 (40.0–90.0)") && line.ends_with("3.00× (2.00–4.00)"), "not 2: {text}");
+        let stalled = table(&[series("http://a", &[10.0, 0.0, 20.0]), series("http://b", &[40.0, 90.0, 40.0])]);
+        let line = stalled.lines().find(|line| line.starts_with("output tok/s")).unwrap();
+        assert!(line.ends_with(" -"), "no ratio of what nobody said: {stalled}");
         assert!(text.lines().next().unwrap().contains("http://b"));
         let ends: Vec<_> = text.lines().filter(|l| l.contains('×')).map(|l| l.chars().count()).collect();
         assert!(ends.windows(2).all(|pair| pair[0] == pair[1]), "columns are aligned: {text}");
