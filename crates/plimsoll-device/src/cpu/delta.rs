@@ -8,9 +8,10 @@ use plimsoll_kernels::{
     self as kernels, ConvRows, ConvSpec, DeltaInput, DeltaOutput, HeadNorm, STATE_TILE, StateSlots,
 };
 
+use super::CpuDevice;
 use super::arena::Arena;
 use super::cut::TASKS_PER_THREAD;
-use super::{CpuDevice, for_rows};
+use super::rows::for_rows;
 use crate::device::{Buf, GatedDelta, NO_STATE, SeqSpan, StepInput};
 use crate::kv::StateShape;
 

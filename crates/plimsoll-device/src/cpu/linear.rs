@@ -6,7 +6,8 @@ use plimsoll_kernels::{self as kernels, ActLayout, Acts, Bf16Acts, Bf16Layout, I
 
 use super::arena::Arena;
 use super::cut::Cut;
-use super::{CpuDevice, CpuWeights, for_rows};
+use super::rows::for_rows;
+use super::{CpuDevice, CpuWeights};
 use crate::ahead::{Ahead, PIECES};
 use crate::device::{Buf, Device, DeviceError, Input, Mode, Norm};
 use crate::weights::LinearId;

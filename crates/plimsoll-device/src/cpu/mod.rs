@@ -10,118 +10,24 @@ mod delta;
 mod experts;
 mod feed_forward;
 mod linear;
+mod memory;
+mod rows;
 mod weights;
 
-use std::sync::Arc;
-
-use plimsoll_kernels::{self as kernels, Isa, KvLayout, RopeStyle};
-use plimsoll_memory::step::StepStack;
-use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
+use plimsoll_kernels::{self as kernels, Isa, RopeStyle};
 
 use crate::device::{
     Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark, Mode,
     Places, Rotary, StepInput, Unfold,
 };
-use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
 use crate::plan_device::{sequence_bytes, within_bytes};
 use crate::pool::ThreadPool;
 use crate::weights::{LinearId, VectorId};
 use arena::Arena;
+use rows::for_rows;
 
+pub use memory::{CpuMemory, scratch_bytes};
 pub use weights::{CpuWeights, LoadError};
-
-/// Elements of small operations per task, about: fewer are not worth another thread's while.
-const ELEMENTS_PER_TASK: usize = 4096;
-/// And their rows, at most.
-const ROWS_PER_TASK: usize = 16;
-
-/// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised, a tile of state.
-pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
-    threads * thread_scratch_floats(shape) * size_of::<f32>()
-}
-
-fn thread_scratch_floats(shape: &ModelShape) -> usize {
-    let attention = attention::scratch_floats(&shape.kv.layout(), shape.heads / shape.kv.kv_heads, shape.rounded);
-    let state = shape.state.as_ref().map_or(0, delta::scratch_floats);
-    let encoder = shape.encoder.map_or(0, |encoder| {
-        attention::scratch_floats(&encoder_layout(1, encoder.head_dim), 1, false).max(2 * encoder.widest)
-    });
-    attention.max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
-}
-
-/// Keys, values, recurrent states and step workspace of one generation.
-pub struct CpuMemory {
-    kv: Region,
-    shape: KvShape,
-    layout: KvLayout,
-    /// Whether attention can be rounded.
-    rounded: bool,
-    /// None for a model without recurrent state.
-    states: Option<Region>,
-    state_shape: Option<StateShape>,
-    workspace: Region,
-    stack: StepStack,
-    /// Floats of each thread's scratch, at the end of the workspace.
-    scratch: usize,
-    scratch_at: usize,
-}
-
-impl CpuMemory {
-    /// Maps a pool of `pages` pages, `slots` slots of state (for a model that has one) and a workspace of `workspace` bytes, scratch
-    /// for `threads` threads included.
-    ///
-    /// `touch`: pages and slots are committed now, not on first use.
-    pub fn map(
-        ledger: &Arc<Ledger>,
-        shape: &ModelShape,
-        pages: usize,
-        slots: usize,
-        workspace: usize,
-        threads: usize,
-        touch: bool,
-    ) -> Result<Self, OutOfMemory> {
-        let kv = Region::map(ledger, Component::KvPages, (pages * shape.kv.page_bytes()) as u64, touch)?;
-        let slots = shape.state.map(|state| (slots * state.slot_bytes()) as u64);
-        let states = slots.map(|bytes| Region::map(ledger, Component::StateSlots, bytes, touch)).transpose()?;
-        let workspace = Region::map(ledger, Component::StepWorkspace, workspace as u64, true)?;
-        let scratch = thread_scratch_floats(shape);
-        let scratch_at = workspace.len().saturating_sub(scratch_bytes(shape, threads)) / 64 * 64;
-        Ok(Self {
-            kv,
-            shape: shape.kv,
-            layout: shape.kv.layout(),
-            rounded: shape.rounded,
-            states,
-            state_shape: shape.state,
-            workspace,
-            stack: StepStack::new(scratch_at),
-            scratch,
-            scratch_at,
-        })
-    }
-
-    /// Pages of the pool.
-    pub fn pages(&self) -> usize {
-        self.kv.len().checked_div(self.shape.page_bytes()).unwrap_or(0)
-    }
-
-    /// Slots of recurrent state; 0 for a model without.
-    pub fn slots(&self) -> usize {
-        let bytes = self.states.as_ref().map_or(0, |states| states.len());
-        self.state_shape.map_or(0, |shape| bytes / shape.slot_bytes())
-    }
-
-    /// The most bytes of workspace that steps have used, scratch included.
-    pub fn workspace_peak(&self) -> usize {
-        self.stack.high_water() + (self.workspace.len() - self.scratch_at)
-    }
-
-    /// Gives the physical memory of neighbouring pages back (elastic mode); their contents are lost.
-    pub fn decommit_pages(&mut self, pages: std::ops::Range<usize>) {
-        let bytes = self.shape.page_bytes();
-        self.kv.decommit(pages.start * bytes..pages.end * bytes);
-    }
-}
 
 /// The device: weights, threads, and the memory of the current generation.
 pub struct CpuDevice {
@@ -160,90 +66,9 @@ impl CpuDevice {
         unsafe { arena.row(x, row) }
     }
 
-    /// The cosines and sines of every row: of what `place` says once for the row, `position` for a frequency's index, times the
-    /// frequency.
-    fn angles<P>(
-        &mut self,
-        out: Buf,
-        inv_freq: VectorId,
-        scale: f32,
-        place: impl Fn(usize) -> P + Sync,
-        position: impl Fn(&P, usize) -> f32 + Sync,
-    ) {
-        let arena = self.arena();
-        let inv_freq = self.weights.vector(inv_freq);
-        let half = inv_freq.len();
-        assert_eq!(out.cols, 2 * half, "cosines and sines");
-        for_rows(&mut self.pool, out, |_, row| {
-            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
-            let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
-            let place = place(row);
-            for (i, freq) in inv_freq.iter().enumerate() {
-                // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after
-                // rounding.
-                let angle = f64::from(position(&place, i) * freq);
-                cos[i] = angle.cos() as f32 * scale;
-                sin[i] = angle.sin() as f32 * scale;
-            }
-        });
-    }
-
-    /// Has `norm` make every row of `out` of that of `x`, which may be the same, and of some vectors.
-    fn norm_rows<const N: usize>(
-        &mut self,
-        out: Buf,
-        x: Buf,
-        vectors: [VectorId; N],
-        norm: impl Fn(&mut [f32], &[f32], [&[f32]; N]) + Sync,
-    ) {
-        let arena = self.arena();
-        let vectors = vectors.map(|id| self.weights.vector(id));
-        for_rows(&mut self.pool, x, |thread, row| {
-            // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread. What is written where it was
-            // read is read from a copy.
-            unsafe {
-                let mut from = arena.row(x, row);
-                if out.offset == x.offset {
-                    let copy = &mut arena.scratch(thread)[..x.cols];
-                    copy.copy_from_slice(from);
-                    from = copy;
-                }
-                norm(arena.row(out, row), from, vectors);
-            }
-        });
-    }
-
-    /// `gate = act(gate) * up`, but for the first `exact` rows roughly.
-    fn run_glu(&mut self, gate: Buf, up: Buf, act: Activation, exact: usize) {
-        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
-        let (isa, act) = (self.isa, kernel_activation(act));
-        self.rows(gate, |arena, _, row| {
-            // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task.
-            let (gate, up) = unsafe { (arena.row(gate, row), arena.row(up, row)) };
-            let glu = if row < exact { kernels::glu } else { kernels::glu_rough };
-            glu(isa, act, gate, up);
-        });
-    }
-
     fn arena(&mut self) -> Arena {
         Arena::new(&mut self.memory.workspace, self.memory.scratch_at, self.memory.scratch)
     }
-
-    /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the arena, the thread and the row.
-    fn rows(&mut self, x: Buf, each: impl Fn(&Arena, usize, usize) + Sync) {
-        let arena = self.arena();
-        for_rows(&mut self.pool, x, |thread, row| each(&arena, thread, row));
-    }
-}
-
-/// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the thread and the row.
-fn for_rows(pool: &mut ThreadPool, x: Buf, each: impl Fn(usize, usize) + Sync) {
-    // A power of two, so that a task's rows are whole tiles' or of one tile.
-    let together = 1 << (ELEMENTS_PER_TASK / x.cols.max(1)).clamp(1, ROWS_PER_TASK).ilog2();
-    pool.run(x.rows.div_ceil(together), &|thread, task| {
-        let first = task * together;
-        (first..(first + together).min(x.rows)).for_each(|row| each(thread, row));
-    });
 }
 
 fn rope_style(interleaved: bool) -> RopeStyle {
@@ -505,31 +330,7 @@ impl Device for CpuDevice {
     }
 
     fn unfold(&mut self, out: Buf, x: Buf, spec: &Unfold) {
-        let Unfold { inner, taps: [outer_taps, inner_taps], step, pad } = *spec;
-        let (windows, taps) = (spec.windows(), outer_taps * inner_taps);
-        assert!(
-            x.rows.is_multiple_of(inner) && out.rows.is_multiple_of(windows),
-            "whole lines of points and of windows"
-        );
-        assert_eq!(out.cols, x.cols * taps, "a column for every channel and tap");
-        let outer = x.rows / inner;
-        self.rows(out, |arena, _, row| {
-            // SAFETY: both are inside the workspace and do not overlap, each row of `out` belongs to one task, nobody writes `x`.
-            let (out, points) = unsafe { (arena.row(out, row), arena.matrix(x)) };
-            let corner = [row / windows * step[0], row % windows * step[1]];
-            for tap in 0..taps {
-                let [o, i] = [tap % outer_taps, tap / outer_taps];
-                let at = [(corner[0] + o).checked_sub(pad[0]), (corner[1] + i).checked_sub(pad[1])];
-                let columns = out[tap..].iter_mut().step_by(taps);
-                match at {
-                    [Some(o), Some(i)] if o < outer && i < inner => {
-                        let point = &points[(o * inner + i) * x.cols..][..x.cols];
-                        columns.zip(point).for_each(|(out, value)| *out = *value);
-                    }
-                    _ => columns.for_each(|out| *out = 0.0),
-                }
-            }
-        });
+        self.run_unfold(out, x, spec);
     }
 
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]) {

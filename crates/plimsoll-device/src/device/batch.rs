@@ -1,0 +1,87 @@
+//! One step's batch, as models and devices see it.
+
+/// One sequence's rows in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeqSpan {
+    /// Its first row in the step.
+    pub first_row: usize,
+    /// How many consecutive rows: 1 while decoding, a chunk while prefilling.
+    pub rows: usize,
+    /// The position of the first row in the sequence.
+    pub start: usize,
+    /// Where its page ids begin in [`StepInput::pages`].
+    pub pages_at: usize,
+    /// How many page ids: enough for `start + rows` positions.
+    pub pages: usize,
+    /// Attention sees no position before this one: 0, except for a draft head that was not run on the earlier ones.
+    pub seen_from: usize,
+    /// The state slot that recurrent layers start from; none: the sequence starts here, from zeros.
+    pub state: Option<u32>,
+}
+
+/// In [`StepInput::state_out`]: the state after this row is not kept.
+pub const NO_STATE: u32 = plimsoll_kernels::NO_SLOT;
+
+/// Consecutive rows of a step whose embeddings an encoder has made.
+#[derive(Clone, Copy, Debug)]
+pub struct MediaRows<'a> {
+    /// The first of the rows.
+    pub first_row: usize,
+    /// Their embeddings, row after row, each as wide as the encoder's output. The planner has none: empty.
+    pub values: &'a [f32],
+}
+
+/// One step's batch: rows of all sequences, one after another.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepInput<'a> {
+    /// Token id of each row.
+    pub tokens: &'a [u32],
+    /// Position of each row in its sequence.
+    pub positions: &'a [u32],
+    /// The sequences.
+    pub seqs: &'a [SeqSpan],
+    /// Page ids of all sequences, one after another. For [`Device::attend_within`], which keeps nothing, they count from 0.
+    pub pages: &'a [u32],
+    /// Token type of each row, for encoders, which tell the texts of a pair apart; empty for all others.
+    pub types: &'a [u32],
+    /// The rows whose logits are wanted, ascending.
+    pub logit_rows: &'a [u32],
+    /// For each row the slot that receives the recurrent state after it, or [`NO_STATE`]; empty for models without state.
+    /// A sequence's last row always names one. It may be the slot that the sequence starts from; no slot is named twice.
+    pub state_out: &'a [u32],
+    /// Where each row stands in time, height and width, for models that give pictures a place in all three; empty: its
+    /// position, three times. Whole numbers but behind a video whose frames are not whole steps apart.
+    pub places: &'a [[f32; 3]],
+    /// Rows whose embeddings do not come from their tokens.
+    pub media: &'a [MediaRows<'a>],
+    /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::Rounded`]).
+    pub rounded_rows: usize,
+    /// Whether logits are computed so, too.
+    pub rounded_logits: bool,
+    /// Whether nobody looks at hidden states but to make logits of them: then the last layer is spared what other rows would become.
+    pub only_logits: bool,
+}
+
+impl StepInput<'_> {
+    /// How many of the rows whose logits are wanted, the last ones, are computed in bfloat16.
+    pub fn rounded_logit_rows(&self) -> usize {
+        let exact = (self.tokens.len() - self.rounded_rows) as u32;
+        self.logit_rows.len() - self.logit_rows.partition_point(|row| *row < exact)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StepInput;
+
+    #[test]
+    fn logits_of_rounded_rows_are_counted_from_the_end() {
+        let count = |logit_rows: &[u32], rounded_rows| {
+            StepInput { tokens: &[0; 10], logit_rows, rounded_rows, ..StepInput::default() }.rounded_logit_rows()
+        };
+        assert_eq!(count(&[0, 1, 6, 9], 4), 2);
+        assert_eq!(count(&[0, 1, 6, 9], 0), 0);
+        assert_eq!(count(&[0, 1, 6, 9], 10), 4);
+        assert_eq!(count(&[], 5), 0);
+    }
+}
