@@ -7,9 +7,12 @@
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
+#[cfg(all(test, target_os = "linux"))]
+mod emulated;
 pub(crate) mod group;
 
 /// How the unit is told what its tiles hold.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -58,6 +61,10 @@ fn configure_tiles<const N: usize>(rows: usize, few: [usize; N]) {
 }
 
 fn load_shapes(shapes: &Shapes) {
+    #[cfg(all(test, target_os = "linux"))]
+    if emulated::takes(shapes) {
+        return;
+    }
     // SAFETY: `available` was true where an `Isa::Amx` is run; the operand is 64 bytes in the unit's format.
     unsafe {
         asm!("ldtilecfg [{}]", in(reg) &raw const *shapes, options(nostack, readonly),
@@ -226,8 +233,15 @@ pub(crate) unsafe fn strip<const P: usize>(
     }
 }
 
-/// Whether processor and system let this process use the unit. Asks the system for it.
+/// Whether processor and system let this process use the unit. Asks the system for it. In this crate's own tests there always is one.
 pub(crate) fn available() -> bool {
+    #[cfg(all(test, target_os = "linux"))]
+    return emulated::stands_in() || there() || emulated::install();
+    #[cfg(not(all(test, target_os = "linux")))]
+    there()
+}
+
+fn there() -> bool {
     // Processor: bfloat16, tiles and byte products (leaf 7: edx 22, 24 and 25); system: their state is saved (XCR0 17 and 18).
     const UNIT: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const STATE: u64 = 1 << 17 | 1 << 18;
