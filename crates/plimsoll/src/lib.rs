@@ -8,6 +8,7 @@ mod access_args;
 mod args;
 mod bench;
 mod commands;
+mod engine_args;
 #[doc(hidden)]
 pub mod fuzzed;
 mod log;

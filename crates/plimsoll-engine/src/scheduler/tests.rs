@@ -5,6 +5,7 @@
 
 mod world;
 
+use plimsoll_device::Rounded;
 use proptest::prelude::*;
 
 use super::*;

@@ -17,7 +17,8 @@ use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_mod
 use serde_json::{Value, json};
 
 use super::serve::{say_ready, served, settled, told};
-use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
+use crate::args::{ModelArgs, PlanArgs, ServeArgs};
+use crate::engine_args::EngineArgs;
 use crate::models_file;
 use crate::output::say;
 use crate::runtime::{end, http_runtime};

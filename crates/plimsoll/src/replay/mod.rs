@@ -15,10 +15,11 @@ use plimsoll_engine::trace::{Trace, burst_gpt, mooncake};
 use plimsoll_engine::{Blueprint, Host};
 use serde::Serialize;
 
-use crate::args::{EngineArgs, HttpArgs};
+use crate::args::HttpArgs;
 use crate::bench::client::Target;
 use crate::bench::{first_model, write_json};
 use crate::commands::plan;
+use crate::engine_args::EngineArgs;
 use crate::output::say;
 use drive::{Models, Pace};
 

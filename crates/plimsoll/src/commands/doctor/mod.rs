@@ -13,8 +13,9 @@ use plimsoll_engine::Host;
 use plimsoll_hub::DEFAULT_MODEL;
 use serde::Serialize;
 
-use crate::args::{EngineArgs, HttpArgs};
+use crate::args::HttpArgs;
 use crate::commands::serve::unrecordable;
+use crate::engine_args::EngineArgs;
 use crate::models_file;
 use crate::output::say;
 

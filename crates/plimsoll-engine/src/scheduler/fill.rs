@@ -1,0 +1,286 @@
+//! How a step is filled: decodes, then prompts, and who gives way where pages run out.
+
+use plimsoll_device::SPLIT_PAGES;
+use plimsoll_memory::broken;
+
+use super::{Events, Scheduler, Seq, Share};
+
+/// Which prompts are meant.
+#[derive(Clone, Copy)]
+enum Prompts {
+    All,
+    /// Those of a step at most behind this running sequence.
+    ShortBehind(usize),
+}
+
+impl<T> Scheduler<T> {
+    /// Fills the next step. The result is empty only when nothing waits or runs, all that runs waits for media to be encoded or is held, or a chunk
+    /// is all there is to do and computed layer by layer.
+    pub fn schedule(&mut self) -> (&[Share], Events) {
+        self.shares.clear();
+        let mut events = Events::default();
+        if !self.schedule_suspect(&mut events) {
+            self.schedule_all(&mut events);
+            self.ask_leaders();
+        }
+        for share in self.shares.iter().filter(|share| share.drafts == 0) {
+            self.running[share.seq].plan_checkpoints(share.rows);
+        }
+        self.order_shares();
+        (&self.shares, events)
+    }
+
+    /// Rows of prompts last, where they stand apart; and those that begin alike side by side.
+    fn order_shares(&mut self) {
+        let Self { shares, running, limits, .. } = self;
+        let last = |share: &Share| limits.apart() && running[share.seq].in_prompt(share.start);
+        let splits = |share: &Share| running[share.seq].pages.ids().iter().skip(SPLIT_PAGES - 1).step_by(SPLIT_PAGES);
+        shares.sort_unstable_by(|a, b| {
+            let alike = || splits(a).cmp(splits(b));
+            last(a).cmp(&last(b)).then_with(alike).then(a.seq.cmp(&b.seq))
+        });
+    }
+
+    fn schedule_all(&mut self, events: &mut Events) {
+        let mut rows = self.limits.rows;
+        let mut logit_rows = if broken("T-01") { usize::MAX } else { self.limits.logit_rows };
+        let stalls = broken("V-37") && self.running.iter().any(|seq| !seq.decoding());
+        let decodes = if stalls { 0 } else { self.schedule_decodes(&mut rows, &mut logit_rows, events) };
+        rows = rows.min(self.prefill_rows());
+        if decodes > 0 {
+            rows = rows.min(self.beside.prompts);
+        }
+        // The few do not hold up the many.
+        let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
+        // And what is short does not wait for a long one before it: up to half of the rows are its own.
+        let long = |seq: &Seq<T>| seq.computes_long_prompt() && seq.layered.is_none();
+        if let Some(long) = self.running.iter().position(long).filter(|_| !layers) {
+            let (mut short, mut short_logits) = (rows / 2, logit_rows / 2);
+            (rows, logit_rows) = (rows - short, logit_rows - short_logits);
+            if !self.schedule_prompts(Prompts::ShortBehind(long), layers, &mut short, &mut short_logits, events) {
+                return;
+            }
+            (rows, logit_rows) = (rows + short, logit_rows + short_logits);
+        }
+        self.schedule_prompts(Prompts::All, layers, &mut rows, &mut logit_rows, events);
+    }
+
+    /// Chunks of prompts that have none in this step yet, oldest first: of running ones, then of those who may start. Says whether more
+    /// may join them: not where one came that must run alone.
+    fn schedule_prompts(
+        &mut self,
+        which: Prompts,
+        layers: bool,
+        rows: &mut usize,
+        logit_rows: &mut usize,
+        events: &mut Events,
+    ) -> bool {
+        let (mut i, all) = match which {
+            Prompts::All => (0, true),
+            Prompts::ShortBehind(long) => (long + 1, false),
+        };
+        while i < self.running.len() {
+            let seq = &self.running[i];
+            let meant = !seq.decoding() && (all || !seq.long);
+            if meant && !self.shares.iter().any(|share| share.seq == i) {
+                self.schedule_prompt(i, layers, rows, logit_rows, events);
+            }
+            i += 1;
+        }
+        while *rows > 0 && *logit_rows > 0 && self.next_fits(*rows) {
+            let long = all && (!layers || self.layered().is_none());
+            let Some(admitted) = self.admit(long) else { break };
+            events.admitted += 1;
+            if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
+                // Its turn comes in the next step, alone.
+                return false;
+            }
+            // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
+            self.schedule_prompt(admitted, layers, rows, logit_rows, events);
+            if self.running.get(admitted).is_some_and(|seq| seq.suspect_until.is_some()) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Prompts of more than a step that have a place or could have one, and could be computed now.
+    fn long_prompts(&self) -> usize {
+        let running = self.running.iter().filter(|seq| seq.computes_long_prompt());
+        let places = self.eased.running.saturating_sub(self.running.len());
+        let waiting = self.waiting.iter().take(places).filter(|seq| seq.remaining() > self.limits.rows);
+        running.count() + waiting.count()
+    }
+
+    /// Rows of prompts in a step, at most. What is computed whole cannot be computed in smaller pieces.
+    pub(super) fn prefill_rows(&self) -> usize {
+        if self.limits.whole { self.limits.rows } else { self.eased.prefill_rows }
+    }
+
+    /// Whether what waits longest, where it is to be computed whole, fits into the step's last `rows` rows.
+    fn next_fits(&self, rows: usize) -> bool {
+        !self.limits.whole || self.waiting.first().is_none_or(|seq| seq.remaining() <= rows)
+    }
+
+    /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
+    fn schedule_suspect(&mut self, events: &mut Events) -> bool {
+        // One that waits for a medium, or for what it may say, can do nothing until that is there, in whatever step.
+        let able = |seq: &Seq<T>| !seq.at_wall() && !seq.held;
+        while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && able(seq)) {
+            let (mut rows, mut logit_rows) = (self.prefill_rows(), self.limits.logit_rows);
+            let order = self.running[i].order;
+            self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
+            if !self.shares.is_empty() {
+                return true;
+            }
+            // It is the newest and there is no page for it: it waits, and the others go on.
+            if self.running.get(i).is_some_and(|seq| seq.order == order) {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Takes note that the step of the last [`Self::schedule`] failed. Each of its sequences will run alone until it has passed
+    /// the position where it failed; recurrent state, which the step may have left half written, is dropped and computed again.
+    /// False if there was only one: then nobody else is to blame.
+    pub fn step_failed(&mut self) -> bool {
+        if self.shares.len() < 2 {
+            return false;
+        }
+        for i in (0..self.shares.len()).rev() {
+            let share = self.shares[i];
+            let seq = &mut self.running[share.seq];
+            seq.suspect_until = Some(share.start + share.rows);
+            seq.drafts.clear();
+            if seq.states.needed() {
+                let mut restarted = self.running.remove(share.seq);
+                self.shares.iter_mut().filter(|other| other.seq > share.seq).for_each(|other| other.seq -= 1);
+                restarted.leave();
+                self.push(restarted);
+            }
+        }
+        self.shares.clear();
+        true
+    }
+
+    fn schedule_decodes(&mut self, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) -> usize {
+        let mut drafts_left = self.room_for_drafts(*rows, *logit_rows);
+        let mut decodes = 0;
+        let mut i = 0;
+        while i < self.running.len() && *rows > 0 && *logit_rows > 0 {
+            if self.running[i].decoding() && !self.running[i].held && self.fit(i, 1, events) {
+                let seq = &mut self.running[i];
+                seq.drafts.truncate(drafts_left);
+                // Drafts take no pages from anybody.
+                while !seq.pages.grow(seq.computed + 1 + seq.drafts.len()) {
+                    seq.drafts.pop();
+                }
+                let drafts = seq.drafts.len();
+                drafts_left -= drafts;
+                self.add(self.share_of(i, 1 + drafts, drafts), rows, logit_rows);
+                decodes += 1;
+            }
+            i += 1;
+        }
+        decodes
+    }
+
+    /// How many drafts a step may check: everybody who decodes has a row before them, and while prompts are computed or about to be
+    /// they leave these half of the other rows, and one with logits.
+    fn room_for_drafts(&self, rows: usize, logit_rows: usize) -> usize {
+        let decoding = self.running.iter().filter(|seq| seq.decoding()).count();
+        let newcomers = !self.waiting.is_empty() && self.running.len() < self.eased.running;
+        let prompts = newcomers || decoding < self.running.len();
+        let (rows, logit_rows) = (rows.saturating_sub(decoding), logit_rows.saturating_sub(decoding));
+        if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
+    }
+
+    /// A chunk of a prompt, in this step; or, of a long one where these have `layers`, between this step and those to come.
+    fn schedule_prompt(
+        &mut self,
+        i: usize,
+        layers: bool,
+        rows: &mut usize,
+        logit_rows: &mut usize,
+        events: &mut Events,
+    ) {
+        let seq = &self.running[i];
+        if seq.layered.is_some() || seq.held {
+            return;
+        }
+        match layers && seq.long {
+            true => self.begin_layers(i, events),
+            false => self.schedule_chunk(i, rows, logit_rows, events),
+        }
+    }
+
+    fn schedule_chunk(&mut self, i: usize, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) {
+        if let Some(share) = self.chunk(i, *rows, *logit_rows, events) {
+            self.add(share, rows, logit_rows);
+        }
+    }
+
+    fn add(&mut self, share: Share, rows: &mut usize, logit_rows: &mut usize) {
+        *rows -= share.rows;
+        *logit_rows -= share.logit_rows;
+        self.shares.push(share);
+    }
+
+    /// What the `i`-th running sequence computes next, with pages for it; at most so many rows, and of these so many with logits.
+    pub(super) fn chunk(&mut self, i: usize, rows: usize, logit_rows: usize, events: &mut Events) -> Option<Share> {
+        let seq = &self.running[i];
+        if rows == 0 || logit_rows == 0 {
+            return None;
+        }
+        let mut chunk = seq.ready().min(rows);
+        if self.limits.whole && chunk < seq.remaining() {
+            return None;
+        }
+        if self.limits.apart() && seq.in_prompt(seq.computed) {
+            chunk = chunk.min(seq.prompt_len - seq.computed);
+        } else if self.limits.apart() {
+            let answers = self.shares.iter().filter(|share| !self.running[share.seq].in_prompt(share.start));
+            chunk = chunk.min(self.limits.answer_rows().saturating_sub(answers.map(|share| share.rows).sum()));
+        }
+        while seq.logit_rows(chunk) > logit_rows {
+            chunk -= seq.logit_rows(chunk) - logit_rows;
+        }
+        (chunk > 0 && self.fit(i, chunk, events)).then(|| self.share_of(i, chunk, 0))
+    }
+
+    fn share_of(&self, i: usize, rows: usize, drafts: usize) -> Share {
+        let seq = &self.running[i];
+        Share { seq: i, start: seq.computed, rows, logit_rows: seq.logit_rows(rows), drafts }
+    }
+
+    /// Gives sequence `i` pages for `rows` more positions, preempting newer ones if need be. When there is no newer one,
+    /// `i` itself waits for older ones to finish: false.
+    fn fit(&mut self, i: usize, rows: usize, events: &mut Events) -> bool {
+        if self.limits.whole {
+            return true;
+        }
+        let positions = self.running[i].computed + rows;
+        while !self.running[i].pages.grow(positions) {
+            let newest = self.running.len() - 1;
+            debug_assert!(newest > 0, "I5: the oldest fits the pool alone");
+            if newest == 0 {
+                return false;
+            }
+            self.preempt(newest);
+            self.shares.retain(|share| share.seq != newest);
+            events.preempted += 1;
+            if newest == i {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Sends a running sequence back to the queue.
+    pub(super) fn preempt(&mut self, index: usize) {
+        let mut victim = self.running.remove(index);
+        victim.leave();
+        self.push(victim);
+    }
+}

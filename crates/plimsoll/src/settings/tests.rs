@@ -1,0 +1,161 @@
+//! What comes from where, and who wins.
+
+use plimsoll_device::KvDtype;
+
+use super::*;
+
+fn given(args: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<(Cli, String)> {
+    let args = ["plimsoll"].iter().chain(args).map(OsString::from).collect();
+    let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+    read(args, &variables)
+}
+
+fn serve(cli: Cli) -> crate::args::ServeArgs {
+    match cli.command {
+        crate::args::Command::Serve(serve) => serve,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn file(text: &str) -> (std::path::PathBuf, impl Drop) {
+    struct Gone(std::path::PathBuf);
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("plimsoll-settings-{}-{next}.toml", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    (path.clone(), Gone(path))
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+    let (path, _gone) = file(
+        "port = 1\nhost = '0.0.0.0'\ndrain_seconds = 7\nserved-model-name = ['a', 'b']\nelastic = true\nmodel = 'from-file'\n",
+    );
+    let path = path.to_str().unwrap();
+    let variables = [("PLIMSOLL_PORT", "2"), ("PLIMSOLL_DRAIN_SECONDS", "8"), ("PLIMSOLL_CACHE", "/x")];
+    let (cli, page) = given(&["serve", "--config", path, "--port", "3"], &variables).unwrap();
+    let args = serve(cli);
+    assert_eq!((args.port, args.drain_seconds, args.host.as_str()), (3, 8, "0.0.0.0"));
+    assert_eq!((args.model.as_str(), args.served_model_name.len()), ("from-file", 2));
+    assert!(args.engine.elastic);
+    for (line, origin) in [
+        ("port = 3 ", "flag"),
+        ("drain-seconds = 8 ", "environment"),
+        ("host = \"0.0.0.0\" ", "file"),
+        ("served-model-name = [\"a\", \"b\"] ", "file"),
+        ("elastic = true ", "file"),
+        ("max-connections = 256 ", "default"),
+        ("# memory-budget is not set ", "default"),
+    ] {
+        let found = page.lines().find(|found| found.starts_with(line)).unwrap_or_else(|| panic!("{line}: {page}"));
+        assert!(found.ends_with(&format!("# {origin}")), "{found}");
+    }
+    // What is printed is a configuration itself.
+    let (again, _gone) = file(&page);
+    let (cli, _) = given(&["serve", "--config", again.to_str().unwrap()], &[]).unwrap();
+    assert_eq!(serve(cli).port, 3);
+    let (cli, _) = given(&["serve"], &[("PLIMSOLL_CONFIG", path), ("PLIMSOLL_ELASTIC", "false")]).unwrap();
+    let args = serve(cli);
+    assert_eq!((args.port, args.engine.elastic), (1, false));
+}
+
+#[test]
+fn what_is_no_setting_is_refused_by_name() {
+    let refused = |text: &str, variables: &[(&str, &str)]| {
+        let (path, _gone) = file(text);
+        given(&["serve", "--config", path.to_str().unwrap()], variables).unwrap_err().to_string()
+    };
+    assert!(refused("prot = 1", &[]).contains("`prot` (did you mean `port`?)"));
+    assert!(refused("", &[("PLIMSOLL_DRAIN_SECOND", "1")]).contains("PLIMSOLL_DRAIN_SECOND is set"));
+    assert!(refused("port = 'x'", &[]).contains("toml: port"), "{}", refused("port = 'x'", &[]));
+    assert!(refused("", &[("PLIMSOLL_PORT", "x")]).contains("set by PLIMSOLL_PORT"));
+    assert!(refused("port = [1, 2]", &[]).contains("not a list"));
+    assert!(refused("elastic = 'maybe'", &[]).contains("neither true nor false"));
+    assert!(refused("[port]\nx = 1", &[]).contains("port"));
+    assert!(refused("port = 1\nport = 2", &[]).contains("line 2: "));
+    assert!(refused("drain-seconds = 1\ndrain_seconds = 2", &[]).contains("twice"));
+    assert!(refused("config = 'x'", &[]).contains("`config`"));
+    let missing = given(&["serve", "--config", "/nowhere/at/all.toml"], &[]).unwrap_err();
+    assert!(format!("{missing:#}").contains("/nowhere/at/all.toml"), "{missing:#}");
+    // What Kubernetes adds is not ours.
+    let kubernetes = [
+        ("PLIMSOLL_SERVICE_HOST", "10.0.0.1"),
+        ("PLIMSOLL_PORT", "tcp://10.0.0.1:8000"),
+        ("PLIMSOLL_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ("PLIMSOLL_METRICS_SERVICE_HOST", "10.0.0.1"),
+        ("PLIMSOLL_METRICS_SERVICE_PORT_HTTP", "9000"),
+    ];
+    assert!(given(&["serve"], &kubernetes).is_ok());
+}
+
+#[test]
+fn keys_come_from_everywhere_and_are_shown_nowhere() {
+    let (cli, page) = given(&["serve"], &[("PLIMSOLL_API_KEY", "secret-one,secret-two")]).unwrap();
+    assert_eq!(serve(cli).http.access.keys.api_key, ["secret-one", "secret-two"]);
+    assert!(!page.contains("secret") && page.contains("not shown"), "{page}");
+}
+
+#[test]
+fn clients_send_the_first_key_of_flag_file_or_environment() {
+    let url = ["--url", "http://a"];
+    let first = |words: &[&str], variables: &[(&str, &str)]| {
+        let keys = match given(&[words, &url].concat(), variables).unwrap().0.command {
+            Command::Bench(bench) => bench.keys,
+            Command::Soak(soak) => soak.keys,
+            Command::Replay(replay) => replay.http.access.keys,
+            other => panic!("{other:?}"),
+        };
+        keys.first().unwrap()
+    };
+    let (path, _gone) = file("# ours\nfrom-file\n");
+    let path = path.to_str().unwrap();
+    for client in [&["bench"][..], &["soak"], &["replay", "trace.jsonl"]] {
+        let with = |flag, value| [client, &[flag, value]].concat();
+        let key = ("PLIMSOLL_API_KEY", "one,two");
+        assert_eq!(first(client, &[]), None);
+        assert_eq!(first(client, &[("PLIMSOLL_API_KEY", ""), ("PLIMSOLL_PORT", "x")]), None, "others are not read");
+        assert_eq!(first(client, &[key]).as_deref(), Some("one"));
+        assert_eq!(first(&with("--api-key", "three,four"), &[key]).as_deref(), Some("three"), "a flag wins");
+        assert_eq!(first(&with("--api-key-file", path), &[key]).as_deref(), Some("from-file"), "either of them");
+        assert_eq!(first(client, &[("PLIMSOLL_API_KEY_FILE", path)]).as_deref(), Some("from-file"));
+    }
+}
+
+/// The plan must say what the server will do, so both read the same file; each takes its part.
+#[test]
+fn one_file_serves_both_commands() {
+    let (path, _gone) = file("port = 9\nmax-body-bytes = 1000\nmodel = 'tiny'\n");
+    let (cli, _) = given(&["plan", "--config", path.to_str().unwrap()], &[]).unwrap();
+    match cli.command {
+        crate::args::Command::Plan(plan) => {
+            assert_eq!((plan.http.max_body_bytes, plan.model.as_str()), (1000, "tiny"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_model_has_its_own_flags_after_those_for_all() {
+    let (cli, _) = given(
+        &["serve", "--kv-dtype", "q8", "--elastic", "--memory-budget", "1GiB", "--models", "x.toml", "--port", "1"],
+        &[("PLIMSOLL_MAX_WAITING", "7")],
+    )
+    .unwrap();
+    let inherited = serve(cli).inherited;
+    let (path, _gone) = file(
+        "[[models]]\nname = 'b'\nmodel = 'one'\nkv-dtype = 'f32'\nelastic = false\nserved_model_name = ['x', 'y']\n\
+         [[models]]\nname = 'a'\nmodel = 'two'\nidle-seconds = 9\nmemory-budget = '10MiB'\n",
+    );
+    let models = crate::models_file::read(&path, &inherited).unwrap();
+    let [(first, one), (second, two)] = &models[..] else { panic!("{models:?}") };
+    assert_eq!((first.as_str(), second.as_str()), ("b", "a"), "in the order of the file");
+    assert_eq!((one.model.as_str(), one.engine.elastic, one.engine.max_waiting), ("one", false, 7));
+    assert_eq!((one.served_model_name.len(), one.idle_seconds, one.engine.memory_budget.is_none()), (2, None, true));
+    assert_eq!([one.engine.kv_dtype, two.engine.kv_dtype], [Some(KvDtype::F32), Some(KvDtype::Q8)]);
+    assert_eq!((two.engine.elastic, two.idle_seconds, two.engine.memory_budget.is_some()), (true, Some(9), true));
+}
