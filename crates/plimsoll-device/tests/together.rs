@@ -140,13 +140,13 @@ fn a_row_is_what_it_is_alone_however_many_threads_divide_rows_or_outputs() {
             out
         };
         let mut random = Random::new(7);
-        let input: Vec<_> = (0..600).map(|_| random.floats(HIDDEN)).collect();
+        let input: Vec<_> = (0..800).map(|_| random.floats(HIDDEN)).collect();
         let mut one = load(model, ComputeDtype::Int8, 1, isa);
         let alone: Vec<_> = input.chunks(1).map(|row| run(&mut one, row)).collect();
         for threads in 1..4 {
             let mut loaded = load(model, ComputeDtype::Int8, threads, isa);
-            // Rows are cut from 32 or 64 on, with the matrix unit from 512.
-            for count in [3, 47, 96, 600] {
+            // Two threads cut rows from 32 or 64 on, with the matrix unit from 512, three from 96 or 768.
+            for count in [3, 47, 96, 800] {
                 for (of, out) in run(&mut loaded, &input[..count]).into_iter().enumerate() {
                     let same = out.iter().zip(&alone).all(|(row, alone)| *row == alone[of][0]);
                     assert!(same, "{isa}, {model}: {count} rows, {threads} threads, layer {of}");

@@ -231,6 +231,12 @@ mod tests {
     }
 
     #[test]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    fn the_matrix_unit_is_tested_wherever_its_vectors_are() {
+        assert_eq!(Isa::Amx.available(), Isa::Avx512.available());
+    }
+
+    #[test]
     fn a_processor_has_the_sets_of_its_own_kind_alone() {
         assert_eq!(Isa::Neon.available(), cfg!(target_arch = "aarch64"));
         let of_x86 = [Isa::Avx2, Isa::Avx512, Isa::Amx];

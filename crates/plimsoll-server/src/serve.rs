@@ -30,7 +30,7 @@ use crate::config::{
 use crate::door::Peer;
 use crate::error::{ApiError, ServeError};
 use crate::front::Front;
-use crate::socket::{ClientSocket, has_unread, hung_up, prepare};
+use crate::socket::{ClientSocket, LINGER, has_unread, hung_up, prepare};
 
 /// Connections the system may queue before they are accepted.
 const BACKLOG: i32 = 256;
@@ -131,7 +131,8 @@ pub(crate) async fn run(
     app.phase.send_replace(Phase::Cut);
     let _ = timeout(DOORSTEP, door.admit_all(&mut late, Phase::Cut)).await;
     drop(door);
-    end(late, deadline).await;
+    // They have what is left of the time for last words, or at least for a lingering answer.
+    end(late, deadline.max(Instant::now() + LINGER)).await;
     if let Some(recorder) = &app.recorder {
         recorder.flush();
     }

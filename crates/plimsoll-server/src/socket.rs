@@ -17,7 +17,7 @@ use crate::config::SOCKET_BUFFER_BYTES;
 
 /// A client that was answered while it was still sending is listened to for this long, so that it can read the answer:
 /// closing with unread input makes the system throw the answer away.
-const LINGER: Duration = Duration::from_secs(2);
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 /// Sets what every accepted connection gets.
 pub(crate) fn prepare(stream: &TcpStream, write_timeout: Duration) -> io::Result<()> {

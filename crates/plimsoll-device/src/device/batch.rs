@@ -40,7 +40,7 @@ pub struct StepInput<'a> {
     pub positions: &'a [u32],
     /// The sequences.
     pub seqs: &'a [SeqSpan],
-    /// Page ids of all sequences, one after another. For [`Device::attend_within`], which keeps nothing, they count from 0.
+    /// Page ids of all sequences, one after another. For [`Device::attend_within`](super::Device::attend_within), which keeps nothing, they count from 0.
     pub pages: &'a [u32],
     /// Token type of each row, for encoders, which tell the texts of a pair apart; empty for all others.
     pub types: &'a [u32],

@@ -119,7 +119,11 @@ impl Input {
 
     /// Some of the rows.
     pub(crate) fn span(self, first: usize, rows: usize) -> Self {
-        let norm = self.norm.map(|norm| Norm { from: norm.from.span(first, rows), ..norm });
+        let norm = self.norm.map(|norm| {
+            let shape = |buf: Buf| (buf.rows, buf.cols);
+            assert_eq!(shape(norm.from), shape(self.x), "a norm keeps the shape");
+            Norm { from: norm.from.span(first, rows), ..norm }
+        });
         Self { x: self.x.span(first, rows), norm }
     }
 
