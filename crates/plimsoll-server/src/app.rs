@@ -131,7 +131,7 @@ impl App {
         if bytes as u64 > self.text_bytes_max() {
             let context = self.served.engine.limits().max_req_total_len;
             let message = format!(
-                "the prompt has {bytes} bytes and cannot fit into this server's maximum context length of {context} tokens"
+                "this model's maximum context length is {context} tokens, into which the prompt's {bytes} bytes cannot fit"
             );
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }

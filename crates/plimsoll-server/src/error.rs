@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::running::CANCELLED;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::Refusal;
 use prometheus_client::metrics::counter::Counter;
@@ -41,6 +41,9 @@ pub(crate) struct ApiError {
 }
 
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
+
+/// In which official clients look for whether the same request is worth another try: some try a refused key again, for minutes.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// Longest piece of a client's own text that an error message repeats.
 const QUOTE_CHARS: usize = 120;
@@ -133,6 +136,10 @@ impl IntoResponse for ApiError {
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        let another_time = matches!(self.status.as_u16(), 408 | 409 | 429);
+        if self.status.is_client_error() && !another_time {
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

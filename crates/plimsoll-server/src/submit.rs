@@ -132,10 +132,15 @@ impl Draft {
         let least = if self.fills_context { 1 } else { asked.unwrap_or(1) };
         let needed = if echo_only { 0 } else { u64::from(least) };
         if in_prompt + needed > context && !broken("T-56") {
-            let message = format!(
-                "this server's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
-            );
-            let param = if asked.is_some_and(|n| n > 1) { self.length_param } else { self.prompt_param };
+            // In the words that clients look for, to shorten what they have said.
+            let message = match self.fills_context {
+                true => format!("prompt is too long: {in_prompt} tokens > {} maximum", context - needed),
+                false => format!(
+                    "this model's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
+                ),
+            };
+            let of_length = !self.fills_context && asked.is_some_and(|n| n > 1);
+            let param = if of_length { self.length_param } else { self.prompt_param };
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         let default = self.default_max_tokens.map_or(rest, |n| rest.min(u64::from(n)));

@@ -1,6 +1,7 @@
 //! The bodies of Anthropic's requests, field by field.
 
 use plimsoll_grammar::Source;
+use serde_json::value::RawValue;
 
 use super::{content, tools};
 use crate::app::App;
@@ -155,7 +156,8 @@ fn shown(fields: &mut Fields<'_>) -> ApiResult<bool> {
 }
 
 fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> ApiResult<Option<Form>> {
-    let Some(raw) = fields.raw("output_config") else { return Ok(None) };
+    let mut asked = output_format(fields.raw(BETAS_FORMAT), BETAS_FORMAT)?;
+    let Some(raw) = fields.raw("output_config") else { return Ok(asked) };
     let mut config = Fields::of("output_config".into(), raw)?;
     let effort = config.take::<String>("effort")?;
     let format = config.raw("format");
@@ -163,12 +165,25 @@ fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> Ap
     if let Some(effort) = &effort {
         conversation.set_effort("output_config.effort", effort)?;
     }
-    let Some(raw) = format else { return Ok(None) };
-    let mut format = Fields::of("output_config.format".into(), raw)?;
+    if let Some(form) = output_format(format, "output_config.format")?
+        && asked.replace(form).is_some()
+    {
+        let message = "output_format and output_config.format are two names of one thing";
+        return Err(ApiError::invalid(BETAS_FORMAT, message));
+    }
+    Ok(asked)
+}
+
+/// What `output_config.format` was called while it was a beta.
+const BETAS_FORMAT: &str = "output_format";
+
+fn output_format(raw: Option<&RawValue>, param: &'static str) -> ApiResult<Option<Form>> {
+    let Some(raw) = raw else { return Ok(None) };
+    let mut format = Fields::of(param.into(), raw)?;
     format.only("type", &["\"json_schema\""])?;
+    let at = format.param("schema");
     let schema = format.json("schema")?;
     format.finish()?;
-    let param = "output_config.format.schema";
-    let schema = schema.ok_or_else(|| ApiError::invalid(param, format!("{param} is missing")))?;
-    Ok(Some(Form { param: "output_config.format", source: Source::JsonSchema(schema) }))
+    let schema = schema.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
+    Ok(Some(Form { param, source: Source::JsonSchema(schema) }))
 }

@@ -86,7 +86,7 @@ impl<'a> Placeholders<'a> {
         let total = ids.len() as u64 + more;
         if total > u64::from(context) {
             let message = format!(
-                "this server's maximum context length is {context} tokens; the request has {total} in the prompt"
+                "this model's maximum context length is {context} tokens; the request has {total} in the prompt"
             );
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }

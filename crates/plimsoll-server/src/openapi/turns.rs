@@ -65,6 +65,11 @@ fn said() -> Fields {
             "output_config",
             json!({"type": "object", "examples": [{"format": {"type": "json_schema", "schema": {"type": "object"}}}]}),
         ),
+        (
+            "output_format",
+            json!({"type": "object", "description": "An older name of `output_config.format`",
+                "examples": [{"type": "json_schema", "schema": {"type": "object"}}]}),
+        ),
         ("speed", only(&json!("standard"), "string")),
         (
             "context_management",
@@ -113,7 +118,8 @@ fn asked() -> Fields {
         ("previous_response_id", json!({"type": "string", "description": "A stored response"})),
         (
             "tools",
-            json!({"type": "array", "items": {"type": "object", "required": ["type", "name"]},
+            json!({"type": "array", "items": {"type": "object", "required": ["type"]},
+                "description": "Functions, also those of a namespace",
                 "examples": [[{"type": "function", "name": "f", "parameters": {"type": "object"}}]]}),
         ),
         (
@@ -145,6 +151,7 @@ pub(super) fn responses() -> Value {
         ("max_output_tokens", integer(1, 3)),
         ("store", flag(false)),
         ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
+        ("client_metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         ("include", json!({"type": "array", "items": {"type": "string", "enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}, "examples": [["message.output_text.logprobs"]]})),
         ("top_logprobs", json!({"type": "integer", "minimum": 0, "description": "Above 0 only with `include`", "examples": [0]})),
         ("stream_options", json!({"type": "object", "examples": [{"include_obfuscation": false}]})),

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use plimsoll_media::Modality;
 
+use super::object::Namespaced;
 use super::references::{Stored, missing, refers};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
@@ -25,7 +26,7 @@ pub(crate) struct Item {
 enum What {
     Message { role: String, said: Vec<Said> },
     Thoughts { said: Vec<Said> },
-    Call { call_id: String, name: String, arguments: String },
+    Call { call_id: String, namespace: Option<String>, name: String, arguments: String },
     Result { call_id: String, said: Vec<Said> },
 }
 
@@ -100,16 +101,17 @@ fn item(app: &App, path: String, raw: &RawValue, stored: Option<&Stored>, shown:
         }
         Some("function_call") => {
             let (call_id, name) = (fields.required("call_id")?, fields.required("name")?);
-            let arguments: String = fields.required("arguments")?;
+            let (namespace, arguments) = (fields.take("namespace")?, fields.required("arguments")?);
             direct(&mut fields)?;
-            ("fc", What::Call { call_id, name, arguments })
+            ("fc", What::Call { call_id, namespace, name, arguments })
         }
         Some("function_call_output") => {
             let call_id = fields.required("call_id")?;
             let at = fields.param("output");
             let said = parts(&mut fields, "output", shown)?;
             let said = said.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
-            // A result belongs to its call, which has the name.
+            // A result belongs to its call, which has the names.
+            fields.take::<String>("namespace")?;
             fields.take::<String>("name")?;
             direct(&mut fields)?;
             ("fco", What::Result { call_id, said })
@@ -150,7 +152,6 @@ fn thoughts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiRe
 }
 
 fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {
-    fields.never(&["namespace"], "tools have no namespaces here")?;
     fields.only("async", &["false"])?;
     let path = fields.param("caller");
     let Some(raw) = fields.raw("caller") else { return Ok(()) };
@@ -227,7 +228,10 @@ pub(crate) fn messages(param: &str, instructions: Option<&str>, items: &[Item]) 
         match &item.what {
             What::Message { role, said } => told.message(role, content(said)),
             What::Thoughts { said } => told.thoughts(content(said)),
-            What::Call { call_id, name, arguments } => told.call(param, call_id, name, arguments)?,
+            What::Call { call_id, namespace, name, arguments } => {
+                let full = namespace.as_ref().map(|namespace| Namespaced::new(namespace, name));
+                told.call(param, call_id, full.as_ref().map_or(name, |of| of.full()), arguments)?;
+            }
             What::Result { call_id, said } => told.result(param, call_id, content(said))?,
         }
     }
@@ -315,7 +319,10 @@ impl Item {
                 What::Message { said: parts, .. }
                 | What::Thoughts { said: parts }
                 | What::Result { said: parts, .. } => said(parts),
-                What::Call { call_id, name, arguments } => (call_id.len() + name.len() + arguments.capacity()) as u64,
+                What::Call { call_id, namespace, name, arguments } => {
+                    let names = name.len() + namespace.as_ref().map_or(0, String::len);
+                    (call_id.len() + names + arguments.capacity()) as u64
+                }
             }
     }
 
@@ -346,9 +353,13 @@ impl Item {
             What::Thoughts { said } => {
                 json!({"id": id, "type": "reasoning", "summary": [], "content": parts("reasoning_text", said)})
             }
-            What::Call { call_id, name, arguments } => {
-                json!({"id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments,
-                       "status": status})
+            What::Call { call_id, namespace, name, arguments } => {
+                let mut call = json!({"id": id, "type": "function_call", "call_id": call_id, "name": name,
+                                      "arguments": arguments, "status": status});
+                if let Some(namespace) = namespace {
+                    call["namespace"] = namespace.as_str().into();
+                }
+                call
             }
             What::Result { call_id, said } => {
                 let output = match content(said) {

@@ -13,6 +13,8 @@ pub(crate) struct Echo {
     pub instructions: Option<String>,
     pub max_output_tokens: Option<u32>,
     pub metadata: Option<Box<RawValue>>,
+    /// Functions that have a namespace.
+    pub namespaced: Vec<Namespaced>,
     pub parallel_tool_calls: bool,
     pub previous_response_id: Option<String>,
     pub prompt_cache_key: Option<String>,
@@ -41,7 +43,34 @@ impl Echo {
             &self.user,
         ];
         let texts = texts.into_iter().flatten().map(String::len);
-        (raw.sum::<usize>() + texts.sum::<usize>()) as u64
+        let namespaced = self.namespaced.iter().map(|of| of.full.len() + size_of::<Namespaced>());
+        (raw.sum::<usize>() + texts.sum::<usize>() + namespaced.sum::<usize>()) as u64
+    }
+
+    /// A function's namespace, if it has one, and its own name.
+    pub fn apart(&self, name: String) -> (Option<String>, String) {
+        match self.namespaced.iter().find(|of| of.full == name) {
+            Some(of) => (Some(name[..of.namespace].into()), name[of.namespace + 1..].into()),
+            None => (None, name),
+        }
+    }
+}
+
+/// A function in a namespace, as the model knows it: both names with a dot between them.
+#[derive(Debug)]
+pub(crate) struct Namespaced {
+    full: String,
+    /// Bytes of the namespace's name.
+    namespace: usize,
+}
+
+impl Namespaced {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { full: format!("{namespace}.{name}"), namespace: namespace.len() }
+    }
+
+    pub fn full(&self) -> &str {
+        &self.full
     }
 }
 
@@ -68,16 +97,34 @@ pub(crate) struct Output {
 pub(crate) enum What {
     Thoughts { text: String },
     Text { text: String, logprobs: Vec<ChatToken> },
-    Call { call_id: String, name: String, arguments: String },
+    Call { call_id: String, namespace: Option<String>, name: String, arguments: String },
 }
 
 /// An item as the API shows it.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Shown<'a> {
-    Reasoning { id: &'a str, summary: [(); 0], content: Vec<Part<'a>>, status: Status },
-    Message { id: &'a str, role: &'static str, status: Status, content: Vec<Part<'a>> },
-    FunctionCall { id: &'a str, call_id: &'a str, name: &'a str, arguments: &'a str, status: Status },
+    Reasoning {
+        id: &'a str,
+        summary: [(); 0],
+        content: Vec<Part<'a>>,
+        status: Status,
+    },
+    Message {
+        id: &'a str,
+        role: &'static str,
+        status: Status,
+        content: Vec<Part<'a>>,
+    },
+    FunctionCall {
+        id: &'a str,
+        call_id: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        name: &'a str,
+        arguments: &'a str,
+        status: Status,
+    },
 }
 
 /// A part of an item.
@@ -106,7 +153,9 @@ impl Output {
         match &self.what {
             What::Thoughts { .. } => Shown::Reasoning { id, summary: [], content, status },
             What::Text { .. } => Shown::Message { id, role: "assistant", status, content },
-            What::Call { call_id, name, arguments } => Shown::FunctionCall { id, call_id, name, arguments, status },
+            What::Call { call_id, namespace, name, arguments } => {
+                Shown::FunctionCall { id, call_id, namespace: namespace.as_deref(), name, arguments, status }
+            }
         }
     }
 }

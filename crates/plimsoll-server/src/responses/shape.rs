@@ -160,7 +160,8 @@ impl Responding {
     /// A piece of the answer, with the reports of its tokens if it is text.
     fn part(&mut self, part: reading::Part, reports: Vec<ChatToken>, out: &mut Events) {
         if let reading::Part::Call { id, name, .. } = part {
-            let what = What::Call { call_id: id, name, arguments: String::new() };
+            let (namespace, name) = self.echo.apart(name);
+            let what = What::Call { call_id: id, namespace, name, arguments: String::new() };
             return self.begin("fc", what, out);
         }
         match (&part, self.output.last().filter(|last| last.status == Status::InProgress).map(|last| &last.what)) {

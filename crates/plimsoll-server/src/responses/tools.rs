@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use super::object::Echo;
+use super::object::{Echo, Namespaced};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
 use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form, parallel_of};
@@ -21,7 +21,7 @@ pub(crate) fn take(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<(Optio
     };
     let mut tools = ToolList::of(list.len())?;
     for (i, raw) in list.iter().enumerate() {
-        tool(&format!("tools[{i}]"), raw, &mut tools)?;
+        tool(&format!("tools[{i}]"), raw, &mut tools, &mut echo.namespaced)?;
     }
     let choice = match choice {
         None => Some(ToolChoice::Auto),
@@ -33,15 +33,53 @@ pub(crate) fn take(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<(Optio
     Ok((tools.used(choice, parallel), parallel))
 }
 
-fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<()> {
+fn tool(param: &str, raw: &RawValue, tools: &mut ToolList, namespaced: &mut Vec<Namespaced>) -> ApiResult<()> {
     let mut fields = Fields::of(param.into(), raw)?;
     let at = fields.param("type");
     let kind = fields.take::<String>("type")?.unwrap_or_default();
-    if kind != "function" {
-        let message = format!("{at} is `{}`: this server runs no tools of its own; only functions", quote(&kind));
-        return Err(ApiError::unsupported(at, message));
+    match kind.as_str() {
+        "function" => function(param, fields, None, tools),
+        "namespace" => namespace(fields, tools, namespaced),
+        // A search that may not leave the service, which an agent names by itself: here is nothing to search, and nobody is told of it.
+        "web_search" if fields.take::<bool>("external_web_access")? == Some(false) => Ok(()),
+        _ => {
+            let known = "function and namespace";
+            let message =
+                format!("{at} is `{}`: this server runs no tools of its own; known are {known}", quote(&kind));
+            Err(ApiError::unsupported(at, message))
+        }
     }
-    let name = checked_name(&mut fields)?;
+}
+
+/// Takes functions under one name, in front of which it stands.
+fn namespace(mut fields: Fields<'_>, tools: &mut ToolList, namespaced: &mut Vec<Namespaced>) -> ApiResult<()> {
+    let namespace = checked_name(&mut fields)?;
+    let at = fields.param("tools");
+    // Each function describes itself.
+    fields.take::<String>("description")?;
+    let list: Vec<&RawValue> = fields.take_few("tools", MAX_NODES)?.unwrap_or_default();
+    fields.finish()?;
+    for (i, raw) in list.iter().enumerate() {
+        let param = format!("{at}[{i}]");
+        let mut fields = Fields::of(param.clone(), raw)?;
+        fields.only("type", &["\"function\""])?;
+        function(&param, fields, Some((&namespace, namespaced)), tools)?;
+    }
+    Ok(())
+}
+
+fn function(
+    param: &str,
+    mut fields: Fields<'_>,
+    within: Option<(&str, &mut Vec<Namespaced>)>,
+    tools: &mut ToolList,
+) -> ApiResult<()> {
+    let mut name = checked_name(&mut fields)?;
+    if let Some((namespace, all)) = within {
+        let of = Namespaced::new(namespace, &name);
+        name = of.full().into();
+        all.push(of);
+    }
     let description = fields.take("description")?;
     let strict = fields.take("strict")?;
     let at = fields.param("parameters");

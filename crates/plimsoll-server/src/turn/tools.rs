@@ -61,6 +61,10 @@ impl ToolList {
 
     /// Adds a tool in chat's form; `param` is where it stands.
     pub fn add(&mut self, param: &str, name: String, tool: Value) -> ApiResult<()> {
+        if self.names.len() == MAX_TOOLS {
+            let message = format!("{param}: more tools than the limit of {MAX_TOOLS}");
+            return Err(ApiError::invalid("tools", message));
+        }
         if self.names.contains(&name) {
             let message = format!("{param}: there is a tool `{}` already", quote(&name));
             return Err(ApiError::invalid(param, message));

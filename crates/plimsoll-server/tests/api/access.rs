@@ -45,6 +45,7 @@ fn without_a_key_nothing_but_the_probes_and_the_page_opens() {
     for (method, path) in routes {
         for head in wrong {
             let answer = ask(&server, method, path, &[head], &prompt);
+            assert_eq!(answer.header("x-should-retry"), Some("false"), "the same key is no better later");
             let error = answer.error(401);
             assert_eq!((&error["code"], &error["type"]), (&json!("invalid_api_key"), &json!("invalid_request_error")));
             assert_eq!(answer.header("www-authenticate"), Some("Bearer"));

@@ -322,6 +322,8 @@ fn what_cannot_be_served_is_refused_by_name() {
         more.as_object().unwrap().iter().for_each(|(key, value)| tool[key] = value.clone());
         json!({"tools": [tool]})
     };
+    let format = json!({"type": "json_schema", "schema": {"type": "object"}});
+    let both_formats = json!({"output_format": format, "output_config": {"format": format}});
     for (change, says) in [
         (message(image.clone()), "messages[0].content[0].type is `image`: the served model `tiny` takes no images"),
         (message(json!([{"type": "document"}])), "reads no documents"),
@@ -353,6 +355,9 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"thinking": {"type": "adaptive", "display": "short"}}), "thinking.display"),
         (json!({"output_config": {"effort": "most"}}), "output_config.effort"),
         (json!({"output_config": {"format": {"type": "json_schema"}}}), "output_config.format.schema is missing"),
+        (json!({"output_format": {"type": "json_schema"}}), "output_format.schema is missing"),
+        (both_formats, "two names of one thing"),
+        (json!({"messages": [{"role": "user", "content": "x".repeat(700)}]}), "prompt is too long: "),
         (json!({"output_config": {"format": {"type": "json_schema", "schema": {"type": "colour"}}}}), "colour"),
         (json!({"tool_choice": {"type": "any"}}), "tool_choice is any, but there are no tools"),
         (json!({"tool_choice": {"type": "tool", "name": "f"}}), "tool_choice names `f`"),
@@ -368,8 +373,12 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"service_tier": "priority"}), "service_tier"),
         (json!({"mcp_servers": []}), "unknown field `mcp_servers`"),
     ] {
-        let refused = error(&server.post("/v1/messages", &ask(&change)), 400);
-        assert_eq!(refused["type"], "invalid_request_error");
+        let answer = server.post("/v1/messages", &ask(&change));
+        let refused = error(&answer, 400);
+        assert_eq!(
+            (&refused["type"], answer.header("x-should-retry")),
+            (&json!("invalid_request_error"), Some("false"))
+        );
         assert!(refused["message"].as_str().unwrap().contains(says), "{change}: {refused}");
     }
     assert!(server.observed.requests.lock().unwrap().is_empty());
@@ -408,6 +417,7 @@ fn errors_have_anthropics_shape_whoever_gives_them() {
     common::eventually("all places are taken", || server.engine.reserved().1 == 16);
     let full = server.post("/v1/messages", &ask(&json!({})));
     assert_eq!((full.header("retry-after"), &error(&full, 429)["type"]), (Some("1"), &json!("rate_limit_error")));
+    assert_eq!(full.header("x-should-retry"), None, "another time is worth a try");
     drop(busy);
     server.assert_idle();
     server.engine.drain();

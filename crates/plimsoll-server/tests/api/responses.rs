@@ -225,6 +225,50 @@ fn thoughts_text_and_calls_are_items_in_their_order() {
 }
 
 #[test]
+fn functions_in_a_namespace_are_called_by_both_names() {
+    let server =
+        says(PLAIN, "<tool_call>\n{\"name\": \"mail.send\", \"arguments\": {}}\n</tool_call>", 3, FinishReason::Stop);
+    let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
+    let namespace =
+        |functions: Value| json!({"type": "namespace", "name": "mail", "description": "Mail", "tools": functions});
+    let search = json!({"type": "web_search", "external_web_access": false});
+    // What an agent sends unasked is taken with it.
+    let agent = json!({"tools": [namespace(json!([function("send"), function("read")])), function("send"), search],
+        "client_metadata": {"session": "1"}});
+    let response = create(&server, &agent);
+    let call = response["output"][0].clone();
+    assert_eq!(
+        (&call["type"], &call["namespace"], &call["name"]),
+        (&json!("function_call"), &json!("mail"), &json!("send"))
+    );
+    let prompt = prompt_text(&server);
+    assert!(prompt.contains("mail.send") && prompt.contains("mail.read") && !prompt.contains("search"), "{prompt}");
+    assert_eq!(plain(streamed(&server, &agent)), plain(response.clone()));
+    // Gone on from, by the server's copy and by the client's.
+    let result =
+        json!({"type": "function_call_output", "call_id": call["call_id"], "namespace": "mail", "output": "sent"});
+    create(&server, &json!({"previous_response_id": response["id"], "input": [result]}));
+    let stored = prompt_text(&server);
+    create(&server, &json!({"input": [{"role": "user", "content": "Hi"}, call, result]}));
+    assert!(stored.contains("<tool_call>mail.send</tool_call>"), "{stored}");
+    assert_eq!(prompt_text(&server), stored);
+    let many: Vec<Value> = (0..129).map(|n| function(&format!("f{n}"))).collect();
+    for (tools, says) in [
+        (
+            namespace(json!([function("send"), function("send")])),
+            "tools[0].tools[1]: there is a tool `mail.send` already",
+        ),
+        (namespace(json!([namespace(json!([]))])), "type is supported only as \"function\""),
+        (namespace(json!(many)), "more tools than the limit of 128"),
+        (json!({"type": "web_search", "external_web_access": true}), "tools[0].type is `web_search`"),
+    ] {
+        let error = server.post("/v1/responses", &ask(&json!({"tools": [tools]}))).error(400);
+        assert!(error["message"].as_str().unwrap().contains(says), "{error}");
+    }
+    server.assert_idle();
+}
+
+#[test]
 fn the_same_reply_at_three_endpoints() {
     let server = says(
         ALL,
