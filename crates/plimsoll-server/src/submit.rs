@@ -134,7 +134,10 @@ impl Draft {
         if in_prompt + needed > context && !broken("T-56") {
             // In the words that clients look for, to shorten what they have said.
             let message = match self.fills_context {
-                true => format!("prompt is too long: {in_prompt} tokens > {} maximum", context - needed),
+                true => format!(
+                    "prompt is too long: {in_prompt} tokens > {} maximum, which leaves {needed} of this model's {context} for the answer",
+                    context - needed
+                ),
                 false => format!(
                     "this model's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
                 ),
