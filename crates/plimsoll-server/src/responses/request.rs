@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_grammar::Source;
-use serde_json::value::RawValue;
 
 use super::items::{self, Item, Shown};
 use super::object::Echo;
@@ -14,7 +13,7 @@ use super::{references, tools};
 use crate::app::App;
 use crate::config::PARSED_FACTOR;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, check_nodes, wrong};
+use crate::fields::{Fields, check_nodes};
 use crate::form::{Form, text_format};
 use crate::limits::{Held, ReadBody};
 use crate::media::Gallery;
@@ -243,22 +242,19 @@ fn reasoning(fields: &mut Fields<'_>, conversation: &mut Conversation, echo: &mu
     Ok(())
 }
 
-/// Texts by their names.
-fn notes<'a>(fields: &mut Fields<'a>, name: &str) -> ApiResult<Option<&'a RawValue>> {
-    let Some(raw) = fields.raw(name) else { return Ok(None) };
-    check_nodes(name, raw.get(), METADATA_NODES_MAX)?;
-    serde_json::from_str::<BTreeMap<String, String>>(raw.get()).map_err(|e| wrong(name, &e))?;
-    Ok(Some(raw))
-}
-
 /// Fields that come back as they are, that are true already, or that this server does not have and therefore refuses.
 fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     echo.user = fields.take("user")?;
     echo.safety_identifier = fields.take("safety_identifier")?;
     echo.prompt_cache_key = fields.take("prompt_cache_key")?;
-    echo.metadata = notes(fields, "metadata")?.map(ToOwned::to_owned);
+    if let Some(raw) = fields.raw("metadata") {
+        check_nodes("metadata", raw.get(), METADATA_NODES_MAX)?;
+        serde_json::from_str::<BTreeMap<String, String>>(raw.get())
+            .map_err(|e| crate::fields::wrong("metadata", &e))?;
+        echo.metadata = Some(raw.to_owned());
+    }
     // What an agent says of itself.
-    notes(fields, "client_metadata")?;
+    fields.take_few::<BTreeMap<String, String>>("client_metadata", METADATA_NODES_MAX)?;
     if let Some(raw) = fields.raw("stream_options") {
         let mut options = Fields::of("stream_options".into(), raw)?;
         options.only("include_obfuscation", &["false"])?;
