@@ -2,7 +2,7 @@
 //! owning memory is `plimsoll-device`'s business, reading files `plimsoll-formats`'.
 //!
 //! **One arithmetic.** The result of a row depends on nothing but that row and the weights: not on how many rows are computed
-//! together, not on tiles or threads, and not on the instruction set. What is rounded to bfloat16 first ([`round_acts`],
+//! together, not on tiles or threads, and not on the instruction set. What is rounded to bfloat16 first ([`round_row`],
 //! [`AttendParams::rounded`]) is another input, which AMX multiplies, the second also AVX-512 BF16, each in an order of its own. Every floating-point kernel is written once over
 //! sixteen lanes (`simd::Simd`), whose operations are exactly rounded everywhere; sums have one fixed order; elementary
 //! functions are our own polynomials. [`Isa::Portable`] is therefore an oracle for the others, bit for bit. (NaN stays NaN,
@@ -54,7 +54,7 @@ pub use ops::{Activation, activate, add, glu, glu_rough, mul, scale, softcap};
 pub use pack::{QuantRow, QuantRowScales, pack_panel_f32, pack_panel_quant, unpack_row};
 pub use packing::{BLOCK, PANEL, PackError, PackKind, PackScales, Packing, QuantPacking, SUPER};
 pub use rope::{RopeStyle, rope};
-pub use rounded::{Bf16Acts, Bf16Layout, round_acts};
+pub use rounded::{Bf16Acts, Bf16Layout, round_row};
 pub use route::{add_gated, combine, group_by_expert, route};
 pub use simd::prefetch;
 pub use softmax::softmax;

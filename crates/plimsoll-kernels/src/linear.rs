@@ -127,7 +127,7 @@ pub unsafe fn linear(
 }
 
 /// The gate of a feed-forward layer: activation(x · Gᵀ) · (x · Uᵀ), rounded, for the outputs of `panels` of both matrices and `rows`;
-/// each result is what [`linear`], [`crate::glu_rough`] and [`crate::round_acts`] give. `out` is the first byte of a buffer of rounded
+/// each result is what [`linear`], [`crate::glu_rough`] and [`crate::round_row`] give. `out` is the first byte of a buffer of rounded
 /// activations, as many rows as `acts` and as wide as the matrices' outputs.
 ///
 /// Panics if shapes do not fit, or if `isa` is not [`Isa::Amx`].

@@ -29,17 +29,17 @@ impl Bf16Layout {
     }
 
     /// How many times sixteen rows there are.
-    pub fn tiles(self) -> usize {
+    pub(crate) fn tiles(self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
     }
 
     /// The rows of one of them.
-    pub fn tile(self, tile: usize) -> std::ops::Range<usize> {
+    pub(crate) fn tile(self, tile: usize) -> std::ops::Range<usize> {
         tile * TILE_ROWS..self.rows.min((tile + 1) * TILE_ROWS)
     }
 
     /// Bytes of sixteen rows.
-    pub fn tile_bytes(self) -> usize {
+    pub(crate) fn tile_bytes(self) -> usize {
         assert!(self.k.is_multiple_of(BLOCK), "{} activations are not a multiple of {BLOCK}", self.k);
         (self.k / BLOCK).checked_mul(TILE_BYTES).expect("activation rows exceed the address space")
     }
@@ -53,7 +53,7 @@ pub struct Bf16Acts<'a> {
 }
 
 impl<'a> Bf16Acts<'a> {
-    /// Reads a buffer that [`round_acts`] has filled. Panics if it is shorter than the layout or not aligned to 64 bytes.
+    /// Reads a buffer that [`round_row`] has filled. Panics if it is shorter than the layout or not aligned to 64 bytes.
     pub fn new(layout: Bf16Layout, buffer: &'a [u8]) -> Bf16Acts<'a> {
         let bytes = layout.bytes();
         assert!(buffer.len() >= bytes, "activation buffer of {} bytes, {bytes} needed", buffer.len());
@@ -89,32 +89,33 @@ pub(crate) unsafe fn store_half<S: Simd>(s: S, line: *mut u8, half: usize, value
     unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), s.bits(round_up(s, value))) }
 }
 
-/// Rounds up to sixteen rows of `k` floats, which follow each other in `x`, into `dst`, one tile of rows of a buffer of this
-/// layout (`tile_bytes` long). An infinity stays one, and so does what arithmetic makes of it (a NaN without payload).
+/// Rounds `x`, of `k` floats, to row `row` of a buffer of this layout. An infinity stays one, and so does what arithmetic makes of it (a NaN
+/// without payload).
 ///
-/// Panics if the lengths disagree.
-pub fn round_acts(isa: Isa, layout: Bf16Layout, x: &[f32], dst: &mut [u8]) {
-    assert!(x.len().is_multiple_of(layout.k) && x.len() <= TILE_ROWS * layout.k, "{} activations", x.len());
-    assert_eq!(dst.len(), layout.tile_bytes(), "bytes for rounded activations of {}", layout.k);
-    isa.run(RoundRows { x, k: layout.k, dst });
+/// Panics if the row is not of this layout.
+///
+/// # Safety
+/// `to` is the first byte of such a buffer, of which nobody else accesses this row during the call.
+pub unsafe fn round_row(isa: Isa, layout: Bf16Layout, x: &[f32], to: *mut u8, row: usize) {
+    assert!(x.len() == layout.k && row < layout.rows, "{} activations for row {row} of {layout:?}", x.len());
+    let at = row / TILE_ROWS * layout.tile_bytes() + row % TILE_ROWS * TILE_LINE;
+    isa.run(RoundRow { x, to: to.wrapping_add(at) });
 }
 
-struct RoundRows<'a> {
+struct RoundRow<'a> {
     x: &'a [f32],
-    k: usize,
-    dst: &'a mut [u8],
+    /// The row's line in its first tile.
+    to: *mut u8,
 }
 
-impl Kernel for RoundRows<'_> {
+impl Kernel for RoundRow<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (row, x) in self.x.chunks_exact(self.k).enumerate() {
-            for (half, x) in x.as_chunks::<LANES>().0.iter().enumerate() {
-                // SAFETY: sixteen floats; the buffer has a line of every tile for each of sixteen rows.
-                unsafe { store_half(s, self.dst.as_mut_ptr().add(row * TILE_LINE), half, s.load(x.as_ptr())) };
-            }
+        for (half, x) in self.x.as_chunks::<LANES>().0.iter().enumerate() {
+            // SAFETY: sixteen floats; the buffer has the row, by the word of who called `round_row`.
+            unsafe { store_half(s, self.to, half, s.load(x.as_ptr())) };
         }
     }
 }

@@ -96,8 +96,14 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(self.len).cast::<f32>().add(offset), len) }
     }
 
+    /// Byte `offset` of the workspace.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.len, "inside the workspace");
+        self.base.wrapping_add(offset)
+    }
+
     /// The first element of `x`.
     pub fn pointer(&self, x: Buf) -> *mut f32 {
-        self.base.wrapping_add(x.offset).cast()
+        self.at(x.offset).cast()
     }
 }

@@ -37,7 +37,7 @@ impl CpuDevice {
         }
         let rounded_at = ups.span(others, rounded_rows).offset;
         if rounded_rows > 0 {
-            self.norm_and_round(input.span(others, rounded_rows), layout, rounded_at);
+            self.round(input.span(others, rounded_rows), layout, rounded_at);
         }
         let (isa, kernel_act) = (self.isa, kernel_activation(act));
         let glu_row = |_: &CpuWeights, arena: &Arena, row: usize| {
@@ -61,13 +61,12 @@ impl CpuDevice {
         let matrices = ids.map(|id| self.weights.matrix(id));
         // SAFETY: it was written before, and during this operation it is only read.
         let acts = Bf16Acts::new(input, unsafe { arena.bytes(at, input.bytes()) });
-        let out = Buf { offset: inner.rounded_at, rows: 1, cols: inner.rounded.bytes() / size_of::<f32>() };
         let cut = Cut::of(isa, matrices[0].packing, input.rows, input.k * size_of::<u16>(), threads);
         let act = kernel_activation(act);
         let next = next_shares(&self.weights, isa, input.rows, threads);
         let task = |_: usize, task: usize| {
             let Some((rows, panels)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { return };
-            let out = arena.pointer(out).cast();
+            let out = arena.at(inner.rounded_at);
             // SAFETY: the buffer is inside the workspace and nobody else's; tasks have disjoint rows or panels.
             unsafe { kernels::linear_glu(isa, matrices.each_ref(), act, &acts, panels, rows, out) };
         };

@@ -50,7 +50,7 @@ impl CpuDevice {
         let make = exact.norm.map(|norm| self.make_normed(exact.x, norm));
         let shared = self.share(exact.x, rounded, layers, make.as_ref().map(|make| make as &MakeRow<'_>))?;
         if any {
-            self.norm_and_round(input.span(others, rounded), shared.rounded, shared.rounded_at);
+            self.round(input.span(others, rounded), shared.rounded, shared.rounded_at);
         }
         self.multiply_rows(x, &shared, layers, mode);
         self.release(scope);
@@ -69,10 +69,19 @@ impl CpuDevice {
         }
     }
 
-    /// Makes the rows of an input and rounds them.
-    pub(super) fn norm_and_round(&mut self, input: Input, layout: Bf16Layout, at: usize) {
-        let x = input.ready(self);
-        self.round(x, layout, at);
+    /// Rounds the rows of an input, each as soon as it is made, to byte `at` of the workspace.
+    pub(super) fn round(&mut self, input: Input, layout: Bf16Layout, at: usize) {
+        let x = input.x;
+        assert_eq!((x.rows, x.cols), (layout.rows, layout.k), "rows as they are rounded");
+        let make = input.norm.map(|norm| self.make_normed(x, norm));
+        let (isa, arena, weights) = (self.isa, self.arena(), &self.weights);
+        for_rows(&mut self.pool, x, |_, row| {
+            if let Some(make) = &make {
+                make(weights, &arena, row);
+            }
+            // SAFETY: each row and its rounded copy are inside the workspace and belong to one task.
+            unsafe { kernels::round_row(isa, layout, arena.row(x, row), arena.at(at), row) };
+        });
     }
 
     /// Whether a layer multiplies rounded rows. One whose input is quantized does, if any does.
@@ -109,17 +118,6 @@ impl CpuDevice {
         });
         let quantized = layout.map(|layout| (layout, at));
         Ok(Shared { quantized, rounded: Bf16Layout { rows: rounded, k: x.cols }, rounded_at })
-    }
-
-    fn round(&mut self, x: Buf, layout: Bf16Layout, at: usize) {
-        let (isa, arena, bytes) = (self.isa, self.arena(), layout.tile_bytes());
-        self.pool.run(layout.tiles(), &|_, tile| {
-            let rows = layout.tile(tile);
-            let x = x.span(rows.start, rows.len());
-            // SAFETY: the rows of a tile and their rounded copy are inside the workspace and belong to one task.
-            let (x, acts) = unsafe { (arena.matrix(x), arena.bytes(at + tile * bytes, bytes)) };
-            kernels::round_acts(isa, layout, x, acts);
-        });
     }
 
     /// Multiplies `x`, of which `shared` was made, by all layers: one job, so that no thread waits for another between two of them.

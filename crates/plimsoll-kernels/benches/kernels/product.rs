@@ -115,8 +115,9 @@ impl<'a> Product<'a> {
         let mut product = Product::new(packing, rows);
         let layout = Bf16Layout { rows, k: packing.k() };
         let mut buffer = Aligned::new(layout.bytes(), |_| 0);
-        for (x, tile) in product.x.chunks(16 * layout.k).zip(buffer.chunks_exact_mut(layout.tile_bytes())) {
-            round_acts(isa(), layout, x, tile);
+        for (row, x) in product.x.chunks_exact(layout.k).enumerate() {
+            // SAFETY: the buffer is whole and borrowed mutably.
+            unsafe { round_row(isa(), layout, x, buffer.as_mut_ptr(), row) };
         }
         product.acts = Prepared::Rounded(layout, buffer);
         product

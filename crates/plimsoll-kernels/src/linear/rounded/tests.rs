@@ -7,7 +7,7 @@ use crate::pack::pack_panel_f32;
 use crate::pack::tests::{Source, any_quant};
 use crate::testing::{Aligned, Random, bits};
 use crate::{
-    Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, Packing, Target, Weights, linear, linear_glu, round_acts,
+    Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, Packing, Target, Weights, linear, linear_glu, round_row,
 };
 
 /// The nearest bfloat16, ties away from zero; subnormals count as 0, as the unit has it.
@@ -41,9 +41,9 @@ fn weight(source: &Source, row: usize, k: usize) -> f32 {
 fn round(layout: Bf16Layout, x: &[f32]) -> Aligned {
     let mut buffer = Aligned::new(layout.bytes());
     buffer.bytes_mut().fill(0xff);
-    for (tile, dst) in buffer.bytes_mut().chunks_exact_mut(layout.tile_bytes()).enumerate() {
-        let rows = layout.tile(tile);
-        round_acts(Isa::detect(), layout, &x[rows.start * layout.k..rows.end * layout.k], dst);
+    for (row, x) in x.chunks_exact(layout.k).enumerate() {
+        // SAFETY: the buffer is whole and this function's own.
+        unsafe { round_row(Isa::detect(), layout, x, buffer.bytes_mut().as_mut_ptr(), row) };
     }
     buffer
 }
