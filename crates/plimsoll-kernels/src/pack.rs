@@ -197,21 +197,32 @@ fn super_place(quant: QuantPacking, group: usize) -> [usize; 4] {
 
 fn pack_scales(quant: QuantPacking, lane: usize, row: QuantRowScales<'_>, dst: &mut [u8]) {
     match row {
-        QuantRowScales::F16 { scale, offset } => put_groups(quant, lane, scale, offset, dst, u16::to_le_bytes),
-        QuantRowScales::F32 { scale, offset } => put_groups(quant, lane, scale, offset, dst, f32::to_le_bytes),
+        QuantRowScales::F16 { scale, offset } => put_groups(quant, lane, scale, offset, dst, half_bytes),
+        QuantRowScales::F32 { scale, offset } => put_groups(quant, lane, scale, offset, dst, float_bytes),
         QuantRowScales::Super { d, dmin, sc, m } => {
             let groups = SUPER / usize::from(quant.group);
             for (group, sc) in sc.iter().enumerate() {
                 let [at_d, at_dmin, at_sc, at_m] = super_place(quant, group);
-                dst[at_d + 2 * lane..][..2].copy_from_slice(&d[group / groups].to_le_bytes());
+                dst[at_d + 2 * lane..][..2].copy_from_slice(&half_bytes(d[group / groups]));
                 dst[at_sc + lane] = *sc as u8;
                 if quant.offset {
-                    dst[at_dmin + 2 * lane..][..2].copy_from_slice(&dmin[group / groups].to_le_bytes());
+                    dst[at_dmin + 2 * lane..][..2].copy_from_slice(&half_bytes(dmin[group / groups]));
                     dst[at_m + lane] = m[group];
                 }
             }
         }
     }
+}
+
+/// A half-precision scale; what is no number without bits of its own, which rounding would carry on to a number.
+fn half_bytes(value: u16) -> [u8; 2] {
+    let number = value & 0x7fff <= 0x7c00;
+    if number { value } else { 0x7e00 }.to_le_bytes()
+}
+
+/// The same of a float.
+fn float_bytes(value: f32) -> [u8; 4] {
+    if value.is_nan() { f32::NAN } else { value }.to_le_bytes()
 }
 
 fn put_groups<T: Copy, const N: usize>(

@@ -73,10 +73,18 @@ impl<'a> Bf16Acts<'a> {
     }
 }
 
-/// The nearest bfloat16, of two equally near ones the greater in magnitude, is the upper half of this.
+/// The nearest bfloat16, of two equally near ones the greater in magnitude, is the upper half of this. Of what is no number it is none
+/// either, as long as arithmetic made it so: what a file has, with bits of its own, must not be carried on to a number.
 #[inline(always)]
 pub(crate) fn round_up<S: Simd>(s: S, value: S::F) -> S::F {
     s.as_floats(s.add_i(s.bits(value), s.splat_i(1 << 15)))
+}
+
+/// [`round_up`] of anything: no NaN becomes a number.
+#[inline(always)]
+pub(crate) fn round_any<S: Simd>(s: S, value: S::F) -> S::F {
+    // The upper half of what is not finite says so already.
+    s.select_lt(s.abs(value), s.splat(f32::INFINITY), round_up(s, value), value)
 }
 
 /// Stores sixteen elements of a row of tiles, rounded: `half` counts them along the row, whose line begins in every tile as in the first.
@@ -86,7 +94,7 @@ pub(crate) fn round_up<S: Simd>(s: S, value: S::F) -> S::F {
 #[inline(always)]
 pub(crate) unsafe fn store_half<S: Simd>(s: S, line: *mut u8, half: usize, value: S::F) {
     // SAFETY: the caller's word.
-    unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), s.bits(round_up(s, value))) }
+    unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), s.bits(round_any(s, value))) }
 }
 
 /// Rounds `x`, of `k` floats, to row `row` of a buffer of this layout. An infinity stays one, and so does what arithmetic makes of it (a NaN

@@ -8,7 +8,7 @@ use super::{GROUPS, TILE_BYTES};
 use crate::isa::{Isa, Kernel};
 use crate::kv::{KV_BLOCK, KvDtype, KvLayout, PAGE, PAIRS};
 use crate::packing::BLOCK;
-use crate::rounded::{TILE_LINE, round_up};
+use crate::rounded::{TILE_LINE, round_any};
 use crate::simd::{LANES, Simd};
 
 /// Whether a page's keys are tiles as they are stored.
@@ -115,9 +115,9 @@ impl<const D: u8> Convert<'_, D> {
             }
             if D == Q8 {
                 let scales = from.add(PAGE * self.0.kv.layout.head_dim() + first / KV_BLOCK * 4 * PAGE);
-                return round_up(s, s.mul(key, s.load(scales.cast())));
+                return round_any(s, s.mul(key, s.load(scales.cast())));
             }
-            round_up(s, key)
+            round_any(s, key)
         }
     }
 
@@ -208,7 +208,7 @@ impl<const D: u8> Convert<'_, D> {
                 let scale = from.add(PAGE * dim).cast::<f32>().add(slot * scales + tile * LANES / KV_BLOCK);
                 value = s.mul(value, s.splat(scale.read_unaligned()));
             }
-            round_up(s, value)
+            round_any(s, value)
         }
     }
 }

@@ -7,7 +7,7 @@ use super::TILE_BYTES;
 use crate::isa::Kernel;
 use crate::math;
 use crate::packing::BLOCK;
-use crate::rounded::round_up;
+use crate::rounded::round_any;
 use crate::simd::{LANES, Simd};
 
 /// Stores 32 numbers, rounded, as a line of a tile of rows: of every sixteen the first eight paired with the others.
@@ -16,7 +16,7 @@ use crate::simd::{LANES, Simd};
 /// `line` is valid for writing 64 bytes.
 #[inline(always)]
 unsafe fn store_line<S: Simd>(s: S, line: *mut u8, numbers: [S::F; 2]) {
-    let [first, second] = s.eights(round_up(s, numbers[0]), round_up(s, numbers[1]));
+    let [first, second] = s.eights(round_any(s, numbers[0]), round_any(s, numbers[1]));
     // SAFETY: the caller's word.
     unsafe { s.store(line.cast(), s.upper_halves(first, second)) }
 }

@@ -7,7 +7,8 @@ use crate::pack::pack_panel_f32;
 use crate::pack::tests::{Source, any_quant};
 use crate::testing::{Aligned, Random, bits};
 use crate::{
-    Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, Packing, Target, Weights, linear, linear_glu, round_row,
+    Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, PackScales, Packing, Target, Weights, linear, linear_glu,
+    round_row,
 };
 
 /// The nearest bfloat16, ties away from zero; subnormals count as 0, as the unit has it.
@@ -215,6 +216,26 @@ fn what_is_not_a_number_spoils_no_other_row() {
     }
 }
 
+/// Scales with all bits set, as a damaged file has them, are no numbers, and neither is what is made of them.
+#[test]
+fn weights_that_are_no_numbers_make_none() {
+    if !Isa::Amx.available() {
+        return;
+    }
+    for (scales, offset) in [(PackScales::F16, false), (PackScales::F16, true), (PackScales::Super, true)] {
+        let quant = crate::QuantPacking { bits: 4, group: 32, scales, zero: if offset { 0 } else { 8 }, offset };
+        let (rows, k, out) = (3, 256, 17);
+        let mut source = Source::new(quant, out, k, 5);
+        source.damage(2);
+        let data = source.packed();
+        let x = Random::new(6).floats(rows * k);
+        let call = Call { packing: &source.packing, data: &data, bias: None, before: &vec![0.0; rows * out] };
+        for (i, y) in call.run(Bf16Layout { rows, k }, &x, 99, 99).into_iter().enumerate() {
+            assert_eq!(y.is_nan(), i % out == 2, "{scales:?}, {offset}: output {}: {y}", i % out);
+        }
+    }
+}
+
 fn spoil(rows: usize) {
     let quant = crate::QuantPacking { bits: 6, group: 16, scales: crate::PackScales::Super, zero: 32, offset: false };
     let (k, out) = (256, 17);
@@ -226,11 +247,14 @@ fn spoil(rows: usize) {
     let clean = call.run(Bf16Layout { rows, k }, &x, 99, 99);
     x[3 * k + 100] = f32::NAN;
     x[18 * k + 7] = f32::INFINITY;
+    // Rounding must not carry these on to zeros.
+    x[11 * k + 7] = f32::from_bits(0xffff_e000);
+    x[12 * k + 9] = f32::from_bits(0x7fff_ffff);
     let spoilt = call.run(Bf16Layout { rows, k }, &x, 99, 99);
     for row in 0..rows {
         let (clean, spoilt) = (&clean[row * out..][..out], &spoilt[row * out..][..out]);
         match row {
-            3 | 18 => assert!(spoilt.iter().all(|y| !y.is_finite()), "row {row}: {spoilt:?}"),
+            3 | 11 | 12 | 18 => assert!(spoilt.iter().all(|y| !y.is_finite()), "row {row}: {spoilt:?}"),
             _ => assert_eq!(bits(clean), bits(spoilt), "row {row}"),
         }
     }
