@@ -14,6 +14,7 @@ use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
 use crate::backlog::Backlog;
+use crate::constraint::Unfit;
 use crate::handle::HostBytes;
 use crate::progress::{Progress, Watch};
 use crate::request::Request;
@@ -231,11 +232,9 @@ impl Outbox {
     /// that a refusal leaves the delta as it was.
     pub(crate) fn try_push(&mut self, text_bytes: usize, write: impl FnOnce(&mut Delta)) -> Result<(), Failure> {
         if !self.finished && !self.reserve_text(text_bytes) {
-            return Err(
-                "the text of this answer takes more bytes than were reserved for it, and all bytes for requests are \
-                        taken (--request-bytes)"
-                    .into(),
-            );
+            let why = "the text of this answer takes more bytes than were reserved for it, and all bytes for requests are taken \
+                       (--request-bytes)";
+            return Err(Unfit::Room(why.into()).into());
         }
         let room = |delta: &mut Delta, left: &Left| {
             make_room(&mut delta.tokens, left.tokens)?;

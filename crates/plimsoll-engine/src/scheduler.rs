@@ -113,6 +113,11 @@ impl<T> Scheduler<T> {
         &mut self.running
     }
 
+    /// The same, and those that could start next.
+    pub fn soon_mut(&mut self) -> impl Iterator<Item = &mut Seq<T>> {
+        self.running.iter_mut().chain(self.waiting.iter_mut().take(self.limits.running))
+    }
+
     /// Sequences that wait, oldest first.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Seq<T>> {
         self.waiting.iter()

@@ -358,11 +358,11 @@ impl<R: Runner> Worker<R> {
         self.shared.status.steps.fetch_add(1, Release);
     }
 
-    /// Whoever would wait in the middle of a step for a form that takes long waits outside of steps: others go on. Asked twice, since who is
+    /// Whoever would wait in the middle of a step for a form that takes long waits outside of steps, also who is about to start: others go on. Asked twice, since who is
     /// asked first does not know yet what later ones have had begun.
     fn hold(&mut self) {
         for _ in 0..2 {
-            for seq in self.scheduler.running_mut() {
+            for seq in self.scheduler.soon_mut() {
                 seq.held = !seq.work.at_hand(Duration::ZERO);
             }
         }

@@ -55,8 +55,9 @@ impl KvCache {
         self.states.as_mut()?.alloc()
     }
 
-    /// A slot for a checkpoint. A prompt goes on without one when every slot is held; that is counted.
+    /// A slot for a checkpoint. A prompt goes on without one when every slot is held; that is counted. Without an index nobody would find it.
     pub(crate) fn take_checkpoint_slot(&mut self) -> Option<SlotId> {
+        self.index.as_ref()?;
         let slot = self.take_slot();
         if let (None, Some(states)) = (slot, &mut self.states) {
             states.count_missed();

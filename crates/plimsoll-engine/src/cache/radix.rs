@@ -225,6 +225,8 @@ impl PrefixIndex {
                     pool.release(*page);
                     *page = PageId(known);
                 }
+                // Another holder may not hold the known pages before it, which then could never be evicted while that one lives.
+                None if pool.holders(*page) > 1 => break,
                 None if self.attach(hash, &at, *page, pool) => {}
                 None => break,
             }

@@ -429,6 +429,32 @@ impl Pair {
     }
 }
 
+/// Two hold the same pages when the tree forgets them; others make its beginning anew, and one of the two lets what it has be found. The
+/// other does not hold the new beginning.
+#[test]
+fn what_is_adopted_under_others_pages_never_keeps_these_from_being_evicted() {
+    let (mut pool, mut index) = built(8);
+    let (tokens, key) = (prompt(1, 3), |tokens| PageKey::text(0, tokens));
+    let lasting = take(&mut pool, 3);
+    let mut leaving = lasting.clone();
+    leaving.iter().for_each(|page| pool.retain(*page));
+    let anew = take(&mut pool, 2);
+    index.insert(key(&tokens[..2 * PAGE_TOKENS]), &anew, &mut pool);
+    assert_eq!(index.adopt(key(&tokens), &mut leaving, &mut pool), 2);
+    // Once more, when it holds the known pages itself.
+    assert_eq!(index.adopt(key(&tokens), &mut leaving, &mut pool), 2);
+    assert_eq!(leaving, [anew[0], anew[1], lasting[2]]);
+    pool.release_all(&leaving);
+    pool.release_all(&anew);
+    assert_eq!((pool.idle(), index.check(&pool)), (2, Ok(())));
+    assert_eq!(evict(&mut index, 8, &mut pool, &mut Vec::new()), 2, "every idle page can be evicted");
+    // Alone, what it has is found.
+    pool.release_all(&lasting[..2]);
+    let (mut again, last) = (take(&mut pool, 2), lasting[2]);
+    again.push(last);
+    assert_eq!(index.adopt(key(&tokens), &mut again, &mut pool), 3);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 

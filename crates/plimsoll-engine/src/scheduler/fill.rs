@@ -96,7 +96,12 @@ impl<T> Scheduler<T> {
                 return false;
             }
             // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
+            let order = self.running[admitted].order;
             self.schedule_prompt(admitted, layers, rows, logit_rows, events);
+            if self.running.get(admitted).is_none_or(|seq| seq.order != order) {
+                // It had to give way itself: it would come back at once, and so on.
+                return true;
+            }
             if self.running.get(admitted).is_some_and(|seq| seq.suspect_until.is_some()) {
                 return false;
             }

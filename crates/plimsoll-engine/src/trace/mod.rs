@@ -227,7 +227,7 @@ impl Trace {
                 return Ok(());
             }
             let line: Line = serde_json::from_str(text).map_err(bad)?;
-            line.prompts.iter().try_for_each(|prompt| check(number, prompt.tokens, line.n))?;
+            line.prompts.iter().try_for_each(|prompt| check_prompt(number, prompt, line.n))?;
             lines.push(number, line)
         })?;
         let head = head.ok_or(TraceError::Line { line: 1, why: "the file is empty".into() })?;
@@ -277,6 +277,14 @@ impl Lines {
 }
 
 /// Refuses what no server is asked for.
+fn check_prompt(number: usize, prompt: &Prompt, n: u32) -> Result<(), TraceError> {
+    if let Some(ids) = prompt.ids.as_ref().filter(|ids| ids.len() != prompt.tokens as usize) {
+        let why = format!("a prompt of {} tokens that has {} ids", prompt.tokens, ids.len());
+        return Err(TraceError::Line { line: number, why });
+    }
+    check(number, prompt.tokens, n)
+}
+
 fn check(number: usize, tokens: u32, n: u32) -> Result<(), TraceError> {
     let bad = |why| Err(TraceError::Line { line: number, why });
     if tokens > PROMPT_TOKENS_MAX {
@@ -411,6 +419,14 @@ mod tests {
             (format!("{good}\nnonsense\n{good}"), "line 3: "),
             (good.replace("\"n\":1", "\"n\":4000000") + "\n", "line 2: 4000000 completions"),
             (good.replace("\"tokens\":0", "\"tokens\":4000000000") + "\n", "line 2: a prompt of 4000000000 tokens"),
+            (
+                good.replace("\"tokens\":0", "\"tokens\":5,\"ids\":[]") + "\n",
+                "line 2: a prompt of 5 tokens that has 0 ids",
+            ),
+            (
+                good.replace("\"tokens\":0", "\"tokens\":1,\"ids\":[1,2]") + "\n",
+                "line 2: a prompt of 1 tokens that has 2",
+            ),
         ] {
             let error = Trace::read(bad.as_bytes()).unwrap_err().to_string();
             assert!(error.starts_with(words), "{error}");

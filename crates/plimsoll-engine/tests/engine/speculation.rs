@@ -94,9 +94,9 @@ impl Constraint for Mask {
     }
 }
 
-/// A form that takes so long to say what may come next, and is not to be asked before.
+/// A form that takes so long to say what may come next, and what may come first, and is not to be asked before.
 #[derive(Debug)]
-struct Ponder(Duration);
+struct Ponder(Duration, Duration);
 
 struct Pondering {
     takes: Duration,
@@ -106,7 +106,8 @@ struct Pondering {
 
 impl Grammar for Ponder {
     fn begin(&self) -> Result<Box<dyn Constraint>, String> {
-        Ok(Box::new(Pondering { takes: self.0, ready: Instant::now(), began: Instant::now() }))
+        let began = Instant::now();
+        Ok(Box::new(Pondering { takes: self.0, ready: began + self.1, began }))
     }
 
     fn bytes_max(&self, _max_tokens: u32) -> u64 {
@@ -468,6 +469,19 @@ fn a_common_beginning_is_computed_once() {
     assert!(metrics.checkpoints_missed.get() == 0);
 }
 
+/// Where no prefix is kept no checkpoint can be missed.
+#[test]
+fn without_a_prefix_cache_nothing_is_missed() {
+    let shape = Shape { prefix_cache: false, running: 2, step_time: Duration::from_millis(1), ..Shape::default() };
+    let (engine, _) = recall_engine(Shape { state_slots: 2, ..shape });
+    let readers: Vec<_> = (0..5).map(|i| engine.submit(greedy(&prompt(60 + i, 40), 30)).unwrap()).collect();
+    for (i, reader) in (0..).zip(readers) {
+        assert_eq!(collect(reader).ids, says(&prompt(60 + i, 40), 30));
+    }
+    assert_eq!(engine.metrics().checkpoints_missed.get(), 0);
+    quiet(&engine);
+}
+
 /// A token that the model never says ends nothing; one inside a draft ends the answer right there.
 #[test]
 fn stops_inside_a_draft_are_exact() {
@@ -496,7 +510,7 @@ fn a_form_that_takes_long_holds_up_nobody() {
         let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..shape });
         let began = Instant::now();
         let ponder = |seed: u64| Request {
-            grammar: Some(Arc::new(Ponder(Duration::from_millis(40)))),
+            grammar: Some(Arc::new(Ponder(Duration::from_millis(40), Duration::ZERO))),
             ..greedy(&prompt(70 + seed, 20), 20)
         };
         let slow: Vec<_> = (0..3).map(|seed| (seed, engine.submit(ponder(seed)).unwrap())).collect();
@@ -511,13 +525,32 @@ fn a_form_that_takes_long_holds_up_nobody() {
     }
 }
 
+/// Neither does who has just come, and finds its form busy.
+#[test]
+fn a_newcomer_whose_form_is_busy_joins_no_step() {
+    let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..Shape::default() });
+    let running = engine.submit(greedy(&prompt(80, 20), 150)).unwrap();
+    let form = || Some(Arc::new(Ponder(Duration::ZERO, Duration::from_millis(60))) as Arc<dyn Grammar>);
+    let began = Instant::now();
+    let newcomers: Vec<_> =
+        (0..3).map(|i| engine.submit(Request { grammar: form(), ..greedy(&prompt(81 + i, 20), 5) }).unwrap()).collect();
+    for (i, reader) in (0..).zip(newcomers) {
+        assert_eq!(collect(reader).ids, says(&prompt(81 + i, 20), 5));
+    }
+    assert!(began.elapsed() >= Duration::from_millis(60));
+    assert_eq!(collect(running).ids, says(&prompt(80, 20), 150));
+    quiet(&engine);
+}
+
 /// Waiting for a form is no standstill while it gets on, however long its next token takes.
 #[test]
 fn a_form_that_takes_longer_than_a_stall_is_no_stall() {
     let (engine, _) = recall_engine(Shape::default());
     engine.set_stall_limit(Duration::from_secs(1));
-    let request =
-        Request { grammar: Some(Arc::new(Ponder(Duration::from_millis(2500)))), ..greedy(&prompt(75, 20), 2) };
+    let request = Request {
+        grammar: Some(Arc::new(Ponder(Duration::from_millis(2500), Duration::ZERO))),
+        ..greedy(&prompt(75, 20), 2)
+    };
     assert_eq!(ask(&engine, request).ids, says(&prompt(75, 20), 2));
     assert_eq!(engine.metrics().recoveries.get(), 0);
     quiet(&engine);
