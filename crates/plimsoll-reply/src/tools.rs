@@ -11,8 +11,18 @@ pub struct Tools {
 #[derive(Clone, Debug)]
 struct Tool {
     name: String,
-    /// Parameters with whether they are strings and nothing else.
-    parameters: Vec<(String, bool)>,
+    parameters: Vec<(String, Kind)>,
+}
+
+/// What a parameter may be, as far as it decides how a value without quotes is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A string and nothing else.
+    Text,
+    /// A string or null.
+    TextOrNull,
+    /// Anything else, or nothing is declared.
+    Any,
 }
 
 impl Tools {
@@ -22,7 +32,7 @@ impl Tools {
             let function = tool.get("function")?;
             let name = function.get("name")?.as_str()?.to_owned();
             let properties = function.pointer("/parameters/properties").and_then(Value::as_object);
-            let parameters = properties.into_iter().flatten().map(|(key, schema)| (key.clone(), is_text(schema)));
+            let parameters = properties.into_iter().flatten().map(|(key, schema)| (key.clone(), kind(schema)));
             Some(Tool { name, parameters: parameters.collect() })
         };
         Self { list: tools.as_array().into_iter().flatten().filter_map(tool).collect() }
@@ -33,16 +43,36 @@ impl Tools {
         self.list.iter().any(|tool| tool.name == name)
     }
 
-    /// Whether a parameter is declared to be a string; none where nothing is declared.
-    pub(crate) fn is_text(&self, name: &str, parameter: &str) -> Option<bool> {
-        let tool = self.list.iter().find(|tool| tool.name == name)?;
-        tool.parameters.iter().find(|(known, _)| known == parameter).map(|(_, text)| *text)
+    /// What a parameter is declared to be.
+    pub(crate) fn kind(&self, name: &str, parameter: &str) -> Kind {
+        let tool = self.list.iter().find(|tool| tool.name == name);
+        let found = tool.and_then(|tool| tool.parameters.iter().find(|(known, _)| known == parameter));
+        found.map_or(Kind::Any, |(_, kind)| *kind)
     }
 }
 
-fn is_text(schema: &Value) -> bool {
-    match schema.get("type") {
-        Some(Value::String(kind)) => kind == "string",
-        _ => schema.get("enum").and_then(Value::as_array).is_some_and(|all| all.iter().all(Value::is_string)),
+fn kind(schema: &Value) -> Kind {
+    match texts_and_null(schema) {
+        Some([true, false]) => Kind::Text,
+        Some([true, true]) => Kind::TextOrNull,
+        _ => Kind::Any,
+    }
+}
+
+/// Whether strings are allowed, and whether null is. None: something else is.
+fn texts_and_null(schema: &Value) -> Option<[bool; 2]> {
+    let either = |all: &Value, of: fn(&Value) -> Option<[bool; 2]>| {
+        let all = all.as_array()?.iter().map(of);
+        all.reduce(|a, b| Some([a?[0] | b?[0], a?[1] | b?[1]])).flatten()
+    };
+    let of_name = |name: &Value| Some([name == "string", name == "null"]).filter(|both| both[0] | both[1]);
+    let of_value = |value: &Value| Some([value.is_string(), value.is_null()]).filter(|both| both[0] | both[1]);
+    let by = |key| schema.get(key);
+    match (by("type"), by("anyOf").or(by("oneOf")), by("enum")) {
+        (Some(names @ Value::Array(_)), ..) => either(names, of_name),
+        (Some(name), ..) => of_name(name),
+        (None, Some(several), _) => either(several, texts_and_null),
+        (None, None, Some(values)) => either(values, of_value),
+        (None, None, None) => by("const").and_then(of_value),
     }
 }

@@ -8,7 +8,8 @@ use serde_json::json;
 
 fn tools() -> Arc<Tools> {
     let parameters = json!({"type": "object", "properties": {
-        "city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}
+        "city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]},
+        "zip": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "code": {"type": ["string", "null"]}, "both": {"type": ["string", "integer"]}
     }});
     let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
     Arc::new(Tools::from_openai(&json!([tool("weather"), tool("f")])))
@@ -154,6 +155,19 @@ fn calls_are_read_in_every_format() {
         // Forgotten tags.
         (F::QwenXml, "<function=weather>\n<parameter=city>\nParis\n</function>\n</tool_call>", "", one),
         (F::QwenXml, "<function=f></function>", "", &["f({})"]),
+        // What may be a string or null is one of these, however much it looks like something else.
+        (
+            F::QwenXml,
+            "<function=f><parameter=zip>90210</parameter><parameter=code>null</parameter><parameter=both>7</parameter><parameter=zip>True</parameter></function>",
+            "",
+            &[r#"f({"zip": "90210", "code": null, "both": 7, "zip": "True"})"#],
+        ),
+        (
+            F::Glm,
+            "<tool_call>f<arg_key>zip</arg_key><arg_value>[1]</arg_value><arg_key>code</arg_key><arg_value>None</arg_value></tool_call>",
+            "",
+            &[r#"f({"zip": "[1]", "code": null})"#],
+        ),
         (
             F::QwenXml,
             "<function=f><parameter=city>\na \"b\"\n\n<c>\\\n</parameter><parameter=days>x</parameter><parameter=odd>[1]</parameter></function>",

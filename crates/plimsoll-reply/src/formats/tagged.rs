@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::{Format, HELD_BYTES_MAX, NAME_BYTES_MAX, hold, is_name};
 use crate::Tools;
 use crate::event::Outlet;
+use crate::tools::Kind;
 use crate::watch::Watch;
 
 /// The tags of one family.
@@ -116,6 +117,8 @@ struct Value {
     first: bool,
     /// The value so far, where it must end before it can go out.
     held: Option<String>,
+    /// What the parameter may be.
+    kind: Kind,
 }
 
 impl Tagged {
@@ -204,16 +207,13 @@ impl Tagged {
         self.some = true;
         out.arguments(&key);
         out.arguments(": ");
-        let held =
-            match self.tools.is_text(&self.name, serde_json::from_str::<String>(&key).unwrap_or_default().as_str()) {
-                Some(true) => None,
-                _ => Some(String::new()),
-            };
+        let kind = self.tools.kind(&self.name, &serde_json::from_str::<String>(&key).unwrap_or_default());
+        let held = (kind != Kind::Text).then(String::new);
         if held.is_none() {
             out.arguments("\"");
         }
         let watch = Watch::new(self.tags.value_end);
-        self.state = State::Value(Value { watch, newline: false, first: true, held });
+        self.state = State::Value(Value { watch, newline: false, first: true, held, kind });
     }
 }
 
@@ -253,9 +253,10 @@ impl Value {
         let Some(text) = self.held.take() else { return out.arguments("\"") };
         let trimmed = text.trim();
         match trimmed {
+            "null" | "None" => out.arguments("null"),
+            _ if self.kind == Kind::TextOrNull => out.arguments(&serde_json::Value::from(text).to_string()),
             "True" => out.arguments("true"),
             "False" => out.arguments("false"),
-            "None" => out.arguments("null"),
             _ if serde_json::from_str::<serde_json::Value>(trimmed).is_ok() => out.arguments(trimmed),
             _ => out.arguments(&serde_json::Value::from(text).to_string()),
         }
