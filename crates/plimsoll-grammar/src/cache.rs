@@ -145,11 +145,17 @@ impl Grammars {
     /// The compiled grammar, from the cache or anew; `prefix` is fixed text before it. Takes milliseconds, for large schemas
     /// more: not for an event loop.
     pub(crate) fn compiled(&self, source: &Source, prefix: &str) -> Result<Arc<Compiled>, GrammarError> {
+        let fits = |bytes: usize| match bytes {
+            0..=SOURCE_BYTES_MAX => Ok(()),
+            _ => {
+                let message = format!("the grammar has {bytes} bytes, more than the limit of {SOURCE_BYTES_MAX}");
+                Err(GrammarError::Invalid(message))
+            }
+        };
+        // A key may be six times as long as what it is made of.
+        fits(source.text_bytes())?;
         let key = source.key(prefix);
-        if key.len() > SOURCE_BYTES_MAX {
-            let message = format!("the grammar has {} bytes, more than the limit of {SOURCE_BYTES_MAX}", key.len());
-            return Err(GrammarError::Invalid(message));
-        }
+        fits(key.len())?;
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
         if let Some(entry) = self.entries().iter_mut().find(|entry| entry.key == key) {
             entry.used = now;

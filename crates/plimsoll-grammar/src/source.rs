@@ -99,6 +99,18 @@ impl Source {
         })
     }
 
+    /// Bytes of the texts that it is given as: its key has no fewer.
+    pub(crate) fn text_bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema(schema) => texts(schema),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(all) => all.iter().map(String::len).sum(),
+            Self::JsonObject => 0,
+            Self::Calls(calls) | Self::TextWithCalls(calls) => calls.text_bytes(),
+            Self::CallsOr(calls, other) => calls.text_bytes() + other.text_bytes(),
+        }
+    }
+
     /// A key that is the same for the same grammar, which is its whole text.
     pub(crate) fn key(&self, prefix: &str) -> String {
         format!("{prefix}\u{0}{self:?}")
@@ -148,11 +160,25 @@ impl Source {
 }
 
 /// A text before something else.
+/// Bytes of the texts in a value.
+fn texts(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(texts).sum(),
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + texts(value)).sum(),
+        _ => 0,
+    }
+}
+
 fn literal(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{} ", quote(text)) }
 }
 
 impl Calls {
+    fn text_bytes(&self) -> usize {
+        self.tools.iter().map(|tool| tool.name.len() + texts(&tool.parameters)).sum()
+    }
+
     /// Free text with these calls in it. The head of a call is read lazily: it is over as soon as the marker is there, and with it the
     /// text that might have gone on.
     fn within_text(&self) -> Result<String, String> {

@@ -12,13 +12,13 @@ use plimsoll_engine::Watch;
 use plimsoll_grammar::Grammars;
 use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_text::TextError;
+use plimsoll_text::{Detokenizer, TextError};
 
 use crate::config::{PARSED_FACTOR, Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::front::Front;
 pub(crate) use crate::front::{Phase, reached};
-use crate::limits::{EarlyBody, ReadBody, read_json};
+use crate::limits::{EarlyBody, Held, ReadBody, read_json};
 use crate::media::Studio;
 use crate::running::{self, Priced, Ticket};
 use crate::{
@@ -162,6 +162,34 @@ impl App {
             TextError::TextTooLong { .. } => ApiError::invalid(param, error.to_string()),
             _ => ApiError::internal(error.to_string()),
         })
+    }
+
+    /// Refuses more ids than fit into the context, before more is made of them or beside them.
+    pub fn check_length(&self, param: &str, ids: usize) -> ApiResult<()> {
+        let context = self.served.engine.limits().max_req_total_len;
+        if ids > context as usize && !broken("T-56") {
+            let message = format!("this model's maximum context length is {context} tokens; {param} has {ids}");
+            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+        }
+        Ok(())
+    }
+
+    /// The text of `ids`. Room grows by an eighth, and is held before it is taken.
+    pub fn decode(&self, param: &str, ids: &[u32], held: &mut Held) -> ApiResult<String> {
+        let (mut text, mut detokenizer) = (String::new(), Detokenizer::new(false));
+        let tokenizer = &self.served.tokenizer;
+        for id in ids {
+            let most = Detokenizer::appended_max(tokenizer, *id);
+            if text.capacity() - text.len() < most {
+                let more = most.max(text.len() / 8);
+                self.bytes.ever_holds(param, held.bytes() + more as u64)?;
+                held.grow(more as u64)?;
+                text.reserve_exact(more);
+            }
+            detokenizer.push(tokenizer, *id, &mut text);
+        }
+        detokenizer.finish(&mut text);
+        Ok(text)
     }
 
     /// Refuses token ids the model does not have.

@@ -16,21 +16,28 @@ pub(crate) struct Collected {
 }
 
 impl Collected {
-    fn add(&mut self, delta: Delta) {
+    /// Adds a piece; its tokens, where they are reported.
+    fn add(&mut self, delta: Delta, reports: bool) {
         self.text.push_str(&delta.text);
-        self.tokens.extend(delta.tokens);
+        if reports {
+            self.tokens.extend(delta.tokens);
+        }
         self.prompt_logprobs.extend(delta.prompt_logprobs);
         self.finish = delta.finish.or(self.finish);
         self.stop_reason = delta.stop_reason.or(self.stop_reason.take());
     }
 }
 
-/// Waits for all choices, or for the first failure.
-pub(crate) async fn collect(generation: &mut Generation, choices: usize) -> Result<Vec<Collected>, ApiError> {
+/// Waits for all choices, or for the first failure. `reports`: their tokens are reported.
+pub(crate) async fn collect(
+    generation: &mut Generation,
+    choices: usize,
+    reports: bool,
+) -> Result<Vec<Collected>, ApiError> {
     let mut collected: Vec<Collected> = std::iter::repeat_with(Collected::default).take(choices).collect();
     loop {
         match generation.next().await {
-            Event::Delta(choice, delta) => collected[choice].add(delta),
+            Event::Delta(choice, delta) => collected[choice].add(delta, reports),
             Event::Done => return Ok(collected),
             Event::Failed(error) => return Err(error),
         }

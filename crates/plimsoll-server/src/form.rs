@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::config::Served;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::turn::conversation::value_bytes;
 
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 1024;
@@ -41,6 +42,17 @@ impl Form {
                 let message = format!("{} and {} both ask for a form; give one", first.param, second.param);
                 Err(ApiError::invalid(second.param, message))
             }
+        }
+    }
+
+    /// Heap bytes of it, about.
+    pub fn bytes(&self) -> u64 {
+        match &self.source {
+            Source::JsonSchema(schema) => value_bytes(schema),
+            Source::Regex(text) | Source::Lark(text) => text.capacity() as u64,
+            Source::Choice(texts) => texts.iter().map(|text| (size_of::<String>() + text.capacity()) as u64).sum(),
+            // Made of the tools, which are counted with their conversation.
+            Source::JsonObject | Source::Calls(_) | Source::TextWithCalls(_) | Source::CallsOr(..) => 0,
         }
     }
 

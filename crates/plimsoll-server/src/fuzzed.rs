@@ -76,15 +76,11 @@ impl Bodies {
     fn take(&self, route: Route, bytes: &[u8]) -> ApiResult<()> {
         let app = &*self.0;
         match route {
-            Route::Completions => completions::request::parse(bytes, app).map(drop),
+            Route::Completions => completions::request::parse(&mut self.body(bytes)?, app).map(drop),
             Route::Chat => self.prepare(chat::request::parse(bytes, app)?),
             Route::Messages => self.prepare(anthropic::request::parse(bytes, app)?.0),
             Route::CountTokens => prompt(app, anthropic::request::count(bytes, app)?),
-            Route::Responses => {
-                let held = app.bytes.hold(bytes.len() as u64 * PARSED_FACTOR)?;
-                let body = ReadBody { bytes: bytes.to_vec(), held };
-                self.prepare(responses::request::parse(body, app, None)?.into_ask())
-            }
+            Route::Responses => self.prepare(responses::request::parse(self.body(bytes)?, app, None)?.into_ask()),
             Route::Tokenize => {
                 let mut fields = Fields::of_body(bytes)?;
                 let conversation = chat::messages::conversation(&mut fields, app)?;
@@ -95,6 +91,11 @@ impl Bodies {
             Route::Rerank => pooled::rerank::parse(bytes, app).map(drop),
             Route::Score => pooled::score::parse(bytes, app).map(drop),
         }
+    }
+
+    fn body(&self, bytes: &[u8]) -> ApiResult<ReadBody> {
+        let held = self.0.bytes.hold(bytes.len() as u64 * PARSED_FACTOR)?;
+        Ok(ReadBody { bytes: bytes.to_vec(), held })
     }
 
     fn prepare(&self, ask: Ask) -> ApiResult<()> {

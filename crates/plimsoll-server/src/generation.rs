@@ -18,6 +18,8 @@ use crate::app::{App, Phase, reached};
 use crate::caller::Caller;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::limits::Held;
+use crate::price::Meter;
 use crate::rates::Client;
 use crate::request_log::RequestLog;
 use crate::running::{CANCELLED, Ticket, cancelled};
@@ -57,6 +59,8 @@ pub(crate) struct Generation {
     log: RequestLog,
     ticket: Option<Ticket>,
     client: Option<Arc<Client>>,
+    /// Of an answer that is held until it is whole.
+    meter: Option<Meter>,
 }
 
 impl Generation {
@@ -87,6 +91,7 @@ impl Generation {
                 .streaming(draft.common.stream)
                 .recorded(app.recorder.as_ref().and_then(|recorder| recorder.begin(app, api, draft))),
             ticket: started.ticket.take(),
+            meter: started.meter.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
         }
     }
@@ -107,7 +112,7 @@ impl Generation {
             News::Choice(Some((_, Delta { error: Some(message), cause, .. }))) => {
                 Event::Failed(failure(&self.phase, message, cause))
             }
-            News::Choice(Some((choice, delta))) => Event::Delta(choice, delta),
+            News::Choice(Some((choice, delta))) => self.metered(choice, delta),
             News::Choice(None) => Event::Done,
             News::Cancelled => Event::Failed(cancelled()),
             News::Cut => Event::Failed(cut()),
@@ -116,6 +121,26 @@ impl Generation {
         };
         self.note(&event);
         event
+    }
+
+    /// Output for which there is room.
+    fn metered(&mut self, choice: usize, delta: Delta) -> Event {
+        match self.meter.as_mut().map_or(Ok(()), |meter| meter.add(&self.app, &delta)) {
+            Ok(()) => Event::Delta(choice, delta),
+            Err(error) => Event::Failed(error),
+        }
+    }
+
+    /// What the answer holds beyond `held`, with that.
+    pub fn all_held(&mut self, held: Option<Held>) -> Option<Held> {
+        let more = self.meter.take().map(Meter::into_held);
+        match (held, more) {
+            (Some(mut held), Some(more)) => {
+                held.join(more);
+                Some(held)
+            }
+            (held, more) => held.or(more),
+        }
     }
 
     /// The end of a stream whose shaping panicked.
@@ -142,7 +167,7 @@ impl Generation {
             }
             Event::Done => self.log.ends("finished"),
             Event::Failed(error) => {
-                self.log.ends(end_of(error));
+                self.log.ends(end_of(error, *self.phase.borrow()));
                 // What still runs has nobody to read it.
                 self.choices.clear();
                 self.ticket = None;
@@ -185,12 +210,13 @@ pub(crate) fn late(config: &ServerConfig, silent: bool) -> ApiError {
     ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
 }
 
-/// Why a request that failed has ended, for the log and the metrics.
-pub(crate) fn end_of(error: &ApiError) -> &'static str {
+/// Why a request that failed in this phase has ended, for the log and the metrics.
+pub(crate) fn end_of(error: &ApiError, phase: Phase) -> &'static str {
     match error.code {
         Some(CANCELLED) => "cancelled",
         Some("timeout") => "timeout",
-        Some("unavailable") => "shutdown",
+        // While the server serves, room is what there was none of.
+        Some("unavailable") if phase != Phase::Serving => "shutdown",
         _ => "failed",
     }
 }

@@ -45,6 +45,7 @@ mod page;
 mod params;
 mod path;
 mod pooled;
+mod price;
 mod prompt;
 mod rates;
 mod record;

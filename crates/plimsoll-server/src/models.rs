@@ -37,6 +37,16 @@ pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
     json_text(serde_json::to_vec(answer).unwrap_or_default().into(), held)
 }
 
+/// Bytes of a text as JSON, with a comma.
+pub(crate) fn json_bytes(text: &str) -> usize {
+    let escaped = |byte| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => "\\u0000".len(),
+        _ => 1,
+    };
+    text.bytes().map(escaped).sum::<usize>() + "\"\",".len()
+}
+
 /// A JSON answer that is written already.
 pub(crate) fn json_text(bytes: Bytes, held: Option<Held>) -> Response {
     faults::site(Site::Shape);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams};
+use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams, TOP_LOGPROBS_MAX};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
@@ -82,6 +82,13 @@ impl Common {
 }
 
 impl Common {
+    /// Heap bytes of what has no bound of its own before the engine sees it, about.
+    pub fn bytes(&self) -> u64 {
+        let stops = self.stop.iter().map(|stop| size_of::<String>() + stop.capacity()).sum::<usize>();
+        let ids = self.stop_token_ids.capacity() * size_of::<u32>();
+        (stops + ids) as u64 + self.form.as_ref().map_or(0, Form::bytes)
+    }
+
     /// For APIs that have fewer fields: takes the model, `stream` and how to sample; the rest is what it is when nobody says
     /// anything.
     pub fn take_few(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
@@ -198,6 +205,16 @@ fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
 fn keep_stop(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let [vllm, sglang] = ["include_stop_str_in_output", "no_stop_trim"].map(|name| fields.take(name));
     Ok(vllm?.unwrap_or(false) || sglang?.unwrap_or(false))
+}
+
+/// How many alternatives of each token are reported: none, unless it is said.
+pub(crate) fn top_logprobs(asked: Option<u32>) -> ApiResult<u32> {
+    let n = asked.unwrap_or(0);
+    if n as usize > TOP_LOGPROBS_MAX {
+        let message = format!("top_logprobs is {n}, more than the limit of {TOP_LOGPROBS_MAX}");
+        return Err(ApiError::invalid("top_logprobs", message));
+    }
+    Ok(n)
 }
 
 fn cache_salt(fields: &mut Fields<'_>, app: &App) -> ApiResult<u64> {

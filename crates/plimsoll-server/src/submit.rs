@@ -11,6 +11,7 @@ use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Held;
 use crate::params::Common;
+use crate::price::Meter;
 use crate::running::Ticket;
 
 /// One prompt, as ids; with its text when the answer repeats it.
@@ -57,15 +58,17 @@ pub(crate) struct Started {
     pub readers: Vec<Reader>,
     /// The share of the byte budget that the answer may need before it is sent.
     pub held: Option<Held>,
+    /// What more it turns out to need; the generation takes it.
+    pub meter: Option<Meter>,
     /// Its place among the requests that are being answered; the generation takes it.
     pub ticket: Option<Ticket>,
 }
 
 impl Draft {
-    /// Bytes that the prompts take.
-    pub fn prompt_bytes(&self) -> u64 {
+    /// Bytes that the prompts take, and what is asked of them.
+    pub fn bytes(&self) -> u64 {
         let of = |prompt: &Prompt| size_of_val(prompt.ids.as_slice()) + prompt.echo.as_ref().map_or(0, String::len);
-        self.prompts.iter().map(|prompt| of(prompt) as u64).sum()
+        self.common.bytes() + self.prompts.iter().map(|prompt| of(prompt) as u64).sum::<u64>()
     }
 
     /// Submits one engine request per choice. When one is refused, those before it are dropped, hence aborted.
@@ -79,7 +82,7 @@ impl Draft {
                 format!("{prompts} prompts with n = {n} are {choices} sequences, more than the limit of {limit}");
             return Err(ApiError::invalid(self.prompt_param, message));
         }
-        let held = self.hold_answer(app)?;
+        let (held, meter) = self.hold(app)?;
         let arrived = Caller::current().arrived();
         let mut readers = Vec::with_capacity(choices as usize);
         for prompt in &self.prompts {
@@ -92,7 +95,7 @@ impl Draft {
         }
         let watches = readers.iter().map(Reader::watch).collect();
         let ticket = Some(app.enter(id, self.common.stream, watches)?);
-        Ok(Started { readers, held, ticket })
+        Ok(Started { readers, held, meter, ticket })
     }
 
     fn request(&self, id: &str, choice: u32, prompt: &Prompt, max_tokens: u32) -> Request {
@@ -151,60 +154,13 @@ impl Draft {
         Ok(asked.map_or(most, |asked| if self.fills_context { asked.min(most) } else { asked }))
     }
 
-    /// The engine says `prompt`; chat's clients know it as `messages`.
+    /// The engine says `prompt` and `max_tokens`; the APIs have words of their own.
     fn named(&self, mut error: ApiError) -> ApiError {
-        if error.param.as_deref() == Some("prompt") {
-            error.param = Some(self.prompt_param.into());
+        match error.param.as_deref() {
+            Some("prompt") => error.param = Some(self.prompt_param.into()),
+            Some("max_tokens") => error.param = Some(self.length_param.into()),
+            _ => {}
         }
         error
     }
-
-    /// A whole answer is held in memory until the client has taken it; of a stream, what its readers hold back and what comes at
-    /// once. Its output comes in pieces of bounded size.
-    fn hold_answer(&self, app: &App) -> ApiResult<Option<Held>> {
-        let choices = self.prompts.len() as u64 * u64::from(self.common.n);
-        let mut bytes = choices * self.reading_bytes;
-        if self.common.stream && !self.gathers {
-            // What a stream repeats of its prompt is one event.
-            let repeated = |prompt: &Prompt| {
-                let ids = if self.common.return_token_ids { ANSWER_BYTES_PER_ID } else { 0 };
-                let echo = prompt.echo.as_ref().map_or(0, |text| ANSWER_BYTES_PER_ECHOED * text.len() as u64);
-                echo + prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs))
-            };
-            bytes += u64::from(self.common.n) * self.prompts.iter().map(repeated).sum::<u64>();
-            return if bytes > 0 { app.bytes.hold(bytes).map(Some) } else { Ok(None) };
-        }
-        for prompt in &self.prompts {
-            let output = u64::from(self.max_tokens(app, prompt)?);
-            let copies = if self.gathers { 2 } else { 1 };
-            let generated = output * copies * (ANSWER_BYTES_PER_TOKEN + alternatives(self.logprobs));
-            let ids = if self.common.return_token_ids { ANSWER_BYTES_PER_ID } else { 0 };
-            let prompt_bytes = prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs));
-            bytes += u64::from(self.common.n) * (generated + prompt_bytes);
-        }
-        let limit = app.bytes.limit();
-        if bytes > limit {
-            let message = format!(
-                "the answer may need {bytes} bytes, more than this server's limit of {limit}; stream it, or ask for fewer tokens or log-probabilities"
-            );
-            return Err(ApiError::invalid(self.length_param, message));
-        }
-        app.bytes.hold(bytes).map(Some)
-    }
-}
-
-/// Text, record and JSON of one token of a whole answer.
-const ANSWER_BYTES_PER_TOKEN: u64 = 64;
-
-/// One id of a prompt that the answer repeats.
-const ANSWER_BYTES_PER_ID: u64 = 16;
-
-/// One byte of an echoed prompt, as JSON.
-const ANSWER_BYTES_PER_ECHOED: u64 = 2;
-
-/// One reported alternative: its record, its text and its JSON.
-const ANSWER_BYTES_PER_ALTERNATIVE: u64 = 128;
-
-fn alternatives(asked: Option<u32>) -> u64 {
-    asked.map_or(0, |n| ANSWER_BYTES_PER_ALTERNATIVE * (u64::from(n) + 1))
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use plimsoll_text::Detokenizer;
 use serde::{Serialize, Serializer};
 
 use crate::app::App;
@@ -13,7 +12,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::Held;
 use crate::logprobs::Spelling;
-use crate::models::{json, json_sized};
+use crate::models::{json, json_bytes, json_sized};
 use crate::turn::conversation::Conversation;
 
 #[derive(Serialize)]
@@ -81,16 +80,6 @@ const ANSWER_BYTES: usize = 128;
 /// An id as JSON.
 const ID_BYTES: usize = "4294967295,".len();
 
-/// A text as JSON, with a comma.
-fn text_bytes(text: &str) -> usize {
-    let escaped = |byte| match byte {
-        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
-        0..0x20 => "\\u0000".len(),
-        _ => 1,
-    };
-    text.bytes().map(escaped).sum::<usize>() + "\"\",".len()
-}
-
 /// Text or a conversation to ids.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let (asked, held) = app
@@ -150,7 +139,7 @@ impl Asked {
             drop(what);
             let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
             let token_strs = with_texts.then_some(Texts { spelling, tokens: &tokens });
-            let texts = token_strs.iter().flat_map(Texts::all).map(|text| text_bytes(&text)).sum::<usize>();
+            let texts = token_strs.iter().flat_map(Texts::all).map(|text| json_bytes(&text)).sum::<usize>();
             let bytes = ANSWER_BYTES + tokens.len() * ID_BYTES + texts;
             let all = (size_of_val(&*tokens) + bytes) as u64;
             app.bytes.ever_holds(param, all)?;
@@ -177,32 +166,14 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
         }
         app.check_ids("tokens", &tokens)?;
         let mut held = body.keep(size_of_val(&*tokens) as u64)?;
-        let prompt = text_of(&tokens, app, &mut held)?;
-        let bytes = ANSWER_BYTES + text_bytes(&prompt);
+        let prompt = app.decode("tokens", &tokens, &mut held)?;
+        let bytes = ANSWER_BYTES + json_bytes(&prompt);
         let all = (prompt.capacity() + bytes) as u64;
         app.bytes.ever_holds("tokens", all)?;
         held.become_bytes(all)?;
         Ok(json_sized(&Detokenized { prompt }, bytes, held))
     })
     .await
-}
-
-/// The text of `ids`. Room grows by an eighth, and is held before it is taken.
-fn text_of(ids: &[u32], app: &App, held: &mut Held) -> ApiResult<String> {
-    let (mut text, mut detokenizer) = (String::new(), Detokenizer::new(false));
-    let tokenizer = &app.served.tokenizer;
-    for id in ids {
-        let most = Detokenizer::appended_max(tokenizer, *id);
-        if text.capacity() - text.len() < most {
-            let more = most.max(text.len() / 8);
-            app.bytes.ever_holds("tokens", held.bytes() + more as u64)?;
-            held.grow(more as u64)?;
-            text.reserve_exact(more);
-        }
-        detokenizer.push(tokenizer, *id, &mut text);
-    }
-    detokenizer.finish(&mut text);
-    Ok(text)
 }
 
 fn check_model(fields: &mut Fields<'_>, app: &App) -> ApiResult<()> {

@@ -32,6 +32,8 @@ fn giants() -> Vec<(&'static str, &'static str, String)> {
         ("escapes", body("{\"prompt\":\"", "abcdefghijklmnopqrstuvw\\n", "\"}")),
         ("nothing but escapes", body("{\"prompt\":\"", "\\n", "\"}")),
         ("ids", body("{\"prompt\":[", "1,", "1]}")),
+        ("ids with an echo", body("{\"echo\":true,\"prompt\":[", "1,", "1]}")),
+        ("a grammar of what is spelled at length", body("{\"prompt\":\"x\",\"guided_regex\":\"", "\u{7f}", "\"}")),
         ("prompts", body("{\"prompt\":[", "\"x\",", "\"x\"]}")),
         ("stop strings", body("{\"prompt\":\"x\",\"stop\":[", "\"a\",", "\"a\"]}")),
         ("stop ids", body("{\"prompt\":\"x\",\"stop_token_ids\":[", "1,", "1]}")),

@@ -33,7 +33,7 @@ pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> A
     check_version(request.headers())?;
     let asked = app.on_body(request, |body, app| {
         let (ask, caches) = request::parse(&body.bytes, app)?;
-        let held = body.keep(ask.conversation.bytes())?;
+        let held = body.keep(ask.bytes())?;
         Ok((ask, caches, held))
     });
     let (ask, caches, held) = asked.await?;
@@ -45,8 +45,8 @@ pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> A
         let keep_alive = app.config.keep_alive;
         return Ok(sse::response(generation, shape::Stream::new(answer, held), keep_alive));
     }
-    let mut collected = collect(&mut generation, choices).await?;
-    let usage = generation.usage();
+    let mut collected = collect(&mut generation, choices, false).await?;
+    let (usage, held) = (generation.usage(), generation.all_held(held));
     // One choice was asked for.
     let only = collected.pop().ok_or_else(|| ApiError::internal("the engine gave no answer"))?;
     Ok(blocks::whole(&answer, only, usage, held))
@@ -76,7 +76,8 @@ fn check_version(headers: &HeaderMap) -> ApiResult<()> {
         Some(known) if VERSIONS.contains(&known) => Ok(()),
         Some(other) => {
             let message = format!("anthropic-version is `{}`; this server has {}", quote(other), VERSIONS.join(", "));
-            Err(ApiError::unsupported("anthropic-version", message))
+            // Nothing of the body has been read.
+            Err(ApiError { close: true, ..ApiError::unsupported("anthropic-version", message) })
         }
     }
 }

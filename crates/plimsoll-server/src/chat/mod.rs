@@ -21,7 +21,7 @@ use crate::turn::{Begun, begin};
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
     let asked = app.on_body(request, |body, app| {
         let ask = request::parse(&body.bytes, app)?;
-        let held = body.keep(ask.conversation.bytes())?;
+        let held = body.keep(ask.bytes())?;
         Ok((ask, held))
     });
     let (ask, held) = asked.await?;
@@ -32,6 +32,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
         let keep_alive = app.config.keep_alive;
         return Ok(sse::response(generation, shape::Stream::new(context, choices, held), keep_alive));
     }
-    let collected = collect(&mut generation, choices).await?;
+    let collected = collect(&mut generation, choices, context.draft.reports_tokens()).await?;
+    let held = generation.all_held(held);
     Ok(respond::whole(&context, collected, generation.usage(), held))
 }

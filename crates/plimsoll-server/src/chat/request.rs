@@ -1,12 +1,10 @@
 //! The body of a chat request, field by field.
 
-use plimsoll_engine::sampling::TOP_LOGPROBS_MAX;
-
 use super::messages::conversation;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::params::Common;
+use crate::params::{Common, top_logprobs};
 use crate::turn::{Ask, Budget};
 
 /// Takes a body apart. Runs on a text worker.
@@ -53,11 +51,7 @@ fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
         (false, Some(n)) if n > 0 => {
             Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true"))
         }
-        (true, Some(n)) if n as usize > TOP_LOGPROBS_MAX => {
-            let message = format!("top_logprobs is {n}, more than the limit of {TOP_LOGPROBS_MAX}");
-            Err(ApiError::invalid("top_logprobs", message))
-        }
-        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (true, top) => top_logprobs(top).map(Some),
         (false, _) => Ok(None),
     }
 }

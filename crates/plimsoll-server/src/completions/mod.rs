@@ -17,9 +17,9 @@ use crate::sse;
 
 /// The handler.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = app.on_body(request, |body, app| {
-        let mut asked = request::parse(&body.bytes, app)?;
-        asked.draft.kept = Some(body.keep(asked.draft.prompt_bytes())?);
+    let asked = app.on_body(request, |mut body, app| {
+        let mut asked = request::parse(&mut body, app)?;
+        asked.draft.kept = Some(body.keep(asked.draft.bytes())?);
         Ok(asked)
     });
     let asked = asked.await?;
@@ -32,6 +32,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
         let keep_alive = app.config.keep_alive;
         return Ok(sse::response(generation, shape::Stream::new(context, choices, started.held), keep_alive));
     }
-    let collected = collect(&mut generation, choices).await?;
-    Ok(respond::whole(&context, collected, generation.usage(), started.held))
+    let collected = collect(&mut generation, choices, context.asked.draft.reports_tokens()).await?;
+    let held = generation.all_held(started.held);
+    Ok(respond::whole(&context, collected, generation.usage(), held))
 }

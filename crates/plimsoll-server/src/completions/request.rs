@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
+use crate::limits::{Held, ReadBody};
 use crate::params::Common;
 use crate::prompt::PromptInput;
 use crate::submit::{Draft, Prompt};
@@ -17,10 +18,11 @@ pub(crate) struct Asked {
     pub echo: bool,
 }
 
-/// Parses and tokenizes. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
-    let mut fields = Fields::of_body(body)?;
-    let common = Common::take(&mut fields, app)?;
+/// Parses and tokenizes; what is made of a body of ids is held beside it. Runs on a text worker.
+pub(crate) fn parse(body: &mut ReadBody, app: &App) -> ApiResult<Asked> {
+    let ReadBody { bytes, held } = body;
+    let mut fields = Fields::of_body(bytes)?;
+    let mut common = Common::take(&mut fields, app)?;
     let input = fields.take::<PromptInput>("prompt")?;
     let input = input.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let echo = fields.take("echo")?.unwrap_or(false);
@@ -33,9 +35,9 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Asked> {
     // An echo with log-probabilities reports the prompt's too; an echo alone computes the prompt and reports nothing.
     let echoed = echo && (logprobs.is_some() || common.max_tokens == Some(0));
     let prompt_logprobs = common.prompt_logprobs.or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
-    let grammar = common.form.as_ref().map(|form| form.grammar(app, "", None)).transpose()?;
+    let grammar = common.form.take().map(|form| form.grammar(app, "", None)).transpose()?;
     let draft = Draft {
-        prompts: prompts(input, app, add_special, echo)?,
+        prompts: prompts(input, app, add_special, echo.then_some(held))?,
         logprobs,
         prompt_logprobs,
         default_max_tokens: Some(app.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
@@ -64,24 +66,26 @@ fn check(common: &Common, echo: bool) -> ApiResult<()> {
     Ok(())
 }
 
-fn prompts(input: PromptInput, app: &App, add_special: bool, echo: bool) -> ApiResult<Vec<Prompt>> {
+/// Those that are to be echoed with their text, for which `echo` holds what it takes.
+fn prompts(input: PromptInput, app: &App, add_special: bool, mut echo: Option<&mut Held>) -> ApiResult<Vec<Prompt>> {
     let (count, limit) = (input.count(), app.max_choices() as usize);
     if count > limit {
         return Err(ApiError::invalid("prompt", format!("{count} prompts, more than the limit of {limit}")));
     }
-    let tokenizer = &app.served.tokenizer;
     match input {
         PromptInput::Texts(texts) => {
             let prompt = |text: String| {
                 let ids = app.encode("prompt", &[&text], add_special)?;
-                Ok(Prompt { ids, echo: echo.then_some(text) })
+                app.check_length("prompt", ids.len())?;
+                Ok(Prompt { ids, echo: echo.is_some().then_some(text) })
             };
             texts.into_iter().map(prompt).collect()
         }
         PromptInput::Ids(lists) => {
             let prompt = |ids: Vec<u32>| {
+                app.check_length("prompt", ids.len())?;
                 app.check_ids("prompt", &ids)?;
-                let echo = echo.then(|| tokenizer.decode(&ids, false));
+                let echo = echo.as_mut().map(|held| app.decode("prompt", &ids, held)).transpose()?;
                 Ok(Prompt { ids, echo })
             };
             lists.into_iter().map(prompt).collect()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use plimsoll_text::Tokenizer;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::request::Asked;
 use crate::app::App;
@@ -42,7 +42,8 @@ impl Context {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Choice<'a> {
     pub index: usize,
-    pub text: &'a str,
+    #[serde(serialize_with = "in_one")]
+    pub text: [&'a str; 2],
     pub logprobs: Option<CompletionLogprobs>,
     pub finish_reason: Option<&'static str>,
     pub stop_reason: Option<&'a str>,
@@ -52,6 +53,11 @@ pub(crate) struct Choice<'a> {
     pub prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptReport>,
+}
+
+/// An echo, if there is one, and what comes behind it.
+fn in_one<S: Serializer>([echo, text]: &[&str; 2], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{echo}{text}"))
 }
 
 /// The answer around its choices.
@@ -75,13 +81,7 @@ impl<'a> Answer<'a> {
 }
 
 /// The whole answer.
-pub(crate) fn whole(context: &Context, mut collected: Vec<Collected>, usage: Usage, held: Option<Held>) -> Response {
-    // An echo is part of the text.
-    for (index, choice) in collected.iter_mut().enumerate() {
-        if let Some(echo) = &context.prompt(index).echo {
-            choice.text.insert_str(0, echo);
-        }
-    }
+pub(crate) fn whole(context: &Context, collected: Vec<Collected>, usage: Usage, held: Option<Held>) -> Response {
     let choices: Vec<_> = collected.iter().enumerate().map(|(i, choice)| one(context, i, choice)).collect();
     json(&Answer::new(context, &choices, Some(Some(usage))), held)
 }
@@ -91,7 +91,7 @@ fn one<'a>(context: &'a Context, index: usize, collected: &'a Collected) -> Choi
     let prompt = context.prompt(index);
     Choice {
         index,
-        text: &collected.text,
+        text: [prompt.echo.as_deref().unwrap_or_default(), &collected.text],
         logprobs: context.asked.draft.logprobs.map(|_| logprobs(context, index, collected)),
         finish_reason: collected.finish.map(finish_name),
         stop_reason: collected.stop_reason.as_deref(),

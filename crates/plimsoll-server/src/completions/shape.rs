@@ -56,7 +56,7 @@ impl Stream {
             logprobs
         });
         let prompt_token_ids = self.context.asked.draft.common.return_token_ids.then_some(&prompt.ids[..]);
-        self.send(Choice { index, text, logprobs, prompt_token_ids, ..Choice::default() }, usage, out);
+        self.send(Choice { index, text: [text, ""], logprobs, prompt_token_ids, ..Choice::default() }, usage, out);
     }
 }
 
@@ -87,7 +87,7 @@ impl Shape for Stream {
             });
             let choice = Choice {
                 index,
-                text: &delta.text,
+                text: ["", &delta.text],
                 logprobs,
                 token_ids: common.return_token_ids.then(|| ids(&delta.tokens)),
                 prompt_token_ids: (first && common.return_token_ids).then_some(&prompt.ids[..]),

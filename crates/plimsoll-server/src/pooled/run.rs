@@ -49,7 +49,7 @@ pub(super) async fn run(
     log.ends(match &result {
         Ok(_) => "finished",
         Err(ApiError { status: StatusCode::BAD_REQUEST | StatusCode::TOO_MANY_REQUESTS, .. }) => "refused",
-        Err(error) => end_of(error),
+        Err(error) => end_of(error, *app.phase.borrow()),
     });
     result
 }

@@ -69,7 +69,8 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Api
                 return Err(error);
             }
         };
-        return Ok(json_text(responding.finish(error.as_ref(), generation.usage(), &mut nowhere), held));
+        let text = responding.finish(error.as_ref(), generation.usage(), &mut nowhere);
+        return Ok(json_text(text, generation.all_held(held)));
     }
 }
 

@@ -17,7 +17,7 @@ use crate::fields::{Fields, check_nodes};
 use crate::form::{Form, text_format};
 use crate::limits::{Held, ReadBody};
 use crate::media::Gallery;
-use crate::params::{Common, METADATA_NODES_MAX, model_name};
+use crate::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};
 use crate::turn::conversation::Conversation;
 use crate::turn::{Ask, Turn};
 
@@ -87,7 +87,6 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     drop(bytes);
     let items = store.then_some(items);
     let written = items.iter().flatten().map(Item::bytes).sum::<u64>();
-    let held = body.keep(conversation.bytes() + written + echo.bytes())?;
     let ask = Ask {
         conversation,
         common,
@@ -100,6 +99,7 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
         fills_context: false,
         gathers: true,
     };
+    let held = body.keep(ask.bytes() + written + echo.bytes())?;
     Ok(Asked { ask, held, echo, items })
 }
 
@@ -198,7 +198,7 @@ fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
             Err(ApiError::invalid("top_logprobs", format!("top_logprobs needs include to have {LOGPROBS}")))
         }
         (false, _) => Ok(None),
-        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (true, top) => top_logprobs(top).map(Some),
     }
 }
 

@@ -1,16 +1,32 @@
-//! Tools for models whose chat template knows none: told in the system message, in Hermes's format, which is the
-//! field's plainest; calls and results of the conversation become text the same way.
+//! Conversations for models whose chat template knows less than the APIs. Tools are told in the system message, in Hermes's format, which
+//! is the field's plainest; calls and results of the conversation become text the same way. A developer speaks as the system.
+
+use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
 use super::content::wrap;
+
+/// What OpenAI's `system` is called by now.
+const DEVELOPER: &str = "developer";
+
+/// The messages with roles that a template of this source knows: most say nothing of what a developer says, and do not tell.
+pub(crate) fn roles<'a>(messages: &'a Value, template: &str) -> Cow<'a, Value> {
+    let mut messages = Cow::Borrowed(messages);
+    let speaks = messages.as_array().is_some_and(|all| all.iter().any(|message| message["role"] == DEVELOPER));
+    if speaks && !template.contains(DEVELOPER) {
+        let all = messages.to_mut().as_array_mut().into_iter().flatten();
+        all.filter(|message| message["role"] == DEVELOPER).for_each(|message| message["role"] = "system".into());
+    }
+    messages
+}
 
 /// The conversation without tools, calls and results, all of them as text.
 pub(crate) fn without_tools(messages: &Value, tools: Option<&Value>) -> Value {
     let mut adapted: Vec<Value> = messages.as_array().into_iter().flatten().map(message).collect();
     if let Some(tools) = tools {
         let told = introduction(tools);
-        let first = adapted.first_mut().filter(|first| first["role"] == "system" || first["role"] == "developer");
+        let first = adapted.first_mut().filter(|first| first["role"] == "system" || first["role"] == DEVELOPER);
         match first.and_then(Value::as_object_mut) {
             Some(system) => append(system, &format!("\n\n{told}")),
             None => adapted.insert(0, json!({"role": "system", "content": told})),
@@ -77,5 +93,15 @@ mod tests {
         let adapted = without_tools(&messages, Some(&json!([])));
         assert!(adapted[0]["content"].as_str().unwrap().starts_with("Be kind.\n\nYou may call tools."), "{adapted}");
         assert_eq!(adapted.as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_developer_speaks_as_the_system_where_the_template_does_not_know_one() {
+        let said =
+            |role: &str| json!([{"role": role, "content": "Be brief."}, {"role": "user", "content": "developer"}]);
+        assert_eq!(*roles(&said("developer"), "{% if m.role == 'system' %}"), said("system"));
+        let kept = |said: &Value, template: &str| matches!(roles(said, template), Cow::Borrowed(_));
+        assert!(kept(&said("developer"), "{% if m.role in ('system', 'developer') %}"));
+        assert!(kept(&said("system"), ""), "nothing to change");
     }
 }

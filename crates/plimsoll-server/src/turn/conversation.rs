@@ -187,11 +187,11 @@ impl Conversation {
         let Some(template) = &app.served.template else { return Ok(String::new()) };
         let template = template.when(tools.is_some());
         faults::site(Site::Template);
+        let messages = adapt::roles(&self.messages, template.source());
         let rendered = if template.knows_tools() {
-            template.render(&self.messages, tools, self.ending, &self.extra)
+            template.render(&messages, tools, self.ending, &self.extra)
         } else {
-            let messages = adapt::without_tools(&self.messages, tools);
-            template.render(&messages, None, self.ending, &self.extra)
+            template.render(&adapt::without_tools(&messages, tools), None, self.ending, &self.extra)
         };
         // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
         rendered.map_err(|error| match error {
@@ -207,7 +207,8 @@ fn last_text(message: &Value) -> Option<&str> {
     content.as_str().or_else(|| content.as_array()?.last()?["text"].as_str())
 }
 
-fn value_bytes(value: &Value) -> u64 {
+/// Heap bytes of a JSON value, about.
+pub(crate) fn value_bytes(value: &Value) -> u64 {
     VALUE_BYTES
         + match value {
             Value::String(text) => text.capacity() as u64,

@@ -63,6 +63,11 @@ pub(crate) struct Turn {
 }
 
 impl Ask {
+    /// Heap bytes of it, about.
+    pub fn bytes(&self) -> u64 {
+        self.conversation.bytes() + self.common.bytes()
+    }
+
     /// Gets what the conversation names elsewhere, then renders and tokenizes. `held` is what the body has become so far. When the
     /// prompt is known to fit, `after` makes what is to be kept beside it, and says how many bytes that takes.
     pub async fn turn<T: Send + 'static>(
@@ -77,7 +82,7 @@ impl Ask {
             let mut turn = self.prepare(&own)?;
             let (beside, more) = after();
             let files = turn.media.iter().map(Measured::file_bytes).sum();
-            held.become_bytes(turn.draft.prompt_bytes() + beside + files)?;
+            held.become_bytes(turn.draft.bytes() + beside + files)?;
             turn.files = Some(held.split(files));
             turn.draft.kept = Some(held);
             Ok((turn, more))
@@ -87,11 +92,12 @@ impl Ask {
 
     /// Renders and tokenizes. Runs on a text worker.
     pub(crate) fn prepare(self, app: &App) -> ApiResult<Turn> {
-        let Self { mut conversation, common, .. } = self;
+        let Self { mut conversation, mut common, .. } = self;
         let Prompt { text, ids, media } = conversation.prompt(app, self.add_special)?;
-        let formed = common.form.is_some();
-        let rules = Rules::new(app, &conversation, &text, formed, self.include_reasoning, self.call_prefix);
-        let grammar = forced::grammar_of(app, conversation.tools.as_ref(), &rules, common.form.as_ref(), self.budget)?;
+        // A grammar is made of it; nobody needs it any more.
+        let form = common.form.take();
+        let rules = Rules::new(app, &conversation, &text, form.is_some(), self.include_reasoning, self.call_prefix);
+        let grammar = forced::grammar_of(app, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
         let draft = Draft {
             prompts: vec![submit::Prompt { ids, echo: None }],
             logprobs: self.logprobs,

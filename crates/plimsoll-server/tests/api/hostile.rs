@@ -87,6 +87,30 @@ fn what_is_made_of_ids_is_held_before_it_is_written() {
 }
 
 #[test]
+fn what_an_answer_repeats_of_its_prompt_is_held() {
+    // 2,000 control characters are 12,000 bytes of JSON: room for one answer, not for eight.
+    let tight = ServerConfig { max_body_bytes: 16 << 10, max_bytes_in_flight: 84 << 10, ..config() };
+    let long = Limits { max_req_total_len: 2048, ..limits() };
+    let server = Server::with(tight, long, letters);
+    for stream in [false, true] {
+        let echo = |n| json!({"prompt": vec![1; 2000], "echo": true, "n": n, "max_tokens": 1, "stream": stream});
+        let never = server.post("/v1/completions", &echo(8)).error(400);
+        assert!(never["message"].as_str().unwrap().contains("limit of 86016"), "stream {stream}: {never}");
+        let said = server.post("/v1/completions", &echo(1));
+        let text = match stream {
+            false => said.ok()["choices"][0]["text"].as_str().unwrap().to_owned(),
+            true => {
+                said.events().iter().map(|event| event["choices"][0]["text"].as_str().unwrap().to_owned()).collect()
+            }
+        };
+        assert!(text.starts_with(&"\u{1}".repeat(2000)) && text.len() > 2000, "stream {stream}");
+    }
+    let long = server.post("/v1/completions", &json!({"prompt": vec![1; 2049], "echo": true})).error(400);
+    assert_eq!((&long["code"], &long["param"]), (&json!("context_length_exceeded"), &json!("prompt")), "{long}");
+    server.assert_idle();
+}
+
+#[test]
 fn slow_heads_and_slow_bodies_are_closed() {
     let server = Server::with(hasty(), limits(), letters);
     // A head that never ends.

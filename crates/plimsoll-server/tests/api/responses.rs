@@ -315,7 +315,8 @@ fn items_reach_the_template_and_a_response_is_gone_on_from() {
         {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "So."}]}, call("z", "Bonn"), result("z", json!("fog"))
     ]);
     let first = create(&server, &json!({"input": input, "instructions": "Kind!"}));
-    let told = "[developer]Be brief.[user]a\nb[assistant]Wait.<r>Hm.</r><tool_call>weather{\"city\": \"Oslo\"}</tool_call>\
+    // The template knows no developer by name.
+    let told = "[system]Be brief.[user]a\nb[assistant]Wait.<r>Hm.</r><tool_call>weather{\"city\": \"Oslo\"}</tool_call>\
         <tool_call>weather{\"city\": \"Rome\"}</tool_call>[tool]rain[tool]sun\
         [assistant]None<r>So.</r><tool_call>weather{\"city\": \"Bonn\"}</tool_call>[tool]fog";
     assert_eq!(prompt_text(&server), format!("[system]Kind!{told}<think>\n"));
