@@ -251,6 +251,29 @@ def pictures() -> None:
     (OUT / "pictures.json").write_text(json.dumps(expected, indent=0) + "\n")
 
 
+def patchwork(height: int, width: int) -> Image.Image:
+    """Squares of noise, of slopes, of few values and of one: what a lossless encoder gives prefix codes of their own."""
+    rng, values = random.Random(20), bytearray()
+    for y in range(height):
+        for x in range(width):
+            kind = (y // 16 * 3 + x // 16) % 4
+            noisy = bytes(rng.randrange(256) for _ in range(3)), bytes(rng.randrange(4) * 60 for _ in range(3))
+            slopes = bytes((x * 3 % 256, y * 3 % 256, (x + y) * 3 % 256))
+            values += (noisy[0], slopes, noisy[1], b"\xc8" * 3)[kind]
+    return Image.frombytes("RGB", (width, height), bytes(values))
+
+
+def blocks() -> None:
+    """Lossless pictures, and an alpha, that have prefix codes by the block, transforms, a palette and a colour cache."""
+    best = {"lossless": True, "method": 6, "quality": 100}
+    patches = patchwork(32, 64)
+    patches.save(OUT / "blocks.webp", **best)
+    patches.quantize(14).save(OUT / "blocks_palette.webp", **best)
+    clear = patches.copy()
+    clear.putalpha(patches.getchannel("G"))
+    clear.save(OUT / "blocks_alpha.webp", quality=1, method=6)
+
+
 def sounds() -> None:
     """A short chord in every format. Containers carry random serial numbers and the time, so what is there stays."""
     if (OUT / "opus.ogg").exists():
@@ -272,6 +295,7 @@ def main() -> None:
     """Writes the files."""
     OUT.mkdir(parents=True, exist_ok=True)
     pictures()
+    blocks()
     sounds()
     patched = patch_rows()
     TorchvisionBackend.resize = asked_size

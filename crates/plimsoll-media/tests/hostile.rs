@@ -203,7 +203,7 @@ fn chunk_length_bomb() {
     refused("a partition longer than its file", &whole, "its header is cut off");
 }
 
-const PICTURES: [&str; 17] = [
+const PICTURES: [&str; 20] = [
     "rgb.png",
     "rgba.png",
     "palette.png",
@@ -221,6 +221,9 @@ const PICTURES: [&str; 17] = [
     "moving.gif",
     "moving.webp",
     "large.webp",
+    "blocks.webp",
+    "blocks_palette.webp",
+    "blocks_alpha.webp",
 ];
 const SOUNDS: [&str; 6] = ["chord.wav", "chord_float.wav", "chord.flac", "chord.ogg", "chord.mp3", "opus.ogg"];
 
