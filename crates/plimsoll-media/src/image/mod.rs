@@ -10,6 +10,8 @@ mod patchify;
 mod resize;
 mod tile;
 mod vp8;
+mod vp8l;
+mod webp;
 
 pub use decode::{Rgb, decode, frames};
 pub use header::Format;
@@ -57,15 +59,18 @@ pub struct Header {
     pub duration_ms: u64,
     /// Of the largest frame, which may be larger than the picture.
     largest_pixels: u64,
+    /// What decoding takes for each of them.
+    pixel_bytes: u64,
+    /// What it takes for neither pixels nor copies of the file.
+    beside_bytes: u64,
     file_bytes: u64,
 }
 
 impl Header {
     /// The most heap bytes that decoding takes at any instant, the result included.
     pub fn decode_bytes(&self) -> u64 {
-        // Per pixel: the worst decoders hold three 16-bit coefficients or an RGBA canvas and a frame, and their output,
-        // before ours is made. Decoders copy the file once, and their tables are small.
-        self.largest_pixels * 13 + 2 * self.file_bytes + (2 << 20)
+        // Decoders copy the file once, and their tables are small, but for the trees of prefix codes of a lossless WebP.
+        self.largest_pixels * self.pixel_bytes + self.beside_bytes + 2 * self.file_bytes + (2 << 20)
     }
 }
 
@@ -86,12 +91,16 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
         let all = scan.frames.saturating_mul(scan.largest_pixels);
         over("pixels in all frames", all, limits.animation_pixels, "--max-animation-pixels")?;
     }
-    if scan.pixels_impossible() {
-        return Err(malformed(format!("{} bytes cannot hold {} pixels", bytes.len(), scan.size.pixels())));
+    let file_bytes = bytes.len() as u64;
+    // The file is too short for its own size: a liar or cut off.
+    if file_bytes < scan.fewest_bytes {
+        return Err(malformed(format!("{file_bytes} bytes cannot hold {} pixels", scan.size.pixels())));
     }
     let size = decode::upright(bytes, &scan)?;
-    let header::Scan { format, frames, duration_ms, largest_pixels, .. } = scan;
-    Ok(Header { format, size, frames, duration_ms, largest_pixels, file_bytes: bytes.len() as u64 })
+    let trees = if scan.format == Format::WebP { webp::tree_bytes(bytes)? } else { 0 };
+    let header::Scan { format, frames, duration_ms, largest_pixels, pixel_bytes, beside_bytes, .. } = scan;
+    let beside_bytes = beside_bytes + trees;
+    Ok(Header { format, size, frames, duration_ms, largest_pixels, pixel_bytes, beside_bytes, file_bytes })
 }
 
 fn over(unit: &'static str, asked: u64, limit: u64, flag: &'static str) -> Result<(), MediaError> {

@@ -1,0 +1,374 @@
+//! What the prefix codes of a lossless WebP bitstream (RFC 9649, section 3) will take as trees. An image of blocks says which
+//! group of five codes each block uses, and its largest number says how many groups follow: 65,536 of them behind a picture of
+//! one pixel, if nobody looks. So the stream is read to the end of its codes, as the decoder reads it, and no pixel is made.
+//!
+//! Nothing is allocated, and time is that of the blocks' images, at most a sixteenth of the pixels each, and of the codes' symbols.
+
+use super::malformed;
+use crate::{MediaError, Size};
+
+/// Symbols of the five codes of a group: green with the lengths of copies, red, blue, alpha, distances.
+const ALPHABETS: [usize; 5] = [LITERALS + LENGTHS, 256, 256, 256, 40];
+const GREEN: usize = 0;
+const RED: usize = 1;
+const BLUE: usize = 2;
+const ALPHA: usize = 3;
+const DISTANCE: usize = 4;
+const LITERALS: usize = 256;
+const LENGTHS: usize = 24;
+const CACHE_BITS_MAX: u32 = 11;
+const SYMBOLS_MAX: usize = LITERALS + LENGTHS + (1 << CACHE_BITS_MAX);
+const CODE_BITS_MAX: usize = 15;
+/// In which order the lengths of the code for code lengths stand.
+const LENGTHS_ORDER: [usize; 19] = [17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+/// The decoder keeps five trees of 56 bytes a group in a vector that doubles: the old one and one of twice its room at the worst
+/// instant.
+const GROUP_BYTES: u64 = 3 * 5 * 56;
+/// A tree has a table of four bytes for each value of its first ten bits, or of as many as its longest code has; two nodes of 16
+/// bytes for each longer code; and what the allocator adds to both, or the fixed nodes of a code of two symbols.
+const TABLE_BITS_MAX: usize = 10;
+const TABLE_ENTRY_BYTES: u64 = 4;
+const LONG_CODE_BYTES: u64 = 2 * 16;
+const TREE_BYTES: u64 = 96;
+
+/// How many groups all bitstreams of a file may have, which bounds the time that reading them takes. A picture has half of them
+/// at most.
+pub(super) const GROUPS_MAX: u64 = 1 << 17;
+
+/// The bytes that the trees of a bitstream take: the body of a `VP8L` chunk, or what is behind the first byte of an `ALPH` chunk,
+/// which does not say its size. Takes its groups off those that are `left`.
+pub(super) fn tree_bytes(stream: &[u8], size: Option<Size>, left: &mut u64) -> Result<u64, MediaError> {
+    let broken = || malformed("its lossless bitstream is broken or cut off");
+    let mut walk = Walk::new(stream);
+    let groups = walk.groups(size).ok_or_else(broken)?;
+    if groups.count > groups.blocks {
+        let Groups { count, blocks, .. } = groups;
+        return Err(malformed(format!(
+            "it has {count} groups of prefix codes for {blocks} blocks that could use them"
+        )));
+    }
+    let Some(others) = left.checked_sub(groups.count) else {
+        return Err(malformed(format!("its frames have more than {GROUPS_MAX} groups of prefix codes together")));
+    };
+    *left = others;
+    let mut bytes = groups.count * GROUP_BYTES;
+    for _ in 0..groups.count {
+        walk.codes(groups.cached).ok_or_else(broken)?;
+        bytes += walk.codes.iter().map(Code::tree_bytes).sum::<u64>();
+    }
+    Ok(bytes)
+}
+
+/// The groups of prefix codes of a picture.
+struct Groups {
+    count: u64,
+    /// How many blocks of the picture choose among them.
+    blocks: u64,
+    /// Symbols that green has more for the colour cache.
+    cached: usize,
+}
+
+/// The way through a bitstream.
+struct Walk<'a> {
+    bits: Bits<'a>,
+    /// The group that was read last.
+    codes: [Code; 5],
+    /// Of the code that is being read.
+    lengths: [u8; SYMBOLS_MAX],
+}
+
+impl<'a> Walk<'a> {
+    fn new(stream: &'a [u8]) -> Self {
+        let codes = std::array::from_fn(|_| Code::new());
+        Self { bits: Bits { bytes: stream, at: 0 }, codes, lengths: [0; SYMBOLS_MAX] }
+    }
+
+    /// Reads up to the groups of a picture.
+    fn groups(&mut self, size: Option<Size>) -> Option<Groups> {
+        let Size { width, height } = match size {
+            Some(size) => size,
+            None => self.size()?,
+        };
+        let width = self.transforms(width, height)?;
+        let cached = self.cache()?;
+        if self.bits.read(1)? == 0 {
+            return Some(Groups { count: 1, blocks: 1, cached });
+        }
+        let blocks = self.blocks(width, height)?;
+        Some(Groups { count: u64::from(self.image(blocks)?) + 1, blocks, cached })
+    }
+
+    /// The header of a `VP8L` chunk.
+    fn size(&mut self) -> Option<Size> {
+        let signature = self.bits.read(8)?;
+        let (width, height) = (self.bits.read(14)? + 1, self.bits.read(14)? + 1);
+        let (_alpha, version) = (self.bits.read(1)?, self.bits.read(3)?);
+        (signature == 0x2F && version == 0).then_some(Size { height, width })
+    }
+
+    /// Passes over the transforms, each of which there may be once. Returns the width that is left: several indices of a small
+    /// palette share a pixel.
+    fn transforms(&mut self, mut width: u32, height: u32) -> Option<u32> {
+        let mut seen = [false; 4];
+        while self.bits.read(1)? == 1 {
+            let kind = self.bits.read(2)? as usize;
+            if std::mem::replace(&mut seen[kind], true) {
+                return None;
+            }
+            match kind {
+                // Predictors and colours: an image of blocks.
+                0 | 1 => {
+                    let blocks = self.blocks(width, height)?;
+                    self.image(blocks)?;
+                }
+                // Green that was subtracted has no data.
+                2 => {}
+                _ => {
+                    let colors = self.bits.read(8)? + 1;
+                    self.image(u64::from(colors))?;
+                    width = width.div_ceil(match colors {
+                        1..=2 => 8,
+                        3..=4 => 4,
+                        5..=16 => 2,
+                        _ => 1,
+                    });
+                }
+            }
+        }
+        Some(width)
+    }
+
+    /// How many blocks a picture has, whose side stands here.
+    fn blocks(&mut self, width: u32, height: u32) -> Option<u64> {
+        let side = 4 << self.bits.read(3)?;
+        Some(u64::from(width.div_ceil(side)) * u64::from(height.div_ceil(side)))
+    }
+
+    /// Symbols of the colour cache.
+    fn cache(&mut self) -> Option<usize> {
+        if self.bits.read(1)? == 0 {
+            return Some(0);
+        }
+        let bits = self.bits.read(4)?;
+        (1..=CACHE_BITS_MAX).contains(&bits).then_some(1 << bits)
+    }
+
+    /// Passes over an image that helps to decode another. Returns the largest number that red and green of a pixel make: copies
+    /// and the cache only repeat what is there, or are zero, so that no pixel is kept.
+    fn image(&mut self, pixels: u64) -> Option<u32> {
+        let cached = self.cache()?;
+        self.codes(cached)?;
+        let (mut passed, mut largest) = (0, 0);
+        while passed < pixels {
+            let green = self.symbol(GREEN)?;
+            passed += match green {
+                ..LITERALS => {
+                    let [red, ..] = [self.symbol(RED)?, self.symbol(BLUE)?, self.symbol(ALPHA)?];
+                    largest = largest.max((red << 8 | green) as u32);
+                    1
+                }
+                _ if green < LITERALS + LENGTHS => {
+                    let length = self.number(green - LITERALS)?;
+                    let distance = self.symbol(DISTANCE)?;
+                    self.number(distance)?;
+                    u64::from(length)
+                }
+                _ => 1,
+            };
+        }
+        (passed == pixels).then_some(largest)
+    }
+
+    /// The length or distance that a symbol begins.
+    fn number(&mut self, symbol: usize) -> Option<u32> {
+        if symbol < 4 {
+            return Some(symbol as u32 + 1);
+        }
+        let more = (symbol as u32 - 2) / 2;
+        Some(((2 + (symbol as u32 & 1)) << more) + self.bits.read(more)? + 1)
+    }
+
+    fn symbol(&mut self, code: usize) -> Option<usize> {
+        self.codes[code].symbol(&mut self.bits)
+    }
+
+    /// Reads a group.
+    fn codes(&mut self, cached: usize) -> Option<()> {
+        for (at, (code, alphabet)) in self.codes.iter_mut().zip(ALPHABETS).enumerate() {
+            let alphabet = if at == GREEN { alphabet + cached } else { alphabet };
+            code.read(&mut self.bits, &mut self.lengths[..alphabet])?;
+        }
+        Some(())
+    }
+}
+
+/// A prefix code.
+struct Code {
+    /// How many symbols have codes of so many bits. Where all are zero, there is one symbol, and it takes none.
+    counts: [u16; CODE_BITS_MAX + 1],
+    /// The symbols in the order of their codes, as numbers, short ones first.
+    symbols: [u16; SYMBOLS_MAX],
+}
+
+impl Code {
+    fn new() -> Self {
+        Self { counts: [0; CODE_BITS_MAX + 1], symbols: [0; SYMBOLS_MAX] }
+    }
+
+    /// Reads a code for as many symbols as there is room for lengths.
+    fn read(&mut self, bits: &mut Bits, lengths: &mut [u8]) -> Option<()> {
+        if bits.read(1)? == 1 {
+            return self.read_simple(bits, lengths.len());
+        }
+        let mut for_lengths = [0; LENGTHS_ORDER.len()];
+        let count = bits.read(4)? as usize + 4;
+        for &symbol in &LENGTHS_ORDER[..count] {
+            for_lengths[symbol] = bits.read(3)? as u8;
+        }
+        self.set(&for_lengths)?;
+        let mut count = lengths.len();
+        if bits.read(1)? == 1 {
+            let width = 2 + 2 * bits.read(3)?;
+            count = Some(bits.read(width)? as usize + 2).filter(|&count| count <= lengths.len())?;
+        }
+        // A length alone takes no bits, however often: a loop over it would cost nothing but time.
+        if let (true, length @ 1..16) = (self.is_one(), self.symbols[0]) {
+            return self.set_equal(usize::from(length), count);
+        }
+        let end = self.read_lengths(bits, lengths, count)?;
+        self.set(&lengths[..end])
+    }
+
+    /// One symbol or two. The first of two is a zero, whichever is larger.
+    fn read_simple(&mut self, bits: &mut Bits, alphabet: usize) -> Option<()> {
+        let two = bits.read(1)?;
+        let wide = bits.read(1)?;
+        self.counts = [0; CODE_BITS_MAX + 1];
+        self.symbols[0] = bits.read(1 + 7 * wide)? as u16;
+        if two == 1 {
+            self.counts[1] = 2;
+            self.symbols[1] = bits.read(8)? as u16;
+        }
+        self.symbols[..1 + two as usize].iter().all(|&symbol| usize::from(symbol) < alphabet).then_some(())
+    }
+
+    /// Reads the lengths of a code's symbols with this one, `left` of them; three stand for runs. Returns where they end.
+    fn read_lengths(&self, bits: &mut Bits, lengths: &mut [u8], mut left: usize) -> Option<usize> {
+        let (mut at, mut last) = (0, 8);
+        while at < lengths.len() && left > 0 {
+            left -= 1;
+            let (value, times) = match self.symbol(bits)? {
+                16 => (last, 3 + bits.read(2)?),
+                17 => (0, 3 + bits.read(3)?),
+                18 => (0, 11 + bits.read(7)?),
+                length => (length as u8, 1),
+            };
+            lengths.get_mut(at..at + times as usize)?.fill(value);
+            at += times as usize;
+            if value > 0 {
+                last = value;
+            }
+        }
+        Some(at)
+    }
+
+    /// As many symbols as given, with codes of one length.
+    fn set_equal(&mut self, length: usize, count: usize) -> Option<()> {
+        self.counts = [0; CODE_BITS_MAX + 1];
+        (0..).zip(&mut self.symbols[..count]).for_each(|(symbol, place)| *place = symbol);
+        self.counts[length] = count as u16;
+        (count == 1 << length).then_some(())
+    }
+
+    /// Gives symbols the codes of these lengths, which must fill the space of codes, unless there is one alone. The decoder takes
+    /// some that do not, and what it makes of them is not counted here: they are refused.
+    fn set(&mut self, lengths: &[u8]) -> Option<()> {
+        self.counts = [0; CODE_BITS_MAX + 1];
+        lengths.iter().for_each(|&length| self.counts[usize::from(length)] += 1);
+        self.counts[0] = 0;
+        let mut starts = [0; CODE_BITS_MAX + 2];
+        let mut filled = 0;
+        for length in 1..=CODE_BITS_MAX {
+            starts[length + 1] = starts[length] + usize::from(self.counts[length]);
+            filled += usize::from(self.counts[length]) << (CODE_BITS_MAX - length);
+        }
+        let alone = starts[CODE_BITS_MAX + 1] == 1;
+        for (symbol, &length) in lengths.iter().enumerate().filter(|&(_, &length)| length > 0) {
+            let place = &mut starts[usize::from(length)];
+            self.symbols[*place] = symbol as u16;
+            *place += 1;
+        }
+        if alone {
+            self.counts = [0; CODE_BITS_MAX + 1];
+        }
+        (alone || filled == 1 << CODE_BITS_MAX).then_some(())
+    }
+
+    /// Reads a symbol.
+    fn symbol(&self, bits: &mut Bits) -> Option<usize> {
+        if self.is_one() {
+            return Some(usize::from(self.symbols[0]));
+        }
+        let ahead = bits.peek();
+        // Codes of one length follow each other: the first of them, and how many symbols have shorter ones.
+        let (mut code, mut first, mut shorter) = (0, 0, 0);
+        for length in 1..=CODE_BITS_MAX {
+            code = code << 1 | (ahead >> (length - 1) & 1) as usize;
+            let count = usize::from(self.counts[length]);
+            if code < first + count {
+                bits.skip(length as u32)?;
+                return Some(usize::from(self.symbols[shorter + code - first]));
+            }
+            shorter += count;
+            first = (first + count) << 1;
+        }
+        None
+    }
+
+    fn is_one(&self) -> bool {
+        self.counts == [0; CODE_BITS_MAX + 1]
+    }
+
+    /// What the decoder's tree takes.
+    fn tree_bytes(&self) -> u64 {
+        let Some(longest) = self.counts.iter().rposition(|&count| count > 0) else { return 0 };
+        let (_, long) = self.counts.split_at(TABLE_BITS_MAX + 1);
+        let long = long.iter().map(|&count| u64::from(count)).sum::<u64>();
+        TREE_BYTES + (TABLE_ENTRY_BYTES << longest.min(TABLE_BITS_MAX)) + LONG_CODE_BYTES * long
+    }
+}
+
+/// Bits, the lowest of a byte first.
+struct Bits<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Bits<'_> {
+    /// At least the next 25 bits; behind the end there are zeros.
+    fn peek(&self) -> u32 {
+        let left = &self.bytes[self.at / 8..];
+        let word = match left.first_chunk() {
+            Some(&four) => u32::from_le_bytes(four),
+            None => left.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte)),
+        };
+        word >> (self.at % 8)
+    }
+
+    fn skip(&mut self, count: u32) -> Option<()> {
+        self.at = self.at.checked_add(count as usize).filter(|&at| at <= 8 * self.bytes.len())?;
+        Some(())
+    }
+
+    /// The next bits, 25 at most.
+    fn read(&mut self, count: u32) -> Option<u32> {
+        let value = self.peek() & ((1 << count) - 1);
+        self.skip(count)?;
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+#[path = "vp8l_tests.rs"]
+mod tests;
