@@ -121,6 +121,29 @@ fn opaque() -> Vec<u8> {
     chunk(b"ALPH", &[vec![1], bits.bytes].concat())
 }
 
+fn png_chunk(kind: &[u8; 4], body: &[u8]) -> Vec<u8> {
+    let crc = !kind.iter().chain(body).fold(u32::MAX, |crc, byte| {
+        let crc = crc ^ u32::from(*byte);
+        (0..8).fold(crc, |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xEDB8_8320 } else { crc >> 1 })
+    });
+    [&(body.len() as u32).to_be_bytes(), &kind[..], body, &crc.to_be_bytes()].concat()
+}
+
+/// A black PNG of one row, with what stands before its pixels.
+fn row(width: u32, [depth, color, bytes]: [u8; 3], before: &[u8]) -> Vec<u8> {
+    let header = [&width.to_be_bytes()[..], &1_u32.to_be_bytes(), &[depth, color, 0, 0, 0]].concat();
+    // Deflate's own codes: a zero, and that it is repeated 258 times.
+    let count = width * u32::from(bytes) + 1;
+    let mut bits = Bits::default();
+    bits.put(0b011, 3);
+    let (runs, rest) = ((count - 1) / 258, 1 + (count - 1) % 258);
+    (0..rest).for_each(|_| bits.put(0b0000_1100, 8));
+    (0..runs).for_each(|_| bits.put(0b1010_0011, 8 + 5));
+    bits.put(0, 7);
+    let pixels = png_chunk(b"IDAT", &[vec![0x78, 0x9C], bits.bytes, vec![0; 4]].concat());
+    [b"\x89PNG\r\n\x1a\n", &png_chunk(b"IHDR", &header)[..], before, &pixels, &png_chunk(b"IEND", &[])].concat()
+}
+
 /// Refused before there is anything on the heap.
 fn refused(what: &str, bytes: &[u8], words: &str) {
     heap::restart_peak();
@@ -183,6 +206,23 @@ fn liars_in_frames() {
     refused("frames that do not move", &still, "it has frames and does not say that it moves");
 }
 
+fn more_than_pixels() {
+    let large = chunk(b"VP8 ", &lossy("large.webp"));
+    within("motion with alpha", &moving((2000, 1500), &vec![frame((2000, 1500), &[opaque(), large.clone()]); 2]));
+    within("a picture with alpha", &webp(&[canvas(0, (2000, 1500)), opaque(), large]));
+    let mut padded = lossy("lossy.webp");
+    padded.resize(17 << 20, 0);
+    within("a partition with room to spare", &webp(&[chunk(b"VP8 ", &padded)]));
+    within("a row of 64 bits a pixel", &row(1 << 20, [16, 6, 8], &[]));
+    within("a row of 32 bits a pixel", &row(1 << 20, [8, 6, 4], &[]));
+    within("a row of grey", &row(1 << 20, [8, 0, 1], &[]));
+    within("an orientation of 8 MiB", &row(1, [8, 2, 3], &png_chunk(b"eXIf", &vec![0; 8 << 20])));
+    let mut strip = fixture("progressive.jpg");
+    let at = strip.windows(2).position(|two| two == [0xFF, 0xC2]).unwrap();
+    strip[at + 5..at + 9].copy_from_slice(&[0, 1, 0xFF, 0xDC]);
+    within("a strip of 65,500 pixels", &strip);
+}
+
 /// Every truncation and every flipped bit of small lossless pictures: no panic, which would be said to be a decoder's.
 fn debris() {
     for name in ["blocks.webp", "blocks_palette.webp", "blocks_alpha.webp", "turned.webp", "moving.webp"] {
@@ -211,5 +251,6 @@ fn debris() {
 fn t31_decoding_takes_no_more_than_is_said() {
     groups_of_codes();
     liars_in_frames();
+    more_than_pixels();
     debris();
 }

@@ -37,8 +37,17 @@ pub(super) struct Scan {
 impl Scan {
     /// A picture that does not move, without surprises.
     pub(super) fn new(format: Format, size: Size) -> Self {
-        // The worst decoders hold three 16-bit coefficients or an RGBA canvas and a frame, and their output, before ours is made.
-        let pixel_bytes = 13;
+        let pixel_bytes = match format {
+            // Four values of 16 bits, and our three of 8 made of them.
+            Format::Png => 8 + 3,
+            // Four coefficients of 16 bits where there is black, the output, and some.
+            Format::Jpeg => 4 * 2 + 3 + 1,
+            // The canvas, a frame, and what is laid together of both, each with alpha; or two of them, and ours.
+            Format::Gif => 3 * 4 + 1,
+            // The output with alpha, planes of 12 bits a pixel and what is known of their blocks; then a lossless picture of alpha, the
+            // blocks of its transforms, and what is kept of it.
+            Format::WebP => 4 + 2 + (4 + 1 + 1),
+        };
         let largest_pixels = size.pixels();
         Self { format, size, frames: 1, largest_pixels, duration_ms: 0, pixel_bytes, beside_bytes: 0, fewest_bytes: 0 }
     }
@@ -93,18 +102,27 @@ fn png(bytes: &[u8]) -> Option<Scan> {
         }
         at = at.checked_add(length as usize)?.checked_add(12)?;
     }
-    Some(Scan { frames, fewest_bytes: fewest, ..Scan::new(Format::Png, size) })
+    Some(Scan { frames, beside_bytes: unfiltering(row, size), fewest_bytes: fewest, ..Scan::new(Format::Png, size) })
+}
+
+/// What a PNG's decoder holds besides the picture, for rows of so many bytes as the file has them. It unpacks into a buffer that
+/// it moves only when four rows of it are done with; behind them there are the row before, the row at hand and the window of
+/// deflate, and the buffer doubles as it grows. Interlaced rows are made in a place of their own.
+fn unfiltering(row: u64, size: Size) -> u64 {
+    2 * row * u64::from(size.height.min(6)) + 8 * u64::from(size.width)
 }
 
 /// A PNG without what its pixels and its orientation do not need. Profiles and texts may unpack to a thousand times their
-/// size, and the decoder unpacks them before it can be told a limit.
+/// size, and the decoder unpacks them before it can be told a limit; of what is left it keeps up to five copies, so that only
+/// pixels may be long.
 pub(super) fn essential_png(bytes: &[u8]) -> Vec<u8> {
     let mut kept = Vec::with_capacity(bytes.len());
     kept.extend(&bytes[..8.min(bytes.len())]);
     let mut at = 8_usize;
     while let (Some(length), Some(kind)) = (be32(bytes, at), bytes.get(at + 4..at + 8)) {
         let end = at.saturating_add(length as usize).saturating_add(12).min(bytes.len());
-        if matches!(kind, b"IHDR" | b"PLTE" | b"tRNS" | b"eXIf" | b"IDAT" | b"IEND") {
+        let short = length <= u32::from(u16::MAX) && matches!(kind, b"IHDR" | b"PLTE" | b"tRNS" | b"eXIf" | b"IEND");
+        if short || kind == b"IDAT" {
             kept.extend(&bytes[at..end]);
         }
         at = end;
@@ -135,7 +153,10 @@ fn jpeg(bytes: &[u8]) -> Option<Scan> {
                 let size = size?;
                 // At least one bit for the first coefficient of a block of 64 pixels.
                 let fewest_bytes = size.pixels() / 64 / 8;
-                return Some(Scan { fewest_bytes, ..Scan::new(Format::Jpeg, size) });
+                // Blocks at the edges are whole ones, of up to 32 pixels a side, and rows of them are held several times: 990 bytes a
+                // pixel of the side at most were seen.
+                let beside_bytes = 1280 * (u64::from(size.width) + u64::from(size.height));
+                return Some(Scan { beside_bytes, fewest_bytes, ..Scan::new(Format::Jpeg, size) });
             }
             0xD9 => return None,
             // Markers without a body.

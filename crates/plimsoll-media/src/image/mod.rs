@@ -69,8 +69,11 @@ pub struct Header {
 impl Header {
     /// The most heap bytes that decoding takes at any instant, the result included.
     pub fn decode_bytes(&self) -> u64 {
-        // Decoders copy the file once, and their tables are small, but for the trees of prefix codes of a lossless WebP.
-        self.largest_pixels * self.pixel_bytes + self.beside_bytes + 2 * self.file_bytes + (2 << 20)
+        // What a decoder holds for a pixel stands where its format is read, in `header.rs`. Most copy the file once, into room
+        // that may double; that of WebP makes one more copy of a partition. What else they have is small, but for rows of a PNG
+        // or JPEG and the trees of prefix codes of a lossless WebP.
+        let copies = if self.format == Format::WebP { 3 } else { 2 };
+        self.largest_pixels * self.pixel_bytes + self.beside_bytes + copies * self.file_bytes + (2 << 20)
     }
 }
 

@@ -41,7 +41,10 @@ pub(super) fn scan(bytes: &[u8]) -> Result<Scan, MediaError> {
     if frames == 0 {
         return Ok(Scan { largest_pixels, ..still });
     }
-    Ok(Scan { frames, duration_ms, largest_pixels, ..still })
+    // The output, the canvas and a frame, each with alpha, planes of 12 bits a pixel and what is known of their blocks, and alpha
+    // once more.
+    let pixel_bytes = 3 * 4 + 2 + 1;
+    Ok(Scan { frames, duration_ms, largest_pixels, pixel_bytes, ..still })
 }
 
 /// The most that trees of prefix codes take at once: bitstreams are decoded one after the other. To be asked once the sizes are
