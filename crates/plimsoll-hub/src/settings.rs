@@ -32,13 +32,20 @@ impl Settings {
     /// configuration are honoured where connections are made.
     #[must_use]
     pub fn from_env() -> Self {
-        let text =
-            |name| std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// The same of whatever has variables; an empty one counts as none.
+    fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let text = |name| {
+            let value = variable(name)?.into_string().ok()?.trim().to_owned();
+            (!value.is_empty()).then_some(value)
+        };
         let command = |words: &[&str]| words.iter().map(OsString::from).collect();
         Self {
             endpoint: text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned()),
             token: text("HF_TOKEN"),
-            root_certificates: std::env::var_os("SSL_CERT_FILE").map(PathBuf::from),
+            root_certificates: variable("SSL_CERT_FILE").filter(|path| !path.is_empty()).map(PathBuf::from),
             pip: vec![command(&["pip"]), command(&["python3", "-m", "pip"]), command(&["pip3"])],
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(30),
@@ -67,5 +74,16 @@ mod tests {
     fn the_token_is_never_shown() {
         let settings = Settings { token: Some("hf_secret".to_owned()), ..Settings::from_env() };
         assert!(!format!("{settings:?}").contains("hf_secret"));
+    }
+
+    #[test]
+    fn an_empty_variable_is_none() {
+        let unset = Settings::from_variables(|_| None);
+        let empty = Settings::from_variables(|_| Some(OsString::new()));
+        assert_eq!((empty.root_certificates, empty.token), (None, None));
+        assert_eq!(empty.endpoint, unset.endpoint);
+        let set = Settings::from_variables(|name| Some(name.into()));
+        assert_eq!(set.root_certificates, Some(PathBuf::from("SSL_CERT_FILE")));
+        assert_eq!((set.endpoint.as_str(), set.token.as_deref()), ("HF_ENDPOINT", Some("HF_TOKEN")));
     }
 }
