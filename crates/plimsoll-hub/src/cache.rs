@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::catalogue::Entry;
-use crate::disk::{remove_if_present, tree_bytes};
+use crate::disk::tree_bytes;
 use crate::error::HubError;
 use crate::marker::Marker;
 use crate::model_dir::ModelDir;
@@ -135,7 +135,7 @@ impl Cache {
         };
         let before = tree_bytes(&directory.path);
         let mut marker = Marker::load(&directory.path);
-        let known = marker.pull(&request).cloned();
+        let known = marker.pull(&request).is_some();
         marker.pulls.retain(|pull| pull.request != request);
         if marker.pulls.is_empty() {
             fs::remove_dir_all(&directory.path).map_err(HubError::io("remove", &directory.path))?;
@@ -145,20 +145,13 @@ impl Cache {
             }
             return Ok(before);
         }
-        let Some(pull) = known else {
+        if !known {
             return Err(not_cached());
-        };
-        // The marker first: should we die in between, files without a record are checked before they are used.
-        let orphans: Vec<_> =
-            pull.files.into_iter().filter(|file| !marker.pulls.iter().any(|pull| pull.files.contains(file))).collect();
-        for file in &orphans {
-            marker.files.remove(file);
         }
+        // The files first: should we die in between, the next to look for them finds none.
+        directory.remove_orphans(&mut marker)?;
         directory.save(&marker)?;
         directory.clear_partials()?;
-        for file in &orphans {
-            remove_if_present(&directory.path.join(file))?;
-        }
         Ok(before.saturating_sub(tree_bytes(&directory.path)))
     }
 }

@@ -102,6 +102,15 @@ impl Marker {
         self.pulls.retain(|pull| !pull.files.iter().any(|file| file == name));
     }
 
+    /// Forgets every file that no pull needs; returns their names.
+    pub(crate) fn forget_orphans(&mut self) -> Vec<String> {
+        let Self { pulls, files, .. } = self;
+        let needed = |name: &String| pulls.iter().any(|pull| pull.files.contains(name));
+        let orphans: Vec<String> = files.keys().filter(|name| !needed(name)).cloned().collect();
+        files.retain(|name, _| !orphans.contains(name));
+        orphans
+    }
+
     /// Whether all files of a pull are as they were when verified, judged by size and time.
     pub(crate) fn is_intact(&self, directory: &Path, pull: &Pull) -> bool {
         pull.files.iter().all(|name| self.files.get(name).is_some_and(|record| record.matches(&directory.join(name))))

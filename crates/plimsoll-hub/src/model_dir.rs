@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::disk::{install, remove_if_present, replace, sha256_file};
 use crate::error::HubError;
-use crate::marker::{FileRecord, MARKER_FILE, Marker};
+use crate::marker::{FileRecord, MARKER_FILE, Marker, Pull};
 use crate::progress::{Progress, still_wanted};
 
 /// How often is looked whether another process is done.
@@ -200,6 +200,27 @@ impl ModelDir {
         let record = FileRecord::of(&path, sha256, wanted.blob.map(str::to_owned))?;
         marker.files.insert(wanted.name.to_owned(), record);
         self.save(marker)
+    }
+
+    /// Records a completed pull and gives its answer. Needs the lock.
+    pub(crate) fn complete(&self, mut marker: Marker, pull: Pull) -> Result<PathBuf, HubError> {
+        let answer = self.answer(&pull.path);
+        let whole = pull.path.is_empty();
+        marker.set_pull(pull);
+        // Who reads a directory takes all that is in it, the weights of an earlier revision, too. Who asked for one file of it may have
+        // undone the pull of the others by that (see `has`): they wait for that pull to be done again.
+        if whole {
+            self.remove_orphans(&mut marker)?;
+        }
+        self.save(&marker)?;
+        Ok(answer)
+    }
+
+    /// Deletes and forgets the files that no recorded pull needs; the marker is still to be saved. A reader that has one open or mapped
+    /// keeps it. Needs the lock.
+    pub(crate) fn remove_orphans(&self, marker: &mut Marker) -> Result<(), HubError> {
+        // Deleted before a marker says so: should we die in between, they are orphans still.
+        marker.forget_orphans().iter().try_for_each(|name| remove_if_present(&self.path.join(name)))
     }
 
     /// Bytes of a wanted file that still have to be written, as far as sizes tell.

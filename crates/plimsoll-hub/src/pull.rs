@@ -81,15 +81,10 @@ fn pull_entry(
 ) -> Result<PathBuf, HubError> {
     let all = entry.wanted();
     let mut marker = Marker::load(&directory.path);
-    let finish = |mut marker: Marker, source: String| {
-        marker.set_pull(Pull {
-            request: entry.name.to_owned(),
-            path: entry.answer().to_owned(),
-            files: entry.wanted().iter().map(|wanted| wanted.name.to_owned()).collect(),
-            source,
-        });
-        directory.save(&marker)?;
-        Ok(directory.answer(entry.answer()))
+    let finish = |marker: Marker, source: String| {
+        let files = entry.wanted().iter().map(|wanted| wanted.name.to_owned()).collect();
+        let (request, path) = (entry.name.to_owned(), entry.answer().to_owned());
+        directory.complete(marker, Pull { request, path, files, source })
     };
     // Files without a record: an earlier pull died between its last two steps.
     if missing(&all, directory, &mut marker, progress)?.is_empty() {
@@ -237,14 +232,8 @@ fn pull_repo(
     }
     let mut files: Vec<_> = choice.files.into_iter().map(|file| file.name).collect();
     files.sort();
-    marker.set_pull(Pull {
-        request: wish.request.to_owned(),
-        path: choice.path.clone(),
-        files,
-        source: format!("{}/{} at {}", client.endpoint, wish.repo, listing.revision),
-    });
-    directory.save(&marker)?;
-    Ok(directory.answer(&choice.path))
+    let source = format!("{}/{} at {}", client.endpoint, wish.repo, listing.revision);
+    directory.complete(marker, Pull { request: wish.request.to_owned(), path: choice.path, files, source })
 }
 
 fn fetch(

@@ -122,6 +122,38 @@ fn removing_one_of_two_keeps_what_the_other_needs() {
 }
 
 #[test]
+fn a_new_revision_leaves_nothing_of_the_old_one_beside_it() {
+    let (_dir, cache) = cache();
+    let server = Server::start();
+    let (weights, shard, single) = (content(5_000, 46), content(4_000, 47), content(7_000, 48));
+    let pulled = |spec: &str| {
+        let model = ModelRef::parse(spec).unwrap();
+        pull(&model, &cache, &settings(server.endpoint()), &mut Quiet).unwrap()
+    };
+    let old: [(&str, &[u8]); 3] = [("config.json", b"{}"), ("model.safetensors", &weights), ("m.gguf", &single)];
+    server.publish_repo("org/repo", &old);
+    let directory = pulled("hf:org/repo");
+    pulled(SPEC);
+    fs::write(directory.join("notes.txt"), b"somebody's").unwrap();
+    let (index, shards) = ("model.safetensors.index.json", "model-00001-of-00001.safetensors");
+    let new: [(&str, &[u8]); 4] =
+        [("config.json", b"{ }"), (index, b"{}"), (shards, &shard), ("m.gguf", &content(7_000, 49))];
+    server.publish_repo("org/repo", &new);
+
+    // One file of the new revision undoes the pull of the directory, and its weights wait for that to be done again.
+    pulled("hf:org/repo:config.json");
+    assert!(directory.join("model.safetensors").exists());
+    // What another pull needs stays, of whatever revision it is, and so does what was never pulled.
+    pulled("hf:org/repo");
+    let there = ["config.json", "m.gguf", shards, index, "notes.txt", "plimsoll.json"];
+    assert_eq!(files_below(&directory), there);
+    let model = ModelRef::parse(SPEC).unwrap();
+    assert_eq!(fs::read(pull(&model, &cache, &settings(nowhere()), &mut Quiet).unwrap()).unwrap(), single);
+    let marker = fs::read_to_string(directory.join("plimsoll.json")).unwrap();
+    assert!(!marker.contains("\"model.safetensors\""), "{marker}");
+}
+
+#[test]
 fn an_unfinished_pull_can_be_removed() {
     let (_dir, cache) = cache();
     let partial = cache.root().join("catalogue/smollm2/.partial");
