@@ -206,6 +206,7 @@ async fn worker(server: Server, load: Load, next: Arc<AtomicUsize>, clock: Clock
 pub async fn one(server: &Server, prompt: &str, output_tokens: usize, clock: &Clock) -> Result<Timing> {
     let body = server.dialect.body(&server.model, prompt, output_tokens);
     let mut timing = Timing { sent_s: clock.now_s(), ..Timing::default() };
+    let mut counted = None;
     let mut answer = server.target.post("/v1/completions", &body, REQUEST_TIMEOUT).await?.good().await?;
     let mut ended = false;
     while let Some(data) = answer.event().await? {
@@ -226,14 +227,13 @@ pub async fn one(server: &Server, prompt: &str, output_tokens: usize, clock: &Cl
         }
         let count = |path: &str| event.pointer(path).and_then(Value::as_u64);
         timing.prompt_tokens = count("/usage/prompt_tokens").unwrap_or(timing.prompt_tokens);
-        timing.output_tokens = count("/usage/completion_tokens").unwrap_or(timing.output_tokens);
+        counted = count("/usage/completion_tokens").or(counted);
     }
     if !ended || timing.pieces_s.is_empty() {
         bail!("the stream ended without text or terminator");
     }
-    // Without usage, a piece is taken for a token.
-    let pieces = if server.dialect.usage { 0 } else { timing.pieces_s.len() as u64 };
-    timing.output_tokens = timing.output_tokens.max(pieces);
+    // Without usage, which some servers take the wish for and do not send, a piece is taken for a token.
+    timing.output_tokens = counted.unwrap_or(timing.pieces_s.len() as u64);
     Ok(timing)
 }
 
@@ -295,7 +295,58 @@ impl Drop for Peak {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
+
+    /// A stream of three pieces, and what else it says before its end.
+    fn stream(more: &str) -> String {
+        let piece = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
+        format!("{piece}{piece}{piece}{more}data: [DONE]\n\n")
+    }
+
+    /// A round of prompts, one at a time, against a server that takes every field; it answers a prompt with the stream of that name and
+    /// has no other.
+    fn round_of(prompts: &[&str], intruder: Option<&str>, streams: &[(&str, String)]) -> Round {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = Target::parse(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
+        let streams: Vec<_> = streams.iter().map(|(prompt, body)| ((*prompt).to_owned(), body.clone())).collect();
+        // It waits for more until the test's process ends.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                let (mut length, mut line) = (0, String::new());
+                while stream.read_line(&mut line).unwrap() > 2 {
+                    length =
+                        line.strip_prefix("content-length: ").map_or(length, |value| value.trim().parse().unwrap());
+                    line.clear();
+                }
+                let mut body = vec![0; length];
+                stream.read_exact(&mut body).unwrap();
+                let prompt = serde_json::from_slice::<Value>(&body).unwrap()["prompt"].as_str().unwrap().to_owned();
+                let found = streams.iter().find(|(name, _)| *name == prompt);
+                let (status, text) = found.map_or(("500 No", ""), |(_, text)| ("200 OK", text));
+                write!(stream.get_mut(), "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{text}", text.len()).unwrap();
+            }
+        });
+        let dialect = Dialect { ignore_eos: true, usage: true };
+        let server = Server { target, model: "m".into(), dialect, pid: None };
+        let prompts = Arc::new(prompts.iter().map(|prompt| (*prompt).to_owned()).collect());
+        let load = Load { prompts, concurrency: 1, output_tokens: 9, intruder: intruder.map(str::to_owned) };
+        crate::client_runtime().unwrap().block_on(round(&server, &load))
+    }
+
+    #[test]
+    fn where_no_usage_comes_pieces_are_counted() {
+        let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":7}}\n\n";
+        let streams = [("silent", stream("")), ("exact", stream(usage))];
+        assert_eq!(round_of(&["exact"], None, &streams).output_tokens, 7);
+        let round = round_of(&["silent", "exact", "silent"], None, &streams);
+        assert_eq!((round.errors, round.prompt_tokens, round.output_tokens), (0, 4, 3 + 7 + 3));
+        assert!(round.output_tokens_per_s > 0.0);
+    }
 
     #[test]
     fn a_round_counts_what_was_answered_and_keeps_the_first_error() {
