@@ -81,6 +81,8 @@ def bench(server: Server, row: Row, seed: int) -> dict[str, float]:
         done = json.loads(Path(report.name).read_text())["servers"][0]["rounds"][0]
     if done["errors"]:
         raise RuntimeError(f"{done['errors']} errors: {done['first_error']}")
+    if done["intruder_error"]:
+        raise RuntimeError(f"the intruder: {done['intruder_error']}")
     inside, outside = (now - then for now, then in zip(server.wrapper_times(), before))
     return metrics(row, done, inside / (inside + outside) if server.name == "openvino" else 1.0)
 

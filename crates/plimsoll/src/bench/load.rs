@@ -131,6 +131,8 @@ pub struct Round {
     pub gap_p99_s: f64,
     /// Seconds from the first request to the last answer.
     pub wall_s: f64,
+    /// Requests that were answered.
+    pub answered: u64,
     /// Requests that failed.
     pub errors: u64,
     /// Tokens of all prompts that were answered.
@@ -141,6 +143,8 @@ pub struct Round {
     pub peak_resident: Option<u64>,
     /// What an intruder did to the streams; none where none was sent.
     pub intruder: Option<Window>,
+    /// Why nothing is known of an intruder that was sent.
+    pub intruder_error: Option<String>,
     /// The first error's words.
     pub first_error: Option<String>,
 }
@@ -168,11 +172,12 @@ pub async fn round(server: &Server, load: &Load) -> Round {
         Some(intruder) => intruder.end().await.and_then(|timing| intruder::window(&timing, &timings)).map(Some),
         None => Ok(None),
     };
-    let window = window.unwrap_or_else(|error| {
-        errors.push(format!("the intruder: {error:#}"));
-        None
-    });
-    Round { intruder: window, ..summary(&timings, errors, wall_s, peak.bytes()) }
+    // It is none of the requests, so its error is none of theirs.
+    let (intruder, intruder_error) = match window {
+        Ok(window) => (window, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
+    Round { intruder, intruder_error, ..summary(&timings, errors, wall_s, peak.bytes()) }
 }
 
 /// A round's time, and how many of its streams have begun to answer.
@@ -250,11 +255,13 @@ fn summary(timings: &[Timing], errors: Vec<String>, wall_s: f64, peak_resident: 
         gap_p50_s: percentile(&mut gaps, 50),
         gap_p99_s: percentile(&mut gaps, 99),
         wall_s,
+        answered: timings.len() as u64,
         errors: errors.len() as u64,
         prompt_tokens,
         output_tokens,
         peak_resident,
         intruder: None,
+        intruder_error: None,
         first_error: errors.into_iter().next(),
     }
 }
@@ -349,11 +356,22 @@ mod tests {
     }
 
     #[test]
+    fn an_intruder_that_fails_is_none_of_the_requests() {
+        let streams = [("good", stream(""))];
+        let round = round_of(&["good", "bad"], Some("bad"), &streams);
+        assert_eq!((round.answered, round.errors), (1, 1), "{round:?}");
+        assert!(round.intruder.is_none() && round.intruder_error.is_some());
+        let round = round_of(&["bad", "bad"], Some("bad"), &streams);
+        assert_eq!((round.answered, round.errors), (0, 2), "{round:?}");
+        assert!(round.first_error.unwrap().contains("500") && round.intruder_error.is_some());
+    }
+
+    #[test]
     fn a_round_counts_what_was_answered_and_keeps_the_first_error() {
         let timing = Timing { sent_s: 0.25, pieces_s: vec![0.75, 1.0, 1.5], prompt_tokens: 10, output_tokens: 3 };
         let round = summary(&[timing.clone(), timing], vec!["first".into(), "second".into()], 2.0, Some(7));
         assert_eq!((round.output_tokens_per_s, round.prompt_tokens_per_s), (3.0, 10.0));
-        assert_eq!((round.errors, round.first_error.as_deref()), (2, Some("first")));
+        assert_eq!((round.answered, round.errors, round.first_error.as_deref()), (2, 2, Some("first")));
         assert_eq!(round.peak_resident, Some(7));
         assert_eq!((round.ttft_p50_s, round.gap_p50_s, round.gap_p99_s), (0.5, 0.25, 0.5));
     }

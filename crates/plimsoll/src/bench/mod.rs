@@ -105,7 +105,10 @@ pub async fn run(args: &Args) -> Result<()> {
             if let Some(error) = &done.first_error {
                 eprintln!("  first error: {error}");
             }
-            if done.errors == u64::from(args.requests) {
+            if let Some(error) = &done.intruder_error {
+                eprintln!("  the intruder: {error}");
+            }
+            if done.answered == 0 {
                 bail!("every request to {} failed", series.url);
             }
             series.rounds.push(done);
