@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::Args;
 use plimsoll_engine::EnginePlan;
 
-use crate::args::{DRAIN_SECONDS, PlanArgs, ReadingArgs, default_name, seconds};
+use crate::args::{DRAIN_SECONDS, PlanArgs, ReadingArgs, default_name, last_name, seconds};
 
 /// Seconds between a pod's end being decided and SIGTERM: proxies learn of it meanwhile and send nobody any more.
 const LEAVE_SECONDS: u64 = 5;
@@ -75,9 +75,11 @@ impl Manifest<'_> {
     /// What the container is given: the plan's own size, so that the pod comes to the same plan, or where its node has no matrix
     /// unit to a smaller one, whatever its node is like.
     fn serve_args(&self) -> Vec<String> {
-        let model = match self.path.file_name().filter(|_| self.is_local()) {
-            Some(name) => format!("/models/{}", name.to_string_lossy()),
-            None => self.args.model.clone(),
+        let model = match (self.is_local(), last_name(self.path)) {
+            (true, Some(name)) => format!("/models/{}", name.to_string_lossy()),
+            // The root is the volume itself.
+            (true, None) => "/models".to_owned(),
+            (false, _) => self.args.model.clone(),
         };
         let mut all = vec!["serve".to_owned(), model, format!("--threads={}", self.threads)];
         if !self.planned.limits.encoder {

@@ -84,6 +84,15 @@ fn probes_drain_and_settings_are_the_servers_and_keys_are_not_shown() {
 }
 
 #[test]
+fn a_model_that_is_here_is_called_by_its_directory() {
+    let mut command = plimsoll(["plan", ".", "--k8s"]);
+    let text = Finished::of(command.current_dir(fixture("llama")).output().unwrap()).good();
+    let [deployment, _] = &parse(&text);
+    assert_eq!(texts(&container(deployment)["args"])[..2], ["serve", "/models/llama"]);
+    assert_eq!(deployment["metadata"]["name"].as_str(), Some("plimsoll-llama"));
+}
+
+#[test]
 fn the_servers_of_a_manifest_fit_into_its_limit() {
     for name in ["llama", "mtp-half", "bert"] {
         let model = fixture(name);
