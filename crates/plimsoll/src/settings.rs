@@ -7,14 +7,15 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
+use clap::builder::Resettable;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Id};
 use toml::{Table, Value};
 
 use crate::args::{Cli, Command, ModelArgs};
 
-/// Where a value comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where a value comes from; the first wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
     Flag,
     Environment,
@@ -60,15 +61,16 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyhow::Result<(Cli, String)> {
     let mut command = Cli::command();
     command.build();
-    let matches = command.clone().get_matches_from(&args);
+    let matches = lenient(command.clone()).get_matches_from(&args);
     let Some((name, sub)) = matches.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
         let matches = command.clone().get_matches_from(before_escape(args, keys(&command, &matches, environment)?));
         return Ok((Cli::from_arg_matches(&matches)?, String::new()));
     };
     let given = gather(&command, name, sub, environment)?;
     let tokens = given.iter().flat_map(|setting| setting.tokens.clone());
-    let matches = command.clone().try_get_matches_from(before_escape(args, tokens));
-    let matches = matches.map_err(|error| in_its_place(&error, &given))?;
+    let matches = command.clone().try_get_matches_from(before_escape(args.clone(), tokens));
+    let alone = || drop(command.clone().get_matches_from(&args));
+    let matches = matches.map_err(|error| in_its_place(&error, &given, alone))?;
     let page = match matches.subcommand() {
         Some((name, sub)) => page(&command, name, sub, &given),
         None => String::new(),
@@ -91,6 +93,15 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
         }
     }
     Ok((cli, page))
+}
+
+/// The same command without what its arguments want and refuse of each other: it learns what is a flag, and the rest may be set elsewhere.
+fn lenient(mut command: clap::Command) -> clap::Command {
+    for sub in command.get_subcommands_mut().filter(|sub| COMMANDS.contains(&sub.get_name())) {
+        *sub = std::mem::take(sub)
+            .mut_args(|arg| arg.requires(Resettable::<Id>::Reset).conflicts_with(Resettable::<Id>::Reset));
+    }
+    command
 }
 
 /// What was set, wherever, of the settings that `wanted` names, as flags.
@@ -183,7 +194,31 @@ fn gather(
         let tokens = tokens(arg, &values).map_err(|error| anyhow!("{place}: {error}"))?;
         all.push(Given { id: id.to_owned(), origin, place, tokens });
     }
-    Ok(all)
+    Ok(undisputed(command, name, matches, all))
+}
+
+/// Settings without those that cannot stand beside one that wins over them: `PLIMSOLL_MODEL` beside `--models`.
+fn undisputed(command: &clap::Command, name: &str, matches: &ArgMatches, mut all: Vec<Given>) -> Vec<Given> {
+    let sub = command.find_subcommand(name).expect("it has been asked for");
+    let others = |arg| sub.get_arg_conflicts_with(arg).into_iter().map(|other| other.get_id().as_str());
+    let pairs = |arg| others(arg).map(move |other| (arg.get_id().as_str(), other));
+    let conflicts: Vec<(&str, &str)> = settings(command, name).flat_map(pairs).collect();
+    let excludes = |a: &str, b: &str| conflicts.contains(&(a, b)) || conflicts.contains(&(b, a));
+    let flags = settings(command, name).map(|arg| arg.get_id().as_str());
+    let flags = flags.filter(|id| matches.value_source(id) == Some(ValueSource::CommandLine));
+    let mut stand: Vec<(String, Origin)> = flags.map(|id| (id.to_owned(), Origin::Flag)).collect();
+    all.sort_by_key(|setting| setting.origin);
+    all.retain(|own| {
+        if stand.iter().any(|(other, origin)| *origin < own.origin && excludes(&own.id, other)) {
+            return false;
+        }
+        // What is switched off is in nobody's way.
+        if !own.tokens.is_empty() {
+            stand.push((own.id.clone(), own.origin));
+        }
+        true
+    });
+    all
 }
 
 /// The flags that the environment's keys amount to, for a command that is a client.
@@ -312,12 +347,20 @@ fn before_escape(mut args: Vec<OsString>, tokens: impl IntoIterator<Item = OsStr
     args
 }
 
-/// Clap knows flags only: says where they come from.
-fn in_its_place(error: &clap::Error, given: &[Given]) -> anyhow::Error {
+/// Clap knows flags only: says where they come from. What the command line gets wrong by itself `alone` ends with, in clap's words.
+fn in_its_place(error: &clap::Error, given: &[Given], alone: impl FnOnce()) -> anyhow::Error {
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    let named = |setting: &&Given| text.contains(&format!("--{}", setting.id.replace('_', "-")));
-    let places: Vec<&str> = given.iter().filter(named).map(|setting| setting.place.as_str()).collect();
+    let named = |text: &str| -> Vec<&str> {
+        let named = |setting: &&Given| text.contains(&format!("--{}", setting.id.replace('_', "-")));
+        given.iter().filter(named).map(|setting| setting.place.as_str()).collect()
+    };
+    // The usage below names all that is set, whatever is wrong.
+    let mut places = named(text.split("\n\nUsage:").next().unwrap_or(text));
+    if places.is_empty() {
+        alone();
+        places = named(text);
+    }
     anyhow!("{text}\n\nset by {}", if places.is_empty() { "environment or file".into() } else { places.join(", ") })
 }
 

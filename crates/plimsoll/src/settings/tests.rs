@@ -94,6 +94,52 @@ fn what_is_no_setting_is_refused_by_name() {
 }
 
 #[test]
+fn what_a_flag_needs_may_come_from_elsewhere() {
+    let content = ["serve", "m", "--record-content"];
+    let record = |variables: &[(&str, &str)], file: &[&str]| {
+        given(&[&content[..], file].concat(), variables).map(|(cli, _)| serve(cli).record.unwrap())
+    };
+    assert_eq!(record(&[("PLIMSOLL_RECORD", "/x")], &[]).unwrap(), Path::new("/x"));
+    let (path, _gone) = file("record = '/y'\n");
+    assert_eq!(record(&[], &["--config", path.to_str().unwrap()]).unwrap(), Path::new("/y"));
+    // What nobody says is missed where it is wanted.
+    let error = given(&["serve", "m"], &[("PLIMSOLL_RECORD_CONTENT", "1")]).unwrap_err().to_string();
+    assert!(error.contains("--record <FILE>") && error.contains("set by PLIMSOLL_RECORD_CONTENT"), "{error}");
+}
+
+#[test]
+fn what_cannot_stand_beside_a_flag_gives_way_to_it() {
+    let models = |args: &[&str], variables: &[(&str, &str)]| {
+        let serve = given(&[&["serve"], args].concat(), variables).map(|(cli, _)| serve(cli))?;
+        Ok::<_, anyhow::Error>((serve.model, serve.models.map(|path| path.display().to_string())))
+    };
+    let of = |model: &str, models: Option<&str>| (model.to_owned(), models.map(str::to_owned));
+    assert_eq!(models(&["m"], &[("PLIMSOLL_MODELS", "f")]).unwrap(), of("m", None));
+    let default = plimsoll_hub::DEFAULT_MODEL;
+    assert_eq!(models(&["--models", "f"], &[("PLIMSOLL_MODEL", "m")]).unwrap(), of(default, Some("f")));
+    let (path, _gone) = file("model = 'from-file'\n");
+    let config = ["--config", path.to_str().unwrap()];
+    assert_eq!(models(&config, &[("PLIMSOLL_MODELS", "f")]).unwrap(), of(default, Some("f")), "the environment wins");
+    let error = models(&[], &[("PLIMSOLL_MODELS", "f"), ("PLIMSOLL_MODEL", "m")]).unwrap_err().to_string();
+    assert!(error.contains("cannot be used with") && error.contains("PLIMSOLL_MODELS"), "{error}");
+    // Either of the two may name the other; what is off is not there.
+    let plan =
+        |args: &[&str], variables: &[(&str, &str)]| match given(&[&["plan"], args].concat(), variables)?.0.command {
+            Command::Plan(plan) => Ok::<_, anyhow::Error>((plan.users, plan.k8s.k8s, plan.json)),
+            other => panic!("{other:?}"),
+        };
+    assert_eq!(plan(&["--k8s"], &[("PLIMSOLL_USERS", "4")]).unwrap(), (None, true, false));
+    assert_eq!(plan(&["--users", "4"], &[("PLIMSOLL_K8S", "true")]).unwrap(), (Some(4), false, false));
+    // What gives way wins over nobody.
+    let (path, _gone) = file("users = 4\n");
+    let config = ["m", "--config", path.to_str().unwrap()];
+    assert_eq!(plan(&config, &[("PLIMSOLL_MODELS", "f")]).unwrap(), (Some(4), false, false));
+    let (path, _gone) = file("json = true\n");
+    let json = |k8s| plan(&["--config", path.to_str().unwrap()], &[("PLIMSOLL_K8S", k8s)]).unwrap();
+    assert_eq!([json("true"), json("false")], [(None, true, false), (None, false, true)]);
+}
+
+#[test]
 fn keys_come_from_everywhere_and_are_shown_nowhere() {
     let (cli, page) = given(&["serve"], &[("PLIMSOLL_API_KEY", "secret-one,secret-two")]).unwrap();
     assert_eq!(serve(cli).http.access.keys.api_key, ["secret-one", "secret-two"]);

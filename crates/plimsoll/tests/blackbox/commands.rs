@@ -103,6 +103,20 @@ fn bad_flags_are_answered_with_what_is_allowed() {
 }
 
 #[test]
+fn what_the_command_line_gets_wrong_is_no_variables_fault() {
+    let refused = |flags: &[&str], variable: &str| {
+        let mut command = plimsoll([&["serve", "m"], flags].concat());
+        Finished::of(command.env(variable, "1").output().unwrap()).refused()
+    };
+    for flags in [&["--models", "f"][..], &["--record-content"]] {
+        let words = refused(flags, "PLIMSOLL_PORT");
+        assert!(words.contains("--help") && !words.contains("set by"), "{words}");
+    }
+    let words = refused(&[], "PLIMSOLL_RECORD_CONTENT");
+    assert!(words.contains("--record <FILE>") && words.contains("set by PLIMSOLL_RECORD_CONTENT"), "{words}");
+}
+
+#[test]
 fn unknown_architectures_are_refused_by_name() {
     let cache = OwnCache::new("architecture");
     let config = fs::read_to_string(fixture("llama").join("config.json")).unwrap();
