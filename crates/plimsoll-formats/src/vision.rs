@@ -21,13 +21,13 @@ pub enum Tower {
 /// What differs among the towers of InternVL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intern {
-    /// Whether norms are root-mean-square ones, without a bias.
+    /// Whether the layers' norms are root-mean-square ones, without a bias.
     pub rms_norm: bool,
     /// Whether queries and keys are normed, all heads together.
     pub qk_norm: bool,
     /// Whether the query, key and value projections have biases.
     pub attention_bias: bool,
-    /// Whether a norm follows the last layer.
+    /// Whether a norm, never a root-mean-square one, follows the last layer.
     pub last_norm: bool,
 }
 

@@ -168,6 +168,35 @@ fn table(path: &Path) -> WeightTable {
     declare.finish()
 }
 
+/// `norm_type` of a tower of InternVL is about its layers: in transformers what follows the last is `nn.LayerNorm` in any case.
+#[test]
+fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layers_do() {
+    let model = "vl-intern-rms";
+    // A norm with a weight of nothing gives its bias, and of that the projector makes the same of every row.
+    let rows = |what: &str, bias: fn(usize) -> u16| {
+        let norm = |leaf: &str, value: &dyn Fn(usize) -> u16| {
+            let data = (0..24).flat_map(|i| value(i).to_le_bytes()).collect();
+            Tensor { name: format!("vision_tower.layernorm.{leaf}"), dtype: "BF16", shape: vec![24], data }
+        };
+        let path = converted(model, what, |tensor| match tensor.name.as_str() {
+            "vision_tower.embeddings.cls_token" => vec![tensor, norm("weight", &|_| 0), norm("bias", &bias)],
+            _ => vec![tensor],
+        });
+        let config = std::fs::read_to_string(path.0.join("config.json")).unwrap();
+        let config = config.replace(r#""use_mean_pooling": true"#, r#""use_mean_pooling": false"#);
+        std::fs::write(path.0.join("config.json"), config).unwrap();
+        let patches: Vec<f32> = (0..16 * 48).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+        let grid = Grid { frames: 1, height: 4, width: 4 };
+        Rig::at(&path.0, false, DtypePolicy::F32).encode(Sense::Sight, &[grid], &patches)
+    };
+    // One in the first half, then in the second.
+    let (first, second) =
+        (rows("first", |i| 0x3f80 * u16::from(i < 12)), rows("second", |i| 0x3f80 * u16::from(i >= 12)));
+    assert_eq!(first.len(), 4);
+    assert!(first.iter().all(|row| *row == first[0]) && second.iter().all(|row| *row == second[0]));
+    assert_ne!(first[0], second[0], "the bias is there");
+}
+
 #[test]
 fn a_configuration_alone_plans_the_tower_too() {
     for model in ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2", "vl-intern", "vl-intern-rms"] {

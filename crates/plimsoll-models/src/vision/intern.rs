@@ -51,10 +51,8 @@ impl InternTower {
         for layer in 0..vision.depth {
             layers.push(parts::layer(&vision, &format!("visual.encoder.layer.{layer}"), declare)?);
         }
-        let last_norm = match intern.last_norm {
-            true => Some(parts::norm(&vision, "visual.layernorm", hidden, declare)?),
-            false => None,
-        };
+        // `norm_type` is about the layers' norms, not about this one.
+        let last_norm = intern.last_norm.then(|| parts::layer_norm("visual.layernorm", hidden, declare)).transpose()?;
         Ok(Self {
             patch,
             class,

@@ -18,11 +18,18 @@ pub(super) fn norm(
     width: usize,
     declare: &mut Declare<'_>,
 ) -> Result<Norm, DeclareError> {
-    let bias = match vision.tower {
-        Tower::Qwen2_5 | Tower::Intern(Intern { rms_norm: true, .. }) => None,
-        _ => Some(declare.vector(&format!("{prefix}.bias"), width, 0.0)?),
-    };
-    Ok(Norm { weight: declare.vector(&format!("{prefix}.weight"), width, 0.0)?, bias, eps: EPS })
+    match vision.tower {
+        Tower::Qwen2_5 | Tower::Intern(Intern { rms_norm: true, .. }) => {
+            Ok(Norm { weight: declare.vector(&format!("{prefix}.weight"), width, 0.0)?, bias: None, eps: EPS })
+        }
+        _ => layer_norm(prefix, width, declare),
+    }
+}
+
+/// Declares `{prefix}.*`, a norm that subtracts the mean, whatever the tower's others do.
+pub(super) fn layer_norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
+    let mut part = |name: &str| declare.vector(&format!("{prefix}.{name}"), width, 0.0);
+    Ok(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: EPS })
 }
 
 fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, DeclareError> {
@@ -116,11 +123,7 @@ impl Merger {
         };
         let own_norm = format!("{prefix}.{own_norm}");
         let (norm, inner) = match vision.tower {
-            Tower::Intern(_) => {
-                // Whatever the tower's norms are, the projector's subtracts the mean.
-                let mut part = |name: &str| declare.vector(&format!("{own_norm}.{name}"), width, 0.0);
-                (Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: PROJECTOR_EPS }, out)
-            }
+            Tower::Intern(_) => (Norm { eps: PROJECTOR_EPS, ..layer_norm(&own_norm, width, declare)? }, out),
             _ => {
                 let norm_width = if norm_merged { width } else { vision.hidden_size };
                 (norm(vision, &own_norm, norm_width, declare)?, width)
