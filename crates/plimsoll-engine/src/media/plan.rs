@@ -172,9 +172,9 @@ fn largest_videos(video: &VideoSpec) -> Vec<Candidate> {
         }
     };
     let mut all = Vec::new();
-    for frames in 1..=rule.sampling.max_frames {
+    for (frames, frontier) in rule.frontiers() {
         let groups = frames.div_ceil(rule.patches.temporal);
-        let legal = along(&rule.patches, Modality::Video, groups, &rule.frontier(frames), video.tokens_max);
+        let legal = along(&rule.patches, Modality::Video, groups, &frontier, video.tokens_max);
         all = undominated([all, legal].concat());
     }
     all

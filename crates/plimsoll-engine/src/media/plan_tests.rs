@@ -135,6 +135,51 @@ fn tiles_must_be_the_towers() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
+/// What a video processor with this file is planned as, if that ends.
+fn planned_video(model: &str, name: &str, file: &str, options: Options) -> Result<MediaPlan, String> {
+    let dir = std::env::temp_dir().join(format!("plimsoll-video-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"] {
+        std::fs::copy(fixture_of(model).join(name), dir.join(name)).unwrap();
+    }
+    std::fs::write(dir.join("video_preprocessor_config.json"), file).unwrap();
+    let (done, planned) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        let plan = Blueprint::new(&checkpoint, &options).and_then(|blueprint| blueprint.media_plan(&options));
+        std::fs::remove_dir_all(&dir).unwrap();
+        let _ = done.send(plan.map(Option::unwrap).map_err(|error| error.to_string()));
+    });
+    planned.recv_timeout(std::time::Duration::from_secs(60)).expect("it is planned in time")
+}
+
+#[test]
+fn a_videos_bounds_are_no_larger_than_a_request() {
+    let sizes = r#""patch_size": 4, "merge_size": 2, "temporal_patch_size": 2"#;
+    let with = |model: &str, name: &str, bounds: [u64; 2], options: Options| {
+        let [min, max] = bounds;
+        let file = format!(
+            r#"{{{sizes}, "min_pixels": {min}, "max_pixels": {max}, "size": {{"shortest_edge": {min}, "longest_edge": {max}}}}}"#
+        );
+        planned_video(model, name, &file, options)
+    };
+    for model in ["vl-qwen2.5", "vl-qwen3"] {
+        for max_video_frames in [None, Some(6)] {
+            let options = || Options { max_video_frames, ..options() };
+            // Such pictures would be tried one by one.
+            for huge in [1 << 40, 1 << 22] {
+                let error = with(model, "huge", [huge, huge], options()).err().unwrap();
+                assert!(error.contains("min_pixels"), "{error}");
+            }
+            let plan = with(model, "wide", [4096, 1 << 40], options()).unwrap();
+            let most = 4096 * 64 * if model == "vl-qwen3" { 2 } else { 1 };
+            assert_eq!(plan.video.unwrap().rule.patches().max_pixels, most, "{model}");
+        }
+        // The most that is tried, for each of many frames.
+        with(model, "long", [200_000, 200_000], Options { max_video_frames: None, ..options() }).unwrap();
+    }
+}
+
 #[test]
 fn a28_no_company_of_legal_items_takes_more_than_the_proven_batch() {
     for (batch, model) in [(2, "vl-qwen3.5"), (3, "vl-qwen2.5"), (3, "vl-qwen3"), (3, "vl-intern")] {

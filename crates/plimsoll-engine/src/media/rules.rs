@@ -309,11 +309,16 @@ fn video(
         _ => PatchVideo::new(&files.video, budget, window)?,
     };
     agree(&rule.patches, config)?;
-    if budget == Budget::Video && options.max_video_frames.is_none() {
-        // Frames become smaller, so that all of them fit.
-        let most = ITEM_TOKENS_MAX * rule.patches.factor().pow(2) * rule.patches.temporal;
-        rule.patches.max_pixels = rule.patches.max_pixels.min(most).max(rule.patches.min_pixels);
+    // Frames become smaller, so that those that share the bounds (all, or a patch's) are no larger than any item.
+    let shared = if budget == Budget::Video { rule.patches.temporal } else { 1 };
+    let token = rule.patches.factor().pow(2) * shared;
+    let most = if options.max_video_frames.is_some() { tokens_max.max(ITEM_TOKENS_MAX) } else { ITEM_TOKENS_MAX };
+    let (min, max) = (rule.patches.min_pixels, rule.patches.max_pixels.min(most.saturating_mul(token)));
+    if max < min {
+        let why = format!("a video of {most} tokens has {max} at most, not {min}");
+        return Err(MediaError::BadConfig { key: "min_pixels", why }.into());
     }
+    rule.patches.max_pixels = max;
     if let Some(most) = options.max_video_frames {
         if most < rule.patches.temporal {
             let problem = format!("is {most}; a patch has {} frames", rule.patches.temporal);

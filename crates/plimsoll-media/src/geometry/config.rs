@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use crate::MediaError;
 
+/// Pixels to which the smallest pictures may be enlarged: all smaller ones are tried for the worst case. No processor comes near.
+const MIN_PIXELS_MAX: u64 = 1 << 22;
+
 /// The processors' configurations of one checkpoint, found the way transformers 5 finds them: nested in
 /// `processor_config.json` first, in their own file else, a video's in the image's file last.
 #[derive(Clone, Debug, Default)]
@@ -128,7 +131,7 @@ impl Fields {
         let size = &self.size;
         let min = self.min_pixels.or(size.shortest_edge).or(size.min_pixels).unwrap_or(defaults.0);
         let max = self.max_pixels.or(size.longest_edge).or(size.max_pixels).unwrap_or(defaults.1);
-        if min == 0 || max < min || max > 1 << 40 {
+        if min == 0 || min > MIN_PIXELS_MAX || max < min || max > 1 << 40 {
             let why = format!("{min} to {max} is not a range of pixels");
             return Err(MediaError::BadConfig { key: "min_pixels, max_pixels", why });
         }

@@ -10,7 +10,7 @@ use super::round_half_even;
 pub(crate) const ASPECT_MAX: u64 = 200;
 
 /// A resize rule, reduced to what decides the sizes it can yield. Sides are counted in units of `factor` pixels.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     /// Pixels per unit.
     pub factor: u64,
@@ -24,13 +24,34 @@ pub(crate) struct Rule {
     pub frames: u64,
 }
 
+/// What small pictures are rounded up to, kept from one rule to the next: that takes long, and the most pixels do not change it.
+#[derive(Debug, Default)]
+pub(crate) struct RoundedUp(Option<(Rule, Vec<u64>)>);
+
+impl RoundedUp {
+    fn of(&mut self, rule: &Rule, resize: impl Fn(u64, u64) -> Option<(u64, u64)>) -> &[u64] {
+        if !rule.rounds_up_far() {
+            return &[];
+        }
+        let key = Rule { max: 0, ..*rule };
+        if self.0.as_ref().is_none_or(|(known, _)| *known != key) {
+            self.0 = Some((key, rule.rounded_up(resize)));
+        }
+        self.0.as_ref().map_or(&[], |(_, longest)| longest)
+    }
+}
+
 impl Rule {
     /// For every short side that occurs, the longest long side.
-    pub(crate) fn frontier(&self, resize: impl Fn(u64, u64) -> Option<(u64, u64)>) -> Vec<(u64, u64)> {
+    pub(crate) fn frontier(
+        &self,
+        known: &mut RoundedUp,
+        resize: impl Fn(u64, u64) -> Option<(u64, u64)>,
+    ) -> Vec<(u64, u64)> {
         let Rule { factor: f, min, max, frames_compared, frames } = *self;
         let most = max / (frames_compared * f * f);
         let strip = (ASPECT_MAX * max / frames).isqrt() / f;
-        let rounded_up = self.rounded_up(resize);
+        let rounded_up = known.of(self, resize);
         let sides = most.isqrt().max((max / (frames * f * f)).isqrt()).max(rounded_up.len() as u64).max(1);
         let longest = |a: u64| {
             // As it is: rounded to units, within the bounds, at most 200 times as long before rounding.
@@ -54,18 +75,21 @@ impl Rule {
         if round_half_even(half_up, self.factor) == a { half_up } else { half_up - 1 }
     }
 
-    /// Long sides that small pictures are rounded up to, by short side; empty where they stay below the others anyway.
-    fn rounded_up(&self, resize: impl Fn(u64, u64) -> Option<(u64, u64)>) -> Vec<u64> {
+    /// Whether small pictures that are rounded up may become longer than all others.
+    fn rounds_up_far(&self) -> bool {
         let Rule { factor: f, min, max, frames, frames_compared } = *self;
         // Scaled up, the true sides are x in (a - 1, a] and y = min / x, at most 200 x and rounded up too. So b is below
         // min / (a - 1) + 1, and where twice `min` fits under `max`, what is kept as it is reaches further.
         let scaled = min.div_ceil(frames * f * f);
         let strip = (ASPECT_MAX * min / frames).isqrt() / f + 2;
-        if (2 * scaled + scaled.isqrt() + 3).max(strip) <= max / (frames_compared * f * f) {
-            return Vec::new();
-        }
-        // Otherwise every small picture is tried: those that the rule enlarges.
-        let mut longest = vec![0; scaled.isqrt() as usize + 2];
+        (2 * scaled + scaled.isqrt() + 3).max(strip) > max / (frames_compared * f * f)
+    }
+
+    /// Long sides that small pictures are rounded up to, by short side.
+    fn rounded_up(&self, resize: impl Fn(u64, u64) -> Option<(u64, u64)>) -> Vec<u64> {
+        let Rule { factor: f, min, frames, frames_compared, .. } = *self;
+        // Every small picture is tried: those that the rule enlarges.
+        let mut longest = vec![0; min.div_ceil(frames * f * f).isqrt() as usize + 2];
         for h in 1.. {
             if round_half_even(h, f) * round_half_even(h, f) * f * f * frames_compared >= min {
                 break;

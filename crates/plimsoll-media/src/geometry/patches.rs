@@ -1,7 +1,7 @@
 //! Pictures cut into patches at their own resolution: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, Qwen3-Omni.
 
 use super::config::{Fields, within};
-use super::frontier::{ASPECT_MAX, Rule};
+use super::frontier::{ASPECT_MAX, RoundedUp, Rule};
 use super::round_half_even;
 use crate::{MediaError, Modality, Shape, Size};
 
@@ -88,7 +88,7 @@ impl Patches {
     pub fn frontier(&self) -> Vec<(u64, u64)> {
         let (min, max) = (self.min_pixels, self.max_pixels);
         let rule = Rule { factor: self.factor(), min, max, frames_compared: 1, frames: 1 };
-        rule.frontier(|h, w| resize_within((h, w), self.factor(), (min, max)).ok())
+        rule.frontier(&mut RoundedUp::default(), |h, w| resize_within((h, w), self.factor(), (min, max)).ok())
     }
 
     pub(crate) fn costliest(

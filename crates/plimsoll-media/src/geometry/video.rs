@@ -2,7 +2,7 @@
 
 use super::config::{Fields, ProcessorFiles, SizeField, within};
 use super::frames::Sampling;
-use super::frontier::Rule;
+use super::frontier::{RoundedUp, Rule};
 use super::patches::{check_sides, resize_within, scale, size_of_sides};
 use super::{Patches, round_half_even};
 use crate::{MediaError, Modality, Shape, Size};
@@ -84,9 +84,10 @@ impl PatchVideo {
 
     /// The legal video that costs most, for a cost that never falls when a field of the shape grows.
     pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
-        let shapes = (1..=self.sampling.max_frames).filter(|&frames| self.check_frames(frames).is_ok()).map(|frames| {
+        let legal = self.frontiers().filter(|&(frames, _)| self.check_frames(frames).is_ok());
+        let shapes = legal.map(|(frames, frontier)| {
             let groups = frames.div_ceil(self.patches.temporal);
-            self.patches.costliest(Modality::Video, groups, &self.frontier(frames), &cost)
+            self.patches.costliest(Modality::Video, groups, &frontier, &cost)
         });
         let least = self.patches.shape_of(Modality::Video, 1, 1, 1);
         shapes.max_by_key(|shape| cost(shape)).unwrap_or(least)
@@ -94,6 +95,16 @@ impl PatchVideo {
 
     /// [`Patches::frontier`] of videos of `frames` sampled frames.
     pub fn frontier(&self, frames: u64) -> Vec<(u64, u64)> {
+        self.frontier_after(frames, &mut RoundedUp::default())
+    }
+
+    /// The same of every number of frames.
+    pub fn frontiers(&self) -> impl Iterator<Item = (u64, Vec<(u64, u64)>)> {
+        let mut known = RoundedUp::default();
+        (1..=self.sampling.max_frames).map(move |frames| (frames, self.frontier_after(frames, &mut known)))
+    }
+
+    fn frontier_after(&self, frames: u64, known: &mut RoundedUp) -> Vec<(u64, u64)> {
         if self.check_frames(frames).is_err() {
             return Vec::new();
         }
@@ -103,7 +114,7 @@ impl PatchVideo {
             Budget::Video => (round_half_even(frames, self.patches.temporal) * self.patches.temporal, frames),
         };
         let rule = Rule { factor: self.patches.factor(), min, max, frames_compared, frames: shared };
-        rule.frontier(|h, w| self.resize_sides(frames, (h, w)).ok())
+        rule.frontier(known, |h, w| self.resize_sides(frames, (h, w)).ok())
     }
 
     /// Refuses more frames than were stressed, before any is decoded (A31).
