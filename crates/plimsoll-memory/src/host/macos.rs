@@ -1,9 +1,9 @@
-//! The machine's memory on macOS, where there is no `/proc`: asked from `sysctl` and `vm_stat`.
-//!
-//! Two short-lived tools at start instead of foreign calls keep this crate free of `unsafe` here. Parsing is separate
-//! so that it is tested on every system.
+//! Memory on macOS, where there is no `/proc`: the machine's from `sysctl` and `vm_stat`, whose pages no stable call of the C library
+//! counts, this process's from the kernel. Parsing is separate so that it is tested on every system.
 
 use super::MemInfo;
+#[cfg(target_os = "macos")]
+use super::OwnProcess;
 
 #[cfg(target_os = "macos")]
 pub(super) fn read() -> MemInfo {
@@ -11,9 +11,27 @@ pub(super) fn read() -> MemInfo {
         let output = std::process::Command::new(tool).args(args).output().ok()?;
         String::from_utf8(output.stdout).ok()
     };
-    let total = run("/usr/sbin/sysctl", &["-n", "hw.memsize"]).unwrap_or_default();
+    // The machine's size is asked for once: this is read twice a second.
+    static TOTAL: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    let total = TOTAL.get_or_init(|| run("/usr/sbin/sysctl", &["-n", "hw.memsize"]).unwrap_or_default());
     let pages = run("/usr/bin/vm_stat", &[]).unwrap_or_default();
-    parse(&total, &pages)
+    parse(total, &pages)
+}
+
+/// What this process has written and not given back, compressed or not: what the system itself judges it by. Files that are mapped and
+/// clean are not in it.
+#[cfg(target_os = "macos")]
+pub(super) fn own() -> OwnProcess {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v4>::zeroed();
+    // SAFETY: the place is as large as this version of the structure.
+    let status = unsafe { libc::proc_pid_rusage(libc::getpid(), libc::RUSAGE_INFO_V4, usage.as_mut_ptr().cast()) };
+    // SAFETY: zeros are a value of it, and the kernel has written no more than that.
+    let usage = unsafe { usage.assume_init() };
+    if status != 0 {
+        return OwnProcess::default();
+    }
+    let (rss_anon, vm_hwm) = (usage.ri_phys_footprint, usage.ri_lifetime_max_phys_footprint);
+    OwnProcess { rss_anon, vm_hwm, ..OwnProcess::default() }
 }
 
 /// Combines `sysctl -n hw.memsize` with the page counts of `vm_stat`.

@@ -1,4 +1,4 @@
-//! What this process uses itself, from `/proc/self`.
+//! What this process uses itself, from `/proc/self`; on macOS as its kernel tells.
 //!
 //! Growth is judged by anonymous memory plus swap: resident size alone falls when the kernel swaps, and rises with
 //! mapped weights that cost nothing to drop.
@@ -32,6 +32,10 @@ impl OwnProcess {
     /// Reads the current numbers.
     #[must_use]
     pub fn read(root: &Root) -> Self {
+        #[cfg(target_os = "macos")]
+        if root.is_system() {
+            return super::macos::own();
+        }
         let text = root.text("/proc/self/status").unwrap_or_default();
         let field = |key| kib_field(&text, key).unwrap_or(0);
         // Kernels before 4.5 do not split resident memory; all of it counts as anonymous then, the careful reading.
