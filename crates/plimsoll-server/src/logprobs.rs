@@ -1,9 +1,11 @@
 //! Log-probabilities in the shapes of three APIs: completions, chat, and vLLM's prompt report.
 
 use plimsoll_engine::{TokenLogprobs, TokenOut};
-use plimsoll_text::Tokenizer;
+use plimsoll_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
+
+use crate::submit::Prompt;
 
 /// JSON has no infinity; a token of probability zero is reported as this, as vLLM does.
 const LEAST: f32 = -9999.0;
@@ -64,21 +66,20 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds an echoed prompt. Returns the number of characters its tokens spell.
-    pub fn add_prompt(&mut self, spelling: Spelling<'_>, ids: &[u32], reports: &[TokenLogprobs]) -> usize {
-        let (mut chars, mut waiting) = (0, Vec::new());
-        for (id, report) in ids.iter().zip(reports) {
+    /// Adds an echoed prompt. Returns the number of characters of its text. A character of several tokens is one, and stands where the first
+    /// of them does.
+    pub fn add_prompt(&mut self, spelling: Spelling<'_>, prompt: &Prompt, reports: &[TokenLogprobs]) -> usize {
+        let (mut chars, mut text, mut detokenizer) = (0, String::new(), Detokenizer::new(false));
+        for (index, (id, report)) in prompt.ids.iter().zip(reports).enumerate() {
             self.push(spelling, *id, report, chars);
-            waiting.extend_from_slice(spelling.bytes(*id));
-            // A character of several tokens is one, and stands where the first of them does.
-            let whole = match std::str::from_utf8(&waiting) {
-                Err(cut) if cut.error_len().is_none() => cut.valid_up_to(),
-                _ => waiting.len(),
-            };
-            chars += String::from_utf8_lossy(&waiting[..whole]).chars().count();
-            waiting.drain(..whole);
+            if prompt.has_text(index) {
+                detokenizer.push(spelling.tokenizer, *id, &mut text);
+            }
+            chars += text.chars().count();
+            text.clear();
         }
-        chars + usize::from(!waiting.is_empty())
+        detokenizer.finish(&mut text);
+        chars + text.chars().count()
     }
 
     fn push(&mut self, spelling: Spelling<'_>, id: u32, report: &TokenLogprobs, offset: usize) {
@@ -180,5 +181,33 @@ impl PromptReport {
             Some(PromptToken(all))
         };
         Self(ids.iter().zip(reports).map(token).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn what_a_tokenizer_puts_around_a_text_moves_none_of_it() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plimsoll-text/tests/fixtures/llama2/tokenizer.json");
+        let tokenizer = &Tokenizer::from_file(&file).unwrap();
+        let text = "The sea is \u{e9}!";
+        let offsets = |add_special: bool| {
+            let ids = tokenizer.encode(text, add_special, true).unwrap();
+            let around = if add_special { tokenizer.around() } else { (0, 0) };
+            let reports = vec![TokenLogprobs::default(); ids.len()];
+            let mut logprobs = CompletionLogprobs::default();
+            let prompt = Prompt { ids, echo: None, around };
+            let chars = logprobs.add_prompt(Spelling { tokenizer, as_ids: false }, &prompt, &reports);
+            assert_eq!(chars, text.chars().count(), "{add_special}");
+            logprobs.text_offset
+        };
+        let (plain, special) = (offsets(false), offsets(true));
+        assert_eq!(tokenizer.around(), (1, 0));
+        assert_eq!((special[0], &special[1..]), (0, &plain[..]));
+        assert_eq!(plain[0], 0);
     }
 }

@@ -19,6 +19,16 @@ use crate::running::Ticket;
 pub(crate) struct Prompt {
     pub ids: Vec<u32>,
     pub echo: Option<String>,
+    /// How many of the ids, before the text and after it, are none of it: a tokenizer's own.
+    pub around: (usize, usize),
+}
+
+impl Prompt {
+    /// Whether a token is part of the text.
+    pub fn has_text(&self, index: usize) -> bool {
+        let (before, after) = self.around;
+        (before..self.ids.len().saturating_sub(after)).contains(&index)
+    }
 }
 
 /// All that is needed to start: what both APIs make of a body.

@@ -77,7 +77,8 @@ fn prompts(input: PromptInput, app: &App, add_special: bool, mut echo: Option<&m
             let prompt = |text: String| {
                 let ids = app.encode("prompt", &[&text], add_special)?;
                 app.check_length("prompt", ids.len())?;
-                Ok(Prompt { ids, echo: echo.is_some().then_some(text) })
+                let around = if add_special { app.served.tokenizer.around() } else { (0, 0) };
+                Ok(Prompt { ids, echo: echo.is_some().then_some(text), around })
             };
             texts.into_iter().map(prompt).collect()
         }
@@ -86,7 +87,7 @@ fn prompts(input: PromptInput, app: &App, add_special: bool, mut echo: Option<&m
                 app.check_length("prompt", ids.len())?;
                 app.check_ids("prompt", &ids)?;
                 let echo = echo.as_mut().map(|held| app.decode("prompt", &ids, held)).transpose()?;
-                Ok(Prompt { ids, echo })
+                Ok(Prompt { ids, echo, around: (0, 0) })
             };
             lists.into_iter().map(prompt).collect()
         }

@@ -107,8 +107,7 @@ fn logprobs(context: &Context, index: usize, collected: &Collected) -> Completio
     let prompt = context.prompt(index);
     let mut logprobs = CompletionLogprobs::default();
     let echoed = prompt.echo.is_some();
-    let before =
-        if echoed { logprobs.add_prompt(context.spelling(), &prompt.ids, &collected.prompt_logprobs) } else { 0 };
+    let before = if echoed { logprobs.add_prompt(context.spelling(), prompt, &collected.prompt_logprobs) } else { 0 };
     logprobs.add(context.spelling(), &collected.tokens, before);
     logprobs
 }

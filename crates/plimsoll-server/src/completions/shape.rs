@@ -52,7 +52,7 @@ impl Stream {
         };
         let logprobs = self.context.asked.draft.logprobs.map(|_| {
             let mut logprobs = CompletionLogprobs::default();
-            state.before = logprobs.add_prompt(self.context.spelling(), &prompt.ids, &reports);
+            state.before = logprobs.add_prompt(self.context.spelling(), prompt, &reports);
             logprobs
         });
         let prompt_token_ids = self.context.asked.draft.common.return_token_ids.then_some(&prompt.ids[..]);

@@ -99,7 +99,7 @@ impl Ask {
         let rules = Rules::new(app, &conversation, &text, form.is_some(), self.include_reasoning, self.call_prefix);
         let grammar = forced::grammar_of(app, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
         let draft = Draft {
-            prompts: vec![submit::Prompt { ids, echo: None }],
+            prompts: vec![submit::Prompt { ids, echo: None, around: (0, 0) }],
             logprobs: self.logprobs,
             prompt_logprobs: common.prompt_logprobs,
             default_max_tokens: app.served.default_max_tokens,
