@@ -193,7 +193,7 @@ pub struct Climbed {
 
 /// The process is looked at between two looks at the ledger, and so often until these agree to so many bytes: a thread may take or free a
 /// body of megabytes while another is kept from the processor between its looks.
-const LOOKS: usize = 4;
+const LOOKS: usize = 16;
 const STILL_BYTES: u64 = 64 << 10;
 
 /// The process, and what `committed` says of it at that moment, as far as a few looks can tell.
