@@ -159,7 +159,6 @@ impl Source {
     }
 }
 
-/// A text before something else.
 /// Bytes of the texts in a value.
 fn texts(value: &Value) -> usize {
     match value {
@@ -170,6 +169,7 @@ fn texts(value: &Value) -> usize {
     }
 }
 
+/// A text before something else.
 fn literal(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{} ", quote(text)) }
 }

@@ -3,9 +3,11 @@
 //!
 //! [`Header::decode_bytes`]: plimsoll_media::image::Header::decode_bytes
 
-use std::path::PathBuf;
+mod common;
+
 use std::time::Instant;
 
+use common::fixture;
 use plimsoll_media::image::{ImageLimits, decode, frames, probe};
 use plimsoll_memory::heap::{self, CountingHeap};
 
@@ -13,11 +15,6 @@ use plimsoll_memory::heap::{self, CountingHeap};
 static HEAP: CountingHeap = CountingHeap;
 
 const MIB: u64 = 1 << 20;
-
-fn fixture(name: &str) -> Vec<u8> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
-    std::fs::read(folder.join(name)).unwrap()
-}
 
 /// Bits, the lowest of a byte first.
 #[derive(Default)]

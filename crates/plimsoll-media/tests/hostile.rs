@@ -1,9 +1,11 @@
 //! Museum T-31, T-32, T-38: bombs, liars and debris cost little and end with a clear error. One test, because it measures
 //! the heap of the whole process.
 
-use std::path::PathBuf;
+mod common;
+
 use std::sync::atomic::AtomicBool;
 
+use common::fixture;
 use plimsoll_media::audio::{self, AudioLimits, Sound, resample};
 use plimsoll_media::image::{ImageLimits, decode, frames, probe, resize};
 use plimsoll_media::{MediaError, Size};
@@ -13,11 +15,6 @@ use plimsoll_memory::heap::{self, CountingHeap};
 static HEAP: CountingHeap = CountingHeap;
 
 const MIB: u64 = 1 << 20;
-
-fn fixture(name: &str) -> Vec<u8> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
-    std::fs::read(folder.join(name)).unwrap()
-}
 
 fn hear(bytes: &[u8], limits: &AudioLimits) -> Result<Sound, MediaError> {
     audio::decode(bytes, limits, &AtomicBool::new(false))

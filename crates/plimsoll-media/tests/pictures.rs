@@ -1,7 +1,8 @@
 //! Pictures of every awkward kind against transformers (on white), and the resize against torchvision (`tools/media_fixtures.py`).
 
-use std::path::PathBuf;
+mod common;
 
+use common::fixture;
 use plimsoll_media::Size;
 use plimsoll_media::geometry::{Patches, ProcessorFiles};
 use plimsoll_media::image::{
@@ -9,11 +10,6 @@ use plimsoll_media::image::{
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-
-fn fixture(name: &str) -> Vec<u8> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
-    std::fs::read(folder.join(name)).unwrap()
-}
 
 fn expected(name: &str) -> Rgb {
     let all: Value = serde_json::from_slice(&fixture("pictures.json")).unwrap();

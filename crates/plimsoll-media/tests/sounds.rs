@@ -1,15 +1,12 @@
 //! A chord in every format, and headers that lie.
 
-use std::path::PathBuf;
+mod common;
+
 use std::sync::atomic::AtomicBool;
 
+use common::fixture;
 use plimsoll_media::MediaError;
 use plimsoll_media::audio::{self, AudioLimits, Sound, probe};
-
-fn fixture(name: &str) -> Vec<u8> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
-    std::fs::read(folder.join(name)).unwrap()
-}
 
 fn decode(bytes: &[u8], limits: &AudioLimits) -> Result<Sound, MediaError> {
     audio::decode(bytes, limits, &AtomicBool::new(false))

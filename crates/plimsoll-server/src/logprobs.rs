@@ -23,7 +23,8 @@ pub(crate) struct Spelling<'a> {
 }
 
 impl Spelling<'_> {
-    fn bytes(&self, id: u32) -> &[u8] {
+    /// What the token is spelled with.
+    pub fn bytes(&self, id: u32) -> &[u8] {
         // A model's vocabulary may be padded beyond its tokenizer's.
         if (id as usize) < self.tokenizer.vocab_size() { self.tokenizer.token_bytes(id) } else { &[] }
     }

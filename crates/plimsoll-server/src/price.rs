@@ -5,6 +5,7 @@ use plimsoll_engine::{Delta, TokenOut};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::{ByteBudget, Held};
+use crate::logprobs::Spelling;
 use crate::models::json_bytes;
 use crate::submit::{Draft, Prompt};
 
@@ -61,7 +62,8 @@ impl Draft {
             return Ok((held, None));
         }
         let copies = if self.gathers { 2 } else { 1 };
-        let report = if self.reports_tokens() { PER_REPORT } else { 0 };
+        let reports = self.reports_tokens();
+        let report = if reports { PER_REPORT } else { 0 };
         let per_token = copies * (PER_TOKEN + report + alternatives(self.logprobs));
         let mut output = 0;
         for prompt in &self.prompts {
@@ -74,7 +76,6 @@ impl Draft {
             );
             return Err(ApiError::invalid(self.length_param, message));
         }
-        let reports = self.reports_tokens();
         let meter =
             Meter { copies, reports, priced: output, due: 0, more: app.bytes.hold(0)?, param: self.length_param };
         Ok((Some(app.bytes.hold(bytes)?), Some(meter)))
@@ -100,11 +101,8 @@ impl Meter {
     /// # Errors
     /// When there is no room for it.
     pub fn add(&mut self, app: &App, delta: &Delta) -> ApiResult<()> {
-        let tokenizer = &app.served.tokenizer;
-        // A model's vocabulary may be padded beyond its tokenizer's.
-        let spelled =
-            |id: u32| if (id as usize) < tokenizer.vocab_size() { tokenizer.token_bytes(id).len() } else { 0 };
-        self.take(delta, spelled, &app.bytes)
+        let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
+        self.take(delta, |id| spelling.bytes(id).len(), &app.bytes)
     }
 
     /// The same, with the bytes that a token is spelled with.

@@ -132,7 +132,7 @@ impl Shape for Stream {
         let parts = self.choices[index].read(delta.text, delta.finish.is_some(), &self.context.app.ids);
         let draft = &self.context.draft;
         let return_ids = draft.common.return_token_ids;
-        let mut reports_tokens = (draft.logprobs.is_some() || return_ids) && !delta.tokens.is_empty();
+        let mut reports_tokens = draft.reports_tokens() && !delta.tokens.is_empty();
         let nothing = Part::Content(String::new());
         let shown = if parts.is_empty() && reports_tokens { std::slice::from_ref(&nothing) } else { &parts[..] };
         for part in shown {

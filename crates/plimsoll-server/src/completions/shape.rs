@@ -75,8 +75,8 @@ impl Shape for Stream {
             }
         }
         let common = &self.context.asked.draft.common;
-        let wants = self.context.asked.draft.logprobs.is_some() || common.return_token_ids;
-        if !delta.text.is_empty() || (wants && !delta.tokens.is_empty()) {
+        let reports_tokens = self.context.asked.draft.reports_tokens();
+        if !delta.text.is_empty() || (reports_tokens && !delta.tokens.is_empty()) {
             let first = !std::mem::replace(&mut self.choices[index].started, true);
             let prompt = self.context.prompt(index);
             let before = self.choices[index].before;
