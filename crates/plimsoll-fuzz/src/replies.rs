@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Grammars, Guide, Settings, Source};
+use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
 use plimsoll_memory::heap;
 use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat, Tools};
 use plimsoll_text::{StopMatcher, Tokenizer};
@@ -37,13 +37,14 @@ pub(crate) fn grammar(data: &[u8]) {
         let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama/tokenizer.json");
         let tokenizer = Arc::new(Tokenizer::from_file(&file).expect("the fixture is there"));
         let (vocab, ends) = (tokenizer.vocab_size(), tokenizer.eos().to_vec());
-        let settings = Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes: GRAMMAR_BYTES as u64 };
+        let settings =
+            Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes: GRAMMAR_BYTES as u64, sandbox: None };
         let before = heap::in_use();
         (Grammars::new(settings), before)
     });
     // What compiling takes for a moment is limited by its steps, not in bytes.
     within(256 * MIB, || {
-        let Ok(guide) = Guide::new(grammars, Some(&source), "", None) else { return };
+        let Ok(guide) = Guide::new(grammars, Some(&source), "", None, &Patience::default()) else { return };
         walk(&guide, usize::from(*way));
     });
     let (kept, usage) = (heap::in_use().saturating_sub(*before), grammars.usage());

@@ -14,7 +14,8 @@ use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::Unfit;
 
 use crate::budget::Share;
-use crate::cache::{GrammarError, Grammars, reason};
+use crate::cache::{GrammarError, Grammars, Settings, reason};
+use crate::checks::{Layout, Reading};
 use crate::depth::Depth;
 use crate::guide::Job;
 use crate::jobs::Desk;
@@ -24,6 +25,10 @@ pub(crate) const STATES_MAX: usize = 8_000;
 
 /// Of the 200,000 units that llguidance lets a step cost, those after which a way that is gone again asks for more.
 const REFUEL: usize = 50_000;
+
+/// The model has written itself into a corner that its schema does not allow.
+const NOTHING_FITS: &str =
+    "nothing can follow here that the schema allows; a simpler schema, or a larger model, may help";
 
 /// A compiled form.
 pub(crate) struct Compiled {
@@ -42,6 +47,8 @@ pub(crate) struct Compiled {
     /// Masks of it that have been computed.
     pub computed: AtomicU64,
     pub depth: Depth,
+    /// Where its documents stand and what they must satisfy.
+    pub layout: Option<Layout>,
     _share: Share,
 }
 
@@ -93,7 +100,13 @@ impl Start {
     }
 
     /// The form, with the room for what it takes itself and for its first automaton.
-    pub fn compiled(self, [own, first]: [Share; 2], jobs: [Arc<Desk<Job>>; 2], depth: Depth) -> Compiled {
+    pub fn compiled(
+        self,
+        [own, first]: [Share; 2],
+        jobs: [Arc<Desk<Job>>; 2],
+        depth: Depth,
+        layout: Option<Layout>,
+    ) -> Compiled {
         Compiled {
             fresh_bytes: self.bytes()[0],
             fresh: Mutex::new(self.fresh),
@@ -104,6 +117,7 @@ impl Start {
             under_way: AtomicUsize::new(0),
             computed: AtomicU64::new(0),
             depth,
+            layout,
             _share: own,
         }
     }
@@ -121,7 +135,8 @@ impl Compiled {
             Some(current) => current,
             None => self.anew(grammars)?,
         };
-        let path = Path { parser: parser.clone(), automaton: Arc::clone(&automaton), taken: Vec::new() };
+        let reading = self.layout.as_ref().map(Reading::new);
+        let path = Path { parser: parser.clone(), automaton: Arc::clone(&automaton), taken: Vec::new(), reading };
         *current = Some((parser, automaton));
         Ok(path)
     }
@@ -149,12 +164,40 @@ pub(crate) struct Path {
     automaton: Arc<Automaton>,
     /// Its tokens.
     taken: Vec<u32>,
+    /// Its text, as far as there are checks.
+    reading: Option<Reading>,
 }
 
 impl Path {
     /// What may come next.
     pub fn mask(&mut self, compiled: &Compiled, grammars: &Grammars) -> Result<SimpleVob, Unfit> {
-        self.follow(compiled, grammars, TokenParser::compute_mask)
+        let mask = self.follow(compiled, grammars, TokenParser::compute_mask)?;
+        self.checked(mask, compiled, grammars)
+    }
+
+    /// The mask without what would break a check.
+    pub fn checked(
+        &mut self,
+        mut mask: SimpleVob,
+        compiled: &Compiled,
+        grammars: &Grammars,
+    ) -> Result<SimpleVob, Unfit> {
+        let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) else { return Ok(mask) };
+        let Settings { tokenizer, ends, .. } = grammars.settings();
+        let allowed = grammars.structural().iter().copied().filter(|id| mask.is_allowed(*id));
+        let mut tokens = allowed.map(|id| (id, tokenizer.token_bytes(id)));
+        let end = ends.iter().any(|id| mask.is_allowed(*id));
+        let validate = |schema: &str, documents: &[String]| grammars.validate(schema, documents);
+        let (away, no_end) =
+            reading.refine(layout, &mut tokens, end, &validate).map_err(|why| grammars.invalid(why))?;
+        if away.is_empty() && !no_end {
+            return Ok(mask);
+        }
+        away.iter().chain(ends.iter().filter(|_| no_end)).for_each(|id| mask.disallow_token(*id));
+        if mask.is_zero() {
+            return Err(grammars.invalid(NOTHING_FITS.into()));
+        }
+        Ok(mask)
     }
 
     /// Takes a token. Says whether nothing may follow it.
@@ -164,6 +207,13 @@ impl Path {
             Ok(parser.check_stop()? || parser.stop_reason() != StopReason::NotStopped)
         })?;
         self.taken.push(token);
+        if let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) {
+            reading.take(layout, grammars.settings().tokenizer.token_bytes(token));
+            if ends {
+                let validate = |schema: &str, documents: &[String]| grammars.validate(schema, documents);
+                reading.settle(layout, true, &validate).map_err(|why| grammars.invalid(why))?;
+            }
+        }
         Ok(ends)
     }
 

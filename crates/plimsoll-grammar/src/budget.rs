@@ -18,6 +18,10 @@ pub struct Usage {
     pub hits: u64,
     /// Grammars dropped to make room.
     pub evicted: u64,
+    /// Processes started as sandboxes: more than two where jobs broke a limit.
+    pub sandbox_starts: u64,
+    /// Answers that ended with an error because nothing valid could follow, or because they broke their schema.
+    pub invalid_answers: u64,
 }
 
 /// A limit and what is taken of it.
@@ -54,6 +58,11 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    /// Bytes taken.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Grows to `bytes` (never shrinks). False where they are not there.
     pub fn grow_to(&mut self, bytes: u64) -> bool {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return true };

@@ -1,12 +1,15 @@
 //! Compiled grammars, shared by the requests that use them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use llguidance::ParserFactory;
-use llguidance::api::ParserLimits;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use plimsoll_engine::constraint::Unfit;
 use plimsoll_text::Tokenizer;
 use thiserror::Error;
 
@@ -15,6 +18,7 @@ use crate::budget::{Budget, Share, Usage};
 use crate::depth;
 use crate::guide::Job;
 use crate::jobs::Desk;
+use crate::sandbox::{Answer, Breach, Fault, Request, Sandbox, Vocabulary};
 use crate::source::{SOURCE_BYTES_MAX, Source};
 
 /// Why there is no grammar.
@@ -26,9 +30,38 @@ pub enum GrammarError {
     /// Not now: the budget is taken by grammars in use.
     #[error("all {0} bytes for grammars (--grammar-bytes) are in use; try again later")]
     Full(u64),
-    /// Not now: the system refuses a thread.
-    #[error("the system has no thread for constrained output ({0}); try again later")]
+    /// Not now: the system refuses a thread or a process.
+    #[error("the system has no thread or process for constrained output ({0}); try again later")]
     NoThread(String),
+    /// The client left while its grammar was compiled.
+    #[error("the client left while its grammar was compiled")]
+    Gone,
+}
+
+/// How long one request's grammars may take to compile, and whether their client is still there.
+pub struct Patience<'a> {
+    until: Instant,
+    gone: &'a (dyn Fn() -> bool + 'a),
+}
+
+/// Time for validating the documents that one step may lead to.
+const VALIDATE_TIME_MAX: Duration = Duration::from_millis(500);
+
+/// Time for all grammars of one request.
+pub const COMPILE_TIME_MAX: Duration = Duration::from_millis(1500);
+
+impl Default for Patience<'static> {
+    /// For a client that stays.
+    fn default() -> Self {
+        Self::new(&|| false)
+    }
+}
+
+impl<'a> Patience<'a> {
+    /// The time starts now. `gone` says whether the client has left.
+    pub fn new(gone: &'a (dyn Fn() -> bool + 'a)) -> Self {
+        Self { until: Instant::now() + COMPILE_TIME_MAX, gone }
+    }
 }
 
 /// What grammars are compiled for.
@@ -44,6 +77,9 @@ pub struct Settings {
     pub spelled: Vec<u32>,
     /// Bytes for everything; 0 switches constrained output off.
     pub bytes: u64,
+    /// The program whose process compiles grammars for trial ([`crate::sandbox`]). Without one a grammar's cost is bounded by the
+    /// library's own limits alone: for tests of crates that have no program.
+    pub sandbox: Option<PathBuf>,
 }
 
 /// The tries' share of the budget: three of them, whose nodes take 8 bytes in lists that grow by doubling, and each token's
@@ -65,6 +101,10 @@ const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
 pub struct Grammars {
     settings: Settings,
     budget: Arc<Budget>,
+    /// Where grammars are compiled for trial.
+    compiling: Option<Sandbox>,
+    /// Where answers are validated, so that no answer waits for another request's compiler.
+    validating: Option<Sandbox>,
     base: OnceLock<Base>,
     /// Held by whoever makes the base.
     making: Mutex<()>,
@@ -73,13 +113,16 @@ pub struct Grammars {
     compiled: AtomicU64,
     hits: AtomicU64,
     evicted: AtomicU64,
+    invalid_answers: AtomicU64,
 }
 
 /// What all grammars share: made when the first is asked for.
 struct Base {
     factory: ParserFactory,
     jobs: [Arc<Desk<Job>>; 2],
-    _share: Share,
+    /// Tokens that may end something in JSON.
+    structural: Vec<u32>,
+    share: Share,
 }
 
 struct Entry {
@@ -91,8 +134,11 @@ struct Entry {
 impl Grammars {
     /// A cache for one vocabulary. Nothing is built before the first grammar is asked for.
     pub fn new(settings: Settings) -> Arc<Self> {
+        let sandbox = || Some(Sandbox::new(settings.sandbox.clone()?, vocabulary(&settings)));
         Arc::new(Self {
             budget: Budget::new(settings.bytes),
+            compiling: sandbox(),
+            validating: sandbox(),
             settings,
             base: OnceLock::new(),
             making: Mutex::new(()),
@@ -101,6 +147,7 @@ impl Grammars {
             compiled: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
+            invalid_answers: AtomicU64::new(0),
         })
     }
 
@@ -114,6 +161,8 @@ impl Grammars {
             compiled: load(&self.compiled),
             hits: load(&self.hits),
             evicted: load(&self.evicted),
+            sandbox_starts: [&self.compiling, &self.validating].into_iter().flatten().map(Sandbox::starts).sum(),
+            invalid_answers: load(&self.invalid_answers),
         }
     }
 
@@ -144,7 +193,12 @@ impl Grammars {
 
     /// The compiled grammar, from the cache or anew; `prefix` is fixed text before it. Takes milliseconds, for large schemas
     /// more: not for an event loop.
-    pub(crate) fn compiled(&self, source: &Source, prefix: &str) -> Result<Arc<Compiled>, GrammarError> {
+    pub(crate) fn compiled(
+        &self,
+        source: &Source,
+        prefix: &str,
+        patience: &Patience<'_>,
+    ) -> Result<Arc<Compiled>, GrammarError> {
         let fits = |bytes: usize| match bytes {
             0..=SOURCE_BYTES_MAX => Ok(()),
             _ => {
@@ -163,7 +217,7 @@ impl Grammars {
             return Ok(Arc::clone(&entry.compiled));
         }
         let base = self.base()?;
-        let build = |source: &Source, prefix: &str| self.build(base, source, prefix, key.len() as u64);
+        let build = |source: &Source, prefix: &str| self.build(base, source, prefix, key.len() as u64, patience);
         let built = match build(source, prefix) {
             // Schemas of tools that are not strict promise nothing: what they come to is kept under the name of what was asked for.
             Err(GrammarError::Invalid(why)) => {
@@ -185,26 +239,94 @@ impl Grammars {
         Ok(compiled)
     }
 
-    fn build(&self, base: &Base, source: &Source, prefix: &str, source_bytes: u64) -> Result<Compiled, GrammarError> {
-        let (grammar, depth) = source.grammar(prefix).map_err(GrammarError::Invalid)?;
+    fn build(
+        &self,
+        base: &Base,
+        source: &Source,
+        prefix: &str,
+        source_bytes: u64,
+        patience: &Patience<'_>,
+    ) -> Result<Compiled, GrammarError> {
+        let (lark, depth) = source.grammar(prefix).map_err(GrammarError::Invalid)?;
+        let layout = source.layout(prefix).map_err(GrammarError::Invalid)?;
+        for schema in layout.iter().flat_map(|layout| &layout.rules).filter_map(|rule| rule.schema.as_ref()) {
+            // Whether answers can be validated is known before there is one.
+            self.validate(schema, &[]).map_err(GrammarError::Invalid)?;
+        }
+        let trial_bytes = self.try_compiling(&lark, patience)?;
         let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * source_bytes + depth.bytes();
+        self.fits_alone(base, fixed_bytes + trial_bytes)?;
         let mut own = self.room(fixed_bytes)?;
-        let built = depth::on_a_deep_stack(|| Start::new(base.factory.create_parser(grammar)?));
-        let start = match built {
+        // While it is compiled. What it comes to is charged below.
+        let compiling = self.room(trial_bytes)?;
+        let parser = || Start::new(base.factory.create_parser(TopLevelGrammar::from_lark(lark))?);
+        let start = match depth::on_a_deep_stack(parser) {
             Some(Ok(Ok(start))) => start,
             Some(Ok(Err(error))) => return Err(GrammarError::Invalid(reason(&error.to_string()))),
             Some(Err(_)) => return Err(GrammarError::Invalid("the grammar could not be compiled".into())),
             None => return Err(GrammarError::Full(self.budget.limit())),
         };
+        drop(compiling);
         if start.allows_nothing() {
             return Err(GrammarError::Invalid("the grammar allows no output".into()));
         }
         let [fresh, first] = start.bytes();
+        self.fits_alone(base, fixed_bytes + fresh + first)?;
         if !self.grow(&mut own, fixed_bytes + fresh) {
             return Err(GrammarError::Full(self.budget.limit()));
         }
         let shares = [own, self.room(first)?];
-        Ok(start.compiled(shares, base.jobs.clone(), depth))
+        Ok(start.compiled(shares, base.jobs.clone(), depth, layout))
+    }
+
+    /// Compiles in the sandbox, where nothing else ends with it. Returns the heap bytes that it took, 0 without a sandbox.
+    fn try_compiling(&self, lark: &str, patience: &Patience<'_>) -> Result<u64, GrammarError> {
+        let Some(sandbox) = &self.compiling else { return Ok(0) };
+        let time = patience.until.saturating_duration_since(Instant::now());
+        match sandbox.run(&Request::Compile(&without_ids(lark)), time, patience.gone) {
+            Ok(Answer::Compiles { bytes }) => Ok(bytes),
+            Ok(Answer::Refused(why)) => Err(GrammarError::Invalid(why)),
+            Ok(answer) => Err(GrammarError::NoThread(format!("{answer:?} for a grammar"))),
+            Err(Fault::Gone) => Err(GrammarError::Gone),
+            Err(Fault::Process(error)) => Err(GrammarError::NoThread(error.to_string())),
+            Err(Fault::Time(_)) => {
+                Err(GrammarError::Invalid(format!("it is too complex: {}", Fault::Time(COMPILE_TIME_MAX))))
+            }
+            Err(fault) => Err(GrammarError::Invalid(format!("it is too complex: {fault}"))),
+        }
+    }
+
+    /// Validates documents in the sandbox: for each of them, how it breaks the schema. Without a sandbox all are valid.
+    pub(crate) fn validate(&self, schema: &str, documents: &[String]) -> Result<Vec<Vec<Breach>>, String> {
+        let Some(sandbox) = &self.validating else { return Ok(vec![Vec::new(); documents.len()]) };
+        match sandbox.run(&Request::Validate { schema, documents }, VALIDATE_TIME_MAX, &|| false) {
+            Ok(Answer::Validated(breaches)) => Ok(breaches),
+            Ok(Answer::Refused(why)) => Err(format!("the schema cannot be validated: {why}")),
+            Ok(answer) => Err(format!("{answer:?} for a validation")),
+            Err(fault) => Err(format!("an answer cannot be validated: {fault}")),
+        }
+    }
+
+    /// An answer ends because of its checks, for this reason.
+    pub(crate) fn invalid(&self, why: String) -> Unfit {
+        self.invalid_answers.fetch_add(1, Ordering::Relaxed);
+        Unfit::Form(why)
+    }
+
+    /// Tokens that may end something in JSON.
+    pub(crate) fn structural(&self) -> &[u32] {
+        self.base.get().map_or(&[], |base| &base.structural)
+    }
+
+    /// Refuses what would not fit even if no other grammar were there.
+    fn fits_alone(&self, base: &Base, bytes: u64) -> Result<(), GrammarError> {
+        let most = self.budget.limit().saturating_sub(base.share.bytes());
+        match bytes <= most {
+            true => Ok(()),
+            false => Err(GrammarError::Invalid(format!(
+                "it is too complex: it takes {bytes} bytes, and --grammar-bytes leaves {most} for grammars"
+            ))),
+        }
     }
 
     /// A share of `bytes`, for which idle grammars go.
@@ -269,26 +391,50 @@ impl Base {
             );
             return Err(GrammarError::Invalid(message));
         }
-        let build = || {
-            let end = settings.ends.first().copied().unwrap_or(0);
-            let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words);
-            let trie = if settings.ends.is_empty() { trie } else { trie.with_eos_tokens(&settings.ends) };
-            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-            let slices = [SLICE.to_owned()];
-            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
-            factory.quiet();
-            *factory.limits_mut() = limits();
-            Ok::<_, anyhow::Error>(factory)
-        };
         let failed = |words: String| GrammarError::Invalid(format!("constrained output is not available: {words}"));
-        let factory = match catch_unwind(AssertUnwindSafe(build)) {
+        let factory = match catch_unwind(AssertUnwindSafe(|| factory(&words, &settings.ends))) {
             Ok(Ok(factory)) => factory,
             Ok(Err(error)) => return Err(failed(reason(&error.to_string()))),
             Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
         };
+        let ends = |word: &[u8]| word.iter().any(|byte| b"\",]}".contains(byte));
+        let structural = (0..).zip(&words).filter(|(_, word)| ends(word)).map(|(id, _)| id).collect();
         let desk = |name: &str| Desk::open(name, Job::run).map_err(|error| GrammarError::NoThread(error.to_string()));
-        Ok(Self { factory, jobs: [desk("grammar")?, desk("slow-grammar")?], _share: share })
+        Ok(Self { factory, jobs: [desk("grammar")?, desk("slow-grammar")?], structural, share })
     }
+}
+
+/// What grammars are compiled with.
+pub(crate) fn factory(words: &[Vec<u8>], ends: &[u32]) -> anyhow::Result<ParserFactory> {
+    let end = ends.first().copied().unwrap_or(0);
+    let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), words);
+    let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(ends) };
+    let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let slices = [SLICE.to_owned()];
+    let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
+    factory.quiet();
+    *factory.limits_mut() = limits();
+    Ok(factory)
+}
+
+/// What of a vocabulary a grammar's text can name.
+fn vocabulary(settings: &Settings) -> Vocabulary {
+    let tokenizer = &settings.tokenizer;
+    let known = settings.vocab.min(tokenizer.vocab_size()) as u32;
+    let special = (0..known).filter(|id| tokenizer.is_special(*id) && !settings.spelled.contains(id));
+    Vocabulary { special: special.map(|id| tokenizer.token_name(id).to_owned()).collect() }
+}
+
+/// The grammar with the first token's id in the place of every list of token ids (`<[5,7-9]>`): the sandbox has other ids.
+fn without_ids(lark: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(lark.len()), lark);
+    while let Some((before, ids)) = rest.split_once("<[") {
+        let Some((ids, after)) = ids.split_once("]>") else { break };
+        let plain = ids.bytes().all(|byte| byte.is_ascii_digit() || b" ,-^".contains(&byte));
+        out.extend([before, "<[", if plain { "0" } else { ids }, "]>"]);
+        rest = after;
+    }
+    out + rest
 }
 
 /// What the tries of a vocabulary take.

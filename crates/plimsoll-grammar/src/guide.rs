@@ -10,7 +10,7 @@ use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 
 use crate::automaton::{Compiled, Path};
-use crate::cache::{GrammarError, Grammars};
+use crate::cache::{GrammarError, Grammars, Patience};
 use crate::jobs::Ticket;
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
@@ -43,14 +43,15 @@ impl Guide {
     /// # Errors
     ///
     /// [`GrammarError::Invalid`] with the reason, [`GrammarError::Full`] when the budget is in use, [`GrammarError::NoThread`] when the
-    /// system has none.
+    /// system has none, [`GrammarError::Gone`] when the client has left.
     pub fn new(
         grammars: &Arc<Grammars>,
         source: Option<&Source>,
         prefix: &str,
         thinking: Option<Thinking>,
+        patience: &Patience<'_>,
     ) -> Result<Self, GrammarError> {
-        let compiled = source.map(|source| grammars.compiled(source, prefix)).transpose()?;
+        let compiled = source.map(|source| grammars.compiled(source, prefix, patience)).transpose()?;
         let thoughts = thinking.map(|rules| Thoughts::new(rules, &grammars.settings().tokenizer));
         Ok(Self { grammars: Arc::clone(grammars), compiled, thoughts })
     }
@@ -61,8 +62,9 @@ impl Grammar for Guide {
         let settings = self.grammars.settings();
         let state = match &self.compiled {
             Some(compiled) => {
-                let path = compiled.begin(&self.grammars).map_err(|full| full.to_string())?;
-                State::Ready { path: Box::new(path), mask: compiled.first_mask.clone() }
+                let mut path = compiled.begin(&self.grammars).map_err(|full| full.to_string())?;
+                let mask = path.checked(compiled.first_mask.clone(), compiled, &self.grammars);
+                State::Ready { path: Box::new(path), mask: mask.map_err(|unfit| unfit.to_string())? }
             }
             None => State::Free,
         };

@@ -18,14 +18,17 @@
 mod automaton;
 mod budget;
 mod cache;
+mod checks;
 mod depth;
 mod guide;
 mod jobs;
+pub mod sandbox;
+mod shape;
 mod source;
 mod thinking;
 
 pub use budget::Usage;
-pub use cache::{GrammarError, Grammars, Settings};
+pub use cache::{COMPILE_TIME_MAX, GrammarError, Grammars, Patience, Settings};
 pub use guide::Guide;
 pub use source::{Call, CallStyle, Calls, SOURCE_BYTES_MAX, Source};
 pub use thinking::Thinking;

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 
+use crate::checks::{Layout, Rule};
 use crate::depth::{self, Depth};
 
 /// The longest text of one grammar, in bytes.
@@ -116,8 +116,8 @@ impl Source {
         format!("{prefix}\u{0}{self:?}")
     }
 
-    /// As llguidance takes it, with fixed text before what is no call; and how deep it is.
-    pub(crate) fn grammar(&self, prefix: &str) -> Result<(TopLevelGrammar, Depth), String> {
+    /// As llguidance takes it (a Lark grammar), with fixed text before what is no call; and how deep it is.
+    pub(crate) fn grammar(&self, prefix: &str) -> Result<(String, Depth), String> {
         let lark = match self {
             Self::Lark(text) if prefix.is_empty() => {
                 depth::lark(text)?;
@@ -138,7 +138,22 @@ impl Source {
             ));
         }
         let depth = Depth::of(&lark);
-        Ok((TopLevelGrammar::from_lark(lark), depth))
+        Ok((lark, depth))
+    }
+
+    /// Where the documents of an answer stand behind `prefix`, and what they must satisfy. None where nothing in it is JSON.
+    pub(crate) fn layout(&self, prefix: &str) -> Result<Option<Layout>, String> {
+        let whole = |schema: Option<&Value>| {
+            let rule = Rule { schema: schema.map(Value::to_string), exact: false };
+            Layout { whole: Some((prefix.as_bytes().to_vec(), 0)), rules: vec![rule], ..Layout::default() }
+        };
+        Ok(match self {
+            Self::JsonObject => Some(whole(None)),
+            Self::JsonSchema(schema) => Some(whole(Some(schema))),
+            Self::Regex(_) | Self::Choice(_) | Self::Lark(_) => None,
+            Self::Calls(calls) | Self::TextWithCalls(calls) => Some(calls.layout(Layout::default())?),
+            Self::CallsOr(calls, other) => Some(calls.layout(other.layout(prefix)?.unwrap_or_default())?),
+        })
     }
 
     /// The end of a rule, and the rules it needs.
@@ -200,6 +215,24 @@ impl Calls {
             quote(style.marker),
             calls.lark()?
         ))
+    }
+
+    /// `other` with the arguments of these calls.
+    fn layout(&self, mut other: Layout) -> Result<Layout, String> {
+        let style = &self.style;
+        for tool in &self.tools {
+            let schema = match &tool.parameters {
+                parameters if tool.strict && !parameters.is_null() => Some(object(parameters)?.to_string()),
+                _ => None,
+            };
+            let head = format!("{}{}{}", style.before, tool.name, style.between);
+            if other.whole.is_some() {
+                other.openings.push(format!("{}{head}", style.open).into_bytes());
+            }
+            other.heads.push((head.into_bytes(), other.rules.len()));
+            other.rules.push(Rule { schema, exact: false });
+        }
+        Ok(other)
     }
 
     /// The rule `calls`, and the rules it needs.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Grammars, Guide, Settings, Source};
+use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
 use plimsoll_memory::heap::{self, CountingHeap};
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -74,15 +74,17 @@ fn walk(guide: &Guide) -> Box<dyn plimsoll_engine::constraint::Constraint> {
 #[test]
 fn the_heap_stays_below_what_is_charged() {
     let tokenizer = tokenizer();
-    let settings = Settings { vocab: 50_001, ends: vec![50_000], spelled: Vec::new(), bytes: 256 << 20, tokenizer };
+    let settings =
+        Settings { vocab: 50_001, ends: vec![50_000], spelled: Vec::new(), bytes: 256 << 20, tokenizer, sandbox: None };
     let grammars = Grammars::new(settings);
     let before = heap::in_use();
-    let first = Guide::new(&grammars, Some(&Source::Choice(vec!["a".into()])), "", None).unwrap();
+    let first = Guide::new(&grammars, Some(&Source::Choice(vec!["a".into()])), "", None, &Patience::default()).unwrap();
     let (trie, charged) = (heap::in_use() - before, grammars.usage().used);
     println!("trie and one small grammar: {trie} bytes on the heap, {charged} charged");
     assert!(trie <= charged && charged <= 8 * trie);
     let before = heap::in_use();
-    let guides: Vec<Guide> = (0..8).map(|i| Guide::new(&grammars, Some(&schema(i)), "", None).unwrap()).collect();
+    let guides: Vec<Guide> =
+        (0..8).map(|i| Guide::new(&grammars, Some(&schema(i)), "", None, &Patience::default()).unwrap()).collect();
     let (compiled, more) = (heap::in_use() - before, grammars.usage().used - charged);
     println!("eight schemas: {compiled} bytes on the heap, {more} charged");
     assert!(compiled <= more);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
-use plimsoll_grammar::{Grammars, Guide, Settings, Source};
+use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
 use plimsoll_text::Tokenizer;
 
 /// A pattern whose automaton has more than ten times the states that are allowed; one text passes a few hundred of them.
@@ -21,11 +21,11 @@ fn tokenizer() -> Arc<Tokenizer> {
 fn grammars(bytes: u64) -> Arc<Grammars> {
     let tokenizer = tokenizer();
     let (vocab, ends) = (tokenizer.vocab_size(), tokenizer.eos().to_vec());
-    Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes })
+    Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes, sandbox: None })
 }
 
 fn guide(grammars: &Arc<Grammars>) -> Guide {
-    Guide::new(grammars, Some(&Source::Regex(COUNTED.into())), "", None).unwrap()
+    Guide::new(grammars, Some(&Source::Regex(COUNTED.into())), "", None, &Patience::default()).unwrap()
 }
 
 /// One output, drawn at random among what is allowed, with every mask.

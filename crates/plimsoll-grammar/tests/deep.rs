@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Grammars, Guide, Settings, Source};
+use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -12,14 +12,15 @@ fn grammars() -> Arc<Grammars> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&path).unwrap());
     let (vocab, ends) = (tokenizer.vocab_size(), tokenizer.eos().to_vec());
-    Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes: 64 << 20 })
+    Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes: 64 << 20, sandbox: None })
 }
 
 /// Compiles and goes a few steps, on a small stack, as a text worker has one.
 fn go(grammars: &Arc<Grammars>, source: Source) -> Result<(), String> {
     let grammars = Arc::clone(grammars);
     let work = move || {
-        let guide = Guide::new(&grammars, Some(&source), "", None).map_err(|error| error.to_string())?;
+        let guide =
+            Guide::new(&grammars, Some(&source), "", None, &Patience::default()).map_err(|error| error.to_string())?;
         let mut walk = guide.begin()?;
         for _ in 0..8 {
             let Some(mask) = walk.allowed().map_err(|unfit| unfit.to_string())? else { break };

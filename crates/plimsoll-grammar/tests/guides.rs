@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Call, CallStyle, Calls, GrammarError, Grammars, Guide, Settings, Source, Thinking};
+use plimsoll_grammar::{Call, CallStyle, Calls, GrammarError, Grammars, Guide, Patience, Settings, Source, Thinking};
 use plimsoll_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn grammars_of(vocab: usize, bytes: u64) -> Arc<Grammars> {
     let tokenizer = tokenizer();
     let ends = tokenizer.eos().to_vec();
     assert!(!ends.is_empty());
-    Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes })
+    Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes, sandbox: None })
 }
 
 /// Small steps of a well-known generator.
@@ -78,7 +78,7 @@ fn schema() -> Value {
 #[test]
 fn json_is_json_and_fits_its_schema() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
-    let guide = Guide::new(&grammars, Some(&Source::JsonSchema(schema())), "", None).unwrap();
+    let guide = Guide::new(&grammars, Some(&Source::JsonSchema(schema())), "", None, &Patience::default()).unwrap();
     let mut ended = 0;
     for seed in 0..40 {
         let Some((_, text)) = walk(&guide, &tokenizer, seed, 400) else { continue };
@@ -96,7 +96,7 @@ fn json_is_json_and_fits_its_schema() {
 #[test]
 fn choices_patterns_and_grammars_are_kept() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
-    let guide = |source: Source| Guide::new(&grammars, Some(&source), "", None).unwrap();
+    let guide = |source: Source| Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap();
     for seed in 0..10 {
         let (_, text) = walk(&guide(Source::Choice(vec!["yes".into(), "no".into()])), &tokenizer, seed, 50).unwrap();
         assert!(text == "yes" || text == "no", "{text}");
@@ -137,7 +137,7 @@ fn calls_have_their_format_and_their_arguments() {
         },
     ];
     let source = Source::Calls(Calls { tools, several: false, style });
-    let guide = Guide::new(&grammars, Some(&source), "", None).unwrap();
+    let guide = Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap();
     for seed in 0..10 {
         let Some((_, text)) = walk(&guide, &tokenizer, seed, 500) else { continue };
         let inner = text.strip_prefix("<tool_call>\n").unwrap().strip_suffix("\n</tool_call>").unwrap();
@@ -163,7 +163,7 @@ fn calls_or_a_form() {
     let calls = Calls { tools, several: true, style };
     let form = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
     let source = Source::CallsOr(calls.clone(), Box::new(Source::JsonSchema(form)));
-    let guide = Guide::new(&grammars, Some(&source), "", None).unwrap();
+    let guide = Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap();
     let (mut called, mut formed) = (0, 0);
     for seed in 0..60 {
         let Some((_, text)) = walk(&guide, &tokenizer, seed, 400) else { continue };
@@ -183,9 +183,9 @@ fn calls_or_a_form() {
     }
     assert!(called > 0 && formed > 0, "{called} called, {formed} formed");
     // A text before the form is no text before a call; a grammar of one's own has no place here.
-    Guide::new(&grammars, Some(&source), "final:", None).unwrap();
+    Guide::new(&grammars, Some(&source), "final:", None, &Patience::default()).unwrap();
     let own = Source::CallsOr(calls, Box::new(Source::Lark("start: \"x\"".into())));
-    assert!(Guide::new(&grammars, Some(&own), "", None).is_err());
+    assert!(Guide::new(&grammars, Some(&own), "", None, &Patience::default()).is_err());
 }
 
 /// What of a schema can be followed holds a tool's calls, unless the whole of it is asked for.
@@ -197,7 +197,9 @@ fn schemas_of_tools_that_are_not_strict_are_followed_as_far_as_they_can_be() {
         let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict }];
         Source::Calls(Calls { tools, several: false, style })
     };
-    let guide = |source: &Source| Guide::new(&grammars, Some(source), "", None).map_err(|error| error.to_string());
+    let guide = |source: &Source| {
+        Guide::new(&grammars, Some(source), "", None, &Patience::default()).map_err(|error| error.to_string())
+    };
     let known = json!({"properties": {"n": {"type": "integer"}, "s": {"type": "string", "format": "shoe-size"},
         "l": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": true}}, "required": ["n"], "additionalProperties": false,
         "not": {"required": ["s"]}});
@@ -273,7 +275,7 @@ fn a_call_that_has_begun_in_a_text_is_held_to_its_schema() {
     let guide = |style: CallStyle, several: bool| {
         let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict: true }];
         let source = Source::TextWithCalls(Calls { tools, several, style });
-        Guide::new(&grammars, Some(&source), "", None).unwrap()
+        Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap()
     };
     let call = |n: &str| format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {{\"n\": {n}}}}}\n</tool_call>");
     let many = guide(hermes, true);
@@ -313,7 +315,7 @@ fn thoughts_come_first_and_end_in_time() {
     let source = Source::Choice(vec!["yes".into(), "no".into()]);
     for budget in [0, 1, 5, 17] {
         let thinking = Thinking { opened: true, open: "<think>", close: "</think>", budget: Some(budget) };
-        let guide = Guide::new(&grammars, Some(&source), "", Some(thinking.clone())).unwrap();
+        let guide = Guide::new(&grammars, Some(&source), "", Some(thinking.clone()), &Patience::default()).unwrap();
         let (ids, text) = walk(&guide, &tokenizer, 3, 200).unwrap();
         let (_, answer) = text.split_once("</think>").unwrap();
         assert!(answer == "yes" || answer == "no", "{text}");
@@ -321,7 +323,7 @@ fn thoughts_come_first_and_end_in_time() {
         let thoughts = ids.windows(close.len()).position(|window| window == close).unwrap();
         assert!(thoughts <= budget as usize, "{thoughts} tokens of thought, {budget} were allowed");
         // Without a grammar only the thoughts are limited.
-        let guide = Guide::new(&grammars, None, "", Some(thinking)).unwrap();
+        let guide = Guide::new(&grammars, None, "", Some(thinking), &Patience::default()).unwrap();
         let mut constraint = guide.begin().unwrap();
         for _ in 0..budget {
             let first =
@@ -349,7 +351,8 @@ fn who_may_think_first_is_given_a_form_whatever_the_size_of_the_vocabulary() {
     let even = tokenizer.vocab_size().next_multiple_of(32);
     for vocab in [even, even + 1, even + 31] {
         let thinking = Thinking { opened: false, open: "a", close: "</think>", budget: Some(4) };
-        let guide = Guide::new(&grammars_of(vocab, 64 << 20), Some(&source), "", Some(thinking)).unwrap();
+        let guide =
+            Guide::new(&grammars_of(vocab, 64 << 20), Some(&source), "", Some(thinking), &Patience::default()).unwrap();
         let mut constraint = guide.begin().unwrap();
         let mask = constraint.allowed().unwrap().unwrap();
         assert_eq!(mask[opens[0] as usize / 32] >> (opens[0] % 32) & 1, 1, "{vocab}: it may think");
@@ -370,20 +373,22 @@ fn what_is_no_grammar_says_why() {
         Source::Choice(vec![]),
         Source::Regex("x".repeat(300_000)),
     ] {
-        let error = Guide::new(&grammars, Some(&source), "", None).unwrap_err();
+        let error = Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap_err();
         assert!(matches!(&error, GrammarError::Invalid(words) if words.len() > 10), "{error:?}");
     }
     assert_eq!(grammars.usage().grammars, 0);
     // In words of ours, not in the library's names.
     let contradiction = json!({"type": "string", "minLength": 5, "maxLength": 2});
     for source in [Source::JsonSchema(contradiction), Source::Lark("start: A\nA: /a/ & /b/".into())] {
-        let Err(GrammarError::Invalid(words)) = Guide::new(&grammars, Some(&source), "", None) else {
+        let Err(GrammarError::Invalid(words)) = Guide::new(&grammars, Some(&source), "", None, &Patience::default())
+        else {
             panic!("{source:?}")
         };
         assert!(words.contains(' ') && !words.contains("NoExtension"), "{words}");
         println!("{words}");
     }
-    let Err(GrammarError::Invalid(words)) = Guide::new(&grammars, Some(&Source::Regex("(?=a)b".into())), "", None)
+    let Err(GrammarError::Invalid(words)) =
+        Guide::new(&grammars, Some(&Source::Regex("(?=a)b".into())), "", None, &Patience::default())
     else {
         panic!("a look ahead")
     };
@@ -396,7 +401,7 @@ fn what_is_no_grammar_says_why() {
 fn a_form_that_takes_long_says_when_it_can_go_on() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
     let source = Source::Lark("start: e\ne: e e | /[a-z]/".into());
-    let guide = Guide::new(&grammars, Some(&source), "", None).unwrap();
+    let guide = Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap();
     let letter = tokenizer.encode("e", false, false).unwrap()[0];
     let mut walks = [guide.begin().unwrap(), guide.begin().unwrap()];
     let (mut waited, mut rounds, mut quickest) = (0, 0, [Duration::MAX; 2]);
@@ -423,10 +428,11 @@ fn ten_thousand_schemas_stay_within_the_budget() {
     let grammars = grammars(8 << 20);
     let schema =
         |i: usize| Source::JsonSchema(json!({"type": "object", "properties": {format!("p{i}"): {"type": "string"}}}));
-    let held: Vec<Guide> = (0..3).map(|i| Guide::new(&grammars, Some(&schema(i)), "", None).unwrap()).collect();
+    let held: Vec<Guide> =
+        (0..3).map(|i| Guide::new(&grammars, Some(&schema(i)), "", None, &Patience::default()).unwrap()).collect();
     let turns = if cfg!(debug_assertions) { 400 } else { 10_000 };
     for i in 3..turns {
-        Guide::new(&grammars, Some(&schema(i)), "", None).unwrap();
+        Guide::new(&grammars, Some(&schema(i)), "", None, &Patience::default()).unwrap();
         let usage = grammars.usage();
         assert!(usage.used <= usage.limit, "{usage:?}");
     }
@@ -435,20 +441,22 @@ fn ten_thousand_schemas_stay_within_the_budget() {
     assert!(held.iter().all(|guide| guide.begin().is_ok()), "what is in use is not dropped");
     // When nothing is idle, the next one has to wait.
     let mut all = held;
-    let full = (turns..turns + 1000).find_map(|i| match Guide::new(&grammars, Some(&schema(i)), "", None) {
-        Ok(guide) => {
-            all.push(guide);
-            None
+    let full = (turns..turns + 1000).find_map(|i| {
+        match Guide::new(&grammars, Some(&schema(i)), "", None, &Patience::default()) {
+            Ok(guide) => {
+                all.push(guide);
+                None
+            }
+            Err(error) => Some(error),
         }
-        Err(error) => Some(error),
     });
     assert_eq!(full, Some(GrammarError::Full(8 << 20)));
     drop(all);
-    assert!(Guide::new(&grammars, Some(&schema(0)), "", None).is_ok());
+    assert!(Guide::new(&grammars, Some(&schema(0)), "", None, &Patience::default()).is_ok());
 }
 
 #[test]
 fn a_budget_too_small_for_the_vocabulary_names_the_flag() {
-    let error = Guide::new(&grammars(1000), Some(&Source::JsonObject), "", None).unwrap_err();
+    let error = Guide::new(&grammars(1000), Some(&Source::JsonObject), "", None, &Patience::default()).unwrap_err();
     assert!(error.to_string().contains("--grammar-bytes is 1000"), "{error}");
 }

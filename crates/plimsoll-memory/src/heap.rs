@@ -20,6 +20,8 @@ use crate::{Canary, OutOfMemory, faults, large};
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
+/// Bytes in use beyond which the process ends. A process that only computes on foreign input sets it; a server never does.
+static END_BEYOND: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The canary in the heap's keeping. Nobody allocates while holding the lock: a refused allocation takes it.
 static CANARY: Mutex<Option<Canary>> = Mutex::new(None);
 /// Whether there is one, and how many of its slices are missing; asked without the lock.
@@ -59,6 +61,17 @@ pub fn peak() -> u64 {
 /// Forgets the peak: from here on it is counted anew, from what is in use now.
 pub fn restart_peak() {
     PEAK.store(in_use(), Relaxed);
+}
+
+/// The exit status of a process that needed more heap than [`end_process_beyond`] allows.
+pub const EXIT_BEYOND: i32 = 97;
+
+/// Ends this process with status [`EXIT_BEYOND`] as soon as a call would bring the heap above `bytes` in use.
+///
+/// The check runs before the system allocator is asked, so the process never holds more. It needs [`CountingHeap`] as the
+/// global allocator.
+pub fn end_process_beyond(bytes: u64) {
+    END_BEYOND.store(bytes, Relaxed);
 }
 
 /// How often the heap was asked for memory.
@@ -207,6 +220,24 @@ fn release_canary(bytes: usize, again: bool) -> bool {
     released
 }
 
+/// Ends the process if `bytes` more exceed the limit of [`end_process_beyond`].
+fn check_end(bytes: usize) {
+    if in_use().saturating_add(chunk_bytes(bytes) as u64) > END_BEYOND.load(Relaxed) {
+        end_process();
+    }
+}
+
+#[cold]
+fn end_process() -> ! {
+    #[cfg(unix)]
+    // SAFETY: `_exit` ends the process at once. It runs no destructors and takes no locks.
+    unsafe {
+        libc::_exit(EXIT_BEYOND)
+    }
+    #[cfg(not(unix))]
+    std::process::abort()
+}
+
 /// Asks the system, and again after each slice of the canary that is given for it. `refused`: a test has the first one refused.
 fn insist(bytes: usize, refused: bool, mut ask: impl FnMut() -> *mut u8) -> *mut u8 {
     let mut pointer = if refused { null_mut() } else { ask() };
@@ -272,6 +303,7 @@ fn grew(bytes: usize) {
 // asking the system) and a slice of the canary could be given up in between; only counters and a table are kept beside it.
 unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        check_end(layout.size());
         // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System`'s too; a refused call has changed nothing.
         let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc(layout) });
         if !pointer.is_null() {
@@ -289,6 +321,7 @@ unsafe impl GlobalAlloc for CountingHeap {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        check_end(layout.size());
         // SAFETY: as above.
         let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc_zeroed(layout) });
         if !pointer.is_null() {
@@ -299,6 +332,7 @@ unsafe impl GlobalAlloc for CountingHeap {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        check_end(size.saturating_sub(layout.size()));
         large::goes(pointer, layout.size());
         // SAFETY: as above; a refused call has left `pointer` as it was.
         let moved = insist(size, faults::refuses_heap(), || unsafe { System.realloc(pointer, layout, size) });

@@ -9,3 +9,14 @@ pub fn outlive_file_limits() {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
 }
+
+/// A request to end (SIGTERM, SIGINT, SIGHUP) has no effect from here on. For a child process that ends with its parent.
+pub fn ignore_termination() {
+    #[cfg(unix)]
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: `signal` takes any signal and one of its constants.
+        unsafe {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+    }
+}

@@ -68,7 +68,8 @@ impl App {
         let tokenizer = &served.tokenizer;
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
-        let grammars = form::grammars(&served, if broken("V-70") { u64::MAX } else { grammar_bytes });
+        let grammar_bytes = if broken("V-70") { u64::MAX } else { grammar_bytes };
+        let grammars = form::grammars(&served, grammar_bytes, front.config.grammar_sandbox.clone());
         let studio = Studio::new(&front.config.media, served.engine.media())?;
         Ok(Arc::new(Self {
             front: Arc::clone(front),

@@ -1,9 +1,11 @@
 //! What the server is given: the model it serves and the limits it keeps. No behaviour lives here.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_engine::{EngineHandle, HttpAlternative, Pooling};
+use plimsoll_grammar::sandbox::SANDBOXES_BYTES_MAX;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
@@ -131,6 +133,9 @@ pub struct ServerConfig {
     pub max_tokenizing_bytes: u64,
     /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
     pub grammar_bytes: u64,
+    /// The program that is started as the sandbox of grammars ([`plimsoll_grammar::sandbox`]): this one, for a server. None only
+    /// where there is no such program, in tests of this crate.
+    pub grammar_sandbox: Option<PathBuf>,
     /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
     pub response_store_bytes: u64,
     /// Where every request is written down, without its content.
@@ -173,6 +178,7 @@ impl Default for ServerConfig {
             text_workers: 2,
             max_tokenizing_bytes: 64 << 20,
             grammar_bytes: 48 << 20,
+            grammar_sandbox: None,
             response_store_bytes: 8 << 20,
             record: None,
             media: MediaConfig::default(),
@@ -237,10 +243,12 @@ impl ServerConfig {
         PARSED_FACTOR * self.max_body_bytes
     }
 
-    /// Of [`Self::heap_bytes_max`], what every model has of its own: grammars of so many bytes, and what each of the text workers keeps
+    /// Of [`Self::heap_bytes_max`], what every model has of its own: grammars of so many bytes, the processes that compile them
+    /// for trial and validate answers, and what each of the text workers keeps
     /// to cut texts into words.
     pub fn model_bytes_max(&self, grammar_bytes: u64) -> u64 {
-        grammar_bytes + u64::from(self.text_workers) * plimsoll_text::CUTTING_BYTES_MAX as u64
+        let sandboxes = if grammar_bytes == 0 { 0 } else { SANDBOXES_BYTES_MAX };
+        grammar_bytes + sandboxes + u64::from(self.text_workers) * plimsoll_text::CUTTING_BYTES_MAX as u64
     }
 
     /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.

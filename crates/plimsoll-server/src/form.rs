@@ -1,9 +1,10 @@
 //! Output that must have a form: the fields that ask for it, and the way from them to a grammar.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{GrammarError, Grammars, Guide, Settings, Source, Thinking};
+use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Settings, Source, Thinking};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -12,6 +13,7 @@ use crate::app::App;
 use crate::config::Served;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::front::client_left;
 use crate::turn::conversation::value_bytes;
 
 /// Most texts of a choice.
@@ -71,9 +73,11 @@ pub(crate) fn grammar(
     prefix: &str,
     thinking: Option<Thinking>,
 ) -> ApiResult<Arc<dyn Grammar>> {
-    match Guide::new(&app.grammars, source, prefix, thinking) {
+    match Guide::new(&app.grammars, source, prefix, thinking, &Patience::new(&client_left)) {
         Ok(guide) => Ok(Arc::new(guide)),
         Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
+        // The client does not read it.
+        Err(gone @ GrammarError::Gone) => Err(ApiError::unavailable(gone.to_string(), 1)),
         Err(later @ (GrammarError::Full(_) | GrammarError::NoThread(_))) => {
             Err(ApiError::unavailable(later.to_string(), 1))
         }
@@ -81,7 +85,7 @@ pub(crate) fn grammar(
 }
 
 /// The cache for a served model.
-pub(crate) fn grammars(served: &Served, bytes: u64) -> Arc<Grammars> {
+pub(crate) fn grammars(served: &Served, bytes: u64, sandbox: Option<PathBuf>) -> Arc<Grammars> {
     let tokenizer = &served.tokenizer;
     let ends = match served.engine.eos() {
         [] => tokenizer.eos(),
@@ -98,6 +102,7 @@ pub(crate) fn grammars(served: &Served, bytes: u64) -> Arc<Grammars> {
         ends: ends.to_vec(),
         spelled: ids.filter(|id| !ends.contains(id)).collect(),
         bytes,
+        sandbox,
     })
 }
 

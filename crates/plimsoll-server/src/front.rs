@@ -1,6 +1,7 @@
 //! What the server is whatever models it has: its limits and what is left of them, its clients, its phase.
 
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use plimsoll_engine::EngineHandle;
@@ -108,12 +109,19 @@ impl Front {
     ) -> ApiResult<T> {
         let permit = Arc::clone(&self.text_workers).acquire_owned().await;
         let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
+        let waits = Arc::new(());
+        let client = Arc::downgrade(&waits);
         let done = tokio::task::spawn_blocking(move || {
             // Held until the work is over, also when the client has gone meanwhile.
             let _permit = permit;
-            work()
+            CLIENT.set(Some(client));
+            let done = work();
+            CLIENT.set(None);
+            done
         });
-        match done.await {
+        let done = done.await;
+        drop(waits);
+        match done {
             Ok(result) => result,
             Err(_) => Err(self.panicked("reading the request, rendering its prompt or tokenizing it")),
         }
@@ -124,6 +132,16 @@ impl Front {
         self.panics.inc();
         ApiError::internal(format!("the server panicked while {doing}; this request has failed, the others go on"))
     }
+}
+
+thread_local! {
+    /// The client that this thread of [`Front::on_text_worker`] works for: the other end lives as long as its request.
+    static CLIENT: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
+}
+
+/// Whether the client that this thread works for has left. False on threads that work for none.
+pub(crate) fn client_left() -> bool {
+    CLIENT.with_borrow(|client| client.as_ref().is_some_and(|client| client.strong_count() == 0))
 }
 
 impl ServerConfig {

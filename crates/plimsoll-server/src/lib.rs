@@ -66,6 +66,8 @@ pub use access::{ApiKeys, Origins};
 pub use config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
 pub use media::{MediaConfig, MediaFetch};
+/// The sandbox of grammars, whose child's side the program must offer.
+pub use plimsoll_grammar::sandbox;
 pub use rates::RateLimits;
 pub use record::RecordConfig;
 pub use registry::{Listed, LoadError, Loader, serve_models};

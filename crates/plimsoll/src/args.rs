@@ -295,6 +295,7 @@ impl HttpArgs {
             max_inputs: self.max_inputs,
             max_connections: self.max_connections,
             grammar_bytes: self.grammar_bytes,
+            grammar_sandbox: Some(plimsoll_memory::host::own_program()),
             response_store_bytes: self.response_store_bytes,
             media: self.media.config()?,
             ..ServerConfig::default()

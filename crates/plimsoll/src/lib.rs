@@ -25,10 +25,15 @@ mod soak;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use plimsoll_server::sandbox::SANDBOX_ARGUMENT;
+
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
     plimsoll_memory::malloc::keep_little();
     plimsoll_memory::signals::outlive_file_limits();
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == SANDBOX_ARGUMENT) {
+        return plimsoll_server::sandbox::serve();
+    }
     panics::tell_without_content();
     let read = variables().and_then(|variables| settings::read(std::env::args_os().collect(), &variables));
     let done = read.and_then(|(cli, page)| {

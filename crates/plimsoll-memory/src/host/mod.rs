@@ -41,6 +41,13 @@ pub(crate) use touched::touched_in;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// A path at which this very program can be started again, also after its file was replaced by another version.
+#[must_use]
+pub fn own_program() -> PathBuf {
+    let link = Path::new("/proc/self/exe");
+    if link.exists() { link.into() } else { std::env::current_exe().unwrap_or_else(|_| link.into()) }
+}
+
 /// What can go wrong while the limits are read.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {

@@ -92,7 +92,7 @@ impl EngineValues {
         ]
     }
 
-    fn counters(&self, page: &LedgerReport) -> [Single<u64>; 6] {
+    fn counters(&self, page: &LedgerReport) -> [Single<u64>; 8] {
         let (grammars, allocations) = (&self.grammars, &page.device_allocations);
         let steps = self.engine.status().steps.load(Ordering::Relaxed);
         [
@@ -100,6 +100,12 @@ impl EngineValues {
             ("plimsoll_grammars_compiled", "Grammars compiled since start", grammars.compiled),
             ("plimsoll_grammar_hits", "Requests that found their grammar compiled", grammars.hits),
             ("plimsoll_grammars_evicted", "Grammars dropped to make room", grammars.evicted),
+            ("plimsoll_grammar_sandbox_starts", "Sandbox processes started since start", grammars.sandbox_starts),
+            (
+                "plimsoll_grammar_invalid_answers",
+                "Answers ended because they broke their schema",
+                grammars.invalid_answers,
+            ),
             ("plimsoll_device_allocations", "Device allocations before ready", allocations.before_ready),
             ("plimsoll_device_allocations_after_ready", "Device allocations after ready", allocations.after_ready),
         ]

@@ -1,0 +1,468 @@
+//! Checks of an answer beyond its grammar: no key twice, and the schema as an independent validator reads it.
+//!
+//! A grammar is made from a schema by one piece of code and an answer is validated by another, so an error in one of them shows
+//! as a refusal and not as an answer that is wrong. Where a grammar allows more than its schema does (`uniqueItems`), the checks
+//! take away the tokens that would break it, as soon as nothing that follows could mend it.
+//!
+//! What must not be in here: how a mask is computed, and the process that validates ([`crate::sandbox`]).
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::sandbox::Breach;
+use crate::shape::{Event, Shape};
+
+/// Documents that are validated before one mask. Tokens beyond them are taken away: what is left says the same with shorter tokens.
+const CANDIDATES_MAX: usize = 48;
+
+/// A schema that documents of an answer must satisfy.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Rule {
+    /// The schema, as JSON text. None where only keys are checked.
+    pub schema: Option<String>,
+    /// The grammar allows nothing that the schema does not.
+    pub exact: bool,
+}
+
+/// Where the documents of an answer stand.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layout {
+    /// The whole answer behind this text is one document.
+    pub whole: Option<(Vec<u8>, usize)>,
+    /// A document begins behind each of these texts.
+    pub heads: Vec<(Vec<u8>, usize)>,
+    /// What an answer begins with that is calls and no document, where it may be either.
+    pub openings: Vec<Vec<u8>>,
+    pub rules: Vec<Rule>,
+}
+
+/// Validates documents against a schema: for each of them, how it breaks it. An error says why that cannot be done.
+pub(crate) type Validate<'a> = dyn Fn(&str, &[String]) -> Result<Vec<Vec<Breach>>, String> + 'a;
+
+/// What has been written of one answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    text: Vec<u8>,
+    document: Option<Document>,
+    /// A document has begun: the answer as a whole is none any more.
+    begun: bool,
+    /// Documents that have ended and were not validated before.
+    due: Vec<(usize, String)>,
+    /// Documents that were found valid for the token that would end them.
+    valid: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Document {
+    rule: usize,
+    /// Where it begins in the text.
+    start: usize,
+    shape: Shape,
+    /// Where the key that is being written begins.
+    key: usize,
+    /// The keys of every open container, decoded.
+    keys: Vec<BTreeSet<Vec<u8>>>,
+}
+
+/// What a token would bring.
+#[derive(Default)]
+struct Outcome {
+    /// A key that its object has already.
+    repeats: bool,
+    /// The document would end here, with so many bytes of the token.
+    ends: Option<usize>,
+    /// A value in it would end here, the last one in the token.
+    value: Option<(usize, Shape)>,
+}
+
+impl Reading {
+    pub fn new(layout: &Layout) -> Self {
+        let mut reading = Self { text: Vec::new(), document: None, begun: false, due: Vec::new(), valid: Vec::new() };
+        reading.begin(layout);
+        reading
+    }
+
+    /// Takes the bytes of a token.
+    pub fn take(&mut self, layout: &Layout, bytes: &[u8]) {
+        for byte in bytes {
+            self.text.push(*byte);
+            if self.document.is_some() {
+                self.grow(self.text.len());
+            } else {
+                self.begin(layout);
+            }
+        }
+    }
+
+    /// The document takes the byte before `until`.
+    fn grow(&mut self, until: usize) {
+        let Some(document) = &mut self.document else { return };
+        if document.take(&self.text[..until]) {
+            let text = String::from_utf8_lossy(&self.text[document.start..until]).into_owned();
+            if !self.valid.contains(&text) {
+                self.due.push((document.rule, text));
+            }
+            self.document = None;
+        }
+    }
+
+    /// Begins a document if it begins here, or is found to have begun.
+    fn begin(&mut self, layout: &Layout) {
+        let head =
+            layout.heads.iter().find(|(head, _)| self.text.ends_with(head)).map(|(_, rule)| (self.text.len(), *rule));
+        let calls = || layout.openings.iter().any(|opening| opening.starts_with(&self.text));
+        let whole =
+            layout.whole.as_ref().filter(|(prefix, _)| !self.begun && self.text.starts_with(prefix) && !calls());
+        let Some((start, rule)) = head.or(whole.map(|(prefix, rule)| (prefix.len(), *rule))) else { return };
+        self.begun = true;
+        self.document = Some(Document { rule, start, shape: Shape::default(), key: 0, keys: Vec::new() });
+        (start + 1..=self.text.len()).for_each(|until| self.grow(until));
+    }
+
+    /// Validates what has ended since the last time, and what ends with the answer (`at_end`).
+    pub fn settle(&mut self, layout: &Layout, at_end: bool, validate: &Validate<'_>) -> Result<(), String> {
+        let rest = self.document.as_ref().filter(|_| at_end).map(|document| (document.rule, self.rest(document)));
+        for (rule, document) in std::mem::take(&mut self.due).into_iter().chain(rest) {
+            let Some(schema) = &layout.rules[rule].schema else { continue };
+            if let Some(breach) = validate(schema, &[document])?.pop().and_then(|breaches| breaches.into_iter().next())
+            {
+                return Err(broken(&breach));
+            }
+        }
+        Ok(())
+    }
+
+    fn rest(&self, document: &Document) -> String {
+        String::from_utf8_lossy(&self.text[document.start..]).into_owned()
+    }
+
+    /// Takes from a mask the tokens that would break a check. `tokens` are those that may end anything in JSON, `allowed` says
+    /// which of them the mask has, `end` whether it has an end. Returns the tokens to take away, and whether the ends go.
+    pub fn refine(
+        &mut self,
+        layout: &Layout,
+        tokens: &mut dyn Iterator<Item = (u32, &[u8])>,
+        end: bool,
+        validate: &Validate<'_>,
+    ) -> Result<(Vec<u32>, bool), String> {
+        self.settle(layout, false, validate)?;
+        self.valid.clear();
+        let Some(document) = &self.document else { return Ok((Vec::new(), false)) };
+        let rule = &layout.rules[document.rule];
+        let schema = rule.schema.as_deref();
+        let mut away = Vec::new();
+        // Texts to validate, with the tokens that lead there.
+        let (mut whole, mut parts) = (Candidates::default(), Candidates::default());
+        for (id, bytes) in tokens {
+            let outcome = document.outcome(&self.text, bytes);
+            if outcome.repeats {
+                away.push(id);
+                continue;
+            }
+            if schema.is_none() || rule.exact {
+                continue;
+            }
+            let text = |until: usize| [&self.text[document.start..], &bytes[..until]].concat();
+            let fits = match (outcome.ends, outcome.value) {
+                (Some(until), _) => whole.add(id, text(until)),
+                (None, Some((until, shape))) => {
+                    let closed: Vec<u8> = text(until).into_iter().chain(shape.closers()).collect();
+                    parts.add_open(id, closed, shape.depth())
+                }
+                (None, None) => true,
+            };
+            if !fits {
+                away.push(id);
+            }
+        }
+        let mut no_end = false;
+        if let Some(schema) = schema {
+            if end {
+                let breaches = validate(schema, &[self.rest(document)])?;
+                no_end = breaches.first().is_some_and(|breaches| !breaches.is_empty());
+            }
+            self.valid = whole.judge(schema, validate, &mut away, |breaches, _, _| breaches.is_empty())?;
+            parts.judge(schema, validate, &mut away, |breaches, text, depth| {
+                let open = open_values(text, depth);
+                !breaches.iter().any(|breach| beyond_repair(breach, &open))
+            })?;
+        }
+        Ok((away, no_end))
+    }
+}
+
+impl Document {
+    /// Takes the last byte of the text. True when the document has ended with it.
+    fn take(&mut self, text: &[u8]) -> bool {
+        let Some(byte) = text.last() else { return false };
+        let before = self.shape.depth();
+        match self.shape.step(*byte) {
+            Event::KeyBegins => self.key = text.len(),
+            Event::KeyEnds => {
+                let key = decoded(&text[self.key..text.len() - 1]);
+                if let Some(keys) = self.keys.last_mut() {
+                    keys.insert(key);
+                }
+            }
+            _ => {}
+        }
+        match self.shape.depth() {
+            now if now > before => self.keys.push(BTreeSet::new()),
+            now if now < before => drop(self.keys.pop()),
+            _ => {}
+        }
+        self.shape.ended()
+    }
+
+    /// What a token would bring, whose text stands behind `text`.
+    fn outcome(&self, text: &[u8], token: &[u8]) -> Outcome {
+        let mut shape = self.shape.clone();
+        let mut outcome = Outcome::default();
+        // Containers that were open before the token, the rest is new and has no keys yet.
+        let mut old = shape.depth();
+        let mut key = (self.key, 0);
+        for (at, byte) in token.iter().enumerate() {
+            match shape.step(*byte) {
+                Event::KeyBegins => key = (text.len(), at + 1),
+                Event::KeyEnds if shape.depth() <= old => {
+                    let written = [text.get(key.0..).unwrap_or_default(), &token[key.1..at]].concat();
+                    let keys = shape.depth().checked_sub(1).and_then(|depth| self.keys.get(depth));
+                    outcome.repeats |= keys.is_some_and(|keys| keys.contains(&decoded(&written)));
+                }
+                Event::ValueEnds => outcome.value = Some((at, shape.clone())),
+                Event::Closes => outcome.value = Some((at + 1, shape.clone())),
+                Event::Ends => {
+                    outcome.ends = Some(at + 1);
+                    return outcome;
+                }
+                Event::Inside | Event::KeyEnds => {}
+            }
+            old = old.min(shape.depth());
+        }
+        outcome
+    }
+}
+
+/// A key without its escapes. One that is none is left as it is.
+fn decoded(raw: &[u8]) -> Vec<u8> {
+    if !raw.contains(&b'\\') {
+        return raw.to_vec();
+    }
+    let quoted = [b"\"", raw, b"\""].concat();
+    serde_json::from_slice::<String>(&quoted).map_or_else(|_| raw.to_vec(), String::into_bytes)
+}
+
+/// Texts that tokens would lead to.
+#[derive(Default)]
+struct Candidates {
+    texts: Vec<String>,
+    depths: Vec<usize>,
+    /// Tokens, with the text that each leads to.
+    tokens: Vec<(u32, usize)>,
+}
+
+impl Candidates {
+    fn add(&mut self, token: u32, text: Vec<u8>) -> bool {
+        self.add_open(token, text, 0)
+    }
+
+    /// False where there are too many.
+    fn add_open(&mut self, token: u32, text: Vec<u8>, depth: usize) -> bool {
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let at = self.texts.iter().position(|known| *known == text);
+        let at = at.or_else(|| {
+            let room = self.texts.len() < CANDIDATES_MAX;
+            room.then(|| {
+                self.texts.push(text);
+                self.depths.push(depth);
+                self.texts.len() - 1
+            })
+        });
+        at.map(|at| self.tokens.push((token, at))).is_some()
+    }
+
+    /// Takes away the tokens whose texts do not pass. Returns the texts that do.
+    fn judge(
+        self,
+        schema: &str,
+        validate: &Validate<'_>,
+        away: &mut Vec<u32>,
+        passes: impl Fn(&[Breach], &str, usize) -> bool,
+    ) -> Result<Vec<String>, String> {
+        if self.texts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let breaches = validate(schema, &self.texts)?;
+        let judged = self.texts.iter().zip(&self.depths).enumerate();
+        let good: Vec<bool> = judged
+            .map(|(at, (text, depth))| breaches.get(at).is_some_and(|breaches| passes(breaches, text, *depth)))
+            .collect();
+        away.extend(self.tokens.iter().filter(|(_, at)| !good[*at]).map(|(token, _)| token));
+        Ok(self.texts.into_iter().zip(good).filter(|(_, good)| *good).map(|(text, _)| text).collect())
+    }
+}
+
+/// JSON pointers of the containers that are still open in a document whose `depth` innermost ones were closed for a look.
+fn open_values(text: &str, depth: usize) -> Vec<String> {
+    let Ok(document) = serde_json::from_str::<Value>(text) else { return Vec::new() };
+    let (mut value, mut pointer, mut open) = (&document, String::new(), Vec::new());
+    for _ in 0..depth {
+        open.push(pointer.clone());
+        let next = match value {
+            Value::Array(items) => items.last().map(|item| (item, (items.len() - 1).to_string())),
+            Value::Object(members) => {
+                members.iter().next_back().map(|(key, value)| (value, key.replace('~', "~0").replace('/', "~1")))
+            }
+            _ => None,
+        };
+        let Some((inner, name)) = next else { break };
+        value = inner;
+        pointer = format!("{pointer}/{name}");
+    }
+    open
+}
+
+/// Keywords that only look at what is there: more of it does not mend what they refuse.
+const FINAL: [&str; 6] =
+    ["uniqueItems", "maxItems", "maxProperties", "propertyNames", "additionalProperties", "additionalItems"];
+
+/// Keywords whose parts must all hold, each for itself.
+const TOGETHER: [&str; 10] = [
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "items",
+    "prefixItems",
+    "allOf",
+    "$ref",
+    "$defs",
+    "definitions",
+    "additionalItems",
+];
+
+/// Whether nothing that follows can mend a breach, where `open` values may still grow.
+fn beyond_repair(breach: &Breach, open: &[String]) -> bool {
+    let parts: Vec<&str> = breach.schema.split('/').skip(1).collect();
+    let above = parts.split_last().map_or(&[][..], |(_, above)| above);
+    let grows = open.contains(&breach.instance);
+    all_together(above) && (!grows || FINAL.contains(&breach.keyword.as_str()))
+}
+
+/// Whether all keywords of a path are among [`TOGETHER`]. Some are followed by a name or a number.
+fn all_together(path: &[&str]) -> bool {
+    let mut parts = path.iter();
+    while let Some(keyword) = parts.next() {
+        if !TOGETHER.contains(keyword) {
+            return false;
+        }
+        if matches!(*keyword, "properties" | "patternProperties" | "prefixItems" | "allOf" | "$defs" | "definitions") {
+            parts.next();
+        }
+    }
+    true
+}
+
+/// A breach, in words for the client.
+pub(crate) fn broken(breach: &Breach) -> String {
+    let at = if breach.instance.is_empty() { "the whole answer" } else { &breach.instance };
+    format!(
+        "the answer breaks its schema at {at}: {} ({}); a simpler schema, or a larger model, may help",
+        breach.keyword, breach.schema
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::{Breach, Layout, Reading, Rule, beyond_repair, open_values};
+
+    fn layout(exact: bool) -> Layout {
+        let rules = vec![Rule { schema: Some("{}".into()), exact }];
+        Layout { whole: Some((Vec::new(), 0)), rules, ..Layout::default() }
+    }
+
+    fn breach(keyword: &str, instance: &str, schema: &str) -> Breach {
+        Breach { keyword: keyword.into(), instance: instance.into(), schema: schema.into() }
+    }
+
+    /// The tokens that are taken away behind `text`, where documents that `bad` names break a rule of the whole.
+    fn away(text: &str, tokens: &[&str], bad: &[&str]) -> (Vec<u32>, Vec<String>) {
+        let layout = layout(false);
+        let mut reading = Reading::new(&layout);
+        reading.take(&layout, text.as_bytes());
+        let asked = RefCell::new(Vec::new());
+        let validate = |_: &str, documents: &[String]| {
+            asked.borrow_mut().extend(documents.to_vec());
+            let judge = |text: &String| bad.contains(&text.as_str()).then(|| breach("uniqueItems", "", "/uniqueItems"));
+            Ok(documents.iter().map(|text| judge(text).into_iter().collect()).collect())
+        };
+        let mut tokens = (0..).zip(tokens.iter().map(|token| token.as_bytes()));
+        let (mut away, no_end) = reading.refine(&layout, &mut tokens, false, &validate).unwrap();
+        assert!(!no_end);
+        away.sort_unstable();
+        (away, asked.into_inner())
+    }
+
+    #[test]
+    fn a_key_is_not_written_twice() {
+        let tokens = ["\"", "b\"", "\": 1, \"x", "\\u0061\""];
+        assert_eq!(away(r#"{"a": 1, "b": 2, "a"#, &tokens, &[]).0, [0, 2]);
+        // The object inside has keys of its own, and the one outside gets its own back.
+        assert_eq!(away(r#"{"a": {"b": 1, "#, &["\"a\"", "\"b\"", "\"\\u0062\""], &[]).0, [1, 2]);
+        assert_eq!(away(r#"{"a": {"b": 1"#, &["}, \"b\"", "}, \"a\""], &[]).0, [1]);
+        // A value is no key.
+        assert_eq!(away(r#"{"a": 1, "b": "a"#, &["\""], &[]).0, Vec::<u32>::new());
+    }
+
+    #[test]
+    fn a_token_that_would_end_an_invalid_document_is_taken_away() {
+        let (gone, asked) = away(r#"{"a": 1"#, &["}", "0}", ","], &[r#"{"a": 1}"#]);
+        assert_eq!(asked, [r#"{"a": 1}"#, r#"{"a": 10}"#, r#"{"a": 1}"#]);
+        // What may still grow is judged by what cannot be mended: an array whose items repeat.
+        assert_eq!(gone, [0, 2]);
+        assert_eq!(away("[1, 1", &[",", "2,", "]"], &["[1, 1]"]).0, [0, 2]);
+    }
+
+    #[test]
+    fn breaches_that_more_text_may_mend_are_not_held_against_a_prefix() {
+        let open = open_values(r#"{"a":[{"b":1},{"c":[2]}]}"#, 4);
+        assert_eq!(open, ["", "/a", "/a/1", "/a/1/c"]);
+        assert!(!beyond_repair(&breach("required", "", "/required"), &open));
+        assert!(!beyond_repair(&breach("minItems", "/a", "/properties/a/minItems"), &open));
+        assert!(beyond_repair(&breach("uniqueItems", "/a", "/properties/a/uniqueItems"), &open));
+        // The first item is closed: whatever it breaks stays broken.
+        assert!(beyond_repair(&breach("required", "/a/0", "/properties/a/items/$ref/required"), &open));
+        // Whether this part must hold at all is open.
+        assert!(!beyond_repair(&breach("required", "/a/0", "/then/properties/a/items/required"), &open));
+    }
+
+    #[test]
+    fn documents_are_found_behind_their_heads() {
+        let rules =
+            vec![Rule { schema: Some("0".into()), exact: true }, Rule { schema: Some("1".into()), exact: true }];
+        let heads = vec![(b"<f>".to_vec(), 0), (b"{\"name\":\"g\",\"arguments\":".to_vec(), 1)];
+        let openings = heads.iter().map(|(head, _)| head.clone()).collect();
+        let mut layout = Layout { whole: None, heads, openings, rules };
+        let told = |layout: &Layout, text: &str| {
+            let mut reading = Reading::new(layout);
+            text.bytes().for_each(|byte| reading.take(layout, &[byte]));
+            let all = RefCell::new(Vec::new());
+            let validate = |schema: &str, documents: &[String]| {
+                all.borrow_mut().push((schema.to_owned(), documents.concat()));
+                Ok(vec![Vec::new(); documents.len()])
+            };
+            reading.settle(layout, true, &validate).unwrap();
+            all.into_inner()
+        };
+        let pair = |schema: &str, text: &str| (schema.to_owned(), text.to_owned());
+        let text = r#"<f>{"a":{}}</f><f>[1]</f>{"name":"g","arguments":{}}"#;
+        assert_eq!(told(&layout, text), [pair("0", r#"{"a":{}}"#), pair("0", "[1]"), pair("1", "{}")]);
+        // The answer is a call or a document of its own.
+        layout.whole = Some((Vec::new(), 0));
+        assert_eq!(told(&layout, r#"{"name":"g","arguments":{}}"#), [pair("1", "{}")]);
+        assert_eq!(told(&layout, r#"{"name":"g"}"#), [pair("0", r#"{"name":"g"}"#)]);
+        assert_eq!(told(&layout, "12"), [pair("0", "12")]);
+    }
+}
