@@ -17,7 +17,7 @@ while [[ ${1:-} == --* ]]; do
     esac
 done
 budgets=("$@")
-[[ $# -gt 0 ]] || budgets=(200MiB 430MiB 449MiB 451MiB 455MiB 465MiB 480MiB 560MiB 700MiB 900MiB 1200MiB 2000MiB)
+[[ $# -gt 0 ]] || budgets=(200MiB 470MiB 485MiB 487MiB 491MiB 501MiB 516MiB 560MiB 700MiB 900MiB 1200MiB 2000MiB)
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -2,7 +2,7 @@
 # The hard check of the load line: a server inside a memory cgroup whose limit is its plan + 3 %, without swap, soaked.
 #
 #   tools/soak_cgroup.sh [--budget B] [--seconds N] [--clients N] [--mix M] [--prompt-tokens N] [--output-tokens N]
-#                        [--balloon] [--json FILE] [--] [serve flags…]
+#                        [--schemas FILE] [--balloon] [--json FILE] [--] [serve flags…]
 #
 # PLIMSOLL names the binary (target/release/plimsoll). With --balloon the cage is larger by what a neighbour takes and
 # gives back. The exit code is that of `plimsoll soak`; 1 as well if the kernel killed anybody.
@@ -13,14 +13,14 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 plimsoll=${PLIMSOLL:-$here/../target/release/plimsoll}
 
-budget=480MiB seconds=600 clients=64 mix=all balloon= json= sizes=()
+budget=520MiB seconds=600 clients=64 mix=all balloon= json= sizes=()
 while [[ $# -gt 0 ]]; do
     case $1 in
         --budget) budget=$2; shift 2 ;;
         --seconds) seconds=$2; shift 2 ;;
         --clients) clients=$2; shift 2 ;;
         --mix) mix=$2; shift 2 ;;
-        --prompt-tokens | --output-tokens) sizes+=("$1" "$2"); shift 2 ;;
+        --prompt-tokens | --output-tokens | --schemas) sizes+=("$1" "$2"); shift 2 ;;
         --json) json=$2; shift 2 ;;
         --balloon) balloon=1; shift ;;
         --) shift; break ;;

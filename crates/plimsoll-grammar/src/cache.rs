@@ -18,8 +18,8 @@ use crate::budget::{Budget, Share, Usage};
 use crate::depth;
 use crate::guide::Job;
 use crate::jobs::Desk;
-use crate::sandbox::{Answer, Breach, Fault, Request, Sandbox, Vocabulary};
-use crate::source::{SOURCE_BYTES_MAX, Source};
+use crate::sandbox::{Answer, Breach, COMPILING, Fault, Request, Sandbox, VALIDATING, Vocabulary};
+use crate::source::{Made, SOURCE_BYTES_MAX, Source};
 
 /// Why there is no grammar.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -134,11 +134,11 @@ struct Entry {
 impl Grammars {
     /// A cache for one vocabulary. Nothing is built before the first grammar is asked for.
     pub fn new(settings: Settings) -> Arc<Self> {
-        let sandbox = || Some(Sandbox::new(settings.sandbox.clone()?, vocabulary(&settings)));
+        let sandbox = |bounds| Some(Sandbox::new(settings.sandbox.clone()?, vocabulary(&settings), bounds));
         Arc::new(Self {
             budget: Budget::new(settings.bytes),
-            compiling: sandbox(),
-            validating: sandbox(),
+            compiling: sandbox(COMPILING),
+            validating: sandbox(VALIDATING),
             settings,
             base: OnceLock::new(),
             making: Mutex::new(()),
@@ -247,8 +247,7 @@ impl Grammars {
         source_bytes: u64,
         patience: &Patience<'_>,
     ) -> Result<Compiled, GrammarError> {
-        let (lark, depth) = source.grammar(prefix).map_err(GrammarError::Invalid)?;
-        let layout = source.layout(prefix).map_err(GrammarError::Invalid)?;
+        let Made { lark, depth, layout } = source.grammar(prefix).map_err(GrammarError::Invalid)?;
         for schema in layout.iter().flat_map(|layout| &layout.rules).filter_map(|rule| rule.schema.as_ref()) {
             // Whether answers can be validated is known before there is one.
             self.validate(schema, &[]).map_err(GrammarError::Invalid)?;

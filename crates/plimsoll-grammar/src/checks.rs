@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use crate::depth::Depth;
 use crate::sandbox::Breach;
 use crate::shape::{Event, Shape};
 
@@ -35,6 +36,13 @@ pub(crate) struct Layout {
     /// What an answer begins with that is calls and no document, where it may be either.
     pub openings: Vec<Vec<u8>>,
     pub rules: Vec<Rule>,
+}
+
+impl Layout {
+    /// How deep the schemas of its documents go.
+    pub fn depth(&self) -> Depth {
+        self.rules.iter().filter_map(|rule| rule.schema.as_deref()).map(Depth::of_json).max().unwrap_or_default()
+    }
 }
 
 /// Validates documents against a schema: for each of them, how it breaks it. An error says why that cannot be done.

@@ -19,11 +19,14 @@ const BYTES_PER_LEVEL: u64 = 5 << 10;
 /// So many levels are followed on the stack that every thread has.
 const SHALLOW: usize = 200;
 
+/// Rules that one level of a schema becomes, within each other.
+const RULES_PER_LEVEL: usize = 4;
+
 /// What a reference that leads nowhere here may lead to: JSON is no deeper.
 const UNKNOWN: usize = 128;
 
 /// How deep a grammar is when it is compiled, counted generously.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Depth(usize);
 
 impl Depth {
@@ -32,6 +35,20 @@ impl Depth {
         let (rules, schemas) = taken_apart(text);
         let deepest = schemas.iter().map(levels).max().unwrap_or(0);
         Self(rules.min(LEVELS_MAX) + deepest.min(LEVELS_MAX))
+    }
+
+    /// Of a schema, as JSON text: containers in it, each of which becomes a few rules within each other.
+    pub(crate) fn of_json(text: &str) -> Self {
+        let (mut open, mut most) = (0_usize, 0);
+        for byte in text.bytes() {
+            match byte {
+                b'{' | b'[' => open += 1,
+                b'}' | b']' => open = open.saturating_sub(1),
+                _ => {}
+            }
+            most = most.max(open);
+        }
+        Self((most * RULES_PER_LEVEL).min(LEVELS_MAX))
     }
 
     /// What the stack may take.

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use serde_json::{Map, Value, json};
+use plimsoll_schema::Options;
+use serde_json::value::RawValue;
+use serde_json::{Deserializer, Value, json};
 
 use crate::checks::{Layout, Rule};
 use crate::depth::{self, Depth};
@@ -18,8 +20,8 @@ const TRIED_ALONE_MAX: usize = 64;
 pub enum Source {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema allows.
-    JsonSchema(Value),
+    /// JSON that a schema allows, which is given as JSON text: numbers in it are exact.
+    JsonSchema(String),
     /// Text that a regular expression matches as a whole.
     Regex(String),
     /// One of several texts.
@@ -102,8 +104,7 @@ impl Source {
     /// Bytes of the texts that it is given as: its key has no fewer.
     pub(crate) fn text_bytes(&self) -> usize {
         match self {
-            Self::JsonSchema(schema) => texts(schema),
-            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
             Self::Choice(all) => all.iter().map(String::len).sum(),
             Self::JsonObject => 0,
             Self::Calls(calls) | Self::TextWithCalls(calls) => calls.text_bytes(),
@@ -116,62 +117,176 @@ impl Source {
         format!("{prefix}\u{0}{self:?}")
     }
 
-    /// As llguidance takes it (a Lark grammar), with fixed text before what is no call; and how deep it is.
-    pub(crate) fn grammar(&self, prefix: &str) -> Result<(String, Depth), String> {
-        let lark = match self {
+    /// As llguidance takes it, with fixed text before what is no call.
+    pub(crate) fn grammar(&self, prefix: &str) -> Result<Made, String> {
+        let mut making = Making::default();
+        let start = match self {
             Self::Lark(text) if prefix.is_empty() => {
                 depth::lark(text)?;
-                text.clone()
+                making.lark(text)?
             }
-            Self::Calls(calls) => format!("start: calls\n{}", calls.lark()?),
-            Self::TextWithCalls(calls) => calls.within_text()?,
+            Self::Calls(calls) => format!("start: calls\n{}", making.calls(calls)?),
+            Self::TextWithCalls(calls) => making.calls_in_text(calls)?,
             Self::CallsOr(calls, other) => {
-                format!("start: calls | other\nother: {}{}", literal(prefix), other.lark()? + &calls.lark()?)
+                let other = making.whole(other, prefix)?;
+                format!("start: calls | other\nother: {}{}{}", literal(prefix), other, making.calls(calls)?)
             }
-            other => format!("start: {}{}", literal(prefix), other.lark()?),
+            other => format!("start: {}{}", literal(prefix), making.whole(other, prefix)?),
         };
-        if lark.len() > 2 * SOURCE_BYTES_MAX {
+        let Making { rules, layout } = making;
+        // Rules made of schemas lie within each other as the schemas do, and those are counted.
+        let depth = Depth::of(&start).max(layout.depth());
+        let lark = start + &rules;
+        if lark.len() > LARK_BYTES_MAX {
             return Err(format!(
-                "the grammar has {} bytes, more than the limit of {}",
-                lark.len(),
-                2 * SOURCE_BYTES_MAX
+                "the grammar has {} bytes when it is written out; {LARK_BYTES_MAX} are allowed",
+                lark.len()
             ));
         }
-        let depth = Depth::of(&lark);
-        Ok((lark, depth))
+        let layout = (!layout.rules.is_empty()).then_some(layout);
+        Ok(Made { lark, depth, layout })
     }
+}
 
-    /// Where the documents of an answer stand behind `prefix`, and what they must satisfy. None where nothing in it is JSON.
-    pub(crate) fn layout(&self, prefix: &str) -> Result<Option<Layout>, String> {
-        let whole = |schema: Option<&Value>| {
-            let rule = Rule { schema: schema.map(Value::to_string), exact: false };
-            Layout { whole: Some((prefix.as_bytes().to_vec(), 0)), rules: vec![rule], ..Layout::default() }
-        };
-        Ok(match self {
-            Self::JsonObject => Some(whole(None)),
-            Self::JsonSchema(schema) => Some(whole(Some(schema))),
-            Self::Regex(_) | Self::Choice(_) | Self::Lark(_) => None,
-            Self::Calls(calls) | Self::TextWithCalls(calls) => Some(calls.layout(Layout::default())?),
-            Self::CallsOr(calls, other) => Some(calls.layout(other.layout(prefix)?.unwrap_or_default())?),
-        })
-    }
+/// A source as a grammar.
+pub(crate) struct Made {
+    /// In llguidance's Lark dialect.
+    pub lark: String,
+    pub depth: Depth,
+    /// Where documents stand in its texts, and what they must satisfy. None where nothing in it is JSON.
+    pub layout: Option<Layout>,
+}
 
-    /// The end of a rule, and the rules it needs.
-    fn lark(&self) -> Result<String, String> {
-        Ok(match self {
-            Self::JsonObject => format!("body\nbody: %json {}\n", schema(&json!({"type": "object"}), true)?),
-            Self::JsonSchema(value) => format!("body\nbody: %json {}\n", schema(value, true)?),
-            Self::Regex(pattern) => format!("BODY\nBODY: /{}/\n", escape_slashes(pattern)),
-            Self::Choice(all) if all.is_empty() => return Err("there is nothing to choose from".into()),
-            Self::Choice(all) => {
+/// The longest grammar that is made of a source.
+const LARK_BYTES_MAX: usize = 2 << 20;
+
+/// Collects the rules of schemas, and where their documents stand.
+#[derive(Default)]
+struct Making {
+    rules: String,
+    layout: Layout,
+}
+
+impl Making {
+    /// The end of the rule of a whole answer, which stands behind `prefix`.
+    fn whole(&mut self, source: &Source, prefix: &str) -> Result<String, String> {
+        Ok(match source {
+            Source::JsonObject => {
+                self.schema(&any_object(), "body", false, false)?;
+                self.layout.whole = Some((prefix.as_bytes().to_vec(), self.layout.rules.len() - 1));
+                "body\n".into()
+            }
+            Source::JsonSchema(schema) => {
+                self.schema(schema, "body", false, true)?;
+                self.layout.whole = Some((prefix.as_bytes().to_vec(), self.layout.rules.len() - 1));
+                "body\n".into()
+            }
+            Source::Regex(pattern) => format!("BODY\nBODY: /{}/\n", escape_slashes(pattern)),
+            Source::Choice(all) if all.is_empty() => return Err("there is nothing to choose from".into()),
+            Source::Choice(all) => {
                 let texts: Vec<String> = all.iter().map(|text| quote(text)).collect();
                 format!("body\nbody: {}\n", texts.join(" | "))
             }
-            Self::Lark(_) | Self::Calls(_) | Self::TextWithCalls(_) | Self::CallsOr(..) => {
+            Source::Lark(_) | Source::Calls(_) | Source::TextWithCalls(_) | Source::CallsOr(..) => {
                 return Err("a grammar of one's own cannot be joined with this model's reply format".into());
             }
         })
     }
+
+    /// Adds the rules of a schema, the first of which is `name`, and what its documents must satisfy.
+    fn schema(&mut self, schema: &str, name: &str, lenient: bool, validated: bool) -> Result<(), String> {
+        let options = Options::default();
+        let compiled = depth::on_a_deep_stack(|| plimsoll_schema::compile(schema, name, lenient, &options));
+        let compiled = match compiled {
+            Some(Ok(compiled)) => compiled.map_err(|error| error.to_string())?,
+            Some(Err(_)) => return Err("the schema could not be compiled".into()),
+            None => return Err("the system has no thread to compile the schema".into()),
+        };
+        self.rules += &compiled.rules;
+        let exact = compiled.validated.is_empty();
+        self.layout.rules.push(Rule { schema: validated.then(|| schema.to_owned()), exact });
+        Ok(())
+    }
+
+    /// The rule `calls`, and the rules it needs.
+    fn calls(&mut self, calls: &Calls) -> Result<String, String> {
+        self.calls_written(calls, calls.style)
+    }
+
+    /// The same, written in a style that may differ from the one that the text has in the end.
+    fn calls_written(&mut self, calls: &Calls, style: CallStyle) -> Result<String, String> {
+        let more = if calls.several { format!("({}call)* ", literal(style.next)) } else { String::new() };
+        let mut lark = format!("calls: {}call {more}{}\n", literal(style.open), literal(style.close));
+        let names: Vec<String> = (0..calls.tools.len()).map(|i| format!("call_{i}")).collect();
+        // Writing to a string cannot fail.
+        let _ = writeln!(lark, "call: {}", names.join(" | "));
+        for (i, tool) in calls.tools.iter().enumerate() {
+            let head = format!("{}{}{}", style.before, tool.name, style.between);
+            let name = format!("arguments_{i}");
+            match &tool.parameters {
+                Value::Null => self.schema(&any_object(), &name, false, false)?,
+                parameters => self.schema(&object(parameters)?.to_string(), &name, !tool.strict, tool.strict)?,
+            }
+            let rule = self.layout.rules.len() - 1;
+            let written = format!("{}{}{}", calls.style.before, tool.name, calls.style.between);
+            self.layout.openings.push(format!("{}{written}", calls.style.open).into_bytes());
+            self.layout.heads.push((written.into_bytes(), rule));
+            let _ = writeln!(lark, "call_{i}: {} {name} {}", quote(&head), literal(style.after));
+        }
+        Ok(lark)
+    }
+
+    /// Free text with these calls in it. The head of a call is read lazily: it is over as soon as the marker is there, and with it the
+    /// text that might have gone on.
+    fn calls_in_text(&mut self, calls: &Calls) -> Result<String, String> {
+        let style = &calls.style;
+        if style.marker.is_empty() {
+            return Err("calls without a mark cannot be told from text".into());
+        }
+        let strip = |text: &'static str| text.strip_prefix(style.marker).unwrap_or(text);
+        let rest = match style.open {
+            "" => CallStyle { before: strip(style.before), next: "", ..*style },
+            open => CallStyle { open: strip(open), ..*style },
+        };
+        // Calls without anything around them all have a head each.
+        let several = calls.several && !style.open.is_empty();
+        let start = if calls.several { "(head calls)* free" } else { "head calls | free" };
+        let calls = Calls { several, ..calls.clone() };
+        Ok(format!(
+            "start: {start}\nfree: TEXT\nhead[lazy]: TEXT {}\nTEXT: /(\\n|.)*/\n{}",
+            quote(style.marker),
+            self.calls_written(&calls, rest)?
+        ))
+    }
+
+    /// A grammar of the client's, whose schemas (`%json {…}`) become rules.
+    fn lark(&mut self, text: &str) -> Result<String, String> {
+        let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+        while let Some((before, after)) = rest.split_once("%json") {
+            out.push_str(before);
+            let mut values = Deserializer::from_str(after).into_iter::<&RawValue>();
+            let Some(Ok(schema)) = values.next() else {
+                return Err("%json in the grammar is not followed by a schema".into());
+            };
+            let name = format!("json_in_lark_{}", self.layout.rules.len());
+            self.schema(schema.get(), &name, false, true)?;
+            if self.layout.rules.last().is_some_and(|rule| !rule.exact) {
+                return Err("%json in the grammar has a schema that only a finished answer can be validated for \
+                            (uniqueItems, for instance): use guided_json"
+                    .into());
+            }
+            out += &format!(" {name} ");
+            rest = &after[values.byte_offset()..];
+        }
+        // Where they stand in the text is not known here: they are exact.
+        self.layout = Layout::default();
+        Ok(out + rest + "\n")
+    }
+}
+
+/// The schema of any object.
+fn any_object() -> String {
+    json!({"type": "object"}).to_string()
 }
 
 /// Bytes of the texts in a value.
@@ -193,67 +308,6 @@ impl Calls {
     fn text_bytes(&self) -> usize {
         self.tools.iter().map(|tool| tool.name.len() + texts(&tool.parameters)).sum()
     }
-
-    /// Free text with these calls in it. The head of a call is read lazily: it is over as soon as the marker is there, and with it the
-    /// text that might have gone on.
-    fn within_text(&self) -> Result<String, String> {
-        let style = &self.style;
-        if style.marker.is_empty() {
-            return Err("calls without a mark cannot be told from text".into());
-        }
-        let strip = |text: &'static str| text.strip_prefix(style.marker).unwrap_or(text);
-        let rest = match style.open {
-            "" => CallStyle { before: strip(style.before), next: "", ..*style },
-            open => CallStyle { open: strip(open), ..*style },
-        };
-        // Calls without anything around them all have a head each.
-        let several = self.several && !style.open.is_empty();
-        let start = if self.several { "(head calls)* free" } else { "head calls | free" };
-        let calls = Self { several, style: rest, ..self.clone() };
-        Ok(format!(
-            "start: {start}\nfree: TEXT\nhead[lazy]: TEXT {}\nTEXT: /(\\n|.)*/\n{}",
-            quote(style.marker),
-            calls.lark()?
-        ))
-    }
-
-    /// `other` with the arguments of these calls.
-    fn layout(&self, mut other: Layout) -> Result<Layout, String> {
-        let style = &self.style;
-        for tool in &self.tools {
-            let schema = match &tool.parameters {
-                parameters if tool.strict && !parameters.is_null() => Some(object(parameters)?.to_string()),
-                _ => None,
-            };
-            let head = format!("{}{}{}", style.before, tool.name, style.between);
-            if other.whole.is_some() {
-                other.openings.push(format!("{}{head}", style.open).into_bytes());
-            }
-            other.heads.push((head.into_bytes(), other.rules.len()));
-            other.rules.push(Rule { schema, exact: false });
-        }
-        Ok(other)
-    }
-
-    /// The rule `calls`, and the rules it needs.
-    fn lark(&self) -> Result<String, String> {
-        let style = &self.style;
-        let more = if self.several { format!("({}call)* ", literal(style.next)) } else { String::new() };
-        let mut lark = format!("calls: {}call {more}{}\n", literal(style.open), literal(style.close));
-        let names: Vec<String> = (0..self.tools.len()).map(|i| format!("call_{i}")).collect();
-        // Writing to a string cannot fail.
-        let _ = writeln!(lark, "call: {}", names.join(" | "));
-        for (i, tool) in self.tools.iter().enumerate() {
-            let head = format!("{}{}{}", style.before, tool.name, style.between);
-            let parameters = match &tool.parameters {
-                Value::Null => schema(&json!({"type": "object"}), true)?,
-                parameters => schema(&object(parameters)?, tool.strict)?,
-            };
-            let _ = writeln!(lark, "call_{i}: {} arguments_{i} {}", quote(&head), literal(style.after));
-            let _ = writeln!(lark, "arguments_{i}: %json {parameters}");
-        }
-        Ok(lark)
-    }
 }
 
 /// Arguments are an object, also where their schema forgets to say so.
@@ -269,23 +323,6 @@ fn object(parameters: &Value) -> Result<Value, String> {
         _ => drop(fields.insert("type".into(), "object".into())),
     }
     Ok(schema)
-}
-
-/// A schema with our own way of spacing: a model that may go on with white space for ever sometimes does. Unless it is `strict`, what of
-/// it is not known says nothing.
-fn schema(value: &Value, strict: bool) -> Result<String, String> {
-    let mut schema = match value {
-        Value::Object(schema) => schema.clone(),
-        Value::Bool(true) => Map::new(),
-        _ => return Err("a JSON schema must be an object".into()),
-    };
-    depth::schema(value)?;
-    let spacing = json!({
-        "whitespace_flexible": false, "item_separator": ",[ \n]?", "key_separator": ": ?", "coerce_one_of": true,
-        "lenient": !strict
-    });
-    schema.insert("x-guidance".into(), spacing);
-    Ok(Value::Object(schema).to_string())
 }
 
 /// A text in Lark's notation.

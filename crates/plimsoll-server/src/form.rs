@@ -6,7 +6,6 @@ use std::sync::Arc;
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Settings, Source, Thinking};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::app::App;
@@ -14,7 +13,6 @@ use crate::config::Served;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, MAX_NODES, check_nodes};
 use crate::front::client_left;
-use crate::turn::conversation::value_bytes;
 
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 1024;
@@ -50,8 +48,7 @@ impl Form {
     /// Heap bytes of it, about.
     pub fn bytes(&self) -> u64 {
         match &self.source {
-            Source::JsonSchema(schema) => value_bytes(schema),
-            Source::Regex(text) | Source::Lark(text) => text.capacity() as u64,
+            Source::JsonSchema(text) | Source::Regex(text) | Source::Lark(text) => text.capacity() as u64,
             Source::Choice(texts) => texts.iter().map(|text| (size_of::<String>() + text.capacity()) as u64).sum(),
             // Made of the tools, which are counted with their conversation.
             Source::JsonObject | Source::Calls(_) | Source::TextWithCalls(_) | Source::CallsOr(..) => 0,
@@ -180,17 +177,19 @@ fn structured_outputs(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
     }
 }
 
-/// A schema, as JSON or as text that holds JSON.
-fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Value>> {
+/// A schema, as JSON or as text that holds JSON. It stays text, in which every number is exact.
+pub(crate) fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<String>> {
     let param = fields.param(name);
-    match fields.json(name)? {
-        Some(Value::String(text)) => {
-            check_nodes(&param, &text, MAX_NODES)?;
-            let parsed = serde_json::from_str(&text);
-            parsed.map(Some).map_err(|error| ApiError::invalid(&param, format!("{param} is not JSON: {error}")))
-        }
-        other => Ok(other),
-    }
+    let Some(raw) = fields.raw(name) else { return Ok(None) };
+    check_nodes(&param, raw.get(), MAX_NODES)?;
+    let text = match serde_json::from_str::<String>(raw.get()) {
+        Ok(text) => text,
+        Err(_) => return Ok(Some(raw.get().to_owned())),
+    };
+    check_nodes(&param, &text, MAX_NODES)?;
+    let parsed = serde_json::from_str::<&RawValue>(&text);
+    parsed.map_err(|error| ApiError::invalid(&param, format!("{param} is not JSON: {error}")))?;
+    Ok(Some(text))
 }
 
 fn choice(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Source>> {

@@ -15,8 +15,7 @@ use llguidance::toktrie::TokTrie;
 use plimsoll_memory::{heap, signals};
 use serde_json::Value;
 
-use super::protocol::{Answer, Breach, Job, Vocabulary, read_frame, write_frame};
-use super::{JOB_BYTES_MAX, STACK_BYTES};
+use super::protocol::{Answer, Bounds, Breach, Job, Vocabulary, read_frame, write_frame};
 use crate::automaton::Start;
 use crate::cache::{factory, reason};
 
@@ -25,9 +24,6 @@ const JOB_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Validators that are kept: an answer is validated several times against the same schema.
 const VALIDATORS_MAX: usize = 4;
-
-/// Heap bytes of validators that are kept from job to job.
-const KEPT_BYTES_MAX: u64 = JOB_BYTES_MAX / 4;
 
 /// Breaches that are told of one document.
 const BREACHES_MAX: usize = 16;
@@ -69,8 +65,8 @@ fn jobs() -> io::Result<()> {
 /// Does one job on a thread that ends with it, so that a stack that was used is given back.
 fn alone(mut bench: Bench, job: Job) -> io::Result<(Bench, Answer)> {
     bench.make_room();
-    heap::end_process_beyond(bench.floor + JOB_BYTES_MAX);
-    let (done, is_done) = channel();
+    bench.limit_heap();
+    let (stack_bytes, (done, is_done)) = (bench.bounds.stack_bytes, channel());
     let work = move || {
         let answer = catch_unwind(AssertUnwindSafe(|| bench.run(job))).unwrap_or_else(|_| {
             bench.forget();
@@ -79,7 +75,7 @@ fn alone(mut bench: Bench, job: Job) -> io::Result<(Bench, Answer)> {
         // The other end lives until the answer has come.
         let _ = done.send((bench, answer));
     };
-    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work)?;
+    let thread = std::thread::Builder::new().stack_size(stack_bytes).spawn(work)?;
     let answer = is_done.recv_timeout(JOB_TIME_MAX);
     heap::end_process_beyond(u64::MAX);
     match answer {
@@ -94,6 +90,7 @@ fn alone(mut bench: Bench, job: Job) -> io::Result<(Bench, Answer)> {
 
 /// What jobs leave for those after them.
 struct Bench {
+    bounds: Bounds,
     /// Heap bytes in use that are no job's: the vocabulary and what is made of it.
     floor: u64,
     vocabulary: Option<Vocabulary>,
@@ -104,12 +101,18 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self { floor: heap::in_use(), vocabulary: None, factory: None, validators: VecDeque::new() }
+        // Enough for the first frame, which brings the bounds.
+        let bounds = Bounds { heap_bytes: 4 << 20, stack_bytes: 1 << 20 };
+        Self { bounds, floor: heap::in_use(), vocabulary: None, factory: None, validators: VecDeque::new() }
     }
 
-    /// Drops the validators if they leave a job too little.
+    fn limit_heap(&self) {
+        heap::end_process_beyond(self.floor + self.bounds.heap_bytes);
+    }
+
+    /// Drops the validators if they leave a job less than three quarters.
     fn make_room(&mut self) {
-        if heap::in_use().saturating_sub(self.floor) > KEPT_BYTES_MAX {
+        if heap::in_use().saturating_sub(self.floor) > self.bounds.heap_bytes / 4 {
             self.validators.clear();
         }
     }
@@ -122,8 +125,8 @@ impl Bench {
 
     fn run(&mut self, job: Job) -> Answer {
         match job {
-            Job::Vocabulary(vocabulary) => {
-                self.vocabulary = Some(vocabulary);
+            Job::Setup(vocabulary, bounds) => {
+                (self.vocabulary, self.bounds) = (Some(vocabulary), bounds);
                 self.floor = heap::in_use();
                 Answer::Ready
             }
@@ -160,7 +163,7 @@ impl Bench {
         let made = factory(&vocabulary.words(), &[]).map_err(|error| reason(&error.to_string()))?;
         let made = Arc::clone(self.factory.insert(Arc::new(made)));
         self.floor = heap::in_use();
-        heap::end_process_beyond(self.floor + JOB_BYTES_MAX);
+        self.limit_heap();
         Ok(made)
     }
 

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use child::serve;
 pub use protocol::Breach;
-pub(crate) use protocol::{Answer, Request, Vocabulary};
+pub(crate) use protocol::{Answer, Bounds, Request, Vocabulary};
 
 use protocol::{EXIT_BYTES, read_frame, write_frame};
 use thiserror::Error;
@@ -31,17 +31,24 @@ use thiserror::Error;
 /// The argument that makes the program the child's side.
 pub const SANDBOX_ARGUMENT: &str = "grammar-sandbox";
 
-/// Heap bytes of one job, beyond what the process holds before it.
-const JOB_BYTES_MAX: u64 = 16 << 20;
+/// What compiling one grammar may take. A schema of 500 properties takes 6 MiB of heap.
+pub(crate) const COMPILING: Bounds = Bounds { heap_bytes: 12 << 20, stack_bytes: 8 << 20 };
 
-/// The stack of one job.
-const STACK_BYTES: usize = 8 << 20;
+/// What validating the documents of one step may take.
+pub(crate) const VALIDATING: Bounds = Bounds { heap_bytes: 6 << 20, stack_bytes: 4 << 20 };
 
-/// Memory of one sandbox process besides its job: the vocabulary, the program's own data, page tables.
-const PROCESS_BYTES_MAX: u64 = 4 << 20;
+/// Memory of one sandbox process besides its job: the vocabulary, the program's own data, page tables. Measured: 2 MiB.
+const PROCESS_BYTES_MAX: u64 = 3 << 20;
 
 /// Memory of the two sandbox processes of a model, one for compiling and one for validating.
-pub const SANDBOXES_BYTES_MAX: u64 = 2 * (PROCESS_BYTES_MAX + JOB_BYTES_MAX + STACK_BYTES as u64);
+pub const SANDBOXES_BYTES_MAX: u64 = COMPILING.process_bytes() + VALIDATING.process_bytes();
+
+impl Bounds {
+    /// Memory of a process whose jobs have these bounds.
+    const fn process_bytes(self) -> u64 {
+        PROCESS_BYTES_MAX + self.heap_bytes + self.stack_bytes as u64
+    }
+}
 
 /// How often a caller that waits looks whether its client has left.
 const LOOK: Duration = Duration::from_millis(20);
@@ -49,12 +56,12 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Why a job has no answer.
 #[derive(Debug, Error)]
 pub(crate) enum Fault {
-    #[error("it needs more than {} MiB of memory", JOB_BYTES_MAX >> 20)]
-    Bytes,
+    #[error("it needs more than {} MiB of memory", .0 >> 20)]
+    Bytes(u64),
     #[error("it takes longer than {0:?}")]
     Time(Duration),
-    #[error("it is nested too deeply: its stack of {} MiB ends", STACK_BYTES >> 20)]
-    Stack,
+    #[error("it is nested too deeply: its stack of {} MiB ends", .0 >> 20)]
+    Stack(usize),
     #[error("the client has left")]
     Gone,
     #[error("the sandbox process cannot be used: {0}")]
@@ -65,6 +72,7 @@ pub(crate) enum Fault {
 pub(crate) struct Sandbox {
     program: PathBuf,
     vocabulary: Vocabulary,
+    bounds: Bounds,
     running: Mutex<Option<Running>>,
     starts: AtomicU64,
 }
@@ -72,11 +80,12 @@ pub(crate) struct Sandbox {
 struct Running {
     child: Child,
     stream: UnixStream,
+    bounds: Bounds,
 }
 
 impl Sandbox {
-    pub fn new(program: PathBuf, vocabulary: Vocabulary) -> Self {
-        Self { program, vocabulary, running: Mutex::default(), starts: AtomicU64::new(0) }
+    pub fn new(program: PathBuf, vocabulary: Vocabulary, bounds: Bounds) -> Self {
+        Self { program, vocabulary, bounds, running: Mutex::default(), starts: AtomicU64::new(0) }
     }
 
     /// How often a process was started.
@@ -119,8 +128,8 @@ impl Sandbox {
         self.starts.fetch_add(1, Relaxed);
         // The command holds the other end until it is dropped.
         drop(command);
-        let mut running = Running { child, stream };
-        running.ask(&Request::Vocabulary(&self.vocabulary), START_TIME, &|| false)?;
+        let mut running = Running { child, stream, bounds: self.bounds };
+        running.ask(&Request::Setup(&self.vocabulary, self.bounds), START_TIME, &|| false)?;
         Ok(running)
     }
 }
@@ -166,9 +175,9 @@ impl Running {
             status => status,
         };
         match status {
-            Ok(Some(status)) if status.code() == Some(EXIT_BYTES) => Fault::Bytes,
+            Ok(Some(status)) if status.code() == Some(EXIT_BYTES) => Fault::Bytes(self.bounds.heap_bytes),
             // A stack that ends is a signal.
-            Ok(Some(status)) if status.code().is_none() => Fault::Stack,
+            Ok(Some(status)) if status.code().is_none() => Fault::Stack(self.bounds.stack_bytes),
             Ok(Some(status)) => Fault::Process(io::Error::other(format!("it ended with {status}"))),
             Ok(None) => Fault::Time(time),
             Err(error) => Fault::Process(error),

@@ -16,11 +16,20 @@ pub(crate) struct Vocabulary {
     pub special: Vec<String>,
 }
 
+/// What one job may take.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Bounds {
+    /// Heap bytes beyond what the process holds before it.
+    pub heap_bytes: u64,
+    /// Bytes of its stack.
+    pub stack_bytes: usize,
+}
+
 /// A job.
 #[derive(Debug, Serialize)]
 pub(crate) enum Request<'a> {
-    /// The first frame: what grammars are compiled for.
-    Vocabulary(&'a Vocabulary),
+    /// The first frame: what grammars are compiled for, and what each job may take.
+    Setup(&'a Vocabulary, Bounds),
     /// Compile a grammar in llguidance's Lark dialect, and throw it away.
     Compile(&'a str),
     /// Validate documents (JSON texts) against a schema (a JSON text).
@@ -30,7 +39,7 @@ pub(crate) enum Request<'a> {
 /// [`Request`] as the child reads it.
 #[derive(Debug, Deserialize)]
 pub(super) enum Job {
-    Vocabulary(Vocabulary),
+    Setup(Vocabulary, Bounds),
     Compile(String),
     Validate { schema: String, documents: Vec<String> },
 }

@@ -7,7 +7,7 @@ use super::{content, tools};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, cache_control};
-use crate::form::Form;
+use crate::form::{Form, schema};
 use crate::params::{Common, STOPS_MAX, model_name};
 use crate::turn::conversation::Conversation;
 use crate::turn::{Ask, Budget};
@@ -182,7 +182,7 @@ fn output_format(raw: Option<&RawValue>, param: &'static str) -> ApiResult<Optio
     let mut format = Fields::of(param.into(), raw)?;
     format.only("type", &["\"json_schema\""])?;
     let at = format.param("schema");
-    let schema = format.json("schema")?;
+    let schema = schema(&mut format, "schema")?;
     format.finish()?;
     let schema = schema.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
     Ok(Some(Form { param, source: Source::JsonSchema(schema) }))

@@ -12,6 +12,7 @@ use super::ask::{Question, Reading, ask, refusal};
 use super::attacks;
 use super::book::{Book, Kind};
 use super::keep::Keep;
+use super::schemas::{self, Case};
 use super::tally::{Outcome, Tally};
 use super::weather::Sky;
 use crate::bench::client::Target;
@@ -41,6 +42,8 @@ pub struct Setting {
     pub sky: Arc<Sky>,
     /// Answers to be asked for again.
     pub keep: Keep,
+    /// Schemas and requests from files.
+    pub schemas: Vec<Case>,
     /// What came of it all.
     pub tally: Tally,
 }
@@ -91,6 +94,8 @@ pub enum Manner {
     Curious,
     /// Sends as much JSON as any server takes, in the shape that costs most to read.
     Giant,
+    /// Sends a schema, odd or hostile, and validates the answer.
+    Schemas,
 }
 
 /// The answers of a marathon, where the context allows.
@@ -106,7 +111,7 @@ impl Manner {
             Self::Chat => Some(Kind::Chat),
             Self::Picture => Some(Kind::Picture),
             Self::Tools => Some(Kind::Tools),
-            Self::Form => Some(Kind::Form),
+            Self::Form | Self::Schemas => Some(Kind::Form),
             _ => None,
         }
     }
@@ -141,6 +146,7 @@ impl Manner {
             Self::TooLong => attacks::never(setting, json!({"max_tokens": 2_000_000_000})).await,
             Self::Curious => attacks::never(setting, json!({"logprobs": 1_000_000})).await,
             Self::Giant => attacks::giant(setting, random).await,
+            Self::Schemas => schemas::act(setting, random).await,
         };
         let outcome = done.unwrap_or_else(|error| match setting.sky.hindered(began) {
             // Nobody could get through: the fault is not the server's.

@@ -29,7 +29,7 @@ const POLITE: [(Manner, u64); 9] = [
 ];
 
 /// Clients that leave, dawdle or mean harm.
-const HOSTILE: [(Manner, u64); 11] = [
+const HOSTILE: [(Manner, u64); 12] = [
     (Manner::LeavesEarly, 6),
     (Manner::LeavesLate, 8),
     (Manner::Slow, 4),
@@ -41,6 +41,7 @@ const HOSTILE: [(Manner, u64); 11] = [
     (Manner::TooLong, 1),
     (Manner::Curious, 1),
     (Manner::Giant, 1),
+    (Manner::Schemas, 3),
 ];
 
 /// Everybody generates 800 tokens, but for those who watch over the answers.

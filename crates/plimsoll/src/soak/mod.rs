@@ -19,6 +19,7 @@ mod mix;
 mod picture;
 mod report;
 mod scenario;
+mod schemas;
 mod tally;
 mod verdict;
 mod watch;
@@ -79,6 +80,10 @@ pub struct Args {
     /// The server's process, to watch its memory, threads and descriptors [default: who listens at the URL].
     #[arg(long)]
     pub pid: Option<u32>,
+    /// Schemas and requests that the clients `schemas` send beside those that they make up: a JSON list of objects with `schema`, or with
+    /// `path` and `body`. May be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub schemas: Vec<PathBuf>,
     /// Bytes the process must not exceed [default: what /v1/memory says is planned].
     #[arg(long)]
     pub line: Option<u64>,
@@ -143,6 +148,7 @@ async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Sett
     let prompt_tokens = crowd.prompt_tokens.min(context / 2);
     let output_tokens = crowd.output_tokens.min(context / 8).max(1);
     let book = Book::record(target, &model, scale, prompt_tokens).await?;
+    let schemas: Vec<Vec<_>> = args.schemas.iter().map(|file| schemas::read(file)).collect::<Result<_>>()?;
     crowd.mix = crowd.mix.for_server(&book).context("this server knows none of the requests in the mix")?;
     Ok(Setting {
         target: target.clone(),
@@ -156,6 +162,7 @@ async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Sett
         at_once: AT_ONCE.max(Duration::from_millis(crowd.health_ms)),
         sky: Arc::new(Sky::new()),
         keep: Keep::default(),
+        schemas: schemas.concat(),
         tally: Tally::default(),
     })
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::limit::{Cage, say, text, tool};
-use crate::product::{Server, cache, default_model, plimsoll, run};
+use crate::product::{Server, cache, default_model, plimsoll, repository, run};
 
 /// Other tests share the cores: how quickly health answers is judged elsewhere.
 const HEALTH_MS: &str = "30000";
@@ -31,7 +31,23 @@ fn soak(args: &[&str]) -> Output {
 
 #[test]
 fn sixty_four_clients_in_a_cage_of_the_plan_and_three_percent() {
-    let output = soak(&["--budget", "480MiB", "--seconds", "20"]);
+    let output = soak(&["--budget", "520MiB", "--seconds", "20"]);
+    assert!(output.status.success(), "see above");
+    assert!(text(&output.stdout).contains("\nPASS\n"), "a verdict was printed");
+}
+
+#[test]
+fn hostile_and_odd_schemas_in_a_cage_of_the_plan_and_three_percent() {
+    let mut flags = vec!["--budget", "760MiB", "--seconds", "25", "--clients", "16", "--mix", "schemas"];
+    let shared =
+        ["faults/faults.json", "json-schema/suite-2020-12.json"].map(|name| repository().join("../shared").join(name));
+    for file in &shared {
+        match file.is_file() {
+            true => flags.extend(["--schemas", file.to_str().expect("paths here are UTF-8")]),
+            false => say(&format!("\n*** WITHOUT {}: ONLY MADE-UP SCHEMAS ARE SENT ***\n", file.display())),
+        }
+    }
+    let output = soak(&[&flags[..], &["--", "demo"]].concat());
     assert!(output.status.success(), "see above");
     assert!(text(&output.stdout).contains("\nPASS\n"), "a verdict was printed");
 }
@@ -130,7 +146,7 @@ impl Drop for Balloon {
 #[test]
 fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_down_again() {
     default_model();
-    let flags = ["--memory-budget", "470MiB"];
+    let flags = ["--memory-budget", "510MiB"];
     let planned = planned(&flags);
     let Some(cage) = Cage::open("balloon", planned + planned * 3 / 100 + (192 << 20)) else { return };
     let server =

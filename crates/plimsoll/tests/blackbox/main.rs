@@ -39,5 +39,6 @@ mod secrets;
 mod serving;
 mod several;
 mod shutdown;
+mod structured;
 mod surroundings;
 mod tiles;

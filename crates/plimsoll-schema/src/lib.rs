@@ -1,0 +1,126 @@
+//! JSON Schema to a grammar in llguidance's Lark dialect.
+//!
+//! A schema is brought into a form (alternatives of one JSON type each, with negations carried inwards), the form into a plan,
+//! the plan into rules. Everything is counted: steps, rules, bytes. What a grammar cannot hold is either left to the validation of
+//! the finished answer, and said, or refused by name.
+//!
+//! | class | keywords |
+//! | --- | --- |
+//! | exact | `type`, `enum`, `const`, `allOf`, `anyOf`, `oneOf`, `not`, `if`/`then`/`else`, `$ref`, `$anchor`, `$id`, `$defs`, `properties`, `patternProperties`, `additionalProperties`, `propertyNames`, `required`, `dependentRequired`, `dependentSchemas`, `minProperties`, `maxProperties`, `unevaluatedProperties`, `items`, `prefixItems`, `contains`, `minContains`, `maxContains`, `minItems`, `maxItems`, `unevaluatedItems`, `minLength`, `maxLength`, `pattern`, `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf` |
+//! | superset, then validated | `uniqueItems`; a second `contains`; `oneOf` of many schemas that overlap; counts of more than some hundred members; negations of `uniqueItems`, `multipleOf`, `unevaluatedProperties`, `unevaluatedItems` |
+//! | refused | references to other documents, `$dynamicRef` that depends on the way, look-around, back references and word boundaries in patterns, `multipleOf` above 10,000 over a wide range |
+//!
+//! `format` is an annotation: the formats that are known are followed, and validated no more than any other. Objects are written
+//! with the declared members first, in their order; strings in one spelling; numbers without exponents where something is asked of
+//! them. A subset of what is valid, never more.
+//!
+//! **Invariant:** this crate knows no tokens, no engine and no HTTP. It does not fetch anything.
+
+#![forbid(unsafe_code)]
+
+mod decimal;
+mod emit;
+mod expand;
+mod form;
+mod json;
+mod keywords;
+mod negate;
+mod pattern;
+mod plan;
+mod refs;
+
+use thiserror::Error;
+
+/// Limits and spacing.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Between two items, as a pattern.
+    pub item_separator: &'static str,
+    /// Between a key and its value, as a pattern.
+    pub key_separator: &'static str,
+    /// Bytes of the grammar.
+    pub bytes_max: usize,
+    /// Rules of the grammar, and different parts of the schema.
+    pub rules_max: usize,
+    /// Steps of expanding the schema. A million take less than a second.
+    pub work_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            item_separator: ",[ \\n]?",
+            key_separator: ": ?",
+            bytes_max: 1 << 20,
+            rules_max: 8_000,
+            work_max: 400_000,
+        }
+    }
+}
+
+/// A schema as a grammar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// Rules in Lark's notation. The first is `prefix`.
+    pub rules: String,
+    /// What the grammar does not hold: the finished answer must be validated for it. Empty where the grammar is exact.
+    pub validated: Vec<String>,
+}
+
+/// Why there is no grammar.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum SchemaError {
+    /// The text is no JSON.
+    #[error("the schema is no JSON: {0}")]
+    Json(String),
+    /// A keyword is used in a way that is not supported.
+    #[error("{keyword} is not supported here{}: {reason}", place(.at))]
+    Unsupported {
+        /// The keyword.
+        keyword: String,
+        /// JSON pointer of the part.
+        at: String,
+        /// Why.
+        reason: String,
+    },
+    /// A limit.
+    #[error("the schema is too complex{}: it has more than {limit} {what}; split or simplify this part", place(.at))]
+    TooLarge {
+        /// What there are too many of.
+        what: &'static str,
+        /// How many are allowed.
+        limit: u64,
+        /// JSON pointer of the part; empty for the whole.
+        at: String,
+    },
+    /// It is no schema.
+    #[error("the schema is invalid{}: {reason}", place(.at))]
+    Invalid {
+        /// JSON pointer of the part.
+        at: String,
+        /// Why.
+        reason: String,
+    },
+    /// No document is valid.
+    #[error("no document can satisfy the schema{}: it contradicts itself", place(.at))]
+    Unsatisfiable {
+        /// JSON pointer of the part; empty for the whole.
+        at: String,
+    },
+}
+
+fn place(at: &str) -> String {
+    if at.is_empty() { String::new() } else { format!(" at {}", at.chars().take(120).collect::<String>()) }
+}
+
+/// Makes a grammar of a schema (a JSON text). `lenient`: patterns that are not supported are left out.
+///
+/// # Errors
+///
+/// [`SchemaError`], which names the part of the schema and the limit.
+pub fn compile(schema: &str, prefix: &str, lenient: bool, options: &Options) -> Result<Compiled, SchemaError> {
+    let json = json::Json::parse(schema).map_err(|error| SchemaError::Json(error.to_string()))?;
+    let (mut expander, root) = expand::Expander::new(&json, lenient, options);
+    let rules = emit::Emitter::new(prefix, options).rules(&mut expander, &root)?;
+    Ok(Compiled { rules, validated: expander.validated })
+}
