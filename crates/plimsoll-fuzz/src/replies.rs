@@ -25,8 +25,8 @@ pub(crate) fn grammar(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(text) else { return };
     let source = match kind % 5 {
         0 => match serde_json::from_str(text) {
-            Ok(schema) => Source::JsonSchema(schema),
-            Err(_) => return,
+            Ok(serde_json::Value::Null) | Err(_) => return,
+            Ok(schema) => Source::JsonSchema(schema.to_string()),
         },
         1 => Source::Regex(text.into()),
         2 => Source::Lark(text.into()),

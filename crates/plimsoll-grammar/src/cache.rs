@@ -10,10 +10,11 @@ use llguidance::ParserFactory;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use plimsoll_engine::constraint::Unfit;
+use plimsoll_schema::{Compiled, Options};
 use plimsoll_text::Tokenizer;
 use thiserror::Error;
 
-use crate::automaton::{Compiled, STATES_MAX, Start};
+use crate::automaton::{self, STATES_MAX, Start};
 use crate::budget::{Budget, Share, Usage};
 use crate::depth;
 use crate::guide::Job;
@@ -127,7 +128,7 @@ struct Base {
 
 struct Entry {
     key: String,
-    compiled: Arc<Compiled>,
+    compiled: Arc<automaton::Compiled>,
     used: u64,
 }
 
@@ -198,7 +199,7 @@ impl Grammars {
         source: &Source,
         prefix: &str,
         patience: &Patience<'_>,
-    ) -> Result<Arc<Compiled>, GrammarError> {
+    ) -> Result<Arc<automaton::Compiled>, GrammarError> {
         let fits = |bytes: usize| match bytes {
             0..=SOURCE_BYTES_MAX => Ok(()),
             _ => {
@@ -246,8 +247,9 @@ impl Grammars {
         prefix: &str,
         source_bytes: u64,
         patience: &Patience<'_>,
-    ) -> Result<Compiled, GrammarError> {
-        let Made { lark, depth, layout } = source.grammar(prefix).map_err(GrammarError::Invalid)?;
+    ) -> Result<automaton::Compiled, GrammarError> {
+        let compile = |schema: &str, name: &str, lenient| self.compile_schema(schema, name, lenient, patience);
+        let Made { lark, depth, layout } = source.grammar(prefix, &compile)?;
         for schema in layout.iter().flat_map(|layout| &layout.rules).filter_map(|rule| rule.schema.as_ref()) {
             // Whether answers can be validated is known before there is one.
             self.validate(schema, &[]).map_err(GrammarError::Invalid)?;
@@ -280,12 +282,35 @@ impl Grammars {
 
     /// Compiles in the sandbox, where nothing else ends with it. Returns the heap bytes that it took, 0 without a sandbox.
     fn try_compiling(&self, lark: &str, patience: &Patience<'_>) -> Result<u64, GrammarError> {
-        let Some(sandbox) = &self.compiling else { return Ok(0) };
+        match self.compile_apart(&Request::Compile(&without_ids(lark)), patience)? {
+            None => Ok(0),
+            Some(Answer::Compiles { bytes }) => Ok(bytes),
+            Some(answer) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// Makes rules of a schema, in the sandbox.
+    fn compile_schema(
+        &self,
+        schema: &str,
+        name: &str,
+        lenient: bool,
+        patience: &Patience<'_>,
+    ) -> Result<Compiled, GrammarError> {
+        match self.compile_apart(&Request::Schema { schema, name, lenient }, patience)? {
+            None => rules_of(schema, name, lenient).map_err(GrammarError::Invalid),
+            Some(Answer::Rules { rules, validated }) => Ok(Compiled { rules, validated }),
+            Some(answer) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// Has a job of compiling done; none without a sandbox.
+    fn compile_apart(&self, job: &Request<'_>, patience: &Patience<'_>) -> Result<Option<Answer>, GrammarError> {
+        let Some(sandbox) = &self.compiling else { return Ok(None) };
         let time = patience.until.saturating_duration_since(Instant::now());
-        match sandbox.run(&Request::Compile(&without_ids(lark)), time, patience.gone) {
-            Ok(Answer::Compiles { bytes }) => Ok(bytes),
+        match sandbox.run(job, time, patience.gone) {
             Ok(Answer::Refused(why)) => Err(GrammarError::Invalid(why)),
-            Ok(answer) => Err(GrammarError::NoThread(format!("{answer:?} for a grammar"))),
+            Ok(answer) => Ok(Some(answer)),
             Err(Fault::Gone) => Err(GrammarError::Gone),
             Err(Fault::Process(error)) => Err(GrammarError::NoThread(error.to_string())),
             Err(Fault::Time(_)) => {
@@ -400,6 +425,21 @@ impl Base {
         let structural = (0..).zip(&words).filter(|(_, word)| ends(word)).map(|(id, _)| id).collect();
         let desk = |name: &str| Desk::open(name, Job::run).map_err(|error| GrammarError::NoThread(error.to_string()));
         Ok(Self { factory, jobs: [desk("grammar")?, desk("slow-grammar")?], structural, share })
+    }
+}
+
+fn unexpected(answer: &Answer) -> GrammarError {
+    GrammarError::NoThread(format!("the sandbox answers {answer:?}"))
+}
+
+/// Makes rules of a schema on this process's own account.
+pub(crate) fn rules_of(schema: &str, name: &str, lenient: bool) -> Result<Compiled, String> {
+    let options = Options::default();
+    let compiled = depth::on_a_deep_stack(|| plimsoll_schema::compile(schema, name, lenient, &options));
+    match compiled {
+        Some(Ok(compiled)) => compiled.map_err(|error| error.to_string()),
+        Some(Err(_)) => Err("the schema could not be compiled".into()),
+        None => Err("the system has no thread to compile the schema".into()),
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use plimsoll_schema::Options;
+use plimsoll_schema::Compiled;
 use serde_json::value::RawValue;
 use serde_json::{Deserializer, Value, json};
 
+use crate::cache::GrammarError;
 use crate::checks::{Layout, Rule};
 use crate::depth::{self, Depth};
 
@@ -117,12 +118,12 @@ impl Source {
         format!("{prefix}\u{0}{self:?}")
     }
 
-    /// As llguidance takes it, with fixed text before what is no call.
-    pub(crate) fn grammar(&self, prefix: &str) -> Result<Made, String> {
-        let mut making = Making::default();
+    /// As llguidance takes it, with fixed text before what is no call. `compile` makes rules of a schema.
+    pub(crate) fn grammar(&self, prefix: &str, compile: &CompileSchema<'_>) -> Result<Made, GrammarError> {
+        let mut making = Making { compile, rules: String::new(), layout: Layout::default() };
         let start = match self {
             Self::Lark(text) if prefix.is_empty() => {
-                depth::lark(text)?;
+                depth::lark(text).map_err(invalid)?;
                 making.lark(text)?
             }
             Self::Calls(calls) => format!("start: calls\n{}", making.calls(calls)?),
@@ -133,15 +134,15 @@ impl Source {
             }
             other => format!("start: {}{}", literal(prefix), making.whole(other, prefix)?),
         };
-        let Making { rules, layout } = making;
+        let Making { rules, layout, .. } = making;
         // Rules made of schemas lie within each other as the schemas do, and those are counted.
         let depth = Depth::of(&start).max(layout.depth());
         let lark = start + &rules;
         if lark.len() > LARK_BYTES_MAX {
-            return Err(format!(
-                "the grammar has {} bytes when it is written out; {LARK_BYTES_MAX} are allowed",
-                lark.len()
-            ));
+            let bytes = lark.len();
+            return Err(invalid(format!(
+                "the grammar has {bytes} bytes when it is written out; {LARK_BYTES_MAX} are allowed"
+            )));
         }
         let layout = (!layout.rules.is_empty()).then_some(layout);
         Ok(Made { lark, depth, layout })
@@ -160,16 +161,23 @@ pub(crate) struct Made {
 /// The longest grammar that is made of a source.
 const LARK_BYTES_MAX: usize = 2 << 20;
 
+/// Makes rules of a schema (JSON text), the first of which has this name; `lenient` leaves out what is not supported.
+pub(crate) type CompileSchema<'a> = dyn Fn(&str, &str, bool) -> Result<Compiled, GrammarError> + 'a;
+
 /// Collects the rules of schemas, and where their documents stand.
-#[derive(Default)]
-struct Making {
+struct Making<'a> {
+    compile: &'a CompileSchema<'a>,
     rules: String,
     layout: Layout,
 }
 
-impl Making {
+fn invalid(why: impl Into<String>) -> GrammarError {
+    GrammarError::Invalid(why.into())
+}
+
+impl Making<'_> {
     /// The end of the rule of a whole answer, which stands behind `prefix`.
-    fn whole(&mut self, source: &Source, prefix: &str) -> Result<String, String> {
+    fn whole(&mut self, source: &Source, prefix: &str) -> Result<String, GrammarError> {
         Ok(match source {
             Source::JsonObject => {
                 self.schema(&any_object(), "body", false, false)?;
@@ -182,26 +190,20 @@ impl Making {
                 "body\n".into()
             }
             Source::Regex(pattern) => format!("BODY\nBODY: /{}/\n", escape_slashes(pattern)),
-            Source::Choice(all) if all.is_empty() => return Err("there is nothing to choose from".into()),
+            Source::Choice(all) if all.is_empty() => return Err(invalid("there is nothing to choose from")),
             Source::Choice(all) => {
                 let texts: Vec<String> = all.iter().map(|text| quote(text)).collect();
                 format!("body\nbody: {}\n", texts.join(" | "))
             }
             Source::Lark(_) | Source::Calls(_) | Source::TextWithCalls(_) | Source::CallsOr(..) => {
-                return Err("a grammar of one's own cannot be joined with this model's reply format".into());
+                return Err(invalid("a grammar of one's own cannot be joined with this model's reply format"));
             }
         })
     }
 
     /// Adds the rules of a schema, the first of which is `name`, and what its documents must satisfy.
-    fn schema(&mut self, schema: &str, name: &str, lenient: bool, validated: bool) -> Result<(), String> {
-        let options = Options::default();
-        let compiled = depth::on_a_deep_stack(|| plimsoll_schema::compile(schema, name, lenient, &options));
-        let compiled = match compiled {
-            Some(Ok(compiled)) => compiled.map_err(|error| error.to_string())?,
-            Some(Err(_)) => return Err("the schema could not be compiled".into()),
-            None => return Err("the system has no thread to compile the schema".into()),
-        };
+    fn schema(&mut self, schema: &str, name: &str, lenient: bool, validated: bool) -> Result<(), GrammarError> {
+        let compiled = (self.compile)(schema, name, lenient)?;
         self.rules += &compiled.rules;
         let exact = compiled.validated.is_empty();
         self.layout.rules.push(Rule { schema: validated.then(|| schema.to_owned()), exact });
@@ -209,12 +211,12 @@ impl Making {
     }
 
     /// The rule `calls`, and the rules it needs.
-    fn calls(&mut self, calls: &Calls) -> Result<String, String> {
+    fn calls(&mut self, calls: &Calls) -> Result<String, GrammarError> {
         self.calls_written(calls, calls.style)
     }
 
     /// The same, written in a style that may differ from the one that the text has in the end.
-    fn calls_written(&mut self, calls: &Calls, style: CallStyle) -> Result<String, String> {
+    fn calls_written(&mut self, calls: &Calls, style: CallStyle) -> Result<String, GrammarError> {
         let more = if calls.several { format!("({}call)* ", literal(style.next)) } else { String::new() };
         let mut lark = format!("calls: {}call {more}{}\n", literal(style.open), literal(style.close));
         let names: Vec<String> = (0..calls.tools.len()).map(|i| format!("call_{i}")).collect();
@@ -225,7 +227,9 @@ impl Making {
             let name = format!("arguments_{i}");
             match &tool.parameters {
                 Value::Null => self.schema(&any_object(), &name, false, false)?,
-                parameters => self.schema(&object(parameters)?.to_string(), &name, !tool.strict, tool.strict)?,
+                parameters => {
+                    self.schema(&object(parameters).map_err(invalid)?.to_string(), &name, !tool.strict, tool.strict)?
+                }
             }
             let rule = self.layout.rules.len() - 1;
             let written = format!("{}{}{}", calls.style.before, tool.name, calls.style.between);
@@ -238,10 +242,10 @@ impl Making {
 
     /// Free text with these calls in it. The head of a call is read lazily: it is over as soon as the marker is there, and with it the
     /// text that might have gone on.
-    fn calls_in_text(&mut self, calls: &Calls) -> Result<String, String> {
+    fn calls_in_text(&mut self, calls: &Calls) -> Result<String, GrammarError> {
         let style = &calls.style;
         if style.marker.is_empty() {
-            return Err("calls without a mark cannot be told from text".into());
+            return Err(invalid("calls without a mark cannot be told from text"));
         }
         let strip = |text: &'static str| text.strip_prefix(style.marker).unwrap_or(text);
         let rest = match style.open {
@@ -260,20 +264,21 @@ impl Making {
     }
 
     /// A grammar of the client's, whose schemas (`%json {…}`) become rules.
-    fn lark(&mut self, text: &str) -> Result<String, String> {
+    fn lark(&mut self, text: &str) -> Result<String, GrammarError> {
         let (mut out, mut rest) = (String::with_capacity(text.len()), text);
         while let Some((before, after)) = rest.split_once("%json") {
             out.push_str(before);
             let mut values = Deserializer::from_str(after).into_iter::<&RawValue>();
             let Some(Ok(schema)) = values.next() else {
-                return Err("%json in the grammar is not followed by a schema".into());
+                return Err(invalid("%json in the grammar is not followed by a schema"));
             };
             let name = format!("json_in_lark_{}", self.layout.rules.len());
             self.schema(schema.get(), &name, false, true)?;
             if self.layout.rules.last().is_some_and(|rule| !rule.exact) {
-                return Err("%json in the grammar has a schema that only a finished answer can be validated for \
-                            (uniqueItems, for instance): use guided_json"
-                    .into());
+                return Err(invalid(
+                    "%json in the grammar has a schema that only a finished answer can be validated for \
+                     (uniqueItems, for instance): use guided_json",
+                ));
             }
             out += &format!(" {name} ");
             rest = &after[values.byte_offset()..];

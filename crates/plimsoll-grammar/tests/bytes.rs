@@ -53,7 +53,9 @@ fn schema(i: usize) -> Source {
         (format!("field_{i}_{j}"), json!({"type": ["string", "null"], "maxLength": 40, "description": "A field."}))
     };
     let properties: Map<String, Value> = (0..12).map(field).collect();
-    Source::JsonSchema(json!({"type": "object", "properties": properties, "required": [format!("field_{i}_0")]}))
+    Source::JsonSchema(
+        json!({"type": "object", "properties": properties, "required": [format!("field_{i}_0")]}).to_string(),
+    )
 }
 
 /// Walks a few hundred tokens, the first allowed of each mask.

@@ -13,6 +13,7 @@ use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::TokTrie;
 use plimsoll_memory::{heap, signals};
+use plimsoll_schema::{Compiled, Options};
 use serde_json::Value;
 
 use super::protocol::{Answer, Bounds, Breach, Job, Vocabulary, read_frame, write_frame};
@@ -131,6 +132,12 @@ impl Bench {
                 Answer::Ready
             }
             Job::Compile(lark) => self.compile(lark),
+            Job::Schema { schema, name, lenient } => {
+                match plimsoll_schema::compile(&schema, &name, lenient, &Options::default()) {
+                    Ok(Compiled { rules, validated }) => Answer::Rules { rules, validated },
+                    Err(error) => Answer::Refused(error.to_string()),
+                }
+            }
             Job::Validate { schema, documents } => match self.validator(schema) {
                 Ok(validator) => {
                     Answer::Validated(documents.iter().map(|document| breaches(validator, document)).collect())

@@ -32,6 +32,8 @@ pub(crate) enum Request<'a> {
     Setup(&'a Vocabulary, Bounds),
     /// Compile a grammar in llguidance's Lark dialect, and throw it away.
     Compile(&'a str),
+    /// Make rules of a schema (JSON text).
+    Schema { schema: &'a str, name: &'a str, lenient: bool },
     /// Validate documents (JSON texts) against a schema (a JSON text).
     Validate { schema: &'a str, documents: &'a [String] },
 }
@@ -41,6 +43,7 @@ pub(crate) enum Request<'a> {
 pub(super) enum Job {
     Setup(Vocabulary, Bounds),
     Compile(String),
+    Schema { schema: String, name: String, lenient: bool },
     Validate { schema: String, documents: Vec<String> },
 }
 
@@ -51,6 +54,11 @@ pub(crate) enum Answer {
     /// It compiles, and took so many heap bytes at its peak.
     Compiles {
         bytes: u64,
+    },
+    /// A schema's rules, and what is left to validation.
+    Rules {
+        rules: String,
+        validated: Vec<String>,
     },
     /// The breaches of each document, a few at most; none where it is valid.
     Validated(Vec<Vec<Breach>>),
