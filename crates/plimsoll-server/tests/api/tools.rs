@@ -194,6 +194,32 @@ fn tools_are_told_to_models_whose_template_knows_none() {
 }
 
 #[test]
+fn integers_of_any_size_reach_the_prompt_of_history_unchanged() {
+    const DUMPS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:\
+{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{{ c.function.arguments.n }}{% endfor %}{% endfor %}";
+    let beyond = "1".repeat(45);
+    for integer in
+        ["9007199254740993", "-9223372036854775808", "18446744073709551615", "12345678901234567890123", &beyond]
+    {
+        let arguments = format!("{{\"n\": {integer}}}");
+        let call = json!({"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}});
+        let body = json!({
+            "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]},
+                         {"role": "tool", "content": "sunny", "tool_call_id": "1"}],
+            "max_tokens": 8
+        });
+        for (template, expected) in
+            [(DUMPS, format!("{{\"n\": {integer}}}{integer}")), (PLAIN, format!("\"arguments\":{{\"n\":{integer}}}"))]
+        {
+            let server = says(template, "Fine.", 9, FinishReason::Stop);
+            server.post("/v1/chat/completions", &body).ok();
+            let prompt: String = server.last_request().prompt.iter().map(|id| *id as u8 as char).collect();
+            assert!(prompt.contains(&expected), "{expected} in {prompt}");
+        }
+    }
+}
+
+#[test]
 fn a_template_for_tools_renders_them_and_says_how_replies_are_read() {
     let template = |source| ChatTemplate::new(source, "", "").unwrap();
     let xml = "{{ tools | length }} tools, <tool_call>\n<function=name>\n<parameter=p>";
