@@ -3,6 +3,10 @@
 
 use std::ops::Range;
 
+use serde::de::IgnoredAny;
+
+use crate::formats::{HELD_BYTES_MAX, Written};
+
 /// A piece of a reply. Calls are numbered from 0 in the order they begin; their events never interleave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -42,12 +46,30 @@ pub(crate) struct Outlet {
     past: usize,
     /// Where in the reply each [`Event::Content`] stands, as [`Self::forget_spans`] left it.
     spans: Vec<Range<usize>>,
+    /// Content that as a whole may still be calls written as plain JSON.
+    written: Option<Written>,
+    /// A call goes out when it is complete.
+    whole_calls: bool,
+    /// The running call, where it goes out when it is complete.
+    pending: Option<Pending>,
+    /// A call has gone out without its end.
+    open: bool,
+}
+
+/// A call that has not gone out yet.
+#[derive(Debug)]
+struct Pending {
+    name: String,
+    id: Option<String>,
+    /// At most [`HELD_BYTES_MAX`].
+    arguments: String,
 }
 
 impl Outlet {
-    /// An outlet; with `trims`, white space that only sets calls apart is dropped.
-    pub fn new(trims: bool) -> Self {
-        Self { trims, ..Self::default() }
+    /// An outlet; with `trims`, white space that only sets calls apart is dropped. `written` reads content that as a whole is calls;
+    /// with `whole_calls`, a call goes out when it is complete.
+    pub fn new(trims: bool, written: Option<Written>, whole_calls: bool) -> Self {
+        Self { trims, written, whole_calls, ..Self::default() }
     }
 
     /// Hands over what has come.
@@ -78,7 +100,9 @@ impl Outlet {
 
     /// Nothing that was taken so far becomes content any more.
     pub fn skip(&mut self) {
-        self.past = self.taken;
+        if self.written.as_ref().is_none_or(Written::is_empty) {
+            self.past = self.taken;
+        }
     }
 
     pub fn reasoning(&mut self, text: &str) {
@@ -86,6 +110,9 @@ impl Outlet {
             return;
         }
         self.thought = true;
+        if self.written.as_ref().is_some_and(|written| !written.is_empty()) {
+            self.release();
+        }
         self.skip();
         match self.events.last_mut() {
             Some(Event::Reasoning(last)) => last.push_str(text),
@@ -99,6 +126,22 @@ impl Outlet {
     }
 
     pub fn content(&mut self, text: &str) {
+        let Some(written) = &mut self.written else { return self.solid(text) };
+        if let Some((at, _)) = text.char_indices().find(|(_, c)| !written.step(*c)) {
+            self.release();
+            self.solid(&text[at..]);
+        }
+    }
+
+    /// What is held of an answer that might have been calls is content.
+    fn release(&mut self) {
+        if let Some(written) = self.written.take() {
+            self.solid(&written.into_text());
+        }
+    }
+
+    /// Content that is certainly content.
+    fn solid(&mut self, text: &str) {
         if !self.trims {
             return self.write(text);
         }
@@ -144,9 +187,41 @@ impl Outlet {
     }
 
     pub fn begin(&mut self, name: String, id: Option<String>) {
+        self.release();
         self.space.clear();
         self.skip();
-        self.events.push(Event::CallBegin { name, id });
+        if self.whole_calls {
+            self.pending = Some(Pending { name, id, arguments: String::new() });
+        } else {
+            self.open = true;
+            self.events.push(Event::CallBegin { name, id });
+        }
+    }
+
+    /// The pending call goes out as far as it has come.
+    fn send_pending(&mut self) {
+        if let Some(Pending { name, id, arguments }) = self.pending.take() {
+            self.open = true;
+            self.events.push(Event::CallBegin { name, id });
+            self.arguments(&arguments);
+        }
+    }
+
+    /// Drops the running call, unless its arguments are complete, and says whether it did.
+    pub fn drop_call(&mut self) -> bool {
+        let whole = |pending: &Pending| {
+            let arguments = pending.arguments.trim_start();
+            arguments.starts_with('{') && serde_json::from_str::<IgnoredAny>(arguments).is_ok()
+        };
+        if self.pending.as_ref().is_some_and(whole) {
+            return false;
+        }
+        self.pending = None;
+        self.space.clear();
+        if std::mem::take(&mut self.open) {
+            self.events.push(Event::CallEnd);
+        }
+        true
     }
 
     pub fn arguments(&mut self, text: &str) {
@@ -154,6 +229,12 @@ impl Outlet {
             return;
         }
         self.skip();
+        if let Some(pending) = &mut self.pending {
+            if pending.arguments.len() + text.len() <= HELD_BYTES_MAX {
+                return pending.arguments.push_str(text);
+            }
+            self.send_pending();
+        }
         match self.events.last_mut() {
             Some(Event::Arguments(last)) => last.push_str(text),
             _ => self.events.push(Event::Arguments(text.to_owned())),
@@ -165,12 +246,24 @@ impl Outlet {
     }
 
     pub fn end(&mut self) {
+        self.send_pending();
+        self.open = false;
         self.after_call = true;
         self.events.push(Event::CallEnd);
     }
 
-    /// The reply has ended: white space that no call followed is content.
+    /// The reply has ended: an answer that is calls as a whole becomes them; white space that no call followed is content.
     pub fn finish(&mut self) {
+        if let Some(written) = self.written.take() {
+            for (name, arguments) in written.calls() {
+                self.begin(name.to_owned(), None);
+                self.arguments(arguments);
+                self.end();
+            }
+            if !self.after_call {
+                self.solid(&written.into_text());
+            }
+        }
         let space = std::mem::take(&mut self.space);
         if !self.after_call {
             self.write(&space);

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::event::{Event, Outlet};
-use crate::formats::{Format, Harmony, Plain};
+use crate::formats::{Format, Harmony, Plain, Written};
 use crate::reasoning::Splitter;
-use crate::{ReasoningFormat, ToolFormat, Tools};
+use crate::{HELD_BYTES_MAX, ReasoningFormat, ToolFormat, Tools};
 
 /// Where in its turn a reply starts: the prompt may have begun it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,21 @@ pub struct Spec {
     pub start: Start,
     /// How the model calls tools, and which there are; none if it has none.
     pub tools: Option<(ToolFormat, Arc<Tools>)>,
+    /// An answer that as a whole is `{"name": …, "arguments": {…}}` of one of the tools, or a list of them, bare or in a fence, is calls
+    /// whatever the format.
+    pub written_calls: bool,
+    /// A call is an event when it is complete, and not before, so that one that a stop string cuts is none. One whose arguments are
+    /// longer than [`HELD_BYTES_MAX`](crate::HELD_BYTES_MAX) goes out as it comes from there on.
+    pub whole_calls: bool,
+}
+
+impl Spec {
+    /// The most bytes that a parser of this reply holds back.
+    pub fn held_bytes_max(&self) -> usize {
+        let reads = self.reasoning.is_some() || self.tools.is_some();
+        let holders = [reads, self.written_calls, self.whole_calls];
+        holders.into_iter().filter(|holds| *holds).count() * HELD_BYTES_MAX
+    }
 }
 
 /// Takes one reply apart.
@@ -54,7 +69,9 @@ impl ReplyParser {
             (None, None) if harmony => (None, Some(Box::new(Harmony::new(false, spec.start)) as Box<dyn Format>)),
             (None, format) => (None, format),
         };
-        let outlet = Outlet::new(spec.tools.is_some());
+        let written = spec.tools.as_ref().filter(|_| spec.written_calls);
+        let written = written.map(|(_, tools)| Written::new(Arc::clone(tools)));
+        let outlet = Outlet::new(spec.tools.is_some(), written, spec.whole_calls);
         Self {
             splitter,
             format: format.unwrap_or_else(|| Box::new(Plain)),
@@ -116,6 +133,16 @@ impl ReplyParser {
             self.thoughts_end = self.outlet.taken();
         }
         self.outlet.drain(out);
+    }
+
+    /// A stop string has ended the reply. A call that it cut is dropped; returns whether there was one.
+    pub fn stop(&mut self, out: &mut Vec<Event>) -> bool {
+        let cut = self.format.in_call() && self.outlet.drop_call();
+        if cut {
+            self.format = Box::new(Plain);
+        }
+        self.finish(out);
+        cut
     }
 
     fn feed(&mut self) {

@@ -43,6 +43,11 @@ impl Tools {
         self.list.iter().any(|tool| tool.name == name)
     }
 
+    /// Whether there is a tool whose name begins with `seen` and then this character.
+    pub(crate) fn begins(&self, seen: &str, c: char) -> bool {
+        self.list.iter().any(|tool| tool.name.strip_prefix(seen).is_some_and(|left| left.starts_with(c)))
+    }
+
     /// What a parameter is declared to be.
     pub(crate) fn kind(&self, name: &str, parameter: &str) -> Kind {
         let tool = self.list.iter().find(|tool| tool.name == name);

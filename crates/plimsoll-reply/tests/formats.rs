@@ -17,7 +17,7 @@ fn tools() -> Arc<Tools> {
 
 fn spec(format: ToolFormat) -> Spec {
     let reasoning = (format == ToolFormat::Harmony).then_some(ReasoningFormat::Harmony);
-    Spec { reasoning, start: Start::Turn, tools: Some((format, tools())) }
+    Spec { reasoning, start: Start::Turn, tools: Some((format, tools())), ..Spec::default() }
 }
 
 /// A reply taken apart: reasoning, content, calls as (name, id, arguments).
@@ -308,7 +308,7 @@ fn arguments_go_out_while_they_come() {
 }
 
 fn thinks(start: Start, text: &str) -> (String, String) {
-    let spec = Spec { reasoning: Some(ReasoningFormat::Think), start, tools: None };
+    let spec = Spec { reasoning: Some(ReasoningFormat::Think), start, tools: None, ..Spec::default() };
     let parts = read(&spec, text);
     (parts.reasoning, parts.content)
 }
@@ -343,6 +343,7 @@ fn thinking_and_calls_go_together() {
         reasoning: Some(ReasoningFormat::Think),
         start: Start::Thoughts,
         tools: Some((ToolFormat::Hermes, tools())),
+        ..Spec::default()
     };
     let text = "Call <tool_call>?\n</think>\n\nOn it.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
     let parts = read(&spec, text);

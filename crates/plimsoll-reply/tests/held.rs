@@ -26,7 +26,7 @@ fn a_reader_holds_no_more_than_is_reserved_for_it() {
         (ToolFormat::Harmony, "<|channel|>", ""),
     ] {
         let reasoning = (format == ToolFormat::Harmony).then_some(ReasoningFormat::Harmony);
-        let spec = Spec { reasoning, start: Start::Turn, tools: Some((format, Arc::clone(&tools))) };
+        let spec = Spec { reasoning, start: Start::Turn, tools: Some((format, Arc::clone(&tools))), ..Spec::default() };
         let before = heap::in_use();
         let (mut parser, mut events, mut most) = (ReplyParser::new(&spec), Vec::new(), 0);
         let mut push = |text: &str| {

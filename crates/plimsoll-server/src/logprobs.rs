@@ -22,6 +22,10 @@ pub(crate) struct Spelling<'a> {
     pub as_ids: bool,
 }
 
+fn id_key(id: u32) -> String {
+    format!("token_id:{id}")
+}
+
 impl Spelling<'_> {
     /// What the token is spelled with.
     pub fn bytes(&self, id: u32) -> &[u8] {
@@ -31,7 +35,20 @@ impl Spelling<'_> {
 
     /// The token's text; bytes that are no whole characters become U+FFFD.
     pub fn text(&self, id: u32) -> String {
-        if self.as_ids { format!("token_id:{id}") } else { String::from_utf8_lossy(self.bytes(id)).into_owned() }
+        if self.as_ids { id_key(id) } else { String::from_utf8_lossy(self.bytes(id)).into_owned() }
+    }
+
+    /// The token's text as completions' `logprobs` spell it: bytes that are no whole characters as `bytes:\xf0\x9f`, as OpenAI does, so that
+    /// two such tokens differ.
+    fn key(&self, id: u32) -> String {
+        match std::str::from_utf8(self.bytes(id)) {
+            Ok(text) if !self.as_ids => text.to_owned(),
+            Err(_) if !self.as_ids => self.bytes(id).iter().fold("bytes:".to_owned(), |key, byte| match byte {
+                b' '..=b'~' => key + char::from(*byte).encode_utf8(&mut [0; 4]),
+                byte => key + &format!("\\x{byte:02x}"),
+            }),
+            _ => id_key(id),
+        }
     }
 }
 
@@ -44,7 +61,7 @@ pub(crate) struct CompletionLogprobs {
     pub text_offset: Vec<usize>,
 }
 
-/// An object from token text to log-probability, best first; a text that two tokens share keeps the better one.
+/// An object from token text to log-probability, best first. Of two tokens that share a text, the less likely is `token_id:123`.
 #[derive(Debug)]
 pub(crate) struct Alternatives(Vec<(String, f32)>);
 
@@ -84,16 +101,15 @@ impl CompletionLogprobs {
     }
 
     fn push(&mut self, spelling: Spelling<'_>, id: u32, report: &TokenLogprobs, offset: usize) {
-        self.tokens.push(spelling.text(id));
+        self.tokens.push(spelling.key(id));
         self.token_logprobs.push(report.own.map(finite));
         self.top_logprobs.push(report.own.map(|own| {
             let mut all: Vec<(String, f32)> = Vec::with_capacity(report.top.len() + 1);
             let own = (!report.top.iter().any(|(top, _)| *top == id)).then_some((id, own));
             for (id, logprob) in report.top.iter().copied().chain(own) {
-                let text = spelling.text(id);
-                if !all.iter().any(|(known, _)| *known == text) {
-                    all.push((text, finite(logprob)));
-                }
+                let text = spelling.key(id);
+                let taken = all.iter().any(|(known, _)| *known == text);
+                all.push((if taken { id_key(id) } else { text }, finite(logprob)));
             }
             Alternatives(all)
         }));
@@ -210,5 +226,22 @@ mod tests {
         assert_eq!(tokenizer.around(), (1, 0));
         assert_eq!((special[0], &special[1..]), (0, &plain[..]));
         assert_eq!(plain[0], 0);
+    }
+    #[test]
+    fn every_alternative_has_a_key_of_its_own() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plimsoll-text/tests/fixtures/llama2/tokenizer.json");
+        let tokenizer = &Tokenizer::from_file(&file).unwrap();
+        let id = |token: &str| tokenizer.token_to_id(token).unwrap();
+        let padded = tokenizer.vocab_size() as u32 + 1;
+        let ids = [id("<0xF0>"), id("<0x9F>"), id("<0x41>"), id("A"), padded, padded + 1];
+        let top = ids.iter().zip(1..).map(|(id, rank)| (*id, -(rank as f32))).collect();
+        let report = TokenLogprobs { own: Some(-1.0), top, ..TokenLogprobs::default() };
+        let mut logprobs = CompletionLogprobs::default();
+        logprobs.push(Spelling { tokenizer, as_ids: false }, ids[0], &report, 0);
+        let alternatives = logprobs.top_logprobs[0].as_ref().unwrap();
+        let keys: Vec<&str> = alternatives.0.iter().map(|(key, _)| key.as_str()).collect();
+        let [a, last] = [ids[3], padded + 1].map(|id| format!("token_id:{id}"));
+        assert_eq!(keys, [r"bytes:\xf0", r"bytes:\x9f", "A", &a, "", &last]);
+        assert_eq!(logprobs.tokens, [r"bytes:\xf0"]);
     }
 }

@@ -1,6 +1,7 @@
 //! `GET /metrics`: the engine's counters, the ledger, the process and the HTTP side as Prometheus reads them.
 
 mod engine;
+mod exposition;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::report::{ComponentRow, LedgerReport};
 use prometheus_client::collector::Collector;
@@ -20,6 +21,8 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
 use engine::EngineValues;
+pub(crate) use exposition::Exposition;
+use exposition::joined;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
@@ -128,13 +131,14 @@ impl Metrics {
 }
 
 /// The page of a server with one model.
-pub(crate) async fn handle(State(app): State<Arc<App>>) -> ApiResult<Response> {
+pub(crate) async fn handle(State(app): State<Arc<App>>, headers: HeaderMap) -> ApiResult<Response> {
     let whole = report(&app.served.engine, &app.bytes);
-    page(&app.front, whole, Vec::new(), &[&app])
+    page(Exposition::of(&headers), &app.front, whole, Vec::new(), &[&app])
 }
 
 /// The page: the server, the process as `whole` has it, what the models share, and every engine, by its model's label if it has one.
 pub(crate) fn page(
+    exposition: Exposition,
     front: &Front,
     whole: LedgerReport,
     shared: Vec<ComponentRow>,
@@ -153,8 +157,11 @@ pub(crate) fn page(
         registry.register_collector(Box::new(EngineValues { engine: engine.clone(), grammars: app.grammars.usage() }));
         texts.push(text_of(&registry)?);
     }
-    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    Ok(([(header::CONTENT_TYPE, kind)], joined(&texts)).into_response())
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(exposition.content_type())),
+        (header::VARY, HeaderValue::from_static("accept")),
+    ];
+    Ok((headers, joined(&texts, exposition)).into_response())
 }
 
 fn register_media(studio: &Studio, registry: &mut Registry) {
@@ -182,34 +189,6 @@ fn text_of(registry: &Registry) -> ApiResult<String> {
     let mut text = String::new();
     encode(&mut text, registry).map_err(|_| ApiError::internal("the metrics could not be encoded"))?;
     Ok(text)
-}
-
-/// Several pages as one: a family is described once, with the samples of all of them.
-fn joined(texts: &[String]) -> String {
-    let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
-    for text in texts {
-        let mut at = 0;
-        for line in text.lines().filter(|line| *line != "# EOF") {
-            // "# HELP name ...", "# TYPE name ...": samples follow their family's words.
-            let Some(words) = line.strip_prefix("# ") else {
-                families[at].2.push(line);
-                continue;
-            };
-            let name = words.split(' ').nth(1).unwrap_or_default();
-            let known = families.iter().position(|family| family.0 == name);
-            at = known.unwrap_or_else(|| {
-                families.push((name, Vec::new(), Vec::new()));
-                families.len() - 1
-            });
-            if families[at].2.is_empty() {
-                families[at].1.push(line);
-            }
-        }
-    }
-    let lines = families.iter().flat_map(|(_, words, samples)| words.iter().chain(samples));
-    let mut page: String = lines.flat_map(|line| [line, "\n"]).collect();
-    page.push_str("# EOF\n");
-    page
 }
 
 /// One number of a component's row.
@@ -317,22 +296,4 @@ impl ServerValues {
 
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::joined;
-
-    #[test]
-    fn a_family_is_described_once() {
-        let of = |model: &str| {
-            format!(
-                "# HELP a The first.\n# TYPE a counter\na_total{{model=\"{model}\"}} 1\n# HELP b_{model} Its own.\n# TYPE b_{model} gauge\nb_{model} 2\n# EOF\n"
-            )
-        };
-        let page = joined(&[of("x"), of("y")]);
-        let expected = "# HELP a The first.\n# TYPE a counter\na_total{model=\"x\"} 1\na_total{model=\"y\"} 1\n\
-                        # HELP b_x Its own.\n# TYPE b_x gauge\nb_x 2\n# HELP b_y Its own.\n# TYPE b_y gauge\nb_y 2\n# EOF\n";
-        assert_eq!(page, expected);
-    }
 }

@@ -6,9 +6,12 @@
 //! (`tokenizer_config.json` and others) are read in `neighbours`.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -71,11 +74,34 @@ struct AnyModel {
     vocab: AnyVocab,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
 enum AnyVocab {
     Ids(HashMap<String, u32>),
     Scores(Vec<(String, f64)>),
+}
+
+/// By hand: serde's `untagged` first buffers the vocabulary, and cannot buffer numbers that keep their digits.
+impl<'de> Deserialize<'de> for AnyVocab {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(VocabVisitor)
+    }
+}
+
+struct VocabVisitor;
+
+impl<'de> Visitor<'de> for VocabVisitor {
+    type Value = AnyVocab;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a vocabulary: an object of ids or a list of tokens and scores")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<AnyVocab, A::Error> {
+        Deserialize::deserialize(MapAccessDeserializer::new(map)).map(AnyVocab::Ids)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<AnyVocab, A::Error> {
+        Deserialize::deserialize(SeqAccessDeserializer::new(seq)).map(AnyVocab::Scores)
+    }
 }
 
 impl Tokenizer {

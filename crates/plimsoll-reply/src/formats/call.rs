@@ -78,6 +78,11 @@ impl JsonCall {
         Self { among: Some(Arc::clone(tools)), ..Self::marked(before) }
     }
 
+    /// Whether this is certainly a call: a marker says so, or it has begun.
+    pub fn is_call(&self) -> bool {
+        self.begun || self.among.is_none()
+    }
+
     /// What is content after [`Progress::Not`].
     pub fn into_text(self) -> String {
         self.text

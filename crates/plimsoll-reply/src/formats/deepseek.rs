@@ -203,6 +203,10 @@ impl Format for DeepSeek {
         }
     }
 
+    fn in_call(&self) -> bool {
+        !matches!(self.state, State::Text | State::Tail { broken: false, .. })
+    }
+
     fn finish(&mut self, out: &mut Outlet) {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text | State::Tail { broken: false, .. } => {

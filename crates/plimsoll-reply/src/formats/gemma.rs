@@ -117,6 +117,10 @@ impl Format for Gemma {
         }
     }
 
+    fn in_call(&self) -> bool {
+        !matches!(self.state, State::Text)
+    }
+
     fn finish(&mut self, out: &mut Outlet) {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => out.content(&self.watch.take_held()),

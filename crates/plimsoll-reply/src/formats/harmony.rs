@@ -122,6 +122,14 @@ impl Format for Harmony {
         }
     }
 
+    fn in_call(&self) -> bool {
+        match &self.state {
+            State::Header { text, .. } => self.calls && text.contains("to="),
+            State::Body { kind, .. } => *kind == Kind::Call,
+            State::Between(_) => false,
+        }
+    }
+
     fn finish(&mut self, out: &mut Outlet) {
         match std::mem::replace(&mut self.state, header()) {
             State::Header { text, mut watch } => out.content(&format!("{text}{}", watch.take_held())),

@@ -102,6 +102,10 @@ impl Format for Hermes {
         }
     }
 
+    fn in_call(&self) -> bool {
+        !matches!(self.state, State::Text)
+    }
+
     fn finish(&mut self, out: &mut Outlet) {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => {

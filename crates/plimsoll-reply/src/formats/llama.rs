@@ -92,6 +92,15 @@ impl Format for Llama {
         }
     }
 
+    fn in_call(&self) -> bool {
+        match &self.state {
+            State::Start | State::Text => false,
+            State::Gap(held) => held.starts_with(TAG),
+            State::Call(call) => call.is_call(),
+            State::Broken => true,
+        }
+    }
+
     fn finish(&mut self, out: &mut Outlet) {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Start => {}

@@ -8,6 +8,7 @@ mod hermes;
 mod llama;
 mod mistral;
 mod tagged;
+mod written;
 
 pub(crate) use deepseek::DeepSeek;
 pub(crate) use gemma::Gemma;
@@ -16,6 +17,7 @@ pub(crate) use hermes::Hermes;
 pub(crate) use llama::Llama;
 pub(crate) use mistral::Mistral;
 pub(crate) use tagged::{GLM, QWEN_XML, Tagged};
+pub(crate) use written::Written;
 
 use crate::event::Outlet;
 use crate::json::{Scanner, Step};
@@ -42,6 +44,8 @@ pub(crate) trait Format: Send + std::fmt::Debug {
     fn step(&mut self, c: char, out: &mut Outlet);
     /// The reply has ended: what was held back goes out.
     fn finish(&mut self, out: &mut Outlet);
+    /// Whether what has come last is the beginning of a call.
+    fn in_call(&self) -> bool;
 }
 
 /// Without tools: all is content.
@@ -54,6 +58,10 @@ impl Format for Plain {
     }
 
     fn finish(&mut self, _out: &mut Outlet) {}
+
+    fn in_call(&self) -> bool {
+        false
+    }
 }
 
 /// Whether a tool could be called that.

@@ -345,6 +345,10 @@ impl Format for Tagged {
         }
     }
 
+    fn in_call(&self) -> bool {
+        !matches!(self.state, State::Text)
+    }
+
     fn finish(&mut self, out: &mut Outlet) {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => out.content(&self.watch.take_held()),

@@ -13,7 +13,7 @@ use crate::generation::Usage;
 use crate::limits::Held;
 use crate::models;
 use crate::turn::Context;
-use crate::turn::reading::{Part, Reading};
+use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 /// What stands for a signature: thoughts are not signed here.
 pub(crate) const UNSIGNED: &str = "unsigned";
@@ -93,7 +93,8 @@ impl Answer {
 pub(crate) fn whole(answer: &Answer, collected: Collected, usage: Usage, held: Option<Held>) -> Response {
     let context = &answer.context;
     let mut reading = Reading::new(&context.rules);
-    let content = blocks(reading.read(collected.text, true, &context.app.ids));
+    let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
+    let content = blocks(reading.read(collected.text, end, &context.app.ids));
     let stop = collected.finish.map(|reason| answer.stop(&reading, reason, collected.stop_reason.as_deref()));
     let (stop_reason, stop_sequence) = stop.map_or((None, None), |(reason, matched)| (Some(reason), matched));
     models::json(&Message { content, stop_reason, stop_sequence, ..Message::begun(answer, usage) }, held)

@@ -11,7 +11,7 @@ use crate::error::ApiError;
 use crate::generation::{PromptDetails, Usage};
 use crate::limits::Held;
 use crate::sse::{Events, Shape};
-use crate::turn::reading::{Part, Reading};
+use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 /// The stream's state.
 pub(crate) struct Stream {
@@ -151,7 +151,8 @@ impl Shape for Stream {
     }
 
     fn delta(&mut self, _choice: usize, delta: Delta, _usage: Usage, out: &mut Events) {
-        let parts = self.reading.read(delta.text, delta.finish.is_some(), &self.answer.context.app.ids);
+        let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
+        let parts = self.reading.read(delta.text, end, &self.answer.context.app.ids);
         for part in &parts {
             self.part(part, out);
         }

@@ -9,7 +9,7 @@ use crate::limits::Held;
 use crate::logprobs::{ChatLogprobs, PromptReport};
 use crate::models::json;
 use crate::turn::Context;
-use crate::turn::reading::{Part, Reading};
+use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -88,7 +88,8 @@ pub(crate) fn whole(context: &Context, mut collected: Vec<Collected>, usage: Usa
 fn one<'a>(context: &Context, index: usize, collected: &'a mut Collected) -> Choice<'a> {
     let draft = &context.draft;
     let mut reading = Reading::new(&context.rules);
-    let parts = reading.read(std::mem::take(&mut collected.text), true, &context.app.ids);
+    let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
+    let parts = reading.read(std::mem::take(&mut collected.text), end, &context.app.ids);
     Choice {
         index,
         message: Message::new(Reply::of(parts)),

@@ -9,7 +9,7 @@ use crate::limits::Held;
 use crate::logprobs::ChatLogprobs;
 use crate::sse::{Events, Shape};
 use crate::turn::Context;
-use crate::turn::reading::{Part, Reading};
+use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 /// The stream's state.
 pub(crate) struct Stream {
@@ -129,7 +129,8 @@ impl Shape for Stream {
     }
 
     fn delta(&mut self, index: usize, delta: Delta, usage: Usage, out: &mut Events) {
-        let parts = self.choices[index].read(delta.text, delta.finish.is_some(), &self.context.app.ids);
+        let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
+        let parts = self.choices[index].read(delta.text, end, &self.context.app.ids);
         let draft = &self.context.draft;
         let return_ids = draft.common.return_token_ids;
         let mut reports_tokens = draft.reports_tokens() && !delta.tokens.is_empty();

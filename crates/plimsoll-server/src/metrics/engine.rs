@@ -9,6 +9,7 @@ use plimsoll_engine::report::LedgerReport;
 use plimsoll_grammar::Usage;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
@@ -33,6 +34,7 @@ impl Collector for EngineValues {
         encode_each(&mut encoder, &self.singles(&page), ConstGauge::new)?;
         encode_each(&mut encoder, &self.counters(&page), ConstCounter::new)?;
         encode_cache(&mut encoder, &self.engine)?;
+        encode_renamed(&mut encoder, &self.engine)?;
         encode_rows(&mut encoder, &page.components)
     }
 }
@@ -67,6 +69,19 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
     )
 }
 
+/// Gauges under the names of 0.1, for one more release: `_total` is a counter's suffix, so that these have no type.
+fn encode_renamed(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> Result<(), fmt::Error> {
+    let status = engine.status();
+    for (name, help, value) in [
+        ("plimsoll_kv_pages_total", "Deprecated: plimsoll_kv_pool_pages", &status.pages_total),
+        ("plimsoll_state_slots_total", "Deprecated: plimsoll_state_pool_slots", &status.slots_total),
+    ] {
+        let value = ConstGauge::new(signed(value.load(Ordering::Relaxed)));
+        value.encode(encoder.encode_descriptor(name, help, None, MetricType::Unknown)?)?;
+    }
+    Ok(())
+}
+
 impl EngineValues {
     fn singles(&self, page: &LedgerReport) -> [Single<i64>; 16] {
         let status = self.engine.status();
@@ -78,10 +93,10 @@ impl EngineValues {
             ("plimsoll_requests_in_system", "Requests accepted and not yet ended", signed(pools.requests.in_system)),
             ("plimsoll_kv_pages_used", "Pages in use, those of the prefix index included", read(&status.pages_used)),
             ("plimsoll_kv_pages_peak", "The most pages that were in use at once since start", read(&status.pages_peak)),
-            ("plimsoll_kv_pages_total", "Pages of the pool", read(&status.pages_total)),
+            ("plimsoll_kv_pool_pages", "Pages of the pool", read(&status.pages_total)),
             ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
             ("plimsoll_state_slots_used", "State slots held or kept as checkpoints", read(&status.slots_used)),
-            ("plimsoll_state_slots_total", "State slots of the pool", read(&status.slots_total)),
+            ("plimsoll_state_pool_slots", "State slots of the pool", read(&status.slots_total)),
             ("plimsoll_state_slots_kept", "State slots kept as checkpoints", read(&status.slots_kept)),
             ("plimsoll_engine_stalled", "1 while the engine makes no progress", i64::from(!self.engine.healthy())),
             ("plimsoll_host_reserved_bytes", "Host bytes reserved by requests", signed(pools.host_bytes.used)),

@@ -117,9 +117,17 @@ fn paths() -> Value {
         "/health": {"get": getting("Does the engine make progress?", "Health")},
         "/ready": {"get": getting("Would a request be taken?", "Health")},
         "/version": {"get": getting("The version of this build", "Version")},
-        "/metrics": {"get": plain("Prometheus metrics", "application/openmetrics-text")},
+        "/metrics": {"get": metrics()},
         "/openapi.json": {"get": getting("This document", "Document")}
     })
+}
+
+/// Metrics come in the format that `Accept` prefers.
+fn metrics() -> Value {
+    let mut operation = plain("Prometheus metrics", "text/plain");
+    let content = &mut operation["responses"]["200"]["content"];
+    content["application/openmetrics-text"] = content["text/plain"].clone();
+    operation
 }
 
 fn reference(schema: &str) -> Value {

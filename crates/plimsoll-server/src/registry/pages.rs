@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::response::Response;
 use plimsoll_engine::report::{LedgerReport, Pools};
 use plimsoll_engine::{CacheReport, EngineHandle};
@@ -15,7 +16,7 @@ use crate::cache::CLEAR_TIMEOUT;
 use crate::error::{ApiError, ApiResult};
 use crate::health::healthy_page;
 use crate::memory::with_http;
-use crate::metrics::page;
+use crate::metrics::{Exposition, page};
 use crate::models::{Model, json, listed};
 use crate::path::Name;
 use crate::status::Status;
@@ -156,12 +157,12 @@ pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
 }
 
 /// `GET /metrics`.
-pub(super) async fn metrics(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+pub(super) async fn metrics(State(registry): State<Arc<Registry>>, headers: HeaderMap) -> ApiResult<Response> {
     let apps = registry.loaded();
     let engines = engines(&apps);
     let (whole, shared) = (registry.loader.report(&engines), registry.loader.beside(&engines));
     let shared = shared.components.into_iter().filter(|row| row.planned_bytes > 0).collect();
-    page(&registry.front, whole, shared, &apps.iter().map(|app| &**app).collect::<Vec<_>>())
+    page(Exposition::of(&headers), &registry.front, whole, shared, &apps.iter().map(|app| &**app).collect::<Vec<_>>())
 }
 
 #[derive(Serialize)]

@@ -19,7 +19,7 @@ use crate::models::now_s;
 use crate::running::CANCELLED;
 use crate::sse::{Events, Shape};
 use crate::turn::Context;
-use crate::turn::reading::{self, Reading};
+use crate::turn::reading::{self, Reading, ReplyEnd};
 
 /// The state of a response.
 pub(crate) struct Responding {
@@ -135,7 +135,8 @@ impl Responding {
 
     /// Takes what one delta brings.
     pub fn take(&mut self, delta: Delta, out: &mut Events) {
-        let parts = self.reading.read(delta.text, delta.finish.is_some(), &self.context.app.ids);
+        let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
+        let parts = self.reading.read(delta.text, end, &self.context.app.ids);
         self.reading.count_thoughts(&delta.tokens);
         if self.logprobs {
             let reports = ChatLogprobs::new(self.context.spelling(), &delta.tokens).content;

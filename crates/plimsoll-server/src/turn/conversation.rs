@@ -214,6 +214,7 @@ pub(crate) fn value_bytes(value: &Value) -> u64 {
             Value::String(text) => text.capacity() as u64,
             Value::Array(list) => list.iter().map(value_bytes).sum(),
             Value::Object(map) => map.iter().map(|(key, value)| key.capacity() as u64 + value_bytes(value)).sum(),
+            Value::Number(number) => number.as_str().len() as u64,
             _ => 0,
         }
 }

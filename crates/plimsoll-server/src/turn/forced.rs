@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_grammar::{Call, CallStyle, Calls, Source, Thinking};
 use plimsoll_reply::{ReasoningFormat, Start, ToolFormat};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Budget;
 use super::reading::Rules;
@@ -98,13 +98,21 @@ fn calls(app: &App, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult
     let call = |tool: &Value| {
         let function = &tool["function"];
         let name = function["name"].as_str().filter(|name| named.is_none_or(|wanted| wanted == *name))?;
-        let parameters = if kept(function) { function["parameters"].clone() } else { Value::Null };
+        let parameters = if kept(function) { parameters(function) } else { Value::Null };
         Some(Call { name: name.to_owned(), parameters, strict: function["strict"] == true })
     };
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;
     let arguments_marker = app.served.tokenizer.token_to_id("[ARGS]").is_some();
     Ok(Calls { tools: list, several, style: style(format, arguments_marker) })
+}
+
+/// The schema of a function's arguments. One without `parameters` takes none, as OpenAI defines it.
+fn parameters(function: &Value) -> Value {
+    match &function["parameters"] {
+        Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+        parameters => parameters.clone(),
+    }
 }
 
 /// The format in which calls under a grammar are written: the model's own where its arguments are JSON, else Hermes's.
@@ -158,5 +166,18 @@ fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
             next: "\n",
             ..plain
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_without_parameters_takes_no_arguments() {
+        let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        assert_eq!(parameters(&json!({"name": "now"})), nothing);
+        assert_eq!(parameters(&json!({"name": "now", "parameters": null})), nothing);
+        assert_eq!(parameters(&json!({"name": "any", "parameters": {}})), json!({}));
     }
 }

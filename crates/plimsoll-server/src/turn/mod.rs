@@ -96,7 +96,8 @@ impl Ask {
         let Prompt { text, ids, media } = conversation.prompt(app, self.add_special)?;
         // A grammar is made of it; nobody needs it any more.
         let form = common.form.take();
-        let rules = Rules::new(app, &conversation, &text, form.is_some(), self.include_reasoning, self.call_prefix);
+        let (formed, stops) = (form.is_some(), !common.stop.is_empty());
+        let rules = Rules::new(app, &conversation, &text, formed, stops, self.include_reasoning, self.call_prefix);
         let grammar = forced::grammar_of(app, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
         let draft = Draft {
             prompts: vec![submit::Prompt { ids, echo: None, around: (0, 0) }],

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use plimsoll_engine::{FinishReason, TokenOut};
-use plimsoll_reply::{Event, HELD_BYTES_MAX, ReasoningFormat, ReplyParser, Spec, ToolFormat};
+use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat};
 
 use super::conversation::Conversation;
 use super::forced::forced_format;
@@ -28,12 +28,14 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// The rules for a conversation whose prompt was rendered as `prompt`; with `formed`, its text has a form.
+    /// The rules for a conversation whose prompt was rendered as `prompt`; with `formed`, its text has a form; with `stops`, a stop string
+    /// may end it.
     pub fn new(
         app: &App,
         conversation: &Conversation,
         prompt: &str,
         formed: bool,
+        stops: bool,
         include_reasoning: bool,
         call_prefix: &'static str,
     ) -> Self {
@@ -44,17 +46,20 @@ impl Rules {
         let reasoning = reasoning.filter(|format| !conversation.thinking_off() || thinks(format));
         let start = conversation.start(reasoning, prompt);
         let tools = conversation.tools.as_ref().zip(formats.tools);
-        let tools = tools.map(|(tools, format)| {
-            // Under a grammar, calls are written in a format that a grammar can hold.
-            let forced = formed || tools.choice != ToolChoice::Auto;
-            (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known))
-        });
+        // Under a grammar, calls are written in a format that a grammar can hold.
+        let forced = formed || conversation.tools.as_ref().is_some_and(|tools| tools.choice != ToolChoice::Auto);
+        let tools = tools
+            .map(|(tools, format)| (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known)));
+        // An answer that goes on with the prompt's is no whole answer.
+        let written_calls = tools.is_some() && !forced && start != Start::Answer;
+        let whole_calls = tools.is_some() && stops;
         let one_call = conversation.tools.as_ref().is_some_and(|tools| !tools.parallel);
         let only_calls = conversation.tools.as_ref().is_some_and(|tools| tools.choice != ToolChoice::Auto);
         // Mistral's templates accept ids of nine characters only.
         let short = matches!(tools, Some((ToolFormat::Mistral, _)));
         let call_prefix = (!short).then_some(call_prefix);
-        Self { spec: Spec { reasoning, start, tools }, include_reasoning, one_call, only_calls, call_prefix }
+        let spec = Spec { reasoning, start, tools, written_calls, whole_calls };
+        Self { spec, include_reasoning, one_call, only_calls, call_prefix }
     }
 
     /// Special tokens of the model whose text is needed for reading.
@@ -71,7 +76,7 @@ impl Rules {
 
     /// Bytes that reading one reply may hold back.
     pub fn reading_bytes(&self) -> u64 {
-        if self.reads() { HELD_BYTES_MAX as u64 } else { 0 }
+        self.spec.held_bytes_max() as u64
     }
 
     fn reads(&self) -> bool {
@@ -89,6 +94,8 @@ pub(crate) struct Reading {
     call_prefix: Option<&'static str>,
     /// Calls that have begun.
     calls: usize,
+    /// A stop string has cut a call.
+    cut: bool,
     over: bool,
     thought_tokens: u64,
     /// Where tokens begin of which it is not certain yet that they are no thoughts.
@@ -100,6 +107,28 @@ const UNDECIDED_MAX: usize = 64;
 
 /// Where the content of a reply stands that is nothing else.
 const WHOLE: Range<usize> = 0..usize::MAX;
+
+/// Whether a reply goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplyEnd {
+    /// More may come.
+    No,
+    /// It has ended.
+    Yes,
+    /// A stop string has ended it.
+    Stopped,
+}
+
+impl ReplyEnd {
+    /// From the reason for which a reply ended, if it has, and the stop string that did it.
+    pub fn of(finish: Option<FinishReason>, stop_string: Option<&str>) -> Self {
+        match (finish, stop_string) {
+            (None, _) => Self::No,
+            (Some(FinishReason::Stop), Some(_)) => Self::Stopped,
+            (Some(_), _) => Self::Yes,
+        }
+    }
+}
 
 /// A piece of a reply as clients see it.
 #[derive(Debug, PartialEq, Eq)]
@@ -119,6 +148,7 @@ impl Reading {
             only_calls: rules.only_calls,
             call_prefix: rules.call_prefix,
             calls: 0,
+            cut: false,
             over: false,
             thought_tokens: 0,
             undecided: VecDeque::new(),
@@ -126,14 +156,16 @@ impl Reading {
     }
 
     /// Takes more of the reply, and its end.
-    pub fn read(&mut self, text: String, ended: bool, ids: &Ids) -> Vec<Part> {
+    pub fn read(&mut self, text: String, end: ReplyEnd, ids: &Ids) -> Vec<Part> {
         let Some(parser) = &mut self.parser else {
             return if text.is_empty() { Vec::new() } else { vec![Part::Content(text)] };
         };
         let mut events = Vec::new();
         parser.push(&text, &mut events);
-        if ended {
-            parser.finish(&mut events);
+        match end {
+            ReplyEnd::No => {}
+            ReplyEnd::Yes => parser.finish(&mut events),
+            ReplyEnd::Stopped => self.cut = parser.stop(&mut events),
         }
         events.into_iter().filter_map(|event| self.part(event, ids)).collect()
     }
@@ -196,7 +228,7 @@ impl Reading {
     /// Why the reply ended, in OpenAI's chat's words.
     pub fn finish_name(&self, reason: FinishReason) -> &'static str {
         match reason {
-            FinishReason::Stop if self.has_called() => "tool_calls",
+            FinishReason::Stop if self.has_called() && !self.cut => "tool_calls",
             reason => finish_name(reason),
         }
     }

@@ -1,5 +1,6 @@
 //! The pages beside the API: models, health, metrics, memory, tokens.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -73,6 +74,75 @@ fn health_follows_the_engines_progress() {
     assert_eq!(error["type"], "service_unavailable_error");
 }
 
+/// What `promtool check metrics` looks at, and OpenMetrics beside it.
+#[test]
+fn metrics_keep_to_the_conventions_of_prometheus_in_both_formats() {
+    let server = Server::start(letters);
+    server.post("/v1/completions", &json!({"prompt": "x"})).ok();
+    let asked = |accept: &str| {
+        server.send(format!("GET /metrics HTTP/1.1\r\nhost: localhost\r\naccept: {accept}\r\n\r\n")).answer()
+    };
+    let (text, open) = (asked("text/plain;version=0.0.4"), asked("application/openmetrics-text;version=1.0.0"));
+    assert_eq!(text.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert_eq!(open.header("content-type"), Some("application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    assert_eq!(asked("image/png").header("content-type"), text.header("content-type"));
+    assert!(open.body.ends_with("\n# EOF\n") && !text.body.contains("# EOF"));
+    for (page, older) in [(&text.body, true), (&open.body, false)] {
+        families_are_well_formed(page, older);
+    }
+}
+
+fn families_are_well_formed(page: &str, older: bool) {
+    let (mut helps, mut kinds, mut series) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+    for line in page.lines().filter(|line| *line != "# EOF") {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "HELP", name, help] => assert!(helps.insert(name) && !help.is_empty(), "{line}"),
+            ["#", "TYPE", name, kind] => assert!(kinds.insert(name, kind).is_none(), "{line}"),
+            [sample, value] => {
+                assert!(series.insert(sample), "twice: {line}");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+                let name = sample.split('{').next().unwrap();
+                let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+                let counter = name.strip_suffix("_total").filter(|_| !older);
+                let family =
+                    [Some(name), counter, histogram].into_iter().flatten().find(|name| kinds.contains_key(name));
+                assert!(family.is_some_and(|family| helps.contains(family)), "no HELP or TYPE: {line}");
+                assert!(histogram.is_none() || kinds[family.unwrap()] == "histogram", "{line}");
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    assert_eq!(helps, kinds.keys().copied().collect());
+    assert!(kinds.len() > 80);
+    for (name, kind) in kinds {
+        assert!(name.starts_with("plimsoll_") && !name.contains(kind), "{name}");
+        assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+        match kind {
+            "counter" => assert_eq!(name.ends_with("_total"), older, "{name}"),
+            "gauge" | "histogram" => assert!(!name.ends_with("_total"), "{name}"),
+            // Old names of this release, which have no type.
+            _ => assert!(["plimsoll_kv_pages_total", "plimsoll_state_slots_total"].contains(&name), "{name}"),
+        }
+        assert!(kind != "histogram" || name.ends_with("_seconds"), "base units: {name}");
+        let odd = [
+            "ms",
+            "us",
+            "milliseconds",
+            "minutes",
+            "hours",
+            "kb",
+            "mb",
+            "gb",
+            "kilobytes",
+            "megabytes",
+            "mib",
+            "percent",
+        ];
+        assert!(name.split('_').all(|word| !odd.contains(&word)), "base units: {name}");
+    }
+}
+
 #[test]
 fn metrics_and_memory_tell_the_same_numbers() {
     let server = Server::start(letters);
@@ -80,7 +150,7 @@ fn metrics_and_memory_tell_the_same_numbers() {
     server.get("/nowhere").error(404);
     server.assert_idle();
     let page = server.get("/metrics");
-    assert!(page.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    assert_eq!(page.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
     let value = |name: &str| -> f64 {
         let line = page.body.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
         line.unwrap_or_else(|| panic!("{name} is missing in {}", page.body))
@@ -99,7 +169,7 @@ fn metrics_and_memory_tell_the_same_numbers() {
     assert_eq!(value("plimsoll_device_allocations_after_ready_total"), 0.0);
     assert!(value("plimsoll_process_anonymous_bytes") > 0.0);
     assert!(value("plimsoll_ttft_seconds_count") >= 0.0);
-    assert!(page.body.ends_with("# EOF\n"));
+    assert!(!page.body.contains("# EOF"));
     let memory = server.get("/v1/memory").ok();
     assert_eq!(memory["line_bytes"], 1 << 30);
     assert_eq!(memory["components"].as_array().unwrap().len(), plimsoll_memory::Component::ALL.len());

@@ -194,6 +194,32 @@ fn tools_are_told_to_models_whose_template_knows_none() {
 }
 
 #[test]
+fn integers_of_any_size_reach_the_prompt_of_history_unchanged() {
+    const DUMPS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:\
+{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{{ c.function.arguments.n }}{% endfor %}{% endfor %}";
+    let beyond = "1".repeat(45);
+    for integer in
+        ["9007199254740993", "-9223372036854775808", "18446744073709551615", "12345678901234567890123", &beyond]
+    {
+        let arguments = format!("{{\"n\": {integer}}}");
+        let call = json!({"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}});
+        let body = json!({
+            "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]},
+                         {"role": "tool", "content": "sunny", "tool_call_id": "1"}],
+            "max_tokens": 8
+        });
+        for (template, expected) in
+            [(DUMPS, format!("{{\"n\": {integer}}}{integer}")), (PLAIN, format!("\"arguments\":{{\"n\":{integer}}}"))]
+        {
+            let server = says(template, "Fine.", 9, FinishReason::Stop);
+            server.post("/v1/chat/completions", &body).ok();
+            let prompt: String = server.last_request().prompt.iter().map(|id| *id as u8 as char).collect();
+            assert!(prompt.contains(&expected), "{expected} in {prompt}");
+        }
+    }
+}
+
+#[test]
 fn a_template_for_tools_renders_them_and_says_how_replies_are_read() {
     let template = |source| ChatTemplate::new(source, "", "").unwrap();
     let xml = "{{ tools | length }} tools, <tool_call>\n<function=name>\n<parameter=p>";
@@ -378,4 +404,111 @@ fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
     let mut required = strict(true);
     required["tool_choice"] = json!("required");
     whole(&xml, &required);
+}
+
+const WRITTEN: &str = "```json\n{\n  \"name\": \"weather\",\n  \"arguments\": {\"city\": \"Paris\"}\n}\n```";
+
+/// Qwen2.5-Coder writes calls like this, whatever its template says.
+#[test]
+fn an_answer_that_is_a_call_in_plain_json_is_a_call_in_every_api() {
+    for pace in [1, 7, 1000] {
+        let server = says(HERMES, WRITTEN, pace, FinishReason::Stop);
+        let with = json!({"tools": tools()});
+        let (message, reason) = whole(&server, &with);
+        assert_eq!((&message["content"], &reason), (&Value::Null, &json!("tool_calls")));
+        assert_eq!(
+            message["tool_calls"][0]["function"],
+            json!({"name": "weather", "arguments": "{\"city\": \"Paris\"}"})
+        );
+        assert_eq!(streamed(&server, &with), (flat(&message), reason), "pace {pace}");
+
+        let tool = json!({"name": "weather", "input_schema": {"type": "object"}});
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300, "tools": [tool]});
+        let answer = server.post("/v1/messages", &body).ok();
+        assert_eq!(answer["stop_reason"], "tool_use");
+        let block = &answer["content"][0];
+        assert_eq!((&block["type"], &block["input"]), (&json!("tool_use"), &json!({"city": "Paris"})));
+        body["stream"] = true.into();
+        let text = server.post("/v1/messages", &body);
+        let text = text.ok_text();
+        assert!(text.contains("\"stop_reason\":\"tool_use\"") && !text.contains("text_delta"), "{text}");
+
+        let tool = json!({"type": "function", "name": "weather", "parameters": {"type": "object"}});
+        let mut body = json!({"input": "Hi", "max_output_tokens": 300, "tools": [tool]});
+        let answer = server.post("/v1/responses", &body).ok();
+        let item = &answer["output"][0];
+        assert_eq!((&item["type"], &item["arguments"]), (&json!("function_call"), &json!("{\"city\": \"Paris\"}")));
+        body["stream"] = true.into();
+        let text = server.post("/v1/responses", &body);
+        let text = text.ok_text();
+        assert!(
+            text.contains("response.function_call_arguments.done") && !text.contains("output_text.delta"),
+            "{text}"
+        );
+        // Where it is not offered, where text has a form, and where no tool is to be called, it is text.
+        for text in [
+            json!({}),
+            json!({"tools": tools(), "tool_choice": "none"}),
+            json!({"tools": tools(), "response_format": {"type": "json_object"}}),
+        ] {
+            let (message, reason) = whole(&server, &text);
+            assert_eq!((&message["content"], &reason), (&json!(WRITTEN), &json!("stop")), "{text}");
+        }
+        server.assert_idle();
+    }
+}
+
+#[test]
+fn json_with_text_behind_it_stays_content() {
+    let text = "{\"name\": \"weather\", \"arguments\": {}}\nThat was the call.\n";
+    for pace in [1, 1000] {
+        let server = says(HERMES, text, pace, FinishReason::Stop);
+        let with = json!({"tools": tools(), "logprobs": true});
+        let (message, reason) = whole(&server, &with);
+        assert_eq!((&message["content"], &reason), (&json!(text), &json!("stop")));
+        assert_eq!(streamed(&server, &with), (flat(&message), reason));
+    }
+    let server = says(HERMES, "{\"name\": \"weather\", \"arguments\": {\"ci", 3, FinishReason::Length);
+    let (message, reason) = whole(&server, &json!({"tools": tools()}));
+    assert_eq!(
+        (&message["content"], &reason),
+        (&json!("{\"name\": \"weather\", \"arguments\": {\"ci"), &json!("length"))
+    );
+}
+
+#[test]
+fn a_stop_string_inside_a_call_leaves_no_half_call() {
+    for (text, content, calls) in [
+        ("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"", Value::Null, 0),
+        ("On it.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"", json!("On it."), 0),
+        (
+            "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call><tool_call>{\"name\": \"weather\", \"arg",
+            Value::Null,
+            1,
+        ),
+    ] {
+        let script = move |_: &Request| -> Script {
+            let pieces = text.chars().map(|c| Step::Token(97, c.to_string()));
+            Box::new(pieces.chain([Step::Finish(FinishReason::Stop, Some("Par".into()))]))
+        };
+        let server = Server::over(HERMES, config(), limits(), script);
+        for choice in ["auto", "required"] {
+            let asked = json!({"tools": tools(), "tool_choice": choice, "stop": "Par"});
+            let (message, reason) = whole(&server, &asked);
+            assert_eq!(reason, "stop", "{text}");
+            assert_eq!(message["tool_calls"].as_array().map_or(0, Vec::len), calls, "{message}");
+            if choice == "auto" {
+                assert_eq!(message["content"].as_str().unwrap_or(""), content.as_str().unwrap_or(""));
+            }
+            assert_eq!(streamed(&server, &asked), (flat(&message), reason));
+        }
+        let mut asked =
+            json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300, "stop_sequences": ["Par"]});
+        asked["tools"] = json!([{"name": "weather", "input_schema": {"type": "object"}}]);
+        let answer = server.post("/v1/messages", &asked).ok();
+        assert_eq!(answer["stop_reason"], "stop_sequence");
+        let blocks = answer["content"].as_array().unwrap();
+        assert_eq!(blocks.iter().filter(|block| block["type"] == "tool_use").count(), calls);
+        server.assert_idle();
+    }
 }

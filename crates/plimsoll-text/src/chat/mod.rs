@@ -10,6 +10,7 @@ mod ending;
 mod filters;
 mod methods;
 mod namespaces;
+mod numbers;
 mod operators;
 mod program;
 mod python;
@@ -226,7 +227,8 @@ impl InputSize {
                 self.bytes += key.len() as u64;
                 self.add(item);
             }),
-            Json::Null | Json::Bool(_) | Json::Number(_) => self.bytes += 8,
+            Json::Number(number) => self.bytes += number.as_str().len().max(8) as u64,
+            Json::Null | Json::Bool(_) => self.bytes += 8,
         }
     }
 }
@@ -236,11 +238,7 @@ fn from_json(value: &Json) -> Value {
     match value {
         Json::Null => Value::from(()),
         Json::Bool(bool) => Value::from(*bool),
-        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
-            (Some(integer), _, _) => Value::from(integer),
-            (None, Some(integer), _) => Value::from(integer),
-            (None, None, float) => Value::from(float.unwrap_or(f64::NAN)),
-        },
+        Json::Number(number) => numbers::from_json(number),
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items.iter().map(from_json).collect(),
         Json::Object(entries) => Value::from_pairs(entries.iter().map(|(key, value)| (key.as_str(), from_json(value)))),

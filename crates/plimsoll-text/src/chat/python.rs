@@ -9,6 +9,7 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
 use super::budget::check_depth;
+use super::numbers::is_digits;
 
 fn failed(_: fmt::Error) -> Error {
     Error::new(ErrorKind::WriteFailure, "the text is too long")
@@ -149,6 +150,7 @@ impl Json {
             ValueKind::String => self.write_string(out, value.as_str().unwrap_or_default()).map_err(failed),
             ValueKind::Seq | ValueKind::Iterable => self.write_list(out, value, depth),
             ValueKind::Map => self.write_map(out, value, depth),
+            _ if is_digits(value) => write!(out, "{value}").map_err(failed),
             kind => {
                 Err(Error::new(ErrorKind::BadSerialization, format!("a value of type {kind} is not JSON serializable")))
             }
