@@ -30,6 +30,31 @@ const REFUEL: usize = 50_000;
 const NOTHING_FITS: &str =
     "nothing can follow here that the schema allows; a simpler schema, or a larger model, may help";
 
+/// How often it is looked behind a token before one mask is given. Each look costs a mask.
+const LOOKS_MAX: usize = 48;
+
+/// Tokens that are looked ahead.
+const LOOK_AHEAD: usize = 5;
+
+/// So many allowed tokens are few.
+const FEW: usize = 8;
+
+/// The tokens of a mask; none where they are not few.
+fn few(mask: &SimpleVob) -> Option<Vec<u32>> {
+    let mut all = Vec::new();
+    for (at, word) in mask.as_slice().iter().enumerate() {
+        let mut word = *word;
+        while word != 0 {
+            if all.len() == FEW {
+                return None;
+            }
+            all.push(at as u32 * 32 + word.trailing_zeros());
+            word &= word - 1;
+        }
+    }
+    Some(all)
+}
+
 /// A compiled form.
 pub(crate) struct Compiled {
     /// As it was compiled: nobody walks it.
@@ -175,29 +200,68 @@ impl Path {
         self.checked(mask, compiled, grammars)
     }
 
-    /// The mask without what would break a check.
+    /// The mask without what would break a check, or would lead to where nothing can follow.
     pub fn checked(
         &mut self,
         mut mask: SimpleVob,
         compiled: &Compiled,
         grammars: &Grammars,
     ) -> Result<SimpleVob, Unfit> {
-        let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) else { return Ok(mask) };
+        let mut doubtful = self.refine(&mut mask, compiled, grammars)?;
+        // Where few tokens are left, each may be the first of a way without an end.
+        let layout = compiled.layout.as_ref();
+        if self.reading.as_ref().zip(layout).is_some_and(|(reading, layout)| reading.may_get_stuck(layout)) {
+            doubtful.extend(few(&mask).filter(|few| few.len() > 1).unwrap_or_default());
+        }
+        let mut left = LOOKS_MAX;
+        for token in doubtful {
+            if mask.is_allowed(token) && !self.leads_on(token, LOOK_AHEAD, &mut left, compiled, grammars) {
+                mask.disallow_token(token);
+            }
+        }
+        if mask.is_zero() {
+            return Err(grammars.invalid(NOTHING_FITS.into()));
+        }
+        Ok(mask)
+    }
+
+    /// Whether a token is followed by something: looked so many tokens ahead, as long as few of them are possible, and `left` times at
+    /// most. What is farther away is taken for something.
+    fn leads_on(&self, token: u32, ahead: usize, left: &mut usize, compiled: &Compiled, grammars: &Grammars) -> bool {
+        if *left == 0 || grammars.settings().ends.contains(&token) {
+            return true;
+        }
+        *left -= 1;
+        let (parser, automaton) = (self.parser.clone(), Arc::clone(&self.automaton));
+        let mut path = Self { parser, automaton, taken: self.taken.clone(), reading: self.reading.clone() };
+        match path.take(token, compiled, grammars) {
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(_) => return false,
+        }
+        let Ok(mut mask) = path.follow(compiled, grammars, TokenParser::compute_mask) else { return false };
+        if path.refine(&mut mask, compiled, grammars).is_err() {
+            return false;
+        }
+        match few(&mask) {
+            Some(few) if ahead > 1 => {
+                few.into_iter().any(|token| path.leads_on(token, ahead - 1, left, compiled, grammars))
+            }
+            _ => !mask.is_zero(),
+        }
+    }
+
+    /// Takes from the mask what would break a check. Returns the tokens that only the next mask can judge.
+    fn refine(&mut self, mask: &mut SimpleVob, compiled: &Compiled, grammars: &Grammars) -> Result<Vec<u32>, Unfit> {
+        let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) else { return Ok(Vec::new()) };
         let Settings { tokenizer, ends, .. } = grammars.settings();
         let allowed = grammars.structural().iter().copied().filter(|id| mask.is_allowed(*id));
         let mut tokens = allowed.map(|id| (id, tokenizer.token_bytes(id)));
         let end = ends.iter().any(|id| mask.is_allowed(*id));
         let validate = |schema: &str, documents: &[String]| grammars.validate(schema, documents);
-        let (away, no_end) =
-            reading.refine(layout, &mut tokens, end, &validate).map_err(|why| grammars.invalid(why))?;
-        if away.is_empty() && !no_end {
-            return Ok(mask);
-        }
-        away.iter().chain(ends.iter().filter(|_| no_end)).for_each(|id| mask.disallow_token(*id));
-        if mask.is_zero() {
-            return Err(grammars.invalid(NOTHING_FITS.into()));
-        }
-        Ok(mask)
+        let away = reading.refine(layout, &mut tokens, end, &validate).map_err(|why| grammars.invalid(why))?;
+        away.tokens.iter().chain(ends.iter().filter(|_| away.ends)).for_each(|id| mask.disallow_token(*id));
+        Ok(away.doubtful)
     }
 
     /// Takes a token. Says whether nothing may follow it.

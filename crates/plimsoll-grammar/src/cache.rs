@@ -421,7 +421,11 @@ impl Base {
             Ok(Err(error)) => return Err(failed(reason(&error.to_string()))),
             Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
         };
-        let ends = |word: &[u8]| word.iter().any(|byte| b"\",]}".contains(byte));
+        // A number or a word ends wherever it could: `true`, `false` and `null` end with these letters.
+        let ends = |word: &[u8]| {
+            let last = word.last().is_some_and(|last| last.is_ascii_digit() || b"el".contains(last));
+            last || word.iter().any(|byte| b"\",]}".contains(byte))
+        };
         let structural = (0..).zip(&words).filter(|(_, word)| ends(word)).map(|(id, _)| id).collect();
         let desk = |name: &str| Desk::open(name, Job::run).map_err(|error| GrammarError::NoThread(error.to_string()));
         Ok(Self { factory, jobs: [desk("grammar")?, desk("slow-grammar")?], structural, share })

@@ -82,6 +82,18 @@ struct Outcome {
     ends: Option<usize>,
     /// A value in it would end here, the last one in the token.
     value: Option<(usize, Shape)>,
+    /// A number or a word stands at the end, which may be whole.
+    open_end: Option<Shape>,
+}
+
+/// What is taken away from a mask.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Away {
+    pub tokens: Vec<u32>,
+    /// The ends, too.
+    pub ends: bool,
+    /// Tokens behind which a value must go on, because it would break a check as it stands. Whether it can is for the grammar to say.
+    pub doubtful: Vec<u32>,
 }
 
 impl Reading {
@@ -115,6 +127,16 @@ impl Reading {
         }
     }
 
+    /// Whether checks may leave nothing to follow here although the grammar would: in a document of which the grammar allows too much, or in
+    /// a key beside others.
+    pub fn may_get_stuck(&self, layout: &Layout) -> bool {
+        self.document.as_ref().is_some_and(|document| {
+            let rule = &layout.rules[document.rule];
+            let keys = document.keys.last().is_some_and(|keys| !keys.is_empty());
+            !rule.exact && rule.schema.is_some() || keys && document.shape.expects_key()
+        })
+    }
+
     /// Begins a document if it begins here, or is found to have begun.
     fn begin(&mut self, layout: &Layout) {
         let head =
@@ -146,22 +168,22 @@ impl Reading {
     }
 
     /// Takes from a mask the tokens that would break a check. `tokens` are those that may end anything in JSON, `allowed` says
-    /// which of them the mask has, `end` whether it has an end. Returns the tokens to take away, and whether the ends go.
+    /// which of them the mask has, `end` whether it has an end.
     pub fn refine(
         &mut self,
         layout: &Layout,
         tokens: &mut dyn Iterator<Item = (u32, &[u8])>,
         end: bool,
         validate: &Validate<'_>,
-    ) -> Result<(Vec<u32>, bool), String> {
+    ) -> Result<Away, String> {
         self.settle(layout, false, validate)?;
         self.valid.clear();
-        let Some(document) = &self.document else { return Ok((Vec::new(), false)) };
+        let Some(document) = &self.document else { return Ok(Away::default()) };
         let rule = &layout.rules[document.rule];
         let schema = rule.schema.as_deref();
         let mut away = Vec::new();
         // Texts to validate, with the tokens that lead there.
-        let (mut whole, mut parts) = (Candidates::default(), Candidates::default());
+        let (mut whole, mut parts, mut maybe) = (Candidates::default(), Candidates::default(), Candidates::default());
         for (id, bytes) in tokens {
             let outcome = document.outcome(&self.text, bytes);
             if outcome.repeats {
@@ -180,23 +202,30 @@ impl Reading {
                 }
                 (None, None) => true,
             };
+            if let Some(shape) = outcome.open_end {
+                let closed: Vec<u8> = text(bytes.len()).into_iter().chain(shape.closers()).collect();
+                maybe.add_open(id, closed, shape.depth());
+            }
             if !fits {
                 away.push(id);
             }
         }
-        let mut no_end = false;
+        let (mut ends, mut doubtful) = (false, Vec::new());
         if let Some(schema) = schema {
             if end {
                 let breaches = validate(schema, &[self.rest(document)])?;
-                no_end = breaches.first().is_some_and(|breaches| !breaches.is_empty());
+                ends = breaches.first().is_some_and(|breaches| !breaches.is_empty());
             }
             self.valid = whole.judge(schema, validate, &mut away, |breaches, _, _| breaches.is_empty())?;
-            parts.judge(schema, validate, &mut away, |breaches, text, depth| {
+            let whole_yet = |breaches: &[Breach], text: &str, depth| {
                 let open = open_values(text, depth);
                 !breaches.iter().any(|breach| beyond_repair(breach, &open))
-            })?;
+            };
+            parts.judge(schema, validate, &mut away, whole_yet)?;
+            maybe.judge(schema, validate, &mut doubtful, whole_yet)?;
+            doubtful.retain(|token| !away.contains(token));
         }
-        Ok((away, no_end))
+        Ok(Away { tokens: away, ends, doubtful })
     }
 }
 
@@ -247,6 +276,9 @@ impl Document {
                 Event::Inside | Event::KeyEnds => {}
             }
             old = old.min(shape.depth());
+        }
+        if token.last().is_some_and(|last| shape.may_end_value(*last)) {
+            outcome.open_end = Some(shape);
         }
         outcome
     }
@@ -384,7 +416,7 @@ pub(crate) fn broken(breach: &Breach) -> String {
 mod tests {
     use std::cell::RefCell;
 
-    use super::{Breach, Layout, Reading, Rule, beyond_repair, open_values};
+    use super::{Away, Breach, Layout, Reading, Rule, beyond_repair, open_values};
 
     fn layout(exact: bool) -> Layout {
         let rules = vec![Rule { schema: Some("{}".into()), exact }];
@@ -407,8 +439,8 @@ mod tests {
             Ok(documents.iter().map(|text| judge(text).into_iter().collect()).collect())
         };
         let mut tokens = (0..).zip(tokens.iter().map(|token| token.as_bytes()));
-        let (mut away, no_end) = reading.refine(&layout, &mut tokens, false, &validate).unwrap();
-        assert!(!no_end);
+        let Away { tokens: mut away, ends, .. } = reading.refine(&layout, &mut tokens, false, &validate).unwrap();
+        assert!(!ends);
         away.sort_unstable();
         (away, asked.into_inner())
     }
@@ -428,9 +460,24 @@ mod tests {
     fn a_token_that_would_end_an_invalid_document_is_taken_away() {
         let (gone, asked) = away(r#"{"a": 1"#, &["}", "0}", ","], &[r#"{"a": 1}"#]);
         assert_eq!(asked, [r#"{"a": 1}"#, r#"{"a": 10}"#, r#"{"a": 1}"#]);
+        assert_eq!(away(r#"["a", "a"#, &["\"", "b\""], &[r#"["a", "a"]"#]).0, [0]);
         // What may still grow is judged by what cannot be mended: an array whose items repeat.
         assert_eq!(gone, [0, 2]);
         assert_eq!(away("[1, 1", &[",", "2,", "]"], &["[1, 1]"]).0, [0, 2]);
+    }
+
+    #[test]
+    fn a_number_that_must_go_on_is_doubtful() {
+        let layout = layout(false);
+        let mut reading = Reading::new(&layout);
+        reading.take(&layout, b"[1, ");
+        let validate = |_: &str, documents: &[String]| {
+            let judge = |text: &String| (text == "[1, 1]").then(|| breach("uniqueItems", "", "/uniqueItems"));
+            Ok(documents.iter().map(|text| judge(text).into_iter().collect()).collect())
+        };
+        let tokens: [(u32, &[u8]); 3] = [(0, b"1"), (1, b"2"), (2, b"1]")];
+        let away = reading.refine(&layout, &mut tokens.into_iter(), false, &validate).unwrap();
+        assert_eq!(away, Away { tokens: vec![2], ends: false, doubtful: vec![0] });
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(crate) enum Event {
     KeyEnds,
     /// A value in a container has ended with the byte before: this one is the comma behind it.
     ValueEnds,
-    /// A container has ended with this byte; others are open.
+    /// A container, or a string that is a value, has ended with this byte; others are open.
     Closes,
     /// The document has ended with this byte.
     Ends,
@@ -48,6 +48,16 @@ impl Shape {
         self.open.len()
     }
 
+    /// Whether the document stands behind a byte of a number or a word, which may go on or be whole.
+    pub fn may_end_value(&self, last: u8) -> bool {
+        self.text == Text::Outside && !self.open.is_empty() && last.is_ascii_alphanumeric()
+    }
+
+    /// Whether a key is being written, or comes next.
+    pub fn expects_key(&self) -> bool {
+        self.key
+    }
+
     /// The document has ended. One that is a number or a word never says so.
     pub fn ended(&self) -> bool {
         self.ended
@@ -80,7 +90,7 @@ impl Shape {
                 Event::KeyEnds
             }
             false if self.open.is_empty() => self.ends(),
-            false => Event::Inside,
+            false => Event::Closes,
         }
     }
 
@@ -134,6 +144,7 @@ mod tests {
             (1, KeyBegins),
             (5, KeyEnds),
             (10, ValueEnds),
+            (16, Closes),
             (17, Closes),
             (18, ValueEnds),
             (20, KeyBegins),

@@ -109,9 +109,10 @@ impl App {
         Ok(())
     }
 
-    /// Most sequences of one HTTP request.
+    /// Most sequences of one HTTP request. Those that do not run at once wait.
     pub fn max_choices(&self) -> u32 {
-        self.config.max_choices.min(self.served.engine.limits().running_max_req_size).max(1)
+        let limits = self.served.engine.limits();
+        self.config.max_choices.min(limits.running_max_req_size.saturating_add(limits.max_waiting)).max(1)
     }
 
     /// The longest text that can fit into the context however it is tokenized.
