@@ -54,7 +54,7 @@ impl Watchdog {
             if !self.stalled.swap(true, Relaxed) {
                 self.since_ms.store(status.progress_ms.load(Relaxed), Relaxed);
                 metrics.stalls.inc();
-                let seconds = silent.as_secs_f32();
+                let seconds = (silent.as_secs_f64() * 10.0).round() / 10.0;
                 tracing::error!(
                     seconds,
                     running,
@@ -63,7 +63,8 @@ impl Watchdog {
                 );
             }
         } else if self.stalled.swap(false, Relaxed) {
-            let seconds = progress.saturating_sub(Duration::from_millis(self.since_ms.load(Relaxed))).as_secs_f32();
+            let silent = progress.saturating_sub(Duration::from_millis(self.since_ms.load(Relaxed)));
+            let seconds = (silent.as_secs_f64() * 10.0).round() / 10.0;
             tracing::warn!(seconds, running, waiting, "the engine makes progress again");
         }
     }

@@ -38,7 +38,7 @@ impl MoeBlock {
     ) -> Result<Self, DeclareError> {
         let hidden = config.hidden_size;
         let router = declare.linear(&format!("{prefix}.gate.weight"), experts.count, hidden)?;
-        let stored = Stored::of(config, prefix, declare);
+        let stored = Stored::of(config, experts, prefix, declare);
         let shared = match experts.shared_width {
             0 => None,
             width => Some(Shared {
@@ -108,10 +108,18 @@ enum Part {
     Down,
 }
 
-/// Whether stacked experts have their inputs before their outputs.
-fn inputs_first(config: &ModelConfig, gate_up: &[usize]) -> bool {
-    let hidden = Some(&config.hidden_size);
-    gate_up.get(1) == hidden && (gate_up.get(2) != hidden || config.vision.is_some())
+/// Which of a layer's fused tensors, `gate_up_proj` and `down_proj`, have their inputs before their outputs. Qwen3-VL-MoE is published
+/// so; transformers 5.24 and later save it the other way round, and tell the two apart by each tensor's shape.
+///
+/// A square tensor fits both. The other one of its layer is not square then, and decides: one program has written both. transformers
+/// takes a square one for outputs first, also where it is not.
+fn inputs_first(prefix: &str, (width, hidden): (usize, usize), declare: &Declare<'_>) -> [bool; 2] {
+    let turned = |name: &str, out: usize, k: usize| {
+        let shape = declare.shape(&format!("{prefix}.experts.{name}.weight")).filter(|_| out != k)?;
+        Some(shape.get(1..) == Some(&[k, out][..]))
+    };
+    let (gate_up, down) = (turned("gate_up_proj", 2 * width, hidden), turned("down_proj", hidden, width));
+    [gate_up.or(down).unwrap_or(false), down.or(gate_up).unwrap_or(false)]
 }
 
 /// How a checkpoint stores the experts of a layer.
@@ -121,27 +129,25 @@ enum Stored {
     Single,
     /// One tensor for each matrix: [experts, out, in].
     Stacked,
-    /// Gate and up projection in one tensor, gate first: [experts, 2 · width, hidden]; and one for down.
-    Fused,
-    /// The same with inputs before outputs: [experts, hidden, 2 · width].
-    FusedInputsFirst,
+    /// Gate and up projection in one tensor, gate first: [experts, 2 · width, hidden]; and one for down. Each may have its inputs before
+    /// its outputs: [experts, hidden, 2 · width].
+    Fused { inputs_first: [bool; 2] },
 }
 
 impl Stored {
     /// As the checkpoint has it; for a configuration alone, as it is published.
-    fn of(config: &ModelConfig, prefix: &str, declare: &Declare<'_>) -> Self {
+    fn of(config: &ModelConfig, experts: &ExpertsConfig, prefix: &str, declare: &Declare<'_>) -> Self {
         let has = |name: &str| declare.has(&format!("{prefix}.experts.{name}.weight"));
-        let gate_up = declare.shape(&format!("{prefix}.experts.gate_up_proj.weight"));
+        let fused = Self::Fused { inputs_first: [false; 2] };
         match config.architecture {
-            // Qwen3-VL-MoE as it is published. Where the shape fits both, a model that sees is one.
-            Architecture::Qwen3Moe if gate_up.is_some_and(|shape| inputs_first(config, shape)) => {
-                Self::FusedInputsFirst
+            Architecture::Qwen3Moe if has("gate_up_proj") => {
+                Self::Fused { inputs_first: inputs_first(prefix, (experts.width, config.hidden_size), declare) }
             }
-            _ if gate_up.is_some() => Self::Fused,
+            _ if has("gate_up_proj") => fused,
             _ if has("gate_proj") => Self::Stacked,
             _ if has("0.gate_proj") => Self::Single,
             _ if config.quantization.is_some() => Self::Stacked,
-            Architecture::Qwen3_5Moe => Self::Fused,
+            Architecture::Qwen3_5Moe => fused,
             _ => Self::Single,
         }
     }
@@ -160,7 +166,12 @@ impl Stored {
             Part::Up => ("up_proj", width, hidden),
             Part::Down => ("down_proj", hidden, width),
         };
-        if let Self::FusedInputsFirst = self {
+        let turned = match (self, part) {
+            (Self::Fused { inputs_first: [gate_up, _] }, Part::Gate | Part::Up) => gate_up,
+            (Self::Fused { inputs_first: [_, down] }, Part::Down) => down,
+            _ => false,
+        };
+        if turned {
             let (name, width, column) = match part {
                 Part::Gate => ("gate_up_proj", 2 * out, 0),
                 Part::Up => ("gate_up_proj", 2 * out, out),
@@ -171,8 +182,8 @@ impl Stored {
         }
         let (name, stored_rows, first) = match (self, part) {
             (Self::Single, _) => return declare.linear(&format!("{prefix}.{expert}.{name}.weight"), out, k),
-            (Self::Fused, Part::Gate) => ("gate_up_proj", 2 * out, 0),
-            (Self::Fused, Part::Up) => ("gate_up_proj", 2 * out, out),
+            (Self::Fused { .. }, Part::Gate) => ("gate_up_proj", 2 * out, 0),
+            (Self::Fused { .. }, Part::Up) => ("gate_up_proj", 2 * out, out),
             _ => (name, out, 0),
         };
         let rows = RowPiece::span(expert * stored_rows + first, out);

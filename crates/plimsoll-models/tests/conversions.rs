@@ -160,6 +160,52 @@ fn a_tower_under_other_names_with_its_convolution_turned_is_the_same() {
     assert_eq!(text(&mut rig), text(&mut own));
 }
 
+/// Stacked experts of Qwen3-VL-MoE, published with inputs first, as `width` wide ones; with `turned`, outputs first.
+fn experts(tensor: Tensor, width: usize, turned: bool) -> Tensor {
+    let [experts, rows, columns] = tensor.shape[..] else { return tensor };
+    // The fixture's experts are 24 wide: narrower ones are cut, wider ones repeat.
+    let gate_up = tensor.name.ends_with("gate_up_proj");
+    let (new_rows, new_columns) = if gate_up { (rows, 2 * width) } else { (width, columns) };
+    let source = |row: usize, column: usize| match gate_up {
+        true => (row, column / width * 24 + column % width % 24),
+        false => (row % 24, column),
+    };
+    let value = |expert: usize, row: usize, column: usize| {
+        let (row, column) = source(row, column);
+        tensor.data[2 * ((expert * rows + row) * columns + column)..][..2].to_vec()
+    };
+    let (outer, inner) = if turned { (new_columns, new_rows) } else { (new_rows, new_columns) };
+    let mut data = Vec::new();
+    for (expert, a, b) in (0..experts).flat_map(|e| (0..outer).flat_map(move |a| (0..inner).map(move |b| (e, a, b)))) {
+        data.extend(if turned { value(expert, b, a) } else { value(expert, a, b) });
+    }
+    Tensor { data, shape: vec![experts, outer, inner], ..tensor }
+}
+
+/// transformers 5.24 and later save them so. At a width of 16, `gate_up_proj` is square, at 32 `down_proj`.
+#[test]
+fn experts_with_outputs_first_are_those_with_inputs_first() {
+    let model = "vl-qwen3-moe";
+    let of = |what: &str, width: usize, turned: fn(&str) -> bool| {
+        let path = converted(model, &format!("{what}-{width}"), |tensor| {
+            let stacked = tensor.name.contains(".experts.");
+            let turned = turned(&tensor.name);
+            vec![if stacked { experts(tensor, width, turned) } else { tensor }]
+        });
+        let config = std::fs::read_to_string(path.0.join("config.json")).unwrap();
+        let width = format!(r#""moe_intermediate_size": {width}"#);
+        let config = config.replace(r#""moe_intermediate_size": 24"#, &width);
+        std::fs::write(path.0.join("config.json"), config).unwrap();
+        text(&mut Rig::at(&path.0, false, DtypePolicy::F32))
+    };
+    assert_eq!(of("published", 24, |_| false), text(&mut Rig::new(model, false)));
+    for width in [24, 16, 32] {
+        assert_eq!(of("saved", width, |_| true), of("published", width, |_| false), "{width}");
+    }
+    // Each tensor by its own shape, where it has one.
+    assert_eq!(of("mixed", 24, |name| name.ends_with("down_proj")), of("published", 24, |_| false));
+}
+
 /// The weights of a checkpoint or a configuration, as declared.
 fn table(path: &Path) -> WeightTable {
     let checkpoint = Checkpoint::open(path).unwrap();

@@ -133,7 +133,7 @@ fn an_answer_is_content_from_the_first_character_that_rules_calls_out() {
         assert_eq!(events, [], "{held}");
         parser.push(then, &mut events);
         assert_eq!(events, [Event::Content(format!("{held}{then}"))], "{held}");
-        assert_eq!(parser.spans(), [0..held.len() + then.len()]);
+        assert_eq!(parser.spans().first(), Some(&(0..held.len() + then.len())));
     }
 }
 

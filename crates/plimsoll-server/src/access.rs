@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
@@ -203,15 +203,16 @@ impl Hosts {
     }
 
     /// Refuses a request to a name that is not this server's, and one to two names: whoever is before this server may go by the other.
-    /// One without a name comes from no browser.
-    pub fn admit(&self, headers: &HeaderMap) -> ApiResult<()> {
+    /// Only HTTP/1.0 has requests without a name (RFC 9112, section 3.2), which come from no browser.
+    pub fn admit(&self, version: Version, headers: &HeaderMap) -> ApiResult<()> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
+        let wrong = |message| Err(ApiError { close: true, ..ApiError::invalid("host", message) });
         if hosts.next().is_some() {
-            return Err(ApiError {
-                close: true,
-                ..ApiError::invalid("host", "a request has one Host header, not several")
-            });
+            return wrong("a request has one Host header, not several");
+        }
+        if host.is_none() && version == Version::HTTP_11 {
+            return wrong("the request has no Host header, which HTTP/1.1 requires: send one");
         }
         let Some(host) = host.filter(|_| self.watched) else { return Ok(()) };
         let named = host.to_str().map(name_of).unwrap_or_default();
@@ -276,7 +277,7 @@ mod tests {
     fn only_own_names_reach_an_open_server_on_the_loopback() {
         let with = |config: ServerConfig, host: &str| {
             let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_str(host).unwrap())]);
-            Hosts::of(&config).admit(&headers)
+            Hosts::of(&config).admit(Version::HTTP_11, &headers)
         };
         let open = ServerConfig::default;
         for own in [
@@ -311,14 +312,16 @@ mod tests {
         let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
         assert!(with(keyed, "evil.example").is_ok(), "keys keep others out");
         assert!(with(ServerConfig { host: "0.0.0.0".into(), ..open() }, "box.lan").is_ok());
-        assert!(Hosts::of(&open()).admit(&HeaderMap::new()).is_ok());
+        let nameless = |version| Hosts::of(&open()).admit(version, &HeaderMap::new());
+        assert!(nameless(Version::HTTP_10).is_ok());
+        assert_eq!(nameless(Version::HTTP_11).unwrap_err().status.as_u16(), 400);
         let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
         let mut two = HeaderMap::new();
         for _ in 0..2 {
             two.append(header::HOST, HeaderValue::from_static("localhost"));
         }
         for config in [open(), keyed] {
-            assert_eq!(Hosts::of(&config).admit(&two).unwrap_err().status.as_u16(), 400);
+            assert_eq!(Hosts::of(&config).admit(Version::HTTP_10, &two).unwrap_err().status.as_u16(), 400);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! begin; work on text workers does not see it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::rates::Client;
@@ -25,6 +26,8 @@ pub(crate) struct Caller {
     pub client: Option<Arc<Client>>,
     /// When its head had been read; see [`Self::arrived`].
     pub since: Option<Instant>,
+    /// The request has, or will have, its own line in the log.
+    pub logged: Arc<AtomicBool>,
 }
 
 impl Caller {

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
@@ -17,6 +18,7 @@ use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::front::Front;
 use crate::rates::{Client, Who};
+use crate::request_log;
 
 /// The address at the other end of the connection.
 #[derive(Clone, Copy, Debug)]
@@ -36,9 +38,10 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
     let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
     let (id, known) = request_id(&app, &request);
     let mut client = None;
+    let logged = Arc::new(AtomicBool::new(false));
     let asks = asks_a_model(request.method(), &path);
     let admitted = known.and_then(|()| admit(&app, &request, &path, &id, &mut client));
-    let admitted = admitted.map(|caller| Caller { since: Some(arrived), ..caller });
+    let admitted = admitted.map(|caller| Caller { since: Some(arrived), logged: Arc::clone(&logged), ..caller });
     let mut response = match (origins.preflight(request.method(), request.headers()), admitted) {
         (Some(answer), _) => answer,
         (None, Err(error)) => {
@@ -54,6 +57,10 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
             answer
         }
     };
+    let refused = response.status().is_client_error() || response.status().is_server_error();
+    if refused && !logged.load(Ordering::Relaxed) {
+        request_log::refused(&response, &id, &path);
+    }
     if anthropics {
         response = anthropic::reshape(response, &id);
     }
@@ -94,7 +101,7 @@ fn admit(
     id: &HeaderValue,
     client: &mut Option<Arc<Client>>,
 ) -> ApiResult<Caller> {
-    app.hosts.admit(request.headers())?;
+    app.hosts.admit(request.version(), request.headers())?;
     let key = app.config.api_keys.admit(request.headers(), path)?;
     // A browser sends these for any page without asking first: they have no body.
     if FREE.contains(&&**path) && app.config.origins.foreign(request.headers()) {
@@ -108,5 +115,5 @@ fn admit(
         client.as_ref().map_or(Ok(()), |client| client.admit(now))?;
     }
     let request_id = id.to_str().unwrap_or("").into();
-    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone(), since: None })
+    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone(), ..Caller::default() })
 }

@@ -43,6 +43,8 @@ pub(crate) struct Front {
     pub config: ServerConfig,
     /// There is more than one model to serve.
     pub several: bool,
+    /// Most choices of a request; of several models, none takes more.
+    pub choices_max: u32,
     pub ids: Ids,
     pub bytes: Arc<ByteBudget>,
     pub metrics: Metrics,
@@ -77,6 +79,10 @@ impl Front {
         let panics = engine.map_or_else(Counter::default, |engine| engine.metrics().panics.clone());
         Ok(Arc::new(Self {
             several: engine.is_none(),
+            choices_max: config
+                .max_choices
+                .min(engine.map_or(u32::MAX, |engine| engine.limits().running_max_req_size))
+                .max(1),
             metrics: Metrics::new(engine.is_none().then(|| panics.clone())),
             panics,
             invalid: engine.map(|engine| engine.metrics().refused_invalid.clone()),

@@ -235,7 +235,7 @@ mod tests {
         let padded = tokenizer.vocab_size() as u32 + 1;
         let ids = [id("<0xF0>"), id("<0x9F>"), id("<0x41>"), id("A"), padded, padded + 1];
         let top = ids.iter().zip(1..).map(|(id, rank)| (*id, -(rank as f32))).collect();
-        let report = TokenLogprobs { own: Some(-1.0), top, ..TokenLogprobs::default() };
+        let report = TokenLogprobs { own: Some(-1.0), top };
         let mut logprobs = CompletionLogprobs::default();
         logprobs.push(Spelling { tokenizer, as_ids: false }, ids[0], &report, 0);
         let alternatives = logprobs.top_logprobs[0].as_ref().unwrap();

@@ -1,9 +1,14 @@
 //! One structured line per request, whatever way it ends. Never content.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+use axum::http::HeaderValue;
+use axum::response::Response;
 
 use crate::app::App;
 use crate::caller::Caller;
+use crate::error::ApiError;
 use crate::metrics::Ended;
 use crate::record::Entry;
 
@@ -28,6 +33,7 @@ impl RequestLog {
     /// For one that sends its answer whole.
     pub fn new(app: &App, id: &str, api: &'static str, choices: usize, prompt_tokens: u64, caller: Caller) -> Self {
         let started = caller.arrived();
+        caller.logged.store(true, Ordering::Relaxed);
         Self {
             caller,
             ended: app.metrics.ended.clone(),
@@ -86,10 +92,51 @@ impl Drop for RequestLog {
             choices = self.choices,
             prompt_tokens = self.prompt_tokens,
             output_tokens = self.output_tokens,
-            ttft_ms = first,
-            duration_ms = all,
+            ttft_ms = first.map(tenths),
+            duration_ms = tenths(all),
             reason = self.reason,
             "request"
         );
+    }
+}
+
+/// A number for people: one digit behind the point.
+pub(crate) fn tenths(number: f64) -> f64 {
+    (number * 10.0).round() / 10.0
+}
+
+/// Longest name of a field in the log.
+const PARAM_BYTES: usize = 64;
+
+/// The line of a request that no model has answered: what it was refused for, and of its body the name of a field at most.
+pub(crate) fn refused(response: &Response, id: &HeaderValue, route: &str) {
+    let error = response.extensions().get::<ApiError>();
+    let status = response.status();
+    let reason = error.and_then(|error| error.code).or(status.canonical_reason()).unwrap_or("other");
+    let param = error.and_then(|error| error.param.as_deref()).map(plain);
+    let id = plain(id.to_str().unwrap_or_default());
+    tracing::info!(id, route, status = status.as_u16(), reason, param, "request refused");
+}
+
+/// A client's own text as the log may have it: short, without control characters.
+fn plain(text: &str) -> String {
+    let visible = text.chars().map(|c| if c.is_ascii_graphic() { c } else { '?' });
+    visible.take(PARAM_BYTES).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_wrote_is_short_and_printable_in_the_log() {
+        assert_eq!(plain("messages[0].role"), "messages[0].role");
+        assert_eq!(plain("a\n\u{1b}[31mé b"), "a??[31m??b");
+        assert_eq!(plain(&"x".repeat(200)).len(), PARAM_BYTES);
+    }
+
+    #[test]
+    fn numbers_are_rounded() {
+        assert_eq!((tenths(12.345_678), tenths(0.04), tenths(1234.95)), (12.3, 0.0, 1235.0));
     }
 }

@@ -4,9 +4,6 @@
 //! choose per text whether control tokens are matched, and keeps offsets that nobody asked for. Its caches are off: they
 //! are per thread, keyed by text from strangers, and bounded only in entries.
 
-use std::collections::BTreeMap;
-
-use serde_json::value::RawValue;
 use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, TokenizerImpl};
 
 use crate::error::TextError;
@@ -41,8 +38,7 @@ impl Foreign {
     /// Loads a `tokenizer.json` held in memory, whose normalizer may make a text `growth` times as long.
     pub(crate) fn new(json: &[u8], growth: usize) -> Result<Self, TextError> {
         let bad = |error: tokenizers::Error| TextError::BadTokenizer(error.to_string());
-        let loaded = without_post_processor(json).and_then(|json| serde_json::from_str(&json));
-        let loaded: tokenizers::Tokenizer = loaded.map_err(|error| bad(error.into()))?;
+        let loaded: tokenizers::Tokenizer = serde_json::from_slice(json).map_err(|error| bad(error.into()))?;
         let mut model = loaded.get_model().clone();
         model.resize_cache(0);
         let mut inner = loaded.into_inner();
@@ -67,12 +63,4 @@ impl Foreign {
         }
         Ok(())
     }
-}
-
-/// The same file without its post-processor, which `json_pipeline::surroundings` reads. The library reads it through serde's `untagged`,
-/// which cannot hold the ids in it while numbers keep their digits.
-fn without_post_processor(json: &[u8]) -> serde_json::Result<String> {
-    let mut stages: BTreeMap<String, &RawValue> = serde_json::from_slice(json)?;
-    stages.remove("post_processor");
-    serde_json::to_string(&stages)
 }

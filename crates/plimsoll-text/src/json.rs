@@ -79,7 +79,7 @@ enum AnyVocab {
     Scores(Vec<(String, f64)>),
 }
 
-/// By hand: serde's `untagged` first buffers the vocabulary, and cannot buffer numbers that keep their digits.
+/// By hand: serde's `untagged` buffers the vocabulary first, and cannot buffer scores that keep their digits.
 impl<'de> Deserialize<'de> for AnyVocab {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(VocabVisitor)

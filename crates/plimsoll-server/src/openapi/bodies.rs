@@ -1,5 +1,6 @@
 //! The bodies of requests, field by field, each with an example that is taken as it stands.
 
+use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, TOP_LOGPROBS_MAX};
 use serde_json::{Map, Value, json};
 
 /// A name and its schema.
@@ -30,6 +31,11 @@ pub(super) fn integer(least: i64, example: i64) -> Value {
     json!({"type": "integer", "minimum": least, "maximum": 4_294_967_295u64, "examples": [example]})
 }
 
+/// Log-probabilities of alternatives.
+pub(super) fn alternatives(example: u32) -> Value {
+    json!({"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX, "examples": [example]})
+}
+
 pub(super) fn flag(example: bool) -> Value {
     json!({"type": "boolean", "examples": [example]})
 }
@@ -54,7 +60,7 @@ pub(super) fn common() -> Fields {
         "examples": ["\n\n", ["a", "b"]]
     });
     let bias = json!({
-        "type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "maxProperties": LOGIT_BIAS_MAX,
         "description": "Token id to what is added to its logit", "examples": [{"97": -1.5}]
     });
     let options = json!({
@@ -71,7 +77,7 @@ pub(super) fn common() -> Fields {
         ("stream", flag(true)),
         ("stream_options", options),
         ("n", integer(1, 2)),
-        ("best_of", json!({"type": "integer", "description": "Equal to n", "examples": [1]})),
+        ("best_of", json!({"type": "integer", "minimum": 1, "description": "Equal to n", "examples": [1]})),
         ("max_tokens", integer(0, 3)),
         ("max_completion_tokens", integer(0, 3)),
         ("min_tokens", integer(0, 1)),
@@ -79,7 +85,7 @@ pub(super) fn common() -> Fields {
         ("top_p", json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1, "examples": [0.9]})),
         ("top_k", json!({"type": "integer", "minimum": -1, "examples": [5]})),
         ("min_p", number(0.0, 1.0, 0.1)),
-        ("repetition_penalty", json!({"type": "number", "exclusiveMinimum": 0, "maximum": 100, "examples": [1.1]})),
+        ("repetition_penalty", number(0.01, 10.0, 1.1)),
         ("presence_penalty", number(-2.0, 2.0, 0.5)),
         ("frequency_penalty", number(-2.0, 2.0, -0.5)),
         ("logit_bias", bias),
@@ -91,7 +97,7 @@ pub(super) fn common() -> Fields {
         ),
         ("ignore_eos", flag(true)),
         ("skip_special_tokens", flag(false)),
-        ("prompt_logprobs", integer(0, 1)),
+        ("prompt_logprobs", alternatives(1)),
         ("return_token_ids", flag(true)),
         ("return_tokens_as_token_ids", flag(true)),
         (
@@ -242,10 +248,13 @@ fn conversation() -> Fields {
 /// The body of `/v1/chat/completions`.
 pub(super) fn chat() -> Value {
     let mut fields = common();
+    // Only completions can do without: they may have an echo.
+    let lengths = fields.iter_mut().filter(|(name, _)| ["max_tokens", "max_completion_tokens"].contains(name));
+    lengths.for_each(|(_, schema)| schema["minimum"] = 1.into());
     fields.extend(conversation());
     fields.extend([
         ("logprobs", flag(true)),
-        ("top_logprobs", json!({"type": "integer", "minimum": 0, "description": "Above 0 only with `logprobs: true`", "examples": [0]})),
+        ("top_logprobs", json!({"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX, "description": "Above 0 only with `logprobs: true`", "examples": [0]})),
         ("echo", only(&json!(false), "boolean")),
         ("modalities", only(&json!(["text"]), "array")),
         ("verbosity", only(&json!("medium"), "string")),
@@ -253,7 +262,7 @@ pub(super) fn chat() -> Value {
         ("stream_reasoning", only(&json!(true), "boolean")),
         ("include_reasoning", flag(false)),
         ("prompt_cache_retention", only(&json!("in_memory"), "string")),
-        ("thinking_token_budget", json!({"type": "integer", "minimum": 0, "description": "Where the model thinks"})),
+        ("thinking_token_budget", json!({"type": "integer", "minimum": 0, "maximum": u32::MAX, "description": "Where the model thinks"})),
     ]);
     object(fields, &["messages"])
 }
@@ -269,7 +278,7 @@ pub(super) fn completions() -> Value {
     fields.extend([
         ("prompt", prompt),
         ("echo", flag(true)),
-        ("logprobs", integer(0, 1)),
+        ("logprobs", alternatives(1)),
         ("suffix", only(&json!(""), "string")),
     ]);
     object(fields, &["prompt"])

@@ -20,7 +20,7 @@ use crate::models::json as answer;
 
 /// The page.
 pub(crate) async fn handle(State(app): State<Arc<Front>>) -> Response {
-    answer(&document(!app.config.api_keys.is_empty(), app.several), None)
+    answer(&document(!app.config.api_keys.is_empty(), app.several, app.choices_max), None)
 }
 
 /// Routes that only a server of one model has.
@@ -35,8 +35,8 @@ const OF_ONE_MODEL: [&str; 8] = [
     "/get_model_info",
 ];
 
-/// The document; `keyed`: the server wants API keys; `several`: it has several models.
-fn document(keyed: bool, several: bool) -> Value {
+/// The document; `keyed`: the server wants API keys; `several`: it has several models; `choices_max`: the largest `n` that it takes.
+fn document(keyed: bool, several: bool, choices_max: u32) -> Value {
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {
@@ -48,6 +48,11 @@ fn document(keyed: bool, several: bool) -> Value {
         "paths": paths(),
         "components": {"schemas": answers::schemas()}
     });
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        let body = &mut document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        body["properties"]["n"]["maximum"] = choices_max.into();
+        body["properties"]["best_of"]["maximum"] = choices_max.into();
+    }
     if several {
         if let Some(paths) = document["paths"].as_object_mut() {
             paths.retain(|path, _| !OF_ONE_MODEL.contains(&path.as_str()));

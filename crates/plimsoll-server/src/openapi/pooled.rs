@@ -17,6 +17,11 @@ fn input(ids: bool) -> Value {
     json!({"anyOf": [one, texts, ids, lists], "examples": ["x", ["x", "y"], [97], [[97], [98]]]})
 }
 
+/// Any number from 1 up: what there is bounds it.
+fn count() -> Value {
+    json!({"type": "integer", "minimum": 1, "examples": [1]})
+}
+
 /// What is read of an input that is too long.
 fn truncate() -> Value {
     json!({"type": "integer", "minimum": -1, "description": "Tokens of an input that are read, -1 for as many as the model takes; without it, what is longer is refused",
@@ -51,10 +56,10 @@ pub(super) fn rerank() -> Value {
         ("model", text("default")),
         ("query", text("x")),
         ("documents", documents),
-        ("top_n", integer(1, 1)),
+        ("top_n", count()),
         ("return_documents", flag(false)),
         ("truncate_prompt_tokens", truncate()),
-        ("max_tokens_per_doc", integer(1, 1)),
+        ("max_tokens_per_doc", count()),
     ];
     object(fields, &["query", "documents"])
 }

@@ -1,5 +1,6 @@
 //! The bodies and answers of Anthropic's Messages and OpenAI's Responses.
 
+use plimsoll_engine::sampling::TOP_LOGPROBS_MAX;
 use serde_json::{Value, json};
 
 use super::answers::Object;
@@ -153,7 +154,7 @@ pub(super) fn responses() -> Value {
         ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         ("client_metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         ("include", json!({"type": "array", "items": {"type": "string", "enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}, "examples": [["message.output_text.logprobs"]]})),
-        ("top_logprobs", json!({"type": "integer", "minimum": 0, "description": "Above 0 only with `include`", "examples": [0]})),
+        ("top_logprobs", json!({"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX, "description": "Above 0 only with `include`", "examples": [0]})),
         ("stream_options", json!({"type": "object", "examples": [{"include_obfuscation": false}]})),
         ("background", only(&json!(false), "boolean")),
         ("service_tier", service_tier()),

@@ -16,6 +16,7 @@ use crate::app::{App, Phase, model_routes, reached};
 use crate::aside::aside;
 use crate::error::{ApiError, ApiResult};
 use crate::generation::cut;
+use crate::request_log::tenths;
 
 /// A load that has failed is not tried again for this long: its error is told at once.
 const FAILED_FOR: Duration = Duration::from_secs(5);
@@ -116,7 +117,7 @@ impl Registry {
         let began = Instant::now();
         tracing::info!(model = slot.name(), planned_bytes = needed, "loading");
         let built = self.build(index).await;
-        let seconds = began.elapsed().as_secs_f64();
+        let seconds = tenths(began.elapsed().as_secs_f64());
         let app = built.inspect_err(|error| report(slot.name(), needed, seconds, error)).map_err(NotLoaded::Failed)?;
         tracing::info!(model = slot.name(), planned_bytes = needed, seconds, "loaded");
         Ok(Loaded { routes: model_routes(Arc::clone(&app)), app })

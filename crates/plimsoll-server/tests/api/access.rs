@@ -213,3 +213,18 @@ fn pages_of_rebound_names_get_nothing() {
     let keyed = Server::with(keyed(RateLimits::default()), limits(), letters);
     assert_eq!(get(&keyed, "/v1/models", "other.lan").status, 401);
 }
+
+/// RFC 9112, section 3.2.
+#[test]
+fn a_request_of_http_1_1_names_one_host() {
+    let server = Server::start(letters);
+    let status = |head: &str| server.send(format!("GET /version {head}\r\n\r\n")).answer().status;
+    assert_eq!(status("HTTP/1.1\r\nhost: localhost"), 200);
+    assert_eq!(status("HTTP/1.0"), 200);
+    assert_eq!(status("HTTP/1.0\r\nhost: localhost"), 200);
+    assert_eq!(status("HTTP/1.1\r\naccept: */*"), 400);
+    assert_eq!(status("HTTP/1.1\r\nhost: localhost\r\nhost: localhost"), 400);
+    let answer = server.send("GET /version HTTP/1.1\r\n\r\n").answer();
+    assert_eq!(answer.json()["error"]["param"], "host");
+    assert_eq!(answer.header("connection"), Some("close"));
+}

@@ -18,6 +18,7 @@ mod openapi;
 mod operations;
 mod pages;
 mod refusals;
+mod refused_log;
 mod responses;
 mod several;
 mod shutdown;

@@ -277,3 +277,59 @@ fn every_route_is_in_the_document() {
     let missing: Vec<_> = paths.iter().filter(|path| document["paths"][path.as_str()].is_null()).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
+
+/// The bounds of a numeric field are those of the server: what lies just outside is refused by its name, and the least and the most
+/// are taken.
+#[test]
+fn bounds_of_the_document_are_those_of_the_server() {
+    let servers = Pair::start();
+    let document = document(&servers.letters);
+    let (mut outside, mut inside, mut wrong) = (0, 0, Vec::new());
+    for (path, schema) in bodies(&document) {
+        for (name, field) in schema["properties"].as_object().unwrap() {
+            let is_integer = field["type"].to_string().contains("\"integer\"");
+            let step = |by: f64| if is_integer { by } else { by / 1000.0 };
+            let bound = |key: &str| field[key].as_f64();
+            let number = |value: f64| if is_integer { json!(value as i64) } else { json!(value) };
+            let tries = [
+                (bound("minimum"), -1.0, false),
+                (bound("maximum"), 1.0, false),
+                (bound("exclusiveMinimum"), 0.0, false),
+                (bound("minimum"), 0.0, true),
+                // The largest number of its type is a bound of the type: less is allowed by what there is.
+                (bound("maximum").filter(|most| *most < f64::from(u32::MAX)), 0.0, true),
+            ];
+            for (bound, by, taken) in tries {
+                let Some(bound) = bound else { continue };
+                let value = number(bound + step(by));
+                let mut body = least(&path, &schema);
+                body[name] = value.clone();
+                match name.as_str() {
+                    "n" => body["max_tokens"] = json!(1),
+                    "best_of" => body["n"] = value.clone(),
+                    // Nothing is generated only where the prompt is told.
+                    "max_tokens" if path == "/v1/completions" => body["echo"] = json!(true),
+                    "max_completion_tokens" => {
+                        drop(body.as_object_mut().unwrap().remove("max_tokens"));
+                        if path == "/v1/completions" {
+                            body["echo"] = json!(true);
+                        }
+                    }
+                    "top_logprobs" if path.ends_with("responses") => {
+                        body["include"] = json!(["message.output_text.logprobs"]);
+                    }
+                    "top_logprobs" => body["logprobs"] = json!(true),
+                    _ => {}
+                }
+                let answer = servers.of(&path).post(&path, &body);
+                let fits = if taken { answer.status == 200 } else { answer.status == 400 };
+                if !fits {
+                    wrong.push(format!("{path} {name} {value}: {} {}", answer.status, answer.body));
+                }
+                *(if taken { &mut inside } else { &mut outside }) += 1;
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(inside > 50 && outside > 50, "{inside} inside, {outside} outside");
+}
