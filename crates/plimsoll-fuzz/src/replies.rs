@@ -83,6 +83,7 @@ pub(crate) fn reply(data: &[u8]) {
         reasoning: THOUGHTS.get(usize::from(thoughts % 8)).copied(),
         start: [Start::Turn, Start::Thoughts, Start::Answer, Start::Thoughts][usize::from(thoughts >> 3 & 3)],
         tools: TOOLS.get(usize::from(tools % 12)).map(|format| (*format, known)),
+        ..Spec::default()
     };
     let whole = read(&spec, &[&text]);
     let chars: Vec<char> = text.chars().collect();

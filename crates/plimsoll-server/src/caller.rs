@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::rates::Client;
+use crate::unknown::Unknown;
 
 tokio::task_local! {
     static CALLER: Caller;
@@ -26,6 +27,8 @@ pub(crate) struct Caller {
     pub client: Option<Arc<Client>>,
     /// When its head had been read; see [`Self::arrived`].
     pub since: Option<Instant>,
+    /// Its unknown fields; none outside of a request.
+    pub unknown: Option<Arc<Unknown>>,
     /// The request has, or will have, its own line in the log.
     pub logged: Arc<AtomicBool>,
 }

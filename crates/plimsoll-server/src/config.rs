@@ -14,6 +14,7 @@ use crate::media::{DECODERS, MediaConfig};
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
 use crate::record::{RECORDER_BYTES, RecordConfig};
+use crate::unknown::UnknownFields;
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
@@ -120,6 +121,8 @@ pub struct ServerConfig {
     pub max_body_bytes: u64,
     /// Bytes that all bodies, the prompts in them and all unsent answers may hold together.
     pub max_bytes_in_flight: u64,
+    /// What becomes of a field that this server does not know.
+    pub unknown_fields: UnknownFields,
     /// Open connections; the next one is told 503 and closed.
     pub max_connections: u32,
     /// Sequences one HTTP request may ask for: prompts times `n`.
@@ -172,6 +175,7 @@ impl Default for ServerConfig {
             allowed_hosts: Vec::new(),
             max_body_bytes: 4 << 20,
             max_bytes_in_flight: 24 << 20,
+            unknown_fields: UnknownFields::default(),
             max_connections: 256,
             max_choices: 128,
             max_inputs: MAX_PROMPTS as u32,

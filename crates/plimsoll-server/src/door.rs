@@ -19,6 +19,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::front::Front;
 use crate::rates::{Client, Who};
 use crate::request_log;
+use crate::unknown::{self, Unknown};
 
 /// The address at the other end of the connection.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +42,14 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
     let logged = Arc::new(AtomicBool::new(false));
     let asks = asks_a_model(request.method(), &path);
     let admitted = known.and_then(|()| admit(&app, &request, &path, &id, &mut client));
-    let admitted = admitted.map(|caller| Caller { since: Some(arrived), logged: Arc::clone(&logged), ..caller });
+    let unknown = Unknown::new(app.config.unknown_fields);
+    let of = |caller| Caller {
+        since: Some(arrived),
+        logged: Arc::clone(&logged),
+        unknown: Some(Arc::clone(&unknown)),
+        ..caller
+    };
+    let admitted = admitted.map(of);
     let mut response = match (origins.preflight(request.method(), request.headers()), admitted) {
         (Some(answer), _) => answer,
         (None, Err(error)) => {
@@ -69,6 +77,9 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
     client.into_iter().for_each(|client| client.mark(headers));
     origins.mark(reader, headers);
     headers.insert(REQUEST_ID, id);
+    let (count, names) = unknown.told();
+    app.metrics.unknown_fields.inc_by(count);
+    names.into_iter().for_each(|names| drop(headers.insert(unknown::HEADER, names)));
     response
 }
 

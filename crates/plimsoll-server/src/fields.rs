@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult, quote};
+use crate::unknown;
 
 /// Most fields of one object. OpenAI's and vLLM's together are fewer.
 const MAX_FIELDS: usize = 128;
@@ -132,17 +133,35 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Ends the taking: whatever is left is unknown.
+    /// Drops fields that mean nothing here, whatever their value.
+    pub fn hints(&mut self, names: &[&str]) {
+        self.left.retain(|(name, _)| !names.contains(&name.as_str()));
+    }
+
+    /// Takes a field under one of two names. Both may be given with the same value.
+    pub fn either<T: Deserialize<'a> + PartialEq>(&mut self, name: &str, alias: &str) -> ApiResult<Option<T>> {
+        let (own, other) = (self.take::<T>(name)?, self.take::<T>(alias)?);
+        match (own, other) {
+            (Some(own), Some(other)) if own != other => {
+                let (own, param) = (self.param(name), self.param(alias));
+                let message = format!("{own} and {param} are two names of one thing and differ; give one of them");
+                Err(ApiError::invalid(param, message))
+            }
+            (own, other) => Ok(own.or(other)),
+        }
+    }
+
+    /// Ends the taking: what is left is unknown, and the server's setting says what becomes of it.
     pub fn finish(self) -> ApiResult<()> {
         // Null asks for nothing, whatever its name.
-        match self.left.iter().find(|(_, raw)| raw.get() != "null") {
-            None => Ok(()),
-            Some((name, _)) => {
-                let param = self.param(&quote(name));
+        for (name, _) in self.left.iter().filter(|(_, raw)| raw.get() != "null") {
+            let param = self.param(&quote(name));
+            if !unknown::passes(&param) {
                 let message = format!("unknown field `{param}`: it would have no effect here");
-                Err(ApiError { code: Some("unknown_field"), ..ApiError::invalid(param, message) })
+                return Err(ApiError { code: Some("unknown_field"), ..ApiError::invalid(param, message) });
             }
         }
+        Ok(())
     }
 }
 
@@ -158,7 +177,7 @@ pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<bool> {
         return Err(ApiError::unsupported(at.clone(), format!("{at} must be \"ephemeral\"")));
     }
     mark.only("ttl", &["\"5m\"", "\"1h\""])?;
-    mark.finish()?;
+    // Where a mark holds, and what else clients write beside it, changes no answer.
     Ok(true)
 }
 

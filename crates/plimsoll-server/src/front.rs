@@ -10,6 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Semaphore, watch};
 
 use crate::access::Hosts;
+use crate::caller::Caller;
 use crate::config::{ARRIVING_BYTES, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError};
 use crate::ids::Ids;
@@ -20,6 +21,7 @@ use crate::rates::Rates;
 use crate::record::Recorder;
 use crate::responses::store::ResponseStore;
 use crate::running::Running;
+use crate::unknown::Unknown;
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,11 +119,12 @@ impl Front {
         let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
         let waits = Arc::new(());
         let client = Arc::downgrade(&waits);
+        let unknown = Caller::current().unknown;
         let done = tokio::task::spawn_blocking(move || {
             // Held until the work is over, also when the client has gone meanwhile.
             let _permit = permit;
             CLIENT.set(Some(client));
-            let done = work();
+            let done = Unknown::during(unknown, work);
             CLIENT.set(None);
             done
         });

@@ -8,7 +8,7 @@
 //! request to its handlers, which are the same.
 //!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
-//! client sends beyond the numbers in [`ServerConfig`]. A field that is not understood is refused, never ignored.
+//! client sends beyond the numbers in [`ServerConfig`]. An unknown field is named in a header or refused; a value that is not supported is refused.
 
 #![forbid(unsafe_code)]
 
@@ -61,6 +61,7 @@ mod submit;
 mod tokenize;
 mod trace_file;
 mod turn;
+mod unknown;
 
 pub use access::{ApiKeys, Origins};
 pub use config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
@@ -72,3 +73,4 @@ pub use rates::RateLimits;
 pub use record::RecordConfig;
 pub use registry::{Listed, LoadError, Loader, serve_models};
 pub use serve::{Told, bind, serve};
+pub use unknown::UnknownFields;

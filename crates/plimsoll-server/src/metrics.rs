@@ -69,6 +69,8 @@ pub(crate) struct Metrics {
     pub kv_readers: Arc<AtomicU64>,
     /// Connections that were told 503 because too many were open.
     pub refused_connections: Counter,
+    /// Unknown fields in requests that went on all the same.
+    pub unknown_fields: Counter,
     /// Panics, where no single engine counts them.
     panics: Option<Counter>,
     /// What has become of models, where there are several.
@@ -95,6 +97,7 @@ impl Metrics {
             connections: Arc::default(),
             kv_readers: Arc::default(),
             refused_connections: Counter::default(),
+            unknown_fields: Counter::default(),
             panics,
             models: Models::default(),
         }
@@ -118,6 +121,8 @@ impl Metrics {
         registry.register("plimsoll_generations_ended", help, self.ended.0.clone());
         let help = "Requests turned away before their body was read, by reason";
         registry.register("plimsoll_http_turned_away", help, self.turned_away.clone());
+        let help = "Unknown fields in requests that went on all the same (--unknown-fields)";
+        registry.register("plimsoll_http_unknown_fields", help, self.unknown_fields.clone());
         if let Some(panics) = &self.panics {
             registry.register("plimsoll_panics", "Panics that were caught", panics.clone());
             let Models { loaded, unloaded, failed, cancelled } = &self.models;

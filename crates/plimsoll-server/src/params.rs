@@ -165,6 +165,13 @@ fn stream(fields: &mut Fields<'_>) -> ApiResult<(bool, bool, bool)> {
 }
 
 fn max_tokens(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
+    // Other servers' names. -1 is no limit there.
+    let other = match fields.either::<i64>("n_predict", "num_predict")? {
+        None | Some(-1) => None,
+        Some(tokens) => Some(u32::try_from(tokens).map_err(|_| {
+            ApiError::invalid("n_predict", format!("n_predict is {tokens}; -1 (no limit) or a count is needed"))
+        })?),
+    };
     let old = fields.take::<u32>("max_tokens")?;
     let new = fields.take::<u32>("max_completion_tokens")?;
     match (old, new) {
@@ -172,7 +179,30 @@ fn max_tokens(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
             let message = format!("max_completion_tokens is {new} but max_tokens is {old}; give one of them");
             Err(ApiError::invalid("max_completion_tokens", message))
         }
-        _ => Ok(new.or(old)),
+        _ => match (new.or(old), other) {
+            (Some(known), Some(other)) if known != other => {
+                let message = format!("max_tokens is {known} but n_predict is {other}; give one of them");
+                Err(ApiError::invalid("n_predict", message))
+            }
+            (known, other) => Ok(known.or(other)),
+        },
+    }
+}
+
+/// `top_p`. OpenAI takes 0, which leaves the most probable token alone.
+fn top_p(fields: &mut Fields<'_>) -> ApiResult<Option<f32>> {
+    let asked = fields.number("top_p")?;
+    Ok(asked.map(|top_p| if top_p == 0.0 { f32::MIN_POSITIVE } else { top_p }))
+}
+
+/// `repetition_penalty`, or llama.cpp's name of it.
+fn repetition_penalty(fields: &mut Fields<'_>) -> ApiResult<Option<f32>> {
+    match (fields.number("repetition_penalty")?, fields.number("repeat_penalty")?) {
+        (Some(own), Some(other)) if own != other => {
+            let message = format!("repetition_penalty is {own} but repeat_penalty is {other}; give one of them");
+            Err(ApiError::invalid("repeat_penalty", message))
+        }
+        (own, other) => Ok(own.or(other)),
     }
 }
 
@@ -181,9 +211,9 @@ fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
     let params = SamplingParams {
         temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
         top_k: fields.take("top_k")?.unwrap_or(defaults.top_k),
-        top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
+        top_p: top_p(fields)?.unwrap_or(defaults.top_p),
         min_p: fields.number("min_p")?.unwrap_or(defaults.min_p),
-        repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(defaults.repetition_penalty),
+        repetition_penalty: repetition_penalty(fields)?.unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.number("presence_penalty")?.unwrap_or(0.0),
         frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(0.0),
         logit_bias: fields.take::<Bias>("logit_bias")?.map_or_else(Vec::new, |bias| bias.0),
@@ -225,13 +255,32 @@ fn cache_salt(fields: &mut Fields<'_>, app: &App) -> ApiResult<u64> {
     }
 }
 
+/// Fields that clients of other servers send and that change no answer here: where and how long something is kept, what may speed it up,
+/// what is spelled out anyway. They are taken whatever their value.
+const HINTS: [&str; 13] = [
+    "store",
+    "verbosity",
+    "prediction",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "safe_prompt",
+    "cache_prompt",
+    "keep_alive",
+    "ttl",
+    "slot_id",
+    "id_slot",
+    "provider_specific_fields",
+    "reasoning_details",
+];
+
 /// Fields that are metadata, that are true already, or that this server does not have and therefore refuses.
 fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.take::<String>(name)?;
     }
     fields.take_few::<BTreeMap<String, String>>("metadata", METADATA_NODES_MAX)?;
-    fields.only("store", &["false"])?;
+    fields.hints(&HINTS);
+    fields.only("typical_p", &["1", "1.0"])?;
     fields.service_tier()?;
     fields.only("use_beam_search", &["false"])?;
     fields.only("early_stopping", &["false"])?;

@@ -269,6 +269,9 @@ pub struct HttpArgs {
     /// Inputs of one embedding, rerank or score request, at most 2048.
     #[arg(long, alias = "max_inputs", default_value_t = 2048)]
     pub max_inputs: u32,
+    /// What becomes of request fields that this server does not know.
+    #[arg(long, alias = "unknown_fields", value_enum, default_value_t = UnknownFields::Warn)]
+    pub unknown_fields: UnknownFields,
     /// Open connections at most.
     #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
@@ -286,6 +289,17 @@ pub struct HttpArgs {
     pub media: MediaArgs,
 }
 
+/// What becomes of an unknown field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum UnknownFields {
+    /// The request is a 400.
+    Refuse,
+    /// The request goes on, and a response header names the field.
+    Warn,
+    /// The request goes on.
+    Ignore,
+}
+
 impl HttpArgs {
     /// The server's configuration with these limits.
     pub fn config(&self) -> anyhow::Result<ServerConfig> {
@@ -294,6 +308,11 @@ impl HttpArgs {
             max_bytes_in_flight: self.max_bytes_in_flight,
             max_inputs: self.max_inputs,
             max_connections: self.max_connections,
+            unknown_fields: match self.unknown_fields {
+                UnknownFields::Refuse => plimsoll_server::UnknownFields::Refuse,
+                UnknownFields::Warn => plimsoll_server::UnknownFields::Warn,
+                UnknownFields::Ignore => plimsoll_server::UnknownFields::Ignore,
+            },
             grammar_bytes: self.grammar_bytes,
             grammar_sandbox: Some(plimsoll_memory::host::own_program()),
             response_store_bytes: self.response_store_bytes,

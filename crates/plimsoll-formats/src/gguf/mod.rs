@@ -34,8 +34,9 @@ pub(crate) struct Opened {
     pub(crate) meta: GgufMeta,
 }
 
-/// Opens the GGUF file at `path`, and its sisters when it is the first part of a split checkpoint.
+/// Opens the GGUF file at `path`, and all other parts when it is any part of a split checkpoint.
 pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
+    let path = &first_part(path);
     let mut files = Vec::new();
     let first = add_file(&mut files, path, None)?;
     let architecture = first.architecture;
@@ -83,6 +84,18 @@ fn sisters(path: &Path, meta: &GgufMeta) -> Result<Vec<PathBuf>, FormatError> {
         FormatError::Gguf(format!("split.count is {parts}, but the name {name:?} does not end in {suffix:?}"))
     })?;
     Ok((2..=parts).map(|part| path.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf"))).collect())
+}
+
+/// The first part of the split checkpoint that a name `...-00002-of-00003.gguf` belongs to; any other path stays as it is.
+fn first_part(path: &Path) -> PathBuf {
+    let digits = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let parts = name.strip_suffix(".gguf").and_then(|name| name.rsplit_once("-of-"));
+    let first = parts.and_then(|(rest, count)| {
+        let (stem, number) = rest.rsplit_once('-')?;
+        (digits(number) && digits(count)).then(|| path.with_file_name(format!("{stem}-00001-of-{count}.gguf")))
+    });
+    first.unwrap_or_else(|| path.to_path_buf())
 }
 
 /// The architecture that `general.architecture` names.

@@ -39,8 +39,7 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conv
             return Err(ApiError::invalid("chat_template_kwargs", message));
         }
     }
-    let thinking = fields.take::<bool>("enable_thinking")?;
-    let effort = fields.take::<String>("reasoning_effort")?;
+    let (thinking, effort) = thinking(fields)?;
     let given = [("enable_thinking", thinking.map(Value::from)), ("reasoning_effort", effort.clone().map(Value::from))];
     for (name, value) in given {
         let Some(value) = value else { continue };
@@ -67,6 +66,37 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conv
         conversation.set_effort("reasoning_effort", &effort)?;
     }
     Ok(conversation)
+}
+
+/// Whether and how hard the model shall think: this server's fields, Ollama's `think` and OpenRouter's `reasoning`.
+fn thinking(fields: &mut Fields<'_>) -> ApiResult<(Option<bool>, Option<String>)> {
+    let mut on = fields.take::<bool>("enable_thinking")?;
+    let mut effort = fields.take::<String>("reasoning_effort")?;
+    let mut given = |param: &str, switch: Option<bool>, level: Option<String>| {
+        let contradicts = |name| Err(ApiError::invalid(param, format!("{param} and {name} contradict each other")));
+        match (switch, on) {
+            (Some(switch), Some(on)) if switch != on => return contradicts("enable_thinking"),
+            _ => on = on.or(switch),
+        }
+        match (&level, &effort) {
+            (Some(level), Some(effort)) if level != effort => return contradicts("reasoning_effort"),
+            _ => effort = effort.take().or(level),
+        }
+        Ok(())
+    };
+    match fields.raw("think").map(|raw| serde_json::from_str::<Value>(raw.get())) {
+        None => {}
+        Some(Ok(Value::Bool(switch))) => given("think", Some(switch), None)?,
+        Some(Ok(Value::String(level))) => given("think", None, Some(level))?,
+        Some(_) => return Err(ApiError::invalid("think", "think must be true, false or an effort")),
+    }
+    if let Some(raw) = fields.raw("reasoning") {
+        let mut reasoning = Fields::of("reasoning".into(), raw)?;
+        let (switch, level) = (reasoning.take("enabled")?, reasoning.take("effort")?);
+        reasoning.finish()?;
+        given("reasoning", switch, level)?;
+    }
+    Ok((on, effort))
 }
 
 fn messages(raw: &RawValue, gallery: &mut Gallery<'_>) -> ApiResult<Vec<Value>> {
@@ -114,9 +144,7 @@ fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Ar
     }
     cache_control(&mut fields)?;
     // OpenAI's client sends what it has read in an answer's text back beside it. Where a text comes from is not a part of it.
-    for name in ["parsed", "annotations"] {
-        fields.raw(name);
-    }
+    fields.hints(&["parsed", "annotations", "provider_specific_fields", "reasoning_details"]);
     // What servers put into answers and clients send back unchanged: empty, these say nothing.
     for name in ["refusal", "audio", "function_call"] {
         fields.only(name, &["[]", "\"\""])?;

@@ -17,13 +17,11 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Ask> {
     let conversation = conversation(&mut fields, app)?;
     fields.only("echo", &["false"])?;
     fields.only("modalities", &["[\"text\"]"])?;
-    fields.only("verbosity", &["\"medium\""])?;
-    fields.only("prompt_cache_retention", &["\"in_memory\""])?;
     // Gateways write these, too: thoughts are apart from content here, in streams as well.
     fields.only("separate_reasoning", &["true"])?;
     fields.only("stream_reasoning", &["true"])?;
     let why = "this server answers in text and by the served model alone";
-    fields.never(&["audio", "prediction", "web_search_options"], why)?;
+    fields.never(&["audio", "web_search_options"], why)?;
     let why = "pictures and videos are prepared as the model's own processor does, within this server's limits; `detail: low` and `fps` are known";
     fields.never(&["mm_processor_kwargs", "media_io_kwargs"], why)?;
     let include_reasoning = fields.take("include_reasoning")?.unwrap_or(true);

@@ -188,7 +188,7 @@ impl<'a> Gallery<'a> {
 
     /// Adds a video: an animation, or frames between commas, as vLLM takes them.
     fn video(&mut self, param: String, url: &str) -> ApiResult<Value> {
-        let frames = url.strip_prefix("data:video/jpeg;base64,");
+        let frames = without_prefix(url, "data:video/jpeg;base64,");
         let (sources, listed) = match frames {
             Some(frames) => {
                 let limit = self.app.config.media.file_limit(Modality::Image);
@@ -249,9 +249,12 @@ impl<'a> Gallery<'a> {
         if is("data") {
             let malformed = || ApiError::invalid(param, format!("{param}: a data: URL is data:TYPE;base64,DATA"));
             let (head, data) = url[5..].split_once(',').ok_or_else(malformed)?;
-            let head = head.strip_suffix(";base64").ok_or_else(malformed)?;
-            let media_type = head.split(';').next().unwrap_or_default();
-            return decoded(param, media_type, data, kind, config.file_limit(kind)).map(Source::Bytes);
+            let (head, encoding) = head.rsplit_once(';').ok_or_else(malformed)?;
+            if !encoding.eq_ignore_ascii_case("base64") {
+                return Err(malformed());
+            }
+            let media_type = head.split(';').next().unwrap_or_default().to_ascii_lowercase();
+            return decoded(param, &media_type, data, kind, config.file_limit(kind)).map(Source::Bytes);
         }
         if is("file") {
             return local(param, url, &config.roots).map(Source::File);
@@ -266,6 +269,12 @@ impl<'a> Gallery<'a> {
         }
         Ok(Source::Url(url.to_owned()))
     }
+}
+
+/// What follows a prefix in any case: the scheme, type and encoding of a data: URL have none.
+fn without_prefix<'b>(url: &'b str, prefix: &str) -> Option<&'b str> {
+    let (head, rest) = url.split_at_checked(prefix.len())?;
+    head.eq_ignore_ascii_case(prefix).then_some(rest)
 }
 
 /// A field that must be there, with its full name.

@@ -53,6 +53,11 @@ pub(super) fn only(value: &Value, kind: &str) -> Value {
     json!({"type": kind, "enum": [value], "examples": [value]})
 }
 
+/// A field that changes no answer, whatever its value.
+pub(super) fn hint(example: &Value) -> Value {
+    json!({"description": "Taken; it changes no answer here", "examples": [example]})
+}
+
 /// `params::Common` and `form::Form`.
 pub(super) fn common() -> Fields {
     let stop = json!({
@@ -79,13 +84,22 @@ pub(super) fn common() -> Fields {
         ("n", integer(1, 2)),
         ("best_of", json!({"type": "integer", "minimum": 1, "description": "Equal to n", "examples": [1]})),
         ("max_tokens", integer(0, 3)),
+        (
+            "n_predict",
+            json!({"type": "integer", "minimum": -1, "maximum": u32::MAX, "description": "llama.cpp: max_tokens; -1 is no limit", "examples": [-1]}),
+        ),
+        (
+            "num_predict",
+            json!({"type": "integer", "minimum": -1, "maximum": u32::MAX, "description": "Ollama: max_tokens; -1 is no limit", "examples": [-1]}),
+        ),
         ("max_completion_tokens", integer(0, 3)),
         ("min_tokens", integer(0, 1)),
         ("temperature", number(0.0, 100.0, 0.5)),
-        ("top_p", json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1, "examples": [0.9]})),
+        ("top_p", number(0.0, 1.0, 0.9)),
         ("top_k", json!({"type": "integer", "minimum": -1, "examples": [5]})),
         ("min_p", number(0.0, 1.0, 0.1)),
         ("repetition_penalty", number(0.01, 10.0, 1.1)),
+        ("repeat_penalty", number(0.01, 10.0, 1.1)),
         ("presence_penalty", number(-2.0, 2.0, 0.5)),
         ("frequency_penalty", number(-2.0, 2.0, -0.5)),
         ("logit_bias", bias),
@@ -124,7 +138,20 @@ pub(super) fn common() -> Fields {
         ("safety_identifier", text("somebody")),
         ("prompt_cache_key", text("conversation")),
         ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
-        ("store", only(&json!(false), "boolean")),
+        ("store", hint(&json!(true))),
+        ("verbosity", hint(&json!("low"))),
+        ("prediction", hint(&json!({"type": "content", "content": "x"}))),
+        ("prompt_cache_retention", hint(&json!("24h"))),
+        ("prompt_cache_options", hint(&json!({"mode": "explicit"}))),
+        ("safe_prompt", hint(&json!(true))),
+        ("cache_prompt", hint(&json!(true))),
+        ("keep_alive", hint(&json!("5m"))),
+        ("ttl", hint(&json!(300))),
+        ("slot_id", hint(&json!(0))),
+        ("id_slot", hint(&json!(0))),
+        ("provider_specific_fields", hint(&json!({}))),
+        ("reasoning_details", hint(&json!([]))),
+        ("typical_p", only(&json!(1), "number")),
         ("service_tier", service_tier()),
         ("use_beam_search", only(&json!(false), "boolean")),
         ("early_stopping", only(&json!(false), "boolean")),
@@ -237,6 +264,11 @@ fn conversation() -> Fields {
         ("continue_final_message", flag(false)),
         ("chat_template_kwargs", json!({"type": "object", "examples": [{"mood": "fine"}]})),
         ("enable_thinking", flag(false)),
+        ("think", json!({"description": "Ollama's: true, false or an effort", "examples": [false]})),
+        (
+            "reasoning",
+            json!({"type": "object", "description": "OpenRouter's: `enabled`, `effort`", "examples": [{"effort": "low"}]}),
+        ),
         (
             "reasoning_effort",
             json!({"type": "string", "description": "none, minimal, low, medium, high, xhigh or max; none switches thoughts off where the model can be told so"}),
@@ -257,11 +289,9 @@ pub(super) fn chat() -> Value {
         ("top_logprobs", json!({"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX, "description": "Above 0 only with `logprobs: true`", "examples": [0]})),
         ("echo", only(&json!(false), "boolean")),
         ("modalities", only(&json!(["text"]), "array")),
-        ("verbosity", only(&json!("medium"), "string")),
         ("separate_reasoning", only(&json!(true), "boolean")),
         ("stream_reasoning", only(&json!(true), "boolean")),
         ("include_reasoning", flag(false)),
-        ("prompt_cache_retention", only(&json!("in_memory"), "string")),
         ("thinking_token_budget", json!({"type": "integer", "minimum": 0, "maximum": u32::MAX, "description": "Where the model thinks"})),
     ]);
     object(fields, &["messages"])

@@ -4,7 +4,7 @@ use plimsoll_engine::sampling::TOP_LOGPROBS_MAX;
 use serde_json::{Value, json};
 
 use super::answers::Object;
-use super::bodies::{Fields, common, flag, integer, object, only, service_tier, text};
+use super::bodies::{Fields, common, flag, hint, integer, object, only, service_tier, text};
 
 /// `params::Common::take_few`.
 fn few() -> Fields {
@@ -16,6 +16,7 @@ fn few() -> Fields {
         "top_k",
         "min_p",
         "repetition_penalty",
+        "repeat_penalty",
         "presence_penalty",
         "frequency_penalty",
         "logit_bias",
@@ -158,7 +159,10 @@ pub(super) fn responses() -> Value {
         ("stream_options", json!({"type": "object", "examples": [{"include_obfuscation": false}]})),
         ("background", only(&json!(false), "boolean")),
         ("service_tier", service_tier()),
-        ("prompt_cache_retention", only(&json!("in_memory"), "string")),
+        ("prompt_cache_retention", hint(&json!("24h"))),
+        ("prompt_cache_options", hint(&json!({"mode": "explicit"}))),
+        ("prediction", hint(&json!({"type": "content", "content": "x"}))),
+        ("safe_prompt", hint(&json!(true))),
         ("prompt_cache_key", text("conversation")),
         ("safety_identifier", text("somebody")),
         ("user", text("somebody")),

@@ -48,9 +48,9 @@ impl<'de> Deserialize<'de> for Document {
     }
 }
 
+/// Clients send an id or a title beside the text. The text alone is ranked.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TextOnly {
+struct WithText {
     text: String,
 }
 
@@ -60,7 +60,7 @@ impl<'de> Visitor<'de> for One {
     type Value = Document;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text, or an object with the one field `text`")
+        f.write_str("a text, or an object with the field `text`")
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Document, E> {
@@ -68,7 +68,7 @@ impl<'de> Visitor<'de> for One {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
-        TextOnly::deserialize(MapAccessDeserializer::new(map)).map(|only| Document(only.text))
+        WithText::deserialize(MapAccessDeserializer::new(map)).map(|object| Document(object.text))
     }
 }
 
@@ -77,10 +77,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_and_objects_with_a_text_and_nothing_else() {
+    fn objects_give_their_text_and_other_fields_are_ignored() {
         let parse = |json: &str| serde_json::from_str::<Documents>(json).map_err(|error| error.to_string());
         assert_eq!(parse(r#"["a",{"text":"b"}]"#), Ok(Documents(vec!["a".into(), "b".into()])));
-        for bad in ["\"a\"", "[1]", "[[]]", r#"[{"text":1}]"#, r#"[{"text":"a","image":"b"}]"#, "[{}]", "[null]"] {
+        assert_eq!(parse(r#"[{"id":7,"text":"a","meta":{"k":[1]}}]"#), Ok(Documents(vec!["a".into()])));
+        for bad in ["\"a\"", "[1]", "[[]]", r#"[{"text":1}]"#, r#"[{"title":"a"}]"#, "[{}]", "[null]"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         assert!(parse(&format!("[\"\"{}]", ",\"\"".repeat(5000))).unwrap_err().contains("more than 2048"));

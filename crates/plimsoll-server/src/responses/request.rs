@@ -205,7 +205,7 @@ fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
 fn text(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<Option<Form>> {
     let Some(raw) = fields.raw("text") else { return Ok(None) };
     let mut text = Fields::of("text".into(), raw)?;
-    text.only("verbosity", &["\"medium\""])?;
+    text.hints(&["verbosity"]);
     let format = text.raw("format");
     text.finish()?;
     echo.text = Some(raw.to_owned());
@@ -263,9 +263,8 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     fields.only("background", &["false"])?;
     fields.only("truncation", &["\"disabled\""])?;
     fields.service_tier()?;
-    fields.only("prompt_cache_retention", &["\"in_memory\""])?;
-    let here = "prefixes are cached by themselves";
-    fields.never(&["prompt_cache_options"], here)?;
+    // Prefixes are cached by themselves.
+    fields.hints(&["prompt_cache_retention", "prompt_cache_options", "prediction", "safe_prompt"]);
     let elsewhere =
         ["access_programs", "context_management", "conversation", "image", "max_tool_calls", "moderation", "prompt"];
     fields.never(&elsewhere, ELSEWHERE)

@@ -21,6 +21,31 @@ pub(crate) fn roles<'a>(messages: &'a Value, template: &str) -> Cow<'a, Value> {
     messages
 }
 
+/// The conversation with what later system messages say in the first one, in order: some templates refuse a system message anywhere else.
+/// None where there is no later one, or one that holds more than text.
+pub(crate) fn system_first(messages: &Value) -> Option<Value> {
+    let speaks = |message: &Value| message["role"] == "system" || message["role"] == DEVELOPER;
+    let all = messages.as_array()?;
+    if !all.iter().skip(1).any(speaks) {
+        return None;
+    }
+    let mut texts = Vec::new();
+    for message in all.iter().filter(|message| speaks(message)) {
+        match &message["content"] {
+            Value::String(text) => texts.push(text.clone()),
+            Value::Array(parts) => {
+                let part = |part: &Value| part["text"].as_str().map(str::to_owned);
+                texts.extend(parts.iter().map(part).collect::<Option<Vec<_>>>()?);
+            }
+            _ => return None,
+        }
+    }
+    texts.retain(|text| !text.is_empty());
+    let first = json!({"role": "system", "content": texts.join("\n\n")});
+    let others = all.iter().filter(|message| !speaks(message)).cloned();
+    Some(std::iter::once(first).chain(others).collect())
+}
+
 /// The conversation without tools, calls and results, all of them as text.
 pub(crate) fn without_tools(messages: &Value, tools: Option<&Value>) -> Value {
     let mut adapted: Vec<Value> = messages.as_array().into_iter().flatten().map(message).collect();
@@ -73,6 +98,23 @@ fn introduction(tools: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn later_system_messages_are_folded_into_the_first_in_order() {
+        let say = |role: &str, text: &str| json!({"role": role, "content": text});
+        let late = json!([
+            say("user", "a"),
+            say("system", "s"),
+            say("assistant", "b"),
+            {"role": "developer", "content": [{"type": "text", "text": "t"}]},
+            say("user", "c")
+        ]);
+        let expected = json!([say("system", "s\n\nt"), say("user", "a"), say("assistant", "b"), say("user", "c")]);
+        assert_eq!(system_first(&late), Some(expected));
+        assert_eq!(system_first(&json!([say("system", "s"), say("user", "a")])), None);
+        let picture = json!([say("user", "a"), {"role": "system", "content": [{"type": "image"}]}]);
+        assert_eq!(system_first(&picture), None);
+    }
 
     #[test]
     fn tools_calls_and_results_become_text() {

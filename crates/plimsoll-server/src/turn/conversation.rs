@@ -188,11 +188,15 @@ impl Conversation {
         let template = template.when(tools.is_some());
         faults::site(Site::Template);
         let messages = adapt::roles(&self.messages, template.source());
-        let rendered = if template.knows_tools() {
-            template.render(&messages, tools, self.ending, &self.extra)
-        } else {
-            template.render(&adapt::without_tools(&messages, tools), None, self.ending, &self.extra)
+        let render = |messages: &Value| match template.knows_tools() {
+            true => template.render(messages, tools, self.ending, &self.extra),
+            false => template.render(&adapt::without_tools(messages, tools), None, self.ending, &self.extra),
         };
+        let mut rendered = render(&messages);
+        // Some templates take a system message at the beginning alone, and agents send further ones.
+        if let (Err(TextError::Render(_)), Some(folded)) = (&rendered, adapt::system_first(&messages)) {
+            rendered = render(&folded).or(rendered);
+        }
         // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
         rendered.map_err(|error| match error {
             TextError::Panicked(_) => ApiError::internal(error.to_string()),

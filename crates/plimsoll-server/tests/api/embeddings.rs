@@ -110,7 +110,7 @@ fn what_cannot_be_is_refused_and_says_why() {
     rerank(json!({"documents": ["a"]}), &["query is missing"]);
     rerank(json!({"query": "a", "documents": []}), &["documents is empty"]);
     rerank(json!({"query": "a", "documents": ["b", "c", "d", "e"]}), &["limit of 3", "--max-inputs"]);
-    rerank(json!({"query": "a", "documents": [{"text": "b", "image": "c"}]}), &["documents"]);
+    rerank(json!({"query": "a", "documents": [{"image": "c"}]}), &["documents", "text"]);
     rerank(json!({"query": "a", "documents": ["b"], "top_n": 0}), &["top_n"]);
     rerank(json!({"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}), &["max_tokens_per_doc"]);
     let score = |body: Value, words: &[&str]| refused(&server, "/v1/score", &body, words);

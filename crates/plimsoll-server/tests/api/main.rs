@@ -23,4 +23,5 @@ mod responses;
 mod several;
 mod shutdown;
 mod streams;
+mod tolerant;
 mod tools;

@@ -658,7 +658,6 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"truncation": "auto"}), "truncation"),
         (json!({"include": ["file_search_call.results"]}), "include"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
-        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"text": {"format": {"type": "json_schema", "schema": {}}}}), "text.format.name"),
         (json!({"text": {"format": {"type": "json_schema", "name": "x"}}}), "text.format.schema"),

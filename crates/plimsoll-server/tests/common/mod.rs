@@ -11,7 +11,9 @@ pub use plimsoll_engine::testing::Script;
 use plimsoll_engine::testing::{Observed, Scripted, Step, limits, scripted_with_media};
 use plimsoll_engine::{EngineHandle, Limits, MediaSpec, Pooling, Request};
 use plimsoll_reply::Choice;
-use plimsoll_server::{Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, Told, bind, serve};
+use plimsoll_server::{
+    Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, Told, UnknownFields, bind, serve,
+};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
@@ -78,7 +80,10 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Nobody is given up for being slow, so that a slow machine makes no difference; a drain is short.
 pub fn config() -> ServerConfig {
     ServerConfig {
+        // What the documents do not list is found.
+        unknown_fields: UnknownFields::Refuse,
         port: 0,
+        max_choices: 8,
         max_body_bytes: 1 << 20,
         max_bytes_in_flight: 16 << 20,
         header_timeout: PATIENCE,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, start};
-use plimsoll_hub::{Cache, Progress, TerminalProgress};
+use plimsoll_hub::{Cache, ModelRef, Progress, TerminalProgress};
 
 use crate::progress::Loading;
 
@@ -24,8 +24,13 @@ pub fn resolve(model: &str) -> anyhow::Result<PathBuf> {
 
 /// The same, and `progress` is told.
 pub fn resolve_telling(model: &str, progress: &mut dyn Progress) -> anyhow::Result<PathBuf> {
+    let what = || format!("model '{model}'");
+    // Local files need no cache, which needs HOME.
+    if let ModelRef::GgufFile(path) | ModelRef::Directory(path) = ModelRef::parse(model).with_context(what)? {
+        return Ok(path);
+    }
     let cache = Cache::default_location()?;
-    plimsoll_hub::resolve(model, &cache, progress).with_context(|| format!("model '{model}'"))
+    plimsoll_hub::resolve(model, &cache, progress).with_context(what)
 }
 
 /// Opens, plans, loads and proves a model.

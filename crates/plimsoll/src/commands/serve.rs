@@ -25,7 +25,7 @@ const SAME_SIGNAL: Duration = Duration::from_secs(1);
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     let config = ServerConfig {
-        host: args.host.clone(),
+        host: args.host.trim_start_matches('[').trim_end_matches(']').to_owned(),
         port: args.port,
         drain_deadline: Duration::from_secs(args.drain_seconds),
         record: args.record.clone().map(|file| RecordConfig {

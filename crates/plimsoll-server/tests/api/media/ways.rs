@@ -145,6 +145,7 @@ fn responses_keep_their_pictures() {
 fn videos_are_frames_with_their_times() {
     let (server, spec) = seeing(config());
     let gif = format!("data:image/gif;base64,{}", STANDARD.encode(fixture("moving.gif")));
+    let capitals = format!("DATA:IMAGE/GIF;BASE64,{}", STANDARD.encode(fixture("moving.gif")));
     let frame = STANDARD.encode(fixture("gray.jpg"));
     let url = format!("data:image/jpeg;base64,{frame}");
     let ways = [
@@ -156,6 +157,13 @@ fn videos_are_frames_with_their_times() {
             2,
             vec!["0.2"],
         ),
+        // A data: URL is the same in capitals.
+        (
+            json!({"type": "video_url", "video_url": {"url": format!("DATA:VIDEO/JPEG;BASE64,{frame},{frame}")}}),
+            2,
+            vec!["0.2"],
+        ),
+        (json!({"type": "video_url", "video_url": {"url": capitals}}), 2, vec!["0.1"]),
     ];
     let tokenizer = tokenizer_with(&SEEING_SPECIALS);
     for (part, frames, times) in &ways {
