@@ -1,11 +1,26 @@
 //! The official Python clients against the server: what their users rely on, checked by a script for each.
 
-use crate::product::Server;
+use std::process::Command;
+
+use crate::page::{modules, program};
+use crate::product::{Server, repository};
 use crate::python;
 
 /// The releases the scripts were written against.
 pub const OPENAI: &str = "openai==3.52.0";
 pub const ANTHROPIC: &str = "anthropic==2.12.0";
+const AGENTS: &str = "openai-agents==0.24.0";
+const INSTRUCTOR: &str = "instructor==1.17.0";
+const PYDANTIC_AI: &str = "pydantic-ai-slim[openai]==2.68.0";
+
+/// Vercel's `ai`, its three providers and the schemas that the script writes: 36 MB.
+const AI: [&str; 5] = [
+    "ai@6.0.326",
+    "@ai-sdk/openai@3.0.141",
+    "@ai-sdk/openai-compatible@2.0.92",
+    "@ai-sdk/anthropic@3.0.140",
+    "zod@4.6.7",
+];
 
 /// Runs a script against a server of its own.
 fn satisfies(client: &str, script: &str) {
@@ -26,4 +41,36 @@ fn the_openai_clients_responses_are_what_it_expects() {
 #[test]
 fn the_anthropic_client_gets_what_it_expects() {
     satisfies(ANTHROPIC, "anthropic_client.py");
+}
+
+#[test]
+fn the_openai_agents_sdk_calls_a_tool_and_ends() {
+    satisfies(AGENTS, "agents_client.py");
+}
+
+#[test]
+fn instructor_gets_objects() {
+    satisfies(INSTRUCTOR, "instructor_client.py");
+}
+
+#[test]
+fn pydantic_ai_gets_typed_outputs() {
+    satisfies(PYDANTIC_AI, "pydantic_ai_client.py");
+}
+
+#[test]
+fn the_ai_package_calls_tools_through_each_provider() {
+    let modules = modules("ai-sdk", &AI);
+    let server = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
+    let output = Command::new(program(&["node"], &["nodejs"]))
+        .arg(repository().join("tests/clients/tools.mjs"))
+        .env("URL", format!("http://{}", server.address))
+        .env("MODULES", modules)
+        .envs([("NO_PROXY", "*"), ("no_proxy", "*")])
+        .output()
+        .expect("node runs");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    print!("{stdout}");
+    assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", server.log());
+    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
 }

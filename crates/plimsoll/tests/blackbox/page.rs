@@ -20,7 +20,7 @@ fn good(command: &mut Command) -> Result<Output, String> {
 }
 
 /// The first of these programs that is there, or what Debian's packages bring.
-fn program(names: &[&str], packages: &[&str]) -> PathBuf {
+pub fn program(names: &[&str], packages: &[&str]) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let there = || {
         let mut places =
@@ -36,7 +36,7 @@ fn program(names: &[&str], packages: &[&str]) -> PathBuf {
     let install = [&["install", "--no-install-recommends"], packages].concat();
     let installed = apt(&["update"]).and_then(|_| apt(&install));
     let why = installed.err().unwrap_or_else(|| "apt-get brought none".into());
-    there().unwrap_or_else(|| panic!("the page cannot be tested without {}: {why}", names[0]))
+    there().unwrap_or_else(|| panic!("the test needs {}: {why}", names[0]))
 }
 
 /// The browser somebody has named, one that is there, or Debian's.
@@ -45,23 +45,24 @@ fn browser() -> PathBuf {
     given.map_or_else(|| program(&BROWSERS, &["chromium", "fonts-dejavu-core"]), PathBuf::from)
 }
 
-/// playwright-core, installed once below the build's own files.
-fn playwright() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PLAYWRIGHT);
+/// Packages of npm, installed once below the build's own files, in a directory of this name.
+pub fn modules(name: &str, packages: &[&str]) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let complete = target.join("complete");
-    if !complete.is_file() {
+    let wanted = packages.join("\n");
+    if !std::fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted) {
         std::fs::create_dir_all(&target).expect("the build's directory is ours");
         let mut npm = Command::new(program(&["npm"], &["nodejs", "npm"]));
-        npm.args(["install", "--no-audit", "--no-fund", "--no-save", "--prefix"]).arg(&target).arg(PLAYWRIGHT);
-        good(&mut npm).unwrap_or_else(|why| panic!("the page cannot be tested without {PLAYWRIGHT}: {why}"));
-        std::fs::write(&complete, PLAYWRIGHT).expect("the directory is ours");
+        npm.args(["install", "--no-audit", "--no-fund", "--no-save", "--prefix"]).arg(&target).args(packages);
+        good(&mut npm).unwrap_or_else(|why| panic!("npm could not install {packages:?}: {why}"));
+        std::fs::write(&complete, wanted).expect("the directory is ours");
     }
     target
 }
 
 #[test]
 fn the_page_does_what_it_shows_in_a_real_browser() {
-    let (browser, playwright) = (browser(), playwright());
+    let (browser, playwright) = (browser(), modules(PLAYWRIGHT, &[PLAYWRIGHT]));
     let plain = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
     let (key, hostile) = ("a-key-for-the-page", "<img src=x onerror=alert(1)>");
     let keyed = ["--max-total-token-num", "8192", "--api-key", key, "--served-model-name", hostile];
