@@ -342,8 +342,8 @@ def check_errors():
     refused(bad, ["2048"], lambda: complete("x", max_tokens=4000))
     error = refused(bad, ["temperature"], lambda: complete("x", temperature=-1))
     assert error.param == "temperature" and error.status_code == 400
-    refused(bad, ["top_p"], lambda: chat(top_p=0))
-    refused(bad, ["n is 1000", "64"], lambda: complete("x", n=1000))
+    refused(bad, ["top_p"], lambda: chat(top_p=-1))
+    refused(bad, ["n is 1000", "128"], lambda: complete("x", n=1000))
     refused(bad, ["logprobs"], lambda: complete("x", logprobs=1000))
     refused(bad, ["messages"], lambda: chat([]))
     error = refused(bad, ["json_schema"], lambda: chat(response_format={"type": "xml"}))

@@ -20,6 +20,7 @@ mod budget;
 mod cache;
 mod checks;
 mod depth;
+pub mod gbnf;
 mod guide;
 mod jobs;
 pub mod sandbox;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Settings, Source, Thinking};
+use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Settings, Source, Thinking, gbnf};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use serde_json::value::RawValue;
 
@@ -36,6 +36,7 @@ impl Form {
         add("guided_regex", fields.take("guided_regex")?.map(Source::Regex));
         add("guided_choice", choice(fields, "guided_choice")?);
         add("guided_grammar", fields.take("guided_grammar")?.map(Source::Lark));
+        add("grammar", gbnf(fields)?);
         match &forms[..] {
             [] | [_] => Ok(forms.pop()),
             [first, second, ..] => {
@@ -190,6 +191,13 @@ pub(crate) fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<St
     let parsed = serde_json::from_str::<&RawValue>(&text);
     parsed.map_err(|error| ApiError::invalid(&param, format!("{param} is not JSON: {error}")))?;
     Ok(Some(text))
+}
+
+/// llama.cpp's `grammar`.
+fn gbnf(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
+    let Some(text) = fields.take::<String>("grammar")?.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let lark = gbnf::to_lark(&text).map_err(|why| ApiError::invalid("grammar", format!("grammar (GBNF): {why}")))?;
+    Ok(Some(Source::Lark(lark)))
 }
 
 fn choice(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<Source>> {

@@ -133,6 +133,7 @@ pub(super) fn common() -> Fields {
             "guided_choice",
             json!({"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1024, "examples": [["ab", "cd"]]}),
         ),
+        ("grammar", json!({"type": "string", "description": "llama.cpp's GBNF", "examples": ["root ::= \"a\""]})),
         ("guided_grammar", json!({"type": "string", "description": "Lark", "examples": ["start: \"a\""]})),
         ("user", text("somebody")),
         ("safety_identifier", text("somebody")),

@@ -127,6 +127,19 @@ fn think_and_reasoning_set_what_enable_thinking_and_reasoning_effort_do() {
     assert_eq!(server.post("/v1/chat/completions", &both).error(400)["param"], "think");
 }
 
+#[test]
+fn a_gbnf_grammar_holds_the_answer_or_is_refused_with_its_line() {
+    let server = Server::start(letters);
+    let bound = || server.observed.constrained.load(std::sync::atomic::Ordering::Acquire);
+    server.post("/v1/completions", &completion(&json!({"grammar": "root ::= [a-c]+ \"!\""}))).ok();
+    assert_eq!(bound(), 1);
+    let error = server.post("/v1/completions", &completion(&json!({"grammar": "root ::= (\"a\""}))).error(400);
+    assert_eq!(error["param"], "grammar");
+    assert!(error["message"].as_str().unwrap().contains("line 1: ')' is missing"), "{error}");
+    let two = json!({"grammar": "root ::= \"a\"", "guided_regex": "a"});
+    assert_eq!(server.post("/v1/completions", &completion(&two)).error(400)["param"], "grammar");
+}
+
 /// As Qwen3.5's does.
 const GUARDED: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
     {{ raise_exception('System message must be at the beginning.') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";

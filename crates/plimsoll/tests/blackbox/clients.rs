@@ -11,6 +11,8 @@ pub const OPENAI: &str = "openai==3.52.0";
 pub const ANTHROPIC: &str = "anthropic==2.12.0";
 const AGENTS: &str = "openai-agents==0.24.0";
 const INSTRUCTOR: &str = "instructor==1.17.0";
+const LITELLM: &str = "litellm==1.110.2";
+const LANGCHAIN: [&str; 3] = ["langchain==1.5.2", "langchain-openai==1.7.4", "langgraph==1.2.24"];
 const PYDANTIC_AI: &str = "pydantic-ai-slim[openai]==2.68.0";
 
 /// Vercel's `ai`, its three providers and the schemas that the script writes: 36 MB.
@@ -22,6 +24,12 @@ const AI: [&str; 5] = [
     "zod@4.6.7",
 ];
 
+/// Runs a script against a server that refuses what it does not know: the official clients' own types are all known.
+fn satisfies_strictly(client: &str, script: &str) {
+    let flags = ["--max-total-token-num", "16384", "--max-req-total-len", "2048", "--unknown-fields", "refuse"];
+    python::satisfies(client, script, &Server::start(&flags), &[]);
+}
+
 /// Runs a script against a server of its own.
 fn satisfies(client: &str, script: &str) {
     let server = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
@@ -30,17 +38,17 @@ fn satisfies(client: &str, script: &str) {
 
 #[test]
 fn the_openai_client_gets_what_it_expects() {
-    satisfies(OPENAI, "openai_client.py");
+    satisfies_strictly(OPENAI, "openai_client.py");
 }
 
 #[test]
 fn the_openai_clients_responses_are_what_it_expects() {
-    satisfies(OPENAI, "responses_client.py");
+    satisfies_strictly(OPENAI, "responses_client.py");
 }
 
 #[test]
 fn the_anthropic_client_gets_what_it_expects() {
-    satisfies(ANTHROPIC, "anthropic_client.py");
+    satisfies_strictly(ANTHROPIC, "anthropic_client.py");
 }
 
 #[test]
@@ -56,6 +64,17 @@ fn instructor_gets_objects() {
 #[test]
 fn pydantic_ai_gets_typed_outputs() {
     satisfies(PYDANTIC_AI, "pydantic_ai_client.py");
+}
+
+#[test]
+fn litellm_calls_tools_and_gets_an_object() {
+    satisfies(LITELLM, "litellm_client.py");
+}
+
+#[test]
+fn langchain_calls_tools_gets_objects_and_runs_an_agent() {
+    let server = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
+    python::ends_well(python::among("langchain", &LANGCHAIN, "python3"), "langchain_client.py", &server, &[]);
 }
 
 #[test]

@@ -46,7 +46,11 @@ pub fn among(name: &str, wishes: &[&str], program: impl AsRef<OsStr>) -> Command
 
 /// Runs a script of `tests/clients` against a server, with more arguments if it wants any. It must come to its end.
 pub fn satisfies(requirement: &str, script: &str, server: &Server, more: &[PathBuf]) {
-    let mut command = beside(requirement, "python3");
+    ends_well(beside(requirement, "python3"), script, server, more);
+}
+
+/// Runs a script with a command that finds its packages.
+pub fn ends_well(mut command: Command, script: &str, server: &Server, more: &[PathBuf]) {
     command.arg(repository().join("tests/clients").join(script)).arg(format!("http://{}", server.address)).args(more);
     let output = command.output().expect("python3 runs");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -80,7 +80,7 @@ fn routers_follow_the_cache() {
     assert!(page.contains("plimsoll_kv_events_readers 3\n"), "{page}");
     // Each change was told of, the last one now, and counted as what only grows.
     follower.stored();
-    assert!(page.contains("# TYPE plimsoll_kv_changes counter\n"), "{page}");
+    assert!(page.contains("# TYPE plimsoll_kv_changes_total counter\n"), "{page}");
     assert!(page.contains(&format!("\nplimsoll_kv_changes_total {}\n", follower.seq)), "{page}");
     let cleared = server.post("/v1/cache/clear", &json!({}));
     assert_eq!(cleared.status, 200);

@@ -183,6 +183,7 @@ fn no_log_and_no_trace_has_keys_addresses_or_what_was_said() {
     let (keys, trace) = (folder.file("keys", &KEYS.join("\n")), folder.0.join("trace.jsonl"));
     let mut command = plimsoll(["--verbose", "serve"]);
     command.arg(fixture("vl-qwen3")).args(["--port", "0", "--media-fetch", "any", "--media-fetch-timeout", "2"]);
+    command.args(["--unknown-fields", "refuse"]);
     command.args(["--api-key-file", &keys, "--max-total-token-num", "8192", "--media-bytes", "67108864"]);
     // Everything that anything in the process could say.
     command.arg("--record").arg(&trace).env("RUST_LOG", "trace").env("RUST_BACKTRACE", "1");

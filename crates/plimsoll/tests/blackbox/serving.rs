@@ -89,7 +89,8 @@ fn every_page_answers() {
 
 #[test]
 fn errors_have_openais_shape_and_name_the_limit() {
-    let server = Server::start(&["--max-total-token-num", "4096", "--max-body-bytes", "65536"]);
+    let flags = ["--max-total-token-num", "4096", "--max-body-bytes", "65536", "--unknown-fields", "refuse"];
+    let server = Server::start(&flags);
     let error = |path: &str, body: &Value, status: u16, words: &[&str]| {
         let answer = server.post(path, body);
         assert_eq!(answer.status, status, "{body}");
@@ -103,7 +104,7 @@ fn errors_have_openais_shape_and_name_the_limit() {
     error("/v1/completions", &json!({"prompt": "x", "max_tokens": 5000}), 400, &["4096"]);
     error("/v1/completions", &json!({"prompt": "x", "temperature": -1}), 400, &["temperature", "-1"]);
     error("/v1/completions", &json!({"prompt": [49152]}), 400, &["49152"]);
-    error("/v1/completions", &json!({"prompt": "x", "n": 65}), 400, &["64"]);
+    error("/v1/completions", &json!({"prompt": "x", "n": 129}), 400, &["128"]);
     error("/v1/completions", &json!({"prompt": "x", "no_such_field": 1}), 400, &["no_such_field"]);
     error("/v1/completions", &json!({"prompt": "x", "model": "gpt-4"}), 404, &["gpt-4", "smollm2"]);
     error("/v1/chat/completions", &json!({"messages": []}), 400, &["messages"]);

@@ -159,7 +159,7 @@ fn t_30_counts_in_a_request_are_checked_before_they_are_multiplied() {
     for body in [
         with(greedy(&[1], 1), json!({"n": 100_000})),
         with(greedy(&[1], 1), json!({"prompt": vec![[1, 2]; 2000]})),
-        with(greedy(&[1], 1), json!({"n": 64, "prompt": [[1], [2]]})),
+        with(greedy(&[1], 1), json!({"n": 128, "prompt": [[1], [2]]})),
         with(greedy(&[1], 1), json!({"stop": vec!["x"; 1000]})),
         with(greedy(&[1], 1), json!({"stop": ["x".repeat(100_000)]})),
     ] {
