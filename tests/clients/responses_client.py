@@ -181,6 +181,8 @@ WORKS = {"include", "input", "instructions", "max_output_tokens", "metadata", "m
 WORKS |= {"store", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p"}
 # Names for people, which come back as they are.
 WORKS |= {"user", "safety_identifier", "prompt_cache_key"}
+# Hints, which change no answer.
+WORKS |= {"prompt_cache_options", "prompt_cache_retention"}
 REFUSED = {
     "access_programs": {"cyber": "standard"},
     "background": True,
@@ -190,8 +192,6 @@ REFUSED = {
     "max_tool_calls": 3,
     "moderation": {"model": "x"},
     "prompt": {"id": "x"},
-    "prompt_cache_options": {"mode": "explicit"},
-    "prompt_cache_retention": "24h",
     "reasoning": {"mode": "pro"},
     "service_tier": "batch",
     "stream_options": {"include_obfuscation": True},

@@ -108,12 +108,14 @@ pub(crate) fn tenths(number: f64) -> f64 {
 /// Longest name of a field in the log.
 const PARAM_BYTES: usize = 64;
 
-/// The line of a request that no model has answered: what it was refused for, and of its body the name of a field at most.
+/// The line of a request that no model has answered: what it was refused for, and of its body the name of a known field at most.
 pub(crate) fn refused(response: &Response, id: &HeaderValue, route: &str) {
     let error = response.extensions().get::<ApiError>();
     let status = response.status();
     let reason = error.and_then(|error| error.code).or(status.canonical_reason()).unwrap_or("other");
-    let param = error.and_then(|error| error.param.as_deref()).map(plain);
+    // The name of an unknown field is the client's own word.
+    let known = error.filter(|error| error.code != Some("unknown_field"));
+    let param = known.and_then(|error| error.param.as_deref()).map(plain);
     let id = plain(id.to_str().unwrap_or_default());
     tracing::info!(id, route, status = status.as_u16(), reason, param, "request refused");
 }

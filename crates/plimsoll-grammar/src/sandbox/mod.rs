@@ -4,7 +4,7 @@
 //! So each job runs first in a process of its own, with a limit in bytes, in time and in stack. A job that needs more ends
 //! that process and nothing else. What has passed here is compiled again in the server, at a cost that is then known.
 //!
-//! [`Sandbox`] is the server's side, [`serve`] the child's. The two talk in frames ([`protocol`]) over a socket pair.
+//! `Sandbox` is the server's side, [`serve`] the child's. The two talk in frames (`protocol`) over a socket pair.
 //!
 //! What must not be in here: what a schema means, and which tokens may come next.
 

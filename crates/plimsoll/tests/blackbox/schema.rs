@@ -9,7 +9,8 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 #[test]
 fn schemathesis_finds_no_5xx_and_no_mismatch() {
     // Short contexts: every answer is short.
-    let server = Server::start(&["--max-total-token-num", "4096", "--max-req-total-len", "64", "--unknown-fields", "refuse"]);
+    let server =
+        Server::start(&["--max-total-token-num", "4096", "--max-req-total-len", "64", "--unknown-fields", "refuse"]);
     let output = beside(SCHEMATHESIS, repository().join("tests/clients/schemathesis.sh"))
         .arg(format!("http://{}", server.address))
         .args(["python3", "-c", "from schemathesis.cli import schemathesis; schemathesis()"])
