@@ -46,11 +46,7 @@ impl<'o> Emitter<'o> {
         let mut next = 0;
         while next < self.exprs.len() {
             let expr = self.exprs[next].clone();
-            let form = expander.form(&expr)?;
-            let mut plans = Vec::new();
-            for alternative in form.iter() {
-                plans.extend(expander.plan(alternative, self.options)?);
-            }
+            let plans = self.plans_of(expander, &expr).map_err(|error| error.within(expander.place(&expr)))?;
             expander.pay(plans.len(), "")?;
             for plan in &plans {
                 self.reach(plan);
@@ -80,6 +76,15 @@ impl<'o> Emitter<'o> {
         }
         self.fits()?;
         Ok(self.rules)
+    }
+
+    fn plans_of(&self, expander: &mut Expander<'_>, expr: &Expr) -> Result<Vec<Plan>> {
+        let form = expander.form(expr)?;
+        let mut plans = Vec::new();
+        for alternative in form.iter() {
+            plans.extend(expander.plan(alternative, self.options)?);
+        }
+        Ok(plans)
     }
 
     fn state(&mut self, expr: &Expr) -> State {
@@ -412,7 +417,8 @@ impl Table {
     fn new(items: &Items, counted: &Counted, alive: impl Fn(&Expr) -> bool) -> Self {
         let cap = |ends: &[u64]| usize::try_from(ends.iter().max().copied().unwrap_or(0)).unwrap_or(0) + 1;
         let beyond = |max: Option<u64>| max.map_or(0, |max| max.saturating_add(1));
-        let length = cap(&[items.places.len() as u64, items.min, beyond(items.max)]);
+        // The first item has a place of its own: it has no comma before it.
+        let length = cap(&[1, items.places.len() as u64, items.min, beyond(items.max)]);
         let hits = cap(&[counted.min, beyond(counted.max)]);
         let good = vec![vec![false; hits]; length];
         let (min, max) = (items.min, items.max);

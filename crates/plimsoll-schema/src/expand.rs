@@ -171,6 +171,15 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
+    /// Where the first of an expression's schemas stands; empty for the whole document and for what was made up.
+    pub fn place(&self, expr: &Expr) -> &str {
+        let places = expr.schemas().iter().filter_map(|(node, _)| match &self.nodes[*node] {
+            Kind::Schema(place) => Some(&*place.at),
+            _ => None,
+        });
+        places.into_iter().next().unwrap_or_default()
+    }
+
     /// What an expression allows.
     pub fn form(&mut self, expr: &Expr) -> Result<Form> {
         let mut all = Rc::new(anything());
@@ -251,7 +260,11 @@ impl<'a> Expander<'a> {
             (Kind::Schema(place), true) => self.negated(&place),
         };
         self.open.pop();
-        let form = Rc::new(form?);
+        let mut form = form?;
+        if not {
+            form.iter_mut().for_each(Alternative::evaluates_nothing);
+        }
+        let form = Rc::new(form);
         self.forms.insert((node, not), Rc::clone(&form));
         Ok(form)
     }

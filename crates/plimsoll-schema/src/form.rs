@@ -220,6 +220,18 @@ pub(crate) fn anything() -> Vec<Alternative> {
 }
 
 impl Alternative {
+    /// Says that it comes from a negation, whatever is within that: no part of it counts as evaluated.
+    pub fn evaluates_nothing(&mut self) {
+        match self {
+            Self::Array(arrays) => {
+                arrays.groups.iter_mut().for_each(|group| group.blind = true);
+                arrays.contains.iter_mut().for_each(|contains| contains.blind = true);
+            }
+            Self::Object(objects) => objects.groups.iter_mut().for_each(|group| group.blind = true),
+            _ => {}
+        }
+    }
+
     /// The type it is of.
     pub fn kind(&self) -> std::mem::Discriminant<Self> {
         std::mem::discriminant(self)
@@ -244,6 +256,14 @@ fn both<T: PartialEq + Clone>(a: &[T], b: &[T]) -> Vec<T> {
     let mut all = a.to_vec();
     all.extend(b.iter().filter(|one| !a.contains(one)).cloned());
     all
+}
+
+/// The values that two lists have in common; a list that is missing has all.
+fn of_both<T: PartialEq + Clone>(a: &Option<Vec<T>>, b: &Option<Vec<T>>) -> Option<Vec<T>> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.iter().filter(|one| b.contains(one)).cloned().collect()),
+        (a, b) => a.clone().or(b.clone()),
+    }
 }
 
 fn most(a: Option<u64>, b: Option<u64>) -> Option<u64> {
@@ -278,18 +298,13 @@ fn numbers(a: &Numbers, b: &Numbers) -> Option<Numbers> {
         low,
         high,
         multiples: both(&a.multiples, &b.multiples),
-        only: match (&a.only, &b.only) {
-            (Some(a), Some(b)) => Some(a.iter().filter(|one| b.contains(one)).cloned().collect()),
-            (a, b) => a.clone().or(b.clone()),
-        },
+        only: of_both(&a.only, &b.only),
         except: both(&a.except, &b.except),
     };
     if let Some(mut only) = all.only.take() {
         only.retain(|one| all.has(one));
-        if only.is_empty() {
-            return None;
-        }
-        all.only = Some(only);
+        all.only = Some(only).filter(|only| !only.is_empty());
+        all.only.as_ref()?;
     }
     match (&all.low, &all.high) {
         (Some(low), Some(high)) if high.at.compare(&low.at).is_lt() => None,
@@ -333,18 +348,13 @@ fn strings(a: &Strings, b: &Strings) -> Option<Strings> {
         max: most(a.max, b.max),
         patterns: both(&a.patterns, &b.patterns),
         not: both(&a.not, &b.not),
-        only: match (&a.only, &b.only) {
-            (Some(a), Some(b)) => Some(a.iter().filter(|one| b.contains(one)).cloned().collect()),
-            (a, b) => a.clone().or(b.clone()),
-        },
+        only: of_both(&a.only, &b.only),
         except: both(&a.except, &b.except),
     };
     if let Some(mut only) = all.only.take() {
         only.retain(|one| all.has(one));
-        if only.is_empty() {
-            return None;
-        }
-        all.only = Some(only);
+        all.only = Some(only).filter(|only| !only.is_empty());
+        all.only.as_ref()?;
     }
     let contradicts = all.patterns.iter().any(|named| all.not.contains(named));
     (!contradicts && all.max.is_none_or(|max| all.min <= max)).then_some(all)

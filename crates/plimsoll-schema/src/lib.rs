@@ -109,6 +109,21 @@ pub enum SchemaError {
     },
 }
 
+impl SchemaError {
+    /// The error, at a part of the schema where it names none itself.
+    fn within(mut self, part: &str) -> Self {
+        if let Self::Unsupported { at, .. }
+        | Self::TooLarge { at, .. }
+        | Self::Invalid { at, .. }
+        | Self::Unsatisfiable { at } = &mut self
+            && at.is_empty()
+        {
+            part.clone_into(at);
+        }
+        self
+    }
+}
+
 fn place(at: &str) -> String {
     if at.is_empty() { String::new() } else { format!(" at {}", at.chars().take(120).collect::<String>()) }
 }
