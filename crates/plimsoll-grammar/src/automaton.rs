@@ -138,7 +138,8 @@ impl Start {
             current: Mutex::new(Some((self.parser, Arc::new(Mutex::new(first))))),
             first_mask: self.mask,
             jobs,
-            slow: AtomicBool::new(false),
+            // What is validated while it is written waits for another process: outside of steps.
+            slow: AtomicBool::new(layout.as_ref().is_some_and(Layout::is_validated_on_the_way)),
             under_way: AtomicUsize::new(0),
             computed: AtomicU64::new(0),
             depth,
@@ -254,7 +255,11 @@ impl Path {
     /// Takes from the mask what would break a check. Returns the tokens that only the next mask can judge.
     fn refine(&mut self, mask: &mut SimpleVob, compiled: &Compiled, grammars: &Grammars) -> Result<Vec<u32>, Unfit> {
         let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) else { return Ok(Vec::new()) };
-        let Settings { tokenizer, ends, .. } = grammars.settings();
+        let Settings { tokenizer, ends, spelled, .. } = grammars.settings();
+        // A marker in a document would be read as the end of reasoning, or as a call.
+        if reading.is_in_document() {
+            spelled.iter().for_each(|id| mask.disallow_token(*id));
+        }
         let allowed = grammars.structural().iter().copied().filter(|id| mask.is_allowed(*id));
         let mut tokens = allowed.map(|id| (id, tokenizer.token_bytes(id)));
         let end = ends.iter().any(|id| mask.is_allowed(*id));

@@ -46,7 +46,7 @@ pub struct Patience<'a> {
 }
 
 /// Time for validating the documents that one step may lead to.
-const VALIDATE_TIME_MAX: Duration = Duration::from_millis(500);
+const VALIDATE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Time for all grammars of one request.
 pub const COMPILE_TIME_MAX: Duration = Duration::from_millis(1500);

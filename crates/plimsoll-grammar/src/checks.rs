@@ -39,6 +39,11 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Whether documents are validated before they end.
+    pub fn is_validated_on_the_way(&self) -> bool {
+        self.rules.iter().any(|rule| !rule.exact && rule.schema.is_some())
+    }
+
     /// How deep the schemas of its documents go.
     pub fn depth(&self) -> Depth {
         self.rules.iter().filter_map(|rule| rule.schema.as_deref()).map(Depth::of_json).max().unwrap_or_default()
@@ -125,6 +130,11 @@ impl Reading {
             }
             self.document = None;
         }
+    }
+
+    /// Whether a document is being written.
+    pub fn is_in_document(&self) -> bool {
+        self.document.as_ref().is_some_and(|document| self.text.len() > document.start)
     }
 
     /// Whether checks may leave nothing to follow here although the grammar would: in a document of which the grammar allows too much, or in

@@ -324,7 +324,6 @@ fn object(parameters: &Value) -> Result<Value, String> {
     };
     match fields.get("type") {
         Some(kind) if !named(kind) => return Err(format!("arguments are an object, and a tool's schema wants {kind}")),
-        None if ["$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| fields.contains_key(*key)) => {}
         _ => drop(fields.insert("type".into(), "object".into())),
     }
     Ok(schema)

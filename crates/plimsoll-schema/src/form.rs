@@ -331,7 +331,7 @@ impl Numbers {
             && below
             && self.integer.is_none_or(|integer| integer == number.is_integer())
             && !self.except.contains(number)
-            && self.multiples.iter().all(|one| is_multiple(number, one).unwrap_or(true))
+            && self.multiples.iter().all(|one| is_multiple(number, one).unwrap_or(false))
     }
 }
 
