@@ -231,6 +231,15 @@ const EVENT_BYTES: u64 = 2 * plimsoll_engine::backlog::DELTA_BYTES as u64;
 pub(crate) const PARSED_FACTOR: u64 = 3;
 
 impl ServerConfig {
+    /// Host and port as URLs write them: an IPv6 address in brackets.
+    pub fn address(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
     /// The most heap bytes that open connections take: buffers, task, parsed head, stream state.
     pub fn connection_bytes_max(&self) -> u64 {
         let bytes = |count: u64, buffer: usize| count * (2 * buffer as u64 + CONNECTION_FIXED_BYTES);

@@ -59,7 +59,7 @@ pub type Told = mpsc::Receiver<()>;
 /// # Errors
 /// [`ServeError::Bind`] when the name does not resolve or the address is taken.
 pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
-    let address = format!("{}:{}", config.host, config.port);
+    let address = config.address();
     let failed = |reason| ServeError::Bind { address: address.clone(), reason };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for candidate in lookup_host((config.host.as_str(), config.port)).await.map_err(failed)? {

@@ -39,6 +39,20 @@ pub(crate) fn seconds(least: u64) -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(least..=u32::MAX.into())
 }
 
+/// An address to listen on. An IPv6 address may stand in brackets, as in URLs.
+pub(crate) fn host(text: &str) -> Result<String, String> {
+    if !text.contains(['[', ']']) {
+        return Ok(text.to_owned());
+    }
+    let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    match inside.filter(|inside| inside.parse::<std::net::Ipv6Addr>().is_ok()) {
+        Some(address) => Ok(address.to_owned()),
+        None => {
+            Err("brackets hold an IPv6 address and nothing else: give one as [::1], and the port with --port".into())
+        }
+    }
+}
+
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -98,7 +112,7 @@ pub struct ServeArgs {
     #[arg(long, alias = "print_config")]
     pub print_config: bool,
     /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = host)]
     pub host: String,
     /// Port to listen on; 0 lets the system choose.
     #[arg(long, default_value_t = 8000)]

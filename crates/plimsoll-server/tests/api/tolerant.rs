@@ -173,3 +173,28 @@ fn late_system_messages_are_folded_where_the_template_refuses_them() {
     server.post("/v1/chat/completions", &body).ok();
     assert_eq!(text(&server), "[system]s[user]a[assistant]b[system]t[system]d[user]c");
 }
+
+#[test]
+fn late_system_messages_are_folded_at_all_three_apis() {
+    let server = templated(GUARDED);
+    let say = |role: &str, content: &str| json!({"role": role, "content": content});
+    let input = [say("user", "a"), say("assistant", "b"), say("system", "t"), say("user", "c")];
+    let body = json!({"model": "tiny", "instructions": "s", "input": input, "max_output_tokens": 1});
+    server.post("/v1/responses", &body).ok();
+    assert_eq!(text(&server), "[system]s\n\nt[user]a[assistant]b[user]c");
+    let body = json!({"model": "tiny", "system": "s", "messages": input, "max_tokens": 1});
+    server.post("/v1/messages", &body).ok();
+    assert_eq!(text(&server), "[system]s\n\nt[user]a[assistant]b[user]c");
+    // Without a first one the text moves to the beginning.
+    let body = json!({"messages": input, "max_tokens": 1});
+    server.post("/v1/chat/completions", &body).ok();
+    assert_eq!(text(&server), "[system]t[user]a[assistant]b[user]c");
+}
+
+#[test]
+fn a_template_that_refuses_for_another_reason_still_refuses() {
+    let server = templated("{{ raise_exception('never') }}");
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "t"}]);
+    let error = server.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1})).error(400);
+    assert!(error["message"].as_str().unwrap().contains("never"), "{error}");
+}

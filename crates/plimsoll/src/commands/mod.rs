@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, start};
-use plimsoll_hub::{Cache, ModelRef, Progress, TerminalProgress};
+use plimsoll_hub::{Cache, HubError, ModelRef, Progress, TerminalProgress};
 
 use crate::progress::Loading;
 
@@ -25,12 +25,19 @@ pub fn resolve(model: &str) -> anyhow::Result<PathBuf> {
 /// The same, and `progress` is told.
 pub fn resolve_telling(model: &str, progress: &mut dyn Progress) -> anyhow::Result<PathBuf> {
     let what = || format!("model '{model}'");
-    // Local files need no cache, which needs HOME.
     if let ModelRef::GgufFile(path) | ModelRef::Directory(path) = ModelRef::parse(model).with_context(what)? {
         return Ok(path);
     }
     let cache = Cache::default_location()?;
     plimsoll_hub::resolve(model, &cache, progress).with_context(what)
+}
+
+/// Where a model's files are, if they need no fetching. Local files need no cache, which needs HOME.
+pub fn ready(model: &ModelRef) -> Result<Option<PathBuf>, HubError> {
+    match model {
+        ModelRef::GgufFile(path) | ModelRef::Directory(path) => Ok(Some(path.clone())),
+        other => Ok(Cache::default_location()?.ready(other)),
+    }
 }
 
 /// Opens, plans, loads and proves a model.

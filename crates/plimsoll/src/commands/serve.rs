@@ -25,7 +25,7 @@ const SAME_SIGNAL: Duration = Duration::from_secs(1);
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     let config = ServerConfig {
-        host: args.host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+        host: args.host.clone(),
         port: args.port,
         drain_deadline: Duration::from_secs(args.drain_seconds),
         record: args.record.clone().map(|file| RecordConfig {
@@ -136,7 +136,7 @@ fn recommended(by: &SamplingParams) -> SamplingDefaults {
 pub fn open_to_all(config: &ServerConfig) -> Option<String> {
     let local = config.host == "localhost" || config.host.parse::<IpAddr>().is_ok_and(|host| host.is_loopback());
     let open = config.api_keys.is_empty() && !local;
-    open.then(|| format!("whoever reaches {}:{} may use it: there is no key", config.host, config.port))
+    open.then(|| format!("whoever reaches {} may use it: there is no key", config.address()))
 }
 
 /// The line on standard output that says so. Nobody may be reading it.

@@ -11,7 +11,7 @@ use plimsoll_engine::{
     Options, PlanError, start_unless, with_weights,
 };
 use plimsoll_formats::Checkpoint;
-use plimsoll_hub::{Cache, ModelRef, Progress, TerminalProgress};
+use plimsoll_hub::{ModelRef, Progress, TerminalProgress};
 use plimsoll_memory::{Bytes, Plan, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::{Value, json};
@@ -172,10 +172,9 @@ impl Shop {
     /// Plans every model whose files are here: whoever reads "ready" expects every name to mean something, and every setting to work.
     /// One that can never fit is said, and no error: the others are served.
     fn foresee(&self, file: &Path, all: &Line) -> anyhow::Result<()> {
-        let cache = Cache::default_location()?;
         for (index, (name, model)) in self.models.iter().enumerate() {
             let what = || format!("{}: the model `{name}` is `{}`", file.display(), model.model);
-            let Some(path) = cache.ready(&ModelRef::parse(&model.model).with_context(what)?) else {
+            let Some(path) = super::ready(&ModelRef::parse(&model.model).with_context(what)?)? else {
                 tracing::info!(model = %name, "not in the cache: fetched and planned when it is first asked for");
                 continue;
             };

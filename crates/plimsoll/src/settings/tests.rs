@@ -205,3 +205,20 @@ fn each_model_has_its_own_flags_after_those_for_all() {
     assert_eq!([one.engine.kv_dtype, two.engine.kv_dtype], [Some(KvDtype::F32), Some(KvDtype::Q8)]);
     assert_eq!((two.engine.elastic, two.idle_seconds, two.engine.memory_budget.is_some()), (true, Some(9), true));
 }
+
+#[test]
+fn an_ipv6_host_may_stand_in_brackets_wherever_it_is_set() {
+    let host = |args: &[&str], variables: &[(&str, &str)]| given(args, variables).map(|(cli, _)| serve(cli).host);
+    assert_eq!(host(&["serve", "--host", "[::1]"], &[]).unwrap(), "::1");
+    assert_eq!(host(&["serve", "--host", "::1"], &[]).unwrap(), "::1");
+    assert_eq!(host(&["serve"], &[("PLIMSOLL_HOST", "[::]")]).unwrap(), "::");
+    let (path, _gone) = file("host = '[fe80::1]'\n");
+    assert_eq!(host(&["serve", "--config", path.to_str().unwrap()], &[]).unwrap(), "fe80::1");
+    let doctor = given(&["doctor", "--host", "[::1]"], &[]).unwrap().0.command;
+    assert!(matches!(&doctor, crate::args::Command::Doctor(args) if args.host == "::1"), "{doctor:?}");
+    for bad in ["[::1", "::1]", "[::1]:8000", "[localhost]", "[]", "[[::1]]"] {
+        // A value that clap refuses ends the process: the parser of the flag is asked itself.
+        let words = crate::args::host(bad).unwrap_err();
+        assert!(words.contains("give one as [::1]"), "{bad}: {words}");
+    }
+}

@@ -132,3 +132,44 @@ fn limits_beyond_all_numbers_are_refused_by_name() {
         assert!(refused.contains(flag) && refused.contains("4294967295"), "{refused}");
     }
 }
+
+/// A command without any place for a cache.
+fn homeless(args: &[&str]) -> Command {
+    let mut command = plimsoll(args);
+    for name in ["HOME", "XDG_CACHE_HOME", "PLIMSOLL_CACHE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+#[test]
+fn local_models_need_no_home_and_other_models_say_what_to_set() {
+    let folder = Folder::new("homeless");
+    let (model, list) = (fixture("llama"), folder.0.join("models.toml"));
+    let (model, list_path) = (model.to_str().unwrap(), list.to_str().unwrap());
+    fs::write(&list, format!("[[models]]\nname = 'a'\nmodel = '{model}'\n")).unwrap();
+    for served in [&["serve", model, "--max-total-token-num", "1024"][..], &["serve", "--models", list_path]] {
+        let args = [served, &["--host", "127.0.0.1", "--port", "0"]].concat();
+        let server = Server::try_start(homeless(&args)).unwrap_or_else(|words| panic!("{args:?}: {words}"));
+        assert_eq!(server.get("/health").status, 200);
+    }
+    for asked in [&["plan", model][..], &["plan", "--models", list_path], &["doctor", model, "--port", "0"]] {
+        Finished::of(homeless(asked).output().unwrap()).good();
+    }
+    for asked in [&["serve", "smollm2", "--port", "0"][..], &["plan", "smollm2"]] {
+        let words = Finished::of(homeless(asked).output().unwrap()).refused();
+        assert!(words.contains("set PLIMSOLL_CACHE to a directory"), "{words}");
+    }
+}
+
+#[test]
+fn a_host_in_brackets_is_listened_on() {
+    if let Err(error) = std::net::TcpListener::bind("[::1]:0") {
+        crate::limit::say(&format!("\n*** NOT RUN: A HOST IN BRACKETS. THIS MACHINE HAS NO IPV6: {error} ***\n"));
+        return;
+    }
+    let model = fixture("llama");
+    let args = ["serve", model.to_str().unwrap(), "--host", "[::1]", "--port", "0", "--max-total-token-num", "1024"];
+    let server = Server::try_start(plimsoll(args)).unwrap_or_else(|words| panic!("{words}"));
+    assert_eq!(server.get("/health").status, 200);
+}

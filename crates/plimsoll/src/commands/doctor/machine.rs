@@ -152,7 +152,7 @@ pub fn threads(http: &ServerConfig, report: &mut Report) {
 pub fn port(args: &Args, http: &ServerConfig, report: &mut Report) -> anyhow::Result<()> {
     let config = ServerConfig { host: args.host.clone(), port: args.port, ..http.clone() };
     match try_address(&config) {
-        Ok(()) => report.ok("port", format!("{}:{} is free", args.host, args.port)),
+        Ok(()) => report.ok("port", format!("{} is free", config.address())),
         Err(error) => {
             report.problem("port", error.to_string(), "end what listens there, or give another --port or --host");
         }

@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long)]
     pub config: Option<String>,
     /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = crate::args::host)]
     pub host: String,
     /// Port to listen on.
     #[arg(long, default_value_t = 8000)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use plimsoll_engine::{Blueprint, EnginePlan, Host, House, LoadedModel, PlanError};
-use plimsoll_hub::{Cache, FileCheck, FileState, ModelRef, Progress, Quiet, TerminalProgress};
+use plimsoll_hub::{Cache, FileCheck, FileState, HubError, ModelRef, Progress, Quiet, TerminalProgress};
 use plimsoll_memory::Bytes;
 use plimsoll_server::ServerConfig;
 
@@ -17,10 +17,7 @@ use crate::commands::several::Shop;
 pub fn files(names: &[&str], args: &Args, report: &mut Report) -> Vec<Option<PathBuf>> {
     let cache = match Cache::default_location() {
         Ok(cache) => cache,
-        Err(error) => {
-            report.problem("cache", error.to_string(), "set PLIMSOLL_CACHE to a directory");
-            return names.iter().map(|_| None).collect();
-        }
+        Err(error) => return without_cache(names, &error, report),
     };
     let cached = cache.list();
     let (path, free) = (cache.root().display(), cache.free_bytes());
@@ -38,6 +35,22 @@ pub fn files(names: &[&str], args: &Args, report: &mut Report) -> Vec<Option<Pat
         }
     }
     names.iter().map(|name| files_of(name, &cache, args, report)).collect()
+}
+
+/// The local models among `names`. Only other models need a cache.
+fn without_cache(names: &[&str], error: &HubError, report: &mut Report) -> Vec<Option<PathBuf>> {
+    let next = "set PLIMSOLL_CACHE to a directory";
+    let local = |name: &&str| match ModelRef::parse(name) {
+        Ok(ModelRef::GgufFile(path) | ModelRef::Directory(path)) => Some(path),
+        _ => None,
+    };
+    let paths: Vec<_> = names.iter().map(local).collect();
+    if paths.iter().all(Option::is_some) {
+        report.note("cache", error.to_string(), next);
+    } else {
+        report.problem("cache", error.to_string(), next);
+    }
+    paths
 }
 
 /// One model's.
