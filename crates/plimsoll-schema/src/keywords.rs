@@ -14,6 +14,10 @@ const FIRST: [&str; 3] = ["type", "const", "enum"];
 /// Looked at last: they depend on all others.
 const LAST: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
 
+/// Keywords that are read together, at the first of them that a schema has.
+const MEMBERS: [&str; 3] = ["properties", "patternProperties", "additionalProperties"];
+pub(crate) const ITEMS: [&str; 3] = ["prefixItems", "items", "additionalItems"];
+
 /// Levels that are looked into to tell two schemas apart.
 const LOOK_INTO: usize = 4;
 
@@ -88,8 +92,7 @@ impl<'a> Expander<'a> {
                     .map(|numbers| numbers.map(|numbers| instead(Alternative::Number(numbers))));
             }
             "properties" | "patternProperties" | "additionalProperties" => {
-                let first = ["properties", "patternProperties", "additionalProperties"];
-                if first.iter().find(|known| place.json.get(known).is_some()) != Some(&key) {
+                if !leads(place, MEMBERS, key) {
                     return Ok(None);
                 }
                 let groups = vec![self.members(place)?];
@@ -109,8 +112,7 @@ impl<'a> Expander<'a> {
             }
             "dependentRequired" | "dependentSchemas" | "dependencies" => self.dependent(&inside)?,
             "prefixItems" | "items" | "additionalItems" => {
-                let first = ["prefixItems", "items", "additionalItems"];
-                if first.iter().find(|known| place.json.get(known).is_some()) != Some(&key) {
+                if !leads(place, ITEMS, key) {
                     return Ok(None);
                 }
                 let groups = vec![self.items(place)?];
@@ -365,6 +367,11 @@ impl<'a> Expander<'a> {
         }
         Ok(form)
     }
+}
+
+/// Whether a keyword is the first of its group that a schema has.
+pub(crate) fn leads(place: &Place<'_>, group: [&str; 3], key: &str) -> bool {
+    group.into_iter().find(|known| place.json.get(known).is_some()) == Some(key)
 }
 
 /// Members that nothing else has evaluated are this.

@@ -6,7 +6,7 @@ use crate::form::{
     Alternative, Another, Arrays, Contains, Expr, ItemGroup, MemberGroup, Numbers, Objects, Strings, anything,
 };
 use crate::json::Json;
-use crate::keywords::{count, list, number, numbers, type_names};
+use crate::keywords::{ITEMS, count, leads, list, number, numbers, type_names};
 use crate::refs::Place;
 
 impl<'a> Expander<'a> {
@@ -187,8 +187,7 @@ impl<'a> Expander<'a> {
     }
 
     fn broken_items(&mut self, place: &Place<'a>, key: &str) -> Result<Vec<Alternative>> {
-        let first = ["prefixItems", "items", "additionalItems"];
-        if first.iter().find(|known| place.json.get(known).is_some()) != Some(&key) {
+        if !leads(place, ITEMS, key) {
             return Ok(Vec::new());
         }
         let group = self.items(place)?;
