@@ -14,14 +14,13 @@ use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::Unfit;
 
 use crate::budget::Share;
-use crate::cache::{GrammarError, Grammars, Settings, reason};
+use crate::cache::{Grammars, Settings};
 use crate::checks::{Layout, Reading};
 use crate::depth::Depth;
+use crate::error::GrammarError;
 use crate::guide::Job;
 use crate::jobs::Desk;
-
-/// States of one automaton. Each takes one to two kilobytes.
-pub(crate) const STATES_MAX: usize = 8_000;
+use crate::library::{STATES_MAX, reason};
 
 /// Of the 200,000 units that llguidance lets a step cost, those after which a way that is gone again asks for more.
 const REFUEL: usize = 50_000;
@@ -263,7 +262,7 @@ impl Path {
         let allowed = grammars.structural().iter().copied().filter(|id| mask.is_allowed(*id));
         let mut tokens = allowed.map(|id| (id, tokenizer.token_bytes(id)));
         let end = ends.iter().any(|id| mask.is_allowed(*id));
-        let validate = |schema: &str, documents: &[String]| grammars.validate(schema, documents);
+        let validate = |schema: &str, documents: &[String]| grammars.trials.validate(schema, documents);
         let away = reading.refine(layout, &mut tokens, end, &validate).map_err(|why| grammars.invalid(why))?;
         away.tokens.iter().chain(ends.iter().filter(|_| away.ends)).for_each(|id| mask.disallow_token(*id));
         Ok(away.doubtful)
@@ -279,7 +278,7 @@ impl Path {
         if let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) {
             reading.take(layout, grammars.settings().tokenizer.token_bytes(token));
             if ends {
-                let validate = |schema: &str, documents: &[String]| grammars.validate(schema, documents);
+                let validate = |schema: &str, documents: &[String]| grammars.trials.validate(schema, documents);
                 reading.settle(layout, true, &validate).map_err(|why| grammars.invalid(why))?;
             }
         }

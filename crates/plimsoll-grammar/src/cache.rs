@@ -4,66 +4,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use llguidance::ParserFactory;
-use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::TokTrie;
 use plimsoll_engine::constraint::Unfit;
-use plimsoll_schema::{Compiled, Options};
 use plimsoll_text::Tokenizer;
-use thiserror::Error;
 
-use crate::automaton::{self, STATES_MAX, Start};
+use crate::automaton::{self, Start};
 use crate::budget::{Budget, Share, Usage};
 use crate::depth;
+use crate::error::GrammarError;
 use crate::guide::Job;
 use crate::jobs::Desk;
-use crate::sandbox::{Answer, Breach, COMPILING, Fault, Request, Sandbox, VALIDATING, Vocabulary};
+use crate::library::{factory, reason};
+use crate::sandbox::Vocabulary;
 use crate::source::{Made, SOURCE_BYTES_MAX, Source};
-
-/// Why there is no grammar.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum GrammarError {
-    /// The grammar cannot be served, whoever asks when.
-    #[error("{0}")]
-    Invalid(String),
-    /// Not now: the budget is taken by grammars in use.
-    #[error("all {0} bytes for grammars (--grammar-bytes) are in use; try again later")]
-    Full(u64),
-    /// Not now: the system refuses a thread or a process.
-    #[error("the system has no thread or process for constrained output ({0}); try again later")]
-    NoThread(String),
-    /// The client left while its grammar was compiled.
-    #[error("the client left while its grammar was compiled")]
-    Gone,
-}
-
-/// How long one request's grammars may take to compile, and whether their client is still there.
-pub struct Patience<'a> {
-    until: Instant,
-    gone: &'a (dyn Fn() -> bool + 'a),
-}
-
-/// Time for validating the documents that one step may lead to.
-const VALIDATE_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// Time for all grammars of one request.
-pub const COMPILE_TIME_MAX: Duration = Duration::from_millis(1500);
-
-impl Default for Patience<'static> {
-    /// For a client that stays.
-    fn default() -> Self {
-        Self::new(&|| false)
-    }
-}
-
-impl<'a> Patience<'a> {
-    /// The time starts now. `gone` says whether the client has left.
-    pub fn new(gone: &'a (dyn Fn() -> bool + 'a)) -> Self {
-        Self { until: Instant::now() + COMPILE_TIME_MAX, gone }
-    }
-}
+use crate::trial::{Patience, Trials};
 
 /// What grammars are compiled for.
 #[derive(Clone, Debug)]
@@ -90,10 +47,6 @@ const TRIE_BYTES_PER_BYTE: u64 = 6;
 const TRIE_BYTES_PER_TOKEN: u64 = 64;
 const TRIE_BYTES_FIXED: u64 = 1 << 20;
 
-/// The tokens that are decided together: those that may stand inside a JSON string. More such slices would save a part of a
-/// millisecond a mask, which nobody waits for, and take a trie each.
-const SLICE: &str = r#"[^"\\\x00-\x1F\x7F]{1,30}"#;
-
 /// A compiled grammar's share besides its automaton: per byte of its text, and (`depth.rs`) what a stack may take of it.
 const BYTES_PER_SOURCE_BYTE: u64 = 64;
 const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
@@ -102,10 +55,7 @@ const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
 pub struct Grammars {
     settings: Settings,
     budget: Arc<Budget>,
-    /// Where grammars are compiled for trial.
-    compiling: Option<Sandbox>,
-    /// Where answers are validated, so that no answer waits for another request's compiler.
-    validating: Option<Sandbox>,
+    pub(crate) trials: Trials,
     base: OnceLock<Base>,
     /// Held by whoever makes the base.
     making: Mutex<()>,
@@ -135,11 +85,10 @@ struct Entry {
 impl Grammars {
     /// A cache for one vocabulary. Nothing is built before the first grammar is asked for.
     pub fn new(settings: Settings) -> Arc<Self> {
-        let sandbox = |bounds| Some(Sandbox::new(settings.sandbox.clone()?, vocabulary(&settings), bounds));
+        let program = settings.sandbox.clone();
         Arc::new(Self {
             budget: Budget::new(settings.bytes),
-            compiling: sandbox(COMPILING),
-            validating: sandbox(VALIDATING),
+            trials: Trials::new(program.map(|program| (program, vocabulary(&settings)))),
             settings,
             base: OnceLock::new(),
             making: Mutex::new(()),
@@ -162,7 +111,7 @@ impl Grammars {
             compiled: load(&self.compiled),
             hits: load(&self.hits),
             evicted: load(&self.evicted),
-            sandbox_starts: [&self.compiling, &self.validating].into_iter().flatten().map(Sandbox::starts).sum(),
+            sandbox_starts: self.trials.starts(),
             invalid_answers: load(&self.invalid_answers),
         }
     }
@@ -248,13 +197,14 @@ impl Grammars {
         source_bytes: u64,
         patience: &Patience<'_>,
     ) -> Result<automaton::Compiled, GrammarError> {
-        let compile = |schema: &str, name: &str, lenient| self.compile_schema(schema, name, lenient, patience);
+        let compile = |schema: &str, name: &str, lenient| self.trials.compile_schema(schema, name, lenient, patience);
         let Made { lark, depth, layout } = source.grammar(prefix, &compile)?;
         for schema in layout.iter().flat_map(|layout| &layout.rules).filter_map(|rule| rule.schema.as_ref()) {
             // Whether answers can be validated is known before there is one.
-            self.validate(schema, &[]).map_err(GrammarError::Invalid)?;
+            self.trials.validate(schema, &[]).map_err(GrammarError::Invalid)?;
         }
-        let trial_bytes = self.try_compiling(&lark, patience)?;
+        let rules = layout.as_ref().map_or(&[][..], |layout| &layout.rules);
+        let trial_bytes = self.trials.compile(&lark, rules, patience)?;
         let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * source_bytes + depth.bytes();
         self.fits_alone(base, fixed_bytes + trial_bytes)?;
         let mut own = self.room(fixed_bytes)?;
@@ -278,57 +228,6 @@ impl Grammars {
         }
         let shares = [own, self.room(first)?];
         Ok(start.compiled(shares, base.jobs.clone(), depth, layout))
-    }
-
-    /// Compiles in the sandbox, where nothing else ends with it. Returns the heap bytes that it took, 0 without a sandbox.
-    fn try_compiling(&self, lark: &str, patience: &Patience<'_>) -> Result<u64, GrammarError> {
-        match self.compile_apart(&Request::Compile(&without_ids(lark)), patience)? {
-            None => Ok(0),
-            Some(Answer::Compiles { bytes }) => Ok(bytes),
-            Some(answer) => Err(unexpected(&answer)),
-        }
-    }
-
-    /// Makes rules of a schema, in the sandbox.
-    fn compile_schema(
-        &self,
-        schema: &str,
-        name: &str,
-        lenient: bool,
-        patience: &Patience<'_>,
-    ) -> Result<Compiled, GrammarError> {
-        match self.compile_apart(&Request::Schema { schema, name, lenient }, patience)? {
-            None => rules_of(schema, name, lenient).map_err(GrammarError::Invalid),
-            Some(Answer::Rules { rules, validated }) => Ok(Compiled { rules, validated }),
-            Some(answer) => Err(unexpected(&answer)),
-        }
-    }
-
-    /// Has a job of compiling done; none without a sandbox.
-    fn compile_apart(&self, job: &Request<'_>, patience: &Patience<'_>) -> Result<Option<Answer>, GrammarError> {
-        let Some(sandbox) = &self.compiling else { return Ok(None) };
-        let time = patience.until.saturating_duration_since(Instant::now());
-        match sandbox.run(job, time, patience.gone) {
-            Ok(Answer::Refused(why)) => Err(GrammarError::Invalid(why)),
-            Ok(answer) => Ok(Some(answer)),
-            Err(Fault::Gone) => Err(GrammarError::Gone),
-            Err(Fault::Process(error)) => Err(GrammarError::NoThread(error.to_string())),
-            Err(Fault::Time(_)) => {
-                Err(GrammarError::Invalid(format!("it is too complex: {}", Fault::Time(COMPILE_TIME_MAX))))
-            }
-            Err(fault) => Err(GrammarError::Invalid(format!("it is too complex: {fault}"))),
-        }
-    }
-
-    /// Validates documents in the sandbox: for each of them, how it breaks the schema. Without a sandbox all are valid.
-    pub(crate) fn validate(&self, schema: &str, documents: &[String]) -> Result<Vec<Vec<Breach>>, String> {
-        let Some(sandbox) = &self.validating else { return Ok(vec![Vec::new(); documents.len()]) };
-        match sandbox.run(&Request::Validate { schema, documents }, VALIDATE_TIME_MAX, &|| false) {
-            Ok(Answer::Validated(breaches)) => Ok(breaches),
-            Ok(Answer::Refused(why)) => Err(format!("the schema cannot be validated: {why}")),
-            Ok(answer) => Err(format!("{answer:?} for a validation")),
-            Err(fault) => Err(format!("an answer cannot be validated: {fault}")),
-        }
     }
 
     /// An answer ends because of its checks, for this reason.
@@ -380,28 +279,6 @@ impl Grammars {
     }
 }
 
-/// The library's words, without the grammar they repeat, and without its names for what went wrong.
-pub(crate) fn reason(message: &str) -> String {
-    let first = message.lines().next().unwrap_or(message);
-    let plain = NAMES.iter().find(|(name, _)| first.contains(name)).map(|(_, words)| *words);
-    // Of a pattern that is none, the line that says why is the last one.
-    let why = message.lines().rev().find_map(|line| line.trim().strip_prefix("error: ")).unwrap_or_default();
-    plain.map_or_else(|| format!("{first} {why}").trim_end().chars().take(400).collect(), str::to_owned)
-}
-
-/// What llguidance calls an end, and what that means.
-const NAMES: [(&str, &str); 6] = [
-    (
-        "NoExtension",
-        "nothing can be written that fits it: it contradicts itself, or wants what this model's tokens cannot spell",
-    ),
-    ("LexerTooComplex", "it is too complex: its patterns have too many states"),
-    ("ParserTooComplex", "it is too complex: the same text can be read in too many ways"),
-    ("Too many items", "it is too complex: the same text can be read in too many ways"),
-    ("InternalError", "it could not be compiled"),
-    ("fuel", "it is too complex to be compiled within this server's limits"),
-];
-
 impl Base {
     fn new(settings: &Settings, budget: &Arc<Budget>) -> Result<Self, GrammarError> {
         let tokenizer = &settings.tokenizer;
@@ -432,52 +309,12 @@ impl Base {
     }
 }
 
-fn unexpected(answer: &Answer) -> GrammarError {
-    GrammarError::NoThread(format!("the sandbox answers {answer:?}"))
-}
-
-/// Makes rules of a schema on this process's own account.
-pub(crate) fn rules_of(schema: &str, name: &str, lenient: bool) -> Result<Compiled, String> {
-    let options = Options::default();
-    let compiled = depth::on_a_deep_stack(|| plimsoll_schema::compile(schema, name, lenient, &options));
-    match compiled {
-        Some(Ok(compiled)) => compiled.map_err(|error| error.to_string()),
-        Some(Err(_)) => Err("the schema could not be compiled".into()),
-        None => Err("the system has no thread to compile the schema".into()),
-    }
-}
-
-/// What grammars are compiled with.
-pub(crate) fn factory(words: &[Vec<u8>], ends: &[u32]) -> anyhow::Result<ParserFactory> {
-    let end = ends.first().copied().unwrap_or(0);
-    let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), words);
-    let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(ends) };
-    let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-    let slices = [SLICE.to_owned()];
-    let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
-    factory.quiet();
-    *factory.limits_mut() = limits();
-    Ok(factory)
-}
-
 /// What of a vocabulary a grammar's text can name.
 fn vocabulary(settings: &Settings) -> Vocabulary {
     let tokenizer = &settings.tokenizer;
     let known = settings.vocab.min(tokenizer.vocab_size()) as u32;
     let special = (0..known).filter(|id| tokenizer.is_special(*id) && !settings.spelled.contains(id));
     Vocabulary { special: special.map(|id| tokenizer.token_name(id).to_owned()).collect() }
-}
-
-/// The grammar with the first token's id in the place of every list of token ids (`<[5,7-9]>`): the sandbox has other ids.
-fn without_ids(lark: &str) -> String {
-    let (mut out, mut rest) = (String::with_capacity(lark.len()), lark);
-    while let Some((before, ids)) = rest.split_once("<[") {
-        let Some((ids, after)) = ids.split_once("]>") else { break };
-        let plain = ids.bytes().all(|byte| byte.is_ascii_digit() || b" ,-^".contains(&byte));
-        out.extend([before, "<[", if plain { "0" } else { ids }, "]>"]);
-        rest = after;
-    }
-    out + rest
 }
 
 /// What the tries of a vocabulary take.
@@ -509,14 +346,4 @@ fn word(settings: &Settings, id: u32) -> Vec<u8> {
         return word;
     }
     bytes.to_vec()
-}
-
-/// Limits on compiling and on each step.
-fn limits() -> ParserLimits {
-    ParserLimits {
-        max_lexer_states: STATES_MAX,
-        max_grammar_size: 100_000,
-        verbose_errors: false,
-        ..ParserLimits::default()
-    }
 }

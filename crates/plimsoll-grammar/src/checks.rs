@@ -20,6 +20,8 @@ const CANDIDATES_MAX: usize = 48;
 /// A schema that documents of an answer must satisfy.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
+    /// The tool whose arguments the documents are. None for another document.
+    pub tool: Option<String>,
     /// The schema, as JSON text. None where only keys are checked.
     pub schema: Option<String>,
     /// The grammar allows nothing that the schema does not.
@@ -429,7 +431,7 @@ mod tests {
     use super::{Away, Breach, Layout, Reading, Rule, beyond_repair, open_values};
 
     fn layout(exact: bool) -> Layout {
-        let rules = vec![Rule { schema: Some("{}".into()), exact }];
+        let rules = vec![Rule { tool: None, schema: Some("{}".into()), exact }];
         Layout { whole: Some((Vec::new(), 0)), rules, ..Layout::default() }
     }
 
@@ -505,8 +507,7 @@ mod tests {
 
     #[test]
     fn documents_are_found_behind_their_heads() {
-        let rules =
-            vec![Rule { schema: Some("0".into()), exact: true }, Rule { schema: Some("1".into()), exact: true }];
+        let rules = ["0", "1"].map(|schema| Rule { tool: None, schema: Some(schema.into()), exact: true }).into();
         let heads = vec![(b"<f>".to_vec(), 0), (b"{\"name\":\"g\",\"arguments\":".to_vec(), 1)];
         let openings = heads.iter().map(|(head, _)| head.clone()).collect();
         let mut layout = Layout { whole: None, heads, openings, rules };

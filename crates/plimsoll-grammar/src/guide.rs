@@ -10,10 +10,12 @@ use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 
 use crate::automaton::{Compiled, Path};
-use crate::cache::{GrammarError, Grammars, Patience};
+use crate::cache::Grammars;
+use crate::error::GrammarError;
 use crate::jobs::Ticket;
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
+use crate::trial::Patience;
 
 /// Bytes that walking a grammar takes: two masks, and what the parser keeps of each token.
 const WALK_BYTES_FIXED: u64 = 16 << 10;

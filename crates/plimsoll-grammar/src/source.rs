@@ -6,9 +6,9 @@ use plimsoll_schema::Compiled;
 use serde_json::value::RawValue;
 use serde_json::{Deserializer, Value, json};
 
-use crate::cache::GrammarError;
 use crate::checks::{Layout, Rule};
 use crate::depth::{self, Depth};
+use crate::error::GrammarError;
 
 /// The longest text of one grammar, in bytes.
 pub const SOURCE_BYTES_MAX: usize = 128 << 10;
@@ -206,7 +206,25 @@ impl Making<'_> {
         let compiled = (self.compile)(schema, name, lenient)?;
         self.rules += &compiled.rules;
         let exact = compiled.validated.is_empty();
-        self.layout.rules.push(Rule { schema: validated.then(|| schema.to_owned()), exact });
+        self.layout.rules.push(Rule { tool: None, schema: validated.then(|| schema.to_owned()), exact });
+        Ok(())
+    }
+
+    /// The same for the arguments of a tool, which an error names.
+    fn arguments(&mut self, tool: &Call, name: &str) -> Result<(), GrammarError> {
+        let done = match &tool.parameters {
+            Value::Null => self.schema(&any_object(), name, false, false),
+            parameters => object(parameters)
+                .map_err(invalid)
+                .and_then(|schema| self.schema(&schema.to_string(), name, !tool.strict, tool.strict)),
+        };
+        done.map_err(|error| match error {
+            GrammarError::Invalid(why) => invalid(format!("tool '{}': {why}", tool.name)),
+            other => other,
+        })?;
+        if let Some(rule) = self.layout.rules.last_mut() {
+            rule.tool = Some(tool.name.clone());
+        }
         Ok(())
     }
 
@@ -225,12 +243,7 @@ impl Making<'_> {
         for (i, tool) in calls.tools.iter().enumerate() {
             let head = format!("{}{}{}", style.before, tool.name, style.between);
             let name = format!("arguments_{i}");
-            match &tool.parameters {
-                Value::Null => self.schema(&any_object(), &name, false, false)?,
-                parameters => {
-                    self.schema(&object(parameters).map_err(invalid)?.to_string(), &name, !tool.strict, tool.strict)?
-                }
-            }
+            self.arguments(tool, &name)?;
             let rule = self.layout.rules.len() - 1;
             let written = format!("{}{}{}", calls.style.before, tool.name, calls.style.between);
             self.layout.openings.push(format!("{}{written}", calls.style.open).into_bytes());

@@ -89,9 +89,10 @@ pub(crate) fn present(name: &str) -> Alternative {
 }
 
 impl<'a> Expander<'a> {
-    /// An expander of one document, and the document's own expression.
-    pub fn new(root: &'a Json, lenient: bool, options: &'a Options) -> (Self, Expr) {
-        let (references, place) = References::of(root);
+    /// An expander of one document, and the expression of its part at `at`.
+    pub fn new(root: &'a Json, at: &str, lenient: bool, options: &'a Options) -> Result<(Self, Expr)> {
+        let (references, whole) = References::of(root);
+        let place = references.part(&whole, at)?;
         let mut all = Self {
             options,
             lenient,
@@ -106,7 +107,7 @@ impl<'a> Expander<'a> {
             validated: Vec::new(),
         };
         let expr = all.expr(&place);
-        (all, expr)
+        Ok((all, expr))
     }
 
     /// The expression of a schema.

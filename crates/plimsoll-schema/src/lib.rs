@@ -134,8 +134,39 @@ fn place(at: &str) -> String {
 ///
 /// [`SchemaError`], which names the part of the schema and the limit.
 pub fn compile(schema: &str, prefix: &str, lenient: bool, options: &Options) -> Result<Compiled, SchemaError> {
-    let json = json::Json::parse(schema).map_err(|error| SchemaError::Json(error.to_string()))?;
-    let (mut expander, root) = expand::Expander::new(&json, lenient, options);
+    compile_part(schema, "", prefix, lenient, options)
+}
+
+/// Makes a grammar of the part of a schema at a JSON pointer; references in it lead where they lead in the whole.
+///
+/// # Errors
+///
+/// As [`compile`], and where nothing stands at `at`.
+pub fn compile_part(
+    schema: &str,
+    at: &str,
+    prefix: &str,
+    lenient: bool,
+    options: &Options,
+) -> Result<Compiled, SchemaError> {
+    let json = parse(schema)?;
+    let (mut expander, root) = expand::Expander::new(&json, at, lenient, options)?;
     let rules = emit::Emitter::new(prefix, options).rules(&mut expander, &root)?;
     Ok(Compiled { rules, validated: expander.validated })
+}
+
+/// JSON pointers of the schemas that stand directly in the part of a schema at `at`.
+///
+/// # Errors
+///
+/// The text is no JSON, or nothing stands at `at`.
+pub fn parts(schema: &str, at: &str) -> Result<Vec<String>, SchemaError> {
+    let json = parse(schema)?;
+    let (references, root) = refs::References::of(&json);
+    let place = references.part(&root, at)?;
+    Ok(refs::children(&place).into_iter().map(|part| part.at.to_string()).collect())
+}
+
+fn parse(schema: &str) -> Result<json::Json, SchemaError> {
+    json::Json::parse(schema).map_err(|error| SchemaError::Json(error.to_string()))
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use crate::SchemaError;
 use crate::json::Json;
 
 /// Keywords whose value is a schema, a list of schemas, or schemas by name.
@@ -94,6 +95,15 @@ impl<'a> References<'a> {
         self.anchors.get(&(base.to_owned(), fragment)).cloned()
     }
 
+    /// The part of the whole document at a JSON pointer.
+    pub fn part(&self, whole: &Place<'a>, at: &str) -> Result<Place<'a>, SchemaError> {
+        let found = match at.strip_prefix('/') {
+            None => Some(whole.clone()),
+            Some(pointer) => follow(whole, pointer),
+        };
+        found.ok_or_else(|| SchemaError::Invalid { at: at.to_owned(), reason: "nothing stands here".into() })
+    }
+
     /// Where a dynamic reference leads, if that does not depend on the way that leads to it.
     pub fn find_dynamic(&self, from: &Place<'a>, reference: &str) -> Option<Place<'a>> {
         let found = self.find(from, reference)?;
@@ -105,7 +115,7 @@ impl<'a> References<'a> {
 }
 
 /// The schemas directly in a schema.
-fn children<'a>(place: &Place<'a>) -> Vec<Place<'a>> {
+pub(crate) fn children<'a>(place: &Place<'a>) -> Vec<Place<'a>> {
     let mut all = Vec::new();
     let inner = |json: &'a Json, at: String| Place { json, at: at.into(), base: Rc::clone(&place.base) };
     for (key, value) in place.json.members() {

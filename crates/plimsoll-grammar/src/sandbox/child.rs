@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::protocol::{Answer, Bounds, Breach, Job, Vocabulary, read_frame, write_frame};
 use crate::automaton::Start;
-use crate::cache::{factory, reason};
+use crate::library::{factory, reason};
 
 /// A job is ended after this long even if the server, which has its own limit, does not end it.
 const JOB_TIME_MAX: Duration = Duration::from_secs(10);
@@ -132,12 +132,16 @@ impl Bench {
                 Answer::Ready
             }
             Job::Compile(lark) => self.compile(lark),
-            Job::Schema { schema, name, lenient } => {
-                match plimsoll_schema::compile(&schema, &name, lenient, &Options::default()) {
+            Job::Schema { schema, at, name, lenient } => {
+                match plimsoll_schema::compile_part(&schema, &at, &name, lenient, &Options::default()) {
                     Ok(Compiled { rules, validated }) => Answer::Rules { rules, validated },
                     Err(error) => Answer::Refused(error.to_string()),
                 }
             }
+            Job::Parts { schema, at } => match plimsoll_schema::parts(&schema, &at) {
+                Ok(parts) => Answer::Parts(parts),
+                Err(error) => Answer::Refused(error.to_string()),
+            },
             Job::Validate { schema, documents } => match self.validator(schema) {
                 Ok(validator) => {
                     Answer::Validated(documents.iter().map(|document| breaches(validator, document)).collect())

@@ -32,8 +32,10 @@ pub(crate) enum Request<'a> {
     Setup(&'a Vocabulary, Bounds),
     /// Compile a grammar in llguidance's Lark dialect, and throw it away.
     Compile(&'a str),
-    /// Make rules of a schema (JSON text).
-    Schema { schema: &'a str, name: &'a str, lenient: bool },
+    /// Make rules of the part of a schema (JSON text) at a JSON pointer.
+    Schema { schema: &'a str, at: &'a str, name: &'a str, lenient: bool },
+    /// Tell the schemas that stand directly in that part.
+    Parts { schema: &'a str, at: &'a str },
     /// Validate documents (JSON texts) against a schema (a JSON text).
     Validate { schema: &'a str, documents: &'a [String] },
 }
@@ -43,7 +45,8 @@ pub(crate) enum Request<'a> {
 pub(super) enum Job {
     Setup(Vocabulary, Bounds),
     Compile(String),
-    Schema { schema: String, name: String, lenient: bool },
+    Schema { schema: String, at: String, name: String, lenient: bool },
+    Parts { schema: String, at: String },
     Validate { schema: String, documents: Vec<String> },
 }
 
@@ -60,6 +63,8 @@ pub(crate) enum Answer {
         rules: String,
         validated: Vec<String>,
     },
+    /// JSON pointers of schemas.
+    Parts(Vec<String>),
     /// The breaches of each document, a few at most; none where it is valid.
     Validated(Vec<Vec<Breach>>),
     /// It cannot be done at all, and why.

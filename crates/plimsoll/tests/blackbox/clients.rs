@@ -1,6 +1,9 @@
 //! The official Python clients against the server: what their users rely on, checked by a script for each.
 
+use std::path::Path;
 use std::process::Command;
+
+use serde_json::json;
 
 use crate::page::{modules, program};
 use crate::product::{Server, repository};
@@ -9,6 +12,7 @@ use crate::python;
 /// The releases the scripts were written against.
 pub const OPENAI: &str = "openai==3.52.0";
 pub const ANTHROPIC: &str = "anthropic==2.12.0";
+const AIDER: &str = "aider-chat==0.86.2";
 const AGENTS: &str = "openai-agents==0.24.0";
 const INSTRUCTOR: &str = "instructor==1.17.0";
 const LITELLM: &str = "litellm==1.110.2";
@@ -91,5 +95,24 @@ fn the_ai_package_calls_tools_through_each_provider() {
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     print!("{stdout}");
     assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", server.log());
+    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
+}
+
+#[test]
+fn aider_edits_a_file() {
+    satisfies(AIDER, "aider_client.py");
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_the_metrics() {
+    let server = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
+    server.ask("/v1/completions", &json!({"prompt": "a", "max_tokens": 4}));
+    let output = Command::new(repository().join("tests/clients/promtool.sh"))
+        .arg(format!("http://{}", server.address))
+        .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("promtool"))
+        .output()
+        .expect("bash runs");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout}\n{stderr}");
     assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
 }

@@ -123,6 +123,30 @@ fn every_way_to_a_schema_refuses_what_breaks_a_limit_and_names_the_field() {
 }
 
 #[test]
+fn a_refusal_names_the_smallest_part_that_breaks_a_limit_and_its_tool() {
+    let server = demo(&[]);
+    let remainders = (0..8).map(|i| json!({"type": "integer", "multipleOf": 7919 + i}));
+    let heavy = json!({"type": "array", "prefixItems": remainders.collect::<Vec<_>>()});
+    let schema = json!({"type": "object", "required": ["deep"], "properties": {
+        "x": {"type": "string"},
+        "deep": {"type": "array", "items": {"anyOf": [{"type": "null"}, heavy]}},
+    }});
+    let answer = server.post("/v1/completions", &completion(&schema));
+    let said = answer.text();
+    assert_eq!(answer.status, 400, "{said}");
+    let part = "at /properties/deep/items/anyOf/1: it needs more than 12 MiB of memory";
+    assert!(said.contains(part), "{said}");
+    let tool = |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "strict": true, "parameters": schema}});
+    let tools = json!([tool("light", &json!({"type": "object"})), tool("heavy", &schema)]);
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let body = json!({"messages": messages, "tools": tools, "tool_choice": "required"});
+    let answer = server.post("/v1/chat/completions", &body);
+    let said = answer.text();
+    assert_eq!(answer.status, 400, "{said}");
+    assert!(said.contains(&format!("in the tool 'heavy' {part}")), "{said}");
+}
+
+#[test]
 fn a_sandbox_that_is_killed_is_replaced_and_none_outlives_its_server() {
     let mut server = demo(&[]);
     let ask = |server: &Server, text: &str| server.ask("/v1/completions", &completion(&json!({"const": text})));
