@@ -132,8 +132,8 @@ fn a_refusal_names_the_smallest_part_that_breaks_a_limit_and_its_tool() {
         "deep": {"type": "array", "items": {"anyOf": [{"type": "null"}, heavy]}},
     }});
     let answer = server.post("/v1/completions", &completion(&schema));
-    let said = answer.text();
-    assert_eq!(answer.status, 400, "{said}");
+    let (status, said) = (answer.status, answer.text());
+    assert_eq!(status, 400, "{said}");
     let part = "at /properties/deep/items/anyOf/1: it needs more than 12 MiB of memory";
     assert!(said.contains(part), "{said}");
     let tool = |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "strict": true, "parameters": schema}});
@@ -141,8 +141,8 @@ fn a_refusal_names_the_smallest_part_that_breaks_a_limit_and_its_tool() {
     let messages = json!([{"role": "user", "content": "a"}]);
     let body = json!({"messages": messages, "tools": tools, "tool_choice": "required"});
     let answer = server.post("/v1/chat/completions", &body);
-    let said = answer.text();
-    assert_eq!(answer.status, 400, "{said}");
+    let (status, said) = (answer.status, answer.text());
+    assert_eq!(status, 400, "{said}");
     assert!(said.contains(&format!("in the tool 'heavy' {part}")), "{said}");
 }
 
