@@ -15,10 +15,10 @@ use crate::args::seconds;
 pub struct KeyArgs {
     /// Key that opens every route of a server but /health, /ready and the page at / (repeatable; who asks sends the first). Flags are
     /// seen by every user of the machine: PLIMSOLL_API_KEY or --api-key-file are not.
-    #[arg(long, alias = "api_key", value_name = "KEY", value_delimiter = ',')]
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub api_key: Vec<String>,
     /// File of such keys, one a line; lines that begin with # are comments.
-    #[arg(long, alias = "api_key_file", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 }
 
@@ -45,23 +45,23 @@ pub struct AccessArgs {
     #[command(flatten)]
     pub keys: KeyArgs,
     /// Requests per minute of each key, or of each address on a server without keys.
-    #[arg(long, alias = "rate_limit_requests", value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
+    #[arg(long, value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
     pub rate_limit_requests: Option<u32>,
     /// Tokens of prompts and answers per minute of each key, or of each address on a server without keys.
-    #[arg(long, alias = "rate_limit_tokens", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub rate_limit_tokens: Option<u64>,
     /// Origin whose scripts may use the server from a browser, such as `https://chat.example`, or `*` (repeatable).
-    #[arg(long, alias = "allowed_origins", value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub allowed_origins: Vec<String>,
     /// Name under which a server without keys may be asked on a loopback address, besides localhost and such addresses, or `*`
     /// (repeatable): a proxy on the same machine may send another's.
-    #[arg(long, alias = "allowed_hosts", value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub allowed_hosts: Vec<String>,
     /// Seconds after which a request is ended, whatever it does [default: never].
-    #[arg(long, alias = "request_timeout", value_parser = seconds(1))]
+    #[arg(long, value_parser = seconds(1))]
     pub request_timeout: Option<u64>,
     /// Seconds of silence of the engine after which a request is ended; one that goes on talking is never cut.
-    #[arg(long, alias = "inactivity_timeout", default_value_t = 600, value_parser = seconds(1))]
+    #[arg(long, default_value_t = 600, value_parser = seconds(1))]
     pub inactivity_timeout: u64,
     /// Seconds of silence after which a stream carries a comment, so that nobody on the way takes it for dead.
     #[arg(long, alias = "heartbeat", default_value_t = 10, value_parser = seconds(1))]

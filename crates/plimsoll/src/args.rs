@@ -1,4 +1,4 @@
-//! Flags. Their names are those users know from lightllm and vllm-mlx; underscores are accepted for dashes.
+//! Flags, named as in lightllm and vllm-mlx. `flags.rs` adds the names of other servers.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Cli {
     #[arg(long, short, global = true)]
     pub verbose: bool,
     /// How log lines on standard error are written.
-    #[arg(long, alias = "log_format", global = true, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
@@ -109,7 +109,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub config: Option<String>,
     /// Print every setting and where it comes from, as a configuration file, and end.
-    #[arg(long, alias = "print_config")]
+    #[arg(long)]
     pub print_config: bool,
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1", value_parser = host)]
@@ -118,19 +118,19 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
     /// Name under which the model is served (repeatable); defaults to the model's own.
-    #[arg(long, alias = "served_model_name")]
+    #[arg(long)]
     pub served_model_name: Vec<String>,
     /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
-    #[arg(long, alias = "log_ledger_every", default_value_t = 1000)]
+    #[arg(long, default_value_t = 1000)]
     pub log_ledger_every: u64,
     /// Write a line for every request to this file: when it came, lengths, settings, how it ended; no content. `plimsoll replay` reads it. Three earlier ones are kept, as FILE.1 and so on.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Record the tokens of prompts, too.
-    #[arg(long, alias = "record_content", requires = "record")]
+    #[arg(long, requires = "record")]
     pub record_content: bool,
     /// Bytes after which nothing more is recorded.
-    #[arg(long, alias = "record_bytes", value_parser = bytes(), default_value_t = 1 << 30)]
+    #[arg(long, value_parser = bytes(), default_value_t = 1 << 30)]
     pub record_bytes: u64,
     /// How the model's replies are read and its texts embedded.
     #[command(flatten)]
@@ -143,7 +143,7 @@ pub struct ServeArgs {
     #[arg(skip)]
     pub inherited: Vec<OsString>,
     /// Seconds that running requests have to finish after SIGTERM; a second one does not wait for them.
-    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
+    #[arg(long, default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
     pub drain_seconds: u64,
     /// The HTTP side.
     #[command(flatten)]
@@ -157,10 +157,10 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 pub struct ReadingArgs {
     /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai.
-    #[arg(long, alias = "tool_call_parser", default_value = "auto")]
+    #[arg(long, default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
     /// How the model writes its thoughts: auto (as its chat template shows), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
-    #[arg(long, alias = "reasoning_parser", default_value = "auto")]
+    #[arg(long, default_value = "auto")]
     pub reasoning_parser: Choice<ReasoningFormat>,
     /// What texts become at /v1/embeddings: mean, last or cls [default: as the checkpoint's sentence-transformers files say, or else the
     /// mean for encoders].
@@ -168,7 +168,7 @@ pub struct ReadingArgs {
     pub pooling: Option<Pooling>,
     /// Sampling of requests that name none: auto (as the checkpoint's generation_config.json recommends) or off (temperature 1, no
     /// token left out).
-    #[arg(long, alias = "generation_config", value_enum, default_value_t = GenerationConfig::Auto)]
+    #[arg(long, value_enum, default_value_t = GenerationConfig::Auto)]
     pub generation_config: GenerationConfig,
 }
 
@@ -190,13 +190,13 @@ pub struct ModelArgs {
     #[arg(long)]
     pub model: String,
     /// More names.
-    #[arg(long, alias = "served_model_name")]
+    #[arg(long)]
     pub served_model_name: Vec<String>,
     /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
-    #[arg(long, alias = "idle_seconds", value_parser = seconds(1))]
+    #[arg(long, value_parser = seconds(1))]
     pub idle_seconds: Option<u64>,
     /// Bytes that constrained output of this model may take; 0 switches it off.
-    #[arg(long, alias = "grammar_bytes", value_parser = bytes(), default_value_t = 48 << 20)]
+    #[arg(long, value_parser = bytes(), default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
     /// How its replies are read and its texts embedded.
     #[command(flatten)]
@@ -245,7 +245,7 @@ pub struct PlanArgs {
     #[arg(long)]
     pub images: Option<u64>,
     /// Seconds of one sound in each user's prompt, for the same question.
-    #[arg(long, alias = "audio_seconds")]
+    #[arg(long)]
     pub audio_seconds: Option<u64>,
     /// Load the weights, run the largest steps in a small pool, measure, and say what a start would choose beside what runs
     /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
@@ -278,22 +278,22 @@ pub struct HttpArgs {
     #[arg(long, value_parser = bytes(), default_value_t = 8 << 20)]
     pub max_body_bytes: u64,
     /// Bytes that request bodies, what is made of them and unsent answers may hold together.
-    #[arg(long, alias = "max_bytes_in_flight", value_parser = bytes(), default_value_t = 24 << 20)]
+    #[arg(long, value_parser = bytes(), default_value_t = 24 << 20)]
     pub max_bytes_in_flight: u64,
     /// Inputs of one embedding, rerank or score request, at most 2048.
-    #[arg(long, alias = "max_inputs", default_value_t = 2048)]
+    #[arg(long, default_value_t = 2048)]
     pub max_inputs: u32,
     /// What becomes of request fields that this server does not know.
-    #[arg(long, alias = "unknown_fields", value_enum, default_value_t = UnknownFields::Warn)]
+    #[arg(long, value_enum, default_value_t = UnknownFields::Warn)]
     pub unknown_fields: UnknownFields,
     /// Open connections at most.
     #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
     /// Bytes that constrained output (JSON schemas, regular expressions, forced tool calls) may take; 0 switches it off.
-    #[arg(long, alias = "grammar_bytes", value_parser = bytes(), default_value_t = 48 << 20)]
+    #[arg(long, value_parser = bytes(), default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
     /// Bytes that stored responses (/v1/responses) may take; the one not used for longest goes first, 0 stores none.
-    #[arg(long, alias = "response_store_bytes", value_parser = bytes(), default_value_t = 8 << 20)]
+    #[arg(long, value_parser = bytes(), default_value_t = 8 << 20)]
     pub response_store_bytes: u64,
     /// Its clients.
     #[command(flatten)]

@@ -16,35 +16,35 @@ use crate::args::{bytes, seconds};
 #[derive(Debug, Args)]
 pub struct EngineArgs {
     /// The line: most memory this process may use, e.g. 4GiB, 1500M, 50%. Absent: the machine's limits, of which the pool takes what 32 users need.
-    #[arg(long, alias = "memory_budget")]
+    #[arg(long)]
     pub memory_budget: Option<MemoryBudget>,
     /// Share of the room for keys and values that is used, 0 < f <= 1.
-    #[arg(long, alias = "mem_fraction", default_value = "0.95")]
+    #[arg(long, default_value = "0.95")]
     pub mem_fraction: Fraction,
     /// Tokens of the key/value pool, in whole pages of 16.
-    #[arg(long, alias = "max_total_token_num")]
+    #[arg(long)]
     pub max_total_token_num: Option<u64>,
     /// Token rows of one step.
-    #[arg(long, alias = "batch_max_tokens", default_value_t = 512)]
+    #[arg(long, default_value_t = 512)]
     pub batch_max_tokens: usize,
     /// Largest decode batch.
-    #[arg(long, alias = "graph_max_batch_size", default_value_t = 64)]
+    #[arg(long, default_value_t = 64)]
     pub graph_max_batch_size: usize,
     /// By how many percent a token of a running stream may take longer beside a prompt of more than --batch-max-tokens: more lets the
     /// prompt through sooner.
-    #[arg(long, alias = "long_prompt_slowdown", value_name = "PERCENT", default_value_t = 80)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 80)]
     pub long_prompt_slowdown: usize,
     /// Requests that run at once [default: as --graph-max-batch-size].
-    #[arg(long, alias = "running_max_req_size")]
+    #[arg(long)]
     pub running_max_req_size: Option<usize>,
     /// Requests that wait at most; the next one is told 429.
-    #[arg(long, alias = "max_waiting", default_value_t = 512)]
+    #[arg(long, default_value_t = 512)]
     pub max_waiting: usize,
     /// Prompt plus output of one request [default: the model's context].
-    #[arg(long, alias = "max_req_total_len")]
+    #[arg(long)]
     pub max_req_total_len: Option<usize>,
     /// Storage of keys and values: f32, f16, bf16, q8 [default: f16; bf16 with --compute-dtype bf16].
-    #[arg(long, alias = "kv_dtype", value_parser = parse_kv_dtype)]
+    #[arg(long, value_parser = parse_kv_dtype)]
     pub kv_dtype: Option<KvDtype>,
     /// Storage of weights: auto (as in the file), f32, bf16.
     #[arg(long, default_value = "auto")]
@@ -57,43 +57,43 @@ pub struct EngineArgs {
     pub isa: Option<Isa>,
     /// Arithmetic: auto (activations of 16 bits for packed weights; on AMX prompts in bfloat16), f32 (16 bits everywhere), int8 (as auto, but of
     /// 8 bits: faster, less exact; with AVX-512 BF16 prompts' attention in bfloat16), bf16 (on AMX, answers too: many at once are faster, one slower).
-    #[arg(long, alias = "compute_dtype", default_value = "auto")]
+    #[arg(long, default_value = "auto")]
     pub compute_dtype: ComputeDtype,
     /// Do not share the pages of equal prefixes.
-    #[arg(long, alias = "disable_prefix_cache")]
+    #[arg(long)]
     pub disable_prefix_cache: bool,
     /// Tell routers what the prefix cache holds, tokens of prompts included (GET /v1/kv_events).
-    #[arg(long, alias = "kv_events")]
+    #[arg(long)]
     pub kv_events: bool,
     /// Commit pages on demand instead of at start.
     #[arg(long)]
     pub elastic: bool,
     /// Seconds the engine may make no progress before /health says so and new requests are refused.
-    #[arg(long, alias = "stall_seconds", default_value_t = 120, value_parser = seconds(1))]
+    #[arg(long, default_value_t = 120, value_parser = seconds(1))]
     pub stall_seconds: u64,
     /// Let the model's multi-token-prediction head draft tokens, which the model then checks several at a time.
-    #[arg(long, alias = "enable_mtp")]
+    #[arg(long)]
     pub enable_mtp: bool,
     /// Tokens drafted at once, 1 to 8.
-    #[arg(long, alias = "mtp_num_draft_tokens", default_value_t = 1)]
+    #[arg(long, default_value_t = 1)]
     pub mtp_num_draft_tokens: usize,
     /// Take drafts unchecked: one state slot a request, faster, and not the model's own words.
-    #[arg(long, alias = "mtp_optimistic")]
+    #[arg(long)]
     pub mtp_optimistic: bool,
     /// Draft on even where it costs more than it wins.
-    #[arg(long, alias = "disable_mtp_adaptive")]
+    #[arg(long)]
     pub disable_mtp_adaptive: bool,
     /// Draft so many tokens at once from what the text itself said before, for models without such a head; 0 to 8.
-    #[arg(long, alias = "prompt_lookup_num_tokens", default_value_t = 0)]
+    #[arg(long, default_value_t = 0)]
     pub prompt_lookup_num_tokens: usize,
     /// Share of the room for pools that recurrent state gets, 0 < f <= 1 [default: balanced with keys and values].
-    #[arg(long, alias = "state_ratio")]
+    #[arg(long)]
     pub state_ratio: Option<Fraction>,
     /// Slots for checkpoints of recurrent state, for each running request.
-    #[arg(long, alias = "state_checkpoints", default_value_t = 1)]
+    #[arg(long, default_value_t = 1)]
     pub state_checkpoints: usize,
     /// Host bytes that requests may hold together (ids, unread output).
-    #[arg(long, alias = "request_bytes", value_parser = bytes(), default_value_t = 64 << 20)]
+    #[arg(long, value_parser = bytes(), default_value_t = 64 << 20)]
     pub request_bytes: u64,
     /// Pictures and videos, for models that take them.
     #[command(flatten)]
@@ -104,26 +104,26 @@ pub struct EngineArgs {
 #[derive(Debug, Args)]
 pub struct EncoderArgs {
     /// Pictures and videos that go through the encoder together, at most.
-    #[arg(long, alias = "visual_infer_batch_size", default_value_t = 1)]
+    #[arg(long, default_value_t = 1)]
     pub visual_infer_batch_size: usize,
     /// Pixels that a picture is resized to, or its tiles without the thumbnail have, at most [default: what the model's processor says,
     /// but no more than 4096 tokens].
-    #[arg(long, alias = "max_image_pixels")]
+    #[arg(long)]
     pub max_image_pixels: Option<u64>,
     /// Frames of one video, at most [default: what the model's processor says, but no more than 4096 tokens].
-    #[arg(long, alias = "max_video_frames")]
+    #[arg(long)]
     pub max_video_frames: Option<u64>,
     /// Seconds of one sound, at most [default: no more than 4096 tokens].
-    #[arg(long, alias = "max_audio_seconds")]
+    #[arg(long)]
     pub max_audio_seconds: Option<u64>,
     /// Pictures, videos and sounds in one request, at most.
-    #[arg(long, alias = "max_media_per_request", default_value_t = 16)]
+    #[arg(long, default_value_t = 16)]
     pub max_media_per_request: usize,
     /// Bytes for what the encoder has made [default: room for a batch of the largest items, and one more].
-    #[arg(long, alias = "encoder_output_bytes", value_parser = bytes())]
+    #[arg(long, value_parser = bytes())]
     pub encoder_output_bytes: Option<u64>,
     /// Host bytes for media: decoding, and pixels and spectrograms until their requests end.
-    #[arg(long, alias = "media_bytes", value_parser = bytes(), default_value_t = 256 << 20)]
+    #[arg(long, value_parser = bytes(), default_value_t = 256 << 20)]
     pub media_bytes: u64,
 }
 

@@ -9,6 +9,7 @@ mod args;
 mod bench;
 mod commands;
 mod engine_args;
+mod flags;
 #[doc(hidden)]
 pub mod fuzzed;
 mod log;

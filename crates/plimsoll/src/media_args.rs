@@ -18,31 +18,31 @@ use crate::args::bytes;
 pub struct MediaArgs {
     /// From where pictures named by a URL may be fetched: off, public (addresses of the open internet only), any (this machine and
     /// private networks, too). No proxy is used.
-    #[arg(long, alias = "media_fetch", default_value_t)]
+    #[arg(long, default_value_t)]
     pub media_fetch: MediaFetch,
     /// Host that pictures may be fetched from (repeatable) [default: every host].
-    #[arg(long, alias = "allowed_media_domains", value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub allowed_media_domains: Vec<String>,
     /// Seconds in which a picture must have been fetched.
-    #[arg(long, alias = "media_fetch_timeout", default_value_t = 10, value_parser = RangedU64ValueParser::<u64>::new().range(1..=600))]
+    #[arg(long, default_value_t = 10, value_parser = RangedU64ValueParser::<u64>::new().range(1..=600))]
     pub media_fetch_timeout: u64,
     /// Directory that file:// URLs of clients may read pictures from (repeatable) [default: none].
-    #[arg(long, alias = "media_root", value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub media_root: Vec<PathBuf>,
     /// Largest file of a picture or a video in bytes.
-    #[arg(long, alias = "max_image_bytes", value_parser = bytes(), default_value_t = ImageLimits::default().file_bytes)]
+    #[arg(long, value_parser = bytes(), default_value_t = ImageLimits::default().file_bytes)]
     pub max_image_bytes: u64,
     /// Largest file of a sound in bytes.
-    #[arg(long, alias = "max_audio_bytes", value_parser = bytes(), default_value_t = AudioLimits::default().file_bytes)]
+    #[arg(long, value_parser = bytes(), default_value_t = AudioLimits::default().file_bytes)]
     pub max_audio_bytes: u64,
     /// Most pixels of a picture before it is resized.
-    #[arg(long, alias = "max_decode_pixels", default_value_t = ImageLimits::default().pixels)]
+    #[arg(long, default_value_t = ImageLimits::default().pixels)]
     pub max_decode_pixels: u64,
     /// Most frames of an animation, of which a video's are taken.
-    #[arg(long, alias = "max_animation_frames", default_value_t = ImageLimits::default().frames)]
+    #[arg(long, default_value_t = ImageLimits::default().frames)]
     pub max_animation_frames: u64,
     /// Most pixels of all frames of an animation together.
-    #[arg(long, alias = "max_animation_pixels", default_value_t = ImageLimits::default().animation_pixels)]
+    #[arg(long, default_value_t = ImageLimits::default().animation_pixels)]
     pub max_animation_pixels: u64,
 }
 

@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use crate::args::ModelArgs;
+use crate::flags;
 use crate::settings::{line_at, read_file, texts, tokens};
 
 /// Each table's name, and its flags after those that hold for all.
@@ -67,7 +68,7 @@ fn read_model(table: &Table, inherited: &[OsString]) -> Result<(String, ModelArg
     }
     for (key, value) in table.iter().filter(|(key, _)| *key != "name") {
         let wrong = |why: String| (Some(key.clone()), why);
-        let id = key.replace('-', "_");
+        let id = flags::own_name(&key.replace('-', "_"));
         let Some(arg) = command.get_arguments().find(|arg| arg.get_id() == id.as_str()) else {
             return Err(wrong("there is no such setting of a model".into()));
         };

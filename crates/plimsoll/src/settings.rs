@@ -13,6 +13,7 @@ use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Id};
 use toml::{Table, Value};
 
 use crate::args::{Cli, Command, ModelArgs};
+use crate::flags;
 
 /// Where a value comes from; the first wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,9 +60,11 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What the user wants, all sources together, and the settings as `--print-config` shows them.
 pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyhow::Result<(Cli, String)> {
-    let mut command = Cli::command();
+    let args = flags::dashed(args);
+    let mut command = flags::arranged(Cli::command());
     command.build();
-    let matches = lenient(command.clone()).get_matches_from(&args);
+    let matches = lenient(command.clone()).try_get_matches_from(&args);
+    let matches = matches.unwrap_or_else(|error| flags::explained(error, &mut command).exit());
     let Some((name, sub)) = matches.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
         let matches = command.clone().get_matches_from(before_escape(args, keys(&command, &matches, environment)?));
         return Ok((Cli::from_arg_matches(&matches)?, String::new()));
@@ -149,7 +152,7 @@ fn gather(
         let Some(rest) = variable.strip_prefix(PREFIX).filter(|_| !OTHER_VARIABLES.contains(&variable.as_str())) else {
             continue;
         };
-        let id = rest.to_ascii_lowercase();
+        let id = flags::own_name(&rest.to_ascii_lowercase());
         if id == "config" {
             continue;
         }
@@ -173,7 +176,7 @@ fn gather(
             bail!("{path}: there is no setting `{key}`{}", suggestion(command, &id));
         }
         if table.insert(id, value).is_some() {
-            bail!("{path}: `{key}` is there twice, with - and with _");
+            bail!("{path}: `{key}` is there twice, under two of its names");
         }
     }
     let mut all = Vec::new();
@@ -263,6 +266,9 @@ fn of_kubernetes(rest: &str, value: &str) -> bool {
 }
 
 fn suggestion(command: &clap::Command, id: &str) -> String {
+    if let Some(what) = flags::meaning(id) {
+        return format!(": {what}");
+    }
     let names = COMMANDS.iter().flat_map(|name| settings(command, name)).map(|arg| arg.get_id().as_str());
     let near = names.map(|name| (distance(name, id), name)).min();
     match near {

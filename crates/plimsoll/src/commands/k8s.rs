@@ -29,16 +29,16 @@ pub struct K8sArgs {
     #[arg(long, conflicts_with_all = ["json", "probe", "users", "context", "images", "audio_seconds"])]
     pub k8s: bool,
     /// The image in it, as deploy/Containerfile makes it.
-    #[arg(long, alias = "container_image", default_value = concat!("plimsoll:", env!("CARGO_PKG_VERSION")))]
+    #[arg(long, default_value = concat!("plimsoll:", env!("CARGO_PKG_VERSION")))]
     pub container_image: String,
     /// Pods in it.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub replicas: u32,
     /// Seconds that running requests have to finish when a pod is stopped.
-    #[arg(long, alias = "drain_seconds", default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
+    #[arg(long, default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
     pub drain_seconds: u64,
     /// Name under which the model is served (repeatable), in it.
-    #[arg(long, alias = "served_model_name")]
+    #[arg(long)]
     pub served_model_name: Vec<String>,
     /// What changes no plan, and the manifest passes on.
     #[command(flatten)]

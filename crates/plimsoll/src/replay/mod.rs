@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1.0, value_parser = speed)]
     pub speed: f64,
     /// Requests at once; who comes when there are more waits here and is counted as late.
-    #[arg(long, alias = "max_in_flight", default_value_t = 256)]
+    #[arg(long, default_value_t = 256)]
     pub max_in_flight: usize,
     /// Prompts whose content was not recorded are made of token ids below this.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
@@ -68,7 +68,7 @@ pub struct Args {
     #[arg(long)]
     pub simulate: bool,
     /// With --simulate: gigabytes that the imagined machine reads in a second.
-    #[arg(long, alias = "gigabytes_per_second", default_value_t = 20.0, value_parser = rate)]
+    #[arg(long, default_value_t = 20.0, value_parser = rate)]
     pub gigabytes_per_second: f64,
     /// With --simulate: thousand million multiplications and additions in a second.
     #[arg(long, alias = "gigaflops", default_value_t = 400.0, value_parser = rate)]

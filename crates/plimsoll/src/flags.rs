@@ -1,0 +1,267 @@
+//! Names and groups of flags: the names that other servers use, and the order in which `--help` shows them.
+
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
+
+/// Names by which users of other servers know a setting.
+const OTHER_NAMES: [(&str, &[&str]); 9] = [
+    ("max_req_total_len", &["max-model-len", "ctx-size", "context-length"]),
+    ("running_max_req_size", &["max-num-seqs", "parallel", "max-running-requests"]),
+    ("batch_max_tokens", &["max-num-batched-tokens", "chunked-prefill-size"]),
+    ("max_total_token_num", &["max-total-tokens"]),
+    ("mem_fraction", &["gpu-memory-utilization", "mem-fraction-static"]),
+    ("kv_dtype", &["kv-cache-dtype"]),
+    ("disable_prefix_cache", &["no-enable-prefix-caching", "disable-radix-cache"]),
+    ("served_model_name", &["alias"]),
+    ("request_timeout", &["timeout"]),
+];
+
+/// Short names, of one letter and of two.
+const SHORT_NAME: (&str, char) = ("max_req_total_len", 'c');
+const SHORT_NAME_OF_TWO: (&str, &str) = ("-np", "--parallel");
+
+/// Flags of other servers that have no counterpart of the same meaning, and what to do instead.
+const MEANINGS: [(&[&str], &str); 15] = [
+    (&["model", "model-path", "hf-repo", "hf-file"], "name the model first: plimsoll serve MODEL"),
+    (&["n-gpu-layers", "gpu-layers", "ngl", "device"], "models run on the processor; leave it out"),
+    (&["tensor-parallel-size", "tp", "pipeline-parallel-size"], "one process uses all cores; leave it out"),
+    (&["enable-prefix-caching"], "prefix caching is on; --disable-prefix-cache turns it off"),
+    (&["quantization", "load-format"], "the format is read from the checkpoint; leave it out"),
+    (&["trust-remote-code"], "no code of a checkpoint is run; leave it out"),
+    (&["chat-template", "jinja"], "the chat template of the checkpoint is used; leave it out"),
+    (
+        &["n-predict", "predict", "max-tokens"],
+        "a request gives max_tokens; --max-req-total-len limits prompt and output",
+    ),
+    (
+        &["speculative-config", "draft-max", "model-draft", "num-speculative-tokens"],
+        "use --enable-mtp, or --prompt-lookup-num-tokens N",
+    ),
+    (&["swap-space", "cpu-offload-gb", "cache-ram"], "--memory-budget limits the memory of the process"),
+    (&["flash-attn", "mlock", "no-mmap", "enforce-eager", "cont-batching"], "it needs no flag; leave it out"),
+    (&["log-level", "uvicorn-log-level", "log-verbosity"], "use --verbose, or the variable RUST_LOG"),
+    (&["cors-allow-origins", "allow-origins"], "use --allowed-origins"),
+    (&["enable-auto-tool-choice", "reasoning-format"], "tool calls and reasoning need no flag; leave it out"),
+    (
+        &["ssl-certfile", "ssl-keyfile", "ssl-cert-file", "ssl-key-file"],
+        "put a TLS proxy in front; see docs/security.md",
+    ),
+];
+
+/// What `serve --help` shows first, and then by topic. Every flag of `serve` is in one group.
+const COMMON: &[&str] = &[
+    "host",
+    "port",
+    "memory_budget",
+    "max_req_total_len",
+    "running_max_req_size",
+    "max_total_token_num",
+    "served_model_name",
+    "compute_dtype",
+    "enable_mtp",
+    "api_key_file",
+    "models",
+    "config",
+];
+const SECURITY: &str = "Security";
+const LOGGING: &str = "Logging";
+const GROUPS: [(&str, &[&str]); 9] = [
+    ("Model", &["tool_call_parser", "reasoning_parser", "generation_config", "pooling", "grammar_bytes", "dtype"]),
+    (
+        "Memory",
+        &[
+            "mem_fraction",
+            "kv_dtype",
+            "elastic",
+            "disable_prefix_cache",
+            "state_ratio",
+            "state_checkpoints",
+            "request_bytes",
+        ],
+    ),
+    (
+        "Scheduling",
+        &[
+            "batch_max_tokens",
+            "graph_max_batch_size",
+            "max_waiting",
+            "long_prompt_slowdown",
+            "stall_seconds",
+            "kv_events",
+        ],
+    ),
+    ("Speculation", &["mtp_num_draft_tokens", "mtp_optimistic", "disable_mtp_adaptive", "prompt_lookup_num_tokens"]),
+    (
+        "Media",
+        &[
+            "max_media_per_request",
+            "max_image_pixels",
+            "max_video_frames",
+            "max_audio_seconds",
+            "media_bytes",
+            "visual_infer_batch_size",
+            "encoder_output_bytes",
+            "media_fetch",
+            "allowed_media_domains",
+            "media_fetch_timeout",
+            "media_root",
+            "max_image_bytes",
+            "max_audio_bytes",
+            "max_decode_pixels",
+            "max_animation_frames",
+            "max_animation_pixels",
+        ],
+    ),
+    (
+        "HTTP",
+        &[
+            "max_body_bytes",
+            "max_bytes_in_flight",
+            "max_inputs",
+            "max_connections",
+            "unknown_fields",
+            "response_store_bytes",
+            "request_timeout",
+            "inactivity_timeout",
+            "heartbeat",
+            "drain_seconds",
+        ],
+    ),
+    (SECURITY, &["api_key", "allowed_origins", "allowed_hosts", "rate_limit_requests", "rate_limit_tokens"]),
+    (LOGGING, &["log_ledger_every", "record", "record_content", "record_bytes"]),
+    ("Advanced", &["threads", "isa", "print_config"]),
+];
+
+/// Flags that `chat` takes, since it starts the same engine, and does not show: it has one user.
+const HIDDEN_IN_CHAT: [&str; 6] =
+    ["graph_max_batch_size", "max_waiting", "kv_events", "running_max_req_size", "stall_seconds", "request_bytes"];
+
+/// The commands with every name a flag has, and their flags in groups.
+pub fn arranged(command: Command) -> Command {
+    let command = command.mut_args(|arg| arg.help_heading(LOGGING));
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    names.into_iter().fold(command, |command, name| command.mut_subcommand(&name, |sub| arranged_alone(sub, &name)))
+}
+
+fn arranged_alone(mut command: Command, name: &str) -> Command {
+    if !["serve", "plan", "chat", "doctor"].contains(&name) {
+        return command;
+    }
+    let groups = std::iter::once((None, COMMON)).chain(GROUPS.iter().map(|(heading, ids)| (Some(*heading), *ids)));
+    let mut order = 0;
+    for (heading, ids) in groups {
+        for id in ids {
+            if !command.get_arguments().any(|arg| arg.get_id() == id) {
+                continue;
+            }
+            order += 1;
+            let hidden = match name {
+                "plan" => [Some(SECURITY), Some(LOGGING)].contains(&heading) || *id == "api_key_file",
+                "chat" => HIDDEN_IN_CHAT.contains(id),
+                _ => false,
+            };
+            // An argument that is changed goes to the end: so they are shown in the order of the groups.
+            command = command.mut_arg(id, |arg| {
+                let arg = named(arg).display_order(order).hide(hidden);
+                heading.into_iter().fold(arg, Arg::help_heading)
+            });
+        }
+    }
+    command
+}
+
+/// The argument with its other names.
+fn named(arg: Arg) -> Arg {
+    let id = arg.get_id().to_string();
+    let names = OTHER_NAMES.iter().filter(|(own, _)| *own == id).flat_map(|(_, names)| *names);
+    let arg = names.fold(arg, |arg, name| arg.visible_alias(name));
+    if id == SHORT_NAME.0 { arg.short(SHORT_NAME.1) } else { arg }
+}
+
+/// The name of the setting that a name in a file or in the environment stands for.
+pub fn own_name(id: &str) -> String {
+    let dashed = id.replace('_', "-");
+    let own = OTHER_NAMES.iter().find(|(_, names)| names.contains(&dashed.as_str()));
+    own.map_or_else(|| id.to_owned(), |(own, _)| (*own).to_owned())
+}
+
+/// Arguments with `--a_b` as `--a-b`, up to a `--`.
+pub fn dashed(args: Vec<OsString>) -> Vec<OsString> {
+    let mut flags = true;
+    let each = args.into_iter().map(|arg| {
+        flags &= arg != "--";
+        match arg.to_str() {
+            Some(text) if flags && text == SHORT_NAME_OF_TWO.0 => SHORT_NAME_OF_TWO.1.into(),
+            Some(text) if flags && text.starts_with("--") => {
+                let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
+                format!("{}{value}", name.replace('_', "-")).into()
+            }
+            _ => arg,
+        }
+    });
+    each.collect()
+}
+
+/// What to do instead of a flag of another server.
+pub fn meaning(name: &str) -> Option<&'static str> {
+    let name = name.trim_start_matches('-').replace('_', "-");
+    MEANINGS.iter().find(|(names, _)| names.contains(&name.as_str())).map(|(_, what)| *what)
+}
+
+/// The error with what to do instead, if it is about a flag of another server.
+pub fn explained(error: clap::Error, command: &mut Command) -> clap::Error {
+    let unknown = (error.kind() == ErrorKind::UnknownArgument).then(|| error.get(ContextKind::InvalidArg)).flatten();
+    let Some(ContextValue::String(flag)) = unknown else { return error };
+    let name = flag.split('=').next().unwrap_or(flag);
+    match meaning(name) {
+        Some(what) => command.error(ErrorKind::UnknownArgument, format!("unknown option '{name}': {what}")),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Cli;
+
+    #[test]
+    fn every_flag_of_serve_is_in_one_group() {
+        let command = arranged(Cli::command());
+        let serve = command.find_subcommand("serve").unwrap();
+        let flags: Vec<&str> = serve.get_opts().map(|arg| arg.get_id().as_str()).collect();
+        let listed: Vec<&str> = GROUPS.iter().flat_map(|(_, ids)| *ids).chain(COMMON).copied().collect();
+        let unique: BTreeSet<&str> = listed.iter().copied().collect();
+        assert_eq!(unique.len(), listed.len(), "a flag is in two groups");
+        assert_eq!(unique, flags.into_iter().collect());
+        let names: Vec<&str> = OTHER_NAMES.iter().map(|(own, _)| *own).collect();
+        assert!(names.iter().all(|name| unique.contains(name)), "{names:?}");
+    }
+
+    #[test]
+    fn names_of_other_servers_are_taken() {
+        let args = ["plimsoll", "serve", "demo", "--max_model_len=100", "--gpu-memory-utilization", "0.5", "-np", "3"];
+        let args = dashed(args.iter().map(OsString::from).collect());
+        let matches = arranged(Cli::command()).try_get_matches_from(args).unwrap();
+        let (_, serve) = matches.subcommand().unwrap();
+        assert_eq!(serve.get_one::<usize>("max_req_total_len"), Some(&100));
+        assert_eq!(serve.get_one::<usize>("running_max_req_size"), Some(&3));
+        assert_eq!(own_name("max_num_seqs"), "running_max_req_size");
+        assert_eq!(dashed(vec!["--".into(), "--a_b".into()]), ["--", "--a_b"]);
+    }
+
+    #[test]
+    fn a_flag_of_another_server_gets_the_nearest_meaning() {
+        let mut command = arranged(Cli::command());
+        let error = command.clone().try_get_matches_from(["plimsoll", "serve", "--n-gpu-layers", "99"]).unwrap_err();
+        let said = explained(error, &mut command).to_string();
+        assert!(said.contains("unknown option '--n-gpu-layers': models run on the processor"), "{said}");
+        let known = |name: &str| OTHER_NAMES.iter().any(|(_, names)| names.contains(&name));
+        assert!(!MEANINGS.iter().flat_map(|(names, _)| *names).any(|name| known(name)), "a name has two meanings");
+    }
+}
