@@ -1,6 +1,6 @@
-//! The load-line page in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of four kinds. Whoever has
-//! no root's right to install Debian's `chromium`, `nodejs` and `npm` has them there already, or sets `CHROMIUM` to a browser of that
-//! family; without any of these the test fails and says so.
+//! The page in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of four kinds.
+//!
+//! `tests/clients/install.sh` installs Chromium, Node.js and npm. The variable `CHROMIUM` names another browser of that family.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -19,30 +19,19 @@ fn good(command: &mut Command) -> Result<Output, String> {
     if output.status.success() { Ok(output) } else { Err(format!("{command:?}: {}: {said}", output.status)) }
 }
 
-/// The first of these programs that is there, or what Debian's packages bring.
-pub fn program(names: &[&str], packages: &[&str]) -> PathBuf {
+/// The first of these programs that is on PATH.
+pub fn program(names: &[&str]) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let there = || {
-        let mut places =
-            std::env::split_paths(&path).flat_map(|directory| names.iter().map(move |name| directory.join(name)));
-        places.find(|place| place.is_file())
-    };
-    if let Some(found) = there() {
-        return found;
-    }
-    let apt = |args: &[&str]| {
-        good(Command::new("apt-get").args(args).args(["-y", "-qq"]).env("DEBIAN_FRONTEND", "noninteractive"))
-    };
-    let install = [&["install", "--no-install-recommends"], packages].concat();
-    let installed = apt(&["update"]).and_then(|_| apt(&install));
-    let why = installed.err().unwrap_or_else(|| "apt-get brought none".into());
-    there().unwrap_or_else(|| panic!("the test needs {}: {why}", names[0]))
+    let mut places =
+        std::env::split_paths(&path).flat_map(|directory| names.iter().map(move |name| directory.join(name)));
+    let found = places.find(|place| place.is_file());
+    found.unwrap_or_else(|| panic!("{} is not on PATH: tests/clients/install.sh installs it", names[0]))
 }
 
-/// The browser somebody has named, one that is there, or Debian's.
+/// The browser that `CHROMIUM` names, or one on PATH.
 fn browser() -> PathBuf {
     let given = std::env::var_os("CHROMIUM").filter(|value| !value.is_empty());
-    given.map_or_else(|| program(&BROWSERS, &["chromium", "fonts-dejavu-core"]), PathBuf::from)
+    given.map_or_else(|| program(&BROWSERS), PathBuf::from)
 }
 
 /// Packages of npm, installed once below the build's own files, in a directory of this name.
@@ -52,7 +41,7 @@ pub fn modules(name: &str, packages: &[&str]) -> PathBuf {
     let wanted = packages.join("\n");
     if !std::fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted) {
         std::fs::create_dir_all(&target).expect("the build's directory is ours");
-        let mut npm = Command::new(program(&["npm"], &["nodejs", "npm"]));
+        let mut npm = Command::new(program(&["npm"]));
         npm.args(["install", "--no-audit", "--no-fund", "--no-save", "--prefix"]).arg(&target).args(packages);
         good(&mut npm).unwrap_or_else(|why| panic!("npm could not install {packages:?}: {why}"));
         std::fs::write(&complete, wanted).expect("the directory is ours");
@@ -71,7 +60,7 @@ fn the_page_does_what_it_shows_in_a_real_browser() {
     let seeing =
         Server::start_model(&fixture("vl-qwen3.5"), &["--max-total-token-num", "8192", "--media-bytes", "67108864"]);
     let url = |server: &Server| format!("http://{}", server.address);
-    let output = Command::new(program(&["node"], &["nodejs"]))
+    let output = Command::new(program(&["node"]))
         .arg(repository().join("tests/page/page.mjs"))
         .env("CHROMIUM", browser)
         .env("PLAYWRIGHT", playwright)
