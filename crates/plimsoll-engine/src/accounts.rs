@@ -53,7 +53,7 @@ pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize)
     let places = step.running + max_waiting;
     // One stamp beside each place of a bounded channel.
     let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
-    // A preempted sequence returns to the queue, so the queue can hold everybody.
+    // A preempted sequence returns to the queue, so the queue has a place for every sequence.
     let lists = (places + step.running) * size_of::<Seq<Delivery>>() + 2 * step.running * size_of::<Share>();
     // Sequences may share pages, and each names all of its own.
     let pages = |step: &StepLimits| step.running * context.div_ceil(PAGE_TOKENS);
@@ -115,7 +115,7 @@ pub(crate) struct Accounts {
     pub index: u64,
     /// Encoder outputs, and patches on their way to the encoder.
     pub encoder: u64,
-    /// The rest of the heap and the process; none where they are somebody else's account: the house's.
+    /// The rest of the heap and the process; none if the engine host accounts for them.
     pub process: Option<ProcessAccount>,
     /// What the largest steps took of the workspace.
     pub workspace_peak: u64,

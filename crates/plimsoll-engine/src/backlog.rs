@@ -1,5 +1,5 @@
-//! A backlog: output that waited for its reader, handed on in pieces of bounded size, so that what a slow reader has left lying
-//! does not come out as one event that nobody has planned for.
+//! A backlog: output that waited for its reader, handed on in pieces of bounded size. Unread output of a slow reader
+//! thus never arrives as one event of unplanned size.
 //!
 //! Nothing is copied but text; reports move. What must not be in here: locks, waiting.
 

@@ -21,7 +21,7 @@ pub(crate) struct Cached {
     miss_tokens: AtomicU64,
     inserted: AtomicU64,
     evicted: AtomicU64,
-    /// Times somebody asked for everything to be forgotten, and up to which of them it was done.
+    /// Number of calls to [`EngineHandle::clear_cache`], and how many of them are done.
     clears_asked: AtomicU64,
     clears_done: AtomicU64,
     cleared: Notify,
@@ -41,19 +41,20 @@ impl Cached {
         self.miss_tokens.fetch_add(of.saturating_sub(found) as u64, Release);
     }
 
-    /// For the engine thread: whether somebody asked for everything to be forgotten; what [`Self::done`] wants to be told.
+    /// For the engine thread: the number of the newest clear call, if it is not done yet. [`Self::done`] takes this
+    /// number.
     pub fn asked(&self) -> Option<u64> {
         let asked = self.clears_asked.load(Acquire);
         (asked > self.clears_done.load(Acquire)).then_some(asked)
     }
 
-    /// It was done for all who had asked by then, and the numbers are right again.
+    /// Marks all clear calls up to `asked` as done. The counters must be up to date by then.
     pub fn done(&self, asked: u64) {
         self.clears_done.store(asked, Release);
         self.wake();
     }
 
-    /// Has everybody who waits look again.
+    /// Wakes all waiting clear calls so that they check again.
     pub fn wake(&self) {
         self.cleared.notify_waiters();
     }
@@ -78,7 +79,7 @@ pub struct CacheReport {
     pub state_checkpoints: u64,
     /// Bytes of those.
     pub state_bytes: u64,
-    /// Pictures and videos whose encoder outputs can be found, those that requests are using included.
+    /// Media items with stored encoder outputs, including those that requests use.
     pub encoder_entries: u64,
     /// Bytes of outputs that no request is using; given up as soon as others need the room.
     pub encoder_bytes: u64,
@@ -155,8 +156,9 @@ impl EngineHandle {
         self.shared.slot_bytes()
     }
 
-    /// Has every prefix and checkpoint forgotten between two steps; what nobody holds is free afterwards. Returns what was held
-    /// before and after, or none when the engine has stopped. Cancel-safe: what was asked for is done in any case.
+    /// Drops every prefix and checkpoint between two steps; pages and slots without another holder are free
+    /// afterwards. Returns the report before and after, or none when the engine has stopped. Cancel-safe: the engine
+    /// clears the cache even if this call is dropped.
     pub async fn clear_cache(&self) -> Option<(CacheReport, CacheReport)> {
         let cached = &self.shared.cached;
         let before = self.cache_report();

@@ -22,10 +22,10 @@ pub trait Grammar: Debug + Send + Sync {
 /// Why an output cannot go on.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Unfit {
-    /// Its form cannot be followed, in words for the client.
+    /// The output cannot follow its grammar; the text is for the client.
     #[error("{0}")]
     Form(String),
-    /// Others have the room that it takes, in words for the client, who may try again.
+    /// Other requests use the memory or the thread that it needs; the text is for the client, which may try again.
     #[error("{0}")]
     Room(String),
 }
@@ -47,7 +47,8 @@ pub trait Constraint: Send {
         true
     }
 
-    /// A count of what has been found out for this form's outputs so far: while it grows, who waits for one is not waiting in vain.
+    /// Counts the work done for this grammar's masks. While it grows, a request that waits for a mask is making
+    /// progress.
     fn moved(&self) -> u64 {
         0
     }

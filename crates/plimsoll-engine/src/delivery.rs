@@ -112,7 +112,7 @@ impl Delivery {
         self.constraint.as_mut().is_none_or(|constraint| constraint.at_hand(patience))
     }
 
-    /// How far its form has come, for who waits for it.
+    /// The work done for its grammar's masks, for the engine's progress check while the request waits.
     pub fn moved(&self) -> u64 {
         self.constraint.as_ref().map_or(0, |constraint| constraint.moved())
     }
@@ -210,7 +210,7 @@ impl Delivery {
         self.outbox.push(|delta| delta.finish = Some(FinishReason::Length));
     }
 
-    /// Wakes whoever reads what has come.
+    /// Wakes the reader if there is output that it was not told of.
     pub fn tell(&mut self) {
         self.outbox.tell();
     }

@@ -11,28 +11,28 @@ use serde::Serialize;
 
 use crate::metrics::Metrics;
 
-/// Calm readings before one rung is given up: three seconds.
+/// Calm readings before the degradation level falls by one: three seconds.
 const CALM_READINGS: u32 = 6;
-/// The least room that a healthy machine keeps free for a process whose plan is all touched. Never more than half of what lies
-/// between plan and limit: a limit that close around the plan is nothing to give way to.
+/// Least free memory that a healthy machine keeps for a process that has touched all of its plan. Never more than
+/// half of the distance between plan and limit: a limit that close to the plan is no reason to degrade.
 const RESERVE_BYTES: u64 = 8 << 20;
-/// Room beyond a rung's threshold that is asked for before the rung is given up; a quarter of the threshold where that is less, and
-/// never more than half of what lies between plan and limit. More could not be had, and the ladder would never be climbed down
-/// (seen with a budget of 420 MiB around a plan of 418.9).
+/// Extra free memory beyond a level's threshold before the level ends. It is a quarter of the threshold if that is
+/// less, and at most half of the distance between plan and limit. A larger margin could never be reached, so the
+/// level would never fall (seen with a budget of 420 MiB around a plan of 418.9).
 const MARGIN_BYTES: u64 = 4 << 20;
 
-/// How far up the ladder. The order is the order of cost.
+/// The degradation level. The order is the order of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rung {
     /// Nothing is wrong.
     #[default]
     Calm,
-    /// Cached prefixes that nobody uses are forgotten and their pages given back to the system.
+    /// The cache evicts unused prefixes and returns their pages to the system.
     EvictPrefix,
     /// Prefill chunks are small.
     SmallChunks,
-    /// Nobody drafts: steps are small, and draft passes take no time.
+    /// Speculative decoding is paused: steps are small, and draft passes take no time.
     SpeculationOff,
     /// New requests are told 503.
     StopAdmitting,
@@ -72,8 +72,8 @@ pub struct Reading {
     pub available: u64,
     /// Bytes of the plan that it has not touched yet.
     pub untouched: u64,
-    /// Bytes by which the limit lies above the plan: when nobody else is there, this much more is free than is still to be touched,
-    /// and never more.
+    /// Bytes by which the limit lies above the plan. Without other processes, exactly this much more is free than the
+    /// plan has still to touch; with them, less.
     pub above_plan: u64,
     /// Bytes that are free where the stalls below were measured: on the machine, or in this process's cgroup.
     pub stall_room: u64,
@@ -84,7 +84,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The rung that this reading alone calls for. Who wants to come down asks more `strictly`.
+    /// The degradation level that this reading alone calls for. Leaving a level requires a margin: `strictly`.
     fn calls_for(&self, strictly: bool) -> Rung {
         // What is free must cover what is still to come; each halving of that is one rung.
         let spare = self.above_plan / 2;
@@ -94,8 +94,8 @@ impl Reading {
             if strictly { bytes.saturating_add(MARGIN_BYTES.min(bytes / 4).min(spare)) } else { bytes }
         };
         let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < threshold(*level)).count();
-        // Where twice as much is free as this process can still take, nobody stalls for its sake: a neighbour's cgroup is full, or
-        // a disk is slow. To give way would cure nothing.
+        // Twice as much is free there as this process can still take, so the stalls have another cause. Another
+        // cgroup is full, or a disk is slow; a higher level would not help.
         if self.stall_room >= due.max(RESERVE_BYTES).saturating_mul(2) {
             return Rung::at(by_room);
         }
@@ -292,9 +292,9 @@ mod tests {
         assert_eq!(stalled(25.0, 0.0, 150)[0], Rung::EvictPrefix);
         assert_eq!(stalled(90.0, 21.0, 150)[0], Rung::StopAdmitting);
         assert_eq!(stalled(100.0, 90.0, 150)[0], Rung::Fail);
-        // On the same machine, with twice as much free as this process can take: whoever stalls, it is not for us.
+        // Twice as much is free on the machine as this process can take: the stalls have another cause.
         assert_eq!(stalled(100.0, 90.0, 200), [Rung::Calm; 2]);
-        // Stalls that go on for as long as they like hold nothing once room is back.
+        // Continued stalls do not hold a level once enough memory is free.
         let mut governor = Governor::default();
         governor.observe(&reading(60, 100));
         let busy = Reading { some_avg10: 99.0, full_avg10: 99.0, stall_room: 9000 * MIB, ..reading(1000, 100) };

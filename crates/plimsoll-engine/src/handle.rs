@@ -90,7 +90,7 @@ impl Drop for HostBytes {
     }
 }
 
-/// Adds `more` to `sum` unless that would be above `limit`. Nobody else ever sees a sum that was not granted.
+/// Adds `more` to `sum` unless the result would exceed `limit`. Other threads never see a sum that was not granted.
 fn take(sum: &AtomicU64, more: u64, limit: u64) -> bool {
     let granted = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
     sum.fetch_update(Ordering::AcqRel, Ordering::Acquire, granted).is_ok()
@@ -121,7 +121,7 @@ pub(crate) struct Shared {
     pub media: OnceLock<MediaSpec>,
     /// What the prefix cache holds, where others are to know.
     pub kv_notes: OnceLock<Arc<KvNotes>>,
-    /// Somebody brings the canary back when refused allocations have cost it.
+    /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
     pub canary_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
     pub trim: AtomicBool,
@@ -239,7 +239,7 @@ impl EngineHandle {
         self.submit_since(request, Instant::now())
     }
 
-    /// As [`Self::submit`], for a request whose client has waited since `asked`: the time to its first token begins there.
+    /// As [`Self::submit`], for a client that has waited since `asked`: the time to first token counts from there.
     pub fn submit_since(&self, request: Request, asked: Instant) -> Result<Reader, Refusal> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
@@ -251,8 +251,9 @@ impl EngineHandle {
         })
     }
 
-    /// As [`Self::submit`], for an input of a request of which others have run: a server that drains lets it finish. Where others
-    /// still run (`beside`), half of the queue is left to whoever comes. That all is full is not counted: it waits.
+    /// As [`Self::submit`], for a further input of a request that has run some of its inputs. A draining server lets
+    /// it finish. While other inputs still run (`beside`), it leaves half of the queue to other requests. A full
+    /// queue does not count as a refusal: the caller waits and tries again.
     pub fn submit_next(&self, request: Request, beside: bool) -> Result<Reader, Refusal> {
         let waiting = self.shared.limits.max_waiting;
         self.queue(request, Instant::now(), if beside { waiting / 2 } else { waiting })

@@ -16,7 +16,7 @@ use crate::process::ProcessAccount;
 use crate::report::{Counts, LedgerReport, Whole, looked_at};
 use crate::startup::{Host, StartError};
 
-/// What the residents share, and who they are.
+/// What the hosted engines share, and the list of these engines.
 pub struct House {
     plan: Plan,
     ledger: Arc<Ledger>,
@@ -26,15 +26,15 @@ pub struct House {
     _berth: Berth,
 }
 
-/// Who lives here, and what those who have moved out had counted: each is in one of the two at any time, so that no sum of counts
-/// ever misses an engine on its way, or has one twice.
+/// The hosted engines, and the counts of those that have left. Each engine is in exactly one of the two at any time,
+/// so a sum of counts neither misses an engine nor counts it twice.
 #[derive(Clone, Default)]
 struct Lodgers {
     here: Vec<Lodger>,
     past: Counts,
 }
 
-/// One who lives here.
+/// One hosted engine.
 #[derive(Clone)]
 pub(crate) struct Lodger {
     pub ledger: Arc<Ledger>,
@@ -54,17 +54,17 @@ pub(crate) struct Resident {
     ledger: Arc<Ledger>,
 }
 
-/// A house that is to be opened does not fit, or a resident does not fit into it.
+/// The engine host itself does not fit under the memory limit, or an engine does not fit into the host.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{what} needs {} of which {} are left under the line of {}", Bytes(*needed), Bytes(*left), Bytes(*line))]
 pub struct NoRoom {
-    /// Who.
+    /// The part that does not fit.
     pub what: &'static str,
     /// Bytes it needs.
     pub needed: u64,
-    /// Bytes that nobody has planned.
+    /// Bytes that no plan has taken.
     pub left: u64,
-    /// The line.
+    /// The memory limit.
     pub line: u64,
 }
 
@@ -96,7 +96,7 @@ impl House {
     pub fn line_in(plan: &Plan) -> Line {
         let bytes = plan.limit.saturating_sub(plan.total());
         let source = format!("{}, less {} that all models share", plan.limit_source, Bytes(plan.total()));
-        // What is left is for others, too: a pool whose size nobody names does not take all of it.
+        // The rest is for other engines too: a pool without a configured size does not take all of it.
         Line { chosen: false, ..Line::of_budget(bytes, source) }
     }
 
@@ -121,7 +121,7 @@ impl House {
     }
 
     fn lodgers(&self) -> MutexGuard<'_, Lodgers> {
-        // A list is whole whoever panicked, and sums are.
+        // A panic under the lock leaves the list and the sums valid.
         self.lodgers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -140,7 +140,7 @@ impl House {
         self.plan.total() + self.residents(planned)
     }
 
-    /// Bytes under the line that nobody has planned.
+    /// Bytes under the memory limit that no plan has taken.
     pub fn room(&self) -> u64 {
         self.plan.limit.saturating_sub(self.planned_total())
     }
@@ -162,7 +162,7 @@ impl House {
         self.committed_total().saturating_sub(ledger.committed_total())
     }
 
-    /// Takes in an engine whose plan stands in `ledger`.
+    /// Admits an engine with the plan in `ledger`.
     pub(crate) fn admit(self: &Arc<Self>, ledger: &Arc<Ledger>) -> Result<Resident, NoRoom> {
         let mut lodgers = self.lodgers();
         let taken = self.plan.total() + lodgers.here.iter().map(|lodger| planned(&lodger.ledger)).sum::<u64>();
@@ -203,11 +203,12 @@ impl House {
 
     fn told(&self, engines: &[&EngineHandle], with: bool) -> LedgerReport {
         let (process, _) = looked_at(|| {
-            // The house counts what no resident does, so the residents are looked at first.
+            // The host counts what no engine counts, so the engines are observed first.
             engines.iter().filter(|_| with).for_each(|engine| engine.shared.observe_accounts());
             self.committed_total()
         });
-        // Whoever moves out from here on is still among these; whoever has before is in the past, whatever `engines` says.
+        // An engine that leaves after this line is still in `here`. One that left before is counted in `past`, even
+        // if `engines` still lists it.
         let Lodgers { here, past } = self.lodgers().clone();
         let (known, moving): (Vec<Lodger>, Vec<Lodger>) =
             here.into_iter().partition(|lodger| engines.iter().any(|engine| lodger.is(&engine.shared.ledger)));
@@ -244,7 +245,7 @@ impl Drop for Resident {
         let Lodgers { here, past } = &mut *lodgers;
         let gone = here.iter().position(|lodger| lodger.is(&self.ledger)).map(|at| here.remove(at));
         gone.iter().flat_map(|lodger| &lodger.engine).for_each(|engine| past.add(&Counts::of(engine)));
-        // It may be the last who knows the engine.
+        // `gone` may hold the last reference to the engine, so it is dropped after the lock is released.
         drop((lodgers, gone));
         self.house.left.notify_all();
     }
@@ -292,7 +293,7 @@ mod tests {
         assert!(refused.to_string().contains("64.0 MiB"), "{refused}");
         let second = house.admit(&ledger(10)).unwrap();
         assert_eq!(house.room(), 0);
-        // Who has no engine yet, or none any more, is in the books all the same.
+        // The report counts hosted engines that are loading or shutting down.
         let report = house.report(&[]);
         assert_eq!(report.planned_bytes, 64 << 20);
         let weights = report.components.iter().find(|row| row.component == Component::Weights.name()).unwrap();

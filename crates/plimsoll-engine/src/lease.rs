@@ -1,7 +1,7 @@
-//! What one sequence holds of the cache, owned: whatever way a sequence ends, its pages and state slots go back.
+//! What one sequence holds of the cache. However the sequence ends, its pages and state slots return to the pools.
 //!
-//! Pool, prefix index and state slots live on the engine thread, behind one shared cell, so that a lease can give back
-//! in `Drop` without anybody's help.
+//! Pool, prefix index and state slots live on the engine thread, behind one shared cell. A lease can therefore return
+//! everything in `Drop`.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -70,7 +70,8 @@ impl PageLease {
         self.doubts = self.cache.borrow().doubts();
     }
 
-    /// Whether something that was computed beside what it holds turned out to be no number: nobody will find it.
+    /// Whether a step has computed a non-finite value since this lease took its first page. Such a lease is never
+    /// published to the prefix index.
     pub(crate) fn doubted(&self) -> bool {
         self.doubts != self.cache.borrow().doubts()
     }
@@ -188,7 +189,7 @@ pub struct StateLease {
     source: Source,
     /// Slots that the next step writes as checkpoints, with their positions, ascending.
     planned: ArrayVec<(usize, SlotId), WISHES_MAX>,
-    /// Those that the last step has written and nobody knows yet.
+    /// Checkpoints that the last step has written and that are not published yet.
     written: ArrayVec<(usize, SlotId), WISHES_MAX>,
 }
 
@@ -284,7 +285,7 @@ impl StateLease {
         }
     }
 
-    /// Moves on by `rows` rows from `start`, of those whose outputs were named.
+    /// Moves on by the first `rows` rows from `start`, for which [`Self::outputs`] has named slots.
     pub fn advance(&mut self, start: usize, rows: usize, each: bool) {
         if self.width == 0 {
             return;

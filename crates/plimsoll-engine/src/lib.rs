@@ -1,7 +1,7 @@
 //! The engine: requests, scheduler, cache, sampling.
 //!
-//! One thread owns device and model; everybody else holds an [`EngineHandle`]. A request is one owner value: all it
-//! holds goes back when it is dropped. **Architecture invariant:** this crate knows nothing of HTTP.
+//! One thread owns device and model; all other threads hold an [`EngineHandle`]. A request is one owned value:
+//! dropping it releases all that it holds. **Architecture invariant:** this crate knows nothing of HTTP.
 
 #![forbid(unsafe_code)]
 

@@ -55,7 +55,7 @@ pub fn with_weights(path: &Path) -> Result<Checkpoint, LoadingError> {
     }
 }
 
-/// What a checkpoint's own files say of its use, where nobody else does.
+/// Defaults from the checkpoint's own files, for settings that have no other source.
 pub struct CheckpointDefaults {
     /// How embeddings are made.
     pub sentence: Option<Sentence>,
@@ -67,7 +67,8 @@ impl CheckpointDefaults {
     /// Reads the files; a `.gguf` file has none.
     ///
     /// # Errors
-    /// [`LoadingError::Sentence`]; a broken recommendation of sampling is none, since who does not want it may serve without.
+    /// [`LoadingError::Sentence`]. A broken sampling recommendation is no error here: `sampling` keeps it,
+    /// since the operator can serve without the recommendation.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, LoadingError> {
         let (sentence, sampling) = match checkpoint.gguf() {
             Some(_) => (None, Ok(SamplingParams::default())),
@@ -85,7 +86,7 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Messages to prompt; none when the model has no template.
     pub template: Option<Arc<ChatTemplate>>,
-    /// What its own files say where nobody else does.
+    /// Defaults from the checkpoint's own files.
     pub defaults: CheckpointDefaults,
     /// Heap bytes that tokenizer and template take, measured while they were made; none where the heap is not counted.
     pub text_bytes: Option<u64>,

@@ -24,7 +24,7 @@ pub struct Metrics {
     pub pooled: Counter,
     /// Requests that ended well.
     pub finished: Counter,
-    /// Requests whose client went away, or that were cancelled.
+    /// Requests that were cancelled, by a call or by a client's disconnect.
     pub aborted: Counter,
     /// Requests that failed.
     pub failed: Counter,
@@ -86,7 +86,7 @@ pub struct Metrics {
     pub encoder_failures: Counter,
     /// Pages of encoder outputs that requests hold.
     pub encoder_pages_used: Gauge,
-    /// Pages of encoder outputs kept for whoever brings the same medium again.
+    /// Pages of encoder outputs kept for later requests with the same medium.
     pub encoder_pages_cached: Gauge,
     /// Host bytes reserved for media.
     pub media_bytes: Gauge,

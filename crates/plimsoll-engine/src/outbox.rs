@@ -109,13 +109,13 @@ impl Delta {
     }
 }
 
-/// What both ends, and whoever watches, see of a request.
+/// What the engine, the reader and every [`Watch`] share of a request.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pending: Mutex<Pending>,
     wake: Notify,
     reader_gone: AtomicBool,
-    /// What was reserved for the output; unread output counts for as long as anybody can still hold it.
+    /// What was reserved for the output; unread output counts until the last reference to this state is dropped.
     pub(crate) reserved: HostBytes,
     pub(crate) progress: Progress,
 }
@@ -162,7 +162,7 @@ impl Shared {
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Nobody wants the rest.
+    /// Cancels the rest of the output: the reader is gone, or a [`Watch`] ends the request.
     pub(crate) fn abort(&self) {
         self.reader_gone.store(true, Ordering::Release);
     }
@@ -275,8 +275,9 @@ impl Outbox {
         made
     }
 
-    /// Wakes the reader, if something waits of which it was not told. Once for all that a step has written, and for all readers of the
-    /// step together: whoever is woken in the middle of it takes a core from it, to send a token or two.
+    /// Wakes the reader if there is output that it was not told of. The engine does this for all readers together,
+    /// once a step, after it has written all output of the step. A reader that wakes earlier takes a core from the
+    /// step, to send a token or two.
     pub fn tell(&mut self) {
         if std::mem::take(&mut self.untold) {
             self.shared.wake.notify_one();
@@ -294,7 +295,7 @@ impl Outbox {
         grown
     }
 
-    /// Ends a pooled request with what it asked for, whose block goes from the engine's share to the output's.
+    /// Ends a pooled request with its result. The block of `values` moves from the engine's share to the output's.
     pub(crate) fn pooled(&mut self, values: Vec<f32>) {
         let bytes = chunk(values.capacity(), size_of::<f32>());
         self.shared.reserved.hold(bytes, 0);
@@ -339,7 +340,7 @@ impl Drop for Outbox {
 }
 
 impl Reader {
-    /// How far the request has come, to be looked at while somebody reads.
+    /// The progress of the request, for a look at it while another task reads the output.
     pub fn watch(&self) -> Watch {
         Watch(Arc::clone(&self.shared))
     }

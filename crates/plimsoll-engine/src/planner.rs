@@ -56,7 +56,7 @@ const FLOPS_PER_BYTE: u64 = 16;
 /// For the planner, and the proof: rows of media, without contents.
 pub(crate) const ROWS_OF_MEDIA: [MediaRows<'static>; 1] = [MediaRows { first_row: 0, values: &[] }];
 
-/// Tokens of the input whose work the plan of an encoder states.
+/// Tokens of the input for which an encoder's plan states the work.
 pub const INPUT_TOKENS: usize = 128;
 
 /// The size-independent half: a model and what its weights take.
@@ -141,7 +141,8 @@ pub struct EnginePlan {
     /// Work of the largest prefill step and of one decode step of a single sequence; for an encoder, of the largest step and of an
     /// input of [`INPUT_TOKENS`].
     pub work: [Work; 2],
-    /// Work of a step that checks the drafts of a single sequence, and of the draft passes after it, where somebody drafts.
+    /// Work of a step that checks the drafts of a single sequence, and of the draft passes after it. None without
+    /// drafts.
     pub draft_work: Option<[Work; 2]>,
     /// How drafts are dealt with.
     pub speculation: Speculation,
@@ -380,7 +381,7 @@ impl Blueprint {
     fn pools(&self, draft: &Draft<'_>, sizes: &Sizes, total: u64) -> Result<Pools, PlanError> {
         let Draft { options, line, context, step, .. } = draft;
         let slots_per_request = sizes.state.map_or(0, |state| state.slots_per_request as usize);
-        // The least that serves anybody: one full step's worth of one request.
+        // The smallest useful pool: one full step of one request.
         let least = (*context).min(options.batch_max_tokens);
         let needed = options.max_req_total_len.map_or(least, |_| *context).div_ceil(PAGE_TOKENS);
         let short = |pages| self.shortfall(draft, Pools { pages, slots: slots_per_request });

@@ -1,7 +1,8 @@
 //! Pooling: what is made of a sequence's hidden states instead of text.
 //!
-//! A pooled request decodes nothing and samples nothing: its prompt is computed by the same steps as everybody's, and what it asks
-//! for is collected row by row. Sums go from position to position, whatever the chunks, so that the bits are the same in any company.
+//! A pooled request decodes nothing and samples nothing. Its prompt is computed in the same steps as other requests,
+//! and its result is collected row by row. Sums go from position to position, whatever the chunks, so the bits do not
+//! depend on the other requests.
 
 use std::str::FromStr;
 
@@ -57,7 +58,7 @@ impl Embed {
         Self { pooling, second_at: None, size: 0 }
     }
 
-    /// The score of a pair whose second text begins at `second_at`, if the model tells them apart.
+    /// The score of a pair. The second text begins at `second_at`, if the model has token types.
     pub fn pair(second_at: Option<u32>) -> Self {
         Self { pooling: Pooling::Score, second_at, size: 0 }
     }

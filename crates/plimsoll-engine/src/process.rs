@@ -1,5 +1,5 @@
-//! The process's account: the heap that belongs to nobody's table or request, what the system's allocator keeps of it, stacks, libraries.
-//! An engine alone owns it, or the house that it lives in.
+//! The process's account: heap bytes that belong to no table or request, memory that the system's allocator keeps,
+//! stacks, libraries. The engine host owns the account; without a host the engine does.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -27,8 +27,8 @@ impl ProcessAccount {
         self.baseline.store(resident.saturating_sub(others), Relaxed);
     }
 
-    /// Enters what is held now; `owned` bytes of the heap are in rows of their own. What the system's allocator keeps of freed memory
-    /// is the heap's, too; what was reserved and never touched is nobody's.
+    /// Enters what is held now; `owned` bytes of the heap are in rows of their own. Freed memory that the system's
+    /// allocator keeps counts as heap. Memory that was reserved and never touched is not counted.
     pub fn observe(&self, ledger: &Ledger, owned: u64) {
         let touched = Touched::read(&Root::system());
         ledger.observe(Component::HostHeap, heap::resident(&touched).saturating_sub(owned));

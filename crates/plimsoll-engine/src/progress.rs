@@ -1,5 +1,6 @@
-//! How far each request has come and what it holds, for whoever asks: a few atomics beside its outbox, written by the engine
-//! thread after a step and read by anybody. What must not be in here: decisions, and anything a step would have to wait for.
+//! The progress of each request and what it holds: a few atomics beside its outbox. The engine thread writes them
+//! after a step, and any thread can read them. What must not be in here: decisions, and anything a step would have to
+//! wait for.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +20,7 @@ pub enum Phase {
     Prefill,
     /// It generates.
     Decode,
-    /// The engine is done with it; there may be output that nobody has read.
+    /// The engine is done with it; there may be unread output.
     Ended,
 }
 
@@ -125,8 +126,8 @@ pub struct Snapshot {
     pub tokens_per_second: Option<f64>,
 }
 
-/// A look at one request from outside, and the means to end it. It keeps alive what the request's reader does, so whoever keeps
-/// one lets it go with the reader.
+/// A view of one request from outside, and the means to cancel it. It keeps the request's output and byte reservation
+/// alive, so drop it together with the reader.
 #[derive(Clone, Debug)]
 pub struct Watch(pub(crate) Arc<Shared>);
 

@@ -55,7 +55,9 @@ impl KvCache {
         self.states.as_mut()?.alloc()
     }
 
-    /// A slot for a checkpoint. A prompt goes on without one when every slot is held; that is counted. Without an index nobody would find it.
+    /// Takes a slot for a checkpoint. If sequences hold every slot, it returns none and counts the miss; the prompt
+    /// continues without a checkpoint. Without a prefix index it also returns none, since no lookup would find the
+    /// checkpoint.
     pub(crate) fn take_checkpoint_slot(&mut self) -> Option<SlotId> {
         self.index.as_ref()?;
         let slot = self.take_slot();
@@ -72,8 +74,8 @@ impl KvCache {
         pages.sort_unstable();
     }
 
-    /// After a panic, when nobody knows whether the tables are whole and no sequence holds anything: every page and slot is free,
-    /// every prefix forgotten.
+    /// Resets the cache after a panic, when the tables may be inconsistent and no sequence holds anything. Afterwards
+    /// every page and slot is free and no prefix is cached.
     pub fn start_over(&mut self) {
         self.pool.start_over();
         if let Some(index) = &mut self.index {
@@ -149,7 +151,8 @@ impl KvCache {
         }
     }
 
-    /// How many of the pages that [`Self::lookup`] would find somebody holds now: to take them takes nothing from the pool.
+    /// The number of pages that [`Self::lookup`] would find and that sequences hold now. Taking these pages takes
+    /// nothing from the pool.
     pub(crate) fn held(&self, key: PageKey<'_>) -> usize {
         let Some(index) = &self.index else { return 0 };
         let (mut held, mut usable) = (0, 0);

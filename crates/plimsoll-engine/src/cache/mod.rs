@@ -1,15 +1,15 @@
 //! Where computed attention state lives and how it is found again: the pool of KV pages and the prefix index over it.
 //!
-//! One page holds the keys and values of [`PAGE_TOKENS`] tokens in every layer. The pool counts who holds a page; the
-//! index remembers which tokens a page stands for. Neither knows bytes of KV, devices or requests: they hand out
-//! numbers, and whoever owns the arena turns a [`PageId`] into an address.
+//! One page holds the keys and values of [`PAGE_TOKENS`] tokens in every layer. The pool counts the holders of each
+//! page; the index maps tokens to pages. Neither handles bytes of KV, devices or requests. They hand out numbers, and
+//! the owner of the arena turns a [`PageId`] into an address.
 //!
 //! The life of a sequence: [`PrefixIndex::lookup`] (pages arrive held), [`PagePool::alloc`] for the rest,
-//! [`PrefixIndex::insert`] once its prompt is computed so that others can share it while it runs, and at the end either
-//! [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
+//! [`PrefixIndex::insert`] once its prompt is computed so that others can share it while it runs, and at the end
+//! either [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
 //!
-//! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three true to one another.
-//! [`KvNotes`] tells others what the index holds, where they are to know.
+//! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three consistent. [`KvNotes`]
+//! reports the content of the index to external readers, if there are any.
 
 mod key;
 mod kv;

@@ -1,12 +1,16 @@
-//! What the prefix tree holds, for others to follow: routers that send a prompt to the server which has its beginning.
+//! The content of the prefix tree, for external readers: routers that send a prompt to the server that caches its
+//! beginning.
 //!
-//! The engine thread writes a row for each page that enters the tree and notes each that leaves it, under one lock that nobody
-//! holds for longer than it takes to copy a handful of rows. Both kinds of change are numbered in one sequence. What is in the
-//! tree is never forgotten here, only departures are, the oldest first; so a reader that has missed some, or whose place is too far to
-//! look for, is told to forget what it knows and gets what there is, in the order in which it entered, as a new reader does.
+//! The engine thread writes a row for each page that enters the tree, and a removal for each page that leaves it. One
+//! lock guards both; a write of one page holds it only as long as copying a handful of rows takes. Both kinds of
+//! change are numbered in one sequence.
 //!
-//! Prompts with a salt share with nobody and tell nobody; nor do pages that depend on media, whose tokens alone do not say what
-//! they are.
+//! A row stays as long as its page is in the tree. Only removals are dropped, the oldest first. A reader gets a reset
+//! if it has missed removals, or if finding its position takes too long. After a reset it receives all pages in the
+//! tree in the order of their entry, as a new reader does.
+//!
+//! Pages of prompts with a salt are not reported, since requests with another salt cannot share them. Pages that
+//! depend on media are not reported either, since their tokens alone do not identify them.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +21,7 @@ use tokio::sync::Notify;
 use super::pages::PageId;
 use super::radix::{PAGE_TOKENS, fold};
 
-/// Rows that are looked at, at most, for a reader whose place is lost: the engine waits for as long.
+/// Upper limit of the rows examined to find a reader's position again. The engine thread may wait for this search.
 const LOOKED_AT_MAX: usize = 1024;
 
 /// No page.
@@ -119,7 +123,7 @@ struct Notes {
 pub struct KvNotes {
     notes: Mutex<Notes>,
     changed: Notify,
-    /// Tells this life from others, in whose numbers a reader may still think.
+    /// Identifies this run of the server. A reader may still use numbers of an earlier run.
     epoch: u64,
 }
 
@@ -152,7 +156,7 @@ impl KvNotes {
         pages * (size_of::<Row>() + size_of::<Removal>()) + size_of::<Self>()
     }
 
-    /// Tells this server's life from others.
+    /// Identifies this run of the server.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
@@ -230,7 +234,7 @@ impl KvNotes {
         notes.forgotten = notes.seq;
     }
 
-    /// Wakes who waits for changes, if there are any.
+    /// Wakes the waiting readers if there are changes since the last call.
     pub(crate) fn wake(&self) {
         let mut notes = self.lock();
         if notes.woken != notes.seq {

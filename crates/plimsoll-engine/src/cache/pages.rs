@@ -1,4 +1,4 @@
-//! The pool of KV pages: who holds which page, and which cached pages nobody is using.
+//! The pool of KV pages: the holders of each page, and the cached pages that no sequence uses.
 //!
 //! Every table is allocated when the pool is built. A page is in exactly one of three states: *free* (on the free
 //! stack), *held* (one or more holders), or *idle* (the prefix index is its only holder; on the idle queue, coldest
@@ -55,7 +55,7 @@ pub enum PoolError {
         walked: usize,
         /// What the counter says.
         counted: usize,
-        /// Pages whose holders and flag say that they belong on the list.
+        /// Pages that belong on the list according to their holders and flag.
         flagged: usize,
     },
     /// Holders released pages they did not hold, or named pages of another pool.
@@ -125,7 +125,8 @@ impl PagePool {
         Ok(pool)
     }
 
-    /// Makes every page free, whatever the tables said; page 0 is handed out first. Nobody may hold a page.
+    /// Makes every page free, whatever the tables said; [`Self::alloc`] hands out page 0 first. No page may have a
+    /// holder.
     pub(crate) fn start_over(&mut self) {
         let total = self.slots.len();
         for (page, slot) in self.slots.iter_mut().enumerate() {
@@ -136,7 +137,7 @@ impl PagePool {
         (self.idle_head, self.idle_tail, self.idle_len, self.faults) = (NIL, NIL, 0, 0);
     }
 
-    /// Calls `each` with every page that nobody holds, in ascending order.
+    /// Calls `each` with every page without a holder, in ascending order.
     pub(crate) fn each_free(&self, mut each: impl FnMut(u32)) {
         (0..).zip(&self.slots).filter(|(_, slot)| slot.refs == 0).for_each(|(page, _)| each(page));
     }
@@ -159,13 +160,13 @@ impl PagePool {
         self.slots.len()
     }
 
-    /// Pages nobody holds.
+    /// Pages without a holder.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free_len
     }
 
-    /// Pages that somebody holds, the idle ones included.
+    /// Pages with at least one holder; this includes the idle ones.
     #[must_use]
     pub fn used(&self) -> usize {
         self.slots.len() - self.free_len
@@ -231,7 +232,7 @@ impl PagePool {
         self.slots.iter_mut().for_each(|slot| slot.drafted = false);
     }
 
-    /// Adds a holder to a page that somebody holds already.
+    /// Adds a holder to a page that has at least one.
     pub fn retain(&mut self, page: PageId) {
         let Some(refs) = self.refs_of(page) else {
             return self.fault("retain of a foreign page", page);
@@ -290,7 +291,7 @@ impl PagePool {
         if self.faults > 0 { Err(PoolError::Faults { faults: self.faults }) } else { Ok(()) }
     }
 
-    /// Adds the prefix index as a holder of `page`; false if nobody holds it or it is cached already.
+    /// Adds the prefix index as a holder of `page`; false if the page has no holder or is cached already.
     pub(super) fn cache(&mut self, page: PageId) -> bool {
         let holders = self.refs_of(page).unwrap_or(0);
         if holders == 0 || holders >= REFS_MAX {

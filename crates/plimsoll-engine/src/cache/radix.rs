@@ -1,14 +1,15 @@
 //! The prefix index: a tree over whole pages of tokens that finds KV which was computed before.
 //!
-//! A node is one page: its [`PAGE_TOKENS`] token ids, its parent, the content of the media up to it, and the salt of its tree. A node's number *is* its
-//! page's number, so the node table has one row a page, is allocated once, and tables kept elsewhere (state
-//! checkpoints, say) can be indexed by [`PageId`] too. Children are found through one open-addressing table keyed by
-//! a secret hash of (parent, salt, media, tokens); a hit is always confirmed by comparing all of them.
+//! A node is one page: its [`PAGE_TOKENS`] token ids, its parent, the content of the media up to it, and the salt of
+//! its tree. A node's number *is* its page's number, so the node table has one row a page, is allocated once, and
+//! tables kept elsewhere (state checkpoints, say) can be indexed by [`PageId`] too. Children are found through one
+//! open-addressing table keyed by a secret hash of (parent, salt, media, tokens); a hit is always confirmed by
+//! comparing all of them.
 //!
 //! Least recently used order lives in the pool: a page goes to the warm end of the idle queue when its last running
-//! holder lets go. Whoever holds a cached page also holds the pages before it, and lets go deepest first; hence
-//! the coldest idle page is a leaf, every idle page can be evicted, and [`PagePool::idle`] is the exact, constant-time
-//! answer to "how many pages could eviction free". Both operations that add nodes keep that rule.
+//! holder releases it. A holder of a cached page also holds the pages before it, and releases the deepest page first.
+//! Hence the coldest idle page is a leaf, and every idle page can be evicted. [`PagePool::idle`] is then the exact,
+//! constant-time number of pages that eviction can free. Both operations that add nodes keep that rule.
 //!
 //! What must not be in here: bytes of KV, requests, scheduling policy.
 
@@ -74,7 +75,7 @@ pub enum IndexError {
     /// A node is not linked the way it should be.
     #[error("the prefix index is broken at page {page}: {what}")]
     Broken {
-        /// The page whose node is wrong.
+        /// The page of the broken node.
         page: u32,
         /// What is wrong with it.
         what: &'static str,
@@ -89,7 +90,7 @@ pub enum IndexError {
     },
 }
 
-/// Finds the longest prefix of a prompt whose pages are still there. Serves exactly one [`PagePool`].
+/// Finds the longest cached prefix of a prompt. Serves exactly one [`PagePool`].
 #[derive(Debug)]
 pub struct PrefixIndex {
     nodes: Box<[Node]>,
@@ -175,7 +176,7 @@ impl PrefixIndex {
         self.lookup_usable(key, pool, pages, |_| true)
     }
 
-    /// As [`Self::lookup`], of prefixes whose last page is `usable`.
+    /// As [`Self::lookup`], for prefixes that end with a `usable` page.
     pub fn lookup_usable(
         &mut self,
         key: PageKey<'_>,
@@ -254,7 +255,8 @@ impl PrefixIndex {
         (parent != ROOT && parent != DEAD).then_some(PageId(parent))
     }
 
-    /// Takes a leaf out of the tree, whoever holds its page. Returns its parent, and whether the page became free.
+    /// Takes a leaf out of the tree, even while sequences hold its page. Returns its parent, and whether the page
+    /// became free.
     pub(super) fn remove_leaf(&mut self, page: PageId, pool: &mut PagePool) -> (Option<PageId>, bool) {
         if !self.knows(page) || self.children(page) > 0 {
             return (None, false);

@@ -1,9 +1,11 @@
-//! The pool of recurrent state slots: who holds which slot, and which slots are kept as checkpoints of a prefix.
+//! The pool of recurrent state slots: the holders of each slot, and the slots that are kept as checkpoints of a
+//! prefix.
 //!
-//! A slot is the state of one sequence at one position. It is *free*, *held* (by running sequences), *kept* (for a page of the
-//! prefix tree: the state after that page's last token), or both of the latter: a kept slot that a sequence starts from is
-//! pinned until it has been read. A slot is written only by its one holder and never once it is kept, so a checkpoint cannot
-//! change under those who share it. Kept slots that nobody holds are given up when slots run out, the coldest first.
+//! A slot is the state of one sequence at one position. It is *free*, *held* (by running sequences), *kept* (for a
+//! page of the prefix tree: the state after that page's last token), or both of the latter: a kept slot that a
+//! sequence starts from is pinned until it has been read. Only a slot's single holder writes it, and never once it is
+//! kept. A checkpoint thus never changes while sequences share it. When slots run out, kept slots without a holder
+//! are evicted, the coldest first.
 //!
 //! What must not be in here: bytes of state, tokens, what a page's parent is.
 
@@ -121,7 +123,7 @@ impl StatePool {
         Ok(pool)
     }
 
-    /// Makes every slot free, whatever the tables said. Nobody may hold one.
+    /// Makes every slot free, whatever the tables said. No slot may have a holder.
     pub(crate) fn start_over(&mut self) {
         let total = self.slots.len();
         for (slot, next) in self.slots.iter_mut().zip(1..) {
@@ -146,13 +148,13 @@ impl StatePool {
         self.slots.len()
     }
 
-    /// Slots nobody holds and nothing keeps.
+    /// Slots that are neither held nor kept.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free_len
     }
 
-    /// Slots that a sequence could get: the free ones and the checkpoints that nobody holds.
+    /// Slots that a sequence could get: the free ones and the checkpoints without a holder.
     #[must_use]
     pub fn available(&self) -> usize {
         self.free_len + self.cold_len
@@ -186,7 +188,7 @@ impl StatePool {
         self.slots[id.index()].holders += 1;
     }
 
-    /// Gives one holder's claim back. A slot that nobody holds is free, or the warmest checkpoint.
+    /// Removes one holder. A slot without a holder is free, or the warmest checkpoint.
     pub fn release(&mut self, id: SlotId) {
         let slot = &mut self.slots[id.index()];
         if slot.holders == 0 {
@@ -213,7 +215,7 @@ impl StatePool {
         self.of_page.get(page.index()).filter(|slot| **slot != NIL).map(|slot| SlotId(*slot))
     }
 
-    /// What the checkpoint of `page` was made for, and whether nobody is reading it.
+    /// The purpose of the checkpoint of `page`; none if it has a holder or does not exist.
     #[must_use]
     pub(super) fn unpinned(&self, page: PageId) -> Option<Purpose> {
         let slot = self.slots[self.of(page)?.index()];
@@ -233,7 +235,7 @@ impl StatePool {
         self.stats.made += 1;
     }
 
-    /// Keeps nothing for `page` any more; says whether there was something. Who reads the slot goes on holding it.
+    /// Drops the checkpoint of `page`; returns whether there was one. A sequence that reads the slot stays a holder.
     pub(super) fn forget(&mut self, page: PageId) -> bool {
         let Some(id) = self.of(page) else { return false };
         self.of_page[page.index()] = NIL;
@@ -246,7 +248,7 @@ impl StatePool {
         true
     }
 
-    /// The page of the checkpoint that nobody has read for longest.
+    /// The page of the coldest checkpoint without a holder.
     pub(super) fn coldest(&self) -> Option<PageId> {
         self.slots.get(self.cold_head as usize).map(|slot| PageId(slot.page))
     }

@@ -103,7 +103,7 @@ fn a30_no_cut_into_tiles_takes_more_than_the_worst_case() {
     let short = Options { max_req_total_len: Some(11), max_video_frames: None, ..options() };
     let media = planned_of(model, &short).unwrap().1.media.unwrap();
     assert_eq!((media.image_tokens(), media.video.unwrap().tokens_max), (4, 2 * 4));
-    // Nor is one that holds no tile at all anybody's fault but theirs who send a picture.
+    // A context too short for one tile does not fail the plan; only requests with images are refused.
     let media = planned_of(model, &Options { max_req_total_len: Some(3), ..short }).unwrap().1.media.unwrap();
     assert_eq!((media.image_tokens(), media.video.unwrap().tokens_max), (4, 4));
 }
@@ -265,7 +265,8 @@ fn a_lone_configuration_is_planned_with_the_processors_defaults() {
     let blueprint = Blueprint::new(&checkpoint, &options()).unwrap();
     let media = blueprint.media_plan(&options()).unwrap().unwrap();
     assert_eq!(media.image.as_ref().unwrap().rule.patches().patch, 4);
-    // With weights the files must be there: without them pictures would be prepared in a way that nobody has named.
+    // A checkpoint with weights needs the files: without them the image preprocessing is unknown, and the model takes
+    // text only.
     for name in ["model.safetensors", "tokenizer.json"] {
         std::fs::copy(fixture().join(name), dir.join(name)).unwrap();
     }

@@ -18,8 +18,8 @@ use super::{AudioSpec, ImageSpec, Spelling, VideoSpec};
 use crate::options::Options;
 use crate::planner::PlanError;
 
-/// Without a flag of the operator's no item has more tokens than this, whatever the model's processor would make of it: a picture of
-/// 16384 tokens, which some processors allow, takes a CPU minutes, and everybody waits for it. llama.cpp draws the line here, too.
+/// Without a flag, no item has more tokens than this, whatever the model's processor allows. Some processors allow an
+/// image of 16384 tokens: on a CPU it takes minutes, while all other requests wait. llama.cpp has the same limit.
 const ITEM_TOKENS_MAX: u64 = 4096;
 /// Largest file of a processor's configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -253,7 +253,7 @@ fn tiles(
         Some(pixels) => pixels / rule.tile.pixels(),
         None => rule.of_tokens(ITEM_TOKENS_MAX).unwrap_or(1),
     };
-    // A context too short for any picture is the requests' affair: it is said to those who send one.
+    // A context too short for one image does not fail the plan; only requests with images are refused.
     let carried = rule.of_tokens(context).unwrap_or(0).max(rule.min_tiles);
     let most = rule.max_tiles.min(asked).min(carried);
     if most < rule.min_tiles {

@@ -1,8 +1,8 @@
 //! The media of one sequence: what its positions wait for, what it holds of the output pool, and what its pages depend on.
 //!
-//! Outputs are held from the claim until the prompt is past them, or the sequence gives up its place; pixels as long as the sequence
-//! lives, so that a preempted one can claim and encode anew. So nobody who waits holds outputs, and the oldest is served sooner or
-//! later (I5).
+//! A sequence holds outputs from the claim until the prompt is past them, or until the sequence is preempted. It
+//! holds pixels for its whole life, so that a preempted sequence can claim and encode again. Waiting sequences thus
+//! hold no outputs, and the oldest sequence always runs in the end (I5).
 
 use std::collections::TryReserveError;
 use std::sync::Arc;
@@ -166,7 +166,7 @@ impl SeqMedia {
         Ok(())
     }
 
-    /// Takes what somebody else has encoded meanwhile; says whether that was so.
+    /// Takes outputs that another sequence has encoded meanwhile; returns whether the item has its outputs now.
     pub(crate) fn found(&mut self, item: usize) -> bool {
         let output = &mut self.items[item].output;
         if let Output::Room(room) = std::mem::replace(output, Output::Nothing) {
@@ -214,8 +214,9 @@ impl SeqMedia {
     }
 }
 
-/// A name for an item together with something else: the media before it and its place in time, on which its pages depend, or its
-/// request's salt, since how fast an answer comes would tell that somebody has sent this picture. What it was resized to is part of it.
+/// A name for an item together with `with`. That is the media before it and its place in time, on which its pages
+/// depend. Or it is the salt of its request, since response times would reveal that another client has sent this
+/// image. The size after resizing is part of the name.
 fn derived(purpose: &str, item: &MediaItem, with: &[&[u8]]) -> ContentKey {
     let Grid { frames, height, width } = item.grid;
     let mut content = ArrayVec::<u8, 96>::new();

@@ -1,4 +1,5 @@
-//! Options that can be had and make no difference to a model: no reason to refuse it, and worth a word to who asked for them.
+//! Options that are valid but change nothing for a model. The model starts all the same, and a warning tells the
+//! operator.
 
 use plimsoll_device::{ComputeDtype, KvDtype, Rounded};
 

@@ -56,7 +56,7 @@ impl Blueprint {
     pub(super) fn shortfall(&self, draft: &Draft<'_>, pools: Pools) -> PlanError {
         let Draft { options, line, .. } = draft;
         let plan = self.tree(draft, pools);
-        // Pools whose size is open get their share of the room only, so that there must be more room than they take.
+        // Pools without a configured size get only a fraction of the room, so the room must be larger than the pools.
         let needed = match options.max_total_token_num {
             Some(_) => plan.total(),
             None => self.sizes(draft).0.total_for((pools.pages * PAGE_TOKENS) as u64, 1, options.mem_fraction),
