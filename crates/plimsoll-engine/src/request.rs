@@ -49,7 +49,7 @@ pub struct Request {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Allow speculative decoding for this request, if the engine speculates.
     pub speculate: bool,
-    /// Requests whose salts differ never share cached pages.
+    /// Requests with different salts never share cached pages.
     pub cache_salt: u64,
     /// Instead of text, something is made of the prompt's hidden states; then `max_tokens` is 0.
     pub embed: Option<Embed>,
