@@ -47,9 +47,9 @@ pub struct Request {
     pub kept_special_ids: Vec<u32>,
     /// The form that the output must have.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Let it be guessed ahead, where somebody drafts.
+    /// Allow speculative decoding for this request, if the engine speculates.
     pub speculate: bool,
-    /// Requests whose salts differ never share cached pages.
+    /// Requests with different salts never share cached pages.
     pub cache_salt: u64,
     /// Instead of text, something is made of the prompt's hidden states; then `max_tokens` is 0.
     pub embed: Option<Embed>,
@@ -273,7 +273,7 @@ impl Request {
         self.stop.iter().map(String::len).max().unwrap_or(0) + BROKEN_TEXT_BYTES
     }
 
-    /// Distinct tokens whose occurrences must be counted: 0 without penalties.
+    /// Distinct tokens with a count of their occurrences: 0 without penalties.
     pub(crate) fn distinct_tokens_max(&self, prompt_len: usize) -> usize {
         if self.sampling.needs_counts() { prompt_len + self.max_tokens as usize } else { 0 }
     }
@@ -282,7 +282,7 @@ impl Request {
 /// A request's fixed state on the heap: its id, its outbox, the piece of text in work.
 const REQUEST_FIXED_BYTES: u64 = 1280;
 
-/// A stop string's records in request and matcher, whose list may be half empty.
+/// A stop string's records in request and matcher. The matcher's list may be half empty.
 const STOP_FIXED_BYTES: u64 = 256;
 
 /// The headers of the two lists that count tokens.

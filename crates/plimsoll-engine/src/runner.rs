@@ -29,9 +29,10 @@ pub trait Runner {
     /// What was begun is not gone on with.
     fn forget(&mut self) {}
 
-    /// One pass of the draft head: row r of `step` goes on from row `from[r]` of the last [`Self::forward`], or, after an earlier
-    /// pass in the same step, from the `from[r]`-th row whose logits that pass was asked for. It stands at that row's position (a
-    /// further pass: one further) and names the token that follows it. The wanted logits are the head's guess at the next.
+    /// One pass of the draft head: row r of `step` continues row `from[r]` of the last [`Self::forward`]. After an
+    /// earlier pass in the same step, it continues the `from[r]`-th row of that pass with wanted logits. It stands at
+    /// that row's position (a further pass: one further) and names the token that follows it. The wanted logits are the
+    /// head's guess at the next token.
     fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
         let _ = (from, step);
         Err(DeviceError::NoDraft)
@@ -57,8 +58,8 @@ pub trait Runner {
         &[]
     }
 
-    /// Gives the physical memory of pages that nobody holds back to the system; it returns when they are written again. The
-    /// pages come in ascending order: neighbours go back together.
+    /// Gives the physical memory of unused pages back to the system; writing to a page brings it back. The pages come
+    /// in ascending order, so that neighbours go back together.
     fn decommit(&mut self, pages: &[u32]) {
         let _ = pages;
     }

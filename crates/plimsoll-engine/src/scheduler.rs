@@ -49,7 +49,7 @@ impl<T> Scheduler<T> {
         Self {
             limits,
             cache,
-            // A preempted sequence returns to the queue, so it can hold everybody.
+            // A preempted sequence returns to the queue, so the queue has room for all sequences.
             waiting: Vec::with_capacity(waiting_max + limits.running),
             running: Vec::with_capacity(limits.running),
             shares: Vec::with_capacity(limits.running),
@@ -59,7 +59,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Until told otherwise, prompts have no more rows beside those who decode.
+    /// Until the next call, prompts have at most these rows beside decoding sequences.
     pub fn prompts_take(&mut self, beside: Beside) {
         self.beside = Beside { prompts: beside.prompts.max(1), long: beside.long.max(1) };
     }
@@ -128,7 +128,7 @@ impl<T> Scheduler<T> {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Takes out every sequence, waiting or running, that `gone` says has nobody left to serve.
+    /// Takes out every sequence, waiting or running, that `gone` reports as no longer wanted.
     pub fn remove(&mut self, mut gone: impl FnMut(&Seq<T>) -> bool, mut take: impl FnMut(Seq<T>)) {
         for i in (0..self.running.len()).rev() {
             if gone(&self.running[i]) {
@@ -154,7 +154,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Everybody waits again, with nothing computed and nothing held. The caller makes the tables anew.
+    /// All running sequences return to the queue, with nothing computed and nothing held. The caller rebuilds the
+    /// tables.
     pub fn start_over(&mut self) {
         self.shares.clear();
         while let Some(mut seq) = self.running.pop() {

@@ -71,7 +71,7 @@ pub struct Simulated {
     pub sequences: u64,
     /// Served to their end.
     pub finished: u64,
-    /// Whose clients left.
+    /// Sequences of clients that left.
     pub left: u64,
     /// Too large for this plan: 400.
     pub refused_invalid: u64,
@@ -105,7 +105,7 @@ pub struct Simulated {
     pub first_token: Times,
     /// Between two tokens of one sequence.
     pub between_tokens: Times,
-    /// Pages and slots that nobody gave back: always 0, or a leak has been found.
+    /// Pages and slots that were not given back: always 0, or a leak has been found.
     pub lost: u64,
     /// A number for the whole schedule: every share of every step.
     pub digest: String,
@@ -143,7 +143,7 @@ struct Simulation<'a> {
 /// Runs a trace through a plan. Speculation is left out.
 ///
 /// # Errors
-/// [`SimulationError`] for encoders, and for pools whose tables cannot be had.
+/// [`SimulationError`] for encoders, and when the tables of the pools cannot be allocated.
 pub fn simulate(plan: &EnginePlan, trace: &Trace, rates: Rates) -> Result<Simulated, SimulationError> {
     let mut simulation = Simulation::new(plan, rates)?;
     let mut arrivals = trace.lines.iter().peekable();
@@ -260,7 +260,8 @@ impl<'a> Simulation<'a> {
         self.out.host_bytes_peak = self.out.host_bytes_peak.max(self.host_bytes);
     }
 
-    /// One step: those who left are dropped, shares are computed, tokens come out, those at their end go.
+    /// One step: sequences of clients that left are dropped, shares are computed, tokens come out, finished sequences
+    /// go.
     fn step(&mut self) {
         let (now, mut freed, mut left) = (self.now, 0, 0);
         self.scheduler.remove(
@@ -320,7 +321,7 @@ impl<'a> Simulation<'a> {
             }
             work.last_token = self.now;
             self.out.output_tokens += 1;
-            // Nobody else says the same: outputs of different sequences share no pages.
+            // Each sequence gets tokens of its own: outputs of different sequences share no pages.
             let token = (seq.order.wrapping_mul(0x9e37_79b9) ^ generated) as u32 % self.limits.vocab_size;
             seq.tokens.push(token);
             seq.logits_from = seq.tokens.len() - 1;
@@ -328,7 +329,7 @@ impl<'a> Simulation<'a> {
         self.scheduler.publish(share.seq);
     }
 
-    /// Takes out who has said all; one whose client leaves is dropped, not finished.
+    /// Takes out sequences with all their output. A sequence with a client that leaves is dropped, not finished.
     fn retire(&mut self) {
         for index in (0..self.scheduler.running().len()).rev() {
             let seq = &self.scheduler.running()[index];

@@ -53,7 +53,8 @@ impl Sizes {
         self.state.map_or(0, |state| state.slot_bytes.saturating_mul(state.slots_per_request))
     }
 
-    /// Tokens, in whole pages, and state slots that fit under `total`: the arithmetic of a probe whose peak is what was planned.
+    /// Tokens, in whole pages, and state slots that fit under `total`: the arithmetic of a probe with exactly the
+    /// planned peak.
     pub fn pools(&self, total: u64, config: &ProfileConfig) -> Result<(u64, u64), SizingError> {
         let (cell, page) = (self.cell_bytes(), PAGE_TOKENS as u64);
         let input = SizingInput {
@@ -111,7 +112,7 @@ pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     config
 }
 
-/// Everything whose size depends on capacity, and the parts that outlive it while it stands.
+/// All parts with a size that depends on capacity, and handles to the longer-lived parts that they use.
 pub(crate) struct Generation {
     /// Model, weights and this generation's memory.
     pub runner: CpuRunner,

@@ -1,14 +1,17 @@
-//! When to speculate. Pure arithmetic over what was measured: output never depends on it.
+//! Decides when to speculate. Pure arithmetic over measurements: output never depends on it.
 //!
-//! A step that checks drafts has more rows and a draft pass behind it; whether the tokens it gains are worth that depends on
-//! machine, batch and text. Two things are estimated: what checking costs, in plain steps of about as many sequences, and how many
-//! drafts a sequence gets right. Who is expected to win drafts; who is not is tried again now and then.
+//! A step that checks drafts has more rows, and a draft pass follows it. Whether the gained tokens are worth that
+//! depends on machine, batch and text. Two things are estimated: what checking costs, in plain steps of about as many
+//! sequences, and how many drafts a sequence gets right. A sequence gets drafts while it is expected to gain from them.
+//! Otherwise it is tried again now and then.
 //!
-//! Estimates err, so an account of seconds stands over them. A plain step pays in a share of its time ([`STAKE`]); a step with
-//! drafts pays in what its tokens would have taken in plain steps and is charged what it took. Nobody drafts while the account is
-//! overdrawn. Taking prompts through the draft head, which must have seen what it goes on from, has an account of its own, into which
-//! drafts pay what they win. So whatever drafts are like, speculation costs that share and what the accounts begin with, and no more.
-//! Beside prompts, whose rows outnumber theirs, drafts are not booked; there, after a burst, only who is expected to win has any.
+//! Estimates err, so an account of seconds limits the loss. A plain step pays in a share of its time ([`STAKE`]). A
+//! step with drafts pays in what its tokens would have taken in plain steps, and is charged what it took. An overdrawn
+//! account pauses speculation until it can pay for a burst. Prompts go through the draft head because the head must
+//! have seen the text that it continues. That has an account of its own, into which drafts pay what they gain. So
+//! speculation costs at most that share and the accounts' first credit, however bad the drafts are. Beside prompts,
+//! drafts are not booked, because the prompts have more rows than the drafts. There, after a burst, only sequences with
+//! an expected gain get drafts.
 
 /// Of the time of plain steps, what may be lost by drafts that miss, and of all time, what may be spent on trying.
 const STAKE: f64 = 0.01;
@@ -16,7 +19,7 @@ const STAKE: f64 = 0.01;
 const CREDIT: [f64; 2] = [6.0, 16.0];
 /// Seconds that taking prompts through the draft head may be in advance of what drafts have won.
 const ADVANCE: f64 = 5.0;
-/// Steps in which everybody drafts, to see how it goes.
+/// Steps of a burst, in which every sequence gets drafts as a test.
 const BURST: u32 = 8;
 /// Plain steps that are needed to say how long one takes.
 const PLAIN_MIN: u32 = 4;
@@ -112,7 +115,7 @@ impl Source {
 /// Speculation of one sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Drafting {
-    /// The request forbids it, or nobody drafts.
+    /// The request forbids drafts, or the engine makes none.
     off: bool,
     seen: [Acceptance; Source::COUNT],
     /// Of the drafts that are checked next.
@@ -294,7 +297,7 @@ impl Pace {
         }
         let cost = batch.cost(self.planned_cost);
         let hits_min = if self.trying > 0 { 0.0 } else { (cost - 1.0).max(0.0) };
-        // Who comes shortly before a burst is to be ready for it.
+        // Prompts computed shortly before a burst go through the draft head, so that the burst can draft for them.
         let soon = self.allowance >= 0.75 * self.burst(cost, batch.plain());
         let fill = self.prompts >= 0.0 && (soon || self.expected(Source::Head) >= hits_min);
         // The last of the plain steps drafts for the one behind it.
@@ -336,7 +339,7 @@ impl Pace {
             let rows = (done.prompt_rows + done.decodes).max(1) as f64;
             let filling = done.draft_seconds * done.prompt_rows as f64 / rows;
             self.prompts = (self.prompts + STAKE * done.seconds - filling).min(ADVANCE);
-            // A burst ends here too: then only who is expected to win drafts.
+            // A burst ends here too: after it, only sequences with an expected gain get drafts.
             self.trying = self.trying.saturating_sub(u32::from(done.drafts > 0));
             return;
         }
@@ -365,7 +368,7 @@ impl Pace {
         }
     }
 
-    /// Nobody drafts for a while: the head failed.
+    /// Pauses speculation for [`SILENCE`] steps, because the draft head failed.
     pub fn fall_silent(&mut self) {
         self.silent = SILENCE;
     }

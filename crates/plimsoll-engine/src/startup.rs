@@ -58,7 +58,7 @@ pub enum StartError {
     /// No pool could be built and proven.
     #[error(transparent)]
     Sizing(Box<SizingError>),
-    /// The smallest pool was planned, and even that does not fit any more. Nobody asked for its size.
+    /// The smallest pool was planned, and even that does not fit any more. No option set its size.
     #[error(
         "the pool of {tokens} tokens that was planned needs {}, but only {} are left: others have taken memory since", Bytes(*need),
         Bytes(*available)
@@ -92,7 +92,7 @@ pub enum StartError {
     /// The worst case did not run.
     #[error("the proof failed: {0}")]
     Proof(DeviceError),
-    /// Whoever wanted the engine wants it no more ([`Cancel`]).
+    /// The caller cancelled the start ([`Cancel`]).
     #[error("the start was cancelled")]
     Cancelled,
     /// The worst case took more than was planned: a bug in the planner.
@@ -246,7 +246,7 @@ pub(crate) fn generations<'a>(
         sampler: Sampler::new(planned.limits.vocab_size as usize)?,
         touch: !options.elastic,
         threads: host.threads,
-        // Nothing is kept that could be shared, and nobody waits for what cannot be taken.
+        // An encoder keeps nothing that could be shared, so no sequence must wait for a shared prefix.
         tables: Tables { prefix_cache: options.prefix_cache && !planned.step.whole, ..Tables::of(options) },
         tokens: 0,
         room: Box::new(move || host.room(&own)),

@@ -35,7 +35,8 @@ struct Rows {
     prompt: bool,
 }
 
-/// Runs every worst case on `runner`, whose pools are `pools`. A chunk of a prompt is left between two layers: towers are stressed above it.
+/// Runs every worst case on `runner` with the pools in `pools`. A chunk of a prompt stays between two layers, so that
+/// the encoders run in the workspace above it.
 pub fn stress(
     runner: &mut dyn Runner,
     sampler: &mut Sampler,
@@ -103,7 +104,7 @@ pub(crate) fn stress_tower(
         let key = |i: usize| ContentKey::of(Modality::Image, "the stress", &i.to_le_bytes());
         let mut first = 0;
         for (i, grid) in grids.iter().enumerate() {
-            // Nobody finds them: dropped unfilled, their room is free again.
+            // No request finds these outputs: claims that are dropped unfilled free their room.
             let mut claims = spec.outputs.claim(&[(key(i), tokens(grid))])?;
             let Some(Claim::Vacant(room)) = claims.first_mut() else { continue };
             for row in 0..room.rows() {

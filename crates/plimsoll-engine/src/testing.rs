@@ -59,11 +59,11 @@ pub type Script = Box<dyn Iterator<Item = Step> + Send>;
 pub struct Observed {
     /// Every request that arrived, in order.
     pub requests: Mutex<Vec<Request>>,
-    /// Requests whose output had to have a form.
+    /// Requests with structured output.
     pub constrained: AtomicU64,
     /// Requests that are being answered.
     pub active: AtomicU64,
-    /// Requests whose reader went away before the end.
+    /// Requests with a reader that went away before the end.
     pub aborted: AtomicU64,
     /// Requests that ended by themselves.
     pub ended: AtomicU64,

@@ -1,4 +1,4 @@
-//! When memory that nobody uses any more goes back to the system.
+//! When unused memory goes back to the system.
 //!
 //! Freed heap memory stays with the system's allocator, and in elastic mode pages that were touched stay resident. Both are given
 //! back after a number of requests have ended, the sooner the more run at once, and once more when nothing is left to do. Pure
@@ -28,7 +28,7 @@ pub(crate) enum Due {
     Nothing,
     /// What is free goes back; what is cached stays.
     Free,
-    /// Nobody needs anything: what is cached goes back too where memory is elastic.
+    /// No request is left: cached pages go back too where memory is elastic.
     All,
 }
 

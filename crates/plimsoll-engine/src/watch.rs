@@ -48,7 +48,7 @@ pub(crate) fn watch(
     limits: HostLimits,
     log_every: u64,
 ) -> std::io::Result<()> {
-    // From here on somebody brings the canary back, so admission may wait for it.
+    // From here on the watcher refills the emergency reserve, so admission may wait for it.
     shared.canary_kept.store(true, Relaxed);
     let shared = Arc::downgrade(shared);
     let mut watcher = Watcher { root, limits, used: false, since_trim: 0, logged: 0, log_every, keeper: Keeper::new() };
@@ -103,7 +103,8 @@ impl Watcher {
     }
 }
 
-/// One panic must not end the watch: nobody would bring the canary back, or the governor down.
+/// One panic must not end the watcher: without it, the emergency reserve is not refilled and the degradation level does
+/// not fall.
 fn guarded(shared: &Shared, look: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(look)).is_err() {
         shared.metrics.panics.inc();

@@ -164,7 +164,7 @@ impl Asked<'_> {
         let media = if some { blueprint.media_plan(&self.options)? } else { None };
         let of =
             |images, sounds| media.as_ref().map_or((0, 0), |media| media.bytes_of(images, sounds, load.audio_seconds));
-        // One request's outputs at a time; everybody's pixels and spectrograms.
+        // Encoder outputs of one request at a time; pixels and spectrograms of all users.
         let sounds = u64::from(load.audio_seconds > 0);
         let (outputs, _) = of(load.images.max(2), sounds);
         let (_, pixels) = of(load.images * load.users, sounds * load.users);

@@ -43,7 +43,7 @@ use speculate::{Lane, Tally};
 /// How long an idle engine waits for an arrival before it looks around.
 const IDLE_WAIT: Duration = Duration::from_millis(200);
 
-/// How long it waits at a time for a form's next tokens when nobody can go on without them.
+/// How long the engine waits at a time for a grammar's next tokens when no sequence can go on without them.
 const HELD_WAIT: Duration = Duration::from_millis(5);
 
 /// Everything the engine thread owns.
@@ -74,7 +74,7 @@ pub(crate) struct Worker<R> {
     speculation: Tally,
     /// Sequences that decode in the current step.
     decodes: usize,
-    /// The next pass of the draft head, and who gets guesses from it.
+    /// The next pass of the draft head, and the sequences that get guesses from it.
     passes: Vec<DraftRows>,
     lanes: Vec<Lane>,
     sampler: Sampler,
@@ -325,7 +325,7 @@ impl<R: Runner> Worker<R> {
         self.arrived += 1;
     }
 
-    /// One step: drop what nobody waits for, schedule, run, deliver; and layers of a long prompt behind it.
+    /// One step: drop abandoned sequences, schedule, run, deliver; then compute layers of a long prompt.
     fn turn(&mut self) {
         let metrics = &self.shared.metrics;
         self.scheduler.remove(
@@ -346,7 +346,7 @@ impl<R: Runner> Worker<R> {
         if !self.shares.is_empty() {
             self.step(next, began);
         } else if self.scheduler.layered().is_none() {
-            // Everybody waits for the encoder, or for what may be said next.
+            // All sequences wait for the encoder or for a grammar's next tokens.
             if let Some(seq) = self.scheduler.running_mut().iter_mut().find(|seq| seq.held) {
                 seq.work.at_hand(HELD_WAIT);
             }
@@ -358,8 +358,9 @@ impl<R: Runner> Worker<R> {
         self.shared.status.steps.fetch_add(1, Release);
     }
 
-    /// Whoever would wait in the middle of a step for a form that takes long waits outside of steps, also who is about to start: others go on. Asked twice, since who is
-    /// asked first does not know yet what later ones have had begun.
+    /// Keeps a sequence out of steps while its grammar would make a step wait, also a sequence that is about to start.
+    /// Other sequences go on. Each sequence is asked twice: a later one may begin slow work that an earlier one must
+    /// then wait for.
     fn hold(&mut self) {
         for _ in 0..2 {
             for seq in self.scheduler.soon_mut() {
@@ -443,7 +444,8 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// After a failed step: whoever was in it alone is ended; otherwise each of its sequences will run alone.
+    /// After a failed step: a sequence that was alone in it fails. Otherwise each of the step's sequences will run
+    /// alone.
     fn quarantine(&mut self, error: String) {
         self.shared.metrics.failed_steps.inc();
         if self.scheduler.step_failed() {
@@ -478,7 +480,7 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Encoders' outputs that nobody holds are encoded again.
+    /// Drops encoder outputs that no request holds; they are encoded again when needed.
     fn forget_outputs(&self) {
         self.encoding.iter().for_each(|encoding| encoding.spec.outputs.clear());
     }

@@ -1,5 +1,5 @@
-//! How much of prompts is computed beside those who decode, so that their tokens keep coming: as much as fits into the time that they
-//! may wait longer than without prompts. Pure arithmetic over what was measured: output never depends on it.
+//! How many rows of prompts are computed beside decoding sequences, so that their tokens keep coming: as many as fit
+//! into the extra time that they may wait. Pure arithmetic over measurements: output never depends on it.
 
 use arrayvec::ArrayVec;
 
@@ -122,8 +122,8 @@ mod tests {
     use super::*;
     use crate::options::Options;
 
-    /// Seconds between tokens while a prompt of 8,000 is computed, on a machine whose rows cost `row(layer, computed)` in a layer of
-    /// thirty, and the chunks it takes.
+    /// Seconds between tokens while a prompt of 8,000 tokens is computed, and the number of its chunks. A row costs
+    /// `row(layer, computed)` in each of thirty layers.
     fn intruded(
         plain: f64,
         row: impl Fn(usize, usize) -> f64,
@@ -222,7 +222,7 @@ mod tests {
         yielding.observe_layer(0, 20, 0.0025);
         assert_eq!([16, 4, 2].map(|decodes| yielding.rows(decodes).long), [64, 64, FIRST]);
         assert_eq!([0, 1].map(|layer| yielding.layer(layer, 64)), [0.008, 0.0]);
-        // Nobody waits for a token.
+        // Without decoding sequences the step is ignored.
         yielding.observe(0, 100, 9.0);
         assert_eq!(yielding.rows(4).long, 64);
         // Slower than anything: on it goes.
@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(yielding.layers.len(), LAYERS);
     }
 
-    /// A burst of short prompts holds up the first of them that decode for a twentieth of a second, or, of a model whose own steps take
-    /// longer, for four of them.
+    /// A burst of short prompts delays the first of them that decode by a twentieth of a second. If the model's own
+    /// steps take longer, it delays them by four of its steps.
     #[test]
     fn short_prompts_yield_too() {
         let prompts = |plain: f64| {

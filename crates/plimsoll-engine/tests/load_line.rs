@@ -213,7 +213,7 @@ fn counts_of_a_house_never_go_backwards_whoever_comes_and_goes() {
     assert_eq!(counted(house.beside(&[&second]))[..2], [1, 20]);
     assert!(first.move_out(Duration::from_secs(20)));
     assert_eq!(counted(house.report(&[&second])), before);
-    // Whoever had asked who is there before it went names it still.
+    // A caller that listed the engines before this one left still names it.
     assert_eq!(counted(house.report(&[&first, &second])), before);
     drop(first);
     assert!(second.move_out(Duration::from_secs(20)));
@@ -302,6 +302,6 @@ fn a_lone_configuration_of_a_large_model_is_answered_at_once() {
     assert!((150 << 30..153 << 30).contains(&answer.needed_bytes), "{answer:?}");
     assert!(answer.fits && (20..30).contains(&answer.users_max), "{answer:?}");
     assert_eq!(answer.knobs[0].flag, "--kv-dtype");
-    // Half of the bytes for requests is saved soon, and lets nobody in.
+    // A knob that admits no more users is not listed, such as half of the bytes for requests.
     assert!(answer.knobs.iter().all(|knob| knob.users_max > answer.users_max), "{answer:?}");
 }

@@ -1,8 +1,9 @@
 //! Plan ≥ measured, and not by much: every component of every fixture model and of SmolLM2, driven to the worst it can come to.
 //!
-//! What a component took is measured where it is taken: requests by the heap's peak while every place runs and nobody reads, tables
-//! by the heap as they are built, keys and values by the pages in use when the pool is full, the workspace by its high-water mark.
-//! Host heap and process baseline belong to the server's process and are measured there (`plimsoll/tests/blackbox/slack.rs`).
+//! Each component is measured where it is taken: requests by the heap's peak while every place runs and no client
+//! reads, tables by the heap as they are built, the KV cache by the pages in use when the pool is full, the workspace
+//! by its high-water mark. Host heap and process baseline belong to the server's process and are measured there
+//! (`plimsoll/tests/blackbox/slack.rs`).
 
 mod common;
 
@@ -114,8 +115,8 @@ fn submit_together(engine: &EngineHandle, requests: &[Request]) -> (Vec<Reader>,
     panic!("{} requests cannot be submitted at once on a machine so busy", requests.len());
 }
 
-/// Runs `requests` side by side with nobody reading, and then lets everything go. Returns the heap's peak over what it was, the most
-/// the ledger said requests held, and the most pages in use.
+/// Runs `requests` side by side while no client reads, and then lets everything go. Returns the heap's peak over what
+/// it was, the most that the ledger said requests held, and the most pages in use.
 fn crowd(engine: &EngineHandle, requests: Vec<Request>) -> (u64, u64, u64) {
     let count = requests.len() as u64;
     let bytes = requests.iter().map(Request::host_bytes).max().unwrap();
@@ -141,7 +142,7 @@ struct Case {
     prompt: usize,
     output: u32,
     running: usize,
-    /// An id whose text has sixteen bytes or more; the fixtures' is made so.
+    /// An id with a text of sixteen bytes or more; None: the tokenizer is [`long_tokenizer`], which has one.
     long_id: Option<u32>,
 }
 
@@ -253,7 +254,8 @@ fn a_request_of_any_kind_takes_what_it_reserved() {
     let _alone = alone();
     const CROWD: usize = 8;
     let options = Options {
-        // No prompt takes more than a step: one that does is computed beside those who have begun, who would end before all run.
+        // No prompt takes more than a step. A longer prompt is computed beside requests that have begun, and these
+        // would end before all run.
         batch_max_tokens: 2048,
         graph_max_batch_size: CROWD,
         running_max_req_size: CROWD,

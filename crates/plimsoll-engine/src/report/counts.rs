@@ -1,5 +1,5 @@
-//! What an engine has counted since its start, and what outlives it in the sum of its house. A count never goes backwards, whoever
-//! comes and goes.
+//! The counts of an engine since its start. The counts of an engine that has ended stay in the sum of its engine host,
+//! so a count never falls.
 
 use std::sync::atomic::Ordering::Acquire;
 

@@ -7,7 +7,8 @@ use plimsoll_memory::Bytes;
 use super::LedgerReport;
 
 impl LedgerReport {
-    /// One line for the log: the sums, what each component holds of what it may, and who is being served.
+    /// One line for the log: the sums, what each component holds of what it may, and the numbers of running and waiting
+    /// requests.
     pub fn line(&self) -> impl fmt::Display + '_ {
         Line(self)
     }

@@ -182,7 +182,7 @@ impl Sampler {
         }
     }
 
-    /// The lowest token id whose logit is `max`.
+    /// The lowest token id with the logit `max`.
     fn first_of(&self, logits: &[f32], max: f32) -> u32 {
         let block = self.block_max.iter().position(|&largest| largest == max).unwrap_or(0);
         let first = block * BLOCK;

@@ -1,9 +1,9 @@
 //! Truncation without sorting the vocabulary: which tokens top-k and top-p keep.
 //!
-//! Tokens are ordered by logit, the larger first, equal ones by id, the smaller first. Every truncation keeps
-//! a head of that order, so what is kept is described by its last token alone. Block maxima say where to look: the
-//! k-th largest of them bounds the k-th largest logit from below, and a block whose maximum is too small is skipped.
-//! The answers are those of a full sort, exactly, since weights add up without rounding.
+//! Tokens are ordered by logit, the larger first, equal ones by id, the smaller first. Every truncation keeps a head of
+//! that order, so its last token alone describes it. Block maxima limit the search: the k-th largest of them bounds the
+//! k-th largest logit from below, and a block with a smaller maximum is skipped. The results are exactly those of a
+//! full sort, since weights add up without rounding.
 //!
 //! What must not be in here: random numbers, penalties.
 

@@ -84,7 +84,7 @@ impl Weigher {
         if logit >= self.floor { share } else { 0.0 }
     }
 
-    /// Whether a block whose largest logit is this has no weight at all.
+    /// Whether a block with this largest logit has no weight at all.
     #[inline]
     pub(super) fn is_nothing(&self, block_max: f32) -> bool {
         // Written so that a NaN counts as nothing.

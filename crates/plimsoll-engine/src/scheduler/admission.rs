@@ -1,4 +1,5 @@
-//! Who leaves the queue: the oldest that has room, unless it would compute beside another what it could take from it.
+//! Admission: the oldest waiting sequence with enough room starts. A sequence waits longer if a running one is about to
+//! compute a prefix that both share.
 
 use super::{Scheduler, Seq};
 use crate::cache::PAGE_TOKENS;
@@ -11,7 +12,7 @@ const LOOKS: usize = 4;
 enum Company {
     /// A running sequence is about to compute a prefix that this one can take then: it waits a step or a few.
     Follows,
-    /// Nobody to wait for; up to this many of its tokens are the same as somebody's.
+    /// There is no sequence to wait for. At most the first `shared` tokens are known to begin a running sequence, too.
     Alone { shared: usize },
 }
 
@@ -58,7 +59,8 @@ impl<T> Scheduler<T> {
         seq.remaining() - self.cache.borrow().peek(seq.key()) > rows
     }
 
-    /// Lets those who may run soon ask for checkpoints in the step that was just filled: afterwards the state has moved on.
+    /// Lets waiting sequences that may run soon ask for checkpoints in the step that was just filled. After the step
+    /// the state has moved on.
     pub(super) fn ask_leaders(&mut self) {
         let prefilling = |seq: &Seq<T>| seq.states.needed() && seq.remaining() > 1;
         if self.running.iter().any(prefilling) {
@@ -68,7 +70,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Looks for somebody whose prompt begins as that of the `at`-th waiting sequence, and asks for a checkpoint where they part.
+    /// Looks for a running sequence that is about to compute a prefix of the `at`-th waiting sequence's prompt. For a
+    /// model with recurrent state, asks it for a checkpoint at the end of that prefix.
     fn company(&mut self, at: usize) -> Company {
         let Self { running, waiting, cache, .. } = self;
         let cache = cache.borrow();

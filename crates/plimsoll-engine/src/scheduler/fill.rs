@@ -1,4 +1,4 @@
-//! How a step is filled: decodes, then prompts, and who gives way where pages run out.
+//! Fills a step: decoding sequences first, then prompts. Preempts sequences where pages run out.
 
 use plimsoll_device::SPLIT_PAGES;
 use plimsoll_memory::broken;
@@ -65,8 +65,8 @@ impl<T> Scheduler<T> {
         self.schedule_prompts(Prompts::All, layers, &mut rows, &mut logit_rows, events);
     }
 
-    /// Chunks of prompts that have none in this step yet, oldest first: of running ones, then of those who may start. Says whether more
-    /// may join them: not where one came that must run alone.
+    /// Schedules chunks of prompts that have none in this step yet, oldest first: running prompts, then waiting ones
+    /// that may start. Returns whether more may join the step: false once a prompt was admitted that must run alone.
     fn schedule_prompts(
         &mut self,
         which: Prompts,
@@ -146,9 +146,9 @@ impl<T> Scheduler<T> {
         false
     }
 
-    /// Takes note that the step of the last [`Self::schedule`] failed. Each of its sequences will run alone until it has passed
-    /// the position where it failed; recurrent state, which the step may have left half written, is dropped and computed again.
-    /// False if there was only one: then nobody else is to blame.
+    /// Notes that the step of the last [`Self::schedule`] failed. Each of its sequences will run alone until it has
+    /// passed the position where it failed. Recurrent state, which the step may have left half written, is dropped and
+    /// computed again. Returns false if the step had fewer than two sequences: then no other sequence can be the cause.
     pub fn step_failed(&mut self) -> bool {
         if self.shares.len() < 2 {
             return false;
@@ -177,7 +177,7 @@ impl<T> Scheduler<T> {
             if self.running[i].decoding() && !self.running[i].held && self.fit(i, 1, events) {
                 let seq = &mut self.running[i];
                 seq.drafts.truncate(drafts_left);
-                // Drafts take no pages from anybody.
+                // Drafts never take another sequence's pages: drafts without a page are dropped.
                 while !seq.pages.grow(seq.computed + 1 + seq.drafts.len()) {
                     seq.drafts.pop();
                 }
@@ -191,8 +191,8 @@ impl<T> Scheduler<T> {
         decodes
     }
 
-    /// How many drafts a step may check: everybody who decodes has a row before them, and while prompts are computed or about to be
-    /// they leave these half of the other rows, and one with logits.
+    /// How many drafts a step may check. Each decoding sequence gets one row first. While prompts are computed or about
+    /// to be, drafts get at most half of the other rows and leave one row with logits.
     fn room_for_drafts(&self, rows: usize, logit_rows: usize) -> usize {
         let decoding = self.running.iter().filter(|seq| seq.decoding()).count();
         let newcomers = !self.waiting.is_empty() && self.running.len() < self.eased.running;

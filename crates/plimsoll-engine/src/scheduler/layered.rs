@@ -1,5 +1,6 @@
-//! Long prompts beside those who decode: a chunk goes through the model layer by layer, between their steps, so that they wait for a
-//! layer and not for a chunk. Which chunk that is, is the scheduler's business; how many layers go on at a time is not.
+//! Long prompts beside decoding sequences: a chunk goes through the model layer by layer, between their steps. So these
+//! sequences wait for a layer and not for a chunk. The scheduler chooses the chunk; the worker chooses how many layers
+//! run at a time.
 
 use super::{Events, Scheduler, Share};
 use crate::cache::PAGE_TOKENS;

@@ -10,7 +10,7 @@ const RECOMPUTED_ROWS: usize = 64;
 pub struct StepLimits {
     /// Rows of one step.
     pub rows: usize,
-    /// Rows of one step whose logits are produced.
+    /// Rows of one step with logits.
     pub logit_rows: usize,
     /// Sequences that run at once.
     pub running: usize,
@@ -31,8 +31,8 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
-    /// Rows of prompts have an arithmetic of their own: they stand last in a step, and what an answer has computed is no part of
-    /// anybody's prompt.
+    /// Whether rows of prompts use an arithmetic of their own. Then they come last in a step, and a prompt never reuses
+    /// what an answer has computed.
     pub fn apart(&self) -> bool {
         self.rounded == Rounded::Prompts
     }
@@ -64,7 +64,7 @@ impl StepLimits {
     }
 }
 
-/// Rows of prompts beside those who decode, at most.
+/// Rows of prompts beside decoding sequences, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beside {
     /// In a step, of all prompts together.

@@ -32,7 +32,8 @@ pub struct Seq<T> {
     pub prompt_len: usize,
     /// Prompt plus the most it may generate.
     pub total_max: usize,
-    /// Positions whose keys and values are in `pages`, and after which the recurrent state stands.
+    /// Positions that are computed: `pages` hold their KV cache, and the recurrent state is the one after the last of
+    /// them.
     pub computed: usize,
     /// Its pages.
     pub pages: PageLease,
@@ -40,7 +41,7 @@ pub struct Seq<T> {
     pub states: StateLease,
     /// Guesses at the tokens after the last, to be checked in its next step.
     pub drafts: ArrayVec<u32, { Options::DRAFTS_MAX }>,
-    /// Positions whose entries the draft head has made without a gap, up to the last it was run on.
+    /// Positions with KV entries of the draft head, without a gap, up to the last position that the head was run on.
     pub drafted: std::ops::Range<usize>,
     /// What its next token may be is not known yet: it takes part in no step.
     pub held: bool,
@@ -174,7 +175,7 @@ impl<T> Seq<T> {
         wall.min(self.tokens.len()) - self.computed
     }
 
-    /// Rows whose logits are wanted among the next `rows`.
+    /// Rows with wanted logits among the next `rows`.
     pub(super) fn logit_rows(&self, rows: usize) -> usize {
         if self.pooled.is_some_and(|pooled| !pooled.logits) {
             return 0;
@@ -194,7 +195,8 @@ impl<T> Seq<T> {
         (self.total_max - self.tokens.len()).saturating_sub(1).min(most)
     }
 
-    /// Makes room for up to `want` drafts after the last token, without taking pages from anybody. Returns for how many.
+    /// Makes room for up to `want` drafts after the last token, without taking another sequence's pages. Returns how
+    /// many fit.
     pub fn room_for_drafts(&mut self, want: usize) -> usize {
         let want = self.drafts_useful(want);
         if !self.pages.grow(self.tokens.len() + want) {
@@ -226,8 +228,9 @@ impl<T> Seq<T> {
         self.wishes.contains(&position)
     }
 
-    /// Takes what it needs to run: the longest known prefix, and its state slots. False, with nothing held, if those are short.
-    /// `shared`: up to where the prompt is known to be somebody else's, too.
+    /// Takes what the sequence needs to run: the longest cached prefix, and its state slots. Returns false, with
+    /// nothing held, if those are short. `shared`: how many tokens of its prompt are known to begin another sequence,
+    /// too.
     pub(super) fn enter(&mut self, alone: bool, shared: usize) -> bool {
         let found = match self.reuses() {
             true => {

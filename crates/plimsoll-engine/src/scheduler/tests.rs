@@ -135,7 +135,7 @@ fn a_prompt_that_is_computed_again_is_published_again() {
     world.assert_all_back();
 }
 
-/// What somebody holds already is shared: whoever begins like a running one is not priced as if it took those pages again.
+/// A running sequence's pages are shared: admission charges a sequence with the same beginning for its own pages only.
 #[test]
 fn who_shares_a_long_prefix_needs_room_for_its_own_only() {
     let limits = StepLimits { rows: 600, logit_rows: 8, running: 8, ..StepLimits::default() };
@@ -153,7 +153,7 @@ fn who_shares_a_long_prefix_needs_room_for_its_own_only() {
     world.assert_all_back();
 }
 
-/// Memory at rest does not grow with the number of those who waited one after the other, though somebody always waited.
+/// The queue neither grows nor moves with the number of sequences that pass through it, even while it is never empty.
 #[test]
 fn who_waits_alone_waits_where_the_one_before_did() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 1, ..StepLimits::default() };
@@ -208,8 +208,8 @@ fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
     assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [1]);
 }
 
-/// Those who decode are not held up by a prompt of many steps, which goes between their steps, nor is a short one behind it; but the few
-/// do not hold up the many.
+/// A prompt of many steps goes between the steps of decoding sequences. It delays neither these nor a short prompt
+/// behind it. When long prompts outnumber decoding sequences, they join the steps instead.
 #[test]
 fn a_long_prompt_goes_between_the_steps_of_others() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 8, layered: true, ..StepLimits::default() };
@@ -252,7 +252,7 @@ fn a_long_prompt_goes_between_the_steps_of_others() {
     world.assert_all_back();
 }
 
-/// Who gives up its place gives up its chunk, and who takes it begins another.
+/// A sequence that loses its place loses its chunk. The sequence that takes the place begins another chunk.
 #[test]
 fn a_chunk_between_layers_ends_with_its_sequence() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, layered: true, ..StepLimits::default() };
@@ -273,7 +273,7 @@ fn a_chunk_between_layers_ends_with_its_sequence() {
     world.assert_all_back();
 }
 
-/// Who begins like a long prompt waits for what it has in common with it, chunk by chunk, and for no more.
+/// A sequence with the beginning of a long prompt waits for that common part, chunk by chunk, and for no more.
 #[test]
 fn who_begins_like_a_long_prompt_starts_from_its_chunks() {
     for slots in [0, 24] {
@@ -306,7 +306,8 @@ fn who_begins_like_a_long_prompt_starts_from_its_chunks() {
     }
 }
 
-/// A burst of short prompts does not hold up those who decode for a step full of them, nor does a long one hold up the short ones.
+/// A burst of short prompts does not delay decoding sequences by a step full of prompts. A long prompt does not delay
+/// the short ones.
 #[test]
 fn short_prompts_leave_others_their_share_of_a_step() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
@@ -408,7 +409,8 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
     world.assert_all_back();
 }
 
-/// Two prefixes in turn: in a step those who share one are neighbours, so that attention reads it once for them.
+/// Sequences with two prefixes arrive in turn. In a step, sequences with the same prefix are neighbours, so that
+/// attention reads it once for them.
 #[test]
 fn those_who_begin_alike_stand_side_by_side() {
     let limits =
@@ -449,7 +451,7 @@ fn checkpoints_give_way_to_sequences() {
     world.assert_all_back();
 }
 
-/// Drafts of those who decode leave the oldest, whose prompt is still computed and wants logits, its row.
+/// Drafts of decoding sequences leave a row with logits to the oldest sequence, while its prompt is still computed.
 #[test]
 fn drafts_leave_prompts_their_rows() {
     let limits = StepLimits {

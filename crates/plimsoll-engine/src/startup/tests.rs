@@ -67,7 +67,7 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
     readers.into_iter().map(read).collect()
 }
 
-/// To be held while engines start here: the heap's canary is the process's, and who starts last has it.
+/// Held while engines start here: the heap's emergency reserve is the process's, and the last engine to start has it.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,8 +1,9 @@
 //! Traces: what a server was asked, without what was said. One JSON object a line: a [`Head`], then a [`Line`] for each request, in the
 //! order in which they ended.
 //!
-//! Prompts are lengths, and for every block of tokens a number that says which other prompts begin alike up to its end: all that
-//! memory and time depend on. The numbers come from a hash whose key is drawn anew for each trace and never written down.
+//! Prompts are lengths. Each block of tokens has a number that says which other prompts begin alike up to its end.
+//! Memory and time depend on nothing else. The numbers come from a hash with a key that is drawn anew for each trace
+//! and never written down.
 
 mod import;
 
@@ -169,8 +170,9 @@ pub struct Trace {
     pub head: Head,
     /// The requests, in the order in which they arrived.
     pub lines: Vec<Line>,
-    /// The number of the last line, where its end is missing: whoever wrote it was stopped in the middle. It is left out. Of a line of
-    /// CSV nobody knows whether it is whole, unless a line break ends it.
+    /// The number of the last line, where its end is missing because its writer was stopped in the middle. The line is
+    /// left out. A last line of CSV without a line break is left out too, because it may have been cut in its last
+    /// cell.
     pub torn: Option<usize>,
 }
 
@@ -339,7 +341,7 @@ fn each_line(
     Ok(None)
 }
 
-/// Numbers for blocks and salts, under a key that nobody knows and that goes with it.
+/// Numbers for blocks and salts, under a random key that is dropped with this value.
 #[derive(Default)]
 pub struct Blinds(RandomState);
 

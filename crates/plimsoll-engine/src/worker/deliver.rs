@@ -38,8 +38,8 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Delivers one share's rows, whose logits begin with the `logit_row`-th. Returns how many of its rows count: a draft that is
-    /// not what was sampled before it ends them.
+    /// Delivers one share's rows. Its logits begin with row `logit_row`. Returns how many of its rows count: a draft
+    /// that differs from the token sampled before it ends them.
     fn deliver_share(&mut self, share: Share, logit_row: usize) -> usize {
         let known = share.rows - share.drafts;
         let first = share.rows - share.logit_rows;
@@ -133,7 +133,7 @@ impl<R: Runner> Worker<R> {
         };
         let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
         seq.tokens.push(token);
-        // Recomputing after a preemption needs no logits of positions whose next token is known.
+        // Recomputing after a preemption needs no logits of positions with a known next token.
         seq.logits_from = seq.tokens.len() - 1;
         let hit = draft == Some(token);
         if hit {

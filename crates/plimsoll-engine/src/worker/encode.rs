@@ -1,8 +1,9 @@
-//! Between two steps: one batch of media goes through a tower, so that those who decode wait for a batch at most.
+//! Encodes media between two steps, one batch at a time, so that decoding sequences wait for a batch at most.
 //!
-//! Outputs are claimed for all of a sequence's media or not at all, oldest first; while an older one waits for room no newer one
-//! claims, so large requests are not starved by small ones. A batch is the largest that was proven at most, and starts with what
-//! is there: it never waits to grow. A batch that fails is run again item by item, and who fails alone ends alone (A34).
+//! Outputs are claimed for all of a sequence's media or not at all, oldest first. While an older sequence waits for
+//! room no newer one claims any, so large requests are not starved by small ones. A batch has at most the largest
+//! proven size and starts with the items at hand: it never waits to grow. The items of a failed batch run again one by
+//! one, so only a request with a failing item ends (A34).
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -135,7 +136,7 @@ impl<R: Runner> Worker<R> {
             let mut from = 0;
             while let Some(item) = seq.media.next_to_encode(from).filter(|_| batch.len() < most) {
                 from = item + 1;
-                // Somebody else may have brought the same picture.
+                // Another request may have brought the same image.
                 if seq.media.found(item) {
                     continue;
                 }
@@ -147,7 +148,7 @@ impl<R: Runner> Worker<R> {
                 let bytes = (spec.values_of(own, &[seq.media.item(item).grid]) * size_of::<f32>()) as u64;
                 let permitted = match &mut granted {
                     None => {
-                        // Nobody else encodes: it is there at once.
+                        // No other batch is being encoded: the permit is there at once.
                         granted = permits.first(bytes, Some(Instant::now())).ok().flatten();
                         granted.is_some()
                     }
@@ -172,7 +173,7 @@ impl<R: Runner> Worker<R> {
         for at in all {
             let Job { seq, item } = encoding.batch[at];
             let seq = &mut self.scheduler.running_mut()[seq];
-            // What was stored before the failure is there, and who has failed with another item needs no more.
+            // Outputs stored before the failure are found. A request that failed with another item needs no more.
             if seq.media.found(item) || seq.work.failed() {
                 continue;
             }

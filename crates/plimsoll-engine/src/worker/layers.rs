@@ -1,7 +1,8 @@
-//! A long prompt beside those who decode: behind each of their steps go as many layers of a chunk of it as they have patience for.
+//! A long prompt beside decoding sequences: after each of their steps, as many layers of one of its chunks are computed
+//! as fit into the time that they may wait.
 //!
-//! A layer takes as long for a chunk of many rows as a step takes for few, so those who decode wait for a layer where they would have
-//! waited for all of them, and the chunk is as large as a chunk should be.
+//! One layer of a chunk of many rows takes as long as a whole step of few rows. So decoding sequences wait for a layer
+//! instead of all layers, and the chunk need not be small.
 
 use std::time::Instant;
 
@@ -30,8 +31,8 @@ impl Layers {
 }
 
 impl<R: Runner> Worker<R> {
-    /// Goes on with the chunk that is computed layer by layer, if there is one: by a layer, and by those after it that fit into the time
-    /// that those who decode may wait.
+    /// Continues the chunk that is computed layer by layer, if there is one. Computes one layer, and those after it
+    /// that fit into the time that decoding sequences may wait.
     pub(super) fn advance_layers(&mut self, next: Next) {
         self.drop_layers();
         let Some((number, share)) = self.scheduler.layered() else { return };

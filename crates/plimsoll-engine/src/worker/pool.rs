@@ -9,7 +9,7 @@ use crate::runner::Runner;
 use crate::scheduler::Share;
 
 impl<R: Runner> Worker<R> {
-    /// Collects one share, whose rows begin with the step's `first_row`-th and whose logits with the `logit_row`-th. Returns how
+    /// Collects one share. Its rows begin with the step's row `first_row`, its logits with row `logit_row`. Returns how
     /// many of its rows count: all.
     pub(super) fn pool_share(&mut self, share: Share, first_row: usize, logit_row: usize) -> usize {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.collect(share, first_row, logit_row)));

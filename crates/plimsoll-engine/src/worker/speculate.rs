@@ -1,9 +1,11 @@
-//! After a step: what comes next is guessed, by the draft head, which is run over what the step settled, or from what the text said before.
+//! After a step: guesses the next tokens, either with the draft head, which runs over what the step settled, or by
+//! prompt lookup.
 //!
-//! Rows of prompts pass through it while drafting may pay, so that its keys and values are there for whoever shares the pages; a
-//! page says whether they are. A sequence that drafts gets its first guess from the pass over its own settled rows, each further one from a pass over the guess before.
-//! Guesses are drawn as the model's tokens are, with the same parameters, counts and randomness at the same position: a head
-//! that sees the model's logits says what the model says. A head that fails costs its guesses and nothing else.
+//! Rows of prompts pass through the draft head while drafting may pay. So its KV entries are there for every sequence
+//! that shares the pages; each page records whether they are. A sequence that drafts gets its first guess from the pass
+//! over its own settled rows, each further one from a pass over the guess before. Guesses are drawn like the model's
+//! tokens, with the same parameters, counts and randomness at the same position. So a head with the model's logits
+//! guesses the model's tokens. A head that fails costs its guesses and nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

@@ -64,8 +64,8 @@ impl<R: Runner> Worker<R> {
         self.give_pages_back();
     }
 
-    /// I4: what is missing when nothing runs will never be given back by anybody. It is said and counted, and all tables are made
-    /// anew, which costs cached prefixes and nothing else.
+    /// I4: pages or slots that are missing when nothing runs are lost. They are logged and counted, and all tables are
+    /// rebuilt, which costs cached prefixes and nothing else.
     fn check_at_rest(&mut self) {
         if let Some(encoding) = &mut self.encoding {
             encoding.check_at_rest(&self.shared.metrics);
@@ -80,7 +80,7 @@ impl<R: Runner> Worker<R> {
         self.shared.metrics.lost_pages.inc_by(pages as u64);
         self.shared.metrics.lost_slots.inc_by(slots as u64);
         self.start_over();
-        // Nobody waited for anything: the first failure of those to come is not a second one.
+        // No request was waiting: the next failure is a first one, not a second.
         self.recovered_at = None;
     }
 
@@ -119,7 +119,7 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Puts down where everything stands, for those who ask.
+    /// Records the state of every sequence and of the pools, for readers on other threads.
     pub(super) fn refresh_status(&self) {
         for seq in self.scheduler.running() {
             let phase = match seq.decoding() {

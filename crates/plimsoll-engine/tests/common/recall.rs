@@ -50,7 +50,7 @@ pub struct Shape {
     pub pass_time: Duration,
     /// Slots of recurrent state; 0: a model without.
     pub state_slots: usize,
-    /// Drafts at once; 0: nobody drafts.
+    /// Drafts at once; 0: no speculation.
     pub drafts: usize,
     /// A head makes them; otherwise they are looked up in the text.
     pub head: bool,
@@ -118,7 +118,7 @@ pub struct Seen {
     pub steps: AtomicU64,
     /// Layers of steps that were computed layer by layer.
     pub layers: AtomicU64,
-    /// Rows whose logits were computed.
+    /// Rows with computed logits.
     pub logit_rows: AtomicU64,
     /// The most sequences in one step.
     pub seqs_max: AtomicU64,
@@ -251,7 +251,7 @@ pub fn after(history: u64, id: u32) -> u64 {
     mix(history ^ u64::from(id))
 }
 
-/// What stands in a row for a model whose rows have places.
+/// The content of a row, for a model that gives each row a place in three axes.
 pub fn code(own: u32, place: [f32; 3]) -> u32 {
     place.iter().fold(u64::from(own), |hash, axis| mix(hash ^ u64::from(axis.to_bits()))) as u32
 }

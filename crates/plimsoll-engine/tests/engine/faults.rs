@@ -7,7 +7,8 @@ use plimsoll_engine::testing::by_hand;
 use crate::common::recall::{FAILS, NAN, PANICS, SHORT_ROW, Shape, prompt, recall_bench, recall_engine, says};
 use crate::common::{collect, drive, greedy, quiet};
 
-/// Runs eight healthy requests around one whose prompt has `fault` at `at`. Returns that one's error.
+/// Runs eight healthy requests and a ninth with `fault` at position `at` of its prompt. Returns the ninth request's
+/// error.
 fn one_among_eight(fault: u32, at: usize, shape: Shape) -> String {
     let (engine, _) = recall_engine(shape);
     let healthy: Vec<_> = (0..8).map(|i| prompt(i, 20 + 5 * i as usize)).collect();
@@ -30,7 +31,7 @@ fn one_among_eight(fault: u32, at: usize, shape: Shape) -> String {
     assert!(!engine.stopped());
     let metrics = engine.metrics();
     assert_eq!((metrics.failed.get(), metrics.finished.get()), (1, 8), "failed, finished");
-    // Whatever was left behind does not harm those who come later with the same beginning.
+    // The failed request leaves nothing that harms a later request with the same beginning.
     let mut healed = bad.clone();
     healed[at] = 1;
     assert_eq!(collect(submit(&healed)).ids, says(&healed, 16), "after the fault");
@@ -75,7 +76,7 @@ fn faults_while_others_are_preempted_stay_alone() {
     }
 }
 
-/// Recurrent state is half written by a step that fails: whoever was in it starts over, and says the same.
+/// A step that fails leaves recurrent state half written: its sequences start over and give the same output.
 #[test]
 fn faults_in_hybrids_stay_alone() {
     for fault in [FAILS, PANICS, NAN, SHORT_ROW] {
@@ -119,7 +120,8 @@ fn what_a_failed_request_computed_is_not_shared() {
     assert_eq!(again.cached_tokens, 0, "the step whose logits were no numbers is not cached");
 }
 
-/// What went wrong may have gone wrong in a step whose logits nobody looked at, and have been found by others since.
+/// A non-finite value may come from a step without wanted logits. Other requests may have taken its pages from the
+/// cache since.
 #[test]
 fn what_led_to_no_number_is_not_found_any_more() {
     let (engine, _) = recall_engine(Shape { rows: 16, ..Shape::default() });
@@ -145,14 +147,14 @@ fn what_led_to_no_number_is_not_found_any_more() {
     assert_eq!((cached(), cached()), (0, 32));
 }
 
-/// Nor is it put back by those who found it before, with what they computed from it since: page by page, by the states of a hybrid, or
-/// when they end.
+/// Requests that took such pages before do not put them back into the cache, with what they computed from them since:
+/// not page by page, not by the states of a hybrid, not when they end.
 #[test]
 fn who_ran_beside_what_was_no_number_shares_nothing() {
     for state_slots in [0, 40] {
         let (bench, _) = recall_bench(Shape { rows: 16, state_slots, ..Shape::default() });
         let (engine, mut hand) = by_hand(bench);
-        // Its answer is the token whose logits are no numbers, by bias; the next step fails.
+        // A bias makes its answer the token that leads to non-finite logits: the next step fails.
         let mut bad = greedy(&prompt(1, 3), 4);
         bad.sampling.logit_bias = vec![(NAN, 100.0)];
         let long = prompt(2, 165);

@@ -1,5 +1,5 @@
-//! Hybrid models through the whole engine, with and without their draft heads: the references of transformers, checkpoints whose
-//! acceptance is known, crowds, chats, and what it all takes.
+//! Hybrid models through the whole engine, with and without their draft heads: the references of transformers,
+//! checkpoints with a known acceptance, crowds, chats, and the memory that all this takes.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -38,7 +38,8 @@ fn the_first_draft_is_the_references() {
         let engine = engine(model, &Options { mtp_optimistic: true, ..with_drafts(1) });
         let mut checked = 0;
         for case in reference(model)["mtp"].as_array().unwrap() {
-            // The reference goes over rows whose next token it was given: only where that is the model's own can it be met here.
+            // The reference was given the next token of each row. A case can be checked only where that token is the
+            // model's own choice.
             let (known, follow, guess) = (ids(&case["ids"]), ids(&case["tokens"]), ids(&case["argmax"]));
             let answer = ask(&engine, greedy(&known, 3));
             if answer.ids[0] == *follow.last().unwrap() {

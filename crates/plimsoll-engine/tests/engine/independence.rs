@@ -167,7 +167,8 @@ fn bf16_without_the_unit_is_refused_by_its_flag() {
     assert!(refused.contains("--compute-dtype is bf16") && refused.contains("this is portable"), "{refused}");
 }
 
-/// A conversation of three turns whose earlier turns come from the cache, answers included where those are computed as prompts are.
+/// A conversation of three turns. The earlier turns come from the cache, including answers where these are computed
+/// like prompts.
 #[test]
 fn warm_is_cold() {
     let models = [("llama", KvDtype::F16), ("gemma3", KvDtype::Q8), ("gguf-qwen2-q4_0", KvDtype::Q8)];

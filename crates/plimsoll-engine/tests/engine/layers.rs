@@ -1,5 +1,5 @@
-//! Long prompts beside a stream go layer by layer, between its steps: both say what they say alone, whoever leaves, fails or gives way
-//! in between, and nothing is left behind.
+//! Long prompts beside a stream go layer by layer, between its steps. Both give the output that they give alone, even
+//! if a request leaves, fails or is preempted in between, and nothing is left behind.
 
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
-//! Requests through the whole engine: real models against their references, and a remembering runner whose every answer is known.
+//! Requests through the whole engine: real models against their references, and a remembering runner with known
+//! answers.
 //!
-//! One test binary, so that the workspace links it once. What counts the heap or injects faults is the process's, and has one of
-//! its own beside this.
+//! This is one test binary, so that the workspace links it once. Tests that count the heap or inject faults affect the
+//! whole process, so they have a binary of their own.
 
 mod churn;
 #[path = "../common/mod.rs"]

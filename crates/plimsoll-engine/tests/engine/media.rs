@@ -1,5 +1,5 @@
-//! Pictures and videos on the real engine thread over the remembering runner with a toy tower: every answer is known beforehand, so
-//! a wrong row, a wrong place, a neighbour's picture or outputs of somebody else show.
+//! Images and videos on the real engine thread over the remembering runner with a toy encoder. Every answer is known
+//! beforehand, so a wrong row, a wrong place, or another request's image or outputs show.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn seeing() -> Shape {
     Shape { tower: Some(Tower::default()), ..Shape::default() }
 }
 
-/// At rest: nobody holds encoder outputs or host bytes for media.
+/// At rest: no request holds encoder outputs or host bytes for media.
 fn all_back(engine: &EngineHandle) {
     quiet(engine);
     let spec = engine.media().unwrap();

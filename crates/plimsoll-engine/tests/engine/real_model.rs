@@ -52,7 +52,7 @@ fn logits_in_bf16_agree_with_the_f32_reference() {
     }
 }
 
-/// Activations of eight bits, where prompts have them, too: as far off as others are who have no more.
+/// Prompts are computed with 8-bit activations: the error is as large as that of other engines with 8 bits.
 #[test]
 fn int8_is_near_the_f32_reference() {
     let off = agree(Isa::Avx512.min(Isa::detect()), ComputeDtype::Int8, 0.07, 0.93);

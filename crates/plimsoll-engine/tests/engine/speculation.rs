@@ -23,7 +23,8 @@ impl Dice {
     }
 }
 
-/// A form whose next tokens depend on all before: one of three classes may not come, and after so many tokens nothing may.
+/// A grammar with next tokens that depend on all tokens before: one of three classes may not come, and after so many
+/// tokens nothing may.
 #[derive(Debug)]
 struct Weave(u64);
 
@@ -501,7 +502,8 @@ fn stops_inside_a_draft_are_exact() {
     quiet(&engine);
 }
 
-/// Who waits for its form's next tokens takes part in no step, with drafts or without; others go on meanwhile.
+/// A sequence that waits for its grammar's next tokens takes part in no step, with or without drafts. Others go on
+/// meanwhile.
 #[test]
 fn a_form_that_takes_long_holds_up_nobody() {
     for shape in
@@ -525,7 +527,7 @@ fn a_form_that_takes_long_holds_up_nobody() {
     }
 }
 
-/// Neither does who has just come, and finds its form busy.
+/// Neither does a sequence that has just arrived and finds its grammar busy.
 #[test]
 fn a_newcomer_whose_form_is_busy_joins_no_step() {
     let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..Shape::default() });

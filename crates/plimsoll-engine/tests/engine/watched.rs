@@ -32,7 +32,7 @@ fn a_request_is_seen_on_its_whole_way() {
     assert!(look.kv_pages >= 210 / 16 && look.host_bytes > 0, "{look:?}");
     let speed = look.tokens_per_second.unwrap();
     assert!((10.0..400.0).contains(&speed), "a token takes three milliseconds or more, not {speed}/s");
-    // Ended by somebody who is not its reader, who is there still.
+    // The watch ends the request while its reader is still there.
     first_watch.abort();
     until(&engine, |_| first_watch.snapshot().phase == Phase::Ended);
     assert_eq!(first_watch.snapshot().kv_pages, 0);
@@ -76,7 +76,7 @@ fn read(mut reader: Reader, all: Arc<[Watch]>) -> Vec<Vec<u32>> {
     }
 }
 
-/// Who sends the first token of a step would otherwise take a core from those that follow.
+/// A thread that sends the first token of a step would otherwise take a core from the delivery of the next ones.
 #[test]
 fn readers_are_woken_when_all_of_a_step_is_there() {
     const TOKENS: u32 = 200;
@@ -89,7 +89,7 @@ fn readers_are_woken_when_all_of_a_step_is_there() {
     };
     let threads: Vec<_> = readers.into_iter().map(start).collect();
     let seen = threads.into_iter().flat_map(|thread| thread.join().unwrap());
-    // Between the first token of who began last and the last of who began first, each is as far before another as ever.
+    // Between the last stream's first token and the first stream's last token, the streams keep their distances.
     let between = seen.filter(|counts| counts.iter().all(|count| (1..TOKENS).contains(count)));
     let leads: Vec<Vec<u32>> =
         between.map(|counts| counts.iter().map(|count| TOKENS + count - counts[0]).collect()).collect();

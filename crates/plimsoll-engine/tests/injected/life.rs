@@ -15,7 +15,7 @@ use crate::common::recall::{Recall, Shape, mix, prompt, recall_bench, says};
 pub const REQUESTS: usize = 8;
 /// The one that comes when all the others have ended: the engine still serves.
 const LAST: usize = REQUESTS - 1;
-/// The one whose client goes.
+/// The request of the client that goes.
 const ABORTED: usize = 1;
 /// The round after which it goes.
 const ABORT_ROUND: usize = 14;
@@ -134,7 +134,7 @@ impl Life {
         self.heard.iter().filter(|heard| heard.fate == fate).count()
     }
 
-    /// Whoever was not hit heard what it would have heard without any fault.
+    /// A request that was not hit gets the output that it gets without any fault.
     pub fn assert_others_as_in(&self, calm: &Life, what: &str) {
         for (i, (heard, calm)) in self.heard.iter().zip(&calm.heard).enumerate() {
             if matches!(heard.fate, Fate::Done) {

@@ -1,5 +1,5 @@
-//! Faults on purpose: the n-th allocation is refused, the n-th passage of a place panics, for every n. One request may end for
-//! it, with an error; nobody else notices, nothing leaks, the engine goes on.
+//! Injected faults: the n-th allocation is refused, or the n-th passage of a place panics, for every n. At most one
+//! request ends with an error. No other request changes, nothing leaks, and the engine goes on.
 //!
 //! Faults and the counted heap are the process's, so one test at a time.
 

@@ -101,12 +101,13 @@ fn pinned_memory_is_constant() {
     end(engine);
 }
 
-/// A real engine whose pool is too small for its crowd.
+/// A real engine with a pool that is too small for its crowd.
 fn crowded() -> EngineHandle {
     engine("llama", &Options { max_total_token_num: Some(160), ..exact() })
 }
 
-/// Six clients at once. Whoever is told to come back later, because a slice of the canary is missing, does.
+/// Six clients at once. A client that is told to come back later, because a block of the emergency reserve is missing,
+/// does.
 fn crowd(engine: &EngineHandle) -> Vec<(Vec<u32>, String, Option<String>)> {
     let submit = |i: u64| {
         let mut request = greedy(&(0..40).map(|j| (mix(i * 100 + j) % 256) as u32).collect::<Vec<_>>(), 24);
@@ -126,7 +127,7 @@ fn crowd(engine: &EngineHandle) -> Vec<(Vec<u32>, String, Option<String>)> {
     readers.into_iter().map(collect).map(|a| (a.ids, a.text, a.error)).collect()
 }
 
-/// Refuses `run` heap calls in a row, from each of about ten places in the life of a crowd on; nobody's answer changes.
+/// Refuses `run` heap calls in a row, from each of about ten places in the life of a crowd on. No answer changes.
 fn refuse_runs(run: u64) {
     let engine = crowded();
     faults::arm_process(0);
@@ -237,7 +238,7 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
     assert_eq!(heap::canary_missing(), SLICES, "it is given back one rung below");
     show(room, Rung::StopAdmitting);
     whole_canary();
-    // Whoever ends wants nothing any more.
+    // An engine that ends no longer keeps the emergency reserve given up.
     show(Reading { available: 0, ..room }, Rung::Fail);
     drop(squeezed);
     whole_canary();

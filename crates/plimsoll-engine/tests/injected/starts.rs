@@ -73,7 +73,7 @@ impl Ground {
     }
 }
 
-/// Threads of this process whose name begins like that.
+/// Threads of this process with a name that begins like that.
 fn threads(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let comm = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();

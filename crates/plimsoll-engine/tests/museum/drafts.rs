@@ -128,7 +128,7 @@ fn v_x_a_panic_between_check_and_acceptance_rolls_back() {
         // A panic while guessing costs the guesses; one while choosing costs the request.
         assert!(failed <= 1, "panic {nth}");
         (failures, costless) = (failures + failed, costless + 1 - failed);
-        // Nothing of it is found by those who ask the same again.
+        // A later request with the same prompt finds nothing of it.
         let readers = prompts.iter().map(submit).collect();
         for (prompt, answer) in prompts.iter().zip(drive(&mut hand, readers, |_| {})) {
             assert_eq!((answer.ids, answer.error), (says(prompt, 12), None), "after panic {nth}");

@@ -136,7 +136,7 @@ fn t_43_a_recycled_slot_tells_nothing_of_its_last_user() {
 #[test]
 fn t_44_the_last_slot_is_as_good_as_the_first() {
     let _alone = alone();
-    // 128 slots beside 64 pages beside 1,024 tokens: whoever mixes them up leaves the pool.
+    // 128 slots, 64 pages and 1,024 tokens: code that mixes them up leaves the pool.
     let options = Options { state_checkpoints: 0, batch_max_tokens: 256, ..with_drafts(7) };
     let options = Options { max_total_token_num: Some(1024), ..options };
     let lone = engine("qwen3.5", &Options { running_max_req_size: 1, ..options.clone() });
@@ -170,7 +170,8 @@ fn t_45_a_prefix_of_500_tokens_hits() {
     let engine = engine("qwen3.5", &exact());
     let cold = crate::common::engine("qwen3.5", &Options { prefix_cache: false, ..exact() });
     let common = prompt(1, 500);
-    // The first leaves its own end; the second shows where they part; from then on that is where everybody starts.
+    // The first request leaves a state at its own end. The second shows where the prompts part, and all later ones
+    // start from there.
     for (i, hit) in [0, 0, 496, 496].into_iter().enumerate() {
         let request = greedy(&[common.clone(), prompt(10 + i as u64, 21)].concat(), 4);
         let answer = ask(&engine, request.clone());

@@ -10,7 +10,8 @@ use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
 /// One thing that happens between steps.
 #[derive(Clone, Debug)]
 pub(super) enum Happening {
-    /// A request: prompt length, output length, whose prefix it shares, whether every position's logits are wanted.
+    /// A request: prompt length, output length, the family of its prompt, its cache salt, and whether the logits of all
+    /// positions are wanted. Prompts of a family share a prefix.
     Arrives { prompt: usize, output: usize, family: u32, salt: u64, reports: bool },
     /// The client of the n-th live sequence goes.
     Leaves(usize),
@@ -324,7 +325,8 @@ impl World {
         }
     }
 
-    /// A position is computed in one arithmetic, whoever computes it and whoever finds it; and rows of prompts stand last.
+    /// Each position has one arithmetic, whether its sequence computes it or finds it in the cache. Rows of prompts
+    /// come last.
     fn check_apart(&mut self, shares: &[Share]) {
         let running = self.scheduler.running();
         let of_prompt = |share: &Share| running[share.seq].in_prompt(share.start);
@@ -438,7 +440,7 @@ impl World {
         assert_eq!(cache.pool.faults(), 0);
     }
 
-    /// No more arrivals: everybody finishes in at most one step per token of work, recomputation included.
+    /// No more requests arrive: all sequences finish in at most one step per token of work, recomputation included.
     pub(super) fn finish_all(&mut self) {
         // After a preemption at most everything that the victim had is computed again, a step a row at worst.
         let longest = self.cache.borrow().pool.total() * PAGE_TOKENS;
