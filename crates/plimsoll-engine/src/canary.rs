@@ -2,7 +2,7 @@
 //!
 //! It lives on the watching thread, which the heap wakes when a slice was given up; where several engines share a canary, each has
 //! a keeper and all are woken. Until the canary is whole again nothing new is admitted (`handle.rs`), so that what runs has the
-//! slices that are left to itself. What an engine gave up on purpose stays given up until that engine has climbed down
+//! slices that are left to itself. What an engine gave up on purpose stays given up until that engine has entered down
 //! ([`heap::GivenUp`]), however calm its neighbours are.
 
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use plimsoll_memory::heap;
 
-use crate::governor::Rung;
+use crate::governor::DegradationLevel;
 use crate::handle::Shared;
 
 /// Between two attempts to bring a slice back.
@@ -47,8 +47,8 @@ impl Keeper {
             );
             shared.metrics.canaries.inc_by(refused);
         }
-        // An engine that preempts its own has no room for it. What the last rung gave up on purpose the heap does not take back.
-        if heap::canary_missing() == 0 || shared.gauge.rung() >= Rung::Preempt {
+        // An engine that preempts its own has no room for it. What the last level gave up on purpose the heap does not take back.
+        if heap::canary_missing() == 0 || shared.gauge.level() >= DegradationLevel::Preempt {
             return;
         }
         let mut whole = false;

@@ -1,7 +1,7 @@
-//! The governor: when others take what was planned here, it gives way step by step, and climbs back.
+//! The governor: when others take what was planned here, it gives way step by step, and recovers.
 //!
-//! A ladder of rungs, from the cheapest to the dearest, with hysteresis: one rung up a reading, one rung down after several calm
-//! ones. Readings come from a thread of their own, every half second; the engine thread asks which rung it stands on and
+//! Degradation levels, from the cheapest to the dearest, with hysteresis: one level up for each reading, one level down after several calm
+//! ones. Readings come from a thread of their own, every half second; the engine thread asks for the current level and
 //! acts. Pure arithmetic over readings, so that tests inject them. What must not be in here: pages, sequences, clients.
 
 use std::sync::Mutex;
@@ -24,7 +24,7 @@ const MARGIN_BYTES: u64 = 4 << 20;
 /// The degradation level. The order is the order of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Rung {
+pub enum DegradationLevel {
     /// Nothing is wrong.
     #[default]
     Calm,
@@ -42,26 +42,32 @@ pub enum Rung {
     Fail,
 }
 
-impl Rung {
-    /// Every rung but the first, from the cheapest to the dearest.
-    pub const LADDER: [Rung; 6] =
-        [Rung::EvictPrefix, Rung::SmallChunks, Rung::SpeculationOff, Rung::StopAdmitting, Rung::Preempt, Rung::Fail];
+impl DegradationLevel {
+    /// Every level but the first, from the cheapest to the dearest.
+    pub const ALL: [DegradationLevel; 6] = [
+        DegradationLevel::EvictPrefix,
+        DegradationLevel::SmallChunks,
+        DegradationLevel::SpeculationOff,
+        DegradationLevel::StopAdmitting,
+        DegradationLevel::Preempt,
+        DegradationLevel::Fail,
+    ];
 
     /// The name in metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Rung::Calm => "calm",
-            Rung::EvictPrefix => "evict_prefix",
-            Rung::SmallChunks => "small_chunks",
-            Rung::SpeculationOff => "speculation_off",
-            Rung::StopAdmitting => "stop_admitting",
-            Rung::Preempt => "preempt",
-            Rung::Fail => "fail",
+            DegradationLevel::Calm => "calm",
+            DegradationLevel::EvictPrefix => "evict_prefix",
+            DegradationLevel::SmallChunks => "small_chunks",
+            DegradationLevel::SpeculationOff => "speculation_off",
+            DegradationLevel::StopAdmitting => "stop_admitting",
+            DegradationLevel::Preempt => "preempt",
+            DegradationLevel::Fail => "fail",
         }
     }
 
-    fn at(level: usize) -> Rung {
-        if level == 0 { Rung::Calm } else { Self::LADDER[level.min(Self::LADDER.len()) - 1] }
+    fn at(level: usize) -> DegradationLevel {
+        if level == 0 { DegradationLevel::Calm } else { Self::ALL[level.min(Self::ALL.len()) - 1] }
     }
 }
 
@@ -85,19 +91,19 @@ pub struct Reading {
 
 impl Reading {
     /// The degradation level that this reading alone calls for. Leaving a level requires a margin: `strictly`.
-    fn calls_for(&self, strictly: bool) -> Rung {
-        // What is free must cover what is still to come; each halving of that is one rung.
+    fn calls_for(&self, strictly: bool) -> DegradationLevel {
+        // What is free must cover what is still to come; each halving of that is one level.
         let spare = self.above_plan / 2;
         let due = self.untouched.max(RESERVE_BYTES.min(spare));
         let threshold = |level: usize| {
             let bytes = due >> level;
             if strictly { bytes.saturating_add(MARGIN_BYTES.min(bytes / 4).min(spare)) } else { bytes }
         };
-        let by_room = (0..Rung::LADDER.len()).filter(|level| self.available < threshold(*level)).count();
+        let by_room = (0..DegradationLevel::ALL.len()).filter(|level| self.available < threshold(*level)).count();
         // Twice as much is free there as this process can still take, so the stalls have another cause. Another
         // cgroup is full, or a disk is slow; a higher level would not help.
         if self.stall_room >= due.max(RESERVE_BYTES).saturating_mul(2) {
-            return Rung::at(by_room);
+            return DegradationLevel::at(by_room);
         }
         let slack = if strictly { 2.0 } else { 1.0 };
         let by_stalls = match (self.some_avg10 * slack, self.full_avg10 * slack) {
@@ -109,37 +115,37 @@ impl Reading {
             (some, _) if some >= 20.0 => 1,
             _ => 0,
         };
-        Rung::at(by_room.max(by_stalls))
+        DegradationLevel::at(by_room.max(by_stalls))
     }
 }
 
-/// Where the engine stands on the ladder.
+/// The degradation level of the engine.
 #[derive(Debug, Default)]
 pub struct Governor {
-    rung: Rung,
+    level: DegradationLevel,
     calm: u32,
 }
 
 impl Governor {
-    /// The rung it stands on.
-    pub fn rung(&self) -> Rung {
-        self.rung
+    /// The current level.
+    pub fn level(&self) -> DegradationLevel {
+        self.level
     }
 
-    /// Takes one reading in. Returns the rung to stand on until the next.
-    pub fn observe(&mut self, reading: &Reading) -> Rung {
-        let level = self.rung as usize;
-        if reading.calls_for(false) > self.rung {
-            (self.rung, self.calm) = (Rung::at(level + 1), 0);
-        } else if level > 0 && reading.calls_for(true) < self.rung {
+    /// Takes one reading in. Returns the level to stand on until the next.
+    pub fn observe(&mut self, reading: &Reading) -> DegradationLevel {
+        let level = self.level as usize;
+        if reading.calls_for(false) > self.level {
+            (self.level, self.calm) = (DegradationLevel::at(level + 1), 0);
+        } else if level > 0 && reading.calls_for(true) < self.level {
             self.calm += 1;
             if self.calm >= CALM_READINGS {
-                (self.rung, self.calm) = (Rung::at(level - 1), 0);
+                (self.level, self.calm) = (DegradationLevel::at(level - 1), 0);
             }
         } else {
             self.calm = 0;
         }
-        self.rung
+        self.level
     }
 }
 
@@ -148,7 +154,7 @@ impl Governor {
 pub struct Gauge {
     last: Mutex<Reading>,
     taken: AtomicU64,
-    rung: AtomicU64,
+    level: AtomicU64,
 }
 
 impl Gauge {
@@ -169,21 +175,28 @@ impl Gauge {
         *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Notes the rung that the engine now stands on, because of `reading`.
-    pub fn stand(&self, rung: Rung, reading: &Reading, metrics: &Metrics) {
-        let before = self.rung.swap(rung as u64, Relaxed);
-        let (now, Reading { available, untouched, some_avg10, full_avg10, .. }) = (rung.name(), *reading);
-        if rung as u64 > before {
-            metrics.rungs[rung as usize - 1].inc();
-            tracing::warn!(rung = now, available, untouched, some_avg10, full_avg10, "memory is short: giving way");
-        } else if before > rung as u64 {
-            tracing::info!(rung = now, available, untouched, some_avg10, full_avg10, "memory is back");
+    /// Enters a level because of `reading`.
+    pub fn stand(&self, level: DegradationLevel, reading: &Reading, metrics: &Metrics) {
+        let before = self.level.swap(level as u64, Relaxed);
+        let (now, Reading { available, untouched, some_avg10, full_avg10, .. }) = (level.name(), *reading);
+        if level as u64 > before {
+            metrics.levels[level as usize - 1].inc();
+            tracing::warn!(
+                degradation = now,
+                available,
+                untouched,
+                some_avg10,
+                full_avg10,
+                "memory is short: giving way"
+            );
+        } else if before > level as u64 {
+            tracing::info!(degradation = now, available, untouched, some_avg10, full_avg10, "memory is back");
         }
     }
 
-    /// The rung that the engine stands on.
-    pub fn rung(&self) -> Rung {
-        Rung::at(self.rung.load(Relaxed) as usize)
+    /// The current level.
+    pub fn level(&self) -> DegradationLevel {
+        DegradationLevel::at(self.level.load(Relaxed) as usize)
     }
 }
 
@@ -204,37 +217,53 @@ mod tests {
         for (available, untouched) in [(1000, 1000), (300, 300), (64, 10), (40, 0)] {
             assert_eq!(
                 governor.observe(&reading(available, untouched)),
-                Rung::Calm,
+                DegradationLevel::Calm,
                 "{available} MiB, {untouched} untouched"
             );
         }
     }
 
     #[test]
-    fn it_climbs_one_rung_a_reading_and_no_further_than_is_called_for() {
+    fn the_level_rises_by_one_for_each_reading_and_no_further_than_needed() {
         let mut governor = Governor::default();
         let squeeze = reading(30, 100); // below a half, not below a quarter
-        let rungs: Vec<Rung> = (0..4).map(|_| governor.observe(&squeeze)).collect();
-        assert_eq!(rungs, [Rung::EvictPrefix, Rung::SmallChunks, Rung::SmallChunks, Rung::SmallChunks]);
+        let levels: Vec<DegradationLevel> = (0..4).map(|_| governor.observe(&squeeze)).collect();
+        assert_eq!(
+            levels,
+            [
+                DegradationLevel::EvictPrefix,
+                DegradationLevel::SmallChunks,
+                DegradationLevel::SmallChunks,
+                DegradationLevel::SmallChunks
+            ]
+        );
         let worse = reading(1, 100);
-        let rungs: Vec<Rung> = (0..4).map(|_| governor.observe(&worse)).collect();
-        assert_eq!(rungs, [Rung::SpeculationOff, Rung::StopAdmitting, Rung::Preempt, Rung::Fail]);
+        let levels: Vec<DegradationLevel> = (0..4).map(|_| governor.observe(&worse)).collect();
+        assert_eq!(
+            levels,
+            [
+                DegradationLevel::SpeculationOff,
+                DegradationLevel::StopAdmitting,
+                DegradationLevel::Preempt,
+                DegradationLevel::Fail
+            ]
+        );
     }
 
     #[test]
-    fn it_climbs_back_slowly_and_does_not_flutter() {
+    fn the_level_falls_slowly_and_does_not_flutter() {
         let mut governor = Governor::default();
-        for _ in Rung::LADDER {
+        for _ in DegradationLevel::ALL {
             governor.observe(&reading(0, 100));
         }
-        assert_eq!(governor.rung, Rung::Fail);
+        assert_eq!(governor.level, DegradationLevel::Fail);
         let calm = reading(1000, 100);
-        let steps = (1..100).find(|_| governor.observe(&calm) == Rung::Calm).unwrap();
+        let steps = (1..100).find(|_| governor.observe(&calm) == DegradationLevel::Calm).unwrap();
         assert_eq!(steps, 6 * CALM_READINGS);
         // Just above a threshold it stays where it is, however long.
         let mut governor = Governor::default();
-        assert_eq!(governor.observe(&reading(99, 100)), Rung::EvictPrefix);
-        assert!((0..100).all(|_| governor.observe(&reading(103, 100)) == Rung::EvictPrefix));
+        assert_eq!(governor.observe(&reading(99, 100)), DegradationLevel::EvictPrefix);
+        assert!((0..100).all(|_| governor.observe(&reading(103, 100)) == DegradationLevel::EvictPrefix));
     }
 
     /// A process of `planned` MiB under a limit that lies `above` it, of which others take `others` and it has touched `touched`.
@@ -256,15 +285,15 @@ mod tests {
             for touched in [0.1 * planned, 0.4 * planned, 0.99 * planned, planned] {
                 let mut governor = Governor::default();
                 let alone = inside(planned, above, touched, 0.0);
-                assert_eq!(governor.observe(&alone), Rung::Calm, "{planned} + {above}, {touched} touched");
+                assert_eq!(governor.observe(&alone), DegradationLevel::Calm, "{planned} + {above}, {touched} touched");
                 let squeezed = inside(planned, above, touched, planned);
-                let stood = (0..4).fold(Rung::Calm, |_, _| governor.observe(&squeezed));
+                let stood = (0..4).fold(DegradationLevel::Calm, |_, _| governor.observe(&squeezed));
                 assert!(
-                    stood > Rung::Calm || planned - touched + above < 0.1,
+                    stood > DegradationLevel::Calm || planned - touched + above < 0.1,
                     "{planned} + {above}, {touched} touched"
                 );
-                let back = (0..100).any(|_| governor.observe(&alone) == Rung::Calm);
-                assert!(back, "{planned} + {above}, {touched} touched: from {stood:?} to {:?}", governor.rung);
+                let back = (0..100).any(|_| governor.observe(&alone) == DegradationLevel::Calm);
+                assert!(back, "{planned} + {above}, {touched} touched: from {stood:?} to {:?}", governor.level);
             }
         }
     }
@@ -277,7 +306,7 @@ mod tests {
             for _ in 1..CALM_READINGS {
                 governor.observe(&reading(1000, 100));
             }
-            assert_eq!(governor.observe(&reading(102, 100)), Rung::EvictPrefix);
+            assert_eq!(governor.observe(&reading(102, 100)), DegradationLevel::EvictPrefix);
         }
     }
 
@@ -287,17 +316,17 @@ mod tests {
             let stalls = Reading { some_avg10: some, full_avg10: full, stall_room: room * MIB, ..reading(1000, 100) };
             [stalls.calls_for(false), stalls.calls_for(true)]
         };
-        assert_eq!(stalled(5.0, 0.0, 150), [Rung::Calm; 2]);
-        assert_eq!(stalled(15.0, 0.0, 150), [Rung::Calm, Rung::EvictPrefix]);
-        assert_eq!(stalled(25.0, 0.0, 150)[0], Rung::EvictPrefix);
-        assert_eq!(stalled(90.0, 21.0, 150)[0], Rung::StopAdmitting);
-        assert_eq!(stalled(100.0, 90.0, 150)[0], Rung::Fail);
+        assert_eq!(stalled(5.0, 0.0, 150), [DegradationLevel::Calm; 2]);
+        assert_eq!(stalled(15.0, 0.0, 150), [DegradationLevel::Calm, DegradationLevel::EvictPrefix]);
+        assert_eq!(stalled(25.0, 0.0, 150)[0], DegradationLevel::EvictPrefix);
+        assert_eq!(stalled(90.0, 21.0, 150)[0], DegradationLevel::StopAdmitting);
+        assert_eq!(stalled(100.0, 90.0, 150)[0], DegradationLevel::Fail);
         // Twice as much is free on the machine as this process can take: the stalls have another cause.
-        assert_eq!(stalled(100.0, 90.0, 200), [Rung::Calm; 2]);
+        assert_eq!(stalled(100.0, 90.0, 200), [DegradationLevel::Calm; 2]);
         // Continued stalls do not hold a level once enough memory is free.
         let mut governor = Governor::default();
         governor.observe(&reading(60, 100));
         let busy = Reading { some_avg10: 99.0, full_avg10: 99.0, stall_room: 9000 * MIB, ..reading(1000, 100) };
-        assert!((0..CALM_READINGS).any(|_| governor.observe(&busy) == Rung::Calm));
+        assert!((0..CALM_READINGS).any(|_| governor.observe(&busy) == DegradationLevel::Calm));
     }
 }

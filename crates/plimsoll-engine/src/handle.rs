@@ -10,7 +10,7 @@ use plimsoll_memory::{Ledger, Plan, broken, heap};
 use crate::accounts::Accounts;
 use crate::cache::KvNotes;
 use crate::cached::Cached;
-use crate::governor::{Gauge, Rung};
+use crate::governor::{DegradationLevel, Gauge};
 use crate::house::House;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
@@ -111,7 +111,7 @@ pub(crate) struct Shared {
     pub accounts: OnceLock<Accounts>,
     /// Where the engine lives with others; none where it is alone.
     pub house: OnceLock<Arc<House>>,
-    /// The last look at the machine, and the rung the engine stands on.
+    /// The last look at the machine, and the level the engine stands on.
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
     pub watchdog: Watchdog,
@@ -268,7 +268,7 @@ impl EngineHandle {
         self.check_media(&request).inspect_err(|_| {
             self.shared.metrics.refused_invalid.inc();
         })?;
-        if self.rung() >= Rung::StopAdmitting {
+        if self.level() >= DegradationLevel::StopAdmitting {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
         }
@@ -392,8 +392,8 @@ impl EngineHandle {
     }
 
     /// How far the engine gives way because memory is short on the machine.
-    pub fn rung(&self) -> Rung {
-        self.shared.gauge.rung()
+    pub fn level(&self) -> DegradationLevel {
+        self.shared.gauge.level()
     }
 
     /// Gauges, refreshed every step.

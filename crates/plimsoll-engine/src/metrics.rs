@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::governor::Rung;
+use crate::governor::DegradationLevel;
 
 /// What the engine counts.
 #[derive(Clone, Debug)]
@@ -34,8 +34,8 @@ pub struct Metrics {
     pub refused_full: Counter,
     /// Requests refused because memory was short on the machine.
     pub refused_memory: Counter,
-    /// How often each rung of the governor's ladder was climbed, cheapest first.
-    pub rungs: [Counter; Rung::LADDER.len()],
+    /// How often each degradation level was entered, cheapest first.
+    pub levels: [Counter; DegradationLevel::ALL.len()],
     /// How often a refused allocation cost a slice of the canary.
     pub canaries: Counter,
     /// Times a request was preempted, to be recomputed later.
@@ -120,7 +120,7 @@ impl Default for Metrics {
             refused_invalid: Counter::default(),
             refused_full: Counter::default(),
             refused_memory: Counter::default(),
-            rungs: Default::default(),
+            levels: Default::default(),
             canaries: Counter::default(),
             preemptions: Counter::default(),
             layered_chunks: Counter::default(),
@@ -181,12 +181,8 @@ impl Metrics {
             "Requests refused with a 503 because memory was short",
             &self.refused_memory,
         );
-        for (rung, climbed) in Rung::LADDER.iter().zip(&self.rungs) {
-            counter(
-                &format!("governor_{}", rung.name()),
-                "How often this rung of the governor's ladder was climbed",
-                climbed,
-            );
+        for (level, entered) in DegradationLevel::ALL.iter().zip(&self.levels) {
+            counter(&format!("governor_{}", level.name()), "How often this degradation level was entered", entered);
         }
         counter("canary_released", "How often a refused allocation cost a slice of the canary", &self.canaries);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);

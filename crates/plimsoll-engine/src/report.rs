@@ -13,7 +13,7 @@ use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Ledger, Plan, heap};
 use serde::Serialize;
 
-use crate::governor::{Reading, Rung};
+use crate::governor::{DegradationLevel, Reading};
 use crate::handle::Shared;
 use crate::house::Lodger;
 pub(crate) use counts::Counts;
@@ -42,8 +42,8 @@ pub struct LedgerReport {
     pub device_allocations: DeviceAllocations,
     /// What must be full again at idle.
     pub pools: Pools,
-    /// The governor's ladder.
-    pub ladder: Ladder,
+    /// The degradation level.
+    pub degradation: Degradation,
     /// What has become of requests since start.
     pub requests: Requests,
     /// Tokens since start, which `/v1/status` tells.
@@ -167,13 +167,13 @@ pub struct Share {
     pub total: u64,
 }
 
-/// Where the engine stands on the governor's ladder, and how often it climbed each rung.
+/// The degradation level, and how often each was entered.
 #[derive(Clone, Debug, Serialize)]
-pub struct Ladder {
-    /// The rung it stands on.
-    pub rung: &'static str,
-    /// Every rung, from the cheapest to the dearest.
-    pub climbed: Vec<Climbed>,
+pub struct Degradation {
+    /// The current level.
+    pub level: &'static str,
+    /// Every level, from the cheapest to the dearest.
+    pub entered: Vec<LevelCount>,
     /// What the machine looked like last: why it stands there.
     pub reading: Reading,
     /// How often a refused allocation has cost a slice of the canary.
@@ -182,12 +182,12 @@ pub struct Ladder {
     pub canary_slices_missing: u64,
 }
 
-/// One rung.
+/// One level.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Climbed {
+pub struct LevelCount {
     /// Its name.
-    pub rung: &'static str,
-    /// How often it was climbed.
+    pub level: &'static str,
+    /// How often it was entered.
     pub times: u64,
 }
 
@@ -236,7 +236,7 @@ impl LedgerReport {
             heap,
             device_allocations: counts.allocations,
             pools: Pools::of(shared),
-            ladder: Ladder::of(shared, &counts),
+            degradation: Degradation::of(shared, &counts),
             requests: counts.requests,
             tokens: counts.tokens,
             steps: counts.steps,
@@ -258,7 +258,7 @@ impl LedgerReport {
             heap,
             device_allocations: DeviceAllocations::default(),
             pools: Pools::default(),
-            ladder: Ladder::default(),
+            degradation: Degradation::default(),
             requests: Requests::default(),
             tokens: Tokens::default(),
             steps: 0,
@@ -304,14 +304,14 @@ impl LedgerReport {
             };
         }
         self.pools.add(&other.pools);
-        self.ladder.add(&other.ladder);
+        self.degradation.add(&other.degradation);
     }
 
     /// Enters what all engines together have counted.
     fn count(&mut self, counts: &Counts) {
         (self.requests, self.tokens, self.steps) = (counts.requests, counts.tokens, counts.steps);
         self.device_allocations = counts.allocations;
-        self.ladder.count(counts);
+        self.degradation.count(counts);
     }
 }
 
@@ -388,11 +388,11 @@ impl Pools {
     }
 }
 
-impl Default for Ladder {
+impl Default for Degradation {
     fn default() -> Self {
         Self {
-            rung: Rung::default().name(),
-            climbed: Rung::LADDER.iter().map(|rung| Climbed { rung: rung.name(), times: 0 }).collect(),
+            level: DegradationLevel::default().name(),
+            entered: DegradationLevel::ALL.iter().map(|level| LevelCount { level: level.name(), times: 0 }).collect(),
             reading: Reading::default(),
             canaries_released: 0,
             canary_slices_missing: heap::canary_missing() as u64,
@@ -400,25 +400,25 @@ impl Default for Ladder {
     }
 }
 
-impl Ladder {
-    /// The higher rung counts.
+impl Degradation {
+    /// The higher level counts.
     fn add(&mut self, other: &Self) {
-        let height = |name: &str| Rung::LADDER.iter().position(|rung| rung.name() == name);
-        if height(other.rung) >= height(self.rung) {
-            (self.rung, self.reading) = (other.rung, other.reading);
+        let height = |name: &str| DegradationLevel::ALL.iter().position(|level| level.name() == name);
+        if height(other.level) >= height(self.level) {
+            (self.level, self.reading) = (other.level, other.reading);
         }
     }
 
     fn count(&mut self, counts: &Counts) {
-        self.climbed.iter_mut().zip(counts.climbed).for_each(|(mine, times)| mine.times = times);
+        self.entered.iter_mut().zip(counts.entered).for_each(|(mine, times)| mine.times = times);
         self.canaries_released = counts.canaries;
     }
 
     fn of(shared: &Shared, counts: &Counts) -> Self {
-        let (rung, reading) = (shared.gauge.rung().name(), shared.gauge.last());
-        let mut ladder = Self { rung, reading, ..Self::default() };
-        ladder.count(counts);
-        ladder
+        let (level, reading) = (shared.gauge.level().name(), shared.gauge.last());
+        let mut degradation = Self { level, reading, ..Self::default() };
+        degradation.count(counts);
+        degradation
     }
 }
 

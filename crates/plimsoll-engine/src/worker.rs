@@ -24,7 +24,7 @@ use plimsoll_memory::heap::GivenUp;
 
 use crate::cache::PAGE_TOKENS;
 use crate::delivery::{Delivery, SharedTokenizer};
-use crate::governor::{Governor, Rung};
+use crate::governor::{DegradationLevel, Governor};
 use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
 use crate::metrics::Metrics;
@@ -85,7 +85,7 @@ pub(crate) struct Worker<R> {
     eos: Vec<u32>,
     arrived: u64,
     governor: Governor,
-    /// The last rung has given the canary up, and memory is not back yet.
+    /// The last level has given the canary up, and memory is not back yet.
     given_up: Option<GivenUp>,
     /// Readings of the machine that were acted upon.
     readings: u64,
@@ -386,7 +386,7 @@ impl<R: Runner> Worker<R> {
     /// Fills the next step. Says what is to be done about drafts in it.
     fn schedule(&mut self) -> Next {
         self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.held).count();
-        let rests = self.drafts_max == 0 || self.governor.rung() >= Rung::SpeculationOff;
+        let rests = self.drafts_max == 0 || self.governor.level() >= DegradationLevel::SpeculationOff;
         let next = if rests { Next::PLAIN } else { self.pace.next(self.decodes) };
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());

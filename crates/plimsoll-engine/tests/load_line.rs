@@ -176,14 +176,14 @@ fn e39_a_failed_allocation_costs_the_canary_and_it_comes_back() {
     let reader = engine.submit(greedy(&[5, 6, 7], 500)).unwrap();
     assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
     assert_eq!(common::collect(reader).ids.len(), 500, "who runs does not notice");
-    // Counted, logged, and climbed back from.
+    // Counted, logged, and entered back from.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while engine.metrics().canaries.get() == 0 || canary() < whole {
         assert!(std::time::Instant::now() < deadline, "no canary again: {}", engine.report());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(ask(&engine, greedy(&[1, 2, 3], 20)).ids, said, "and admits again");
-    assert_eq!(engine.report().ladder.canaries_released, 1);
+    assert_eq!(engine.report().degradation.canaries_released, 1);
     assert_eq!(engine.ledger().allocations().1, 0, "its place was in the plan");
     stop(engine);
 }

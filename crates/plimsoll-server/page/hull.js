@@ -197,7 +197,7 @@ export class Hull {
     const promised = memory.committed_bytes / 100;
     text(unaccounted.words, `memory of the process that is in no component; at most ${bytes(promised)} is promised`);
     unaccounted.node.classList.toggle('bad', memory.unaccounted_bytes > promised);
-    const { canary_slices_missing: missing, canaries_released: released } = memory.ladder;
+    const { canary_slices_missing: missing, canaries_released: released } = memory.degradation;
     text(canary.cells[0], missing > 0 ? 'in use' : 'whole');
     const slices = (count) => `${count} ${count === 1 ? 'slice' : 'slices'}`;
     const so = missing > 0 ? `${slices(missing)} not back yet: nothing is admitted meanwhile` : 'a reserve for refused allocations';

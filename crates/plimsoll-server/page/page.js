@@ -12,7 +12,7 @@ import { announce, attribute, byId, bytes, duration, el, number, spoken, text } 
 
 const CALM = 'calm';
 
-const RUNGS = {
+const LEVELS = {
   calm: ['Calm', 'Nothing is wrong.'],
   evict_prefix: ['Forget prefixes', 'Cached prefixes that nobody uses are forgotten.'],
   small_chunks: ['Small chunks', 'Prompts are computed in small pieces.'],
@@ -22,44 +22,44 @@ const RUNGS = {
   fail: ['Fail one', 'The newest request fails. The oldest never does.'],
 };
 
-const rungName = (rung) => RUNGS[rung]?.[0] ?? spoken(rung);
+const levelName = (level) => LEVELS[level]?.[0] ?? spoken(level);
 
-/** The ladder as a list, the dearest rung on top. */
-class Ladder {
-  #rungs = new Map();
+/** The degradation as a list, the dearest level on top. */
+class Degradation {
+  #levels = new Map();
   #stands = null;
 
-  show(ladder) {
-    const climbed = [...ladder.climbed].reverse();
-    for (const { rung, times } of [...climbed, { rung: CALM, times: 0 }]) {
-      const row = this.#rungs.get(rung) ?? this.#add(rung);
-      text(row.times, times > 0 ? `climbed ${number(times)}×` : '');
-      if (rung === ladder.rung) attribute(row.node, 'aria-current', 'step');
+  show(degradation) {
+    const entered = [...degradation.entered].reverse();
+    for (const { level, times } of [...entered, { level: CALM, times: 0 }]) {
+      const row = this.#levels.get(level) ?? this.#add(level);
+      text(row.times, times > 0 ? `entered ${number(times)}×` : '');
+      if (level === degradation.level) attribute(row.node, 'aria-current', 'step');
       else row.node.removeAttribute('aria-current');
     }
-    if (this.#stands !== null && this.#stands !== ladder.rung) announce(`Ladder: ${rungName(ladder.rung)}`);
-    this.#stands = ladder.rung;
-    text(byId('tile-rung'), rungName(ladder.rung));
-    text(byId('tile-rung-means'), RUNGS[ladder.rung]?.[1] ?? '');
-    byId('tile-rung-box').classList.toggle('alert', ladder.rung !== CALM);
-    const { available, untouched, some_avg10: some } = ladder.reading;
+    if (this.#stands !== null && this.#stands !== degradation.level) announce(`Degradation level: ${levelName(degradation.level)}`);
+    this.#stands = degradation.level;
+    text(byId('tile-level'), levelName(degradation.level));
+    text(byId('tile-level-means'), LEVELS[degradation.level]?.[1] ?? '');
+    byId('tile-level-box').classList.toggle('alert', degradation.level !== CALM);
+    const { available, untouched, some_avg10: some } = degradation.reading;
     const stalls = some > 0 ? `${number(some)} % of the last ten seconds somebody waited for memory` : 'nobody waits for memory';
     text(byId('reading'), `Last reading: ${bytes(available)} can still be taken, ${bytes(untouched)} of the plan are untouched, ${stalls}.`);
   }
 
-  #add(rung) {
+  #add(level) {
     const times = el('span', { class: 'detail times' });
-    const means = el('span', { class: 'detail' }, RUNGS[rung]?.[1] ?? '');
-    const node = el('li', { 'data-rung': rung }, el('span', { class: 'name' }, rungName(rung)), times, means);
-    byId('rungs').append(node);
+    const means = el('span', { class: 'detail' }, LEVELS[level]?.[1] ?? '');
+    const node = el('li', { 'data-level': level }, el('span', { class: 'name' }, levelName(level)), times, means);
+    byId('levels').append(node);
     const row = { node, times };
-    this.#rungs.set(rung, row);
+    this.#levels.set(level, row);
     return row;
   }
 }
 
 const hull = new Hull();
-const ladder = new Ladder();
+const degradation = new Degradation();
 const charts = new Charts();
 const chat = new Chat(locked);
 const requests = new Requests(
@@ -72,7 +72,7 @@ function draw(memory, status) {
   text(byId('model'), status.model);
   document.title = `${status.model} · Plimsoll`;
   hull.show(memory);
-  ladder.show(status.ladder);
+  degradation.show(status.degradation);
   requests.show(status, memory.requests);
   chat.show(status);
   const speed = charts.show(status, performance.now());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use plimsoll_engine::report::{Ladder, Pools};
+use plimsoll_engine::report::{Degradation, Pools};
 use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot, Watch};
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ pub(crate) struct Status {
     draining: bool,
     totals: Totals,
     pools: Pools,
-    ladder: Ladder,
+    degradation: Degradation,
     /// Oldest first.
     requests: Vec<Row>,
 }
@@ -161,7 +161,7 @@ impl Status {
             draining: front.draining() || engines.iter().any(|engine| engine.draining()),
             totals: Totals::of(&page, &requests),
             pools: page.pools,
-            ladder: page.ladder,
+            degradation: page.degradation,
             requests,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use serde::Serialize;
 
-use crate::governor::Rung;
+use crate::governor::DegradationLevel;
 use crate::handle::Shared;
 
 /// All counts of one engine, or their sum over several.
@@ -15,8 +15,8 @@ pub(crate) struct Counts {
     pub tokens: Tokens,
     pub steps: u64,
     pub allocations: DeviceAllocations,
-    /// How often each rung of the ladder was climbed.
-    pub climbed: [u64; Rung::LADDER.len()],
+    /// How often each degradation level was entered.
+    pub entered: [u64; DegradationLevel::ALL.len()],
     pub canaries: u64,
 }
 
@@ -72,7 +72,7 @@ impl Counts {
             },
             steps: shared.status.steps.load(Acquire),
             allocations: DeviceAllocations { before_ready, after_ready },
-            climbed: std::array::from_fn(|rung| metrics.rungs[rung].get()),
+            entered: std::array::from_fn(|level| metrics.levels[level].get()),
             canaries: metrics.canaries.get(),
         }
     }
@@ -83,7 +83,7 @@ impl Counts {
         self.steps += other.steps;
         self.allocations.before_ready += other.allocations.before_ready;
         self.allocations.after_ready += other.allocations.after_ready;
-        self.climbed.iter_mut().zip(other.climbed).for_each(|(mine, times)| *mine += times);
+        self.entered.iter_mut().zip(other.entered).for_each(|(mine, times)| *mine += times);
         self.canaries += other.canaries;
     }
 }

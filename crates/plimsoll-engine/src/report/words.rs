@@ -45,7 +45,7 @@ impl fmt::Display for Line<'_> {
         write!(
             f,
             "; pages {} used, {} cached of {}; {} running, {} waiting; {}",
-            pages.used, pages.cached, pages.total, requests.running, requests.waiting, report.ladder.rung
+            pages.used, pages.cached, pages.total, requests.running, requests.waiting, report.degradation.level
         )
     }
 }
@@ -85,11 +85,11 @@ impl fmt::Display for LedgerReport {
             requests.preemptions,
             self.steps
         )?;
-        write!(f, "  ladder: {}", self.ladder.rung)?;
-        for climbed in &self.ladder.climbed {
-            write!(f, ", {} {}", climbed.rung, climbed.times)?;
+        write!(f, "  degradation: {}", self.degradation.level)?;
+        for entered in &self.degradation.entered {
+            write!(f, ", {} {}", entered.level, entered.times)?;
         }
-        write!(f, ", canary released {}", self.ladder.canaries_released)
+        write!(f, ", canary released {}", self.degradation.canaries_released)
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
         for row in &report.components {
             assert!(line.contains(row.component) && page.contains(row.component), "{}", row.component);
         }
-        for word in ["unaccounted", "ladder: calm", "evict_prefix 0", "0 finished", "429"] {
+        for word in ["unaccounted", "degradation: calm", "evict_prefix 0", "0 finished", "429"] {
             assert!(page.contains(word), "{word}: {page}");
         }
         assert!(!line.contains('\n') && line.starts_with("ledger at step "), "{line}");

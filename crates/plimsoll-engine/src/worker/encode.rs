@@ -14,7 +14,7 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_models::{Grid, Pictures, Sense};
 
 use super::{Worker, panic_message};
-use crate::governor::Rung;
+use crate::governor::DegradationLevel;
 use crate::media::{MediaSpec, sense, widen};
 use crate::metrics::Metrics;
 use crate::runner::Runner;
@@ -122,7 +122,7 @@ impl<R: Runner> Worker<R> {
         let mut granted = None;
         batch.clear();
         // While memory is short, one at a time.
-        let most = if self.governor.rung() >= Rung::SmallChunks { 1 } else { spec.batch };
+        let most = if self.governor.level() >= DegradationLevel::SmallChunks { 1 } else { spec.batch };
         let mut claims = true;
         for (index, seq) in self.scheduler.running_mut().iter_mut().enumerate() {
             if claims && seq.media.unclaimed(seq.computed) {

@@ -7,7 +7,7 @@ use plimsoll_memory::{broken, heap};
 
 use super::Worker;
 use crate::cache::PAGE_TOKENS;
-use crate::governor::Rung;
+use crate::governor::DegradationLevel;
 use crate::progress::Phase;
 use crate::room::Failure;
 use crate::runner::Runner;
@@ -93,23 +93,27 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Acts on a new reading of the machine, if there is one: gives way, or climbs back.
+    /// Acts on a new reading of the machine, if there is one: gives way, or recovers.
     pub(super) fn govern(&mut self) {
         let Some(reading) = self.shared.gauge.newer(&mut self.readings).filter(|_| !broken("T-60")) else { return };
-        let rung = self.governor.observe(&reading);
-        self.shared.gauge.stand(rung, &reading, &self.shared.metrics);
-        if rung >= Rung::EvictPrefix {
+        let level = self.governor.observe(&reading);
+        self.shared.gauge.stand(level, &reading, &self.shared.metrics);
+        if level >= DegradationLevel::EvictPrefix {
             self.cache.borrow_mut().evict_idle(&mut self.evicted);
             self.runner.decommit(&self.evicted);
         }
-        let prefill_rows = if rung >= Rung::SmallChunks { PAGE_TOKENS } else { usize::MAX };
-        let running = if rung >= Rung::Preempt { self.scheduler.running().len().saturating_sub(1) } else { usize::MAX };
+        let prefill_rows = if level >= DegradationLevel::SmallChunks { PAGE_TOKENS } else { usize::MAX };
+        let running = if level >= DegradationLevel::Preempt {
+            self.scheduler.running().len().saturating_sub(1)
+        } else {
+            usize::MAX
+        };
         let preempted = self.scheduler.ease(prefill_rows, running);
         self.shared.metrics.preemptions.inc_by(preempted);
-        if rung < Rung::Preempt {
+        if level < DegradationLevel::Preempt {
             self.given_up = None;
         }
-        if rung >= Rung::Fail {
+        if level >= DegradationLevel::Fail {
             self.given_up.get_or_insert_with(heap::give_up_canary);
             if let Some(mut seq) = self.scheduler.give_up_newest() {
                 tracing::warn!("the newest request is given up: memory ran short on this machine");

@@ -1,9 +1,9 @@
-//! The governor on a real engine thread, with made-up looks at the machine: each rung does what it says, answers stay the
+//! The governor on a real engine thread, with made-up looks at the machine: each level does what it says, answers stay the
 //! same, and when memory is back everything is as before.
 
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::governor::{Reading, Rung};
+use plimsoll_engine::governor::{DegradationLevel, Reading};
 use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Refusal};
 
@@ -20,8 +20,8 @@ const CALM: Reading = Reading {
 };
 const DIRE: Reading = Reading { available: 0, ..CALM };
 
-/// Shows the engine a reading and waits until it has acted: the rung is taken before the deed, so two looks are one deed.
-fn show(engine: &EngineHandle, reading: Reading) -> Rung {
+/// Shows the engine a reading and waits until it has acted: the level is taken before the deed, so two looks are one deed.
+fn show(engine: &EngineHandle, reading: Reading) -> DegradationLevel {
     let steps = || engine.status().turns.load(std::sync::atomic::Ordering::Acquire);
     take_reading(engine, reading);
     let before = steps();
@@ -30,7 +30,7 @@ fn show(engine: &EngineHandle, reading: Reading) -> Rung {
         assert!(Instant::now() < deadline, "the engine does not look");
         std::thread::sleep(Duration::from_millis(1));
     }
-    engine.rung()
+    engine.level()
 }
 
 fn slow() -> Shape {
@@ -45,18 +45,18 @@ fn cold_prefixes_go_first_and_new_requests_are_told_503() {
     quiet(&engine);
     let cached = || engine.status().pages_cached.load(std::sync::atomic::Ordering::Acquire);
     assert!(cached() > 0, "the prompt was cached");
-    assert_eq!(show(&engine, DIRE), Rung::EvictPrefix);
+    assert_eq!(show(&engine, DIRE), DegradationLevel::EvictPrefix);
     assert_eq!(cached(), 0);
-    assert_eq!(show(&engine, DIRE), Rung::SmallChunks);
+    assert_eq!(show(&engine, DIRE), DegradationLevel::SmallChunks);
     assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8), "chunks of one page");
-    assert_eq!(show(&engine, DIRE), Rung::SpeculationOff);
-    assert_eq!(show(&engine, DIRE), Rung::StopAdmitting);
+    assert_eq!(show(&engine, DIRE), DegradationLevel::SpeculationOff);
+    assert_eq!(show(&engine, DIRE), DegradationLevel::StopAdmitting);
     let refusal = engine.submit(greedy(&prompt, 8)).expect_err("memory is short");
     assert!(matches!(refusal, Refusal::Unavailable { retry_after_s: 1.., .. }), "{refusal:?}");
-    assert!((0..40).any(|_| show(&engine, CALM) == Rung::Calm), "it climbs back");
+    assert!((0..40).any(|_| show(&engine, CALM) == DegradationLevel::Calm), "it recovers");
     assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8));
-    let climbed: Vec<u64> = engine.metrics().rungs.iter().map(|rung| rung.get()).collect();
-    assert_eq!(climbed, [1, 1, 1, 1, 0, 0]);
+    let entered: Vec<u64> = engine.metrics().levels.iter().map(|level| level.get()).collect();
+    assert_eq!(entered, [1, 1, 1, 1, 0, 0]);
     assert_eq!(engine.metrics().refused_memory.get(), 1);
     quiet(&engine);
 }
@@ -66,10 +66,13 @@ fn the_newest_give_way_and_the_oldest_finishes() {
     let (engine, _) = recall_engine(slow());
     let prompts: Vec<Vec<u32>> = (0..6u32).map(|i| (i * 7..i * 7 + 20).collect()).collect();
     let readers: Vec<_> = prompts.iter().map(|prompt| engine.submit(greedy(prompt, 200)).unwrap()).collect();
-    let rungs: Vec<Rung> = (0..8).map(|_| show(&engine, DIRE)).collect();
-    assert_eq!(rungs[4..], [Rung::Preempt, Rung::Fail, Rung::Fail, Rung::Fail]);
+    let levels: Vec<DegradationLevel> = (0..8).map(|_| show(&engine, DIRE)).collect();
+    assert_eq!(
+        levels[4..],
+        [DegradationLevel::Preempt, DegradationLevel::Fail, DegradationLevel::Fail, DegradationLevel::Fail]
+    );
     assert!(engine.metrics().preemptions.get() > 0);
-    while show(&engine, CALM) != Rung::Calm {}
+    while show(&engine, CALM) != DegradationLevel::Calm {}
     let answers: Vec<_> = readers.into_iter().map(collect).collect();
     let failed: Vec<bool> = answers.iter().map(|answer| answer.error.is_some()).collect();
     assert!(!failed[0] && failed[5], "{failed:?}");

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::governor::{Reading, Rung};
+use plimsoll_engine::governor::{DegradationLevel, Reading};
 use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Options, Refusal};
 use plimsoll_memory::canary::SLICES;
@@ -216,30 +216,30 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
     let calm = crowded();
     let (squeezed, _) = recall_engine(Shape::default());
     let room = Reading { available: 1 << 40, above_plan: 1 << 30, stall_room: 1 << 40, ..Reading::default() };
-    let show = |reading, rung| {
+    let show = |reading, level| {
         let deadline = Instant::now() + Duration::from_secs(30);
-        while squeezed.rung() != rung {
-            assert!(Instant::now() < deadline, "it stands on {:?}", squeezed.rung());
+        while squeezed.level() != level {
+            assert!(Instant::now() < deadline, "it stands on {:?}", squeezed.level());
             take_reading(&squeezed, reading);
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    show(Reading { available: 0, ..room }, Rung::Fail);
-    // The rung is taken before the deed.
+    show(Reading { available: 0, ..room }, DegradationLevel::Fail);
+    // The level is taken before the deed.
     let deadline = Instant::now() + Duration::from_secs(10);
     while heap::canary_missing() < SLICES {
         assert!(Instant::now() < deadline, "{} slices were given up", heap::canary_missing());
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!((heap::canary_missing(), calm.rung()), (SLICES, Rung::Calm));
-    show(room, Rung::Preempt);
+    assert_eq!((heap::canary_missing(), calm.level()), (SLICES, DegradationLevel::Calm));
+    show(room, DegradationLevel::Preempt);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(heap::canary_missing(), SLICES, "it is given back one rung below");
-    show(room, Rung::StopAdmitting);
+    assert_eq!(heap::canary_missing(), SLICES, "it is given back one level below");
+    show(room, DegradationLevel::StopAdmitting);
     whole_canary();
     // An engine that ends no longer keeps the emergency reserve given up.
-    show(Reading { available: 0, ..room }, Rung::Fail);
+    show(Reading { available: 0, ..room }, DegradationLevel::Fail);
     drop(squeezed);
     whole_canary();
     end(calm);

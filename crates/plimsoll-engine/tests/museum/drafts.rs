@@ -199,7 +199,7 @@ fn t_40_preemption_at_any_step_counts_nothing_twice() {
                 let own = status.slots_used.load(Acquire) - status.slots_kept.load(Acquire);
                 assert_eq!(own, status.running.load(Acquire) * width as u64, "slots of those who run");
                 if round >= offset {
-                    // Up the ladder to the rung that preempts; then down one and up again, every seven rounds.
+                    // Up the degradation levels to the level that preempts; then down one and up again, every seven rounds.
                     let up = round - offset < 5 || (round - offset) % 7 == 4;
                     take_reading(&engine, if up { short } else { calm });
                 }

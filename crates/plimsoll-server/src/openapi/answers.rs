@@ -209,7 +209,7 @@ const OBJECTS: &[Object] = &[
             ("draining", "boolean"),
             ("totals", "Totals"),
             ("pools", "Pools"),
-            ("ladder", "Ladder"),
+            ("degradation", "Degradation"),
             ("requests", "[Running]"),
             ("models", "~[ModelPart]"),
         ],
@@ -280,16 +280,16 @@ const OBJECTS: &[Object] = &[
     ),
     ("Share", &[("used", "integer"), ("total", "integer")]),
     (
-        "Ladder",
+        "Degradation",
         &[
-            ("rung", "string"),
-            ("climbed", "[Climbed]"),
+            ("level", "string"),
+            ("entered", "[LevelCount]"),
             ("reading", "object"),
             ("canaries_released", "integer"),
             ("canary_slices_missing", "integer"),
         ],
     ),
-    ("Climbed", &[("rung", "string"), ("times", "integer")]),
+    ("LevelCount", &[("level", "string"), ("times", "integer")]),
     (
         "Memory",
         &[
@@ -303,7 +303,7 @@ const OBJECTS: &[Object] = &[
             ("heap", "object"),
             ("device_allocations", "object"),
             ("pools", "Pools"),
-            ("ladder", "Ladder"),
+            ("degradation", "Degradation"),
             ("requests", "object"),
             ("steps", "integer"),
             ("models", "~[ModelPart]"),

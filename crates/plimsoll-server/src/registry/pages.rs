@@ -103,17 +103,17 @@ struct Own {
     committed_bytes: u64,
     components: Vec<plimsoll_engine::report::ComponentRow>,
     pools: Pools,
-    ladder: plimsoll_engine::report::Ladder,
+    degradation: plimsoll_engine::report::Degradation,
     requests: plimsoll_engine::report::Requests,
     steps: u64,
 }
 
 impl From<LedgerReport> for Own {
     fn from(report: LedgerReport) -> Self {
-        let LedgerReport { committed_bytes, components, pools, ladder, requests, steps, .. } = report;
+        let LedgerReport { committed_bytes, components, pools, degradation, requests, steps, .. } = report;
         // What the models share is nobody's own.
         let components = components.into_iter().filter(|row| row.planned_bytes > 0).collect();
-        Self { committed_bytes, components, pools, ladder, requests, steps }
+        Self { committed_bytes, components, pools, degradation, requests, steps }
     }
 }
 

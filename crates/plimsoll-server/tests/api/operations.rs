@@ -61,7 +61,7 @@ fn status_shows_every_request_with_its_phase_and_what_it_holds() {
     assert!(second["tokens_per_second"].as_f64().unwrap() > 1.0, "{second}");
     assert!(first["memory_bytes"].as_u64().unwrap() >= 1280, "a request is never free: {first}");
     assert!(second["age_seconds"].as_f64().unwrap() < first["age_seconds"].as_f64().unwrap());
-    assert_eq!((&page["totals"]["answering"], &page["ladder"]["rung"]), (&json!(2), &json!("calm")));
+    assert_eq!((&page["totals"]["answering"], &page["degradation"]["level"]), (&json!(2), &json!("calm")));
     drop((waiting, talking));
     eventually("nothing is left", || rows(&server).is_empty());
     server.assert_idle();

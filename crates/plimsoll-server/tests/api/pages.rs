@@ -275,7 +275,7 @@ fn health_and_memory_need_no_slot_of_a_full_engine() {
     let page = server.get("/v1/memory").ok();
     assert_eq!(page["pools"]["requests"]["in_system"], 16);
     assert_eq!(page["requests"]["refused_full"], 1);
-    assert_eq!(page["ladder"]["rung"], "calm");
+    assert_eq!(page["degradation"]["level"], "calm");
     drop(clients);
     server.assert_idle();
 }

@@ -1,9 +1,9 @@
-//! The picture of a soak: memory under its line, what happened around the server, and how the ladder was climbed. One SVG, written
+//! The picture of a soak: memory under its line, what happened around the server, and the degradation level. One SVG, written
 //! by hand: rectangles, lines, text.
 
 use std::fmt::Write;
 
-use super::memory::RUNGS;
+use super::memory::LEVELS;
 use super::watch::Look;
 use super::weather::Spell;
 
@@ -15,7 +15,7 @@ const TOP: f64 = 60.0;
 const SEA: f64 = 320.0;
 /// Between the parts.
 const GAP: f64 = 34.0;
-/// Height of the ladder and of the requests.
+/// Height of the chart of the degradation level and of the requests.
 const STRIP: f64 = 90.0;
 const MIB: f64 = 1_048_576.0;
 
@@ -57,9 +57,9 @@ impl Chart<'_> {
         writeln!(out, "<text x='{LEFT}' y='24' font-size='16'>{}</text>", escape(&self.title))?;
         self.weather(out, height)?;
         self.sea(out)?;
-        let ladder = TOP + SEA + GAP;
-        self.ladder(out, ladder)?;
-        self.requests(out, ladder + STRIP + GAP)?;
+        let degradation = TOP + SEA + GAP;
+        self.degradation(out, degradation)?;
+        self.requests(out, degradation + STRIP + GAP)?;
         self.hours(out, height)?;
         writeln!(out, "</svg>")
     }
@@ -146,15 +146,15 @@ impl Chart<'_> {
         )
     }
 
-    fn ladder(&self, out: &mut String, top: f64) -> std::fmt::Result {
+    fn degradation(&self, out: &mut String, top: f64) -> std::fmt::Result {
         let floor = top + STRIP;
-        let rung = |look: &Look| look.ledger.map_or(0, |ledger| ledger.rung);
-        self.steps(out, floor, (RUNGS.len() - 1) as f64, "#c62828", rung)?;
-        for (i, name) in RUNGS.iter().enumerate() {
-            let y = floor - STRIP * i as f64 / (RUNGS.len() - 1) as f64;
+        let level = |look: &Look| look.ledger.map_or(0, |ledger| ledger.level);
+        self.steps(out, floor, (LEVELS.len() - 1) as f64, "#c62828", level)?;
+        for (i, name) in LEVELS.iter().enumerate() {
+            let y = floor - STRIP * i as f64 / (LEVELS.len() - 1) as f64;
             writeln!(out, "<text x='{}' y='{:.1}' text-anchor='end' font-size='8'>{name}</text>", LEFT - 4.0, y + 3.0)?;
         }
-        writeln!(out, "<text x='{LEFT}' y='{}'>the governor's ladder</text>", top - 6.0)
+        writeln!(out, "<text x='{LEFT}' y='{}'>degradation level</text>", top - 6.0)
     }
 
     fn requests(&self, out: &mut String, top: f64) -> std::fmt::Result {

@@ -247,9 +247,8 @@ mod tests {
 
     #[test]
     fn complaints_are_counted() {
-        let log =
-            "x  INFO fine\nx  WARN memory is short rung=\"a\"\nx  WARN memory is short rung=\"b\"\nx ERROR broken\n";
-        assert_eq!(complaints(log), ["2 × WARN memory is short rung", "1 × ERROR broken"]);
+        let log = "x  INFO fine\nx  WARN memory is short degradation=\"a\"\nx  WARN memory is short degradation=\"b\"\nx ERROR broken\n";
+        assert_eq!(complaints(log), ["2 × WARN memory is short degradation", "1 × ERROR broken"]);
     }
 
     #[test]

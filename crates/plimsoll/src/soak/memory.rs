@@ -24,8 +24,8 @@ pub struct Ledger {
     pub unaccounted: i64,
     /// Whether the governor has ever given way: memory that it gave back is still in its component's row.
     pub gave_way: bool,
-    /// The rung on which the governor stands; 0 is calm.
-    pub rung: u64,
+    /// The level on which the governor stands; 0 is calm.
+    pub level: u64,
     /// What is lent out, pool by pool, in the order of [`POOLS`].
     pub lent: [u64; POOLS.len()],
 }
@@ -41,8 +41,8 @@ pub const POOLS: [(&str, &str, Option<&str>); 7] = [
     ("bytes of bodies", "/pools/http_bytes/used", None),
 ];
 
-/// The governor's rungs.
-pub const RUNGS: [&str; 7] =
+/// The governor's levels.
+pub const LEVELS: [&str; 7] =
     [CALM, "evict_prefix", "small_chunks", "speculation_off", "stop_admitting", "preempt", "fail"];
 
 impl Ledger {
@@ -62,7 +62,7 @@ pub struct Page {
     pub sample: Option<Sample>,
 }
 
-/// The governor's rung when nothing is wrong.
+/// The governor's level when nothing is wrong.
 const CALM: &str = "calm";
 
 impl Page {
@@ -89,8 +89,8 @@ impl Page {
     pub fn lent(&self) -> Vec<String> {
         let out = POOLS.iter().zip(self.pools()).filter(|(_, lent)| *lent > 0);
         let mut lent: Vec<String> = out.map(|((name, ..), lent)| format!("{lent} {name} are lent out")).collect();
-        if let Some(rung) = self.rung().filter(|rung| *rung != CALM) {
-            lent.push(format!("the governor stands on {rung}"));
+        if let Some(level) = self.level().filter(|level| *level != CALM) {
+            lent.push(format!("the degradation level is {level}"));
         }
         lent
     }
@@ -117,9 +117,9 @@ impl Page {
     pub fn ledger(&self) -> Option<Ledger> {
         let (committed, unaccounted) = self.number("/committed_bytes").zip(self.unaccounted())?;
         let pages = self.held("kv_pages") + self.held("state_slots");
-        let rung = self.rung().and_then(|rung| RUNGS.iter().position(|known| *known == rung)).unwrap_or(0) as u64;
-        let gave_way = self.climbs().is_some_and(|climbs| climbs > 0);
-        Some(Ledger { committed, pages, unaccounted, gave_way, rung, lent: self.pools() })
+        let level = self.level().and_then(|level| LEVELS.iter().position(|known| *known == level)).unwrap_or(0) as u64;
+        let gave_way = self.entries().is_some_and(|entries| entries > 0);
+        Some(Ledger { committed, pages, unaccounted, gave_way, level, lent: self.pools() })
     }
 
     /// Bytes that all components may take.
@@ -128,14 +128,14 @@ impl Page {
     }
 
     /// Where the governor stands.
-    pub fn rung(&self) -> Option<&str> {
-        self.memory.pointer("/ladder/rung").and_then(Value::as_str)
+    pub fn level(&self) -> Option<&str> {
+        self.memory.pointer("/degradation/level").and_then(Value::as_str)
     }
 
-    /// How often the governor has gone up a rung since the server started, over all rungs.
-    pub fn climbs(&self) -> Option<u64> {
-        let climbed = self.memory.pointer("/ladder/climbed").and_then(Value::as_array)?;
-        Some(climbed.iter().filter_map(|rung| rung.get("times")?.as_u64()).sum())
+    /// How often the governor has gone up a level since the server started, over all levels.
+    pub fn entries(&self) -> Option<u64> {
+        let entered = self.memory.pointer("/degradation/entered").and_then(Value::as_array)?;
+        Some(entered.iter().filter_map(|level| level.get("times")?.as_u64()).sum())
     }
 
     /// Attempts to allocate device memory after the server was ready.
@@ -196,13 +196,14 @@ mod tests {
         bad["pools"]["kv_pages"]["used"] = 6.into();
         bad["pools"]["requests"]["in_system"] = 1.into();
         bad["components"][0]["peak_bytes"] = 5.into();
-        bad["ladder"] = json!({"rung": "preempt", "climbed": [{"rung": "a", "times": 2}, {"rung": "b", "times": 1}]});
-        assert_eq!(page(bad.clone()).climbs(), Some(3));
+        bad["degradation"] =
+            json!({"level": "preempt", "entered": [{"level": "a", "times": 2}, {"level": "b", "times": 1}]});
+        assert_eq!(page(bad.clone()).entries(), Some(3));
         assert_eq!(page(bad.clone()).lent().len(), 3);
         bad["committed_bytes"] = 7.into();
         bad["unaccounted_bytes"] = 1.into();
         let ledger = page(bad.clone()).ledger().unwrap();
-        assert_eq!((ledger.rung, ledger.lent), (5, [1, 1, 0, 0, 0, 0, 0]));
+        assert_eq!((ledger.level, ledger.lent), (5, [1, 1, 0, 0, 0, 0, 0]));
         assert_eq!(page(bad).over_plan().len(), 1);
         assert!(page(Value::Null).lent().is_empty());
     }
@@ -214,7 +215,7 @@ mod tests {
             pages: 0,
             unaccounted,
             gave_way: false,
-            rung: 0,
+            level: 0,
             lent: Default::default(),
         };
         assert!((ledger(198, 2).error() - 0.01).abs() < 1e-9);

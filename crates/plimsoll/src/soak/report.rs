@@ -32,7 +32,7 @@ pub fn columns(looks: &[Look]) -> Value {
         "free": column(&|look| look.free.into()),
         "committed": ledger(|ledger| ledger.committed),
         "unaccounted": ledger(|ledger| ledger.unaccounted),
-        "rung": ledger(|ledger| ledger.rung as i64),
+        "level": ledger(|ledger| ledger.level as i64),
         "calm": column(&|look| u8::from(look.calm).into()),
     });
     for (i, (name, ..)) in POOLS.iter().enumerate() {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::balloon;
 use super::book::Kind as Request;
 use super::limits::Kept;
-use super::memory::{IDLE_SLACK, POOLS, Page, RUNGS, settled};
+use super::memory::{IDLE_SLACK, LEVELS, POOLS, Page, settled};
 use super::scenario::{Crowd, Kind};
 use super::tally::Counted;
 use super::watch::{Look, Watched, beside_pages, growth};
@@ -258,12 +258,12 @@ fn governor(evidence: &Evidence<'_>) -> Option<Check> {
         return None;
     }
     let after = evidence.after.as_ref().ok();
-    let climbs = evidence.before.climbs().zip(after.and_then(Page::climbs)).map(|(before, after)| after - before);
-    let rung = after.and_then(Page::rung).unwrap_or("unknown");
-    let highest = evidence.watched.looks.iter().filter_map(|look| look.ledger).map(|ledger| ledger.rung).max();
-    let kept = climbs.is_some_and(|climbs| climbs > 0) && rung == RUNGS[0];
-    let highest = RUNGS.get(highest.unwrap_or(0) as usize).copied().unwrap_or("unknown");
-    let seen = format!("{} rungs climbed, {highest} the highest seen, {rung} at the end", climbs.unwrap_or(0));
+    let entries = evidence.before.entries().zip(after.and_then(Page::entries)).map(|(before, after)| after - before);
+    let level = after.and_then(Page::level).unwrap_or("unknown");
+    let highest = evidence.watched.looks.iter().filter_map(|look| look.ledger).map(|ledger| ledger.level).max();
+    let kept = entries.is_some_and(|entries| entries > 0) && level == LEVELS[0];
+    let highest = LEVELS.get(highest.unwrap_or(0) as usize).copied().unwrap_or("unknown");
+    let seen = format!("{} levels entered, {highest} the highest seen, {level} at the end", entries.unwrap_or(0));
     Some(check("the governor gives way to a balloon and comes back", Some(kept), seen))
 }
 

@@ -95,7 +95,7 @@ async fn look(
         // A server that is too busy for its page is seen by the probes; here it only leaves a gap.
         let page = timeout(LOOK_EVERY, Page::read(&target)).await;
         let ledger = page.ok().and_then(Result::ok).and_then(|page| page.ledger());
-        let calm = !sky.troubled() && ledger.is_none_or(|ledger| ledger.rung == 0);
+        let calm = !sky.troubled() && ledger.is_none_or(|ledger| ledger.level == 0);
         looks.push(Look { at_s, sample, ledger, free, calm });
         sleep(LOOK_EVERY).await;
     }
@@ -219,7 +219,7 @@ mod tests {
                 pages: pages as i64,
                 unaccounted: 0,
                 gave_way: false,
-                rung: 0,
+                level: 0,
                 lent: Default::default(),
             };
             Look {

@@ -144,7 +144,7 @@ impl Drop for Balloon {
 
 /// Waits as long as a busy machine may need, and no longer than it takes on another.
 #[test]
-fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_down_again() {
+fn degradation_levels_rise_and_fall_with_the_memory_of_a_neighbour() {
     default_model();
     let flags = ["--memory-budget", "510MiB"];
     let planned = planned(&flags);
@@ -158,7 +158,7 @@ fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_do
     let body = |prompt: &str| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
     let text = |answer: &Value| answer["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
     let alone: Vec<String> = prompts.iter().map(|prompt| text(&server.ask("/v1/completions", &body(prompt)))).collect();
-    let rung = || server.memory()["ladder"]["rung"].as_str().unwrap().to_owned();
+    let level = || server.memory()["degradation"]["level"].as_str().unwrap().to_owned();
     // Asks everything once: the same answers, or an announced 503.
     let (mut same, mut refused) = (0, 0);
     let mut ask_all = || {
@@ -177,27 +177,27 @@ fn a_neighbour_that_takes_what_is_left_is_given_way_to_and_the_ladder_climbed_do
         crate::product::eventually_within("the governor gives way", Duration::from_secs(120), || {
             ask_all();
             rounds += 1;
-            rung() != "calm"
+            level() != "calm"
         });
         ask_all();
         balloon.burst();
         rounds += 1;
         crate::product::eventually_within("the governor comes back", Duration::from_secs(120), || {
             std::thread::sleep(Duration::from_millis(200));
-            rung() == "calm"
+            level() == "calm"
         });
     }
     ask_all();
-    println!("{same} answers were the same, {refused} were refused for now, {}", server.memory()["ladder"]);
+    println!("{same} answers were the same, {refused} were refused for now, {}", server.memory()["degradation"]);
     assert_eq!(same + refused, (rounds + 1) * prompts.len() as u32, "an answer has changed");
     assert!(same >= prompts.len() as u32);
-    let climbed = server.memory()["ladder"]["climbed"]
+    let entered = server.memory()["degradation"]["entered"]
         .as_array()
         .unwrap()
         .iter()
         .map(|c| c["times"].as_u64().unwrap())
         .sum::<u64>();
-    assert!(climbed >= 2, "each balloon was noticed");
+    assert!(entered >= 2, "each balloon was noticed");
     assert_eq!(cage.report()[2], 0, "nobody was killed");
 }
 
@@ -209,11 +209,11 @@ fn a_limit_that_shrinks_under_a_running_server_is_noticed() {
     let server =
         Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], &flags[..]].concat())).unwrap();
     let page = server.memory();
-    assert_eq!(page["ladder"]["rung"], "calm", "{page}");
+    assert_eq!(page["degradation"]["level"], "calm", "{page}");
     // What is resident and a little more: the plan's untouched part has no room any more.
     let touched = page["process"]["rss_anon"].as_u64().unwrap();
     cage.limit(touched + (24 << 20));
-    let stands = |rung: &str| server.memory()["ladder"]["rung"] == rung;
+    let stands = |level: &str| server.memory()["degradation"]["level"] == level;
     crate::product::eventually("the governor gives way", || !stands("calm"));
     cage.limit(2 * planned(&flags));
     crate::product::eventually_within("the governor comes back", Duration::from_secs(60), || stands("calm"));

@@ -36,7 +36,7 @@ fn the_ledger_is_logged_as_steps_go_by_and_whole_at_the_end() {
     let before = lines();
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(lines(), before);
-    assert_eq!(page["ladder"]["rung"], "calm");
+    assert_eq!(page["degradation"]["level"], "calm");
     server.signal("TERM");
     assert!(server.ended().success());
     let log = server.log();
@@ -44,7 +44,7 @@ fn the_ledger_is_logged_as_steps_go_by_and_whole_at_the_end() {
     for row in page["components"].as_array().unwrap() {
         assert!(end.contains(row["component"].as_str().unwrap()), "{row}: {end}");
     }
-    for words in ["planned", "committed", "peak", "unaccounted", "requests: 1 finished", "ladder: calm"] {
+    for words in ["planned", "committed", "peak", "unaccounted", "requests: 1 finished", "degradation: calm"] {
         assert!(end.contains(words), "{words}: {end}");
     }
 }

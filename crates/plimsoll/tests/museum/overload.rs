@@ -141,8 +141,8 @@ fn t_60_a_line_that_sinks_under_a_running_server_is_noticed() {
     let Some(cage) = Cage::open("t60", 2 * total) else { return };
     let server = Server::try_start(cage.plimsoll(&served("llama", &flags))).unwrap_or_else(|words| panic!("{words}"));
     crowd(&server, 8, |i| completion(greedy(&prompt(i, 300), 5)));
-    let stands = |rung: &str| server.memory()["ladder"]["rung"] == rung;
-    assert!(stands("calm"), "{}", server.memory()["ladder"]);
+    let stands = |level: &str| server.memory()["degradation"]["level"] == level;
+    assert!(stands("calm"), "{}", server.memory()["degradation"]);
     cage.limit(number(&server.memory()["process"]["rss_anon"]) + (24 << 20));
     eventually("the governor gives way", || !stands("calm"));
     eventually("cold prefixes go first", || server.get("/v1/cache").json()["pages"] == 0);

@@ -110,7 +110,7 @@ pub fn memory(host: &Host, report: &mut Report) {
         Some(psi) if psi.some_avg10 > PRESSURE_PERCENT => report.note(
             "pressure",
             format!("something waited for memory in {:.0} % of the last ten seconds", psi.some_avg10),
-            "find who takes it: the ladder of a server here would be climbed at once",
+            "find the process that takes it: a server here would degrade at once",
         ),
         Some(psi) => report.ok("pressure", format!("{:.0} % of the last ten seconds", psi.some_avg10)),
         None => {}
