@@ -144,7 +144,7 @@ impl Accounts {
             Component::KvPages,
             Component::StateSlots,
             Component::StepWorkspace,
-            Component::Canary,
+            Component::EmergencyReserve,
         ];
         ledger.look();
         if let Some(process) = &self.process {

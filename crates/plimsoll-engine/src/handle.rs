@@ -122,7 +122,7 @@ pub(crate) struct Shared {
     /// What the prefix cache holds, where others are to know.
     pub kv_notes: OnceLock<Arc<KvNotes>>,
     /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
-    pub canary_kept: AtomicBool,
+    pub reserve_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
     pub trim: AtomicBool,
     host_reserved: AtomicU64,
@@ -181,7 +181,7 @@ impl Shared {
             eos: OnceLock::new(),
             media: OnceLock::new(),
             kv_notes: OnceLock::new(),
-            canary_kept: AtomicBool::new(false),
+            reserve_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
             host_held: AtomicU64::new(0),
@@ -272,7 +272,7 @@ impl EngineHandle {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
         }
-        if self.shared.canary_kept.load(Ordering::Relaxed) && heap::canary_missing() > 0 {
+        if self.shared.reserve_kept.load(Ordering::Relaxed) && heap::reserve_blocks_missing() > 0 {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable(
                 "memory was refused a moment ago: no new requests until the reserve is whole again",

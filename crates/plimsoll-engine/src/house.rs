@@ -1,4 +1,4 @@
-//! The house: what a process holds once, however many engines live in it: the HTTP side's heap, the process itself, the canary.
+//! The house: what a process holds once, however many engines live in it: the HTTP side's heap, the process itself, the emergency reserve.
 //!
 //! An engine alone plans all of that as its own. Where several share one line, each plans only what goes with it
 //! ([`crate::Options::guest`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
@@ -7,11 +7,11 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::{Bytes, Canary, Component, Ledger, Plan, PlanLine, heap};
+use plimsoll_memory::{Bytes, EmergencyReserve, Component, Ledger, Plan, PlanLine, heap};
 
 use crate::berth::Berth;
 use crate::handle::{EngineHandle, Shared};
-use crate::planner::{CANARY_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
+use crate::planner::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
 use crate::process::ProcessAccount;
 use crate::report::{Counts, LedgerReport, Whole, looked_at};
 use crate::startup::{Host, StartError};
@@ -72,7 +72,7 @@ impl House {
     /// What the house takes under `line`, where the HTTP side may take `http_bytes` for all models together.
     pub fn planned(http_bytes: u64, line: &Line) -> Plan {
         let entry = |component, bytes, detail: &str| PlanLine { component, bytes, detail: detail.into() };
-        let slices = plimsoll_memory::canary::SLICES;
+        let blocks = plimsoll_memory::emergency_reserve::BLOCKS;
         Plan {
             limit: line.bytes,
             limit_source: line.source.clone(),
@@ -84,9 +84,9 @@ impl House {
                 ),
                 entry(Component::ProcessBaseline, PROCESS_BASELINE_BYTES, "data, runtime"),
                 entry(
-                    Component::Canary,
-                    CANARY_BYTES,
-                    &format!("ballast in {slices} slices, one for each refused allocation"),
+                    Component::EmergencyReserve,
+                    EMERGENCY_RESERVE_BYTES,
+                    &format!("{blocks} blocks, one for each refused allocation"),
                 ),
             ],
         }
@@ -100,7 +100,7 @@ impl House {
         Line { chosen: false, ..Line::of_budget(bytes, source) }
     }
 
-    /// Plans the house under the machine's line, leases it, and puts the canary into the heap's keeping.
+    /// Plans the house under the machine's line, leases it, and puts the emergency reserve into the heap's keeping.
     ///
     /// # Errors
     /// [`StartError::NoRoom`] when the line does not even hold this; otherwise as of a start.
@@ -113,9 +113,9 @@ impl House {
         let mut berth = Berth::take(plan.total(), 0, host.lease_dir.clone(), &host.root, &host.limits)?;
         let ledger = Arc::new(Ledger::new());
         plan.enter(&ledger);
-        drop(heap::arm(Canary::map(&ledger, CANARY_BYTES)?));
+        drop(heap::arm(EmergencyReserve::map(&ledger, EMERGENCY_RESERVE_BYTES)?));
         let process = ProcessAccount::default();
-        process.measure(CANARY_BYTES);
+        process.measure(EMERGENCY_RESERVE_BYTES);
         berth.built(plan.total(), ledger.committed_total())?;
         Ok(Arc::new(Self { plan, ledger, lodgers: Mutex::default(), left: Condvar::new(), process, _berth: berth }))
     }
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(house.planned_total(), shared);
         assert!(heap::armed());
         drop(house);
-        assert!(!heap::armed(), "the canary goes with the house");
+        assert!(!heap::armed(), "the emergency reserve goes with the house");
         let tight = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };
         assert!(matches!(House::open(1 << 30, &tight), Err(StartError::NoRoom(_))));
     }

@@ -11,7 +11,7 @@ pub mod backlog;
 mod berth;
 pub mod cache;
 pub mod cached;
-mod canary;
+mod emergency_reserve;
 pub mod cancel;
 pub mod constraint;
 pub mod cpu;

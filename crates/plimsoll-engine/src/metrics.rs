@@ -36,8 +36,8 @@ pub struct Metrics {
     pub refused_memory: Counter,
     /// How often each degradation level was entered, cheapest first.
     pub levels: [Counter; DegradationLevel::ALL.len()],
-    /// How often a refused allocation cost a slice of the canary.
-    pub canaries: Counter,
+    /// How often a refused allocation cost a block of the emergency reserve.
+    pub reserve_releases: Counter,
     /// Times a request was preempted, to be recomputed later.
     pub preemptions: Counter,
     /// Chunks of long prompts that were computed layer by layer, between steps.
@@ -121,7 +121,7 @@ impl Default for Metrics {
             refused_full: Counter::default(),
             refused_memory: Counter::default(),
             levels: Default::default(),
-            canaries: Counter::default(),
+            reserve_releases: Counter::default(),
             preemptions: Counter::default(),
             layered_chunks: Counter::default(),
             layered_dropped: Counter::default(),
@@ -184,7 +184,7 @@ impl Metrics {
         for (level, entered) in DegradationLevel::ALL.iter().zip(&self.levels) {
             counter(&format!("governor_{}", level.name()), "How often this degradation level was entered", entered);
         }
-        counter("canary_released", "How often a refused allocation cost a slice of the canary", &self.canaries);
+        counter("reserve_blocks_released", "How often a refused allocation cost a block of the emergency reserve", &self.reserve_releases);
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter(
             "layered_chunks",

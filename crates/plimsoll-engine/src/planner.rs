@@ -42,7 +42,7 @@ pub(crate) const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
 /// under the attacks of `plimsoll soak`.
 pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
-pub(crate) const CANARY_BYTES: u64 = 16 << 20;
+pub(crate) const EMERGENCY_RESERVE_BYTES: u64 = 16 << 20;
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
 const CASUAL_TOKENS: usize = 1024;
 /// See [`CASUAL_TOKENS`].
@@ -361,13 +361,13 @@ impl Blueprint {
         let running = options.running_max_req_size;
         let requests_max = if casual { running.min(CASUAL_USERS) } else { running };
         let (page_bytes, fraction) = (shape.kv.page_bytes() as u64, options.mem_fraction);
-        let canary = if options.guest { 0 } else { CANARY_BYTES };
-        let sizes = Sizes { fixed: 0, canary, page_bytes, tables: Tables::of(options), state, requests_max };
+        let emergency_reserve = if options.guest { 0 } else { EMERGENCY_RESERVE_BYTES };
+        let sizes = Sizes { fixed: 0, emergency_reserve, page_bytes, tables: Tables::of(options), state, requests_max };
         // The table of slots does not grow with the page pool: it counts in full.
         let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);
         let tables = slot_table_bytes(state.map(|_| slots)) - slot_table_bytes(state.map(|_| 0));
         let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
-        let sizes = Sizes { fixed: empty.total() - canary + tables, ..sizes };
+        let sizes = Sizes { fixed: empty.total() - emergency_reserve + tables, ..sizes };
         let useful = running * context.next_multiple_of(PAGE_TOKENS);
         let casual_tokens = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
         let most = if line.chosen { useful } else { useful.min(casual_tokens) } as u64;

@@ -176,10 +176,10 @@ pub struct Degradation {
     pub entered: Vec<LevelCount>,
     /// What the machine looked like last: why it stands there.
     pub reading: Reading,
-    /// How often a refused allocation has cost a slice of the canary.
-    pub canaries_released: u64,
+    /// How often a refused allocation has cost a block of the emergency reserve.
+    pub reserve_blocks_released: u64,
     /// Slices that are not back yet; nothing is admitted meanwhile.
-    pub canary_slices_missing: u64,
+    pub reserve_blocks_missing: u64,
 }
 
 /// One level.
@@ -394,8 +394,8 @@ impl Default for Degradation {
             level: DegradationLevel::default().name(),
             entered: DegradationLevel::ALL.iter().map(|level| LevelCount { level: level.name(), times: 0 }).collect(),
             reading: Reading::default(),
-            canaries_released: 0,
-            canary_slices_missing: heap::canary_missing() as u64,
+            reserve_blocks_released: 0,
+            reserve_blocks_missing: heap::reserve_blocks_missing() as u64,
         }
     }
 }
@@ -411,7 +411,7 @@ impl Degradation {
 
     fn count(&mut self, counts: &Counts) {
         self.entered.iter_mut().zip(counts.entered).for_each(|(mine, times)| mine.times = times);
-        self.canaries_released = counts.canaries;
+        self.reserve_blocks_released = counts.reserve_releases;
     }
 
     fn of(shared: &Shared, counts: &Counts) -> Self {

@@ -10,7 +10,7 @@ use plimsoll_memory::sizing::{
     self, DeviceNow, Event, Failure, Generations, Measured, Mode, PoolCount, ProfileConfig, Released, ScalesWith,
     Shape, SizingError, SizingInput, StatePool,
 };
-use plimsoll_memory::{Canary, Component, Ledger, OutOfMemory};
+use plimsoll_memory::{EmergencyReserve, Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
 use crate::accounts::Tables;
@@ -25,13 +25,13 @@ use crate::scheduler::StepLimits;
 use crate::startup::StartError;
 use crate::stress::{Pools, stress, stress_tower};
 
-/// What the planner found, whatever the pools: everything but the canary.
+/// What the planner found, whatever the pools: everything but the emergency reserve.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Bytes that do not depend on the pools' sizes, the step workspace included.
     pub fixed: u64,
-    /// Bytes of the ballast.
-    pub canary: u64,
+    /// Bytes of the start reserve.
+    pub emergency_reserve: u64,
     /// KV bytes of one page.
     pub page_bytes: u64,
     /// The tables beside the pages.
@@ -65,7 +65,7 @@ impl Sizes {
             probe_state_bytes: 0,
             own_reserved_now: 0,
             available_now: total,
-            canary: self.canary,
+            emergency_reserve: self.emergency_reserve,
             fraction: config.fraction,
         };
         sizing::own_size(config, &sizing::target_tokens(&input), total)
@@ -76,7 +76,7 @@ impl Sizes {
         let state = u128::from(self.request_state_bytes()) * requests as u128;
         let pools = u128::from(tokens) * u128::from(self.cell_bytes()) + state;
         let room = (pools * 1_000_000).div_ceil(u128::from(fraction.ppm()));
-        u64::try_from(room).unwrap_or(u64::MAX).saturating_add(self.fixed).saturating_add(self.canary)
+        u64::try_from(room).unwrap_or(u64::MAX).saturating_add(self.fixed).saturating_add(self.emergency_reserve)
     }
 
     /// What `auto_profile` is told, for steps of `step` and requests of up to `context` tokens.
@@ -87,7 +87,7 @@ impl Sizes {
         config.graph_max_batch_size = (step.logit_rows / (1 + step.drafts)).max(1) as u64;
         config.running_max_req_size = self.requests_max.max(1) as u64;
         config.page_tokens = PAGE_TOKENS as u64;
-        config.canary_bytes = self.canary;
+        config.emergency_reserve_bytes = self.emergency_reserve;
         config.fraction = fraction;
         config.clamp_context = clamp;
         config.state = self.state;
@@ -119,7 +119,7 @@ pub(crate) struct Generation {
     /// Page table and prefix index.
     pub cache: KvCache,
     /// Ballast.
-    pub canary: Option<Canary>,
+    pub emergency_reserve: Option<EmergencyReserve>,
 }
 
 /// Builds generations over loaded weights.
@@ -158,7 +158,7 @@ pub(crate) struct CpuGenerations<'a> {
 
 /// What depends on the size of a generation.
 const SIZED: [Component; 5] =
-    [Component::KvPages, Component::StateSlots, Component::PrefixIndex, Component::StepWorkspace, Component::Canary];
+    [Component::KvPages, Component::StateSlots, Component::PrefixIndex, Component::StepWorkspace, Component::EmergencyReserve];
 
 impl CpuGenerations<'_> {
     /// What this process holds or has promised itself: planned bytes of fixed parts, mapped bytes of a generation's.
@@ -236,17 +236,17 @@ impl Generations for CpuGenerations<'_> {
         self.ledger.observe(Component::PrefixIndex, self.plan.index_bytes(pages, slots));
         self.tokens = shape.tokens;
         let runner = CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory));
-        Ok(Generation { runner, cache, canary: None })
+        Ok(Generation { runner, cache, emergency_reserve: None })
     }
 
-    fn place_canary(&mut self, generation: &mut Generation, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+    fn place_reserve(&mut self, generation: &mut Generation, bytes: u64) -> Result<(), sizing::OutOfMemory> {
         if bytes == 0 {
             // A guest's house has one.
             return Ok(());
         }
-        self.check_room(Component::Canary, bytes)?;
-        let canary = Canary::map(&self.ledger, bytes).map_err(|error| Self::refused(&error))?;
-        generation.canary = Some(canary);
+        self.check_room(Component::EmergencyReserve, bytes)?;
+        let emergency_reserve = EmergencyReserve::map(&self.ledger, bytes).map_err(|error| Self::refused(&error))?;
+        generation.emergency_reserve = Some(emergency_reserve);
         Ok(())
     }
 
@@ -295,10 +295,10 @@ impl Generations for CpuGenerations<'_> {
 
     fn teardown(&mut self, generation: Generation) -> Released {
         let before = self.own();
-        let Generation { runner, cache, canary } = generation;
+        let Generation { runner, cache, emergency_reserve } = generation;
         let (weights, pool, memory) = runner.into_device().into_parts();
         self.parts = Some((weights, pool));
-        drop((memory, cache, canary));
+        drop((memory, cache, emergency_reserve));
         self.ledger.observe(Component::PrefixIndex, 0);
         self.tokens = 0;
         Released { before, after: self.own() }
@@ -411,7 +411,7 @@ mod tests {
             u64::MAX
         });
         let first = first.unwrap().0;
-        // The questions of an undisturbed start, counted; the last, before the canary, is answered with too little.
+        // The questions of an undisturbed start, counted; the last, before the emergency reserve, is answered with too little.
         let (_, second) = size(true, |n| if n == questions.get() { total - (1 << 20) } else { u64::MAX });
         let (tokens, attempts, _) = second.unwrap();
         assert_eq!(attempts, 2, "of {} questions", questions.get());

@@ -1,6 +1,6 @@
 //! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
-mod ballast;
+mod start_reserve;
 mod host;
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use plimsoll_media::{MediaError, OutputPool};
 use plimsoll_memory::host::HostError;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
-use plimsoll_memory::{Bytes, Canary, Component, Ledger, OutOfMemory, heap};
+use plimsoll_memory::{Bytes, EmergencyReserve, Component, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
@@ -33,7 +33,7 @@ use crate::sizing::{CpuGenerations, Generation, profile_config};
 use crate::watch::watch;
 use crate::worker::{Encoding, Parts, Worker};
 use crate::yielding::Yielding;
-use ballast::Ballast;
+use start_reserve::StartReserve;
 pub use host::Host;
 pub(crate) use host::SPACE_STEP_BYTES;
 
@@ -148,7 +148,7 @@ fn start_as(
     adjust: impl FnOnce(ProfileConfig) -> ProfileConfig,
 ) -> Result<EngineHandle, StartError> {
     host.runs_kernels()?;
-    let ballast = Ballast::set_aside();
+    let start_reserve = StartReserve::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
     let mut planned = blueprint.plan(options, host.threads, &host.line)?;
     for idle in &planned.idle_flags {
@@ -177,7 +177,7 @@ fn start_as(
     accounts.tables += fixed;
     accounts.workspace_peak = workspace_peak;
     let ready = Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident };
-    spawn(ready, ballast, options, host)
+    spawn(ready, start_reserve, options, host)
 }
 
 /// What stands after the proof.
@@ -309,7 +309,7 @@ struct Ready {
 
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
 /// takes the thread along.
-fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
+fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
     let Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
     let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
@@ -325,12 +325,12 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);
-    let Generation { runner, cache, canary } = generation;
+    let Generation { runner, cache, emergency_reserve } = generation;
     let notes = cache.index.as_ref().and_then(PrefixIndex::notes);
     notes.into_iter().for_each(|notes| drop(shared.kv_notes.set(Arc::clone(notes))));
-    let canary = match canary {
-        None if resident.is_none() => Some(Canary::map(&ledger, ledger.row(Component::Canary).planned)?),
-        canary => canary,
+    let emergency_reserve = match emergency_reserve {
+        None if resident.is_none() => Some(EmergencyReserve::map(&ledger, ledger.row(Component::EmergencyReserve).planned)?),
+        emergency_reserve => emergency_reserve,
     };
     ledger.seal();
     let (built, wait) = channel();
@@ -360,18 +360,18 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
         worker.run();
         // Readers may outlive the engine and know the pool; its memory they must not keep.
         outputs.iter().for_each(OutputPool::retire);
-        // A resident's canary is its house's. It moves out last, when all else is given back.
-        let canary = if resident.is_none() { heap::disarm() } else { None };
-        drop((canary, berth, resident));
+        // A resident's emergency reserve is its house's. It moves out last, when all else is given back.
+        let emergency_reserve = if resident.is_none() { heap::disarm() } else { None };
+        drop((emergency_reserve, berth, resident));
     };
     let thread = thread.spawn(body).map_err(StartError::Thread)?;
     let closed = match wait.recv() {
-        Ok(()) => close_books(&handle, ballast.replace(canary), berth, accounts, options.log_ledger_every, host),
+        Ok(()) => close_books(&handle, start_reserve.replace(emergency_reserve), berth, accounts, options.log_ledger_every, host),
         Err(_) => Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready"))),
     };
     match closed {
-        Ok((berth, ballast)) => {
-            ballast.keep();
+        Ok((berth, start_reserve)) => {
+            start_reserve.keep();
             // The thread is there: it has just spoken.
             let _ = go.send(berth);
             Ok(handle)
@@ -388,12 +388,12 @@ fn spawn(ready: Ready, ballast: Ballast, options: &Options, host: &Host) -> Resu
 /// Measures what is not counted, tells the others what was built, and starts the thread that watches.
 fn close_books(
     handle: &EngineHandle,
-    ballast: Ballast,
+    start_reserve: StartReserve,
     mut berth: Berth,
     accounts: Accounts,
     log_every: u64,
     host: &Host,
-) -> Result<(Berth, Ballast), StartError> {
+) -> Result<(Berth, StartReserve), StartError> {
     let ledger = &handle.shared.ledger;
     accounts.measure_baseline(ledger);
     accounts.observe(ledger, 0, 0);
@@ -404,7 +404,7 @@ fn close_books(
     let _ = handle.shared.accounts.set(accounts);
     let (epoch, root, limits) = (handle.epoch, host.root.clone(), host.limits.clone());
     watch(&handle.shared, epoch, root, limits, log_every).map_err(StartError::Thread)?;
-    Ok((berth, ballast))
+    Ok((berth, start_reserve))
 }
 
 /// A process that took more before the engine than was planned for it is not stopped, but it is said.

@@ -1,5 +1,5 @@
 //! The watching thread: looks at the machine twice a second for the governor, trims the heap when asked, watches the engine's progress,
-//! keeps the canary, writes the ledger to the log. It ends with the engine.
+//! keeps the emergency reserve, writes the ledger to the log. It ends with the engine.
 //!
 //! What must not be in here: decisions about requests; the engine thread makes them.
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root, Touched};
 
-use crate::canary::{Keeper, RETRY};
+use crate::emergency_reserve::{Keeper, RETRY};
 use crate::governor::Reading;
 use crate::handle::Shared;
 use crate::report::LedgerReport;
@@ -49,7 +49,7 @@ pub(crate) fn watch(
     log_every: u64,
 ) -> std::io::Result<()> {
     // From here on the watcher refills the emergency reserve, so admission may wait for it.
-    shared.canary_kept.store(true, Relaxed);
+    shared.reserve_kept.store(true, Relaxed);
     let shared = Arc::downgrade(shared);
     let mut watcher = Watcher { root, limits, used: false, since_trim: 0, logged: 0, log_every, keeper: Keeper::new() };
     let body = move || {
@@ -63,11 +63,11 @@ pub(crate) fn watch(
                 due = Instant::now() + INTERVAL;
                 guarded(&shared, || watcher.look(&shared, epoch));
             }
-            guarded(&shared, || watcher.keep_canary(&shared));
+            guarded(&shared, || watcher.keep_reserve(&shared));
             drop(shared);
-            // Woken early when the canary has paid for something.
+            // Woken early when the emergency reserve has paid for something.
             let rest = due.saturating_duration_since(Instant::now());
-            std::thread::park_timeout(if heap::canary_missing() > 0 { rest.min(RETRY) } else { rest });
+            std::thread::park_timeout(if heap::reserve_blocks_missing() > 0 { rest.min(RETRY) } else { rest });
         }
     };
     std::thread::Builder::new().name("plimsoll-watch".into()).spawn(body).map(drop)
@@ -97,7 +97,7 @@ impl Watcher {
         }
     }
 
-    fn keep_canary(&mut self, shared: &Shared) {
+    fn keep_reserve(&mut self, shared: &Shared) {
         let Self { keeper, root, limits, .. } = self;
         keeper.look(shared, || HostNow::read(root, limits).available);
     }

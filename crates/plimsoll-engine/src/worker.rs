@@ -85,7 +85,7 @@ pub(crate) struct Worker<R> {
     eos: Vec<u32>,
     arrived: u64,
     governor: Governor,
-    /// The last level has given the canary up, and memory is not back yet.
+    /// The last level has given the emergency reserve up, and memory is not back yet.
     given_up: Option<GivenUp>,
     /// Readings of the machine that were acted upon.
     readings: u64,

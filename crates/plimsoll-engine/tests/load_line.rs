@@ -98,7 +98,7 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
             Component::StateSlots,
             Component::StepWorkspace,
             Component::PrefixIndex,
-            Component::Canary,
+            Component::EmergencyReserve,
         ];
         for row in exactly.map(|component| engine.ledger().row(component)) {
             assert_eq!(row.committed, row.planned, "{model}: {row:?}");
@@ -168,22 +168,22 @@ fn e39_a_failed_allocation_costs_the_canary_and_it_comes_back() {
     let _alone = alone();
     let options = exact();
     let mut host = Host::read(&options).unwrap();
-    host.lease_dir = Some(berths("canary"));
+    host.lease_dir = Some(berths("emergency reserve"));
     let engine = launch("llama", &options, &host).unwrap();
-    let canary = || engine.ledger().row(Component::Canary).committed;
-    let (whole, said) = (canary(), ask(&engine, greedy(&[1, 2, 3], 20)).ids);
+    let emergency_reserve = || engine.ledger().row(Component::EmergencyReserve).committed;
+    let (whole, said) = (emergency_reserve(), ask(&engine, greedy(&[1, 2, 3], 20)).ids);
     assert!(whole > 0 && heap::armed());
     let reader = engine.submit(greedy(&[5, 6, 7], 500)).unwrap();
     assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
     assert_eq!(common::collect(reader).ids.len(), 500, "who runs does not notice");
     // Counted, logged, and entered back from.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while engine.metrics().canaries.get() == 0 || canary() < whole {
-        assert!(std::time::Instant::now() < deadline, "no canary again: {}", engine.report());
+    while engine.metrics().reserve_releases.get() == 0 || emergency_reserve() < whole {
+        assert!(std::time::Instant::now() < deadline, "no emergency reserve again: {}", engine.report());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(ask(&engine, greedy(&[1, 2, 3], 20)).ids, said, "and admits again");
-    assert_eq!(engine.report().degradation.canaries_released, 1);
+    assert_eq!(engine.report().degradation.reserve_blocks_released, 1);
     assert_eq!(engine.ledger().allocations().1, 0, "its place was in the plan");
     stop(engine);
 }

@@ -204,7 +204,7 @@ fn check(case: &Case) {
             Row { component: "  of it: tables", planned: fixed, measured: tables },
             row(Component::PrefixIndex, index),
             row(Component::Tokenizer, tokenizer_measured + sampler),
-            row(Component::Canary, committed(Component::Canary)),
+            row(Component::EmergencyReserve, committed(Component::EmergencyReserve)),
         ],
     );
     let row = engine.ledger().row(Component::RequestTable);

@@ -181,7 +181,7 @@ mod armed {
         tally
     }
 
-    /// The `nth` heap call of the whole process is refused (0: none is), of those made while a canary is armed: threads of the test
+    /// The `nth` heap call of the whole process is refused (0: none is), of those made while a emergency reserve is armed: threads of the test
     /// harness make calls too, and one of an engine that has ended may, and cannot live with a refusal that nothing pays for.
     pub fn arm_process(nth: u64) {
         PROCESS.arm(1, nth);

@@ -1,7 +1,7 @@
 //! The host heap, counted: a global allocator that wraps the system's and keeps two numbers.
 //!
 //! The binary installs it. It costs two relaxed atomic additions per call and lets the ledger say what the
-//! heap holds, and a test say that serving does not make it grow. When the system refuses, a slice of the canary in its keeping is
+//! heap holds, and a test say that serving does not make it grow. When the system refuses, a block of the emergency reserve in its keeping is
 //! given back and the call is tried again, so that the failure can be handled instead of ending the process.
 //!
 //! Bytes are counted as the system's allocator lays them out ([`chunk_bytes`]), not as they were asked for: a token's report of
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::thread::{Thread, ThreadId};
 
-use crate::canary::SLICES;
+use crate::emergency_reserve::BLOCKS;
 use crate::host::Touched;
-use crate::{Canary, OutOfMemory, faults, large};
+use crate::{EmergencyReserve, OutOfMemory, faults, large};
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 /// Bytes in use beyond which the process ends. A process that only computes on foreign input sets it; a server never does.
 static END_BEYOND: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The canary in the heap's keeping. Nobody allocates while holding the lock: a refused allocation takes it.
-static CANARY: Mutex<Option<Canary>> = Mutex::new(None);
+/// The emergency reserve in the heap's keeping. Nobody allocates while holding the lock: a refused allocation takes it.
+static RESERVE: Mutex<Option<EmergencyReserve>> = Mutex::new(None);
 /// Whether there is one, and how many of its slices are missing; asked without the lock.
 static ARMED: AtomicBool = AtomicBool::new(false);
 static MISSING: AtomicUsize = AtomicUsize::new(0);
@@ -79,40 +79,40 @@ pub fn calls() -> u64 {
     CALLS.load(Relaxed)
 }
 
-/// Gives the heap a canary, of which every refused allocation costs a slice. Returns the one it had. Does not allocate.
-pub fn arm(canary: Canary) -> Option<Canary> {
+/// Gives the heap a emergency reserve, of which every refused allocation costs a slice. Returns the one it had. Does not allocate.
+pub fn arm(emergency_reserve: EmergencyReserve) -> Option<EmergencyReserve> {
     let mut keeping = keeping();
-    MISSING.store(SLICES - canary.left(), Relaxed);
+    MISSING.store(BLOCKS - emergency_reserve.left(), Relaxed);
     ARMED.store(true, Relaxed);
-    keeping.replace(canary)
+    keeping.replace(emergency_reserve)
 }
 
-/// Takes the canary back, with the slices that it has left.
-pub fn disarm() -> Option<Canary> {
+/// Takes the emergency reserve back, with the slices that it has left.
+pub fn disarm() -> Option<EmergencyReserve> {
     let mut keeping = keeping();
     ARMED.store(false, Relaxed);
     MISSING.store(0, Relaxed);
     keeping.take()
 }
 
-/// Whether a canary is in the heap's keeping, however much is left of it.
+/// Whether a emergency reserve is in the heap's keeping, however much is left of it.
 pub fn armed() -> bool {
     ARMED.load(Relaxed)
 }
 
-/// Slices of the canary that were given up and are not back yet; 0 without one.
-pub fn canary_missing() -> usize {
+/// Slices of the emergency reserve that were given up and are not back yet; 0 without one.
+pub fn reserve_blocks_missing() -> usize {
     MISSING.load(Relaxed)
 }
 
-/// How many refused allocations have cost a slice of a canary since the process started.
-pub fn slices_released() -> u64 {
+/// How many refused allocations have cost a slice of a emergency reserve since the process started.
+pub fn blocks_released() -> u64 {
     SLICES_RELEASED.load(Relaxed)
 }
 
-/// That the canary was given up on purpose: until this is dropped nobody brings it back, whoever else has room for it.
+/// That the emergency reserve was given up on purpose: until this is dropped nobody brings it back, whoever else has room for it.
 #[derive(Debug)]
-#[must_use = "dropped, it lets the canary come back"]
+#[must_use = "dropped, it lets the emergency reserve come back"]
 pub struct GivenUp(());
 
 impl Drop for GivenUp {
@@ -121,46 +121,46 @@ impl Drop for GivenUp {
     }
 }
 
-/// Gives all of the canary back to the system: there is nothing cheaper left to give.
-pub fn give_up_canary() -> GivenUp {
+/// Gives all of the emergency reserve back to the system: there is nothing cheaper left to give.
+pub fn give_up_reserve() -> GivenUp {
     GIVEN_UP.fetch_add(1, Relaxed);
-    if let Some(canary) = &mut *keeping() {
-        while canary.give().is_some() {}
-        MISSING.store(SLICES, Relaxed);
+    if let Some(emergency_reserve) = &mut *keeping() {
+        while emergency_reserve.give().is_some() {}
+        MISSING.store(BLOCKS, Relaxed);
     }
     GivenUp(())
 }
 
-/// Brings one slice of the canary back if one is missing, nobody has given it up on purpose, and `room` bytes would still be free
+/// Brings one block of the emergency reserve back if one is missing, nobody has given it up on purpose, and `room` bytes would still be free
 /// where it needs them and as many again. Says whether all are there now.
 ///
 /// # Errors
 /// When the system refuses.
-pub fn restore_canary(room: u64) -> Result<bool, OutOfMemory> {
+pub fn restore_reserve(room: u64) -> Result<bool, OutOfMemory> {
     let _alone = match RESTORING.try_lock() {
         Ok(alone) => alone,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return Ok(canary_missing() == 0),
+        Err(TryLockError::WouldBlock) => return Ok(reserve_blocks_missing() == 0),
     };
-    let Some((ledger, bytes)) = keeping().as_ref().and_then(Canary::wants) else { return Ok(true) };
+    let Some((ledger, bytes)) = keeping().as_ref().and_then(EmergencyReserve::wants) else { return Ok(true) };
     let given_up = || GIVEN_UP.load(Relaxed) > 0;
     if given_up() || bytes.saturating_mul(2) > room {
         return Ok(false);
     }
     // Without the lock: an error takes words, and words take memory.
-    let slice = Canary::map_slice(&ledger, bytes)?;
+    let slice = EmergencyReserve::map_slice(&ledger, bytes)?;
     let mut keeping = keeping();
-    let Some(canary) = &mut *keeping else { return Ok(true) };
+    let Some(emergency_reserve) = &mut *keeping else { return Ok(true) };
     // Whoever gives it up counts first, then takes the lock.
     if given_up() {
         drop((keeping, slice));
         return Ok(false);
     }
-    let too_many = canary.put(&ledger, slice);
-    let left = canary.left();
-    MISSING.store(SLICES - left, Relaxed);
+    let too_many = emergency_reserve.put(&ledger, slice);
+    let left = emergency_reserve.left();
+    MISSING.store(BLOCKS - left, Relaxed);
     drop((keeping, too_many));
-    Ok(left == SLICES)
+    Ok(left == BLOCKS)
 }
 
 /// A thread's place among those that are unparked when a refused allocation has cost a slice, for as long as this lives.
@@ -187,32 +187,32 @@ impl Drop for Woken {
     }
 }
 
-fn keeping() -> MutexGuard<'static, Option<Canary>> {
-    CANARY.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+fn keeping() -> MutexGuard<'static, Option<EmergencyReserve>> {
+    RESERVE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn watchers() -> MutexGuard<'static, Vec<Thread>> {
     WATCHERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// After a refused call for `bytes`: gives a slice of the canary back to the system. False when there was none, or when a slice was
+/// After a refused call for `bytes`: gives a block of the emergency reserve back to the system. False when there was none, or when a slice was
 /// given for this call before and all that is left could not make up for it.
 #[cold]
-fn release_canary(bytes: usize, again: bool) -> bool {
+fn release_reserve(bytes: usize, again: bool) -> bool {
     if !armed() {
         return false;
     }
     let mut keeping = keeping();
-    let Some(canary) = &mut *keeping else { return false };
-    if again && bytes as u64 > canary.left_bytes() {
+    let Some(emergency_reserve) = &mut *keeping else { return false };
+    if again && bytes as u64 > emergency_reserve.left_bytes() {
         return false;
     }
-    let released = canary.give().is_some();
-    MISSING.store(SLICES - canary.left(), Relaxed);
+    let released = emergency_reserve.give().is_some();
+    MISSING.store(BLOCKS - emergency_reserve.left(), Relaxed);
     drop(keeping);
     if released {
         SLICES_RELEASED.fetch_add(u64::from(!again), Relaxed);
-        // Whoever comes at this moment looks at the canary anyway, and whoever goes wakes the others.
+        // Whoever comes at this moment looks at the emergency reserve anyway, and whoever goes wakes the others.
         if let Ok(watchers) = WATCHERS.try_lock() {
             watchers.iter().for_each(Thread::unpark);
         }
@@ -238,11 +238,11 @@ fn end_process() -> ! {
     std::process::abort()
 }
 
-/// Asks the system, and again after each slice of the canary that is given for it. `refused`: a test has the first one refused.
+/// Asks the system, and again after each block of the emergency reserve that is given for it. `refused`: a test has the first one refused.
 fn insist(bytes: usize, refused: bool, mut ask: impl FnMut() -> *mut u8) -> *mut u8 {
     let mut pointer = if refused { null_mut() } else { ask() };
     let mut again = false;
-    while pointer.is_null() && release_canary(bytes, again) {
+    while pointer.is_null() && release_reserve(bytes, again) {
         pointer = ask();
         again = true;
     }
@@ -300,7 +300,7 @@ fn grew(bytes: usize) {
 }
 
 // SAFETY: every call is handed to the system allocator unchanged, again if it was refused (in tests: by `faults`, without
-// asking the system) and a slice of the canary could be given up in between; only counters and a table are kept beside it.
+// asking the system) and a block of the emergency reserve could be given up in between; only counters and a table are kept beside it.
 unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         check_end(layout.size());

@@ -38,7 +38,7 @@ pub enum Component {
     /// The process before it holds anything of the above: code, stacks, runtime.
     ProcessBaseline,
     /// Ballast, a slice of which is given back for each refused allocation.
-    Canary,
+    EmergencyReserve,
 }
 
 impl Component {
@@ -55,7 +55,7 @@ impl Component {
         Component::Tokenizer,
         Component::HostHeap,
         Component::ProcessBaseline,
-        Component::Canary,
+        Component::EmergencyReserve,
     ];
 
     /// The name in metrics, JSON and the printed plan.
@@ -72,7 +72,7 @@ impl Component {
             Component::Tokenizer => "tokenizer",
             Component::HostHeap => "host_heap",
             Component::ProcessBaseline => "process_baseline",
-            Component::Canary => "canary",
+            Component::EmergencyReserve => "emergency_reserve",
         }
     }
 }
@@ -104,7 +104,7 @@ pub struct Ledger {
     allocations: AtomicU64,
     allocations_after_seal: AtomicU64,
     /// Mappings whose pages come when they are used, and may go again: whose they are, and where. Locked when one comes or goes and when
-    /// they are looked at, never by a step, nor by the canary, which may have to go in the middle of anything.
+    /// they are looked at, never by a step, nor by the emergency reserve, which may have to go in the middle of anything.
     elastic: Mutex<Vec<(Component, Range<u64>)>>,
 }
 

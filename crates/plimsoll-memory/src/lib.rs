@@ -5,7 +5,7 @@
 
 pub mod broken;
 pub mod bytes;
-pub mod canary;
+pub mod emergency_reserve;
 pub mod faults;
 pub mod heap;
 pub mod host;
@@ -20,7 +20,7 @@ pub mod step;
 
 pub use broken::broken;
 pub use bytes::Bytes;
-pub use canary::Canary;
+pub use emergency_reserve::EmergencyReserve;
 pub use ledger::{Component, Ledger};
 pub use plan::{Plan, PlanLine};
 pub use region::{OutOfMemory, Region};

@@ -132,7 +132,7 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
-    /// Maps and touches bytes whose place in the plan nobody else can have taken, before or after the seal: the canary's.
+    /// Maps and touches bytes whose place in the plan nobody else can have taken, before or after the seal: the emergency reserve's.
     pub(crate) fn map_planned(ledger: &Arc<Ledger>, component: Component, bytes: u64) -> Result<Self, OutOfMemory> {
         Self::mapped(ledger, component, bytes, true)
     }

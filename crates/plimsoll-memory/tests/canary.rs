@@ -1,10 +1,10 @@
-//! The canary in the heap's keeping: an allocation that the system refuses costs a slice of it, and the refusal can be handled.
+//! The emergency reserve in the heap's keeping: an allocation that the system refuses costs a slice of it, and the refusal can be handled.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::canary::SLICES;
-use plimsoll_memory::{Canary, Component, Ledger, heap};
+use plimsoll_memory::emergency_reserve::SLICES;
+use plimsoll_memory::{EmergencyReserve, Component, Ledger, heap};
 
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
@@ -12,14 +12,14 @@ static HEAP: heap::CountingHeap = heap::CountingHeap;
 /// What is woken after this was not woken.
 const LATE: Duration = Duration::from_secs(20);
 
-/// One test: the canary is the process's.
+/// One test: the emergency reserve is the process's.
 #[test]
 fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     let ledger = Arc::new(Ledger::new());
-    ledger.plan(Component::Canary, 1 << 20);
-    let canary = Canary::map(&ledger, 1 << 20).unwrap();
-    assert!(heap::arm(canary).is_none() && heap::armed());
-    let state = || (heap::slices_released(), heap::canary_missing(), ledger.row(Component::Canary).committed);
+    ledger.plan(Component::EmergencyReserve, 1 << 20);
+    let emergency_reserve = EmergencyReserve::map(&ledger, 1 << 20).unwrap();
+    assert!(heap::arm(emergency_reserve).is_none() && heap::armed());
+    let state = || (heap::blocks_released(), heap::reserve_blocks_missing(), ledger.row(Component::EmergencyReserve).committed);
     let slice = (1 << 20) / SLICES as u64;
     for n in 1..=SLICES as u64 {
         let refused = Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err();
@@ -29,31 +29,31 @@ fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err(), "and more cost nothing");
     assert_eq!(state(), (SLICES as u64, SLICES, 0));
     // They come back one at a time, and only where there is room for more than them.
-    assert_eq!(heap::restore_canary(2 * slice - 1), Ok(false));
-    assert_eq!(heap::canary_missing(), SLICES);
+    assert_eq!(heap::restore_reserve(2 * slice - 1), Ok(false));
+    assert_eq!(heap::reserve_blocks_missing(), SLICES);
     for missing in (0..SLICES).rev() {
-        assert_eq!(heap::restore_canary(2 * slice), Ok(missing == 0));
-        assert_eq!(heap::canary_missing(), missing);
+        assert_eq!(heap::restore_reserve(2 * slice), Ok(missing == 0));
+        assert_eq!(heap::reserve_blocks_missing(), missing);
     }
-    assert_eq!(ledger.row(Component::Canary).committed, 1 << 20);
+    assert_eq!(ledger.row(Component::EmergencyReserve).committed, 1 << 20);
     // Growing what is there is refused in the same way, and leaves it as it was.
     let mut list = vec![7u8; 100];
     assert!(list.try_reserve_exact(isize::MAX as usize - 200).is_err());
-    assert_eq!((list, heap::canary_missing()), (vec![7; 100], 1));
+    assert_eq!((list, heap::reserve_blocks_missing()), (vec![7; 100], 1));
     // What two have given up on purpose comes back when both would have it back.
-    let first = heap::give_up_canary();
-    let second = heap::give_up_canary();
-    assert_eq!((heap::canary_missing(), ledger.row(Component::Canary).committed), (SLICES, 0));
-    assert_eq!(heap::restore_canary(u64::MAX), Ok(false));
+    let first = heap::give_up_reserve();
+    let second = heap::give_up_reserve();
+    assert_eq!((heap::reserve_blocks_missing(), ledger.row(Component::EmergencyReserve).committed), (SLICES, 0));
+    assert_eq!(heap::restore_reserve(u64::MAX), Ok(false));
     drop(first);
-    assert_eq!((heap::restore_canary(u64::MAX), heap::canary_missing()), (Ok(false), SLICES));
+    assert_eq!((heap::restore_reserve(u64::MAX), heap::reserve_blocks_missing()), (Ok(false), SLICES));
     drop(second);
-    while heap::restore_canary(u64::MAX) == Ok(false) {}
-    assert_eq!(heap::canary_missing(), 0);
+    while heap::restore_reserve(u64::MAX) == Ok(false) {}
+    assert_eq!(heap::reserve_blocks_missing(), 0);
     every_watcher_that_lives_is_woken();
-    drop(heap::give_up_canary());
+    drop(heap::give_up_reserve());
     assert!(heap::disarm().is_some());
-    assert_eq!((heap::canary_missing(), heap::armed(), heap::restore_canary(u64::MAX)), (0, false, Ok(true)));
+    assert_eq!((heap::reserve_blocks_missing(), heap::armed(), heap::restore_reserve(u64::MAX)), (0, false, Ok(true)));
 }
 
 /// Two threads watch, and a third that came last has gone.
@@ -63,10 +63,10 @@ fn every_watcher_that_lives_is_woken() {
         let ready = ready.clone();
         std::thread::spawn(move || {
             let _woken = heap::wake_me();
-            let missing = heap::canary_missing();
+            let missing = heap::reserve_blocks_missing();
             ready.send(()).unwrap();
             let begun = Instant::now();
-            while heap::canary_missing() == missing && begun.elapsed() < LATE {
+            while heap::reserve_blocks_missing() == missing && begun.elapsed() < LATE {
                 std::thread::park_timeout(LATE);
             }
             begun.elapsed()

@@ -17,7 +17,7 @@ const NAMES = {
   tokenizer: 'Tokenizer',
   host_heap: 'HTTP and parsing',
   process_baseline: 'The process itself',
-  canary: 'Canary',
+  emergency_reserve: 'Canary',
 };
 
 /** The pool behind a component, in `/v1/memory`. */
@@ -125,8 +125,8 @@ export class Hull {
     this.drawing.append(this.sea, svg('path', { class: 'plating', d: plating() }), this.below, inside(), this.hold, this.gap, this.waves, ...mark(), this.limit);
     this.together = sum('sum-together', 'Together');
     this.unaccounted = sum('sum-unaccounted', 'Unaccounted');
-    this.canary = sum('sum-canary', 'The canary is');
-    const explained = [this.unaccounted, this.canary].flatMap(({ node, more }) => [node, more]);
+    this.emergency_reserve = sum('sum-emergency_reserve', 'The emergency_reserve is');
+    const explained = [this.unaccounted, this.emergency_reserve].flatMap(({ node, more }) => [node, more]);
     byId('sums').append(this.together.node, ...explained);
   }
 
@@ -188,7 +188,7 @@ export class Hull {
   }
 
   #sums(memory) {
-    const { together, unaccounted, canary } = this;
+    const { together, unaccounted, emergency_reserve } = this;
     text(together.cells[0], bytes(memory.committed_bytes));
     text(together.cells[1], bytes(memory.planned_bytes));
     together.node.dataset.committed = memory.committed_bytes;
@@ -197,12 +197,12 @@ export class Hull {
     const promised = memory.committed_bytes / 100;
     text(unaccounted.words, `memory of the process that is in no component; at most ${bytes(promised)} is promised`);
     unaccounted.node.classList.toggle('bad', memory.unaccounted_bytes > promised);
-    const { canary_slices_missing: missing, canaries_released: released } = memory.degradation;
-    text(canary.cells[0], missing > 0 ? 'in use' : 'whole');
+    const { reserve_blocks_missing: missing, reserve_blocks_released: released } = memory.degradation;
+    text(emergency_reserve.cells[0], missing > 0 ? 'in use' : 'whole');
     const slices = (count) => `${count} ${count === 1 ? 'slice' : 'slices'}`;
     const so = missing > 0 ? `${slices(missing)} not back yet: nothing is admitted meanwhile` : 'a reserve for refused allocations';
-    text(canary.words, released > 0 ? `${so}; ${slices(released)} given since start` : so);
-    canary.node.classList.toggle('bad', missing > 0);
+    text(emergency_reserve.words, released > 0 ? `${so}; ${slices(released)} given since start` : so);
+    emergency_reserve.node.classList.toggle('bad', missing > 0);
     text(byId('line-source'), `The line: ${bytes(memory.line_bytes)}, from ${memory.line_source}.`);
   }
 }

@@ -3,7 +3,7 @@
 use plimsoll_device::{KvShape, PAGE_TOKENS};
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 
-use super::{Blueprint, CANARY_BYTES, Draft, EnginePlan, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
+use super::{Blueprint, EMERGENCY_RESERVE_BYTES, Draft, EnginePlan, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
 use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::media::MediaPlan;
 use crate::scheduler::StepLimits;
@@ -144,8 +144,8 @@ impl Blueprint {
         ];
         if !options.guest {
             let detail =
-                format!("ballast in {} slices, one for each refused allocation", plimsoll_memory::canary::SLICES);
-            lines.push(entry(Component::Canary, CANARY_BYTES, detail));
+                format!("{} blocks, one for each refused allocation", plimsoll_memory::emergency_reserve::BLOCKS);
+            lines.push(entry(Component::EmergencyReserve, EMERGENCY_RESERVE_BYTES, detail));
         }
         if let Some(state) = shape.state {
             let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());

@@ -17,7 +17,7 @@ pub(crate) struct Counts {
     pub allocations: DeviceAllocations,
     /// How often each degradation level was entered.
     pub entered: [u64; DegradationLevel::ALL.len()],
-    pub canaries: u64,
+    pub reserve_releases: u64,
 }
 
 /// Device allocations before and after ready; the latter were refused.
@@ -73,7 +73,7 @@ impl Counts {
             steps: shared.status.steps.load(Acquire),
             allocations: DeviceAllocations { before_ready, after_ready },
             entered: std::array::from_fn(|level| metrics.levels[level].get()),
-            canaries: metrics.canaries.get(),
+            reserve_releases: metrics.reserve_releases.get(),
         }
     }
 
@@ -84,7 +84,7 @@ impl Counts {
         self.allocations.before_ready += other.allocations.before_ready;
         self.allocations.after_ready += other.allocations.after_ready;
         self.entered.iter_mut().zip(other.entered).for_each(|(mine, times)| *mine += times);
-        self.canaries += other.canaries;
+        self.reserve_releases += other.reserve_releases;
     }
 }
 

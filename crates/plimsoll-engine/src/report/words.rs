@@ -89,7 +89,7 @@ impl fmt::Display for LedgerReport {
         for entered in &self.degradation.entered {
             write!(f, ", {} {}", entered.level, entered.times)?;
         }
-        write!(f, ", canary released {}", self.degradation.canaries_released)
+        write!(f, ", emergency reserve released {}", self.degradation.reserve_blocks_released)
     }
 }
 

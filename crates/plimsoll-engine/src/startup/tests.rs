@@ -151,10 +151,10 @@ fn a19_a20_rebuilt_planned_and_pinned_servers_are_one_server() {
     for model in ["llama", "gemma3"] {
         let rebuilt = started(model, None, Some(Mode::Auto));
         let tokens = rebuilt.limits().max_total_token_num;
-        // Weights, two generations of keys, values and workspace, one canary.
+        // Weights, two generations of keys, values and workspace, one emergency reserve.
         assert_eq!(rebuilt.ledger().allocations(), (6, 0), "{model} was built, torn down and built again");
         // A19: what is in the ledger is one generation; nothing of the probe's is left.
-        for component in [Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::Canary] {
+        for component in [Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::EmergencyReserve] {
             let row = rebuilt.ledger().row(component);
             assert_eq!(row.committed, row.planned, "{model}: {row:?}");
         }

@@ -114,7 +114,7 @@ impl<R: Runner> Worker<R> {
             self.given_up = None;
         }
         if level >= DegradationLevel::Fail {
-            self.given_up.get_or_insert_with(heap::give_up_canary);
+            self.given_up.get_or_insert_with(heap::give_up_reserve);
             if let Some(mut seq) = self.scheduler.give_up_newest() {
                 tracing::warn!("the newest request is given up: memory ran short on this machine");
                 seq.work.fail(Failure::Memory);

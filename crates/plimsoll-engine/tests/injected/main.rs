@@ -37,11 +37,11 @@ fn alone() -> MutexGuard<'static, ()> {
     guard
 }
 
-/// Waits until all slices of the canary are there again.
-fn whole_canary() {
+/// Waits until all blocks of the emergency reserve are there again.
+fn whole_reserve() {
     let deadline = Instant::now() + Duration::from_secs(10);
-    while heap::canary_missing() > 0 {
-        assert!(Instant::now() < deadline, "{} slices of the canary do not come back", heap::canary_missing());
+    while heap::reserve_blocks_missing() > 0 {
+        assert!(Instant::now() < deadline, "{} blocks of the emergency reserve do not come back", heap::reserve_blocks_missing());
         std::thread::sleep(Duration::from_millis(1));
     }
 }

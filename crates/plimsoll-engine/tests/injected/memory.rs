@@ -4,21 +4,21 @@ use std::sync::Arc;
 
 use plimsoll_engine::Refusal;
 use plimsoll_engine::testing::by_hand;
-use plimsoll_memory::{Canary, Component, Ledger, faults, heap};
+use plimsoll_memory::{EmergencyReserve, Component, Ledger, faults, heap};
 
 use crate::alone;
 use crate::common::recall::{Shape, recall_bench};
 use crate::life::{Fate, REQUESTS, Watched, calm, live, requests};
 
-/// A small canary of the test's own.
-fn arm_canary() {
+/// A small emergency reserve of the test's own.
+fn arm_reserve() {
     let ledger = Arc::new(Ledger::new());
-    ledger.plan(Component::Canary, 1 << 16);
-    drop(heap::arm(Canary::map(&ledger, 1 << 16).unwrap()));
+    ledger.plan(Component::EmergencyReserve, 1 << 16);
+    drop(heap::arm(EmergencyReserve::map(&ledger, 1 << 16).unwrap()));
 }
 
 #[test]
-fn the_engine_thread_survives_every_refusal_without_a_canary() {
+fn the_engine_thread_survives_every_refusal_without_a_reserve() {
     let _alone = alone();
     drop(heap::disarm());
     let script = requests();
@@ -44,15 +44,15 @@ fn the_engine_thread_survives_every_refusal_without_a_canary() {
 }
 
 #[test]
-fn with_a_canary_nobody_notices_a_refusal() {
+fn a_refused_allocation_is_paid_by_the_reserve() {
     let _alone = alone();
     let script = requests();
-    arm_canary();
+    arm_reserve();
     let calm = calm(&script, Watched::Everything);
     let mut swept = 0;
     for nth in 1.. {
-        arm_canary();
-        let released = heap::slices_released();
+        arm_reserve();
+        let released = heap::blocks_released();
         faults::arm_thread(nth);
         let life = live(&script, Watched::Everything);
         let tally = faults::disarm_thread();
@@ -61,12 +61,12 @@ fn with_a_canary_nobody_notices_a_refusal() {
             break;
         }
         swept += 1;
-        let paid = (heap::canary_missing(), heap::slices_released() - released);
-        assert_eq!(paid, (1, 1), "call {nth}: a slice of the canary paid for it");
+        let paid = (heap::reserve_blocks_missing(), heap::blocks_released() - released);
+        assert_eq!(paid, (1, 1), "call {nth}: a block of the emergency reserve paid for it");
         assert_eq!(life.heard, calm.heard, "call {nth}");
     }
     drop(heap::disarm());
-    println!("{swept} heap calls of clients and engine were refused with a canary");
+    println!("{swept} heap calls of clients and engine were refused with a emergency reserve");
     assert!(swept > 100, "{swept} calls only");
 }
 
@@ -82,9 +82,9 @@ fn a_request_whose_memory_is_refused_is_told_503_before_it_starts() {
         let calls = faults::disarm_thread().seen;
         hand.round();
         for nth in 1..=calls {
-            // The last one is the outbox, which nothing but the canary can pay for.
+            // The last one is the outbox, which nothing but the emergency reserve can pay for.
             if nth == calls {
-                arm_canary();
+                arm_reserve();
             }
             let before = heap::in_use();
             faults::arm_thread(nth);

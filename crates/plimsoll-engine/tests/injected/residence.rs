@@ -1,5 +1,5 @@
 //! What stays resident when the work is done: everything in pinned mode, nothing more than at the start in elastic mode. And a
-//! real engine's canary, which is given up for a refused allocation and comes back.
+//! real engine's emergency reserve, which is given up for a refused allocation and comes back.
 
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use plimsoll_engine::governor::{DegradationLevel, Reading};
 use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Options, Refusal};
-use plimsoll_memory::canary::SLICES;
+use plimsoll_memory::emergency_reserve::BLOCKS;
 use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_memory::{Component, faults, heap};
 
 use crate::common::recall::{Shape, mix, recall_engine};
 use crate::common::{collect, engine, exact, greedy, quiet};
-use crate::{alone, whole_canary};
+use crate::{alone, whole_reserve};
 
 const MIB: u64 = 1 << 20;
 
@@ -147,42 +147,42 @@ fn refuse_runs(run: u64) {
         swept += 1;
         refused += hit;
         assert_eq!(answers, calm, "{run} refused from call {nth} of {calls} on");
-        whole_canary();
+        whole_reserve();
         quiet(&engine);
     }
     println!("{run} heap calls in a row were refused from {swept} of {calls} places on");
     assert!(swept >= 5, "{swept}");
-    whole_canary();
-    let counted = || engine.metrics().canaries.get();
+    whole_reserve();
+    let counted = || engine.metrics().reserve_releases.get();
     let deadline = Instant::now() + Duration::from_secs(5);
     while counted() < refused {
         assert!(Instant::now() < deadline, "{} of {refused} refusals were counted", counted());
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(counted(), refused);
-    assert_eq!(engine.ledger().row(Component::Canary).committed, engine.ledger().row(Component::Canary).planned);
+    assert_eq!(engine.ledger().row(Component::EmergencyReserve).committed, engine.ledger().row(Component::EmergencyReserve).planned);
     end(engine);
 }
 
 #[test]
-fn a_real_engine_pays_with_its_canary_and_gets_it_back() {
+fn a_real_engine_pays_with_its_reserve_and_gets_it_back() {
     let _alone = alone();
     refuse_runs(1);
 }
 
 #[test]
-fn as_many_refusals_in_a_row_as_the_canary_has_slices_are_survived() {
+fn as_many_refusals_in_a_row_as_the_reserve_has_blocks_are_survived() {
     let _alone = alone();
-    refuse_runs(SLICES as u64);
+    refuse_runs(BLOCKS as u64);
 }
 
 #[test]
-fn nothing_new_is_admitted_until_the_canary_is_whole_and_that_is_at_once() {
+fn nothing_is_admitted_until_the_reserve_is_whole() {
     let _alone = alone();
     let engine = crowded();
     let calm = crowd(&engine);
     let refused = (0..50).any(|_| {
-        drop(heap::give_up_canary());
+        drop(heap::give_up_reserve());
         // The watching thread may have come between.
         let refused = match engine.submit(greedy(&[1, 2, 3], 4)) {
             Err(Refusal::Unavailable { message, retry_after_s: 1.. }) => message.contains("reserve"),
@@ -192,17 +192,17 @@ fn nothing_new_is_admitted_until_the_canary_is_whole_and_that_is_at_once() {
             }
             Err(refusal) => panic!("{refusal}"),
         };
-        whole_canary();
+        whole_reserve();
         refused
     });
-    assert!(refused, "a request was let in while the canary was gone");
+    assert!(refused, "a request was let in while the emergency reserve was gone");
     assert_eq!(crowd(&engine), calm);
     // A refusal wakes the thread that brings its slice back, long before its next look is due.
     let mut fastest = Duration::MAX;
     for _ in 0..10 {
         assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
         let begun = Instant::now();
-        whole_canary();
+        whole_reserve();
         fastest = fastest.min(begun.elapsed());
     }
     println!("a slice is back after {fastest:.1?}");
@@ -227,20 +227,20 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
     show(Reading { available: 0, ..room }, DegradationLevel::Fail);
     // The level is taken before the deed.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while heap::canary_missing() < SLICES {
-        assert!(Instant::now() < deadline, "{} slices were given up", heap::canary_missing());
+    while heap::reserve_blocks_missing() < BLOCKS {
+        assert!(Instant::now() < deadline, "{} blocks were given up", heap::reserve_blocks_missing());
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!((heap::canary_missing(), calm.level()), (SLICES, DegradationLevel::Calm));
+    assert_eq!((heap::reserve_blocks_missing(), calm.level()), (BLOCKS, DegradationLevel::Calm));
     show(room, DegradationLevel::Preempt);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(heap::canary_missing(), SLICES, "it is given back one level below");
+    assert_eq!(heap::reserve_blocks_missing(), BLOCKS, "it is given back one level below");
     show(room, DegradationLevel::StopAdmitting);
-    whole_canary();
+    whole_reserve();
     // An engine that ends no longer keeps the emergency reserve given up.
     show(Reading { available: 0, ..room }, DegradationLevel::Fail);
     drop(squeezed);
-    whole_canary();
+    whole_reserve();
     end(calm);
 }

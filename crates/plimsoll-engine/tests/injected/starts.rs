@@ -11,7 +11,7 @@ use plimsoll_memory::{Component, faults, heap};
 use plimsoll_text::Tokenizer;
 
 use crate::common::{ask, exact, fixtures, greedy};
-use crate::{alone, whole_canary};
+use crate::{alone, whole_reserve};
 
 struct Ground {
     checkpoint: Checkpoint,
@@ -49,24 +49,24 @@ impl Ground {
         names.filter(|name| name.extension().is_some_and(|e| e == "lease")).count()
     }
 
-    /// Asks the engine for something and ends it; it must have a canary by then or get one.
+    /// Asks the engine for something and ends it; it must have a emergency reserve by then or get one.
     fn use_and_end(&self, engine: EngineHandle) {
-        // A refusal at the very end of the start has cost the canary itself, and nothing is admitted until it is whole.
-        whole_canary();
+        // A refusal at the very end of the start has cost the emergency reserve itself, and nothing is admitted until it is whole.
+        whole_reserve();
         assert_eq!(ask(&engine, greedy(&[1, 2, 3], 4)).ids.len(), 4);
         assert!(engine.ledger().allocations().1 == 0 && engine.status().pages_total.load(Acquire) > 0);
         drop(engine);
     }
 
-    /// Nothing is left: no region, no canary, no lease, no thread of an engine.
+    /// Nothing is left: no region, no emergency reserve, no lease, no thread of an engine.
     fn assert_bare(&self, what: &str) {
         let deadline = Instant::now() + Duration::from_secs(5);
         let left = || (faults::region_bytes(), heap::armed(), self.leases(), threads("plimsoll-engine"));
         while left() != (0, false, 0, 0) {
-            let (regions, canary, leases, threads) = left();
+            let (regions, emergency_reserve, leases, threads) = left();
             assert!(
                 Instant::now() < deadline,
-                "{what}: {regions} bytes of regions, canary {canary}, {leases} leases, {threads} threads are left"
+                "{what}: {regions} bytes of regions, emergency reserve {emergency_reserve}, {leases} leases, {threads} threads are left"
             );
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -88,7 +88,7 @@ fn every_mapping_of_a_start_may_be_refused() {
         Some(Component::Weights),
         Some(Component::KvPages),
         Some(Component::StepWorkspace),
-        Some(Component::Canary),
+        Some(Component::EmergencyReserve),
     ];
     let (mut swept, mut refused) = (0, 0);
     for (name, options) in [("pinned", exact()), ("measured", measured())] {
@@ -154,12 +154,12 @@ fn every_heap_call_of_a_start_may_be_refused() {
     let stride = calls.div_ceil(STARTS_MAX).max(1);
     let mut swept = 0;
     for nth in (1..=calls).step_by(stride as usize) {
-        let released = heap::slices_released();
+        let released = heap::blocks_released();
         if run(nth).hit == 0 {
             assert!(nth + LOOK_CALLS > calls, "call {nth} of {calls} was never made");
             break;
         }
-        assert!(heap::slices_released() > released, "call {nth}: the ballast or the canary paid for it");
+        assert!(heap::blocks_released() > released, "call {nth}: the start reserve or the emergency reserve paid for it");
         swept += 1;
     }
     println!("{swept} of {calls} heap calls of a start were refused in {:?}", begun.elapsed());

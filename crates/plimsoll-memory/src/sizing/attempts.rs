@@ -26,8 +26,8 @@ pub struct Outcome<G> {
     pub shape: Shape,
     /// The longest request it serves.
     pub max_seq_len: u64,
-    /// Bytes of ballast inside it.
-    pub canary_bytes: u64,
+    /// Bytes of start reserve inside it.
+    pub emergency_reserve_bytes: u64,
     /// Attempts at production size that were made, the successful one included.
     pub attempts: u32,
     /// KV tokens of the probe; `None` if there was none, because the size was pinned or the plan held.
@@ -75,14 +75,14 @@ impl<D: Generations> Run<'_, D> {
             let max_seq_len = check_sizes(Phase::Production, tokens, self.cfg)?;
             let shape = self.shape(tokens, probe.state_slots, Phase::Production);
             self.device.event(&Event::Attempt { attempt, shape });
-            match self.try_generation(shape, self.cfg.canary_bytes) {
+            match self.try_generation(shape, self.cfg.emergency_reserve_bytes) {
                 (Some(generation), Ok(measured)) => {
                     let peak_reserved = measured.peak_reserved;
                     self.device.event(&Event::Proven { attempt, shape, peak_reserved });
                     self.note_context(max_seq_len);
                     self.note_below_probe(tokens, probe.shape.tokens);
                     let mut outcome = self.outcome(generation, shape, max_seq_len, measured);
-                    outcome.canary_bytes = cfg.canary_bytes;
+                    outcome.emergency_reserve_bytes = cfg.emergency_reserve_bytes;
                     outcome.attempts = attempt;
                     outcome.probe_tokens = Some(probe.shape.tokens);
                     outcome.target = Some(probe.target);

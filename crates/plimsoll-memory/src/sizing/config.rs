@@ -2,7 +2,7 @@
 //!
 //! No default depends on the machine, and no environment variable changes anything: there is no way to skip the stress.
 
-use super::{CANARY_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_batch, probe_tokens};
+use super::{EMERGENCY_RESERVE_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_batch, probe_tokens};
 
 /// Who decides on the capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -70,7 +70,7 @@ pub struct ProfileConfig {
     /// The least probe; smaller than [`PROBE_FLOOR_TOKENS`] only for tiny devices.
     pub probe_floor_tokens: u64,
     /// Ballast allocated after the pools; not used when pinned.
-    pub canary_bytes: u64,
+    pub emergency_reserve_bytes: u64,
     /// `--mem-fraction`: the share of the remaining budget that pools may take.
     pub fraction: Fraction,
     /// Recurrent state, for hybrid models.
@@ -78,7 +78,7 @@ pub struct ProfileConfig {
 }
 
 impl ProfileConfig {
-    /// A configuration with the usual floor, canary, fraction and page size; fields are public for the rest.
+    /// A configuration with the usual floor, emergency reserve, fraction and page size; fields are public for the rest.
     #[must_use]
     pub fn new(cell_bytes: u64, max_seq_len: u64) -> Self {
         Self {
@@ -93,7 +93,7 @@ impl ProfileConfig {
             cell_bytes,
             page_tokens: 16,
             probe_floor_tokens: PROBE_FLOOR_TOKENS,
-            canary_bytes: CANARY_BYTES,
+            emergency_reserve_bytes: EMERGENCY_RESERVE_BYTES,
             fraction: Fraction::DEFAULT,
             state: None,
         }

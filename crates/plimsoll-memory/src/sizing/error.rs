@@ -48,9 +48,9 @@ pub enum SizingError {
     },
     /// Nothing is left for the pools.
     #[error(
-        "no KV page fits: of {total}, fixed parts take {non_kv}, others {peers} and the canary {canary}; {short} are \
+        "no KV page fits: of {total}, fixed parts take {non_kv}, others {peers} and the emergency reserve {emergency_reserve}; {short} are \
          missing for a single page of {page_tokens} tokens",
-        total = ExactBytes(*total), non_kv = ExactBytes(*non_kv), peers = ExactBytes(*peers), canary = ExactBytes(*canary),
+        total = ExactBytes(*total), non_kv = ExactBytes(*non_kv), peers = ExactBytes(*peers), emergency_reserve = ExactBytes(*emergency_reserve),
         short = ExactBytes(*short)
     )]
     NothingFits {
@@ -60,8 +60,8 @@ pub enum SizingError {
         non_kv: u64,
         /// Others.
         peers: u64,
-        /// The ballast.
-        canary: u64,
+        /// The start reserve.
+        emergency_reserve: u64,
         /// Tokens of a page.
         page_tokens: u64,
         /// Bytes missing for one page.

@@ -83,12 +83,12 @@ impl fmt::Display for Event<'_> {
             }
             Self::Sized { target, cell_bytes, fraction, tokens, state_slots } => write!(
                 f,
-                "{} left for pools after {} of fixed parts, {} of peers and {} of canary; one KV token is {cell_bytes} \
+                "{} left for pools after {} of fixed parts, {} of peers and {} of emergency reserve; one KV token is {cell_bytes} \
                  bytes; with the fraction {fraction} capacity is {tokens} tokens and {state_slots} state slots",
                 ExactBytes(target.room),
                 ExactBytes(target.non_kv),
                 ExactBytes(target.peers),
-                ExactBytes(target.canary)
+                ExactBytes(target.emergency_reserve)
             ),
             Self::Attempt { attempt, shape } => {
                 write!(f, "attempt {attempt}: building for {} tokens, {} state slots", shape.tokens, shape.state_slots)

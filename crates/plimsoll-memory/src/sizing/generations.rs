@@ -1,6 +1,6 @@
 //! The seam between sizing and the engine: building, stressing and dropping everything whose size depends on capacity.
 //!
-//! A generation owns all of it (KV, request table, attention workspaces, captured plans, canary), so that nothing can
+//! A generation owns all of it (KV, request table, attention workspaces, captured plans, emergency reserve), so that nothing can
 //! point into a generation that is gone. The engine implements [`Generations`]; tests implement it with a fake device.
 
 use super::{Event, Phase};
@@ -125,11 +125,11 @@ pub trait Generations {
     /// [`Failure`]; whatever was built before the failure has been released again.
     fn build(&mut self, shape: Shape) -> Result<Self::G, Failure>;
 
-    /// Sets ballast aside in a freshly built generation.
+    /// Sets start reserve aside in a freshly built generation.
     ///
     /// # Errors
     /// [`OutOfMemory`] if it does not fit.
-    fn place_canary(&mut self, generation: &mut Self::G, bytes: u64) -> Result<(), OutOfMemory>;
+    fn place_reserve(&mut self, generation: &mut Self::G, bytes: u64) -> Result<(), OutOfMemory>;
 
     /// Runs the largest schedulable steps, of the draft model and the encoders too, and reports the peak.
     ///

@@ -22,7 +22,7 @@ pub(super) fn start<D: Generations>(
     let Some(max_seq_len) = worth_building(&mut run, tokens, state_slots) else { return run.auto() };
     let shape = run.shape(tokens, state_slots, Phase::Production);
     run.device.event(&Event::Attempt { attempt: 1, shape });
-    let (generation, measured) = match run.try_generation(shape, cfg.canary_bytes) {
+    let (generation, measured) = match run.try_generation(shape, cfg.emergency_reserve_bytes) {
         (Some(generation), Ok(measured)) => (generation, measured),
         (_, Err(Fault::Fatal(error))) => return Err(error),
         (generation, result) => {
@@ -33,8 +33,8 @@ pub(super) fn start<D: Generations>(
         }
     };
     let peak_reserved = measured.peak_reserved;
-    // The ballast stands already; the arithmetic sets it aside on its own.
-    let target = target_tokens(&run.input(shape, peak_reserved.saturating_sub(cfg.canary_bytes)));
+    // The start reserve stands already; the arithmetic sets it aside on its own.
+    let target = target_tokens(&run.input(shape, peak_reserved.saturating_sub(cfg.emergency_reserve_bytes)));
     let fits = run.agreed_size(&target).ok().filter(|(fit, slots)| *fit >= tokens && *slots >= state_slots);
     if fits.is_none() {
         run.device.event(&Event::PlanMissed { shape, fits: target.tokens });
@@ -45,7 +45,7 @@ pub(super) fn start<D: Generations>(
     run.device.event(&Event::Proven { attempt: 1, shape, peak_reserved });
     run.note_context(max_seq_len);
     let mut outcome = run.outcome(generation, shape, max_seq_len, measured);
-    outcome.canary_bytes = cfg.canary_bytes;
+    outcome.emergency_reserve_bytes = cfg.emergency_reserve_bytes;
     outcome.target = Some(target);
     Ok(outcome)
 }
@@ -53,7 +53,7 @@ pub(super) fn start<D: Generations>(
 /// Whether arithmetic alone has nothing against the plan, on any rank; then the longest request it serves.
 fn worth_building<D: Generations>(run: &mut Run<'_, D>, tokens: u64, state_slots: u64) -> Option<u64> {
     let cfg = run.cfg;
-    let need = cfg.kv_bytes(tokens).saturating_add(cfg.state_bytes(state_slots)).saturating_add(cfg.canary_bytes);
+    let need = cfg.kv_bytes(tokens).saturating_add(cfg.state_bytes(state_slots)).saturating_add(cfg.emergency_reserve_bytes);
     let room = tokens > 0 && need <= run.device.device().available;
     let max_seq_len = check_sizes(Phase::Production, tokens, cfg).ok().filter(|_| room);
     let refused = run.device.reduce_max(u64::from(max_seq_len.is_none())) > 0;

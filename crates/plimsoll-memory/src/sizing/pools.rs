@@ -13,7 +13,7 @@ pub fn own_size(cfg: &ProfileConfig, target: &Target, total: u64) -> Result<(u64
         total,
         non_kv: target.non_kv,
         peers: target.peers,
-        canary: target.canary,
+        emergency_reserve: target.emergency_reserve,
         page_tokens: cfg.page_tokens,
         short,
     };

@@ -1,4 +1,4 @@
-//! One generation from the shape to the verdict: built, given its ballast, stressed, dropped; and what all ranks think.
+//! One generation from the shape to the verdict: built, given its start reserve, stressed, dropped; and what all ranks think.
 //!
 //! Every step that can fail on one rank ends with a vote here. What to try next is decided in `attempts`.
 
@@ -59,7 +59,7 @@ impl<'a, D: Generations> Run<'a, D> {
             generation,
             shape,
             max_seq_len,
-            canary_bytes: 0,
+            emergency_reserve_bytes: 0,
             attempts: 1,
             probe_tokens: None,
             target: None,
@@ -80,7 +80,7 @@ impl<'a, D: Generations> Run<'a, D> {
             probe_state_bytes: self.cfg.state_bytes(shape.state_slots),
             own_reserved_now: now.own_reserved,
             available_now: now.available,
-            canary: self.cfg.canary_bytes,
+            emergency_reserve: self.cfg.emergency_reserve_bytes,
             fraction: self.cfg.fraction,
         }
     }
@@ -90,24 +90,24 @@ impl<'a, D: Generations> Run<'a, D> {
         Shape { tokens, state_slots, generation: self.generations, phase }
     }
 
-    /// Builds, sets ballast aside, stresses. The generation comes back even if it failed, to be torn down.
-    pub(super) fn try_generation(&mut self, shape: Shape, canary: u64) -> (Option<D::G>, Result<Measured, Fault>) {
+    /// Builds, sets start reserve aside, stresses. The generation comes back even if it failed, to be torn down.
+    pub(super) fn try_generation(&mut self, shape: Shape, emergency_reserve: u64) -> (Option<D::G>, Result<Measured, Fault>) {
         let (generation, fault) = match self.device.build(shape) {
             Ok(generation) => (Some(generation), None),
             Err(failure) => (None, Some(failure.into())),
         };
         match (generation, self.vote(fault)) {
             (Some(mut generation), None) => {
-                let result = self.prove(&mut generation, canary);
+                let result = self.prove(&mut generation, emergency_reserve);
                 (Some(generation), result)
             }
             (generation, fault) => (generation, Err(fault.unwrap_or(Fault::Memory(None)))),
         }
     }
 
-    fn prove(&mut self, generation: &mut D::G, canary: u64) -> Result<Measured, Fault> {
-        if canary > 0 {
-            let placed = self.device.place_canary(generation, canary);
+    fn prove(&mut self, generation: &mut D::G, emergency_reserve: u64) -> Result<Measured, Fault> {
+        if emergency_reserve > 0 {
+            let placed = self.device.place_reserve(generation, emergency_reserve);
             let fault = placed.err().map(|oom| Fault::Memory(Some(oom)));
             self.vote(fault).map_or(Ok(()), Err)?;
         }

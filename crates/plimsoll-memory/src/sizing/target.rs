@@ -7,8 +7,8 @@ use super::Fraction;
 
 /// Tokens a probe has at least, unless a tiny device asks for fewer.
 pub const PROBE_FLOOR_TOKENS: u64 = 8192;
-/// The default ballast that is set aside after the pools are built.
-pub const CANARY_BYTES: u64 = 256 << 20;
+/// The default start reserve that is set aside after the pools are built.
+pub const EMERGENCY_RESERVE_BYTES: u64 = 256 << 20;
 
 /// KV tokens for the probe: one full prefill step, and one new slot for every row of a full decode step.
 ///
@@ -38,7 +38,7 @@ pub struct SizingInput {
     /// What could still be taken now.
     pub available_now: u64,
     /// Ballast to leave room for.
-    pub canary: u64,
+    pub emergency_reserve: u64,
     /// The share of the budget that is used.
     pub fraction: Fraction,
 }
@@ -110,13 +110,13 @@ pub struct Target {
     pub non_kv: u64,
     /// What others use.
     pub peers: u64,
-    /// The ballast.
-    pub canary: u64,
+    /// The start reserve.
+    pub emergency_reserve: u64,
     /// What is left for pools before the fraction is applied.
     pub room: u64,
     /// What the pools may take: `room × fraction`. The only place where the margin is applied.
     pub budget: u64,
-    /// By how much fixed parts, peers and canary exceed the capacity; zero unless nothing fits.
+    /// By how much fixed parts, peers and emergency reserve exceed the capacity; zero unless nothing fits.
     pub deficit: u64,
     /// What had to be corrected.
     pub warnings: Vec<SizingWarning>,
@@ -150,7 +150,7 @@ pub fn target_tokens(input: &SizingInput) -> Target {
             0
         }
     };
-    let taken = u128::from(non_kv) + u128::from(input.canary) + u128::from(peers);
+    let taken = u128::from(non_kv) + u128::from(input.emergency_reserve) + u128::from(peers);
     let room = u128::from(input.total).saturating_sub(taken) as u64;
     let deficit = u64::try_from(taken.saturating_sub(u128::from(input.total))).unwrap_or(u64::MAX);
     let budget = input.fraction.of(room);
@@ -158,7 +158,7 @@ pub fn target_tokens(input: &SizingInput) -> Target {
         tokens: budget.checked_div(input.cell_bytes).unwrap_or(0),
         non_kv,
         peers,
-        canary: input.canary,
+        emergency_reserve: input.emergency_reserve,
         room,
         budget,
         deficit,

@@ -4,7 +4,7 @@ use crate::fake::{CELL, GIB, MIB, has_negative_number, usual_config};
 use plimsoll_memory::sizing::diagnose::{Stage, Suggestion, Value, diagnose};
 use plimsoll_memory::sizing::joint::{JointError, JointInput, solve};
 use plimsoll_memory::sizing::{
-    CANARY_BYTES, Component, Fraction, OutOfMemory, PROBE_FLOOR_TOKENS, ScalesWith, SizingInput, SizingWarning,
+    EMERGENCY_RESERVE_BYTES, Component, Fraction, OutOfMemory, PROBE_FLOOR_TOKENS, ScalesWith, SizingInput, SizingWarning,
     decode_stress, max_decode_batch, probe_tokens, target_tokens,
 };
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn golden(probe: u64, share: &str) -> SizingInput {
         probe_state_bytes: 0,
         own_reserved_now: 35 * GIB,
         available_now: 35 * GIB,
-        canary: CANARY_BYTES,
+        emergency_reserve: EMERGENCY_RESERVE_BYTES,
         fraction: fraction(share),
     }
 }
@@ -97,7 +97,7 @@ fn any_input() -> impl Strategy<Value = SizingInput> {
     let bytes = || prop_oneof![0..200 * GIB, Just(0u64), Just(u64::MAX), any::<u64>()];
     let pools = (0u64..1_000_000, 1u64..1 << 20, bytes());
     (bytes(), bytes(), bytes(), bytes(), bytes(), pools, 1u32..=1_000_000).prop_map(
-        |(total, peak, own, available, canary, (probe, cell, state), ppm)| SizingInput {
+        |(total, peak, own, available, emergency_reserve, (probe, cell, state), ppm)| SizingInput {
             total,
             peak_reserved: peak,
             probe_tokens: probe,
@@ -105,7 +105,7 @@ fn any_input() -> impl Strategy<Value = SizingInput> {
             probe_state_bytes: state,
             own_reserved_now: own,
             available_now: available,
-            canary,
+            emergency_reserve,
             fraction: Fraction::from_ppm(ppm).unwrap(),
         },
     )
@@ -116,13 +116,13 @@ proptest! {
     fn a06_target_is_monotone(input in any_input(), more in 1u64..40 * GIB) {
         let tokens = |input: &SizingInput| target_tokens(input).tokens;
         let base = tokens(&input);
-        // More fixed parts, more canary, fewer available (more peers): never more tokens.
+        // More fixed parts, more emergency reserve, fewer available (more peers): never more tokens.
         let peak_reserved = input.peak_reserved.saturating_add(more);
-        let canary = input.canary.saturating_add(more);
+        let emergency_reserve = input.emergency_reserve.saturating_add(more);
         let available_now = input.available_now.saturating_sub(more);
         for worse in [
             SizingInput { peak_reserved, ..input },
-            SizingInput { canary, ..input },
+            SizingInput { emergency_reserve, ..input },
             SizingInput { available_now, ..input },
         ] {
             prop_assert!(tokens(&worse) <= base);
@@ -144,7 +144,7 @@ proptest! {
     fn a08_plan_never_exceeds_what_others_leave(input in any_input()) {
         let target = target_tokens(&input);
         let planned = u128::from(target.non_kv) + u128::from(target.tokens) * u128::from(input.cell_bytes)
-            + u128::from(target.canary);
+            + u128::from(target.emergency_reserve);
         let room = u128::from(input.total).saturating_sub(u128::from(target.peers));
         prop_assert!(planned <= room || target.deficit > 0 && target.tokens == 0);
         prop_assert!(target.deficit == 0 || target.budget == 0);
@@ -196,7 +196,7 @@ fn a35_the_margin_is_applied_once() {
         probe_tokens: 0,
         own_reserved_now: 0,
         available_now: 80 * GIB,
-        canary: 0,
+        emergency_reserve: 0,
         ..golden(0, "0.95")
     };
     let target = target_tokens(&input);

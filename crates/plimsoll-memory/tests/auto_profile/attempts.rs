@@ -3,7 +3,7 @@
 use crate::fake::{ATTENTION, CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config};
 use plimsoll_memory::sizing::diagnose::Stage;
 use plimsoll_memory::sizing::{
-    CANARY_BYTES, Fraction, Mode, Phase, ProfileConfig, ShadowReport, SizingError, SizingInput, SizingWarning,
+    EMERGENCY_RESERVE_BYTES, Fraction, Mode, Phase, ProfileConfig, ShadowReport, SizingError, SizingInput, SizingWarning,
     StatePool, auto_profile, check_sizes,
 };
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ pub fn fails(cfg: &ProfileConfig, fake: &mut Fake) -> SizingError {
 
 /// What [`Fake::usual`] must arrive at, worked out here from its parts.
 pub fn usual_target() -> u64 {
-    let room = 80 * GIB - 10 * GIB - 18 * GIB - 2 * GIB - ATTENTION - CANARY_BYTES;
+    let room = 80 * GIB - 10 * GIB - 18 * GIB - 2 * GIB - ATTENTION - EMERGENCY_RESERVE_BYTES;
     let tokens = u128::from(room) * 95 / 100 / u128::from(CELL);
     tokens as u64 / 16 * 16
 }
@@ -35,7 +35,7 @@ fn a02_pinned_capacity_is_used_bit_exactly() {
     let mut fake = Fake::usual();
     let outcome = auto_profile(&cfg, &mut fake).unwrap();
     assert_eq!((outcome.shape.tokens, outcome.probe_tokens), (100_003, None), "not even rounded to pages");
-    assert_eq!((outcome.canary_bytes, outcome.target), (0, None));
+    assert_eq!((outcome.emergency_reserve_bytes, outcome.target), (0, None));
     assert_eq!(fake.built.len(), 1);
 }
 
@@ -211,7 +211,7 @@ fn a19_no_generation_outlives_its_successor() {
     assert_eq!(fake.held("attention"), ATTENTION);
     let steps: Vec<&str> =
         fake.log.iter().filter(|l| !l.starts_with("log")).map(|l| l.split(' ').next().unwrap()).collect();
-    let attempt = ["build", "canary", "stress", "teardown"];
+    let attempt = ["build", "emergency reserve", "stress", "teardown"];
     assert_eq!(steps, [&["build", "stress", "teardown"][..], &attempt, &attempt, &attempt[..3]].concat());
 }
 
@@ -232,14 +232,14 @@ fn a21_the_canary_comes_after_the_rebuild_and_goes_with_the_teardown() {
     fake.wrong.insert(2, Wrong::Short(1));
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
     let line = |start: &str| fake.log.iter().position(|l| l.starts_with(start)).unwrap();
-    assert!(line("canary") > line("teardown"), "not in the probe");
-    assert_eq!(fake.held("canary"), CANARY_BYTES, "one, in the ledger");
-    assert_eq!(outcome.canary_bytes, CANARY_BYTES);
+    assert!(line("emergency reserve") > line("teardown"), "not in the probe");
+    assert_eq!(fake.held("emergency reserve"), EMERGENCY_RESERVE_BYTES, "one, in the ledger");
+    assert_eq!(outcome.emergency_reserve_bytes, EMERGENCY_RESERVE_BYTES);
     drop(outcome);
-    assert_eq!(fake.held("canary"), 0);
-    // A canary that does not fit is a reason to shrink like any other.
+    assert_eq!(fake.held("emergency reserve"), 0);
+    // A emergency reserve that does not fit is a reason to shrink like any other.
     let mut fake = Fake::usual();
-    // The weights, the probe's three and its scratch, then three for production: the ninth is the canary.
+    // The weights, the probe's three and its scratch, then three for production: the ninth is the emergency reserve.
     fake.ledger().fail_allocation = vec![9];
     assert_eq!(auto_profile(&usual_config(), &mut fake).unwrap().attempts, 2);
 }
@@ -361,7 +361,7 @@ fn a39_shadow_mode_reports_and_changes_nothing() {
         probe_state_bytes: 0,
         own_reserved_now: 35 * GIB,
         available_now: 35 * GIB,
-        canary: CANARY_BYTES,
+        emergency_reserve: EMERGENCY_RESERVE_BYTES,
         fraction: Fraction::ONE,
     };
     let report = ShadowReport::new(&usual_config(), &input, 600_000);
@@ -374,7 +374,7 @@ fn a39_shadow_mode_reports_and_changes_nothing() {
     );
     let refusal = full.refusal.clone().unwrap();
     assert!(refusal.starts_with("no KV page fits"), "{full}");
-    // 34.5 GiB of fixed parts and a quarter of canary in 34: three quarters too many, and a page of 1 MiB.
+    // 34.5 GiB of fixed parts and a quarter of emergency reserve in 34: three quarters too many, and a page of 1 MiB.
     assert!(refusal.contains(&(769 * MIB).to_string()), "{full}");
 }
 
@@ -426,7 +426,7 @@ proptest! {
         fake.ledger().fail_allocation = fail.iter().map(|n| n + 1).collect();
         match auto_profile(&cfg, &mut fake) {
             Ok(outcome) => {
-                let planned = share(0) + scratch + ATTENTION + cfg.canary_bytes
+                let planned = share(0) + scratch + ATTENTION + cfg.emergency_reserve_bytes
                     + outcome.shape.tokens * CELL + outcome.shape.state_slots * fake.slot_bytes;
                 prop_assert!(planned <= total - share(1), "{planned}");
                 prop_assert!(outcome.shape.tokens >= bmt && outcome.shape.tokens % page == 0);

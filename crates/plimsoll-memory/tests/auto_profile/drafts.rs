@@ -3,7 +3,7 @@
 
 use crate::attempts::{fails, usual_target};
 use crate::fake::{ATTENTION, CELL, Fake, GIB, production, usual_config};
-use plimsoll_memory::sizing::{CANARY_BYTES, Mode, ProfileConfig, auto_profile};
+use plimsoll_memory::sizing::{EMERGENCY_RESERVE_BYTES, Mode, ProfileConfig, auto_profile};
 
 /// 4 GiB of weights, an eighth of the main model's keys and values for each token, 1 GiB of scratch.
 const DRAFT_CELL: u64 = CELL / 8;
@@ -38,7 +38,7 @@ fn a16_the_peak_is_that_of_both_together() {
     let (cfg, mut fake) = with_draft();
     let outcome = auto_profile(&cfg, &mut fake).unwrap();
     // By hand: 80 − 10 of peers − 18 − 4 of weights − 2 − 1 of scratch at once, and the usual rest.
-    let room = 45 * GIB - ATTENTION - CANARY_BYTES;
+    let room = 45 * GIB - ATTENTION - EMERGENCY_RESERVE_BYTES;
     let tokens = (u128::from(room) * 95 / 100 / u128::from(CELL + DRAFT_CELL)) as u64 / 16 * 16;
     assert_eq!(outcome.shape.tokens, tokens);
     assert!(tokens < usual_target());

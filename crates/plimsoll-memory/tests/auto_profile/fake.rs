@@ -57,7 +57,7 @@ impl Drop for Block {
 pub struct Gen {
     pub shape: Shape,
     pub blocks: Vec<Block>,
-    pub canary: Option<Block>,
+    pub emergency_reserve: Option<Block>,
     /// The generation each holder of indices was built for.
     holders: [u32; 3],
     kv_free: u64,
@@ -173,7 +173,7 @@ impl Fake {
     }
 }
 
-const OF_GENERATION: [&str; 4] = ["kv", "state", "attention", "canary"];
+const OF_GENERATION: [&str; 4] = ["kv", "state", "attention", "emergency reserve"];
 
 impl Generations for Fake {
     type G = Gen;
@@ -194,12 +194,12 @@ impl Generations for Fake {
         let state = self.take("state", shape.state_slots * self.slot_bytes)?;
         let attention = self.take("attention", ATTENTION)?;
         let holders = [shape.generation; 3];
-        Ok(Gen { shape, blocks: vec![attention, state, kv], canary: None, holders, kv_free: shape.tokens })
+        Ok(Gen { shape, blocks: vec![attention, state, kv], emergency_reserve: None, holders, kv_free: shape.tokens })
     }
 
-    fn place_canary(&mut self, generation: &mut Gen, bytes: u64) -> Result<(), OutOfMemory> {
-        self.log.push("canary".to_owned());
-        generation.canary = Some(self.take("canary", bytes)?);
+    fn place_reserve(&mut self, generation: &mut Gen, bytes: u64) -> Result<(), OutOfMemory> {
+        self.log.push("emergency reserve".to_owned());
+        generation.emergency_reserve = Some(self.take("emergency reserve", bytes)?);
         Ok(())
     }
 

@@ -94,8 +94,8 @@ fn a22_a_rank_that_fails_anywhere_strands_nobody() {
         ("probe does not fit", |f| f.ledger().peers = 61 * GIB + GIB / 2),
         ("nothing fits", |f| f.ledger().peers = 59 * GIB + GIB / 4),
     ];
-    // A canary that only the crowded rank has no room for.
-    let cfg = ProfileConfig { canary_bytes: GIB, ..usual_config() };
+    // A emergency reserve that only the crowded rank has no room for.
+    let cfg = ProfileConfig { emergency_reserve_bytes: GIB, ..usual_config() };
     for (name, prepare) in cases {
         let mut bad = with_peers(0);
         prepare(&mut bad);

@@ -86,7 +86,7 @@ fn of_an_elastic_pool_the_ledger_has_what_is_there() {
 /// What the process holds that is in no region and not the heap's.
 fn baseline(page: &Value) -> i64 {
     let number = |value: &Value| value.as_i64().unwrap_or_else(|| panic!("{page}"));
-    let regions = ["weights", "kv_pages", "step_workspace", "canary"];
+    let regions = ["weights", "kv_pages", "step_workspace", "emergency_reserve"];
     let mapped: i64 = regions.iter().map(|name| number(&component(page, name)["committed_bytes"])).sum();
     let process = &page["process"];
     number(&process["rss_anon"]) + number(&process["vm_swap"]) - mapped - number(&page["heap"]["resident_bytes"])
