@@ -11,7 +11,7 @@ use crate::accounts::Accounts;
 use crate::cache::KvNotes;
 use crate::cached::Cached;
 use crate::governor::{DegradationLevel, Gauge};
-use crate::house::House;
+use crate::engine_host::EngineHost;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
@@ -110,7 +110,7 @@ pub(crate) struct Shared {
     /// What is held on the heap, once start-up has measured it; a scripted engine has none.
     pub accounts: OnceLock<Accounts>,
     /// Where the engine lives with others; none where it is alone.
-    pub house: OnceLock<Arc<House>>,
+    pub engine_host: OnceLock<Arc<EngineHost>>,
     /// The last look at the machine, and the level the engine stands on.
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
@@ -175,7 +175,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             accounts: OnceLock::new(),
-            house: OnceLock::new(),
+            engine_host: OnceLock::new(),
             gauge: Gauge::default(),
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
@@ -198,22 +198,22 @@ impl Shared {
 
     /// Planned bytes of the whole process.
     pub fn process_planned(&self) -> u64 {
-        self.house.get().map_or_else(|| self.plan.total(), |house| house.planned_total())
+        self.engine_host.get().map_or_else(|| self.plan.total(), |engine_host| engine_host.planned_total())
     }
 
     /// Committed bytes of the whole process.
     pub fn process_committed(&self) -> u64 {
-        self.house.get().map_or_else(|| self.ledger.committed_total(), |house| house.committed_total())
+        self.engine_host.get().map_or_else(|| self.ledger.committed_total(), |engine_host| engine_host.committed_total())
     }
 
     /// The same with what is mapped and not there yet.
     pub fn process_mapped(&self) -> u64 {
-        self.house.get().map_or_else(|| self.ledger.mapped_total(), |house| house.mapped_total())
+        self.engine_host.get().map_or_else(|| self.ledger.mapped_total(), |engine_host| engine_host.mapped_total())
     }
 
     /// The most the whole process may use.
     pub fn process_line(&self) -> u64 {
-        self.house.get().map_or(self.plan.limit, |house| house.plan().limit)
+        self.engine_host.get().map_or(self.plan.limit, |engine_host| engine_host.plan().limit)
     }
 
     /// Enters in the ledger what is measured rather than counted.

@@ -94,8 +94,8 @@ pub struct Options {
     pub http_alternatives: Vec<HttpAlternative>,
     /// A line in the log about every so many steps says where every byte is; 0: never.
     pub log_ledger_every: u64,
-    /// The engine lives in a [`crate::House`], which holds what all engines of the process share: it plans only what goes with it.
-    pub guest: bool,
+    /// The engine lives in a [`crate::EngineHost`], which holds what all engines of the process share: it plans only what goes with it.
+    pub hosted: bool,
     /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
     /// planned by a formula over the vocabulary.
     pub tokenizer_bytes: Option<u64>,
@@ -141,7 +141,7 @@ impl Default for Options {
             other_threads: 0,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
-            guest: false,
+            hosted: false,
             tokenizer_bytes: None,
         }
     }

@@ -361,7 +361,7 @@ impl Blueprint {
         let running = options.running_max_req_size;
         let requests_max = if casual { running.min(CASUAL_USERS) } else { running };
         let (page_bytes, fraction) = (shape.kv.page_bytes() as u64, options.mem_fraction);
-        let emergency_reserve = if options.guest { 0 } else { EMERGENCY_RESERVE_BYTES };
+        let emergency_reserve = if options.hosted { 0 } else { EMERGENCY_RESERVE_BYTES };
         let sizes = Sizes { fixed: 0, emergency_reserve, page_bytes, tables: Tables::of(options), state, requests_max };
         // The table of slots does not grow with the page pool: it counts in full.
         let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);

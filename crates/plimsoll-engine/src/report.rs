@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::governor::{DegradationLevel, Reading};
 use crate::handle::Shared;
-use crate::house::Lodger;
+use crate::engine_host::HostedEngine;
 pub(crate) use counts::Counts;
 pub use counts::{DeviceAllocations, Requests, Tokens};
 
@@ -92,7 +92,7 @@ pub(crate) struct Whole<'a> {
     /// What engines that are gone had counted.
     pub past: Counts,
     /// Models on their way in or out.
-    pub moving: &'a [Lodger],
+    pub moving: &'a [HostedEngine],
     /// The process, looked at beside their ledgers.
     pub process: OwnProcess,
 }
@@ -268,9 +268,9 @@ impl LedgerReport {
             report.add(&Self::rows_of(shared, process, heap));
             counts.add(&Counts::of(shared));
         }
-        for lodger in moving {
-            report.add_moving(&lodger.ledger);
-            lodger.engine.iter().for_each(|shared| counts.add(&Counts::of(shared)));
+        for hosted_engine in moving {
+            report.add_moving(&hosted_engine.ledger);
+            hosted_engine.engine.iter().for_each(|shared| counts.add(&Counts::of(shared)));
         }
         report.count(&counts);
         report.unaccounted_bytes = difference(report.process.leak_gauge(), report.committed_bytes);

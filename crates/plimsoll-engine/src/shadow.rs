@@ -13,7 +13,7 @@ use plimsoll_memory::{Bytes, Component, Ledger};
 use plimsoll_models::Model;
 use serde::Serialize;
 
-use crate::berth::Berth;
+use crate::memory_lease::MemoryLease;
 use crate::options::Options;
 use crate::planner::{Blueprint, PlanError};
 use crate::sizing::profile_config;
@@ -62,7 +62,7 @@ pub fn dry_run(
     config.mode = Mode::Auto;
     let (cell, probe_tokens) = (config.cell_bytes, config.probe_tokens());
     let fixed = planned.sizing.fixed;
-    let _berth = Berth::take(fixed + probe_tokens * cell, 0, host.lease_dir.clone(), &host.root, &host.limits)?;
+    let _memory_lease = MemoryLease::take(fixed + probe_tokens * cell, 0, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     // The probe of a small pool may be larger than the pool.

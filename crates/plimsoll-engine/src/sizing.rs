@@ -113,7 +113,7 @@ pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
 }
 
 /// All parts with a size that depends on capacity, and handles to the longer-lived parts that they use.
-pub(crate) struct Generation {
+pub(crate) struct PoolBuild {
     /// Model, weights and this generation's memory.
     pub runner: CpuRunner,
     /// Page table and prefix index.
@@ -212,7 +212,7 @@ impl CpuGenerations<'_> {
 }
 
 impl Generations for CpuGenerations<'_> {
-    type G = Generation;
+    type G = PoolBuild;
 
     fn device(&mut self) -> DeviceNow {
         let (total, own) = (self.plan.sizing_total, self.own());
@@ -221,7 +221,7 @@ impl Generations for CpuGenerations<'_> {
         DeviceNow { total, own_reserved: own, available }
     }
 
-    fn build(&mut self, shape: Shape) -> Result<Generation, Failure> {
+    fn build(&mut self, shape: Shape) -> Result<PoolBuild, Failure> {
         let (pages, slots) = (shape.tokens as usize / PAGE_TOKENS, shape.state_slots as usize);
         let kv_bytes = (pages * self.shape.kv.page_bytes()) as u64;
         let state_bytes = (slots * self.shape.state.map_or(0, |state| state.slot_bytes())) as u64;
@@ -236,33 +236,33 @@ impl Generations for CpuGenerations<'_> {
         self.ledger.observe(Component::PrefixIndex, self.plan.index_bytes(pages, slots));
         self.tokens = shape.tokens;
         let runner = CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory));
-        Ok(Generation { runner, cache, emergency_reserve: None })
+        Ok(PoolBuild { runner, cache, emergency_reserve: None })
     }
 
-    fn place_reserve(&mut self, generation: &mut Generation, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+    fn place_reserve(&mut self, pool_build: &mut PoolBuild, bytes: u64) -> Result<(), sizing::OutOfMemory> {
         if bytes == 0 {
-            // A guest's house has one.
+            // A hosted engine's engine host has one.
             return Ok(());
         }
         self.check_room(Component::EmergencyReserve, bytes)?;
         let emergency_reserve = EmergencyReserve::map(&self.ledger, bytes).map_err(|error| Self::refused(&error))?;
-        generation.emergency_reserve = Some(emergency_reserve);
+        pool_build.emergency_reserve = Some(emergency_reserve);
         Ok(())
     }
 
-    fn stress(&mut self, generation: &mut Generation) -> Result<Measured, Failure> {
-        let (plan, cache) = (self.plan, &generation.cache);
+    fn stress(&mut self, pool_build: &mut PoolBuild) -> Result<Measured, Failure> {
+        let (plan, cache) = (self.plan, &pool_build.cache);
         let pools = Pools { pages: cache.pool.total(), slots: cache.states.as_ref().map_or(0, |s| s.total()) };
         let context = plan.limits.max_req_total_len as usize;
-        let (runner, sampler) = (&mut generation.runner, &mut self.sampler);
+        let (runner, sampler) = (&mut pool_build.runner, &mut self.sampler);
         let ran = stress(runner, sampler, &plan.step, context, pools, &self.cancel);
         ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
         if let (Some(media), Some(spec)) = (&plan.media, &self.media) {
-            let ran = stress_tower(&mut generation.runner, media, spec, &self.cancel);
+            let ran = stress_tower(&mut pool_build.runner, media, spec, &self.cancel);
             ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
         }
-        generation.runner.forget();
-        let measured = generation.runner.device().memory().workspace_peak() as u64;
+        pool_build.runner.forget();
+        let measured = pool_build.runner.device().memory().workspace_peak() as u64;
         let planned = plan.workspace as u64;
         if measured > planned {
             let component = Component::StepWorkspace.name();
@@ -272,9 +272,9 @@ impl Generations for CpuGenerations<'_> {
         Ok(Measured { peak_reserved: self.own() })
     }
 
-    fn pools(&self, generation: &Generation) -> Vec<PoolCount> {
+    fn pools(&self, pool_build: &PoolBuild) -> Vec<PoolCount> {
         let count = |name: &str, free, total| PoolCount { name: name.into(), free: free as u64, total: total as u64 };
-        let KvCache { pool, states, .. } = &generation.cache;
+        let KvCache { pool, states, .. } = &pool_build.cache;
         let slots = states.as_ref().map(|states| count("state slots", states.free(), states.total()));
         std::iter::once(count("KV pages", pool.free(), pool.total())).chain(slots).collect()
     }
@@ -293,9 +293,9 @@ impl Generations for CpuGenerations<'_> {
         rows.map(component).collect()
     }
 
-    fn teardown(&mut self, generation: Generation) -> Released {
+    fn teardown(&mut self, pool_build: PoolBuild) -> Released {
         let before = self.own();
-        let Generation { runner, cache, emergency_reserve } = generation;
+        let PoolBuild { runner, cache, emergency_reserve } = pool_build;
         let (weights, pool, memory) = runner.into_device().into_parts();
         self.parts = Some((weights, pool));
         drop((memory, cache, emergency_reserve));

@@ -18,18 +18,18 @@ use plimsoll_models::Model;
 use thiserror::Error;
 
 use crate::accounts::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
-use crate::berth::Berth;
+use crate::memory_lease::MemoryLease;
 use crate::cache::PrefixIndex;
 use crate::cancel::Cancel;
 use crate::delivery::SharedTokenizer;
 use crate::handle::{Arrival, EngineHandle, Shared};
-use crate::house::{NoRoom, Resident};
+use crate::engine_host::{NoRoom, HostedLease};
 use crate::media::{MediaPlan, MediaSpec};
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, PlanError};
 use crate::process::ProcessAccount;
 use crate::sampling::{Sampler, SamplerError};
-use crate::sizing::{CpuGenerations, Generation, profile_config};
+use crate::sizing::{CpuGenerations, PoolBuild, profile_config};
 use crate::watch::watch;
 use crate::worker::{Encoding, Parts, Worker};
 use crate::yielding::Yielding;
@@ -154,11 +154,11 @@ fn start_as(
     for idle in &planned.idle_flags {
         tracing::warn!("{idle}");
     }
-    let beside = host.house.as_ref().map_or(0, |house| house.mapped_total());
-    let berth = Berth::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
+    let beside = host.engine_host.as_ref().map_or(0, |engine_host| engine_host.mapped_total());
+    let memory_lease = MemoryLease::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
-    let resident = host.house.as_ref().map(|house| house.admit(&ledger)).transpose()?;
+    let hosted = host.engine_host.as_ref().map(|engine_host| engine_host.admit(&ledger)).transpose()?;
     let eos = end_tokens(&blueprint, &tokenizer);
     let fixed = engine_bytes(&blueprint.weights);
     let Blueprint { model, weights, .. } = blueprint;
@@ -169,20 +169,20 @@ fn start_as(
     let config = adjust(profile_config(&planned));
     let mut builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
     builder.cancel = cancel.clone();
-    let Proven { generation, sampler, workspace_peak, media } = prove(&config, builder)?;
-    let slots = generation.cache.states.as_ref().map_or(0, |states| states.total());
-    planned.resize(generation.cache.pool.total(), slots);
+    let Proven { pool_build, sampler, workspace_peak, media } = prove(&config, builder)?;
+    let slots = pool_build.cache.states.as_ref().map_or(0, |states| states.total());
+    planned.resize(pool_build.cache.pool.total(), slots);
     planned.plan.enter(&ledger);
     let mut accounts = accounts(&planned, &tokenizer, options);
     accounts.tables += fixed;
     accounts.workspace_peak = workspace_peak;
-    let ready = Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident };
+    let ready = Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted };
     spawn(ready, start_reserve, options, host)
 }
 
 /// What stands after the proof.
 struct Proven {
-    generation: Generation,
+    pool_build: PoolBuild,
     sampler: Sampler,
     /// Bytes of workspace that it took.
     workspace_peak: u64,
@@ -190,9 +190,9 @@ struct Proven {
 }
 
 impl Proven {
-    fn new(generation: Generation, builder: CpuGenerations<'_>) -> Self {
+    fn new(pool_build: PoolBuild, builder: CpuGenerations<'_>) -> Self {
         let CpuGenerations { sampler, workspace_peak, media, .. } = builder;
-        Self { generation, sampler, workspace_peak, media }
+        Self { pool_build, sampler, workspace_peak, media }
     }
 }
 
@@ -200,14 +200,14 @@ impl Proven {
 fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Proven, StartError> {
     if builder.plan.step.whole {
         // No pool to be sized: built once and proven.
-        let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
+        let shape = Shape { tokens: 0, state_slots: 0, pool_build: 1, phase: Phase::Production };
         let failed = |failure| match failure {
             Failure::Other(error) => own_error(SizingError::Other(error)),
             Failure::OutOfMemory(refused) => refused_start(&refused),
         };
-        let mut generation = builder.build(shape).map_err(failed)?;
-        builder.stress(&mut generation).map_err(failed)?;
-        return Ok(Proven::new(generation, builder));
+        let mut pool_build = builder.build(shape).map_err(failed)?;
+        builder.stress(&mut pool_build).map_err(failed)?;
+        return Ok(Proven::new(pool_build, builder));
     }
     let open = builder.plan.measure;
     let outcome = auto_profile(config, &mut builder).map_err(|error| match error {
@@ -216,7 +216,7 @@ fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Prov
         }
         error => own_error(error),
     })?;
-    Ok(Proven::new(outcome.generation, builder))
+    Ok(Proven::new(outcome.pool_build, builder))
 }
 
 fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
@@ -278,7 +278,7 @@ fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options
         ),
         index: planned.index_bytes(planned.pages, planned.slots),
         encoder: planned.media.as_ref().map_or(0, MediaPlan::encoder_bytes),
-        process: (!options.guest).then(ProcessAccount::default),
+        process: (!options.hosted).then(ProcessAccount::default),
         ..Accounts::default()
     }
 }
@@ -295,22 +295,22 @@ fn end_tokens(blueprint: &Blueprint, tokenizer: &SharedTokenizer) -> Vec<u32> {
 
 /// A proven engine on its way to its thread.
 struct Ready {
-    generation: Generation,
+    pool_build: PoolBuild,
     sampler: Sampler,
     media: Option<MediaSpec>,
     planned: EnginePlan,
     ledger: Arc<Ledger>,
     tokenizer: SharedTokenizer,
     eos: Vec<u32>,
-    berth: Berth,
+    memory_lease: MemoryLease,
     accounts: Accounts,
-    resident: Option<Resident>,
+    hosted: Option<HostedLease>,
 }
 
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
 /// takes the thread along.
 fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
-    let Ready { generation, sampler, media, planned, ledger, tokenizer, eos, berth, accounts, resident } = ready;
+    let Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
     let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
@@ -321,20 +321,20 @@ fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Ho
     // Set once, here.
     let _ = shared.eos.set(eos.clone());
     media.into_iter().for_each(|media| drop(shared.media.set(media)));
-    resident.iter().for_each(|resident| resident.moves_in(&shared));
+    hosted.iter().for_each(|hosted| hosted.register(&shared));
     let epoch = Instant::now();
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);
-    let Generation { runner, cache, emergency_reserve } = generation;
+    let PoolBuild { runner, cache, emergency_reserve } = pool_build;
     let notes = cache.index.as_ref().and_then(PrefixIndex::notes);
     notes.into_iter().for_each(|notes| drop(shared.kv_notes.set(Arc::clone(notes))));
     let emergency_reserve = match emergency_reserve {
-        None if resident.is_none() => Some(EmergencyReserve::map(&ledger, ledger.row(Component::EmergencyReserve).planned)?),
+        None if hosted.is_none() => Some(EmergencyReserve::map(&ledger, ledger.row(Component::EmergencyReserve).planned)?),
         emergency_reserve => emergency_reserve,
     };
     ledger.seal();
     let (built, wait) = channel();
-    let (go, begin) = channel::<Berth>();
+    let (go, begin) = channel::<MemoryLease>();
     let thread = std::thread::Builder::new().name("plimsoll-engine".into());
     let outputs = handle.shared.media.get().map(|media| media.outputs.clone());
     let body = move || {
@@ -356,24 +356,24 @@ fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Ho
         });
         // The starter waits for this word, and hands over the lease, which lasts as long as the engine.
         let _ = built.send(());
-        let Ok(berth) = begin.recv() else { return };
+        let Ok(memory_lease) = begin.recv() else { return };
         worker.run();
         // Readers may outlive the engine and know the pool; its memory they must not keep.
         outputs.iter().for_each(OutputPool::retire);
-        // A resident's emergency reserve is its house's. It moves out last, when all else is given back.
-        let emergency_reserve = if resident.is_none() { heap::disarm() } else { None };
-        drop((emergency_reserve, berth, resident));
+        // A resident's emergency reserve is its engine host's. It moves out last, when all else is given back.
+        let emergency_reserve = if hosted.is_none() { heap::disarm() } else { None };
+        drop((emergency_reserve, memory_lease, hosted));
     };
     let thread = thread.spawn(body).map_err(StartError::Thread)?;
     let closed = match wait.recv() {
-        Ok(()) => close_books(&handle, start_reserve.replace(emergency_reserve), berth, accounts, options.log_ledger_every, host),
+        Ok(()) => close_books(&handle, start_reserve.replace(emergency_reserve), memory_lease, accounts, options.log_ledger_every, host),
         Err(_) => Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready"))),
     };
     match closed {
-        Ok((berth, start_reserve)) => {
+        Ok((memory_lease, start_reserve)) => {
             start_reserve.keep();
             // The thread is there: it has just spoken.
-            let _ = go.send(berth);
+            let _ = go.send(memory_lease);
             Ok(handle)
         }
         Err(error) => {
@@ -389,22 +389,22 @@ fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Ho
 fn close_books(
     handle: &EngineHandle,
     start_reserve: StartReserve,
-    mut berth: Berth,
+    mut memory_lease: MemoryLease,
     accounts: Accounts,
     log_every: u64,
     host: &Host,
-) -> Result<(Berth, StartReserve), StartError> {
+) -> Result<(MemoryLease, StartReserve), StartError> {
     let ledger = &handle.shared.ledger;
     accounts.measure_baseline(ledger);
     accounts.observe(ledger, 0, 0);
     // What may come at any time is as good as there.
-    berth.built(handle.plan().total(), ledger.mapped_total())?;
+    memory_lease.built(handle.plan().total(), ledger.mapped_total())?;
     report_baseline(ledger);
     // Set once, here.
     let _ = handle.shared.accounts.set(accounts);
     let (epoch, root, limits) = (handle.epoch, host.root.clone(), host.limits.clone());
     watch(&handle.shared, epoch, root, limits, log_every).map_err(StartError::Thread)?;
-    Ok((berth, start_reserve))
+    Ok((memory_lease, start_reserve))
 }
 
 /// A process that took more before the engine than was planned for it is not stopped, but it is said.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{ask, exact, fixtures, greedy};
 use plimsoll_engine::{
-    Blueprint, Embed, EngineHandle, Host, House, LedgerReport, Options, Pooling, Request, StartError, start,
+    Blueprint, Embed, EngineHandle, Host, EngineHost, LedgerReport, Options, Pooling, Request, StartError, start,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::host::{MemoryBudget, Root};
@@ -32,7 +32,7 @@ fn checkpoint(model: &str) -> Checkpoint {
 }
 
 /// A directory for leases that no other test knows.
-fn berths(name: &str) -> PathBuf {
+fn memory_leases(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("plimsoll-test-{}-{name}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
     dir
@@ -81,7 +81,7 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
         let encoder = model.starts_with("bert");
         let options = Options { max_total_token_num: options.max_total_token_num.filter(|_| !encoder), ..options };
         let mut host = Host::read(&options).unwrap();
-        host.lease_dir = Some(berths("i2"));
+        host.lease_dir = Some(memory_leases("i2"));
         let engine = launch(&model, &options, &host).unwrap_or_else(|e| panic!("{model}: {e}"));
         let embed = encoder.then(|| Embed::new(Pooling::Mean));
         let max_tokens = if encoder { 0 } else { 20 };
@@ -119,7 +119,7 @@ fn i8_a_measured_start_builds_what_the_plan_says() {
     ] {
         let options = Options { memory_budget: budget(text), max_total_token_num: None, ..exact() };
         let mut host = Host::read(&options).unwrap();
-        host.lease_dir = Some(berths("i8"));
+        host.lease_dir = Some(memory_leases("i8"));
         // Tests of this process have left their traces in its resident memory; the plan starts from the line alone.
         host.line.bytes = options.memory_budget.unwrap().bytes(0);
         let measured = Options { tokenizer_bytes: Some(tokenizer_bytes()), ..options.clone() };
@@ -136,7 +136,7 @@ fn i8_a_measured_start_builds_what_the_plan_says() {
 #[test]
 fn two_engines_that_do_not_fit_together_do_not_start_together() {
     let _alone = alone();
-    let machine = berths("machine");
+    let machine = memory_leases("machine");
     std::fs::create_dir_all(machine.join("proc/self")).unwrap();
     let text = "MemTotal: 819200 kB\nMemAvailable: 800000 kB\nSwapTotal: 0 kB\n";
     std::fs::write(machine.join("proc/meminfo"), text).unwrap();
@@ -168,7 +168,7 @@ fn e39_a_failed_allocation_costs_the_canary_and_it_comes_back() {
     let _alone = alone();
     let options = exact();
     let mut host = Host::read(&options).unwrap();
-    host.lease_dir = Some(berths("emergency reserve"));
+    host.lease_dir = Some(memory_leases("emergency reserve"));
     let engine = launch("llama", &options, &host).unwrap();
     let emergency_reserve = || engine.ledger().row(Component::EmergencyReserve).committed;
     let (whole, said) = (emergency_reserve(), ask(&engine, greedy(&[1, 2, 3], 20)).ids);
@@ -189,13 +189,13 @@ fn e39_a_failed_allocation_costs_the_canary_and_it_comes_back() {
 }
 
 #[test]
-fn counts_of_a_house_never_go_backwards_whoever_comes_and_goes() {
+fn counts_never_decrease_when_engines_come_and_go() {
     let _alone = alone();
-    let options = Options { memory_budget: budget("800MiB"), guest: true, ..exact() };
+    let options = Options { memory_budget: budget("800MiB"), hosted: true, ..exact() };
     let mut host = Host::read(&options).unwrap();
-    host.lease_dir = Some(berths("counts"));
-    let house = House::open(8 << 20, &host).unwrap();
-    host = Host { line: House::line_in(house.plan()), house: Some(Arc::clone(&house)), ..host };
+    host.lease_dir = Some(memory_leases("counts"));
+    let engine_host = EngineHost::open(8 << 20, &host).unwrap();
+    host = Host { line: EngineHost::line_in(engine_host.plan()), engine_host: Some(Arc::clone(&engine_host)), ..host };
     let counted = |report: LedgerReport| {
         let LedgerReport { requests, tokens, steps, device_allocations, .. } = report;
         [requests.finished, tokens.generated, steps, device_allocations.before_ready]
@@ -206,18 +206,18 @@ fn counts_of_a_house_never_go_backwards_whoever_comes_and_goes() {
     assert_eq!(ask(&second, greedy(&[1, 2, 3], 10)).ids.len(), 10);
     common::quiet(&first);
     common::quiet(&second);
-    let before = counted(house.report(&[&first, &second]));
+    let before = counted(engine_host.report(&[&first, &second]));
     assert_eq!(before[..2], [2, 30]);
     // A server that unloads a model no longer names it, while its engine is still here.
-    assert_eq!(counted(house.report(&[&second])), before);
-    assert_eq!(counted(house.beside(&[&second]))[..2], [1, 20]);
+    assert_eq!(counted(engine_host.report(&[&second])), before);
+    assert_eq!(counted(engine_host.beside(&[&second]))[..2], [1, 20]);
     assert!(first.move_out(Duration::from_secs(20)));
-    assert_eq!(counted(house.report(&[&second])), before);
+    assert_eq!(counted(engine_host.report(&[&second])), before);
     // A caller that listed the engines before this one left still names it.
-    assert_eq!(counted(house.report(&[&first, &second])), before);
+    assert_eq!(counted(engine_host.report(&[&first, &second])), before);
     drop(first);
     assert!(second.move_out(Duration::from_secs(20)));
-    assert_eq!(counted(house.report(&[])), before);
+    assert_eq!(counted(engine_host.report(&[])), before);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_line_that_holds_nothing_is_refused_with_the_shortfall() {
     let _alone = alone();
     let options = Options { memory_budget: budget("100MiB"), max_total_token_num: None, ..exact() };
     let mut host = Host::read(&options).unwrap();
-    host.lease_dir = Some(berths("nothing"));
+    host.lease_dir = Some(memory_leases("nothing"));
     let error = launch("llama", &options, &host).err().expect("too small").to_string();
     assert!(error.contains("short") && error.contains("largest component"), "{error}");
 }
@@ -236,7 +236,7 @@ fn what_fits_is_what_starts() {
     let _alone = alone();
     let options = Options { max_total_token_num: None, ..exact() };
     let mut host = Host::read(&options).unwrap();
-    (host.line.bytes, host.lease_dir) = (225 << 20, Some(berths("what-if")));
+    (host.line.bytes, host.lease_dir) = (225 << 20, Some(memory_leases("what-if")));
     let checkpoint = checkpoint("llama");
     let ask_for = |users, context| {
         what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context, images: 0, audio_seconds: 0 })

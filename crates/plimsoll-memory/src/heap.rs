@@ -148,7 +148,7 @@ pub fn restore_reserve(room: u64) -> Result<bool, OutOfMemory> {
         return Ok(false);
     }
     // Without the lock: an error takes words, and words take memory.
-    let slice = EmergencyReserve::map_slice(&ledger, bytes)?;
+    let slice = EmergencyReserve::map_block(&ledger, bytes)?;
     let mut keeping = keeping();
     let Some(emergency_reserve) = &mut *keeping else { return Ok(true) };
     // Whoever gives it up counts first, then takes the lock.

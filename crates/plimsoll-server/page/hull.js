@@ -17,7 +17,7 @@ const NAMES = {
   tokenizer: 'Tokenizer',
   host_heap: 'HTTP and parsing',
   process_baseline: 'The process itself',
-  emergency_reserve: 'Canary',
+  emergency_reserve: 'Emergency reserve',
 };
 
 /** The pool behind a component, in `/v1/memory`. */

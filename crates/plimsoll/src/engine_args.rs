@@ -178,7 +178,7 @@ impl EngineArgs {
             other_threads: 0,
             http_alternatives: Vec::new(),
             log_ledger_every: 0,
-            guest: false,
+            hosted: false,
             tokenizer_bytes: None,
         }
     }

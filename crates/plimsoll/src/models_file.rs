@@ -50,7 +50,7 @@ pub fn read(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, 
 /// The options of one of several models.
 pub fn options_of(model: &ModelArgs) -> Options {
     let own = ServerConfig::default().model_bytes_max(model.grammar_bytes);
-    Options { guest: true, ..model.engine.options(own) }
+    Options { hosted: true, ..model.engine.options(own) }
 }
 
 /// A key, where it is one's fault, and what is wrong.
@@ -179,7 +179,7 @@ mod tests {
             ("[[models]]\nname = 'x'\nmodel = 'x'\nkv_dtype = 'q9'", "line 4: `kv_dtype`: `q9`"),
             (
                 "[[models]]\nname = 'x'\nmodel = 'x'\nkv_events = true",
-                "line 4: `kv_events`: tells what the prefix cache holds, which a server of several models tells nobody",
+                "line 4: `kv_events`: tells what the prefix cache holds, which a server of several models does not report",
             ),
             (
                 "[[models]]\nname = 'x'\nmodel = 'x'\nmax-waiting = 2000000",

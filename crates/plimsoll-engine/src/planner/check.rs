@@ -79,7 +79,7 @@ pub fn check_options(options: &Options) -> Result<(), PlanError> {
     }
     let untold = [
         (!options.prefix_cache, "and --disable-prefix-cache leaves nothing to tell"),
-        (options.guest, "which a server of several models tells nobody"),
+        (options.hosted, "which a server of several models does not report"),
     ];
     if let Some((_, why)) = untold.iter().find(|(so, _)| options.kv_events && *so) {
         return problem("--kv-events", format!("tells what the prefix cache holds, {why}"));

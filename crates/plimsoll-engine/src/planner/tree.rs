@@ -87,8 +87,8 @@ impl Blueprint {
         let scratch = sampler_bytes(vocab);
         let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context);
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
-        // A guest's house has planned the rest.
-        let (baseline, kept) = if options.guest { (0, 0) } else { (PROCESS_BASELINE_BYTES, HEAP_KEPT_BYTES) };
+        // A hosted engine's engine host has planned the rest.
+        let (baseline, kept) = if options.hosted { (0, 0) } else { (PROCESS_BASELINE_BYTES, HEAP_KEPT_BYTES) };
         let mut lines = vec![
             entry(
                 Component::Weights,
@@ -142,7 +142,7 @@ impl Blueprint {
                 format!("data, runtime, {threads} compute threads, table of weights"),
             ),
         ];
-        if !options.guest {
+        if !options.hosted {
             let detail =
                 format!("{} blocks, one for each refused allocation", plimsoll_memory::emergency_reserve::BLOCKS);
             lines.push(entry(Component::EmergencyReserve, EMERGENCY_RESERVE_BYTES, detail));

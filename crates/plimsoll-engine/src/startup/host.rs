@@ -7,7 +7,7 @@ use plimsoll_device::Isa;
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Remedy, Root};
 use plimsoll_memory::{Bytes, Ledger};
 
-use crate::house::House;
+use crate::engine_host::EngineHost;
 use crate::options::Options;
 use crate::planner::{Line, PlanError};
 
@@ -38,7 +38,7 @@ pub struct Host {
     /// Where leases are left; absent: where all of this user's processes meet.
     pub lease_dir: Option<PathBuf>,
     /// Where the engine lives with others under one line; absent: alone.
-    pub house: Option<Arc<House>>,
+    pub engine_host: Option<Arc<EngineHost>>,
 }
 
 impl Host {
@@ -71,7 +71,7 @@ impl Host {
             peers,
             remedy: binding.remedy,
         };
-        Ok(Self { line, threads, isa, root, limits, lease_dir: None, house: None })
+        Ok(Self { line, threads, isa, root, limits, lease_dir: None, engine_host: None })
     }
 
     /// Refuses an instruction set that only another machine has, for which this one may plan.
@@ -86,10 +86,10 @@ impl Host {
         Err(PlanError::Option { flag: "--isa", problem })
     }
 
-    /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its house, and what
+    /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its engine host, and what
     /// is free.
     pub(super) fn room(&self, ledger: &Arc<Ledger>) -> u64 {
-        let others = self.house.as_ref().map_or(0, |house| house.committed_beside(ledger));
+        let others = self.engine_host.as_ref().map_or(0, |engine_host| engine_host.committed_beside(ledger));
         ledger.look();
         let now = HostNow::read(&self.root, &self.limits);
         // Where address space is limited, what is mapped is held.

@@ -36,7 +36,7 @@ impl StartReserve {
         Self { own }
     }
 
-    /// The engine stands: from here on `emergency_reserve` is what the heap keeps, unless that is the house's.
+    /// The engine stands: from here on `emergency_reserve` is what the heap keeps, unless that is the engine host's.
     pub fn replace(mut self, emergency_reserve: Option<EmergencyReserve>) -> Self {
         if let Some(emergency_reserve) = emergency_reserve {
             drop(heap::arm(emergency_reserve));

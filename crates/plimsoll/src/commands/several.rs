@@ -1,4 +1,4 @@
-//! `serve --models`: one line, one house, engines that come and go with what is asked; and `plan --models`, which says what they take.
+//! `serve --models`: one line, one engine host, engines that come and go with what is asked; and `plan --models`, which says what they take.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
-    Blueprint, Cancel, CheckpointDefaults, EngineHandle, EnginePlan, Host, House, LedgerReport, Line, LoadedModel,
+    Blueprint, Cancel, CheckpointDefaults, EngineHandle, EnginePlan, Host, EngineHost, LedgerReport, Line, LoadedModel,
     Options, PlanError, start_unless, with_weights,
 };
 use plimsoll_formats::Checkpoint;
@@ -31,8 +31,8 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     let models = models_file::read(file, &args.inherited)?;
     let listed = models.iter().map(listed).collect();
     let loader = Loading::open(models, args, &config)?;
-    loader.shop.foresee(file, &House::line_in(loader.house.plan()))?;
-    let (planned, line) = (loader.house.plan().total(), loader.house.plan().limit);
+    loader.shop.foresee(file, &EngineHost::line_in(loader.engine_host.plan()))?;
+    let (planned, line) = (loader.engine_host.plan().total(), loader.engine_host.plan().limit);
     let names = loader.shop.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let runtime = http_runtime(&config)?;
     let ended = runtime.block_on(async {
@@ -40,7 +40,7 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
         // As for one model: whoever reads "ready" may send a signal at once.
         let told = told().context("listening for signals")?;
         let address = listener.local_addr().context("the listening address")?;
-        tracing::info!("what all models share:\n{}", loader.house.plan());
+        tracing::info!("what all models share:\n{}", loader.engine_host.plan());
         say_ready(began, &names, address, planned, line);
         serve_models(listener, listed, Arc::new(loader), config, told).await.context("serving")
     });
@@ -60,19 +60,19 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
 /// A model of several, and its plan or why it has none.
 type Planned<'a> = (&'a str, Result<EnginePlan, LoadError>);
 
-/// What a house that has these plans in it comes to: what `plan --models` prints.
+/// What an engine host that has these plans in it comes to: what `plan --models` prints.
 pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let config = args.http.config()?;
     let models = models_file::read(file, &args.inherited)?;
     let shop = Shop::of(models, &args.engine, &config)?;
-    let house = shop.house(&config);
-    let all = House::line_in(&house);
+    let engine_host = shop.engine_host(&config);
+    let all = EngineHost::line_in(&engine_host);
     let nobody = Cancel::default();
     let plan = |index: usize| (shop.models[index].0.as_str(), shop.needs(index, &all, &nobody));
     let plans: Vec<Planned> = (0..shop.models.len()).map(plan).collect();
     match args.json {
-        true => say!("{}", serde_json::to_string_pretty(&document(&house, &plans))?),
-        false => print_plans(&house, &plans),
+        true => say!("{}", serde_json::to_string_pretty(&document(&engine_host, &plans))?),
+        false => print_plans(&engine_host, &plans),
     }
     // One that is too large is no error to `serve` either: the others are served.
     let broken = |result: &Result<EnginePlan, LoadError>| matches!(result, Err(error) if !matches!(error, LoadError::TooLarge(_)));
@@ -85,7 +85,7 @@ fn names<'a>(plans: impl Iterator<Item = &'a Planned<'a>>) -> String {
     plans.map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-fn document(house: &Plan, plans: &[Planned]) -> Value {
+fn document(engine_host: &Plan, plans: &[Planned]) -> Value {
     let of = |(name, plan): &Planned| match plan {
         Ok(planned) => json!({
             "name": name, "plan": planned.plan, "total": planned.plan.total(), "limits": planned.limits,
@@ -94,11 +94,11 @@ fn document(house: &Plan, plans: &[Planned]) -> Value {
         Err(error) => json!({"name": name, "error": words(error)}),
     };
     let models: Vec<_> = plans.iter().map(of).collect();
-    json!({"shared": house, "shared_total": house.total(), "models": models})
+    json!({"shared": engine_host, "shared_total": engine_host.total(), "models": models})
 }
 
-fn print_plans(house: &Plan, plans: &[Planned]) {
-    say!("what all models share:\n{house}");
+fn print_plans(engine_host: &Plan, plans: &[Planned]) {
+    say!("what all models share:\n{engine_host}");
     for (name, plan) in plans {
         match plan {
             Ok(planned) => {
@@ -110,14 +110,14 @@ fn print_plans(house: &Plan, plans: &[Planned]) {
             Err(error) => say!("{name}: never loaded: {}", words(error)),
         }
     }
-    let sum = house.total() + plans.iter().flat_map(|(_, plan)| plan).map(|planned| planned.plan.total()).sum::<u64>();
+    let sum = engine_host.total() + plans.iter().flat_map(|(_, plan)| plan).map(|planned| planned.plan.total()).sum::<u64>();
     let never = names(plans.iter().filter(|(_, plan)| plan.is_err()));
     if plans.iter().all(|(_, plan)| plan.is_err()) {
         return;
     }
     let whom = if never.is_empty() { "all".to_owned() } else { format!("all but {never}") };
-    let verdict = if sum <= house.limit { "they fit together" } else { "they take turns" };
-    say!("{whom} at once: {} of {}: {verdict}", Bytes(sum), Bytes(house.limit));
+    let verdict = if sum <= engine_host.limit { "they fit together" } else { "they take turns" };
+    say!("{whom} at once: {} of {}: {verdict}", Bytes(sum), Bytes(engine_host.limit));
 }
 
 fn words(error: &LoadError) -> &str {
@@ -157,11 +157,11 @@ impl Shop {
     }
 
     /// What they share.
-    pub fn house(&self, config: &ServerConfig) -> Plan {
-        House::planned(shared_bytes(config), &self.host.line)
+    pub fn engine_host(&self, config: &ServerConfig) -> Plan {
+        EngineHost::planned(shared_bytes(config), &self.host.line)
     }
 
-    /// What a model takes under `all` that the house leaves, and the machine as it finds it.
+    /// What a model takes under `all` that the engine host leaves, and the machine as it finds it.
     pub fn plan(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), PlanError> {
         let options = self.options(index);
         let host = self.host(&options, all, None);
@@ -196,8 +196,8 @@ impl Shop {
         Options { log_ledger_every: self.log_ledger_every, ..models_file::options_of(model) }
     }
 
-    /// The machine as this model finds it: alone in the house, under `all` of its line or the part of it that the operator gave it.
-    fn host(&self, options: &Options, all: &Line, house: Option<&Arc<House>>) -> Host {
+    /// The machine as this model finds it: alone in the engine host, under `all` of its line or the part of it that the operator gave it.
+    fn host(&self, options: &Options, all: &Line, engine_host: Option<&Arc<EngineHost>>) -> Host {
         let line = match options.memory_budget.map(|budget| budget.bytes(all.bytes)) {
             Some(bytes) if bytes < all.bytes => Line::of_budget(bytes, "the model's memory-budget"),
             Some(_) => Line { chosen: true, ..all.clone() },
@@ -210,7 +210,7 @@ impl Shop {
             root: self.host.root.clone(),
             limits: self.host.limits.clone(),
             lease_dir: None,
-            house: house.cloned(),
+            engine_host: engine_host.cloned(),
         }
     }
 
@@ -267,35 +267,35 @@ impl Progress for WhileWanted<'_> {
     }
 }
 
-/// Loads models into a house.
+/// Loads models into an engine host.
 struct Loading {
     shop: Shop,
-    house: Arc<House>,
+    engine_host: Arc<EngineHost>,
 }
 
 impl Loading {
-    /// Opens the house.
+    /// Opens the engine host.
     fn open(models: Vec<(String, ModelArgs)>, args: &ServeArgs, config: &ServerConfig) -> anyhow::Result<Self> {
         let shop = Shop { log_ledger_every: args.log_ledger_every, ..Shop::of(models, &args.engine, config)? };
-        let house = House::open(shared_bytes(config), &shop.host)?;
-        Ok(Self { shop, house })
+        let engine_host = EngineHost::open(shared_bytes(config), &shop.host)?;
+        Ok(Self { shop, engine_host })
     }
 }
 
 impl Loader for Loading {
     fn needed(&self, index: usize, cancel: &Cancel) -> Result<u64, LoadError> {
-        Ok(self.shop.needs(index, &House::line_in(self.house.plan()), cancel)?.plan.total())
+        Ok(self.shop.needs(index, &EngineHost::line_in(self.engine_host.plan()), cancel)?.plan.total())
     }
 
     fn room(&self) -> u64 {
-        self.house.room()
+        self.engine_host.room()
     }
 
     fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError> {
         let shop = &self.shop;
         let model = LoadedModel::open(&shop.path(index, cancel)?).map_err(failed)?;
         let options = shop.options(index);
-        let host = shop.host(&options, &House::line_in(self.house.plan()), Some(&self.house));
+        let host = shop.host(&options, &EngineHost::line_in(self.engine_host.plan()), Some(&self.engine_host));
         let tokenizer = Arc::clone(&model.tokenizer);
         let started = start_unless(&model.checkpoint, tokenizer, &options, &host, |_| {}, cancel);
         let started = started.map_err(|error| match error {
@@ -319,16 +319,16 @@ impl Loader for Loading {
         let gone = engine.move_out(UNLOAD_WITHIN);
         // What the heap keeps of it goes back, too.
         heap::trim();
-        tracing::debug!(planned = %Bytes(self.house.planned_total()), "an engine has moved out");
+        tracing::debug!(planned = %Bytes(self.engine_host.planned_total()), "an engine has moved out");
         gone
     }
 
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.house.report(engines)
+        self.engine_host.report(engines)
     }
 
     fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.house.beside(engines)
+        self.engine_host.beside(engines)
     }
 }
 

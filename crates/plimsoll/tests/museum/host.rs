@@ -54,7 +54,7 @@ fn v_53_v_55_the_last_thousand_tokens_cost_what_the_first_did() {
     };
     for fields in [json!({"stop": ["never said", "nor this"]}), json!({"response_format": list})] {
         // Attention reads four times the keys; what copied or parsed all of it would cost far more than that, at every try. At one of
-        // them the host's other guests may take what the processor has for a while.
+        // them the host's other hosted engines may take what the processor has for a while.
         let mut tries = Vec::new();
         let held = (0..3).any(|_| {
             let (first, last) = costs(&fields);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_engine::{Blueprint, EnginePlan, Host, House, LoadedModel, PlanError};
+use plimsoll_engine::{Blueprint, EnginePlan, Host, EngineHost, LoadedModel, PlanError};
 use plimsoll_hub::{Cache, FileCheck, FileState, HubError, ModelRef, Progress, Quiet, TerminalProgress};
 use plimsoll_memory::Bytes;
 use plimsoll_server::ServerConfig;
@@ -180,15 +180,15 @@ pub fn plans(
 ) -> anyhow::Result<()> {
     let names: Vec<String> = models.iter().map(|(name, _)| format!("`{name}`: ")).collect();
     let shop = Shop::of(models, &args.engine, http)?;
-    let house = shop.house(http);
-    let (shared, line) = (house.total(), house.limit);
+    let engine_host = shop.engine_host(http);
+    let (shared, line) = (engine_host.total(), engine_host.limit);
     let found = format!("what all models share takes {} of {}", Bytes(shared), Bytes(line));
-    if house.shortfall() > 0 {
+    if engine_host.shortfall() > 0 {
         report.problem("plan", found, "a larger --memory-budget, or less for the HTTP side");
         return Ok(());
     }
     report.ok("plan", found);
-    let all = House::line_in(&house);
+    let all = EngineHost::line_in(&engine_host);
     for (index, (name, path)) in names.into_iter().zip(paths).enumerate() {
         if let Some(model) = path.as_ref().and_then(|path| opened(path, report)) {
             let planned = shop.plan(index, &model.checkpoint, &all).map_err(anyhow::Error::from);

@@ -1,4 +1,4 @@
-//! The berth: this process's place beside other Plimsolls, held from before the first byte until the engine ends.
+//! The memory lease: this process's place beside other Plimsolls, held from before the first byte until the engine ends.
 //!
 //! Measuring what others use is not enough when two servers start at once; each therefore leases what it plans. What must not be
 //! in here: sizing, and anything of the plan but its total.
@@ -13,11 +13,11 @@ use crate::startup::StartError;
 
 /// A lease, or none where no directory for leases can be used.
 #[derive(Debug)]
-pub(crate) struct Berth {
+pub(crate) struct MemoryLease {
     lease: Option<Lease>,
 }
 
-impl Berth {
+impl MemoryLease {
     /// Leases `planned` bytes, in `dir` or where all of this user's processes agree to meet. `beside`: what this process holds already
     /// under other leases of its own.
     ///

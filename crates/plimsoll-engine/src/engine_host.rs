@@ -1,15 +1,15 @@
-//! The house: what a process holds once, however many engines live in it: the HTTP side's heap, the process itself, the emergency reserve.
+//! The engine host: what a process holds once, however many engines live in it: the HTTP side's heap, the process itself, the emergency reserve.
 //!
 //! An engine alone plans all of that as its own. Where several share one line, each plans only what goes with it
-//! ([`crate::Options::guest`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
-//! house and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
+//! ([`crate::Options::hosted`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
+//! engine host and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use plimsoll_memory::{Bytes, EmergencyReserve, Component, Ledger, Plan, PlanLine, heap};
 
-use crate::berth::Berth;
+use crate::memory_lease::MemoryLease;
 use crate::handle::{EngineHandle, Shared};
 use crate::planner::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
 use crate::process::ProcessAccount;
@@ -17,40 +17,40 @@ use crate::report::{Counts, LedgerReport, Whole, looked_at};
 use crate::startup::{Host, StartError};
 
 /// What the hosted engines share, and the list of these engines.
-pub struct House {
+pub struct EngineHost {
     plan: Plan,
     ledger: Arc<Ledger>,
-    lodgers: Mutex<Lodgers>,
+    hosted_engines: Mutex<HostedEngines>,
     left: Condvar,
     process: ProcessAccount,
-    _berth: Berth,
+    _memory_lease: MemoryLease,
 }
 
 /// The hosted engines, and the counts of those that have left. Each engine is in exactly one of the two at any time,
 /// so a sum of counts neither misses an engine nor counts it twice.
 #[derive(Clone, Default)]
-struct Lodgers {
-    here: Vec<Lodger>,
+struct HostedEngines {
+    here: Vec<HostedEngine>,
     past: Counts,
 }
 
 /// One hosted engine.
 #[derive(Clone)]
-pub(crate) struct Lodger {
+pub(crate) struct HostedEngine {
     pub ledger: Arc<Ledger>,
     /// None while its weights are loaded.
     pub engine: Option<Arc<Shared>>,
 }
 
-impl Lodger {
+impl HostedEngine {
     fn is(&self, ledger: &Arc<Ledger>) -> bool {
         Arc::ptr_eq(&self.ledger, ledger)
     }
 }
 
-/// An engine's place in the house; it moves out when this is dropped.
-pub(crate) struct Resident {
-    house: Arc<House>,
+/// An engine's place in the engine host; it moves out when this is dropped.
+pub(crate) struct HostedLease {
+    engine_host: Arc<EngineHost>,
     ledger: Arc<Ledger>,
 }
 
@@ -68,8 +68,8 @@ pub struct NoRoom {
     pub line: u64,
 }
 
-impl House {
-    /// What the house takes under `line`, where the HTTP side may take `http_bytes` for all models together.
+impl EngineHost {
+    /// What the engine host takes under `line`, where the HTTP side may take `http_bytes` for all models together.
     pub fn planned(http_bytes: u64, line: &Line) -> Plan {
         let entry = |component, bytes, detail: &str| PlanLine { component, bytes, detail: detail.into() };
         let blocks = plimsoll_memory::emergency_reserve::BLOCKS;
@@ -92,7 +92,7 @@ impl House {
         }
     }
 
-    /// The line as an engine alone in a house of this plan sees it.
+    /// The line as an engine alone in an engine host of this plan sees it.
     pub fn line_in(plan: &Plan) -> Line {
         let bytes = plan.limit.saturating_sub(plan.total());
         let source = format!("{}, less {} that all models share", plan.limit_source, Bytes(plan.total()));
@@ -100,7 +100,7 @@ impl House {
         Line { chosen: false, ..Line::of_budget(bytes, source) }
     }
 
-    /// Plans the house under the machine's line, leases it, and puts the emergency reserve into the heap's keeping.
+    /// Plans the engine host under the machine's line, leases it, and puts the emergency reserve into the heap's keeping.
     ///
     /// # Errors
     /// [`StartError::NoRoom`] when the line does not even hold this; otherwise as of a start.
@@ -110,32 +110,32 @@ impl House {
             let (needed, left) = (plan.total(), plan.limit);
             return Err(NoRoom { what: "what all models share", needed, left, line: plan.limit }.into());
         }
-        let mut berth = Berth::take(plan.total(), 0, host.lease_dir.clone(), &host.root, &host.limits)?;
+        let mut memory_lease = MemoryLease::take(plan.total(), 0, host.lease_dir.clone(), &host.root, &host.limits)?;
         let ledger = Arc::new(Ledger::new());
         plan.enter(&ledger);
         drop(heap::arm(EmergencyReserve::map(&ledger, EMERGENCY_RESERVE_BYTES)?));
         let process = ProcessAccount::default();
         process.measure(EMERGENCY_RESERVE_BYTES);
-        berth.built(plan.total(), ledger.committed_total())?;
-        Ok(Arc::new(Self { plan, ledger, lodgers: Mutex::default(), left: Condvar::new(), process, _berth: berth }))
+        memory_lease.built(plan.total(), ledger.committed_total())?;
+        Ok(Arc::new(Self { plan, ledger, hosted_engines: Mutex::default(), left: Condvar::new(), process, _memory_lease: memory_lease }))
     }
 
-    fn lodgers(&self) -> MutexGuard<'_, Lodgers> {
+    fn hosted_engines(&self) -> MutexGuard<'_, HostedEngines> {
         // A panic under the lock leaves the list and the sums valid.
-        self.lodgers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hosted_engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The sum of what `of` says of every resident's ledger.
     fn residents(&self, of: impl Fn(&Ledger) -> u64) -> u64 {
-        self.lodgers().here.iter().map(|lodger| of(&lodger.ledger)).sum()
+        self.hosted_engines().here.iter().map(|hosted_engine| of(&hosted_engine.ledger)).sum()
     }
 
-    /// What the house itself plans, and the line.
+    /// What the engine host itself plans, and the line.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Σ planned bytes of house and residents.
+    /// Σ planned bytes of engine host and residents.
     pub fn planned_total(&self) -> u64 {
         self.plan.total() + self.residents(planned)
     }
@@ -145,7 +145,7 @@ impl House {
         self.plan.limit.saturating_sub(self.planned_total())
     }
 
-    /// Σ committed bytes of house and residents; what is measured in the house is measured now.
+    /// Σ committed bytes of engine host and residents; what is measured in the engine host is measured now.
     pub fn committed_total(&self) -> u64 {
         self.observe();
         self.ledger.committed_total() + self.residents(Ledger::committed_total)
@@ -163,18 +163,18 @@ impl House {
     }
 
     /// Admits an engine with the plan in `ledger`.
-    pub(crate) fn admit(self: &Arc<Self>, ledger: &Arc<Ledger>) -> Result<Resident, NoRoom> {
-        let mut lodgers = self.lodgers();
-        let taken = self.plan.total() + lodgers.here.iter().map(|lodger| planned(&lodger.ledger)).sum::<u64>();
+    pub(crate) fn admit(self: &Arc<Self>, ledger: &Arc<Ledger>) -> Result<HostedLease, NoRoom> {
+        let mut hosted_engines = self.hosted_engines();
+        let taken = self.plan.total() + hosted_engines.here.iter().map(|hosted_engine| planned(&hosted_engine.ledger)).sum::<u64>();
         let (needed, left) = (planned(ledger), self.plan.limit.saturating_sub(taken));
         if needed > left {
             return Err(NoRoom { what: "the model", needed, left, line: self.plan.limit });
         }
-        lodgers.here.push(Lodger { ledger: Arc::clone(ledger), engine: None });
-        Ok(Resident { house: Arc::clone(self), ledger: Arc::clone(ledger) })
+        hosted_engines.here.push(HostedEngine { ledger: Arc::clone(ledger), engine: None });
+        Ok(HostedLease { engine_host: Arc::clone(self), ledger: Arc::clone(ledger) })
     }
 
-    /// Enters what the house holds now: the heap that is in no resident's account, and the process's own.
+    /// Enters what the engine host holds now: the heap that is in no resident's account, and the process's own.
     fn observe(&self) {
         let owned = [
             Component::Tokenizer,
@@ -209,10 +209,10 @@ impl House {
         });
         // An engine that leaves after this line is still in `here`. One that left before is counted in `past`, even
         // if `engines` still lists it.
-        let Lodgers { here, past } = self.lodgers().clone();
-        let (known, moving): (Vec<Lodger>, Vec<Lodger>) =
-            here.into_iter().partition(|lodger| engines.iter().any(|engine| lodger.is(&engine.shared.ledger)));
-        let known: Vec<&Shared> = known.iter().filter(|_| with).filter_map(|lodger| lodger.engine.as_deref()).collect();
+        let HostedEngines { here, past } = self.hosted_engines().clone();
+        let (known, moving): (Vec<HostedEngine>, Vec<HostedEngine>) =
+            here.into_iter().partition(|hosted_engine| engines.iter().any(|engine| hosted_engine.is(&engine.shared.ledger)));
+        let known: Vec<&Shared> = known.iter().filter(|_| with).filter_map(|hosted_engine| hosted_engine.engine.as_deref()).collect();
         let (plan, ledger) = (&self.plan, &*self.ledger);
         LedgerReport::whole(&Whole { plan, ledger, engines: &known, moving: &moving, past, process })
     }
@@ -223,45 +223,45 @@ fn planned(ledger: &Ledger) -> u64 {
     ledger.rows().iter().map(|row| row.planned).sum()
 }
 
-impl Drop for House {
+impl Drop for EngineHost {
     fn drop(&mut self) {
         drop(heap::disarm());
     }
 }
 
-impl Resident {
+impl HostedLease {
     /// The engine stands, and knows where it lives.
-    pub fn moves_in(&self, engine: &Arc<Shared>) {
-        let _ = engine.house.set(Arc::clone(&self.house));
-        let mut lodgers = self.house.lodgers();
-        let mine = lodgers.here.iter_mut().filter(|lodger| lodger.is(&self.ledger));
-        mine.for_each(|lodger| lodger.engine = Some(Arc::clone(engine)));
+    pub fn register(&self, engine: &Arc<Shared>) {
+        let _ = engine.engine_host.set(Arc::clone(&self.engine_host));
+        let mut hosted_engines = self.engine_host.hosted_engines();
+        let mine = hosted_engines.here.iter_mut().filter(|hosted_engine| hosted_engine.is(&self.ledger));
+        mine.for_each(|hosted_engine| hosted_engine.engine = Some(Arc::clone(engine)));
     }
 }
 
-impl Drop for Resident {
+impl Drop for HostedLease {
     fn drop(&mut self) {
-        let mut lodgers = self.house.lodgers();
-        let Lodgers { here, past } = &mut *lodgers;
-        let gone = here.iter().position(|lodger| lodger.is(&self.ledger)).map(|at| here.remove(at));
-        gone.iter().flat_map(|lodger| &lodger.engine).for_each(|engine| past.add(&Counts::of(engine)));
+        let mut hosted_engines = self.engine_host.hosted_engines();
+        let HostedEngines { here, past } = &mut *hosted_engines;
+        let gone = here.iter().position(|hosted_engine| hosted_engine.is(&self.ledger)).map(|at| here.remove(at));
+        gone.iter().flat_map(|hosted_engine| &hosted_engine.engine).for_each(|engine| past.add(&Counts::of(engine)));
         // `gone` may hold the last reference to the engine, so it is dropped after the lock is released.
-        drop((lodgers, gone));
-        self.house.left.notify_all();
+        drop((hosted_engines, gone));
+        self.engine_host.left.notify_all();
     }
 }
 
 impl EngineHandle {
-    /// Ends the engine and waits until it has moved out of its house, its memory given back. False when that took longer than `within`.
+    /// Ends the engine and waits until it has moved out of its engine host, its memory given back. False when that took longer than `within`.
     pub fn move_out(&self, within: Duration) -> bool {
         self.stop();
-        let Some(house) = self.shared.house.get() else { return self.stopped() };
+        let Some(engine_host) = self.shared.engine_host.get() else { return self.stopped() };
         let deadline = Instant::now() + within;
-        let here = |lodgers: &mut Lodgers| lodgers.here.iter().any(|lodger| lodger.is(&self.shared.ledger));
+        let here = |hosted_engines: &mut HostedEngines| hosted_engines.here.iter().any(|hosted_engine| hosted_engine.is(&self.shared.ledger));
         let rest = deadline.saturating_duration_since(Instant::now());
-        let waited = house.left.wait_timeout_while(house.lodgers(), rest, here);
-        let (lodgers, late) = waited.unwrap_or_else(PoisonError::into_inner);
-        drop(lodgers);
+        let waited = engine_host.left.wait_timeout_while(engine_host.hosted_engines(), rest, here);
+        let (hosted_engines, late) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(hosted_engines);
         !late.timed_out()
     }
 }
@@ -278,33 +278,33 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let options = Options { memory_budget: Some("64MiB".parse().unwrap()), ..Options::default() };
         let host = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };
-        let house = House::open(8 << 20, &host).unwrap();
-        let shared = house.plan().total();
-        assert_eq!((house.planned_total(), house.room()), (shared, (64 << 20) - shared));
+        let engine_host = EngineHost::open(8 << 20, &host).unwrap();
+        let shared = engine_host.plan().total();
+        assert_eq!((engine_host.planned_total(), engine_host.room()), (shared, (64 << 20) - shared));
         let ledger = |bytes| {
             let ledger = Arc::new(Ledger::new());
             ledger.plan(Component::Weights, bytes);
             ledger
         };
-        let first = house.admit(&ledger(house.room() - 10)).unwrap();
-        assert_eq!(house.room(), 10);
-        let refused = house.admit(&ledger(11)).err().unwrap();
+        let first = engine_host.admit(&ledger(engine_host.room() - 10)).unwrap();
+        assert_eq!(engine_host.room(), 10);
+        let refused = engine_host.admit(&ledger(11)).err().unwrap();
         assert_eq!((refused.needed, refused.left, refused.line), (11, 10, 64 << 20));
         assert!(refused.to_string().contains("64.0 MiB"), "{refused}");
-        let second = house.admit(&ledger(10)).unwrap();
-        assert_eq!(house.room(), 0);
+        let second = engine_host.admit(&ledger(10)).unwrap();
+        assert_eq!(engine_host.room(), 0);
         // The report counts hosted engines that are loading or shutting down.
-        let report = house.report(&[]);
+        let report = engine_host.report(&[]);
         assert_eq!(report.planned_bytes, 64 << 20);
         let weights = report.components.iter().find(|row| row.component == Component::Weights.name()).unwrap();
         assert_eq!(weights.planned_bytes, (64 << 20) - shared);
         drop(first);
         drop(second);
-        assert_eq!(house.planned_total(), shared);
+        assert_eq!(engine_host.planned_total(), shared);
         assert!(heap::armed());
-        drop(house);
-        assert!(!heap::armed(), "the emergency reserve goes with the house");
+        drop(engine_host);
+        assert!(!heap::armed(), "the emergency reserve goes with the engine host");
         let tight = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };
-        assert!(matches!(House::open(1 << 30, &tight), Err(StartError::NoRoom(_))));
+        assert!(matches!(EngineHost::open(1 << 30, &tight), Err(StartError::NoRoom(_))));
     }
 }
